@@ -89,7 +89,7 @@ def init(
 
 @app.command()
 def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Overrides = None) -> None:
-    """Train one run into runs/<name>/; run.resume=true goes on with it."""
+    """Train one run into runs/<name>/; run.resume=true goes on with it, run.resume=auto begins it first if need be."""
     settings = config.load(path, overrides or [])
     from flowgrpo.commands import endings, launch
     from flowgrpo.training import folders

@@ -86,9 +86,9 @@ def command(way: str, seed: int, out: Path, iterations: int) -> list[str]:
         f"run.seed={seed}",
         f"run.dir={out}",
         f"run.name={name}",
+        "run.resume=auto",
     ]
-    resume = ["run.resume=true"] if (out / name).exists() else []
-    return [sys.executable, "-m", "flowgrpo", "train", str(CONFIG), *settings, *resume]
+    return [sys.executable, "-m", "flowgrpo", "train", str(CONFIG), *settings]
 
 
 def train(way: str, seed: int, out: Path, iterations: int) -> None:

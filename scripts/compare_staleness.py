@@ -93,9 +93,9 @@ def command(run: Run, out: Path, iterations: int) -> list[str]:
         f"eval.every={max(1, iterations // 2)}",
         f"run.checkpoint.every={max(1, iterations // 2)}",
         "run.checkpoint.keep=1",
+        "run.resume=auto",
     ]
-    resume = ["run.resume=true"] if (out / run.name).exists() else []
-    return [sys.executable, "-m", "flowgrpo", "train", str(CONFIG), *settings, *resume]
+    return [sys.executable, "-m", "flowgrpo", "train", str(CONFIG), *settings]
 
 
 def train(run: Run, out: Path, iterations: int) -> None:

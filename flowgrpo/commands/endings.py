@@ -18,6 +18,7 @@ from flowgrpo.training.lost import is_lost
 from flowgrpo.training.out_of_memory import OutOfMemory, last_resort
 from flowgrpo.training.stopped import DiskFull, EngineLostAlone, RanOutOfMemory, Stopped
 
+AS_ASKED = "run.resume=auto"  # which goes on as true does, and is said again where it was said
 MAY_BE_ALONE = (DiskFull, EngineLostAlone, RanOutOfMemory)  # which one process can meet and the main one not
 
 
@@ -36,7 +37,8 @@ def stops_told(path: Path, overrides: Sequence[str]) -> Iterator[None]:
     except Stopped as stopped:
         replaced = tuple(f"{written.partition('=')[0]}=" for written in (*stopped.overrides, "run.resume="))
         kept = [written for written in overrides if not written.startswith(replaced)]
-        command = shlex.join([*launch.command(), "train", str(path), *kept, *stopped.overrides])
+        end = [AS_ASKED if word == "run.resume=true" and AS_ASKED in overrides else word for word in stopped.overrides]
+        command = shlex.join([*launch.command(), "train", str(path), *kept, *end])
         if launch.is_main() or isinstance(stopped, MAY_BE_ALONE):
             say(f"{stopped}; {stopped.rest} with: {command}")
             if isinstance(stopped, RanOutOfMemory) and torch.cuda.is_available():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs, set_seed
+from accelerate.utils import InitProcessGroupKwargs, gather_object, set_seed
 
 from flowgrpo import config
 from flowgrpo.commands import inputs, launch
@@ -37,6 +37,7 @@ from flowgrpo.training import (
     progress,
     quantise_libraries,
     report,
+    resume,
     roles,
     scorer,
     trackers,
@@ -47,7 +48,7 @@ from flowgrpo.training.out_of_memory import OutOfMemory, last_resort
 from flowgrpo.training.parts import check_geometry
 from flowgrpo.training.phases import phase
 from flowgrpo.training.run_data import RunData
-from flowgrpo.training.stopped import DiskFull, Lost, RanOutOfMemory, Stopped
+from flowgrpo.training.stopped import DiskFull, Finished, Lost, RanOutOfMemory, Stopped
 from rewards.base import last_part, matches, nearest
 from rewards.compute import default_device
 
@@ -91,7 +92,11 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
         InputError, RewardError: the input is wrong; nothing expensive has happened.
         Stopped: asked to stop, nothing to learn, diverged, out of memory or disk; a checkpoint is written, or was before.
     """
-    return train_config(config.load(path, overrides), configs.place_of(path))
+    settings, source = config.load(path, overrides), configs.place_of(path)
+    try:
+        return train_config(settings, source)
+    except Finished:  # its policy is wanted
+        return train_config(_resuming(settings, True), source)
 
 
 def train_config(settings: RunConfig, source: Path | None = None) -> Run:
@@ -99,12 +104,16 @@ def train_config(settings: RunConfig, source: Path | None = None) -> Run:
 
     Args:
         source: the file that the configuration comes from, which the run keeps a copy of.
+
+    Raises:
+        Finished: with `run.resume: auto` there is nothing left to do; no model is loaded.
     """
-    settings = _gone_on(settings)
+    ends = settings.run.resume == resume.AUTO
+    settings = _decided(settings)
     with folders.held(settings.run.folder) if launch.is_main() else nullcontext():
         try:
             with progress.shown(launch.is_main()) as display:
-                return _train(settings, source, display)
+                return _train(settings, source, display, ends=ends)
         except OutOfMemory as error:
             raise _ran_out(error, settings) from error
         except Exception as error:
@@ -115,16 +124,20 @@ def train_config(settings: RunConfig, source: Path | None = None) -> Run:
             raise DiskFull(sentence, f"{there}, once there is room,", overrides) from error
 
 
-def _gone_on(settings: RunConfig) -> RunConfig:
-    """The configuration, with `run.resume` where torchrun starts processes again whose run has begun."""
+def _decided(settings: RunConfig) -> RunConfig:
+    """The configuration with what `run.resume: auto` comes to, and true where torchrun starts a run again that has begun."""
     folder = settings.run.folder
-    if settings.run.resume or not (folder / "config.yaml").is_file():
-        return settings
+    if settings.run.resume is not False or not folders.is_begun(folder):
+        return _resuming(settings, resume.decide(settings.run.resume, folder))
     place = folder / "environment.json"
     environment = tables.document(place) if place.is_file() else {}
-    if not launch.is_restarted(environment.get("torchrun") if isinstance(environment, dict) else None):
-        return settings
-    return settings.model_copy(update={"run": settings.run.model_copy(update={"resume": True})})
+    return _resuming(
+        settings, launch.is_restarted(environment.get("torchrun") if isinstance(environment, dict) else None)
+    )
+
+
+def _resuming(settings: RunConfig, resumes: bool) -> RunConfig:
+    return settings.model_copy(update={"run": settings.run.model_copy(update={"resume": resumes})})
 
 
 def _ran_out(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
@@ -133,7 +146,7 @@ def _ran_out(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
     settings = batch_sizes.with_sizes(batch_sizes.settled(settings, folder), error.sizes)
     if not error.kept_graphs:  # what `train.replay` spares is spared already
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"replay": "always"})})
-    begun, step = (folder / "config.yaml").is_file(), checkpoint.latest(folder / "checkpoints")
+    begun, step = folders.is_begun(folder), checkpoint.latest(folder / "checkpoints")
     switch = remedy(error.phase, settings, ("",) if step is None else MAY_DIFFER)
     error.remedy = switch or last_resort(error.phase)
     overrides = [] if switch is None else [switch]
@@ -145,7 +158,7 @@ def _ran_out(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
     return RanOutOfMemory(f"stopped, {error}", "begin again", overrides)
 
 
-def _train(settings: RunConfig, source: Path | None, display: progress.Display) -> Run:
+def _train(settings: RunConfig, source: Path | None, display: progress.Display, *, ends: bool) -> Run:
     folder = settings.run.folder
     launch.check_environment(os.environ)
     if launch.shares_store(os.environ) and launch.is_main():
@@ -153,6 +166,8 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
     optimizers.check(settings.train.optimizer.name, default_device())
     quantise_libraries.check(settings.model.quantise, diffuses=settings.kind == "flow")
     _check_folder(settings, folder)
+    if ends:
+        _check_left(settings)
     KINDS[settings.kind].setup.check_model(settings.model)
     trackers.check(settings.run.trackers)
     train_prompts = stored.train_prompts(settings)
@@ -176,6 +191,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
     patient = InitProcessGroupKwargs(timeout=LONGEST)
     accelerator = Accelerator(cpu=cpu, project_dir=str(folder), kwargs_handlers=[patient])
     _check_processes(settings, accelerator.num_processes)
+    _check_alike(settings)
     set_seed(settings.run.seed)
     display.begin(f"run      {folder}")
     with phase("loading"):
@@ -267,6 +283,26 @@ def _check_processes(settings: RunConfig, processes: int) -> None:
     )
 
 
+def _check_alike(settings: RunConfig) -> None:
+    """Refuse processes of which some see a run in the folder that others do not."""
+    if len({*gather_object([settings.run.resume])}) > 1:
+        raise InputError(
+            f"run.resume: some processes see a run in {settings.run.folder} and others see none; look at its disk"
+        )
+
+
+def _check_left(settings: RunConfig) -> None:
+    """End a run that `run.resume: auto` would go on with where nothing is left to do.
+
+    Raises:
+        Finished: nothing is.
+    """
+    run, iterations = settings.run, settings.train.iterations
+    if run.resume and resume.is_finished(run.folder, iterations=iterations, patience=run.patience):
+        sentence = f"{run.folder} is finished, nothing is left of its {iterations} iterations"
+        raise Finished(sentence, "a longer run goes on", [f"train.iterations={2 * iterations}", "run.resume=true"])
+
+
 def _check_folder(settings: RunConfig, folder: Path) -> None:
     """Refuse to overwrite a run, and to resume one that is not there, was another, or has files that cannot be read."""
     if not settings.run.resume:
@@ -275,8 +311,14 @@ def _check_folder(settings: RunConfig, folder: Path) -> None:
                 f"run.name: {folder} exists already; set run.resume=true to go on with it, or another run.name"
             )
         return
-    if not (folder / "config.yaml").is_file():
-        raise InputError(f"run.resume: there is no run in {folder}")
+    if folders.is_empty(folder):
+        raise InputError(
+            f"run.resume: there is no run in {folder} yet; run.resume=auto begins one there, and goes on with it later"
+        )
+    if not folders.is_begun(folder):
+        raise InputError(
+            f"run.resume: {folder} is not the folder of a run, it holds no {folders.CONFIG}; take another run.name"
+        )
     before = _flat(config.of_run(folder, resolve=False).model_dump())
     now = _flat(settings.model_dump())
     places_before, places_now = (
@@ -290,7 +332,7 @@ def _check_folder(settings: RunConfig, folder: Path) -> None:
                 "a run goes on as it began"
             )
     check_readable(folder)
-    checkpoint.chosen(folder / "checkpoints")
+    resume.check_checkpoints(folder)
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -127,7 +127,7 @@ def _words(annotation: Any) -> str:
     if origin is Annotated:
         return _words(inner[0])
     if origin is Literal:
-        return " | ".join(map(str, inner))
+        return " | ".join(str(one).lower() if isinstance(one, bool) else str(one) for one in inner)
     if origin in (Union, UnionType):
         written = [one for one in inner if one is not NoneType and get_origin(one) is not Callable]  # a file has none
         return " or ".join(map(_words, written)) + " or null" * (NoneType in inner)

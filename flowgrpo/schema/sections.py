@@ -261,8 +261,8 @@ class Run(Strict):
     program does."""
     trackers: dict[str, Tracker] = {}
     """Trackers of accelerate that get metrics and pictures: [tensorboard, wandb], or a map with options of each."""
-    resume: bool = False
-    """Resume the run that is in the folder."""
+    resume: Literal[False, True, "auto"] = False
+    """Go on with the run that is in the folder: false never, true always; auto if one is there, or else begin one."""
     patience: int | None = Field(10, ge=1)
     """Stop after so many iterations in a row without an advantage or an update; a run that had none in any of its iterations
     ends with status 1, too. Null: neither."""

@@ -53,8 +53,8 @@ def explain_validation_error(error: ValidationError, model: type[Strict], prefix
     if kind == "missing":
         return f"{place}: required, but not given"
     if kind == "literal_error":
-        choices = re.findall(r"'([^']*)'|(\d+)", context["expected"])
-        return f"{place}: {value!r} is not allowed, {nearest(str(value), [a or b for a, b in choices])}"
+        choices = re.findall(r"'([^']*)'|(\d+|False|True)", context["expected"])
+        return f"{place}: {value!r} is not allowed, {nearest(str(value), [a or b.lower() for a, b in choices])}"
     if kind == "model_type":
         return f"{place}: {value!r} is not a map of keys"
     if kind == "string_pattern_mismatch":

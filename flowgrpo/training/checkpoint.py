@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
-from flowgrpo.training import digests, optimizers, random_states, shards
+from flowgrpo.training import digests, folders, optimizers, random_states, shards
 from flowgrpo.training.lost import is_lost
 from flowgrpo.training.metric_lines import is_number
 from flowgrpo.training.placement import local, placed_as
@@ -147,7 +147,7 @@ def way_on(run: Path) -> tuple[str, list[str]]:
     """What is left of a run that died, in its folder, as the head of the command to go on with, and the command's end."""
     step = latest(run / "checkpoints")
     there = "there is no checkpoint, begin again" if step is None else f"a checkpoint of step {step} is there, go on"
-    return there, ["run.resume=true"] if (run / "config.yaml").is_file() else []
+    return there, ["run.resume=true"] if folders.is_begun(run) else []
 
 
 @cache  # a resume asks several times, and a large checkpoint takes minutes to read

@@ -12,7 +12,8 @@ from pathlib import Path
 from flowgrpo.errors import InputError
 
 LOCK = ".lock"
-BEGINNING = (LOCK, "start.safetensors", "config.yaml.partial")  # what may be there without `config.yaml`
+CONFIG = "config.yaml"  # there from a run's beginning on
+BEGINNING = (LOCK, "start.safetensors", "engine", f"{CONFIG}.partial")  # what may be there before
 
 
 @contextmanager
@@ -39,6 +40,11 @@ def is_empty(folder: Path) -> bool:
     One that does not exist is empty.
     """
     return not folder.exists() or (folder.is_dir() and all(path.name in BEGINNING for path in folder.iterdir()))
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether a run has begun in a folder."""
+    return (folder / CONFIG).is_file()
 
 
 def free(folder: Path) -> Path:

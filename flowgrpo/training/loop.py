@@ -23,7 +23,7 @@ from accelerate.utils import gather_object
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import checkpoint, idle, metrics, optimizers, peers, random_states, selection, snapshot
+from flowgrpo.training import checkpoint, idle, metrics, optimizers, peers, random_states, resume, selection, snapshot
 from flowgrpo.training.background import Background
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
 from flowgrpo.training.batch import Batch, Made
@@ -111,6 +111,7 @@ class Loop(Steps):
         self.reward_names, self.credited = [reward.name for reward in self.rewards], self.combination
         self.done = 0
         self._damaged: str | None = None  # what is wrong with the checkpoints that a resume passed over
+        self._found: str | None = None  # what a resume goes on from
         self.prompt_stats = PromptStats(config.train.half_life)
         self.versions = Versions(weights, config.run.staleness)
         self.beta = config.algorithm.objective.kl.beta  # may adapt
@@ -139,6 +140,8 @@ class Loop(Steps):
             self.report.start(self.done)
             if self._damaged is not None:
                 self.report.warn(self._damaged)
+            elif self._found is not None:
+                self.report.say(self._found)
             train = self.config.train
             if train.ema is not None and train.ema.every > (steps := train.iterations * train.steps):
                 self.report.warn(
@@ -156,6 +159,8 @@ class Loop(Steps):
                 self.on_start()
                 if self.done == 0:
                     self.evaluate()
+                    if self.accelerator.is_main_process:
+                        resume.mark_start(self.checkpoints)
                 with stop_requests() as stop:  # before, there is nothing to save, and Ctrl-C ends at once
                     self._iterations(stop)
                     self.background.wait()  # here, too, a SIGTERM does not break what is being written
@@ -351,6 +356,7 @@ class Loop(Steps):
         """Go back to a checkpoint of the folder (`checkpoint.chosen`), or to the start, and forget what came after."""
         choice = checkpoint.chosen(self.checkpoints)
         step, self._damaged = choice.step, choice.warning
+        self._found = resume.found(step, self.report.lines)
         if len({*gather_object([step])}) > 1:
             raise InputError(f"run.resume: processes see different checkpoints in {self.checkpoints}; look at its disk")
         if step is not None:

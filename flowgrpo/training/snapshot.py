@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from flowgrpo.training import checkpoint, digests, optimizers, shards
+from flowgrpo.training import checkpoint, digests, optimizers, resume, shards
 from flowgrpo.training.background import Background
 from flowgrpo.training.checkpoint import MOMENTS, OLDER, VERSIONS, WEIGHTS, WHOLE
 from flowgrpo.training.peers import Peers
@@ -219,6 +219,7 @@ def _end(partial: Path, target: Path, state: Mapping[str, Any], files: Mapping[s
     if target.exists():
         checkpoint.delete(target)
     os.replace(partial, target)
+    resume.checkpoint_written(target.parent)
     _flush(target.parent)
 
 

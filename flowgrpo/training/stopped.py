@@ -49,6 +49,12 @@ class Broken(Stopped):
     status = 1
 
 
+class Finished(Stopped):
+    """With `run.resume: auto` no iteration was left to be taken."""
+
+    status = 0
+
+
 class EngineLost(Stopped):
     """An engine outside did not roll out what it was asked for; a checkpoint of all iterations before was written."""
 

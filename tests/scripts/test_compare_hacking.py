@@ -41,8 +41,7 @@ def test_the_ways_differ_in_how_rewards_are_put_together_alone(script, tmp_path,
     assert (baseline.combine, baseline.caution, baseline.name) == (combine, caution, "group_mean")
     assert (chosen.run.seed, chosen.run.folder, chosen.train.iterations) == (3, tmp_path / f"{way}-seed3", 32)
     assert [use.name for use in chosen.eval_rewards] == ["truth"]
-    (tmp_path / f"{way}-seed3").mkdir()
-    assert script.command(way, 3, tmp_path, 32)[-1] == "run.resume=true"
+    assert chosen.run.resume == "auto"
 
 
 @pytest.mark.parametrize(

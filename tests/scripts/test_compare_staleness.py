@@ -46,9 +46,7 @@ def test_an_arm_is_a_run_with_its_objective_and_staleness(script, tmp_path, arm)
     chosen = config.load(line[4], line[5:])
     assert (chosen.algorithm.objective.name, chosen.algorithm.kernel.log_prob) == (arm, "sum")
     assert (chosen.run.staleness, chosen.run.seed, chosen.train.iterations) == (4, 2, 24)
-    assert (chosen.run.folder, chosen.run.resume) == (tmp_path / run.name, False)
-    chosen.run.folder.mkdir()
-    assert config.load(line[4], script.command(run, tmp_path, 24)[5:]).run.resume
+    assert (chosen.run.folder, chosen.run.resume) == (tmp_path / run.name, "auto")
 
 
 def test_the_arms_differ_in_their_objective_alone(script, tmp_path):

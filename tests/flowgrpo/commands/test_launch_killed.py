@@ -83,16 +83,18 @@ def same(run, whole):
 
 
 @pytest.mark.parametrize(
-    ("part", "rank"),
+    ("part", "rank", "asked"),
     [
-        pytest.param("rollout", 0, marks=pytest.mark.zoo),
-        pytest.param("reward", 1, marks=pytest.mark.zoo),
-        pytest.param("update", 1, marks=pytest.mark.zoo),
-        ("checkpoint", 0),
+        pytest.param("rollout", 0, "true", marks=pytest.mark.zoo),
+        pytest.param("reward", 1, "auto", marks=pytest.mark.zoo),
+        pytest.param("update", 1, "true", marks=pytest.mark.zoo),
+        ("checkpoint", 0, "auto"),
     ],
 )
-def test_a_killed_process_ends_the_run_in_a_sentence_and_a_resume_is_the_undisturbed_run(run, whole, part, rank):
-    process = background("train", "tiny.yaml", *OPTIONS, DIES=str(rank), IN=part)
+def test_a_killed_process_ends_the_run_in_a_sentence_and_a_resume_is_the_undisturbed_run(run, whole, part, rank, asked):
+    """With auto the command is the same each time."""
+    again = [*OPTIONS, f"run.resume={asked}"]
+    process = background("train", "tiny.yaml", *(again if asked == "auto" else OPTIONS), DIES=str(rank), IN=part)
     _, said = process.communicate(timeout=180)
     assert process.returncode == 128 + signal.SIGKILL, said
     assert "Traceback" not in said
@@ -101,12 +103,12 @@ def test_a_killed_process_ends_the_run_in_a_sentence_and_a_resume_is_the_undistu
         f"process {rank} of 2 was ended by SIGKILL; a checkpoint of step [12] is there, go on with: flowgrpo train "
     )
     assert re.match(sentence, said.splitlines()[-1])
-    assert said.rstrip().endswith("run.resume=true")
+    assert said.rstrip().endswith(f"run.resume={asked}")
     if rank:
         assert "flowgrpo: another process of this run has ended, so this one ends too" in said
-    again = background("train", "tiny.yaml", *OPTIONS, "run.resume=true")
-    _, said = again.communicate(timeout=180)
-    assert again.returncode == 0, said
+    process = background("train", "tiny.yaml", *again)
+    _, said = process.communicate(timeout=180)
+    assert process.returncode == 0, said
     same(run, whole)
 
 

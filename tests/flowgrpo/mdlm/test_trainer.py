@@ -15,7 +15,7 @@ from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.training import selection
 from flowgrpo.training.metric_lines import read_metrics
-from flowgrpo.training.stopped import NothingToLearn
+from flowgrpo.training.stopped import Finished, NothingToLearn
 
 # Likelihoods of one step, of many random ones, of the decoder's; and a schedule that learns, too.
 REPRESENTATIVE = ("diffu_grpo", "gdpo", "trace_rl", "co_grpo")
@@ -126,7 +126,9 @@ def test_two_iterations_are_one_and_a_resume_and_one(settings):
     choices = {"algorithm__preset": "co_grpo", "train__passes": 2, "run__checkpoint__every": 1}
     whole = run.train_config(settings(run__name="whole", **choices))
     after_first_step(whole.folder.parent, "whole", "parts")
-    parts = run.train_config(settings(run__name="parts", run__resume=True, **choices))
+    parts = run.train_config(settings(run__name="parts", run__resume="auto", **choices))
+    with pytest.raises(Finished, match="nothing is left of its 2 iterations$"):
+        run.train_config(settings(run__name="parts", run__resume="auto", **choices))
     one, other = weights(whole), weights(parts)
     assert any(name.startswith("schedule.") for name in one)
     assert one.keys() == other.keys()

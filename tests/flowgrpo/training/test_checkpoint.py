@@ -203,6 +203,21 @@ def test_a_resume_passes_over_what_is_damaged_and_says_why(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000001", "step-000002"]
 
 
+@pytest.mark.parametrize(
+    ("sounds", "done", "rest"),
+    [
+        ([], 3, "there is no checkpoint, begin again"),
+        ([True, True], 2, "a checkpoint is written, go on"),
+        ([True, False], 3, "go on from step 1, the last that was sound,"),
+        ([False, False], 3, "go on from step 2, the last,"),
+    ],
+)
+def test_what_a_run_leaves_is_told_as_sound_only_if_it_is(tmp_path, sounds, done, rest):
+    for step, sound in enumerate(sounds, start=1):
+        saved(tmp_path, step, sound=sound)
+    assert checkpoint.rest(tmp_path, done) == rest
+
+
 def test_a_sound_checkpoint_that_is_whole_goes_before_a_later_one_that_is_not_sound(tmp_path):
     for step in (1, 2, 3):
         saved(tmp_path, step, keep=3, sound=step < 3)
