@@ -100,15 +100,14 @@ def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Ov
             pass  # it is free; the others would wait for the process that finds it is not
         with endings.stops_told(path, overrides or []):
             raise typer.Exit(launch.relaunch(settings.run.processes, settings.run.folder))
+    from flowgrpo.commands.gallery import history
     from flowgrpo.commands.train import train_config
 
     with endings.stops_told(path, overrides or []):
         run = train_config(settings, configs.place_of(path))
     if launch.is_main():
-        held_out = [line["reward/mean"] for line in run.metrics if line["phase"] == "eval"]
-        held_out = [value for value in held_out if value is not None]
-        if len(held_out) > 1:
-            out.print(f"held-out reward {held_out[0]:.3f} -> {held_out[-1]:.3f}")
+        if (said := history.held_out_words(run.metrics)) is not None:
+            out.print(said, soft_wrap=True)
         out.print(f"run      {run.folder}", soft_wrap=True)
         out.print(f"gallery  {run.folder / 'gallery.html'}", soft_wrap=True)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,6 @@ def heading(
     ]
     started = model.merge if model.lora is None else model.lora.path
     started = ", ".join(started.values()) if isinstance(started, dict) else started
-    first, last = (held_out[0], held_out[-1]) if held_out else (None, None)
     base = origin.hub_name(model.path)
     facts = {
         "library_name": library,
@@ -116,11 +115,22 @@ def heading(
             else []
         ),
         "",
-        f"Held-out reward: {first['reward/mean']:.3f} before training, {last['reward/mean']:.3f} at step {last['step']}."
-        if held_out
-        else "",
+        _means(held_out[0], held_out[-1]) if held_out else "",
         "",
     ]
+
+
+def _means(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+    """The held-out means of two metric lines, and of how many samples they are if they are not of equally many."""
+    if first is last:
+        return f"Held-out reward: {last['reward/mean']:.3f} at step {last['step']}."
+    counts = [line.get("reward/count") for line in (first, last)]
+    before, after = ("" if None in counts or counts[0] == counts[1] else f" (n = {count})" for count in counts)
+    place = f"at step {first['step']}" if first["step"] else "before training"
+    return (
+        f"Held-out reward: {first['reward/mean']:.3f} {place}{before}, "
+        f"{last['reward/mean']:.3f} at step {last['step']}{after}."
+    )
 
 
 def before(run: Path, row: Row) -> Path | None:

@@ -17,7 +17,7 @@ from flowgrpo.commands.gallery.compare import comparison
 from flowgrpo.commands.gallery.curve import PART, curve
 from flowgrpo.commands.gallery.history import held_out_means, points, spent, trained_lines
 from flowgrpo.commands.gallery.media import LONGEST
-from flowgrpo.commands.gallery.numbers import Mean, difference, minutes, number
+from flowgrpo.commands.gallery.numbers import Mean, counts, difference, minutes, number
 from flowgrpo.commands.gallery.pages import template
 from flowgrpo.commands.gallery.totals import Totals, name_of
 from flowgrpo.commands.gallery.trees import TREES, check_trees
@@ -69,7 +69,7 @@ def _page(folder: Path, out: Path) -> str:
     """The page of one folder that is to be written to `out`."""
     section = replace(_read(folder), trees=_way_to_trees(folder, out))
     page = template("page.html.jinja")
-    return page.render(section=section, longest=LONGEST, number=number, difference=difference)
+    return page.render(section=section, longest=LONGEST, number=number, difference=difference, counts=counts)
 
 
 def check_readable(folder: Path) -> None:
@@ -102,7 +102,7 @@ def _section(folder: Path) -> Section:
         cards=cards,
         steps=sorted({sample.step for sample in samples}),
         facts=[*_facts(config, metrics), *_warnings(folder)],
-        headline=(means[0], means[-1]) if len(means) > 1 else None,
+        headline=(means[0], means[1]) if len(means) > 1 else None,
         curve=curve(held_out, train) if len(held_out) > 1 or len(train) > 1 else None,
         parts=_parts(metrics, trained.names, watched),
         watched=watched,

@@ -11,7 +11,7 @@ from flowgrpo.commands.gallery.differences import Difference, differences
 from flowgrpo.commands.gallery.history import COSTS
 from flowgrpo.commands.gallery.matches import Match, changes, disagreements, matches, shown_steps
 from flowgrpo.commands.gallery.media import LONGEST
-from flowgrpo.commands.gallery.numbers import difference, minutes, number
+from flowgrpo.commands.gallery.numbers import counts, difference, minutes, number
 from flowgrpo.commands.gallery.pages import template
 from flowgrpo.commands.gallery.runs import Run, counts_alike, read_runs, redefined
 from flowgrpo.commands.gallery.totals import name_of
@@ -91,12 +91,11 @@ def comparison(folders: Sequence[Path]) -> str:
 def _facts(run: Run) -> list[str]:
     """What the head of the page says of a run beside its means: method, standard errors, what training took."""
     costs = run.costs
-    errors = (
-        [number(mean.error, 2) for mean in (run.means[0], run.means[-1]) if mean.error is not None] if run.means else []
-    )
+    errors = [number(mean.error, 2) for mean in run.means if mean.error is not None]
     return [
         *([run.method] if run.method else []),
-        *([f"standard errors {' and '.join(errors)}"] if len(run.means) > 1 and len(errors) > 1 else []),
+        *([counts(*run.means)] if len({mean.count for mean in run.means}) > 1 else []),
+        *([f"standard errors {' and '.join(errors)}"] if len(errors) > 1 else []),
         *([f"{costs['evaluations']:,} model evaluations", minutes(costs["seconds"])] if costs else []),
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flowgrpo.commands.gallery.numbers import Mean
+from flowgrpo.commands.gallery.numbers import Mean, counts
 
 Metrics = Sequence[dict[str, Any]]
 
@@ -21,8 +21,26 @@ def points(metrics: Metrics, phase: str, key: str) -> list[tuple[int, float]]:
 
 
 def held_out_means(metrics: Metrics) -> list[Mean]:
-    """The mean held-out reward of each evaluation that has one."""
-    return [Mean.of(m) for m in metrics if m["phase"] == "eval" and m["reward/mean"] is not None]
+    """The mean held-out reward of the first evaluation and the last, or of the only one; none where one has no value."""
+    evaluated = [m for m in metrics if m["phase"] == "eval"]
+    ends = [evaluated[0], evaluated[-1]] if len(evaluated) > 1 else evaluated
+    return [Mean.of(m) for m in ends] if all(m["reward/mean"] is not None for m in ends) else []
+
+
+def held_out_words(metrics: Metrics) -> str | None:
+    """What a run says of its held-out rewards at its end; None before the second evaluation.
+
+    A mean of other samples than the first one's is marked as one: where rewards failed or samples were lost, say.
+    """
+    evaluated = [m for m in metrics if m["phase"] == "eval"]
+    if len(evaluated) < 2:
+        return None
+    before, after = (
+        "none" if m["reward/mean"] is None else f"{m['reward/mean']:.3f}" for m in (evaluated[0], evaluated[-1])
+    )
+    means = held_out_means(metrics)
+    unlike = len({mean.count for mean in means}) > 1
+    return f"held-out reward {before} -> {after}" + (f" ({counts(*means)})" if unlike else "")
 
 
 def trained_lines(metrics: Metrics) -> list[dict[str, Any]]:

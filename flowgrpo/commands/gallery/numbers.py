@@ -58,6 +58,15 @@ class Mean:
         return cls(line["reward/mean"], deviation / math.sqrt(count - 1) if known else None, count)
 
 
+def counts(before: Mean, after: Mean) -> str:
+    """How many samples two means are of; empty where that is unknown."""
+    if after.count is None:
+        return ""
+    if before.count in (None, after.count):
+        return f"n = {after.count}"
+    return f"n = {before.count} and {after.count}, so not of the same samples"
+
+
 def share(value: float | None, low: float, high: float) -> int | None:
     """How far a value is between two bounds, in percent; None where that says nothing."""
     if value is None or high <= low:

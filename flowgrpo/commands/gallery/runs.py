@@ -35,7 +35,7 @@ class Run:
         environment: versions, device and git commit, as the settings.
         trained: the rewards that count.
         method: its preset; None of a folder.
-        means: of the held-out reward, one of each evaluation.
+        means: of the held-out reward, see `held_out_means`.
         costs: what training took, by cost; none where no iteration says it.
         watched: names of the rewards that it does not train on.
         cards: of its samples.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from flowgrpo.commands.gallery.numbers import Mean, difference, number
+from flowgrpo.commands.gallery.numbers import Mean, counts, difference, number
 from flowgrpo.commands.report.asked import Facts
 from flowgrpo.commands.report.cost import Cost
 from flowgrpo.commands.report.extremes import Extremes, Sample
@@ -36,7 +36,8 @@ def _lines(report: Report, folder: Path) -> Iterator[str]:
     if report.headline is not None:
         before, after = report.headline
         gain = difference(before.value, after.value)
-        yield f"Mean held-out reward: {_mean(before)} before training, **{_mean(after)}** now ({gain}).\n"
+        of = f"; {counts(before, after)}" if before.count != after.count else ""
+        yield f"Mean held-out reward: {_mean(before)} before training, **{_mean(after)}** now ({gain}{of}).\n"
     yield from _facts("What was asked", [*report.asked, *report.versions])
     if report.config:
         yield f"<details><summary>config.yaml</summary>\n\n{fenced('yaml', report.config.rstrip())}\n\n</details>\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flowgrpo.commands.gallery.media import LONGEST
-from flowgrpo.commands.gallery.numbers import difference, number
+from flowgrpo.commands.gallery.numbers import counts, difference, number
 from flowgrpo.commands.gallery.pages import template
 from flowgrpo.commands.report.read import Report
 
@@ -25,6 +25,7 @@ def page(report: Report, *, live: str | None = None) -> str:
         longest=LONGEST,
         number=number,
         difference=difference,
+        counts=counts,
     )
 
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from flowgrpo.commands.gallery.history import held_out_means
 from flowgrpo.commands.gallery.numbers import Mean
 from flowgrpo.commands.gallery.totals import Totals, name_of
 from flowgrpo.commands.report import curves
@@ -33,7 +34,7 @@ class Report:
         done: iterations so far.
         iterations: of the whole run; None where it is unknown.
         written: when the run wrote its metrics last, UTC; empty before it did.
-        headline: held-out reward before training and now; None before the second evaluation.
+        headline: held-out reward before training and now; None before the second evaluation, or where one has none.
         config: config.yaml, as it stands there.
         names: of the rewards in `evaluations`.
         warnings: the last of `warned`, that is all, lines of log.txt.
@@ -88,7 +89,7 @@ def _read(run: Path) -> Report:
     config: dict[str, Any] = read_map(file) if file.is_file() else {}
     lines = read_metrics(run)
     trained, watched = Totals.of(config).names, [name_of(use) for use in config.get("eval_rewards", [])]
-    means = [Mean.of(line) for line in lines if line["phase"] == "eval" and line["reward/mean"] is not None]
+    means = held_out_means(lines)
     log = run / "log.txt"
     warnings = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     return Report(
@@ -96,7 +97,7 @@ def _read(run: Path) -> Report:
         done=max((line["step"] for line in lines if line["phase"] == "train"), default=0),
         iterations=config["train"]["iterations"] if config else None,
         written=f"{datetime.fromtimestamp(told.stat().st_mtime, UTC):%Y-%m-%d %H:%M} UTC" if told.is_file() else "",
-        headline=(means[0], means[-1]) if len(means) > 1 else None,
+        headline=(means[0], means[1]) if len(means) > 1 else None,
         asked=asked(config),
         versions=versions(run),
         config=file.read_text(encoding="utf-8") if config else "",

@@ -40,6 +40,24 @@ def test_a_run_leaves_the_promised_folder(workplace, capsys):
     assert "gallery" in capsys.readouterr().out
 
 
+LOSING = """
+from pathlib import Path
+def redness(images, prompts):
+    over = '"train"' in Path("runs/t/metrics.jsonl").read_text() if Path("runs/t/metrics.jsonl").exists() else False
+    lost = [float("nan") if over and prompt == "a green circle" else 0.0 for prompt in prompts]
+    return [mean + nan for mean, nan in zip(images[:, 0].mean((1, 2)).tolist(), lost)]
+"""
+
+
+def test_the_last_line_marks_a_held_out_mean_of_fewer_samples(workplace, capsys):
+    (workplace / "mine.py").write_text(LOSING)
+    assert main(["train", "tiny.yaml", "train.iterations=1", "eval.save=0"]) == 0
+    before, after = (line["reward/mean"] for line in metrics(workplace / "runs" / "t", "eval"))
+    assert capsys.readouterr().out.splitlines()[0] == (
+        f"held-out reward {before:.3f} -> {after:.3f} (n = 3 and 2, so not of the same samples)"
+    )
+
+
 def test_a_manifest_line_reproduces_its_picture_in_the_stock_pipeline(finished, tiny_model):
     run = finished / "runs" / "t"
     line = json.loads((run / "samples" / "manifest.jsonl").read_text().splitlines()[1])
