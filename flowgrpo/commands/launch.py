@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ from flowgrpo.training import signals
 from flowgrpo.training.stopped import Killed
 
 if TYPE_CHECKING:
+    import psutil
     import torch
     from torch import distributed
     from torch.distributed import TCPStore
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from flowgrpo.training import checkpoint
 else:
     checkpoint = lazy("flowgrpo.training.checkpoint")
+    psutil = lazy("psutil")
     torch = lazy("torch")
     distributed = lazy("torch.distributed")
 
@@ -56,6 +60,11 @@ UNHEARD = (
     ),
     ("ACCELERATE_DYNAMO_BACKEND", OFF, "compilation", "flow models have model.compile"),
 )
+MPI = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # mpirun tells its processes how many there are
+# The beginning of accelerate's command line: accelerate launch, accelerate-launch or python -m accelerate.commands.launch.
+LAUNCHER = re.compile(r"\baccelerate(-launch|\.commands\.launch|/commands/launch\.py|\S* launch)$")
+
+LOGGER = logging.getLogger(__name__)
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
@@ -73,6 +82,69 @@ def check_environment(environment: Mapping[str, str]) -> None:
         raise InputError(
             f"accelerate's environment asks for {' and '.join(asked)}, which a run does not get from there"
         )
+
+
+def check_alone(environment: Mapping[str, str]) -> None:
+    """Refuse a process that `accelerate launch` has started alone where it was asked for several.
+
+    Without a GPU for each (`--cpu`, `MULTI_CPU`) it starts one, tells it where all would meet, and leaves the others to
+    mpirun. What it was asked for stands in its own command line and its config alone.
+
+    Raises:
+        InputError: it was asked for several.
+    """
+    waits = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= environment.keys()
+    if not waits or not environment.keys().isdisjoint({"WORLD_SIZE", *MPI}):
+        return
+    asked = next(filter(None, map(accelerate_asked, _ancestors())), None)
+    if asked is None:
+        LOGGER.warning(
+            "accelerate launch set MASTER_ADDR, as it does for several processes, and this one is alone; if more were asked "
+            "for, flowgrpo train ... run.processes=N starts N"
+        )
+        return
+    processes, machines = asked
+    if processes > 1:
+        way = f"flowgrpo train ... run.processes={processes}"
+        if machines > 1:
+            way = f"torchrun --nnodes {machines} --nproc-per-node {processes // machines} ... -m flowgrpo train ..."
+        raise InputError(
+            f"accelerate launch was asked for {processes} processes and has started this one alone, as it does without a "
+            f"GPU for each; {way} starts them"
+        )
+
+
+def accelerate_asked(words: Sequence[str]) -> tuple[int, int] | None:
+    """Return the processes and machines that a command line of `accelerate launch` asks for, itself or by its config.
+
+    Args:
+        words: of a command line.
+
+    Returns:
+        1 each where nothing is asked for; None if it is another command line.
+    """
+    heads = [end for end in range(1, len(words) + 1) if LAUNCHER.search(" ".join(words[:end]))]
+    if not heads:
+        return None
+    from accelerate.commands.config.config_args import default_config_file, load_config_from_file
+    from accelerate.commands.launch import launch_command_parser
+
+    try:
+        asked, written = launch_command_parser().parse_args(words[heads[0] :]), None
+    except SystemExit:  # another program of that name
+        return None
+    if asked.config_file is not None or (os.path.isfile(default_config_file) and not asked.cpu):
+        written = load_config_from_file(asked.config_file)
+    processes, machines = (
+        getattr(asked, key) or getattr(written, key, 1) or 1 for key in ("num_processes", "num_machines")
+    )
+    return processes, machines
+
+
+def _ancestors() -> Iterator[list[str]]:
+    """The command lines of the process that started this one, of the one that started that, and so on."""
+    with suppress(psutil.Error):  # one may end meanwhile
+        yield from (process.cmdline() for process in psutil.Process().parents())
 
 
 def shares_store(environment: Mapping[str, str]) -> bool:
@@ -107,7 +179,9 @@ def command() -> list[str]:
     """The words that begin a command line like this one: of accelerate's launcher, where one has started this process."""
     if "WORLD_SIZE" not in os.environ or OURS in os.environ:
         return ["flowgrpo"]
-    return ["accelerate", "launch", "--num_processes", os.environ["WORLD_SIZE"], "-m", "flowgrpo"]
+    several = os.environ["WORLD_SIZE"] != "1"  # without --multi_gpu it starts one where there is no GPU for each
+    switch = ["--multi_gpu"] if several else []
+    return ["accelerate", "launch", *switch, "--num_processes", os.environ["WORLD_SIZE"], "-m", "flowgrpo"]
 
 
 def is_restarted(begun_by: str | None) -> bool:

@@ -161,6 +161,7 @@ def _ran_out(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
 def _train(settings: RunConfig, source: Path | None, display: progress.Display, *, ends: bool) -> Run:
     folder = settings.run.folder
     launch.check_environment(os.environ)
+    launch.check_alone(os.environ)
     if launch.shares_store(os.environ) and launch.is_main():
         LOGGER.warning(SHARED_STORE)
     optimizers.check(settings.train.optimizer.name, default_device())

@@ -97,7 +97,8 @@ def test_what_accelerate_launch_sets_for_nothing_is_let_through():
     ("environment", "begins"),
     [
         ({}, "flowgrpo"),
-        ({"WORLD_SIZE": "8"}, "accelerate launch --num_processes 8 -m flowgrpo"),
+        ({"WORLD_SIZE": "8"}, "accelerate launch --multi_gpu --num_processes 8 -m flowgrpo"),
+        ({"WORLD_SIZE": "1"}, "accelerate launch --num_processes 1 -m flowgrpo"),
         ({"WORLD_SIZE": "8", launch.OURS: "1"}, "flowgrpo"),
     ],
 )
@@ -107,6 +108,101 @@ def test_how_to_go_on_begins_as_the_command_did(monkeypatch, environment, begins
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert launch.command() == begins.split()
+
+
+CPU = {"ACCELERATE_USE_CPU": "True", "ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1"}
+LAUNCH = ["/usr/bin/python", "/usr/bin/accelerate", "launch"]
+TRAIN = ["-m", "flowgrpo", "train", "tiny.yaml", "--num_processes", "5"]  # the last words are not the launcher's
+
+
+@pytest.fixture
+def cpus(tmp_path, monkeypatch):
+    """A config of three processes on a CPU, which is no default."""
+    for module in ("config.config_args", "launch"):
+        monkeypatch.setattr(f"accelerate.commands.{module}.default_config_file", str(tmp_path / "none.yaml"))
+    written = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_CPU", "num_processes": 3}
+    written |= {"num_machines": 1, "machine_rank": 0, "mixed_precision": "no", "use_cpu": True}
+    (tmp_path / "cpus.yaml").write_text(json.dumps(written | {"main_training_function": "main"}))
+    return tmp_path / "cpus.yaml"
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ([*LAUNCH, "--cpu", "--num_processes", "2", *TRAIN], (2, 1)),
+        ([*LAUNCH, "--num_processes=4", *TRAIN], (4, 1)),
+        ([*LAUNCH, "--config_file", "{cpus}", *TRAIN], (3, 1)),
+        ([*LAUNCH, "--config_file", "{cpus}", "--num_processes", "2", *TRAIN], (2, 1)),
+        ([*LAUNCH, "--num_processes", "8", "--num_machines", "2", *TRAIN], (8, 2)),
+        ([*LAUNCH, "--cpu", *TRAIN], (1, 1)),  # as many as there are GPUs, which nobody asked for
+        (["python", "/usr/bin/accelerate-launch", "--num_processes", "2", *TRAIN], (2, 1)),
+        (["python", "-m", "accelerate.commands.launch", "--num_processes", "2", *TRAIN], (2, 1)),
+        (["python", "-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes", "2", *TRAIN], (2, 1)),
+        (["bash", "run.sh", "--num_processes", "2"], None),
+        (["/usr/bin/accelerate", "launch"], None),
+        (["python", "launch.py", "--num_processes", "2"], None),
+        ([], None),
+    ],
+)
+def test_what_accelerate_was_asked_for_stands_in_its_command_line_and_config(cpus, words, asked):
+    assert launch.accelerate_asked([word.format(cpus=cpus) for word in words]) == asked
+
+
+@pytest.mark.parametrize(
+    ("asked", "processes", "way"),
+    [
+        (["--cpu", "--num_processes", "2"], 2, "flowgrpo train ... run.processes=2"),
+        (["--num_processes", "4"], 4, "flowgrpo train ... run.processes=4"),
+        (["--config_file", "cpus.yaml"], 3, "flowgrpo train ... run.processes=3"),
+        (
+            [
+                "--num_processes",
+                "8",
+                "--num_machines",
+                "2",
+                "--main_process_ip",
+                "node1",
+                "--main_process_port",
+                "29500",
+            ],
+            8,
+            "torchrun --nnodes 2 --nproc-per-node 4 ... -m flowgrpo train ...",
+        ),
+    ],
+)
+def test_one_process_of_several_that_accelerate_was_asked_for_is_refused(
+    workplace, cpus, unloaded, monkeypatch, capsys, *, asked, processes, way
+):
+    monkeypatch.setattr(launch, "_ancestors", lambda: iter([["bash", "run.sh"], [*LAUNCH, *asked, *TRAIN], ["init"]]))
+    chosen, *_ = _validate_launch_command(launch_command_parser().parse_args([*asked, *TRAIN]))
+    assert not chosen.multi_gpu  # on a machine with a GPU for each it would start all
+    for name, value in prepare_simple_launcher_cmd_env(chosen)[1].items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "tiny.yaml"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"flowgrpo: accelerate launch was asked for {processes} processes and has started this one alone, as it does "
+        f"without a GPU for each; {way} starts them"
+    )
+    assert not (workplace / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "ancestor", "warned"),
+    [
+        ({"ACCELERATE_MIXED_PRECISION": "no"}, "2", False),  # of one process it is told no address
+        ({**CPU, "WORLD_SIZE": "2"}, "2", False),  # the others are there
+        ({**CPU, "OMPI_COMM_WORLD_SIZE": "2"}, "2", False),
+        ({**CPU, "PMI_SIZE": "2"}, "2", False),
+        ({"MASTER_ADDR": "node1"}, "2", False),  # not accelerate's
+        (CPU, "1", False),  # the address is another's
+        (CPU, None, True),
+    ],
+)
+def test_a_process_that_is_alone_by_right_is_let_through(cpus, monkeypatch, caplog, environment, ancestor, warned):
+    words = ["cron"] if ancestor is None else [*LAUNCH, "--num_processes", ancestor, *TRAIN]
+    monkeypatch.setattr(launch, "_ancestors", lambda: iter([words]))
+    launch.check_alone(environment)
+    assert ("flowgrpo train ... run.processes=N starts N" in caplog.text) is warned
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_a_sigterm_to_torchrun_finishes_the_step_and_writes_a_checkpoint(run, wh
     wait_for(run / "checkpoints" / "step-000001", process)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=300)
-    assert "go on with: accelerate launch --num_processes 2 -m flowgrpo train tiny.yaml" in said
+    assert "go on with: accelerate launch --multi_gpu --num_processes 2 -m flowgrpo train tiny.yaml" in said
     last = metrics(run)[-1]["step"]
     assert last < 3
     assert (run / "checkpoints" / f"step-{last:06d}").is_dir()
