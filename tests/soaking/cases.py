@@ -17,10 +17,11 @@ import psutil
 from soaking import state
 from soaking.subjects import Subject
 
+FIRST = {"folder": ".lock", "config": "config.yaml"}
 LONGEST = 180  # seconds of a command, on a machine that others keep busy
 LINGER = 40  # seconds in which all processes must have ended once one was killed: the launcher gives the others 20
 ENDINGS = ("kill all", "kill one", "kill launcher", "SIGTERM", "SIGINT")
-MOMENTS = ("time", "time", "checkpoint", "metrics")
+MOMENTS = ("time", "time", "folder", "config", "checkpoint", "metrics")
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Case:
 
     Attributes:
         number: with the seed, what it was drawn from.
+        requeued: whether each command is the same, with `run.resume=auto`, as a queue would give it again.
         steps: what was done, in order, with what came of it.
         counts: of kills by their kind, damages, and exact recoveries and refusals.
         harmed: what is in the checkpoints that were damaged, by their names; a run may have replaced or deleted one since.
@@ -37,6 +39,7 @@ class Case:
 
     number: int
     subject: Subject
+    requeued: bool = False
     steps: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     harmed: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -70,7 +73,8 @@ def soak(seed: int, number: int, subject: Subject, place: Path, *, whole: dict, 
         seconds: that it took.
         kills: how often the run is ended at most, before it may come to its end.
     """
-    drawn, case = random.Random(f"{seed} {number}"), Case(number, subject)
+    drawn = random.Random(f"{seed} {number}")
+    case = Case(number, subject, requeued=drawn.random() < 0.5)
     folder = place / "runs" / f"case-{number}"
     try:
         for _ in range(drawn.randint(1, kills)):
@@ -83,6 +87,8 @@ def soak(seed: int, number: int, subject: Subject, place: Path, *, whole: dict, 
         if differs:
             raise Failed(f"the resumed run is another than the undisturbed one, {differs}")
         case.counts["exact recoveries"] += 1
+        if case.requeued:
+            _check_finished(case, folder)
     except Failed as failed:
         case.failure = str(failed)
     else:
@@ -142,7 +148,10 @@ def _check_status(command: forked.Command, how: str, processes: int) -> None:
 
 
 def _damaged(case: Case, drawn: random.Random, folder: Path) -> None:
-    """Damage some checkpoints; without a whole one a resume must be refused, and the run gets back what it had."""
+    """Damage some checkpoints; without a whole one a resume must be refused, and the run gets back what it had.
+
+    At times all of them are deleted, which must be refused, too.
+    """
     checkpoints = folder / "checkpoints"
     there = {path.name for path in checkpoints.glob("step-*")}
     if not there or drawn.random() < 0.2:
@@ -150,6 +159,12 @@ def _damaged(case: Case, drawn: random.Random, folder: Path) -> None:
     before = {name: found for name, found in case.harmed.items() if found == _content(checkpoints / name)}
     copy = folder.with_name(f"{folder.name}-copy")
     shutil.copytree(checkpoints, copy)
+    if drawn.random() < 0.2:
+        shutil.rmtree(checkpoints)
+        case.steps.append("deleted all checkpoints")
+        _check_refusal(case, folder, "no checkpoint is left in")
+        copy.rename(checkpoints)
+        return
     case.harmed = dict(before)
     for _ in range(drawn.choice((1, 1, 2, 3, 5))):
         if not all(any(path.iterdir()) for path in checkpoints.glob("step-*")):
@@ -159,22 +174,32 @@ def _damaged(case: Case, drawn: random.Random, folder: Path) -> None:
         case.counts["damages"] += 1
         case.steps.append(words)
     if case.harmed.keys() >= there:
-        _check_refusal(case, folder)
+        _check_refusal(case, folder, "no checkpoint is whole")
         state.restore(copy, checkpoints)
         case.harmed = before
     shutil.rmtree(copy)
 
 
-def _check_refusal(case: Case, folder: Path) -> None:
+def _check_refusal(case: Case, folder: Path, why: str) -> None:
+    _check_unchanged(case, folder, status=2, words=why, what="a resume without a whole checkpoint")
+    case.counts["refusals"] += 1
+
+
+def _check_finished(case: Case, folder: Path) -> None:
+    """Refuse a run that does more than to say so when nothing is left of it."""
+    _check_unchanged(case, folder, status=0, words="nothing is left of its 4 iterations", what="a finished run")
+
+
+def _check_unchanged(case: Case, folder: Path, *, status: int, words: str, what: str) -> None:
+    """Run the command, which must end with a status and one sentence with some words, and leave the folder as it is."""
     before = state.content(folder)
     command = _resume(case, folder)
-    _expect(command, 2, "a resume without a whole checkpoint")
+    _expect(command, status, what)
     said = _said(command)
-    if said.count("\n") != 1 or "no checkpoint is whole" not in said:
-        raise Failed(f"a refusal that is not a sentence: {said[-3000:]}")
+    if said.count("\n") != 1 or words not in said:
+        raise Failed(f"{what} is not told in a sentence: {said[-3000:]}")
     if state.content(folder) != before:
-        raise Failed("a refused resume changed the run's folder")
-    case.counts["refusals"] += 1
+        raise Failed(f"{what}: the command changed the folder")
 
 
 def _content(checkpoint: Path) -> dict[str, bytes]:
@@ -192,6 +217,8 @@ def _passed_over(case: Case, folder: Path) -> str | None:
 def _begun(case: Case, folder: Path) -> forked.Command:
     """The command that begins a run, or goes on with one that has begun."""
     resume = ["run.resume=true"] if (folder / "config.yaml").is_file() else []
+    if case.requeued:
+        resume = ["run.resume=auto"]
     place = folder.parents[1]
     return forked.Command(["train", *case.subject.arguments, f"run.name={folder.name}", *resume], {}, place)
 
@@ -223,13 +250,16 @@ def _said(command: forked.Command) -> str:
 
 
 def _wait(moment: str, drawn: random.Random, command: forked.Command, folder: Path, seconds: float) -> None:
-    """Wait for a random time, for a checkpoint that is being written, or for a line of metrics and a little longer."""
+    """Wait for a random time, for the first file of a run or its config, for a checkpoint that is being written, or for a
+    line of metrics and a little longer."""
     started, last = time.monotonic(), drawn.uniform(0, 0.8 * seconds)
     nth = drawn.randint(1, 3)
     metrics = folder / "metrics.jsonl"
     begun = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
     while command.poll() is None:
         if moment == "time" and time.monotonic() - started > last:
+            return
+        if moment in FIRST and (folder / FIRST[moment]).exists():
             return
         if moment == "checkpoint" and any(folder.glob("checkpoints/.step-*")):
             return
