@@ -273,6 +273,8 @@ def _plain_type(kind: Any) -> Any:
         return _plain_type(kind.value_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return pa.list_(_plain_type(kind.value_type))
+    if pa.types.is_map(kind):  # a list of pairs
+        return pa.map_(_plain_type(kind.key_type), _plain_type(kind.item_type))
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, _plain_type(field.type)) for field in kind])
     return kind

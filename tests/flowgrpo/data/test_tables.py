@@ -167,6 +167,7 @@ def test_a_table_as_pandas_writes_it_becomes_plain_data(tmp_path):
         "half": arrow.array(np.array([0.5], np.float16)),
         "every": arrow.array([[stamp, None]], arrow.list_(arrow.timestamp("ns"))),
         "inner": arrow.array([{"at": stamp}], arrow.struct([("at", arrow.timestamp("ns"))])),
+        "pairs": arrow.array([[("at", stamp)]], arrow.map_(arrow.string(), arrow.timestamp("ns"))),
         "picture": arrow.array([b"\xff"]),
         "absent": arrow.nulls(1),
     }
@@ -183,6 +184,7 @@ def test_a_table_as_pandas_writes_it_becomes_plain_data(tmp_path):
         "half": 0.5,
         "every": ["2024-01-01 00:00:00.123456789", None],
         "inner": {"at": "2024-01-01 00:00:00.123456789"},
+        "pairs": [("at", "2024-01-01 00:00:00.123456789")],
         "absent": None,
     }
     json.dumps(row)
