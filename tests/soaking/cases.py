@@ -256,10 +256,12 @@ def _wait(moment: str, drawn: random.Random, command: forked.Command, folder: Pa
     nth = drawn.randint(1, 3)
     metrics = folder / "metrics.jsonl"
     begun = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
+    first = folder / FIRST.get(moment, "")
+    before = _written(first)
     while command.poll() is None:
         if moment == "time" and time.monotonic() - started > last:
             return
-        if moment in FIRST and (folder / FIRST[moment]).exists():
+        if moment in FIRST and _written(first) != before:  # by this command, and not by one that was killed
             return
         if moment == "checkpoint" and any(folder.glob("checkpoints/.step-*")):
             return
@@ -267,6 +269,14 @@ def _wait(moment: str, drawn: random.Random, command: forked.Command, folder: Pa
             time.sleep(drawn.uniform(0, 0.5))
             return
         time.sleep(0.0005)
+
+
+def _written(file: Path) -> int | None:
+    """When a file was written last; None if it is not there."""
+    try:
+        return file.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
 
 
 def _processes(command: forked.Command) -> list[psutil.Process]:
