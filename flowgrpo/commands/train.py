@@ -169,7 +169,6 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
     _check_folder(settings, folder)
     if ends:
         _check_left(settings)
-    KINDS[settings.kind].setup.check_model(settings.model)
     trackers.check(settings.run.trackers)
     train_prompts = stored.train_prompts(settings)
     eval_prompts = prompts.load_split(settings.prompts, "eval")[: settings.eval.prompts]
@@ -177,13 +176,14 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
     _check_only(settings.eval_rewards, eval_prompts, "eval_rewards", "held-out")
     if settings.run.evaluators and not eval_prompts:
         raise InputError("run.evaluators: there are no held-out prompts; name some in prompts.eval, or set it to 0")
+    kind = KINDS[settings.kind]
+    kind.setup.check_model(settings.model)
     rewards, eval_rewards = scorer.rewards(settings.rewards, settings.eval_rewards)
     if settings.prompts.pick.by == "variance" and settings.train.groups > len(train_prompts):
         raise InputError(
             f"prompts.pick.by: variance takes different prompts, but {settings.train.groups} groups have only "
             f"{len(train_prompts)}; take shuffle, or fewer train.groups"
         )
-    kind = KINDS[settings.kind]
     data = RunData(train_prompts, eval_prompts, rewards, eval_rewards)
     begun = lora_files.kept(settings, folder) if settings.run.resume else settings
     kind.setup.check(begun, data)

@@ -78,9 +78,9 @@ def load_predictor(
             it predicts no masked tokens, cannot be quantised, or attends otherwise than asked for.
     """
     model_path, tokenizer_path = model_paths(path)
-    check_weights(path, variant)
     config = config_of(model_path)
     block_size = known_block_size(config, attention, block_size)
+    check_weights(path, variant)
     with _one_sentence(path, "no readable weights", config, trust_remote_code), without_progress_bars("transformers"):
         model = _model(
             path,
