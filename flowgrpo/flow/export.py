@@ -47,7 +47,7 @@ def check(settings: Config, run: Path, found: Path, *, comfyui: bool) -> None:
             layers have no names in ComfyUI that are known, or without it diffusers' file cannot hold what was trained.
     """
     kept = lora_files.kept(settings, run)
-    loading.check_files(settings.model.path, settings.model.variant)
+    loading.check_weights(settings.model.path, settings.model.variant)
     prompts.load_split(settings.prompts, "eval")
     begun = {} if settings.model.lora is None else start.adapters(kept.model)
     shifts = {name: adapter.shifts for name, adapter in begun.items() if adapter.shifts}

@@ -27,7 +27,7 @@ from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.attention import set_attention, try_attention
 from flowgrpo.flow.pipeline.backends import refuse_lossy_attention
 from flowgrpo.flow.pipeline.call import checked_call
-from flowgrpo.flow.pipeline.loading import check_files, load_policy, pipeline_class
+from flowgrpo.flow.pipeline.loading import check_weights, load_policy, pipeline_class
 from flowgrpo.flow.pipeline.modality import expected_shape, frame_rate, sampling_rate
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.pipeline.switches import checkpoint_gradients, compile_blocks, decoders, offload, tile
@@ -55,12 +55,12 @@ LOGGER = logging.getLogger(__name__)
 
 
 def check_model(model: Model) -> None:
-    """Refuse a model that is not there, or a local folder that is not whole; no weights are loaded.
+    """Refuse a model that is not there, or whose files are not whole or lack weights; none are loaded.
 
     Raises:
-        InputError: there is no such model, or a file of it is missing, cut off or a pointer.
+        InputError: see `loading.check_weights`.
     """
-    check_files(model.path, model.variant)
+    check_weights(model.path, model.variant)
 
 
 def check(settings: Config, data: RunData) -> None:

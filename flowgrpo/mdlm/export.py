@@ -19,7 +19,7 @@ from flowgrpo.mdlm.adapters import layers, write_adapter
 from flowgrpo.mdlm.architectures import copy_beside, released_paths
 from flowgrpo.mdlm.config import DIGITS, TextConfig, TextModel
 from flowgrpo.mdlm.decoding.decode import Decoder
-from flowgrpo.mdlm.loading import check_files, config_of, model_paths
+from flowgrpo.mdlm.loading import check_weights, config_of, model_paths
 from flowgrpo.mdlm.methods.learned_schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.released import is_released
@@ -44,7 +44,7 @@ def check(settings: TextConfig, run: Path, found: Path, *, comfyui: bool) -> Non
     if comfyui:
         raise InputError("--comfyui: ComfyUI runs no masked-diffusion language models; leave it out")
     lora_files.kept(settings, run)
-    check_files(settings.model.path, settings.model.variant)
+    check_weights(settings.model.path, settings.model.variant)
     prompts.load_split(settings.prompts, "eval")
 
 

@@ -15,7 +15,7 @@ from flowgrpo.mdlm.engine import request
 from flowgrpo.mdlm.engine.adapters import Adapters
 from flowgrpo.mdlm.engine.client import Client
 from flowgrpo.mdlm.engine.rollout import EngineRollout
-from flowgrpo.mdlm.loading import check_files, load_predictor
+from flowgrpo.mdlm.loading import check_weights, load_predictor
 from flowgrpo.mdlm.methods.hints import check_solutions
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.trainer import TextTrainer
@@ -32,12 +32,12 @@ SYNTHETIC = "<answer>1 + 2</answer>"
 
 
 def check_model(model: TextModel) -> None:
-    """Refuse a model that is not there, or a local folder that is not whole; no weights are loaded.
+    """Refuse a model that is not there, or whose files are not whole or lack weights; none are loaded.
 
     Raises:
-        InputError: there is no such model, or a file of it is missing, cut off or a pointer.
+        InputError: see `loading.check_weights`.
     """
-    check_files(model.path, model.variant)
+    check_weights(model.path, model.variant)
 
 
 def check(settings: TextConfig, data: RunData) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,8 +99,7 @@ def shapes(place: str, folder: str = "", variant: str | None = None) -> dict[str
     if Path(source).is_dir():
         return model_files.shapes_of(Path(source) / folder, weights)
     files = [f"{folder}/{name}".lstrip("/") for name in weights.files if name.endswith(".safetensors")]
-    headers = [huggingface_hub.HfApi().parse_safetensors_file_metadata(place, file) for file in files]
-    return {key: tuple(tensor.shape) for header in headers for key, tensor in header.tensors.items()}
+    return {key: shape for file in files for key, shape in _hub_shapes(place, file).items()}
 
 
 def variant_of(place: str, folder: str, variant: str | None) -> str | None:
@@ -123,8 +123,18 @@ def file_names(place: str, folder: str = "") -> list[str]:
     source = local_place(place)
     if Path(source).is_dir():
         return model_files.files_of(Path(source) / folder) if (Path(source) / folder).is_dir() else []
-    files = huggingface_hub.HfApi().list_repo_files(place)
-    return [file.rpartition("/")[2] for file in files if file.rpartition("/")[0] == folder]
+    return [file.rpartition("/")[2] for file in _hub_files(place) if file.rpartition("/")[0] == folder]
+
+
+@cache  # the same files are asked for again when the model is loaded
+def _hub_files(place: str) -> list[str]:
+    return huggingface_hub.HfApi().list_repo_files(place)
+
+
+@cache
+def _hub_shapes(place: str, file: str) -> dict[str, Shape]:
+    tensors = huggingface_hub.HfApi().parse_safetensors_file_metadata(place, file).tensors
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def local_place(place: str) -> str:

@@ -79,6 +79,8 @@ def repository(monkeypatch):
     def head(_, place, file):
         return SimpleNamespace(tensors={file: SimpleNamespace(shape=[len(file)])})
 
+    hub._hub_files.cache_clear()
+    hub._hub_shapes.cache_clear()
     monkeypatch.setattr("rewards.hub.answers", lambda: True)
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, place: FILES)
     monkeypatch.setattr(huggingface_hub.HfApi, "parse_safetensors_file_metadata", head)

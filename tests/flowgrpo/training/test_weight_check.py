@@ -135,6 +135,7 @@ def test_every_command_refuses_it_before_it_computes(model, finished, monkeypatc
     for config in ("tiny.yaml", "runs/t/config.yaml"):
         (work / config).write_text((work / config).read_text().replace(was, str(model)))
     rewritten(model, file, lambda t: without(min(t))(t))
+    monkeypatch.setattr("flowgrpo.training.scorer.rewards", lambda *uses: pytest.fail("a reward is made"))
     for command in (
         ["train", "tiny.yaml", "run.name=other"],
         ["plan", "tiny.yaml"],
