@@ -151,6 +151,9 @@ def _located(path: str) -> Path:
 
 def _chosen(path: str, names: Iterable[str]) -> str:
     """The file of a folder that holds the LoRA."""
+    names = set(names)
+    if "model_index.json" in names:
+        raise InputError(f"{KEY}: {path} is a whole pipeline, not a LoRA; its place is model.path")
     found = sorted(name for name in names if name.endswith(".safetensors") and "/" not in name)
     for usual in USUAL:
         if usual in found:
