@@ -235,8 +235,9 @@ class _Lane:
                 for call in calls:
                     self._settle([call])
                 return
-            trace = _encodable("".join(traceback.format_exception(error)))
-            log.warning("the reward %r failed\n%s", self.reward.name, trace.rstrip())
+            told = isinstance(error, RewardError)  # a sentence; of other errors the place is asked for
+            trace = str(error) if told else "".join(traceback.format_exception(error))
+            log.warning("the reward %r failed\n%s", self.reward.name, _encodable(trace).rstrip())
             outcomes = [error]
         for call, outcome in zip(calls, outcomes, strict=True):
             call.outcome = outcome

@@ -155,3 +155,12 @@ def test_half_a_character_in_a_fault_is_written_out(caplog):
     answer = client.post("/bright", content=body, headers={"Content-Type": CONTENT_TYPE})
     assert (answer.status_code, answer.json()["error"][-14:]) == (422, "what is \\ud800")
     assert caplog.text.endswith("ValueError: what is \\ud800\n")
+
+
+def test_a_column_with_the_name_of_an_argument_is_a_sentence_in_answer_and_log(caplog):
+    body = tensors(torch.rand(2, 3, 4, 4), prompts='["a", "b"]', columns='{"prompts": [1, 2]}')
+    client = here(app([Reward("bright", bright)]))
+    answer = client.post("/bright", content=body, headers={"Content-Type": CONTENT_TYPE})
+    assert answer.status_code == 422
+    assert answer.json()["error"].endswith("calls an argument 'prompts', so no column can have that name")
+    assert "Traceback" not in caplog.text

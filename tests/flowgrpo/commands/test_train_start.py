@@ -162,7 +162,10 @@ def test_the_average_and_the_copy_start_there(exported):
         (["model.lora={path: several}"], "model.lora.path: several holds several files, name one of a.safetensors, b"),
         (["model.lora={path: runs/full}"], "model.lora.path: the run runs/full trained every weight; export it"),
         (["model.lora={path: runs}"], "model.lora.path: runs holds no .safetensors file and is no run's folder"),
-        (["model.lora={path: whole}"], "model.lora.path: whole is a whole pipeline, not a LoRA; its place is model.path"),
+        (
+            ["model.lora={path: whole}"],
+            "model.lora.path: whole is a whole pipeline, not a LoRA; its place is model.path",
+        ),
         (["model.lora.rank=null"], "model.lora.rank: null takes it from model.lora.path, which is not given"),
         (["model.lora={path: none/of-them}"], "model.lora.path: none/of-them could not be loaded from the model hub"),
     ],
