@@ -158,8 +158,8 @@ def test_half_a_character_in_a_fault_is_written_out(caplog):
 
 
 def test_a_column_with_the_name_of_an_argument_is_a_sentence_in_answer_and_log(caplog):
-    body = tensors(torch.rand(2, 3, 4, 4), prompts='["a", "b"]', columns='{"prompts": [1, 2]}')
-    client = here(app([Reward("bright", bright)]))
+    body = tensors(torch.rand(2, 3, 4, 4), columns='{"prompts": [1, 2]}')
+    client = here(app([Reward("bright", lambda images, prompts, **columns: [0.0] * len(prompts))]))
     answer = client.post("/bright", content=body, headers={"Content-Type": CONTENT_TYPE})
     assert answer.status_code == 422
     assert answer.json()["error"].endswith("calls an argument 'prompts', so no column can have that name")
