@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -78,18 +78,19 @@ def refuse_too_large(
         )
 
 
-def shapes(place: str, folder: str = "", variant: str | None = None) -> dict[str, Shape]:
+def shapes(place: str, folder: str = "", variant: str | None = None, stems: Collection[str] = ()) -> dict[str, Shape]:
     """Shapes of all tensors, as the heads of a model's files in a folder or at the hub say; {} without weights.
 
     Args:
         place: local folder or hub id.
         folder: below the place.
         variant: of the weights that are read, where there are any of it.
+        stems: see `model_files.weights_of`.
 
     Raises:
         InputError: there are weights of other variants only.
     """
-    weights = weights_at(place, folder, variant)
+    weights = weights_at(place, folder, variant, stems)
     if weights is None:
         names = file_names(place, folder)
         if model_files.variants_of(names):
@@ -108,14 +109,22 @@ def variant_of(place: str, folder: str, variant: str | None) -> str | None:
     return None if weights is None else weights.variant
 
 
-def weights_at(place: str, folder: str = "", variant: str | None = None) -> model_files.Weights | None:
+def weights_at(
+    place: str, folder: str = "", variant: str | None = None, stems: Collection[str] = ()
+) -> model_files.Weights | None:
     """The files that weights are read from, of the variant where there are any, otherwise plain ones; None without either.
 
     Args:
         place: of the model, a folder or a hub id.
         folder: of the component.
+        stems: see `model_files.weights_of`.
     """
-    return model_files.weights_of(file_names(place, folder), variant)
+    return model_files.weights_of(file_names(place, folder), variant, stems)
+
+
+def downloaded(place: str) -> str:
+    """The folder of a model at the hub whose files have been loaded."""
+    return huggingface_hub.snapshot_download(place, local_files_only=True)
 
 
 def file_names(place: str, folder: str = "") -> list[str]:

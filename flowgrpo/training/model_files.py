@@ -30,7 +30,7 @@ BESIDE = (".json", ".txt", ".model", ".jinja")  # suffixes of what is read besid
 POINTER, LARGEST_POINTER = b"version https://git-lfs.github.com/spec/", 1024  # how one begins, and its bytes at most
 WITHOUT = re.compile("Tokenizer|Processor|Extractor|Scheduler|Guidance")  # in names of classes that have no weights
 STEM = r"(?P<stem>diffusion_pytorch_model|pytorch_model|model)"
-FORM, SHARD = r"\.(?P<form>safetensors|bin)", r"-\d{5}-of-\d{5}"
+FORM, SHARD = r"\.(?P<form>safetensors|bin)", r"-\d{5,}-of-\d{5,}"
 WHOLE = (re.compile(rf"{STEM}(\.(?P<variant>(?![^.]*{SHARD})[^.]+))?{FORM}"),)
 # The second of each is how diffusers once wrote them.
 SHARDS = (
@@ -65,6 +65,11 @@ class Weights:
     variant: str | None
     files: tuple[str, ...]
     index: str | None
+
+    @property
+    def has_headers(self) -> bool:
+        """Whether the shapes of tensors stand at the heads of the files."""
+        return all(name.endswith(".safetensors") for name in self.files)
 
     @property
     def sharded(self) -> bool:

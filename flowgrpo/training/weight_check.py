@@ -22,6 +22,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training import hub
 from flowgrpo.training.hub import Shape
+from flowgrpo.training.model_files import STEMS
 from rewards.weight_names import SHOWN, lacking
 
 if TYPE_CHECKING:
@@ -82,12 +83,11 @@ def check(
     Raises:
         InputError: weights are missing or have another shape, or the files hold more of a layer than the class computes.
     """
+    stems = STEMS["diffusers" if issubclass(kind, diffusers.ModelMixin) else "transformers"]
     with hub.one_sentence(model):
-        weights, shapes = hub.weights_at(place, folder, variant), hub.shapes(place, folder, variant)
-    if weights is None or not (
-        shapes or weights.files[0].endswith(".safetensors")
-    ):  # no header that could be read alone
-        return
+        weights, shapes = hub.weights_at(place, folder, variant, stems), hub.shapes(place, folder, variant, stems)
+    if weights is None or not (shapes or (weights.files and weights.has_headers)):
+        return  # no header that could be read alone
     tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     with hub.one_sentence(model), silent(), torch.random.fork_rng(devices=[]):
         if issubclass(kind, diffusers.ModelMixin):

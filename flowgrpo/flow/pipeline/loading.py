@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,16 @@ from flowgrpo.flow.pipeline.call import outline
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training import model_files, quantise_libraries, weight_check
 from flowgrpo.training import quantise as quantising
-from flowgrpo.training.hub import HUB_ID, file_names, index_map, one_sentence, stands_in_for, without_progress_bars
+from flowgrpo.training.hub import (
+    HUB_ID,
+    downloaded,
+    file_names,
+    index_map,
+    one_sentence,
+    stands_in_for,
+    weights_at,
+    without_progress_bars,
+)
 from rewards.base import nearest
 from rewards.compute import DTYPES, default_device
 from rewards.heap import keep_freed_memory
@@ -75,10 +84,19 @@ def load_pipeline(
         # The common class does not know which components of this one may be given though they have defaults.
         kind = pipeline_class(path) if given else diffusers.DiffusionPipeline
         pipe = kind.from_pretrained(place_of(path), dtype=dtype, variant=variant, **absent, **given, **quantised)
+    _check_downloaded(path, set(pipe.components) - set(given), variant)
     for name, network in traits.networks(pipe).items():
         if name not in given:
             quantise_libraries.refuse_quantised(network, quantise)
     return pipe
+
+
+def _check_downloaded(path: str, names: Collection[str], variant: str | None) -> None:
+    """Hold components of a hub's model against files that have no header which could be read before they were here."""
+    for name in sorted(names & index_of(path).keys() if not Path(place_of(path)).is_dir() else ()):
+        kind, weights = component_class(index_of(path)[name]), weights_at(place_of(path), name, variant)
+        if weight_check.is_checked(kind) and weights is not None and weights.files[:1] and not weights.has_headers:
+            weight_check.check(path, downloaded(path), kind, name, variant=variant)
 
 
 def check_weights(

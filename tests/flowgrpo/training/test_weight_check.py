@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
-from flowgrpo.training import weight_check
+from flowgrpo.flow.pipeline import loading
+from flowgrpo.training import hub, weight_check
 
 CLIP = "text_encoder/model.safetensors"
 NETWORK = "transformer/diffusion_pytorch_model.safetensors"
@@ -152,3 +153,22 @@ def test_every_command_refuses_it_before_it_computes(model, finished, monkeypatc
         assert not told.out.strip(), command
     assert not (work / "samples").exists()
     assert not (work / "exported").exists()
+
+
+def test_a_file_that_the_library_does_not_open_is_not_looked_at(model):
+    shutil.copy(model / CLIP, model / "text_encoder/diffusion_pytorch_model.safetensors")
+    rewritten(model, CLIP, without(QUERY))
+    with pytest.raises(InputError, match=r"text_encoder/model.safetensors lacks 1 of the 37 weights"):
+        check(model, CLIP)
+
+
+def test_files_of_the_hub_without_headers_are_held_against_the_class_once_they_are_here(model, monkeypatch):
+    tensors = without(QUERY)(load_file(model / CLIP))
+    (model / CLIP).unlink()
+    torch.save(tensors, model / "text_encoder/pytorch_model.bin")
+    monkeypatch.setattr(loading, "place_of", lambda path: path)
+    monkeypatch.setattr(loading, "index_of", lambda path: json.loads((model / "model_index.json").read_text()))
+    monkeypatch.setattr(loading, "weights_at", lambda path, *args: hub.weights_at(str(model), *args))
+    monkeypatch.setattr(loading, "downloaded", lambda path: str(model))
+    with pytest.raises(InputError, match=r"owner/name: text_encoder/pytorch_model.bin lacks 1 of the 37 weights"):
+        loading._check_downloaded("owner/name", {"text_encoder", "vae"}, None)
