@@ -20,9 +20,10 @@ from flowgrpo.flow.config import Config
 from flowgrpo.flow.layer_names import NAMES, Names
 from flowgrpo.flow.pipeline.loading import index_of
 from flowgrpo.training.adapters import shift_key
+from flowgrpo.training.lora_files import COMFYUI
 from flowgrpo.training.weights import AVERAGE, OTHER_POLICIES, Weights
 
-FOLDER = "comfyui"  # of an export; diffusers looks for a LoRA at its top only
+FOLDER = COMFYUI
 DOWN, UP, BIAS = ".lora_A.weight", ".lora_B.weight", ".lora_B.bias"  # peft's endings
 State = Mapping[str, torch.Tensor]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowgrpo.data import embedded, known, prompts, stored
 from flowgrpo.errors import InputError
-from flowgrpo.flow import memory, offline
+from flowgrpo.flow import memory, offline, start
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.engine import request
 from flowgrpo.flow.methods import CHOICES, presets
@@ -52,6 +52,7 @@ def plan(config: Config) -> dict[str, Any]:
     """
     if not loading.stands_in(config.model.path):
         loading.check_weights(config.model.path, config.model.variant, or_configs=True)
+        start.check_switched(start.adapters(config.model), config)
         return _plan(config) | {"memory": memory.memory_estimate(config)}
     with known.folder(config.model.path, with_tokenizers=False) as folder:
         here = config.model_copy(update={"model": config.model.model_copy(update={"path": folder})})

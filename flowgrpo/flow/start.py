@@ -50,8 +50,9 @@ def adapters(model: Model) -> dict[str, Adapter]:
         return {}
     networks = outlines(model.path)
     found = read(model.lora.path, networks, model.path)
+    lora_layers.refuse_shifts_alone(found.values())
     check_agrees(model.lora, found.values())
-    return {name: found[name] if name in found else _new(name, found, each) for name, each in networks.items()}
+    return {name: _completed(name, found, each) for name, each in networks.items()}
 
 
 def check_switched(found: Mapping[str, Adapter], config: Config) -> None:
@@ -244,9 +245,12 @@ def _silent():
             loading.diffusers.utils.logging.set_verbosity(before)
 
 
-def _new(name: str, found: Mapping[str, Adapter], outline: Outline) -> Adapter:
-    """Adapters that add nothing, on the layers that another network has some on."""
-    ((other, adapter), *_) = found.items()
+def _completed(name: str, found: Mapping[str, Adapter], outline: Outline) -> Adapter:
+    """A network's own adapters; where a file has none for it, such as add nothing, on the layers of another network's."""
+    own = found.get(name, Adapter({}))
+    if own.layers:
+        return own
+    other, adapter = next((each for each in found.items() if each[1].layers), (name, own))
     generator = torch.Generator().manual_seed(0)
     layers = {}
     for path, layer in adapter.layers.items():
@@ -257,4 +261,4 @@ def _new(name: str, found: Mapping[str, Adapter], outline: Outline) -> Adapter:
         raise InputError(
             f"{KEY}: it has adapters for {other} alone, and {name} has none of the layers that they are for"
         )
-    return Adapter(layers, adapter.rslora)
+    return replace(own, layers=layers, rslora=adapter.rslora)

@@ -158,8 +158,8 @@ def _trainable(model: Model, policy: DiffusersPolicy) -> int:
     """Quantise, adapt and unfreeze the networks of a policy as a run does; return how many numbers are trained."""
     for network in policy.modules.values() if model.quantise in quantise.FORMS else ():
         quantise.quantise(network, model.quantise)
-    lora = start.adapters(model) or (
-        model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules)
+    lora = model.lora and (
+        start.adapters(model) or lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules)
     )
     if lora and not isinstance(lora, Mapping):
         lora.init_lora_weights = False  # there are no numbers to draw

@@ -24,7 +24,7 @@ from flowgrpo.mdlm.methods.learned_schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.released import is_released
 from flowgrpo.mdlm.setup import policy_and_weights
-from flowgrpo.training import card, checkpoint, lora_files, markdown
+from flowgrpo.training import card, checkpoint, lora_files, lora_layers, markdown
 from flowgrpo.training.card import SAMPLES, Exported, Shown
 from flowgrpo.training.hub import without_progress_bars
 from flowgrpo.training.samples import Text, save_sample
@@ -38,12 +38,18 @@ def check(settings: TextConfig, run: Path, found: Path, *, comfyui: bool) -> Non
     """Refuse what can be refused of an export without loading its model.
 
     Raises:
-        InputError: there is no such model, or no evaluation prompts, the run's own copy of a LoRA is gone, or asked for
-            `comfyui`, which runs no language model.
+        InputError: there is no such model, or no evaluation prompts, the run's own copy of a LoRA is gone or shifts
+            parameters, or asked for `comfyui`, which runs no language model.
     """
     if comfyui:
         raise InputError("--comfyui: ComfyUI runs no masked-diffusion language models; leave it out")
-    lora_files.kept(settings, run)
+    model = lora_files.kept(settings, run).model
+    if model.lora is not None and model.lora.path is not None:
+        for shifted in lora_layers.shifts_of(lora_files.read(model.lora.path)):
+            raise InputError(
+                f"the LoRA that this run started from shifts {shifted}, which peft's file cannot hold; train with "
+                "model.merge in its place"
+            )
     check_weights(settings.model.path, settings.model.variant)
     prompts.load_split(settings.prompts, "eval")
 

@@ -53,4 +53,7 @@ def adapters(model: TextModel, file: LoraFile | None, network: torch.nn.Module) 
     released = {name: own[path] for name, path in architectures.own_paths(network, names).items() if path in own}
     parameters = lora_layers.names_in(NETWORK, outline.parameters)
     index = Index({NETWORK: own | released}, {NETWORK: parameters})
-    return lora_layers.placed(file, index, {NETWORK: outline}, model.path)
+    found = lora_layers.placed(file, index, {NETWORK: outline}, model.path)
+    if model.lora is not None:
+        lora_layers.refuse_shifts_alone(found.values())
+    return found

@@ -92,8 +92,9 @@ def trial(config: TextConfig, prompt: int) -> Trial:
     weights, shapes = size(network), {name: tuple(p.shape) for name, p in network.named_parameters()}
     if model.quantise in quantise.FORMS:
         quantise.quantise(network, model.quantise)
-    lora = start.adapters(model, start.read(model), network) or (
-        model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, {"model": network})
+    lora = model.lora and (
+        start.adapters(model, start.read(model), network)
+        or lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, {"model": network})
     )
     with torch.device("meta"):
         trained = sum(p.numel() for p in Weights({"model": network}, lora).parameters)

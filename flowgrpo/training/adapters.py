@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field
@@ -127,7 +127,11 @@ class Adapter:
 
     @torch.no_grad()
     def merge(self, network: torch.nn.Module) -> None:
-        """Add matrices, biases and shifts to the parameters of a network, which become float32 where it adds to them."""
+        """Add matrices, biases and shifts to the parameters of a network, which become float32 where it adds to them.
+
+        Raises:
+            InputError: it adds to a weight that two layers share, where an adapter acts in one of them alone.
+        """
         changes = dict(self.shifts)
         for path, layer in self.layers.items():
             scale = layer.alpha / (layer.rank**0.5 if self.rslora else layer.rank)
@@ -135,8 +139,15 @@ class Adapter:
             changes[f"{path}.weight"] = scale * product + changes.get(f"{path}.weight", 0)
             if layer.bias is not None:
                 changes[f"{path}.bias"] = scale * layer.bias
+        names = defaultdict(list)
+        for path, p in network.named_parameters(remove_duplicate=False):
+            names[p].append(path)
         for path, change in changes.items():
             p = network.get_parameter(path)
+            if others := [other for other in names[p] if other != path]:
+                raise InputError(
+                    f"model.merge: it adds to {path}, whose weight is that of {others[0]}, too; train it as a LoRA"
+                )
             p.data = p.float() + change.to(p.device).reshape(p.shape)
 
 

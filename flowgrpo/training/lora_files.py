@@ -36,6 +36,7 @@ KEY = "model.lora.path"
 START = "start.safetensors"  # a run's own copy of what it started from
 USUAL = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")
 CONFIG = "adapter_config.json"
+COMFYUI = "comfyui"  # folder of an export; diffusers looks for a LoRA at its top only
 SHIFT = re.compile(r"(.+)\.(diff|diff_b|diff_m|w_norm|b_norm)")  # what is added to a parameter as it is
 OTHERS = {
     **dict.fromkeys(("lora_magnitude_vector", "dora_scale"), "a DoRA"),
@@ -133,6 +134,8 @@ def _located(path: str) -> Path:
     if here.is_dir():
         if (here / "config.yaml").is_file():
             return here
+        if (here / COMFYUI).is_dir() and not any(file.suffix == ".safetensors" for file in here.iterdir()):
+            here = here / COMFYUI
         return here / _chosen(path, [file.name for file in here.iterdir()])
     parts = path.split("/")
     if len(parts) < 2 or here.is_absolute() or not re.fullmatch(HUB_ID, "/".join(parts[:2])):
@@ -210,5 +213,6 @@ def _of_run(path: str, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str,
     tensors = {key.removeprefix(AVERAGE): tensor for key, tensor in (averaged or tensors).items()}
     tensors = {key: tensor for key, tensor in tensors.items() if ".lora_" in key and not key.startswith(OTHER_POLICIES)}
     if lora.get("path") is not None:
-        return tensors, _of_file(path, folder / START)[1]
+        begun, options = _of_file(path, folder / START)
+        return tensors | {key: tensor for key, tensor in begun.items() if SHIFT.fullmatch(key)}, options
     return tensors, {"": {"lora_alpha": lora.get("alpha")}}

@@ -43,7 +43,7 @@ class Outline:
         return cls(
             kind=type(network).__name__,
             layers={path: tuple(m.weight.shape) for path, m in network.named_modules() if isinstance(m, adaptable)},
-            parameters={path: tuple(p.shape) for path, p in network.named_parameters()},
+            parameters={path: tuple(p.shape) for path, p in network.named_parameters(remove_duplicate=False)},
         )
 
 
@@ -115,6 +115,10 @@ def layers_of(file: LoraFile) -> dict[str, Matrices]:
         matrix = MATRIX.fullmatch(key)
         role = ROLES.get(f"{matrix[2].removeprefix('lora')[1:]}.{matrix[3]}") if matrix else None
         if role is not None:
+            if role in found[matrix[1]]:
+                raise InputError(f"{KEY}: {file.place} has two adapters for {matrix[1]}, {key} is of one of them")
+            if not tensor.is_floating_point():
+                raise InputError(f"{KEY}: {file.place} holds {key} as {str(tensor.dtype).removeprefix('torch.')}")
             found[matrix[1]][role] = tensor
         elif key.endswith(".alpha") and tensor.numel() == 1:
             alphas[key.removesuffix(".alpha")] = float(tensor)
@@ -132,14 +136,22 @@ def _matrices(file: LoraFile, name: str, roles: Mapping[str, torch.Tensor], alph
     down, up, bias = roles["down"], roles["up"], roles.get("bias")
     if down.ndim < 2 or up.ndim < 2 or up.shape[1] != len(down):
         raise InputError(f"{KEY}: {file.place} has matrices of different ranks for {name}")
-    if alpha == 0:
-        raise InputError(f"{KEY}: {file.place} has an alpha of 0 for {name}, so that nothing of it acts or learns")
+    if alpha is not None and alpha <= 0:
+        raise InputError(f"{KEY}: {file.place} has an alpha of {alpha:g} for {name}, it must be above 0")
+    if up.shape[2:].numel() != 1:
+        raise InputError(f"{KEY}: {file.place} has a second matrix for {name} that is no product but a convolution")
+    shift = file.tensors.get(f"{name}.diff_b")
+    for added in (bias, shift):
+        if added is not None and added.shape != (len(up),):
+            raise InputError(
+                f"{KEY}: {file.place} has a bias of shape {list(added.shape)} for {name}, whose output is {len(up)} wide"
+            )
+    up = up.reshape(len(up), len(down), *[1] * (down.ndim - 2))  # of convolutions some are written as matrices
     options, inside = options_of(file, name)
     try:
         alpha = alpha_in(options, inside, len(down)) if alpha is None else alpha
     except (AttributeError, TypeError, ValueError, re.error) as error:
         raise InputError(f"{KEY}: {file.place} has options that peft does not write ({error})") from error
-    shift = file.tensors.get(f"{name}.diff_b")
     if shift is not None:
         scale = alpha / (len(down) ** 0.5 if options.get("use_rslora") is True else len(down))
         bias = shift / scale if bias is None else bias + shift / scale
@@ -153,7 +165,10 @@ def shifts_of(file: LoraFile) -> dict[str, torch.Tensor]:
     for key, tensor in file.tensors.items():
         match = SHIFT.fullmatch(key)
         if match and not (match[2] == "diff_b" and match[1] in layers):
-            found[f"{match[1]}.{SHIFTED[match[2]]}"] = tensor
+            name = f"{match[1]}.{SHIFTED[match[2]]}"
+            if name in found:
+                raise InputError(f"{KEY}: {file.place} shifts {name} twice, {key} is one of the shifts")
+            found[name] = tensor
     return found
 
 
@@ -201,7 +216,21 @@ def placed(file: LoraFile, index: Index, networks: Mapping[str, Outline], model:
         if not own:
             raise InputError(f"{KEY}: {file.place} shifts {name}, and {model} has no such parameter of that shape")
         _add(file, name, shifts[network], own)
-    return {name: Adapter(own, name in over_root, shifts[name]) for name, own in layers.items() if own}
+    return {name: Adapter(own, name in over_root, shifts[name]) for name, own in layers.items() if own or shifts[name]}
+
+
+def refuse_shifts_alone(found: Iterable[Adapter]) -> None:
+    """Refuse adapters none of which has matrices, so that there is nothing to train.
+
+    Raises:
+        InputError: names the first shift.
+    """
+    found = list(found)
+    if not any(adapter.layers for adapter in found):
+        first = min(path for adapter in found for path in adapter.shifts)
+        raise InputError(
+            f"{KEY}: it shifts {first} and has no matrices to train; set model.merge to it, and lora to null"
+        )
 
 
 def _add(file: LoraFile, name: str, found: dict[str, Any], own: Mapping[str, Any]) -> None:
@@ -242,7 +271,7 @@ def _shifted(
     """The network of a shift, and what it adds to each parameter there; {} where the model has none of its shape."""
     for target in index.parameters(name):
         shapes = [networks[target.network].parameters.get(part) for part in target.parts]
-        if None in shapes or sum(shape[0] for shape in shapes) != len(shift):
+        if None in shapes or not shift.ndim or sum(shape[0] for shape in shapes) != len(shift):
             continue
         whole = _swapped(shift) if target.swapped else shift
         own = dict(zip(target.parts, whole.split([shape[0] for shape in shapes]), strict=True))

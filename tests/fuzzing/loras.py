@@ -68,6 +68,7 @@ CHANGES = (
     "alpha",
     "half",
     "middle",
+    "twice",
     "shape",
 )
 RANK, ALPHA = 3, 4.5
@@ -161,6 +162,11 @@ class File:
                 self.known = False
             case "middle":
                 self.tensors[f"{self.named(name)}.lora_mid.weight"] = self.random(RANK, RANK)
+                self.known = False
+
+            case "twice":
+                other = "lora_down.weight" if self.ends[0] == "lora_A.weight" else "lora_A.weight"
+                self.tensors[f"{self.named(name)}.{other}"] = self.random(RANK, RANK)
                 self.known = False
 
     def _key(self, makers: str, path: str) -> str:

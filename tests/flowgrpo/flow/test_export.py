@@ -1,6 +1,7 @@
 """What leaves a run is the run's network, in every format that can hold it, for every kind of adapter."""
 
 import copy
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -110,6 +111,8 @@ def test_a_run_with_shifts_is_exported_for_comfyui_and_refused_for_diffusers(spe
     assert main(["train", "c.yaml", "eval.adapter_steps=0:0.6"]) == 2
     assert f"eval.adapter_steps: the LoRA {off}" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+    assert main(["plan", "c.yaml", "eval.adapter_steps=0:0.6"]) == 2
+    assert f"eval.adapter_steps: the LoRA {off}" in capsys.readouterr().err
     monkeypatch.setattr("flowgrpo.flow.start.sharding.applies", lambda form: form != "none")
     base = ["algorithm.objective.kl.reference=base", "algorithm.objective.kl.beta=0.01", "run.sharding=fsdp2"]
     assert main(["train", "c.yaml", *base]) == 2
@@ -134,6 +137,8 @@ def test_a_run_with_shifts_is_exported_for_comfyui_and_refused_for_diffusers(spe
     asked = ["sample", str(folder), "--adapter", "lora/comfyui/t.safetensors", "--prompt", "a cat", "--out", "again"]
     assert main([*asked, "--adapter-steps", "0:0.6"]) == 2
     assert f"--adapter-steps: the LoRA {off}" in capsys.readouterr().err
-    assert main([*asked, *(part.replace(": ", "=") for part in call.strip("{}").split(", "))]) == 0
-    again = next(path for path in (tmp_path / "again").iterdir() if path.stem == "0000")
-    assert again.read_bytes() == exported.read_bytes()
+    for out, place in enumerate(("lora/comfyui/t.safetensors", "lora", "runs/t")):
+        asked[3], asked[-1] = place, f"again-{out}"
+        assert main([*asked, *(part.replace(": ", "=") for part in call.strip("{}").split(", "))]) == 0
+        again = next(path for path in Path(asked[-1]).iterdir() if path.stem == "0000")
+        assert again.read_bytes() == exported.read_bytes()

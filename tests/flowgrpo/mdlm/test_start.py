@@ -5,7 +5,7 @@ import pytest
 import torch
 from released import released
 from runs import metrics, weights
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from flowgrpo.cli import main
@@ -55,6 +55,18 @@ def test_a_run_from_an_export_or_a_run_begins_where_that_ended(settings, tmp_pat
         begun = run.train_config(settings(model__lora={"path": place}, run__name=name, train__iterations=1, **KL))
         assert metrics(begun.folder, "eval")[0]["reward/mean"] == earned[-1] != earned[0]
         assert metrics(begun.folder)[0]["policy/max_abs_log_ratio"] == 0
+
+
+def test_shifts_that_an_export_cannot_hold_are_refused_by_name(settings, model, tmp_path, capsys):
+    saved(model, tmp_path / "lora")
+    file = tmp_path / "lora" / "adapter_model.safetensors"
+    name = "base_model.model.model.layers.0.input_layernorm.diff"
+    width = AutoConfig.from_pretrained(model).hidden_size
+    save_file(load_file(file) | {name: torch.ones(width)}, file)
+    done = run.train_config(settings(model__lora={"path": str(tmp_path / "lora")}, train__iterations=1))
+    assert main(["export", str(done.folder), "--out", str(tmp_path / "out")]) == 2
+    assert "shifts model.model.layers.0.input_layernorm.weight, which peft's file" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_all_weights_may_be_trained_from_an_adapter_that_is_merged(settings, model, tmp_path):

@@ -6,7 +6,16 @@ import torch
 from flowgrpo.errors import InputError
 from flowgrpo.training import lora_files
 from flowgrpo.training.lora_files import LoraFile
-from flowgrpo.training.lora_layers import Index, Outline, Target, layers_of, names_in, placed, shifts_of
+from flowgrpo.training.lora_layers import (
+    Index,
+    Outline,
+    Target,
+    layers_of,
+    names_in,
+    placed,
+    refuse_shifts_alone,
+    shifts_of,
+)
 
 DOWN, UP = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 3.0]])
 
@@ -42,6 +51,18 @@ def put(tensors, **options):
         (pair("out") | {"out.scale": DOWN}, "holds out.scale, which is no matrix of a LoRA"),
         (pair("out") | {"norm.alpha": torch.tensor(2.0)}, "holds norm.alpha, and no matrices that it scales"),
         (pair("out") | {"out.alpha": torch.tensor(0.0)}, "has an alpha of 0 for out"),
+        (pair("out") | {"out.alpha": torch.tensor(-2.0)}, "has an alpha of -2 for out, it must be above 0"),
+        (pair("out") | {"out.lora_A.weight": DOWN}, "has two adapters for out, out.lora_A.weight is of one of them"),
+        (pair("out") | {"norm.diff": DOWN[0], "norm.w_norm": DOWN[0]}, "shifts norm.weight twice, norm.w_norm is one"),
+        (pair("out", up=UP.int()), "holds out.lora_up.weight as int32"),
+        (pair("out") | {"out.diff_b": torch.ones(2)}, r"has a bias of shape \[2\] for out, whose output is 3 wide"),
+        (pair("out") | {"out.diff_b": torch.tensor(1.0)}, r"has a bias of shape \[\] for out, whose output is 3 wide"),
+        (
+            pair("out") | {"out.lora_B.bias": torch.ones(1)},
+            r"has a bias of shape \[1\] for out, whose output is 3 wide",
+        ),
+        (pair("out", up=UP[..., None].repeat(1, 1, 3)), "has a second matrix for out that is no product"),
+        (pair("out") | {"norm.diff": torch.tensor(1.0)}, "shifts norm.weight, and this has no such parameter"),
         ({"out.lora_down.weight": DOWN}, "has one matrix of the two for out"),
         (pair("out") | pair("net.out"), "has two adapters for out, net.out is one of them"),
         (pair("out") | pair("other"), "has an adapter for other, and this has no such layer"),
@@ -132,3 +153,33 @@ def test_shifts_of_zeros_are_left_out_with_a_warning(tmp_path):
         found = lora_files.read(str(tmp_path / "a.safetensors"))
     assert list(layers_of(found)) == ["out"]
     assert shifts_of(found) == {}
+
+
+def test_shifts_of_a_network_without_matrices_stay():
+    outlines = {name: Outline.of(Network()) for name in ("one", "two")}
+    layers = {name: names_in(name, each.layers) for name, each in outlines.items()}
+    parameters = {name: names_in(name, each.parameters) for name, each in outlines.items()}
+    tensors = pair("one.out") | {"two.norm.diff": torch.ones(2)}
+    found = placed(file(tensors), Index(layers, parameters), outlines, "this")
+    assert found["one"].layers.keys() == {"out"}
+    assert (found["two"].layers, found["two"].shifts["norm.weight"].tolist()) == ({}, [1, 1])
+
+
+def test_shifts_alone_are_nothing_to_train():
+    with pytest.raises(InputError, match=r"^model.lora.path: it shifts norm.weight and has no matrices to train; set"):
+        refuse_shifts_alone([put({"norm.diff": torch.ones(2)})])
+
+
+def test_a_convolutions_second_matrix_may_be_written_as_one():
+    down = torch.rand(2, 5, 3, 3)
+    assert layers_of(file(pair("conv", down=down)))["conv"].up.shape == (3, 2, 1, 1)
+
+
+def test_a_weight_that_two_layers_share_is_not_merged_into():
+    network = Network()
+    network.again = torch.nn.Linear(2, 3)
+    network.again.weight = network.out.weight
+    with pytest.raises(
+        InputError, match=r"^model.merge: it adds to out.weight, whose weight is that of again.weight, too"
+    ):
+        put(pair("out")).merge(network)
