@@ -21,9 +21,9 @@ from unittest.mock import patch
 import yaml
 from hypothesis import strategies as st
 
+import flowgrpo.commands.plan  # noqa: F401 - the first case would wait for what it imports
 from flowgrpo import config
 from flowgrpo.cli import main
-from flowgrpo.commands import plan as _  # noqa: F401 - the first case would wait for what it imports
 from flowgrpo.commands.kinds import KINDS
 from flowgrpo.data import configs as built_in
 from flowgrpo.data import yaml_maps
