@@ -98,18 +98,19 @@ class Reward:
             returned = self.function(
                 samples if isinstance(samples, torch.Tensor) else list(samples), list(prompts), **given
             )
-        try:
-            if isinstance(returned, (Mapping, Set, str, bytes)):  # lists of keys, in no order, of letters
-                raise TypeError
-            values = list(returned)
-        except TypeError:
-            kind = type(returned).__name__
-            raise RewardError(
-                f"the reward {self.name!r} returned {kind}, not a list of {len(prompts)} floats"
-            ) from None
+            values = self._listed(returned, len(prompts))  # a generator runs only here
         if len(values) != len(prompts):
             raise RewardError(f"the reward {self.name!r} returned {len(values)} values for {len(prompts)} samples")
         return torch.tensor([self._number(value, i) for i, value in enumerate(values)], dtype=torch.float64)
+
+    def _listed(self, returned: Any, size: int) -> list[Any]:
+        try:
+            if isinstance(returned, (Mapping, Set, str, bytes)):  # lists of keys, in no order, of letters
+                raise TypeError
+            return list(returned)
+        except TypeError:
+            kind = type(returned).__name__
+            raise RewardError(f"the reward {self.name!r} returned {kind}, not a list of {size} floats") from None
 
     def to(self, device: torch.device | str) -> None:
         """Move what it holds, if it can be moved."""

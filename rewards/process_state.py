@@ -7,7 +7,9 @@ plug-in's: a run itself draws from none of them, and a reward that draws must no
 variables and `sys.path` are the plug-in's, too.
 
 Some state belongs to the whole process, and rewards are called in threads beside the model. That state is therefore compared
-with what it was before the first of several plug-ins that run at once, and what one changes the others see until it ends.
+with what it was before the first of several plug-ins that run at once, and put back when the last of them ends; until then
+the others see what one changes. Which attention torch may choose is compared in the main thread alone: a model beside a
+reward sets it for a while, too.
 """
 
 from __future__ import annotations
@@ -51,9 +53,8 @@ def _of_process() -> tuple[Setting, ...]:
     def flag(name: str, module: Any, attribute: str) -> Setting:
         return Setting(name, partial(getattr, module, attribute), partial(setattr, module, attribute))
 
-    cudnn, cuda = torch.backends.cudnn, torch.backends.cuda
+    cudnn = torch.backends.cudnn
     return (
-        Setting("the working directory", os.getcwd, os.chdir),
         Setting("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
         Setting(
             "torch's deterministic algorithms",
@@ -65,30 +66,30 @@ def _of_process() -> tuple[Setting, ...]:
         ),
         *(flag(f"cudnn.{name}", cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
         Setting("the precision of matmul", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-        *(
-            Setting(f"the attention {name}", getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp"))
-            for name in ("flash", "math", "mem_efficient", "cudnn")
-        ),
         Setting("the number of threads", torch.get_num_threads, torch.set_num_threads),
     )
 
 
 @cache
 def _of_thread() -> tuple[Setting, ...]:
-    """Settings that each thread has for itself."""
+    """Settings that each thread has for itself; the directory in threads that have called `own_directory`."""
     import torch
 
     def put_device(device: torch.device) -> None:
         torch.set_default_device(None if device == torch.device("cpu") else device)
 
     return (
+        Setting("the working directory", os.getcwd, os.chdir),
         Setting("torch's default device", torch.get_default_device, put_device),
         Setting("torch's gradient mode", torch.is_grad_enabled, torch.set_grad_enabled),
     )
 
 
 def _of_main_thread() -> tuple[Setting, ...]:
-    """Settings of the process that only the main thread sets."""
+    """Settings of the process that only the main thread sets: in others a model may be using an attention meanwhile."""
+    import torch
+
+    cuda = torch.backends.cuda
     signals = sorted(signal.valid_signals())
 
     def put_handlers(handlers: list[Any]) -> None:
@@ -104,6 +105,10 @@ def _of_main_thread() -> tuple[Setting, ...]:
     return (
         Setting("signal handlers", lambda: [signal.getsignal(number) for number in signals], put_handlers),
         Setting(FILTERS, lambda: list(warnings.filters), put_filters),
+        *(  # cuDNN's is left out by this package itself, also where a plug-in asks for that
+            Setting(f"the attention {name}", getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp"))
+            for name in ("flash", "math", "mem_efficient")
+        ),
     )
 
 
@@ -136,17 +141,20 @@ class _Shared:
     def __init__(self) -> None:
         self.lock, self.running = threading.Lock(), 0
         self.before: list[tuple[Setting, Any]] = []
+        self.met: list[str] = []  # who has run since then
 
-    def enter(self) -> None:
+    def enter(self, who: str) -> None:
         with self.lock:
             if self.running == 0:
-                self.before = _read(_of_process())
+                self.before, self.met = _read(_of_process()), []
             self.running += 1
+            self.met.append(who)
 
-    def leave(self) -> list[str]:
+    def leave(self) -> tuple[list[str], list[str]]:
+        """When the last leaves, put the state back; return what had changed, and who ran meanwhile."""
         with self.lock:
             self.running -= 1
-            return _put_back(self.before)
+            return ([] if self.running else _put_back(self.before)), list(dict.fromkeys(self.met))
 
 
 _shared = _Shared()
@@ -167,19 +175,25 @@ def kept(what: str, plugin: Any, *, imports: bool = False) -> Iterator[None]:
         yield
         return
     own = _of_thread() + (_of_main_thread() if threading.current_thread() is threading.main_thread() else ())
-    _shared.enter()
+    place = str(plugin if module is None else getattr(sys.modules.get(module), "__file__", None) or module)
+    _shared.enter(place)
     before, drawn = _read(own), _generators() if imports else None
     try:
         yield
     finally:
-        changed = _put_back(before) + _shared.leave()
+        own_changed, (changed, met) = _put_back(before), _shared.leave()
         if drawn is not None:
             _put_generators(drawn)
-        place = str(plugin if module is None else getattr(sys.modules.get(module), "__file__", None) or module)
-        new = [name for name in changed if (place, name) not in _told and name != FILTERS]
-        _told.update((place, name) for name in new)
-        if new:
-            LOGGER.warning("%s (%s) changed %s; that is put back after each of its calls", what, place, ", ".join(new))
+        _tell(f"{what} ({place})", place, own_changed + (changed if len(met) < 2 else []))
+        _tell(several := f"one of {', '.join(sorted(met))}", several, changed if len(met) > 1 else [])
+
+
+def _tell(who: str, place: str, changed: list[str]) -> None:
+    """Warn of changes that have not been told of a place."""
+    new = [name for name in changed if (place, name) not in _told and name != FILTERS]
+    _told.update((place, name) for name in new)
+    if new:
+        LOGGER.warning("%s changed %s; that is put back after each of its calls", who, ", ".join(new))
 
 
 def _generators() -> tuple[Any, ...]:

@@ -37,6 +37,7 @@ from starlette.routing import Route
 from rewards.base import Reward, RewardError, nearest, one_line
 from rewards.guard import Guard, configured
 from rewards.heap import keep_freed_memory
+from rewards.process_state import own_directory
 from rewards.wire import CONTENT_TYPE, MOST_HEADER, NOT_FINITE, Batch, as_floats, decode, header_bytes
 
 ROOM = 4  # requests of the largest size that are held for one reward; the rest waits unread in its sockets
@@ -171,7 +172,7 @@ class _Lane:
         self.reward, self.batch_size, self.device = reward, batch_size, device
         self.bodies, self.headers = _Room(ROOM * max_bytes), _Room(ROOM * MOST_HEADER)
         self.waiting: deque[_Call] = deque()
-        self.free, self.thread = asyncio.Lock(), ThreadPoolExecutor(1)
+        self.free, self.thread = asyncio.Lock(), ThreadPoolExecutor(1, initializer=own_directory)
         self.counted: Counter[str] = Counter()
         self.started: float | None = None  # the call that is under way
 

@@ -301,7 +301,8 @@ def _check_left(settings: RunConfig) -> None:
     run, iterations = settings.run, settings.train.iterations
     if run.resume and resume.is_finished(run.folder, iterations=iterations, patience=run.patience):
         sentence = f"{run.folder} is finished, nothing is left of its {iterations} iterations"
-        raise Finished(sentence, "a longer run goes on", [f"train.iterations={2 * iterations}", "run.resume=true"])
+        more = 2 * max(iterations, checkpoint.resumed(run.folder / "checkpoints") or 0)
+        raise Finished(sentence, "a longer run goes on", [f"train.iterations={more}", "run.resume=true"])
 
 
 def _check_folder(settings: RunConfig, folder: Path) -> None:

@@ -27,6 +27,7 @@ from rewards.base import nearest
 from samplers import noise
 
 SPLITS = ("train", "eval")
+STEPS = "num_inference_steps"
 SMALL: dict[str, Callable[[], list[tables.Row]]] = {  # made for the embedded models
     **{
         f"shapes:{split}": lambda split=split: [{"prompt": text} for text in scenes.captions(split)] for split in SPLITS
@@ -69,12 +70,17 @@ def load(
         InputError: there is no such source, or a line of it is wrong.
     """
     prompts = [
-        Prompt(templates.apply(template, row["prompt"]), {name: cell for name, cell in row.items() if name != "prompt"})
+        Prompt(templates.apply(template, row["prompt"]), {k: _cell(k, v) for k, v in row.items() if k != "prompt"})
         for row in _rows(source, key, column=column, folder=folder)
     ]
     if not prompts:
         raise InputError(f"{key}: {source} holds no prompt")
     return prompts
+
+
+def _cell(name: str, cell: Any) -> Any:
+    """A cell as a row has it: a number of steps, which some tables can only hold as a text, is a number."""
+    return int(cell) if name == STEPS and isinstance(cell, str) and cell.strip().isdecimal() else cell
 
 
 def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row]:
@@ -89,13 +95,13 @@ def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row
         return _filled([_asking(row, column, place) for place, row in hub.rows(source, key, column)])
     path = Path(source)
     if not path.is_file():
-        files = (str(p) for p in path.parent.glob("[!.]*") if p.suffix in (".txt", *tables.SUFFIXES))
+        files = (str(p) for p in path.parent.glob("[!.]*") if p.suffix.lower() in (".txt", *tables.SUFFIXES))
         raise InputError(
             f"{key}: there is no file {source}, {nearest(source, [*BUILT_IN, *edits.NAMES, *corpora.NAMES, *files])}"
         )
-    if path.suffix == ".txt":
+    if path.suffix.lower() == ".txt":
         return [{"prompt": line} for _, line in tables.lines(path, key)]
-    if path.suffix not in tables.SUFFIXES:
+    if path.suffix.lower() not in tables.SUFFIXES:
         *others, last = tables.SUFFIXES
         raise InputError(
             f"{key}: {source} is neither a .txt file (one prompt per line) nor a {', '.join(others)} or {last} file"

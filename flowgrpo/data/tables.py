@@ -23,6 +23,7 @@ EXAMPLE = '{"prompt": "a red circle"}'
 LARGEST = 1 << 30  # bytes of a file that is read whole
 LARGEST_INTEGER = 14_000  # bits, some 4,200 digits
 DEEPEST = 64  # lists and maps in each other
+POINTER, LARGEST_POINTER = b"version https://git-lfs.github.com/spec/", 1024  # how one begins, and its bytes at most
 
 Row = dict[str, Any]
 
@@ -36,7 +37,8 @@ def lines(path: Path, key: str) -> list[tuple[int, str]]:
     Raises:
         InputError: the file is not text in UTF-8 or, with its mark, in UTF-16.
     """
-    stripped = ((number, line.strip()) for number, line in enumerate(_text(path, key).split("\n"), start=1))
+    text = _text(path, key).replace("\r\n", "\n").replace("\r", "\n")
+    stripped = ((number, line.strip()) for number, line in enumerate(text.split("\n"), start=1))
     return [(number, line) for number, line in stripped if line]
 
 
@@ -57,11 +59,12 @@ def rows(
     Raises:
         InputError: the file cannot be read, a line is not a row, or two columns have one name.
     """
-    if path.suffix == ".parquet":
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
         return [(f"{path}:{number}", row) for number, row in enumerate(_parquet(path, key, columns, needed), start=1)]
-    if path.suffix in DELIMITERS:
+    if suffix in DELIMITERS:
         return _separated(path, key, needed)
-    if path.suffix == ".json":
+    if suffix == ".json":
         return _array(path, key)
     return [(f"{path}:{number}", _object(line, f"{path}:{number}")) for number, line in lines(path, key)]
 
@@ -172,6 +175,22 @@ def text(row: Row, column: str, place: str) -> str:
     return row[column]
 
 
+def refuse_pointer(file: Path, place: str) -> None:
+    """Refuse a file that Git LFS has not fetched.
+
+    Args:
+        place: before the path in the error.
+
+    Raises:
+        InputError: there is a pointer in its place.
+    """
+    if not file.is_file() or file.stat().st_size > LARGEST_POINTER:
+        return
+    with file.open("rb") as opened:
+        if opened.read(len(POINTER)) == POINTER:
+            raise InputError(f"{place}{file} is a Git LFS pointer, not the file itself; run git lfs pull in its folder")
+
+
 def _text(path: Path, key: str) -> str:
     data = _bytes(path)
     mark = next((mark for mark in MARKS if data.startswith(mark)), b"")
@@ -201,7 +220,7 @@ def _separated(path: Path, key: str, needed: str | None) -> list[tuple[str, Row]
     reader = csv.DictReader(StringIO(text, newline=""), strict=True, delimiter=delimiter)
     found = []
     try:
-        names = list(reader.fieldnames or ())
+        reader.fieldnames = names = [name.strip() for name in reader.fieldnames or ()]
         if (doubled := _first_doubled(names)) is not None:
             raise InputError(f"{path}:1: two columns are called {doubled!r}")
         for row in reader:
@@ -224,7 +243,7 @@ def _delimiter(path: Path, text: str, needed: str | None) -> str:
         InputError: that line can be read in two ways.
     """
     first, names = text.split("\n", 1)[0], {}
-    for delimiter in DELIMITERS[path.suffix]:
+    for delimiter in DELIMITERS[path.suffix.lower()]:
         with suppress(csv.Error):
             names[delimiter] = next(csv.reader([first], delimiter=delimiter), [])
     if has := [delimiter for delimiter, own in names.items() if needed in own]:
@@ -232,7 +251,7 @@ def _delimiter(path: Path, text: str, needed: str | None) -> str:
     several = [delimiter for delimiter, own in names.items() if len(own) > 1]
     if len(several) > 1:
         raise InputError(f"{path}:1: the first line has both commas and semicolons, so that its columns are not clear")
-    return several[0] if several else DELIMITERS[path.suffix][0]
+    return several[0] if several else DELIMITERS[path.suffix.lower()][0]
 
 
 def _parquet(path: Path, key: str, columns: Sequence[str] | None, needed: str | None) -> list[Row]:
@@ -244,12 +263,13 @@ def _parquet(path: Path, key: str, columns: Sequence[str] | None, needed: str | 
             f"{key}: {path} needs pyarrow to be read, pip install 'flowgrpo[parquet]' or save it as .jsonl"
         ) from None
     try:
+        refuse_pointer(path, f"{key}: ")
         schema = parquet.read_schema(path)
         if (doubled := _first_doubled(schema.names)) is not None:
             raise InputError(f"{path}: two columns are called {doubled!r}")
-        if needed in schema.names and "binary" in str(schema.field(needed).type):
+        if needed in schema.names and _holds_bytes(schema.field(needed).type):
             raise InputError(f"{path}: the column {needed!r} holds bytes ({schema.field(needed).type}), not texts")
-        readable = [f.name for f in schema if "binary" not in str(f.type) and (columns is None or f.name in columns)]
+        readable = [f.name for f in schema if not _holds_bytes(f.type) and (columns is None or f.name in columns)]
         table = parquet.read_table(path, columns=readable)
         return table.cast(schema_of([(f.name, _plain_type(f.type)) for f in table.schema])).to_pylist()
     except InputError:
@@ -257,6 +277,15 @@ def _parquet(path: Path, key: str, columns: Sequence[str] | None, needed: str | 
     except (ArrowException, OSError, ValueError, OverflowError) as error:  # by what its pages hold
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"{key}: {path} is not a readable parquet file ({reason})") from None
+
+
+def _holds_bytes(kind: Any) -> bool:
+    """Whether values of an Arrow type are bytes, or hold some."""
+    import pyarrow as pa
+
+    if pa.types.is_nested(kind):
+        return any(_holds_bytes(kind.field(i).type) for i in range(kind.num_fields))
+    return "binary" in str(kind)
 
 
 def _plain_type(kind: Any) -> Any:
@@ -295,6 +324,7 @@ def _bytes(path: Path) -> bytes:
         size = path.stat().st_size
         if size > LARGEST:
             raise InputError(f"{path}: has {size} bytes, at most {LARGEST} are read")
+        refuse_pointer(path, "")
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flowgrpo.data import embedded, known, prompts, stored
+from flowgrpo.data.prompts import STEPS, Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.flow import memory, offline, start
 from flowgrpo.flow.config import Config
@@ -31,7 +33,6 @@ if TYPE_CHECKING:  # only a plan of shared calls needs it
 else:
     context = lazy("flowgrpo.flow.context")
 
-STEPS = "num_inference_steps"
 UNEVEN = 100  # times as hard as another that a step may pull at the velocity without a warning
 UNEVEN_KL = 100_000  # times as strictly as another that a step may be held by the divergence; these are squares
 LOOKS = 32  # iterations whose trained steps are looked at
@@ -69,6 +70,8 @@ def _plan(config: Config) -> dict[str, Any]:
     unguided = config.model.guidance == "none"
     over = guidance.unguided(planned_class(config.model.path)) if unguided else None
     held_out = prompts.load_split(config.prompts, "eval")[: config.eval.prompts]
+    for rows in (stored.train_prompts(config), held_out):
+        check_columns(config, rows)
     call, branches = call_and_branches(config, over, _unguiding(columns) if unguided else columns)
     eval_call, eval_branches = call_and_branches(config, config.eval.call, held_out[0].columns if held_out else columns)
     if call["num_inference_steps"] is None:
@@ -313,6 +316,30 @@ def picture(config: Config, num_steps: int) -> list[str]:
     train, algorithm = config.train, config.algorithm
     kernels = algorithm.kernel.kernels(num_steps)
     return draw_tree(algorithm.plan(kernels, train.group_size, config.run.seed, 0), num_steps)
+
+
+def check_columns(config: Config, rows: Sequence[Prompt]) -> None:
+    """Refuse columns that the pipeline takes as numbers and that hold none, or different numbers of steps.
+
+    Raises:
+        InputError: names the column and the value.
+    """
+    pipeline, key = planned_class(config.model.path), "the prompts' columns"
+    parameters = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
+    numbers = {
+        n for n, p in parameters.items() if isinstance(p.default, int | float) and not isinstance(p.default, bool)
+    }
+    written = {(n, repr(row.columns[n])): (n, row) for row in rows for n in (numbers | {STEPS}) & row.columns.keys()}
+    for name, row in written.values():
+        checked_call(pipeline, {name: row.columns[name]} if row.columns[name] is not None else {}, key)
+    steps = {
+        call_and_branches(config, columns=row.columns)[0][STEPS]: row for name, row in written.values() if name == STEPS
+    }
+    if len(steps) > 1:
+        (one, row), (other, another), *_ = steps.items()
+        raise InputError(
+            f"{key}.{STEPS}: {one} at {row.text!r} and {other} at {another.text!r}, but rows of one run walk the same steps"
+        )
 
 
 def call_and_branches(

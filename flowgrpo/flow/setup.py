@@ -31,7 +31,7 @@ from flowgrpo.flow.pipeline.loading import check_weights, load_policy, pipeline_
 from flowgrpo.flow.pipeline.modality import expected_shape, frame_rate, sampling_rate
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.pipeline.switches import checkpoint_gradients, compile_blocks, decoders, offload, tile
-from flowgrpo.flow.plan import call_and_branches
+from flowgrpo.flow.plan import call_and_branches, check_columns
 from flowgrpo.flow.predicted import predicted
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.schema.sections import Ema
@@ -85,6 +85,8 @@ def check(settings: Config, data: RunData) -> None:
         Client(settings.run.engine).greet()
     start.check_switched(start.adapters(settings.model), settings)
     teacher.check(settings)
+    for rows in (data.train_prompts, data.eval_prompts):
+        check_columns(settings, rows)
     call = call_and_branches(settings, columns=data.train_prompts[0].columns)[0]
     offline.check_model(settings, offline.source_of(settings), call)
     if settings.train.draft is not None:

@@ -27,7 +27,6 @@ KEY, VARIANT = "model.path", "model.variant"
 SINGLE = (".safetensors", ".gguf", ".bin", ".ckpt", ".pt", ".pth")  # suffixes of weights in one file
 REMEDY = "to train a network alone, save it into its pipeline: docs/config.md, Full weights that you have"
 BESIDE = (".json", ".txt", ".model", ".jinja")  # suffixes of what is read beside the weights
-POINTER, LARGEST_POINTER = b"version https://git-lfs.github.com/spec/", 1024  # how one begins, and its bytes at most
 WITHOUT = re.compile("Tokenizer|Processor|Extractor|Scheduler|Guidance")  # in names of classes that have no weights
 STEM = r"(?P<stem>diffusion_pytorch_model|pytorch_model|model)"
 FORM, SHARD = r"\.(?P<form>safetensors|bin)", r"-\d{5,}-of-\d{5,}"
@@ -167,11 +166,7 @@ def refuse_pointer(file: Path) -> None:
     Raises:
         InputError: there is a pointer in its place.
     """
-    if not file.is_file() or file.stat().st_size > LARGEST_POINTER:
-        return
-    with file.open("rb") as opened:
-        if opened.read(len(POINTER)) == POINTER:
-            raise InputError(f"{KEY}: {file} is a Git LFS pointer, not the file itself; run git lfs pull in its folder")
+    tables.refuse_pointer(file, f"{KEY}: ")
 
 
 def check(

@@ -62,7 +62,7 @@ CHANGES = {
         lambda: list(warnings.filters),
     ),
 }
-WHERE = ("import", "make", "move", "call")
+WHERE = ("import", "make", "move", "call", "yield")
 Case = Mapping[str, Sequence[str]]  # from where to names of `CHANGES`
 
 
@@ -77,7 +77,8 @@ def source(case: Case) -> str:
         "\n".join(imports)
         + f"\n{lines('import', 0)}class bright:\n    def __init__(self):\n{lines('make', 8)}"
         + f"    def to(self, device):\n{lines('move', 8)}"
-        + f"    def __call__(self, images, prompts):\n{lines('call', 8)}        return images.float().mean((1, 2, 3))\n"
+        + f"    def __call__(self, images, prompts):\n{lines('call', 8)}        return self.each(images)\n"
+        + f"    def each(self, images):\n{lines('yield', 8)}        yield from images.float().mean((1, 2, 3))\n"
     )
 
 

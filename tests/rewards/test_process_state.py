@@ -75,8 +75,9 @@ def test_a_reward_that_fails_is_cleaned_up_after(tmp_path):
     assert torch.get_default_dtype() == torch.float32
 
 
-def test_two_that_run_at_once_leave_what_was_before_both(tmp_path):
-    """The first to begin ends first; what the second has found was the first's change."""
+def test_two_that_run_at_once_leave_what_was_before_both(caplog):
+    """The first to begin ends first; what the second has found was the first's change, and stays until it ends."""
+    caplog.propagate = True
     entered, leave = threading.Event(), threading.Event()
 
     def first():
@@ -95,8 +96,29 @@ def test_two_that_run_at_once_leave_what_was_before_both(tmp_path):
         assert torch.get_default_dtype() == torch.float64
         leave.set()
         thread.join()
-        assert torch.get_default_dtype() == torch.float32
+        assert torch.get_default_dtype() == torch.float64
     assert torch.get_default_dtype() == torch.float32
+    assert caplog.messages[-1].startswith("one of first.py, second.py changed torch's default dtype; that is put back")
+
+
+def test_a_call_beside_a_model_leaves_its_attention_alone():
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    before, left = torch.backends.cuda.flash_sdp_enabled(), threading.Event()
+    entered = threading.Event()
+
+    def run():
+        with process_state.kept("it", Path("mine.py")):
+            entered.set()
+            left.wait(5)
+
+    with sdpa_kernel(SDPBackend.MATH):
+        thread = threading.Thread(target=run)
+        thread.start()
+        entered.wait(5)
+    left.set()
+    thread.join()
+    assert torch.backends.cuda.flash_sdp_enabled() == before
 
 
 def test_a_run_keeps_its_directory_while_a_reward_has_another(tmp_path):

@@ -79,6 +79,7 @@ WRITTEN = {
     "c.tsv": SEPARATED.format("\t"),
     "d.json": json.dumps(ROWS, ensure_ascii=False),
     "e.jsonl": "\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS),
+    "F.CSV": SEPARATED.format(",").replace("\n", "\r"),
 }
 
 
@@ -104,6 +105,7 @@ def test_an_array_of_texts_is_a_column_of_prompts(tmp_path):
         ("prompt", "prompt", ["prompt"]),
         ("text;n", "prompt", ["text", "n"]),
         ("text,n", None, ["text", "n"]),
+        ("prompt, n", "prompt", ["prompt", "n"]),
     ],
 )
 def test_the_first_line_of_a_csv_file_tells_its_delimiter(tmp_path, first, needed, names):
@@ -210,3 +212,26 @@ def test_two_columns_of_one_name_in_a_parquet_file_are_refused(tmp_path):
     writer.write_table(two, tmp_path / "a.parquet")
     with pytest.raises(InputError, match=r"a\.parquet: two columns are called 'prompt'"):
         tables.rows(tmp_path / "a.parquet", "key")
+
+
+def test_lines_may_end_as_on_any_system(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"a\rb\r\nc\n")
+    assert tables.lines(tmp_path / "a.txt", "key") == [(1, "a"), (2, "b"), (3, "c")]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.json", "a.jsonl", "a.parquet"])
+def test_a_pointer_in_the_place_of_a_table_is_named_as_such(tmp_path, name):
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 12345\n")
+    read = tables.lines if name == "a.txt" else tables.rows
+    with pytest.raises(InputError, match=rf"{name} is a Git LFS pointer, not the file itself; run git lfs pull"):
+        read(tmp_path / name, "key")
+
+
+def test_columns_that_hold_bytes_are_known_by_their_types(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    image, meta = {"bytes": b"x", "path": "a.png"}, {"is_binary": 3}
+    columns = {"prompt": ["a"], "image": [image], "meta": [meta], "images": [[b"x"]]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    assert [row for _, row in tables.rows(tmp_path / "a.parquet", "key")] == [{"prompt": "a", "meta": meta}]

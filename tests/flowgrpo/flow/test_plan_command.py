@@ -153,11 +153,37 @@ def test_a_calibration_drafts_as_every_rollout_does():
     assert calibration["decoded"] == 2 * (2 * 4 * 3 + 16) == 80
 
 
-def test_a_column_of_steps_is_counted_as_the_run_counts_it(workplace, capsys):
-    (workplace / "p.jsonl").write_text(
-        '{"prompt": "a", "num_inference_steps": 5}\n{"prompt": "b", "num_inference_steps": 5}\n'
-    )
-    asked = ["tiny.yaml", "prompts={train: p.jsonl, eval: p.jsonl}", "train.iterations=1", "eval.prompts=2"]
+STEPS = {
+    "p.jsonl": '{"prompt": "a", "num_inference_steps": 5}\n{"prompt": "b", "num_inference_steps": 5}\n',
+    "p.csv": "prompt,num_inference_steps\na,5\nb, 5\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ("a,3\nb,5", "num_inference_steps: 3 at 'a' and 5 at 'b', but rows of one run walk the same steps"),
+        ("a,3\nb,", "num_inference_steps: 3 at 'a' and 4 at 'b', but rows"),
+        ("a,x\nb,x", "num_inference_steps: 'x' is not a number of steps from 1 to"),
+    ],
+)
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_columns_that_a_run_cannot_walk_are_refused_by_value(workplace, capsys, command, cells, said):
+    (workplace / "p.csv").write_text(f"prompt,num_inference_steps\n{cells}\n")
+    assert main([command, "tiny.yaml", "prompts={train: p.csv, eval: p.csv}", FOUR]) == 2
+    assert f"the prompts' columns.{said}" in capsys.readouterr().err
+
+
+def test_a_column_of_texts_in_the_place_of_a_number_is_refused(workplace, capsys):
+    (workplace / "p.csv").write_text("prompt,guidance_scale\na,4.5\n")
+    assert main(["plan", "tiny.yaml", "prompts={train: p.csv, eval: p.csv}"]) == 2
+    assert "the prompts' columns.guidance_scale: '4.5' is no number, take 7.0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_column_of_steps_is_counted_as_the_run_counts_it(workplace, capsys, name):
+    (workplace / name).write_text(STEPS[name])
+    asked = ["tiny.yaml", f"prompts={{train: {name}, eval: {name}}}", "train.iterations=1", "eval.prompts=2"]
     assert main(["plan", *asked, "--format", "json"]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert planned["geometry"]["steps"] == 5
