@@ -205,38 +205,6 @@ def test_a_run_killed_between_snapshots_goes_on_with_the_same_ones(tmp_path):
         assert {name.split(".")[1] for name in kept if name.startswith("bank.")} == {"2", "3", "4"}
 
 
-def test_the_gradient_of_seppo_is_that_of_its_formula(tmp_path):
-    """-ln sigmoid(-beta (d_w - s d_r)) of each pair and noise level, d = e - e_ref, s = sgn(e_w^ref - e_w): the mean."""
-    run = run_of(tmp_path, "seppo", likelihood={"draws": 5}, algorithm__objective__beta=2.0)
-    batch = run.rollout(0, run.groups(0))
-    with torch.no_grad():  # away from the snapshot
-        for i, p in enumerate(run.weights.parameters):
-            p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(i)))
-    credited = credit(run, batch)
-    found, noised = gradient(run, credited), credited.noised
-    live, reference = {}, {}
-    for call in noised.calls:
-        state, target = noised.noised(call)
-        for errors, policy in ((live, "live"), (reference, "bank")):
-            with run.weights.policy(policy), torch.set_grad_enabled(policy == "live"):
-                (velocity,) = run.policy.velocity(state, call.sigma, noised.rows(call))
-                errors |= dict(zip(call.draws, (velocity - target).square().mean(1), strict=True))
-    pairs, losses, signs = {}, [], set()
-    for draw in live:
-        reward = float(batch.scores.values[draw.leaf, 0])
-        pairs.setdefault((noised.group(draw), draw.number), []).append((reward, draw.leaf, draw))
-    for own in pairs.values():
-        (*_, other), (*_, winner) = min(own), max(own)
-        d_w, d_r = (live[draw] - reference[draw] for draw in (winner, other))
-        sign = torch.sign(reference[winner] - live[winner]).detach()
-        signs.add(float(sign))
-        losses.append(-torch.nn.functional.logsigmoid(-2.0 * (d_w - sign * d_r)))
-    assert signs == {-1.0, 1.0}
-    assert len(losses) == 10
-    told = torch.autograd.grad(torch.stack(losses).mean(), run.weights.parameters)
-    torch.testing.assert_close(found, torch.cat([own.flatten() for own in told]), rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("previous", "asked"),
     [(0.0, {"live": 60, "old": 60, "reference": 60}), (0.5, {"live": 60, "old": 2 * 60, "reference": 60})],
