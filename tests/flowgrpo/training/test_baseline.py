@@ -176,6 +176,15 @@ def test_decoupled_advantages_have_mean_zero_and_spread_one_over_the_batch():
     assert found.std(correction=0) == pytest.approx(1)
 
 
+def test_decoupled_advantages_are_divided_by_the_chosen_spread_of_the_batch_as_well():
+    """Each column is -1 and 1 about the mean of its group, and their sums are -2, 2, -2, 2: of std 2, or sqrt(16 / 3)."""
+    values = torch.tensor([[0.0, 0.0], [2.0, 2.0], [0.0, 2.0], [2.0, 4.0]], dtype=torch.float64)
+    sets = torch.tensor([[0], [0], [1], [1]])
+    for ddof, std in ((0, 2.0), (1, math.sqrt(16 / 3))):
+        found = GroupMean(combine="decoupled", std="none", eps=0.0, ddof=ddof).advantages(values, WEIGHTS, sets)
+        assert found.tolist() == pytest.approx([-2 / std, 2 / std, -2 / std, 2 / std])
+
+
 def test_a_reward_that_does_not_apply_leaves_the_others():
     values = torch.tensor([[1.0, math.nan], [3.0, math.nan], [2.0, 5.0], [4.0, 7.0]], dtype=torch.float64)
     sets = torch.tensor([[0], [0], [1], [1]])
@@ -196,3 +205,23 @@ def test_an_absolute_baseline_needs_nobody_else():
     values = torch.tensor([[0.2], [0.9], [math.nan]], dtype=torch.float64)
     found = Absolute(value=0.5).advantages(values, WEIGHTS[:1], torch.arange(3)[:, None])
     assert found.tolist() == pytest.approx([-0.3, 0.4, 0])
+
+
+@pytest.mark.parametrize(("ddof", "std"), [(0, 2.0), (1, math.sqrt(8))])
+def test_an_absolute_baseline_is_divided_by_the_chosen_spread_of_what_is_known(ddof, std):
+    values = torch.tensor([[1.0], [5.0], [math.nan]], dtype=torch.float64)
+    found = Absolute(value=2.0, std="global", eps=0.0, ddof=ddof).advantages(
+        values, WEIGHTS[:1], torch.arange(3)[:, None]
+    )
+    assert found.tolist() == pytest.approx([-1 / std, 3 / std, 0])
+    padded = Absolute(value=2.0, std="global", eps=1.0, ddof=ddof).advantages(
+        values, WEIGHTS[:1], torch.arange(3)[:, None]
+    )
+    assert padded.tolist() == pytest.approx([-1 / (std + 1), 3 / (std + 1), 0])
+
+
+@pytest.mark.parametrize(("scale", "told"), [(10.0, [-50, -5, 20, 50]), (0.2, [-1, -0.1, 0.4, 1])])
+def test_advantages_are_cut_before_they_are_multiplied(scale, told):
+    values = torch.tensor([[-7.0], [-0.5], [2.0], [90.0]], dtype=torch.float64)
+    found = Absolute(value=0.0, scale=scale, clip=5.0).advantages(values, WEIGHTS[:1], torch.arange(4)[:, None])
+    assert found.tolist() == pytest.approx(told)

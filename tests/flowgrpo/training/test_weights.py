@@ -9,6 +9,7 @@ from flowgrpo.schema.lora import Lora
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training import checkpoint, snapshot
 from flowgrpo.training.bank import Bank
+from flowgrpo.training.decay import Decay
 from flowgrpo.training.saved_tensors import SavedTensorMeter
 from flowgrpo.training.weights import Weights, adapter_size, lora_config
 
@@ -297,6 +298,20 @@ def test_a_moving_reference_is_kept_and_loads_back(with_lora, tmp_path):
     assert not any(name.startswith("reference.") for name in fresh("fixed").tensors())
     with pytest.raises(InputError, match="not of this model"):
         checkpoint.load_weights(place, fresh("fixed"))
+
+
+def test_an_old_policy_slows_with_the_optimizer_steps_that_were_taken():
+    """d is 0.25 + 0.1 (updates - 3): 0.25, 0.35 and 0.5 after 2, 4 and 6 of them, each of which adds 1."""
+    weights = Weights(module(), None, old=Decay(flat=3, start=0.25, slope=0.1, most=0.5))
+    start, above = weights.parameters[0].detach().clone(), []
+    for _ in range(3):
+        moved_on(weights, 2)
+        weights.after_iteration()
+        with weights.policy("old"):
+            above.append(float((weights.parameters[0].detach() - start).mean()))
+    first = 0.75 * 2
+    second = 0.35 * first + 0.65 * 4
+    assert above == pytest.approx([first, second, 0.5 * second + 0.5 * 6], abs=1e-5)
 
 
 @pytest.mark.parametrize("adapters", [False, True])
