@@ -227,3 +227,9 @@ def test_noise_does_not_rise_above_the_kernel_s_highest_level():
     levels = calibrated([0.7, 0.995, 1.0, 1.0], even, uneven, step=0.01, balance=0.1, highest=1.0)
     assert levels == pytest.approx([0.71, 1.0, 1.0, 0.99], abs=1e-12)
     assert max(levels) == 1.0
+
+
+def test_a_difference_at_the_bound_is_no_balance():
+    """Of 4 gains, 3 and 1 differ by a half of them: the level rises below a half alone."""
+    levels = [calibrated([0.7], *torch.tensor([[3.0], [1.0]]), step=0.01, balance=balance) for balance in (0.5, 0.75)]
+    assert [level for (level,) in levels] == pytest.approx([0.69, 0.71])
