@@ -212,3 +212,10 @@ def test_a_deterministic_step_has_log_prob_zero():
     x = (torch.randn(2, 3),)
     mean, std = transition(ODE, x, x, 0.5, 0.25, 0.9)
     assert log_prob(mean, mean, std).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", [name for name in KERNELS if name != "ode"])
+def test_a_kernel_that_is_said_to_diffuse_has_half_the_std_in_a_quarter_of_the_step(name):
+    kernel = Kernel(name, 0.5)
+    long, short = (slope(kernel, 0.6, 0.6 - step, 0.9)[1] for step in (0.2, 0.05))
+    assert (short == pytest.approx(long / 2, rel=1e-5)) == kernel.diffuses

@@ -199,3 +199,12 @@ def test_a_twig_walks_to_the_end_in_even_ode_steps(length):
         assert max(gaps) - min(gaps) <= 1
         began.add(first.step)
     assert began == set(range(9))
+
+
+@pytest.mark.parametrize(
+    ("first", "most", "stops"), [(0, 4, (2, 5, 8, 10)), (3, 4, (5, 7, 8, 10)), (8, 4, (9, 10)), (3, None, range(4, 11))]
+)
+def test_an_end_in_fewer_steps_stops_at_the_nearest_of_even_places(first, most, stops):
+    """From 3 on 1.75, 3.5, 5.25 and 7 of the seven steps that are left, a half to the even number."""
+    (move,) = brush([SDE] * 10, [2] * 9 + [0], most)(SIDE, first)
+    assert move.ode_stops == tuple(stops)

@@ -4,7 +4,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from samplers import noise
-from samplers.schedule import euler_sigmas, linear_sigmas, random_steps, random_window, shifted, sliding_window
+from samplers.schedule import euler_sigmas, linear_sigmas, random_steps, random_window, shifted, sliding_window, spread
 
 
 def test_shift_is_the_published_formula_and_keeps_the_ends():
@@ -43,3 +43,13 @@ def test_random_steps_are_a_fraction_without_repeats():
     assert all(len(set(steps)) == 9 and set(steps) <= set(range(15)) for steps in drawn)
     assert set().union(*drawn) == set(range(15))
     assert random_steps(range(4), 0.1, noise.generator("s")) != ()
+
+
+def test_a_fraction_of_steps_is_rounded_down():
+    assert [len(random_steps(range(10), fraction, noise.generator("s"))) for fraction in (0.69, 0.7, 0.05)] == [6, 7, 1]
+
+
+def test_steps_are_spread_from_the_first_to_the_last():
+    assert spread(4, 10) == [0, 3, 6, 9]
+    assert spread(3, 6) == [0, 2, 5]  # 2.5 to the even one
+    assert spread(1, 6) == [0]

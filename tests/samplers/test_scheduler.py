@@ -193,3 +193,28 @@ def test_a_kernel_has_one_default_form_of_its_log_probability(kernel):
     assert FlowSDEScheduler(kernel=kernel).kernel.log_prob == released
     assert CHOICES["kernel"][kernel]().log_prob == released
     assert FlowSDEScheduler(kernel=kernel, log_prob="sum").kernel.log_prob == "sum"
+
+
+def test_a_step_draws_its_noise_by_its_std():
+    scheduler = FlowSDEScheduler(kernel="dance_sde", noise_level=0.3)
+    scheduler.set_timesteps(4)
+    scheduler.generator = torch.Generator().manual_seed(3)
+    x = torch.linspace(-1, 1, 6).reshape(2, 3)
+    moved = scheduler.step(torch.zeros(2, 3), scheduler.timesteps[0], x).prev_sample
+    (step,) = scheduler.history
+    drawn = torch.randn(2, 3, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(moved, step.mean + 0.3 * (step.sigma - step.sigma_next) ** 0.5 * drawn)
+
+
+def test_a_pipeline_whose_time_runs_the_other_way_has_its_table_and_we_have_ours():
+    """Its sigmas are 0 to 1 and its velocity points to the data: x moves by the output times the step either way."""
+    scheduler = FlowSDEScheduler(kernel="ode", invert_sigmas=True)
+    scheduler.set_timesteps(4)
+    levels = scheduler.noise_levels.tolist()
+    assert scheduler.sigmas.tolist() == pytest.approx([1 - level for level in levels])
+    assert levels == sorted(levels, reverse=True)
+    assert levels[-1] == 0
+    x, toward = torch.tensor([[0.5, -2.0]]), torch.tensor([[3.0, 1.0]])
+    moved = scheduler.step(toward, scheduler.timesteps[0], x).prev_sample
+    torch.testing.assert_close(moved, x + (levels[0] - levels[1]) * toward)
+    assert torch.equal(scheduler.history[0].velocity, -toward)

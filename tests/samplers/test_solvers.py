@@ -50,3 +50,21 @@ def test_each_tensor_of_a_state_and_each_batch_walks_by_itself(solver):
     assert [both.nodes[leaf].root.index for leaf in both.leaves] == list(range(9))
     assert sum(len(e.rows) for e in both.evaluations) == 9 * 5
     assert all(e.part in (0, 1) and not e.trained for e in both.evaluations)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_solver_walks_the_sigmas_that_it_is_given_in_full_calls(solver):
+    found = ends(solver, 3)
+    seen = [(e.sigma, len(e.rows)) for e in found.evaluations]
+    assert seen == [(sigma, size) for size in (4, 4, 1) for sigma in torch.tensor(schedule(3)[:-1]).tolist()]
+
+
+def test_two_steps_of_dpm2_are_euler_s_method_on_the_log_of_the_odds():
+    """Of first order both: x' = s'/s x - a' (e^-h - 1) x0, a = 1 - s, h the step of log a/s; and the last one ends in x0."""
+    first, second, _ = torch.tensor(schedule(2), dtype=torch.float64).tolist()
+    x = START.double()
+    (velocity_there,) = field((x,), first, None)
+    clean = x - first * velocity_there
+    x = second / first * x + (1 - second) * clean  # e^-h is 0, for the log of the odds begins at -inf
+    (velocity_there,) = field((x,), second, None)
+    torch.testing.assert_close(ends("dpm2", 2).samples[0].double(), x - second * velocity_there, rtol=0, atol=1e-4)

@@ -241,3 +241,34 @@ def samples(tree):
     named = {(n.root.group, n.root.index, n.path, n.role): tree.samples[0][i] for i, n in enumerate(leaves)}
     assert len(named) == len(leaves)
     return named
+
+
+def test_a_lone_child_has_its_parent_s_address_and_siblings_have_their_numbers():
+    """So that noise along a chain is told apart by its step alone."""
+    assert {node.path for node in grown(chain([SDE] * 4, range(4), ())).nodes} == {(0,), (1,), (2,)}
+    split = grown(lambda role, step: (Move(SDE, count=2 if step == 1 else 1),), groups=1, size=1)
+    assert [[node.path for node in split.nodes if node.step == step] for step in (1, 2, 3)] == [
+        [(0,)],
+        [(0, 0), (0, 1)],
+        [(0, 0), (0, 1)],
+    ]
+
+
+@pytest.mark.parametrize("kept", [(), (0,)])
+def test_a_velocity_that_is_kept_has_its_graph_although_nothing_else_has(kept):
+    weight, roots, start = torch.ones((), requires_grad=True), *batch()
+    with torch.no_grad():
+        tree = grow(
+            chain([SDE] * 4, range(3), (1,)),
+            SIGMAS,
+            roots,
+            start,
+            lambda state, sigma, rows: tuple(weight * x for x in state),
+            address_noise,
+            100,
+            keep_graphs=kept,
+        )
+    velocities = [evaluation.velocity for evaluation in tree.evaluations if evaluation.trained]
+    assert [of is not None and of[0].requires_grad for of in velocities] == [bool(kept)]
+    assert not any(evaluation.velocity for evaluation in tree.evaluations if not evaluation.trained)
+    assert not tree.samples[0].requires_grad
