@@ -1,5 +1,8 @@
 """Gradients of final samples away from their anchor, each against its formula, written again."""
 
+from dataclasses import replace
+
+import pytest
 import torch
 from field import credit, settings, step_in_place, trainer
 
@@ -10,13 +13,16 @@ def run_of(folder, preset, likelihood=(), **options):
     return trainer(settings(folder, algorithm=algorithm, **sizes))
 
 
-def moved(run, far):
+def moved(run, far, group_weights=(1.0, 1.0)):
     """What is credited to a rollout of the policy, and the gradient there once the policy has moved."""
     batch = run.rollout(0, run.groups(0))
     with torch.no_grad():
         for i, p in enumerate(run.weights.parameters):
             p.add_(far * torch.randn(p.shape, generator=torch.Generator().manual_seed(i)))
     credited = credit(run, batch)
+    groups = torch.tensor([credited.tree.nodes[leaf].root.group for leaf in credited.tree.leaves])
+    weights = torch.tensor(group_weights, dtype=torch.float64)[groups.unique(return_inverse=True)[1]]
+    credited = replace(credited, noised=replace(credited.noised, factors=weights))
     step_in_place(run, credited)
     return batch, credited.noised, torch.cat([p.grad.flatten() for p in run.weights.parameters])
 
@@ -36,15 +42,19 @@ def squared_errors(run, noised, policy):
     return found
 
 
-def test_the_gradient_of_seppo_is_that_of_its_formula(tmp_path):
-    """-ln sigmoid(-beta (d_w - s d_r)) of each pair and noise level, d = e - e_ref, s = sgn(e_w^ref - e_w): the mean."""
-    run = run_of(tmp_path, "seppo", {"draws": 5}, objective={"beta": 2.0})
+@pytest.mark.parametrize("antithetic", [False, True])
+def test_the_gradient_of_seppo_is_that_of_its_formula(tmp_path, antithetic):
+    """-ln sigmoid(-beta (d_w - s d_r)) of each pair and noise level, d = e - e_ref, s = sgn(e_w^ref - e_w): the mean.
+
+    Noise and its negative are compared by themselves.
+    """
+    run = run_of(tmp_path, "seppo", {"draws": 5, "antithetic": antithetic}, objective={"beta": 2.0})
     batch, noised, found = moved(run, 0.05)
     live, reference = (squared_errors(run, noised, policy) for policy in ("live", "bank"))
     pairs, losses, signs = {}, [], set()
     for draw in live:
         reward = float(batch.scores.values[draw.leaf, 0])
-        pairs.setdefault((noised.group(draw), draw.number), []).append((reward, draw.leaf, draw))
+        pairs.setdefault((noised.group(draw), draw.number, draw.sign), []).append((reward, draw.leaf, draw))
     for own in pairs.values():
         (*_, other), (*_, winner) = min(own), max(own)
         d_w, d_r = (live[draw] - reference[draw] for draw in (winner, other))
@@ -52,7 +62,7 @@ def test_the_gradient_of_seppo_is_that_of_its_formula(tmp_path):
         signs.add(float(sign))
         losses.append(-torch.nn.functional.logsigmoid(-2.0 * (d_w - sign * d_r)))
     assert signs == {-1.0, 1.0}
-    assert len(losses) == 10
+    assert len(losses) == 10 * (1 + antithetic)
     torch.testing.assert_close(found, gradient_of(torch.stack(losses).mean(), run), rtol=1e-4, atol=1e-6)
 
 
@@ -71,3 +81,22 @@ def test_the_gradient_of_crd_is_that_of_its_formula(tmp_path):
     assert ell.mean().abs() > 0.05  # so that the centring matters
     away = (ell - ell.detach().mean()) - (good - good.mean())
     torch.testing.assert_close(found, gradient_of((5 * away.square()).mean(), run), rtol=1e-4, atol=1e-5)
+
+
+def test_a_divergence_has_its_coefficient_and_a_group_its_weight(tmp_path):
+    """w (-A L + beta (v - v_ref)^2) of each draw, L = -(v - target)^2 and w the group's weight: the mean, of number."""
+    beta, weights = 0.25, (2.0, 0.5)
+    run = run_of(tmp_path, "rwr", {"draws": 4}, objective={"kl": {"form": "velocity", "beta": beta}})
+    _, noised, found = moved(run, 0.1, weights)
+    live, losses = squared_errors(run, noised, "live"), []
+    groups = sorted({noised.group(draw) for draw in live})
+    assert len(groups) == 2
+    for call in noised.calls:
+        state, _ = noised.noised(call)
+        with run.weights.policy("reference"), torch.no_grad():
+            (reference,) = run.policy.velocity(state, call.sigma, noised.rows(call))
+        (velocity,) = run.policy.velocity(state, call.sigma, noised.rows(call))
+        for draw, pull in zip(call.draws, (velocity - reference).square().mean(1), strict=True):
+            loss = noised.advantages[draw.leaf].float() * live[draw] + beta * pull
+            losses.append(weights[groups.index(noised.group(draw))] * loss)
+    torch.testing.assert_close(found, gradient_of(torch.stack(losses).mean(), run), rtol=1e-4, atol=1e-5)

@@ -10,6 +10,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.credit import (
     calibrated,
     discounted_value,
+    siblings,
     state_values,
     step_gain,
     step_signs,
@@ -233,3 +234,11 @@ def test_a_difference_at_the_bound_is_no_balance():
     """Of 4 gains, 3 and 1 differ by a half of them: the level rises below a half alone."""
     levels = [calibrated([0.7], *torch.tensor([[3.0], [1.0]]), step=0.01, balance=balance) for balance in (0.5, 0.75)]
     assert [level for (level,) in levels] == pytest.approx([0.69, 0.71])
+
+
+def test_steps_of_more_children_weigh_as_much_as_others_where_steps_do():
+    grown = tree(brush([SDE] * 3, [2, 4, 0]), groups=1, size=1)
+    rewards = column([float(i) for i in range(len(grown.leaves))])
+    for weights, told in (("edges", [1.0] * 6), ("steps", [1 / 2] * 2 + [1 / 4] * 4)):
+        units = siblings(grown, rewards, weights=weights)
+        assert sorted(units.weight.tolist(), reverse=True) == told

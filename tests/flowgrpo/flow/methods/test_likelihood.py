@@ -171,3 +171,9 @@ def test_a_decay_that_rises_nowhere_is_refused(decay):
 def test_a_schedule_of_one_or_two_steps_is_drawn_from():
     assert Elbo().sigmas((1.0, 0.0), 0) == [1.0]
     assert {tuple(Elbo().sigmas((1.0, 0.5, 0.0), i)) for i in range(20)} == {(1.0,), (0.5,)}
+
+
+def test_a_likelihood_asks_for_whom_it_samples_by_and_whom_it_is_anchored_to():
+    assert Elbo(sampler="bank", anchor="reference").policies == {"bank", "reference"}
+    assert Elbo(sampler="live", anchor="old").policies == {"old"}
+    assert Elbo(sampler="old", anchor="live").policies == {"old"}

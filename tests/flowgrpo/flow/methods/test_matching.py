@@ -20,7 +20,7 @@ from flowgrpo.flow.methods.matching import (
     VelocityTarget,
     optimality,
 )
-from flowgrpo.flow.methods.objective import Clip, LossInputs
+from flowgrpo.flow.methods.objective import Clip, Divergence, LossInputs
 
 SEEN = json.loads((Path(__file__).parents[3] / "data" / "sample_losses.json").read_text())
 A = torch.tensor(SEEN["group"]["A"], dtype=torch.float64)
@@ -258,3 +258,22 @@ def test_a_pull_is_the_squared_distance_of_velocities():
     v, old, reference = (numbers("group", key) for key in ("v", "v_old", "v_ref"))
     pulls = (v - reference).square().mean(1) + 2.0 * (v - old).square().mean(1)
     torch.testing.assert_close(objective.divergence(given), pulls)
+
+
+def test_the_divergence_of_velocities_is_from_the_reference_and_another_from_the_old_policy():
+    """Errors of 1, of 3 under the anchor, 2 under the old policy and 4 under the reference: 9, and 0.5 x 1 on top."""
+    own, anchor, old, reference = (torch.full((1, 4), value) for value in (1.0, 3.0, 2.0, 4.0))
+    plain = torch.zeros(1)
+    case = LossInputs(
+        log_prob=plain,
+        old_log_prob=plain,
+        advantage=plain,
+        error=own,
+        anchor_error=anchor,
+        old_error=old,
+        reference_error=reference,
+    )
+    for previous, told, asked in ((0.0, 9.0, {"reference"}), (0.5, 9.5, {"reference", "old"})):
+        objective = Gradient(kl=Divergence(form="velocity", beta=0.1, previous=previous))
+        assert objective.divergence(case).tolist() == [told]
+        assert objective.policies == asked

@@ -105,3 +105,8 @@ def test_the_steps_before_enter_as_a_number():
     found = prefix_log_ratio(inputs)
     assert found.tolist() == pytest.approx([0.8])
     assert torch.autograd.grad(found.sum(), log_prob)[0].tolist() == [1.0]
+
+
+def test_what_is_above_1_is_the_path_s_ratio():
+    for own, earlier, above in ((0.05, -0.2, False), (-0.05, 0.2, True)):
+        assert BOUNDED.above(case(own, earlier, 2, 1.0)[0]).tolist() == [above]

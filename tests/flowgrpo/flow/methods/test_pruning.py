@@ -188,3 +188,8 @@ def test_a_depth_window_of_five_leaves_as_many_edges_as_half_the_chains():
     tree = grown(tree=Branch(prune=Pruning(rule="depth", size=5)))
     trained = sum(len(edges.nodes) for evaluation in tree.evaluations for edges in evaluation.trained)
     assert trained + 16 == 138  # and the last, ODE, edge of each leaf
+
+
+def test_extremes_keep_a_chain_at_either_end_however_small_the_fraction():
+    advantage = advantages(ONE_TREE, [float(i) for i in range(16)])
+    assert kept_leaves(ONE_TREE, extremes(ONE_TREE, advantage, 0.01)) == [0, 15]
