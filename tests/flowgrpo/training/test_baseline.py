@@ -8,6 +8,7 @@ import torch
 from flowgrpo.errors import InputError
 from flowgrpo.training.baseline import (
     Absolute,
+    Best,
     GroupMean,
     Tracker,
     against,
@@ -225,3 +226,34 @@ def test_advantages_are_cut_before_they_are_multiplied(scale, told):
     values = torch.tensor([[-7.0], [-0.5], [2.0], [90.0]], dtype=torch.float64)
     found = Absolute(value=0.0, scale=scale, clip=5.0).advantages(values, WEIGHTS[:1], torch.arange(4)[:, None])
     assert found.tolist() == pytest.approx(told)
+
+
+def test_an_anchor_adds_multiples_of_the_value():
+    values = torch.tensor([[1.0], [3.0], [math.nan]], dtype=torch.float64)
+    anchor = torch.tensor([0.5, 0.1, 0.5], dtype=torch.float64)
+    found = GroupMean(std="none").advantages(values, WEIGHTS[:1], torch.zeros(3, 1), anchor=anchor)
+    assert found.tolist() == pytest.approx([-1 + 0.5, 1 + 0.3, 0])
+
+
+@pytest.mark.parametrize(("ddof", "std"), [(0, 1.0), (1, math.sqrt(2))])
+def test_what_was_expected_is_divided_by_the_chosen_spread(ddof, std):
+    values, expected = tensors([1.0, 5.0], [0.0, 2.0])  # 1 and 3
+    assert against(values, expected, eps=0.0, ddof=ddof).tolist() == pytest.approx([-1 / std, 1 / std])
+
+
+def test_the_best_of_a_set_is_learned_from_and_none_of_equals():
+    values = torch.tensor([[1.0], [4.0], [4.0], [7.0], [7.0], [math.nan], [2.0]], dtype=torch.float64)
+    sets = torch.tensor([[0], [0], [0], [1], [1], [1], [2]])
+    assert Best().advantages(values, WEIGHTS[:1], sets).tolist() == [0, 1, 1, 0, 0, 0, 0]
+
+
+def test_rewards_that_nearly_cancel_leave_what_is_left():
+    values = torch.tensor([[0.0, 2.0], [2.0, 0.0]], dtype=torch.float64)
+    weights = torch.tensor([1.0, 0.99], dtype=torch.float64)
+    found = GroupMean(combine="per_reward", std="none").advantages(values, weights, GROUP[:2])
+    assert found.tolist() == pytest.approx([-0.01, 0.01])
+
+
+def test_a_set_of_the_least_spread_itself_teaches():
+    values, sets = tensors([0.0, 2.0], [0, 0])
+    assert group_mean(values, sets, eps=0.0, min_std=1.0).tolist() == [-1, 1]

@@ -6,8 +6,17 @@ import pytest
 import torch
 
 from flowgrpo.schema.sections import Select
+from flowgrpo.training.baseline import Median, Units
 from flowgrpo.training.prompt_stats import PromptStats
-from flowgrpo.training.selection import extremes, knapsack, max_variance, most_uncertain, robust_weights, select_units
+from flowgrpo.training.selection import (
+    extremes,
+    knapsack,
+    max_variance,
+    most_uncertain,
+    normalize_advantages,
+    robust_weights,
+    select_units,
+)
 from samplers import noise
 
 
@@ -91,3 +100,19 @@ def test_selection_is_within_the_sets_and_never_of_the_lost():
         True,
         False,
     ]
+
+
+def test_two_of_a_set_are_selected_at_least():
+    chosen = select_units(torch.arange(8).double(), torch.zeros(8, 1), Select(fraction=0.1))
+    assert chosen.nonzero()[:, 0].tolist() == [0, 7]
+
+
+@pytest.mark.parametrize("drop_zero", [False, True])
+def test_units_of_advantage_0_leave_where_they_are_to(drop_zero):
+    values = torch.tensor([[1.0], [2.0], [6.0]], dtype=torch.float64)
+    zeros = torch.zeros(3, dtype=torch.long)
+    units = Units(values, zeros[:, None], torch.ones(3).double(), zeros, root=zeros)
+    options = {"weights": torch.ones(1).double(), "expected": torch.full((3,), torch.nan), "select": None}
+    advantages, trained = normalize_advantages(units, baseline=Median(std="none", drop_zero=drop_zero), **options)
+    assert advantages.tolist() == [-1, 0, 4]
+    assert trained.tolist() == [True, not drop_zero, True]

@@ -362,3 +362,15 @@ def test_full_weights_without_their_training_are_those_that_they_began_with(refe
 def test_full_weights_whose_beginning_is_not_kept_cannot_be_without_training(reference):
     with pytest.raises(RuntimeError, match="no copy of the weights is kept"):
         Weights(module(), None, reference=reference).enable_training(False)
+
+
+def test_the_old_policy_and_the_bank_s_are_two():
+    weights = Weights(module(), None, old=Decay(), bank=Bank(every=2, keep=1))
+    start = weights.parameters[0].detach().clone()
+    for _ in range(3):  # the old policy is at 3, and the bank's at 2
+        moved_on(weights, 1)
+        weights.after_iteration()
+    weights.draw_snapshot(0)
+    for name, above in (("old", 3), ("bank", 2), ("live", 3)):
+        with weights.policy(name):
+            assert float((weights.parameters[0].detach() - start).mean()) == pytest.approx(above)
