@@ -121,3 +121,22 @@ def test_the_reverse_process_commits_each_position_with_its_probability():
     torch.testing.assert_close(share, torch.tensor([0.24975] * 3 + [0.25075]).double(), rtol=0, atol=0.012)
     pairs = (rollout.step_map[:, 0] == 0) & (rollout.step_map[:, 1] == 0)
     assert pairs.double().mean().item() == pytest.approx(0.24975**2, abs=0.018)  # independent of each other
+
+
+def test_a_score_at_the_threshold_is_committed():
+    assert committed({"name": "threshold", "committer": {"threshold": 0.75}}, [0.5, 0.75, 1.0]) == [1, 2]
+
+
+def test_factor_compares_with_one_more_than_are_taken():
+    assert committed("factor", [0.6, 0.6, 0.6]) == [0]  # 1/2 is reached, and of two 2/3 is not
+
+
+def test_steps_of_ascending_size_take_1_2_and_the_rest():
+    scores = [0.8, 0.1, 0.2, 0.9, 0.7, 0.3, 0.4, 0.5]
+    assert [committed("ass", scores, in_block=s) for s in range(3)] == [[3], [0, 3], list(range(8))]
+
+
+def test_a_step_commits_the_least_number_where_the_ratio_leaves_none():
+    stay = {"name": "entropy", "committer": {"ratio": 0.9}}
+    least = {"name": "entropy", "committer": {"ratio": 0.9, "least": 2}}
+    assert [committed(spec, [0.1, 0.9, 0.5, 0.3]) for spec in (stay, least)] == [[], [1, 2]]

@@ -231,3 +231,40 @@ def test_randomness_needs_seeds_one_for_each_row():
         decode(random_table(12), PROMPT, build("random", 8))
     with pytest.raises(InputError, match="2 for 3"):
         decode(random_table(12), PROMPT, build("random", 8), SEEDS[:2])
+
+
+def test_a_guided_step_has_two_evaluations(predictor):
+    for scale, each in ((0.0, 1), (1.5, 2)):
+        before = predictor.evaluations
+        rollout = decode(predictor, PROMPT, build({"name": "low_confidence", "steps": 4, "cfg_scale": scale}, LENGTH))
+        assert rollout.steps.tolist() == [4] * 3
+        assert rollout.nfe.tolist() == [4 * each] * 3
+        assert predictor.evaluations - before == int(rollout.nfe.sum())
+
+
+@pytest.mark.parametrize(
+    ("written", "recorded"),
+    [
+        ({}, True),
+        ({"proposal": {"temperature": 1.0}}, True),
+        ({"proposal": {"temperature": 0.5}}, False),
+        ({"proposal": {"top_k": 3}}, False),
+        ({"proposal": {"top_p": 0.9}}, False),
+        ({"suppressed": [2]}, False),
+        ({"cfg_scale": 1.0}, False),
+        ({"cache": "prefix"}, False),
+    ],
+)
+def test_what_is_recorded_is_the_model_s_own_distribution_or_is_said_not_to_be(written, recorded):
+    assert build({"name": "low_confidence", **written}, LENGTH).recorded == recorded
+
+
+def test_an_end_that_is_given_later_on_stops_nothing(predictor):
+    """Two blocks of 4; the end stands in the second from the start, so that both are filled."""
+    fixed = torch.full((1, LENGTH), MASK)
+    fixed[0, 6] = EOS
+    spec = {"name": "low_confidence", "region": {"block_length": 4}, "eos_early_stop": True, "suppressed": [EOS]}
+    rollout = decode(predictor, PROMPT[:1], build(spec, LENGTH, EOS), fixed=fixed)
+    assert (rollout.completion == EOS).nonzero().tolist() == [[0, 6]]
+    assert rollout.step_map[0, 6] == -1
+    assert sorted(rollout.step_map[0].tolist()) == [-1, 0, 1, 2, 3, 4, 5, 6]

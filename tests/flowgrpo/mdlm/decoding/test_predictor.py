@@ -261,3 +261,14 @@ def test_a_model_in_half_precision_gives_float32():
     predictor = MaskPredictor(llama().bfloat16(), MASK, PAD)
     assert predictor.padded_form is not None
     assert predictor.logits(IDS).dtype == torch.float32
+
+
+def test_a_block_ends_and_begins_where_a_row_s_padding_has_it():
+    """Blocks of 4; without padding, and with 3 columns of it in the second row."""
+    predictor, ids = MaskPredictor(qwen(), MASK, PAD, block_size=4), torch.zeros(2, 14, dtype=torch.long)
+    full = torch.ones_like(ids, dtype=torch.bool)
+    padded = torch.stack([full[0], torch.arange(14) >= 3])
+    assert [predictor.block_end(ids, None, stop) for stop in (1, 4, 5, 12, 13)] == [4, 4, 8, 12, 14]
+    assert [predictor.block_end(ids, padded, stop) for stop in (4, 5, 8, 12)] == [7, 8, 11, 14]
+    assert [predictor.block_start(full, column) for column in (3, 4, 7, 8)] == [0, 4, 4, 8]
+    assert [predictor.block_start(padded, column) for column in (4, 7, 8)] == [3, 4, 7]

@@ -1,8 +1,10 @@
 """Random numbers of a decode are those at their addresses, whichever rows are left and however far ahead they are drawn."""
 
+import pytest
 import torch
 
-from flowgrpo.mdlm.decoding.step import AHEAD, Draws
+from flowgrpo.mdlm.decoding.regions import counted, even
+from flowgrpo.mdlm.decoding.step import AHEAD, Draws, Frame
 from samplers import noise
 
 SEEDS = [(7, "row", number) for number in range(4)]
@@ -35,3 +37,10 @@ def test_the_numbers_of_a_few_steps_are_drawn_at_once(monkeypatch):
     for step in range(2 * AHEAD):
         draws.of("token", torch.arange(4), torch.full((4,), step))
     assert asked == [4 * AHEAD, 4 * AHEAD]
+
+
+@pytest.mark.parametrize(("steps", "length", "told"), [(12, 12, 4), (6, 12, 2), (5, 10, 2), (10, 10, 4)])
+def test_a_block_of_a_block_causal_model_has_its_part_of_the_steps(steps, length, told):
+    """Blocks of 4: of 10 tokens there are two and a half."""
+    frame = Frame(region=counted(even(length), 4, "decoder.region"), steps=steps)
+    assert frame.block_steps == told

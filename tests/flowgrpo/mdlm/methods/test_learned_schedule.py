@@ -66,3 +66,9 @@ def test_an_action_without_a_place_is_refused():
         SchedulePolicy({"ration": 0.5}, steps=4)
     with pytest.raises(InputError, match=r"between 0\.0 and 1\.0"):
         SchedulePolicy({"ratio": 1.0}, steps=4)
+
+
+def test_several_actions_of_a_step_have_the_product_of_their_densities():
+    policy = SchedulePolicy({"ratio": 0.5, "temperature": 1.0}, steps=1, std=0.5)  # both in the middle: logit 0
+    each = [-0.5 * (x / 0.5) ** 2 - math.log(0.5) - 0.5 * math.log(2 * math.pi) for x in (0.3, -1.0)]
+    assert policy.log_prob(torch.tensor([[[0.3, -1.0]]])).item() == pytest.approx(sum(each), rel=1e-5)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from functools import partial
-from itertools import combinations, permutations
+from itertools import combinations, pairwise, permutations
 
 import numpy as np
 import pytest
@@ -288,3 +288,29 @@ def test_answers_of_one_token():
         torch.testing.assert_close(found.token[:, 0], found.seq)
     everything = estimate(toy, given, likelihood.autoregressive(given), 64).seq
     torch.testing.assert_close(estimate(toy, given, likelihood.coupled(given), 64).seq, everything)
+
+
+def test_stratified_rates_lie_a_draw_apart():
+    """A token's weight is 1 over draws times the rate: of four draws the rates are u/4, (u + 1)/4 and so on, from above."""
+    given = answers(scope="canvas", length=40, end=39)
+    for views in (likelihood.bernoulli(replace(given, addresses=[(i,)]), 4, True) for i in range(10)):
+        rates = [1 / (4 * own.max().item()) for own in views.weight if own.any()]
+        assert len(rates) >= 3
+        assert [above - below for above, below in pairwise(rates)] == pytest.approx([0.25] * (len(rates) - 1), rel=1e-3)
+
+
+@pytest.mark.parametrize(("shrink", "count"), [(1, 6), (2, 3), (3, 2), (4, 2), (9, 1)])
+def test_so_many_steps_of_a_trajectory_are_one_view(shrink, count):
+    given = replace(answers(scope="canvas"), steps=torch.tensor([[5, 3, 0, 1, 4, 2]]))
+    views = likelihood.trajectory(given, shrink)
+    assert len(views.weight) == count
+    for number, (hidden, scored) in enumerate(zip(views.hidden[:, 0, -6:], views.scored[:, 0], strict=True)):
+        assert torch.equal(hidden, given.steps[0] >= number * shrink)
+        assert torch.equal(scored, hidden & (given.steps[0] < (number + 1) * shrink))
+
+
+def test_a_token_that_was_given_has_no_view_of_its_own_from_left_to_right():
+    given = answers(scope="canvas")
+    steps, scored = torch.tensor([[-1, 0, 1, -1, 2, 3]]), given.scored.clone()
+    scored[0, [0, 3]] = False
+    assert len(likelihood.autoregressive(replace(given, steps=steps, scored=scored)).weight) == 4

@@ -218,3 +218,18 @@ def test_nothing_has_moved_before_the_first_update(name, objective):
         weights = weights * chosen.scored.any(0)
     if not (isinstance(objective, SequenceRatio) and objective.gate):
         assert outcome.loss == pytest.approx(-(weights.sum(1) * advantage).sum().item(), abs=1e-6)
+
+
+def test_an_answer_of_advantage_0_is_not_stopped():
+    ratio, advantage = torch.tensor([5.0, 0.1]), torch.zeros(2)
+    assert TokenRatio(dual=3.0).ratio_stopped(ratio, advantage).tolist() == [False, False]
+
+
+def test_the_upper_bound_is_a_mean_over_the_tokens_that_some_view_scores():
+    """Of three scored tokens two are in a view: (1 / 1.5) log of the weighted sum of p^1.5 over views."""
+    case = terms(torch.zeros(2, 1, 3), [-1.0], weight=[[[1.0, 0.5, 0.0]], [[0.0, 0.5, 0.0]]])
+    new = torch.tensor([[[-1.0, -2.0, 0.0]], [[0.0, -0.5, 0.0]]], dtype=torch.float64)
+    lower, upper = Sandwich(beta=1.5).bounds(replace(case, new=new, length=torch.tensor([3])))
+    second = math.log(0.5 * math.exp(-3.0) + 0.5 * math.exp(-0.75)) / 1.5
+    assert upper.item() == pytest.approx((-1.0 + second) / 2)
+    assert lower.item() == pytest.approx((-1.0 - 1.0 - 0.25) / 3)
