@@ -1,7 +1,7 @@
-# make demo | test | test-all | test-gpu | test-lowest | docs | oracle | lint | dist | constraints. Each makes .venv if it is missing; nothing here touches a model hub.
+# make demo | test | test-all | test-gpu | test-lowest | docs | oracle | mutants | lint | dist | constraints. Each makes .venv if it is missing; nothing here touches a model hub.
 PY := .venv/bin/python
 PARALLEL := -n 2 --dist loadfile
-.PHONY: demo test test-all test-gpu test-lowest docs oracle lint dist constraints clean
+.PHONY: demo test test-all test-gpu test-lowest docs oracle mutants lint dist constraints clean
 
 .venv/installed: pyproject.toml
 	test -x $(PY) || python3 -m venv .venv
@@ -50,6 +50,10 @@ docs: .venv/docs-installed
 # Prints the tables of docs/oracle.md.
 oracle: .venv/installed
 	$(PY) scripts/oracle_tables.py
+
+# Makes one wrong change of the code at a time, in a copy of it, and prints those that the nearest tests do not see.
+mutants: .venv/installed
+	$(PY) scripts/mutants.py
 
 lint: .venv/installed
 	$(PY) -m ruff check .
