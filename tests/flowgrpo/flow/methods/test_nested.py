@@ -260,13 +260,15 @@ def test_siblings_of_one_noise_are_refused():
         nested(tree(split_twice(0.0), 1, 1), column(REWARDS), **GROUP)
 
 
-def test_a_lone_child_begins_no_family():
-    """Splits at steps 0 and 2: an edge of the last has its start's family and that of the first split's child alone."""
-    plan = branch([SDE] * 3, (0, 2), 2, stochastic=(0, 1, 2), trained=(0, 1, 2), sibling_strength=None, noise_scale=1.0)
+@pytest.mark.parametrize(("splits", "told"), [((0, 1, 2), [0, 1, 2]), ((0, 2), [0, 1, 2]), ((1,), [0, 1, 1])])
+def test_a_family_lies_below_the_start_and_below_children_of_splits(splits, told):
+    """Of the edges of each step, below the state that they leave none begins, and below a lone child none."""
+    steps = (0, 1, 2)
+    plan = branch([SDE] * 3, splits, 2, stochastic=steps, trained=steps, sibling_strength=None, noise_scale=1.0)
     grown = tree(plan, 1, 1)
-    units = nested(grown, column([1.0, 2.0, 3.0, 4.0]), group=0.0, between=1.0, siblings=0.0)
+    units = nested(grown, column([1.0] * len(grown.leaves)), group=0.0, between=1.0, siblings=0.0)
     families = {node.step: set() for node in grown.nodes if node.parent is not None}
     for node, unit in zip(grown.nodes, units.of_edge.tolist(), strict=True):
         if unit >= 0:
             families[node.step].add(int((units.nested.weight[unit] > 0).sum()))
-    assert families == {1: {0}, 2: {1}, 3: {2}}
+    assert families == {step: {count} for step, count in enumerate(told, start=1)}
