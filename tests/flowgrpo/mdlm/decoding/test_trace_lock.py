@@ -119,6 +119,21 @@ def test_training_learns_which_proposals_last(predictor, controller):
     assert losses == train_controller(again, found, steps=60, window_length=LENGTH, learning_rate=3e-3)
 
 
+def test_the_f_score_weighs_precision_twice():
+    """Of four that would last two are accepted, and one beside them: (1 + 1/4) 2 / (3 + 4/4)."""
+
+    class Given(torch.nn.Module):
+        def forward(self, scene):
+            return torch.tensor([[9.0, 8.0, -2.0, 7.0, -1.0, 6.0]]), torch.tensor([0.0])
+
+    state = torch.tensor([[LOCKED, OPEN, OPEN, OPEN, OPEN, OPEN]])
+    blank = torch.zeros(1, 6)
+    seen = Scene(hidden=(), confidence=blank, state=state, position=blank.long(), visible=torch.ones(1, 6).bool())
+    lasting = torch.tensor([[1, 1, 1, 1, 1, 0]]).bool() & (state == OPEN)
+    assert f_half(Given(), [Trace(seen, lasting)], threshold=0.9) == pytest.approx(1.25 * 2 / (3 + 1))
+    assert f_half(Given(), [Trace(seen, lasting)], threshold=1.1) == 0
+
+
 def test_the_loss_weighs_labels_and_ends():
     class Given(torch.nn.Module):
         def forward(self, scene):
