@@ -94,14 +94,17 @@ class Reward:
             raise RewardError(
                 f"the reward {self.name!r} calls an argument {taken[0]!r}, so no column can have that name"
             )
-        with kept(f"the reward {self.name!r}", self.function):
+        with kept(f"the reward {self.name!r}", self.function, calls=True):
             returned = self.function(
                 samples if isinstance(samples, torch.Tensor) else list(samples), list(prompts), **given
             )
             values = self._listed(returned, len(prompts))  # a generator runs only here
-        if len(values) != len(prompts):
-            raise RewardError(f"the reward {self.name!r} returned {len(values)} values for {len(prompts)} samples")
-        return torch.tensor([self._number(value, i) for i, value in enumerate(values)], dtype=torch.float64)
+            if len(values) != len(prompts):
+                raise RewardError(f"the reward {self.name!r} returned {len(values)} values for {len(prompts)} samples")
+            numbers = [
+                self._number(value, i) for i, value in enumerate(values)
+            ]  # by a `__float__` of the plug-in's own
+        return torch.tensor(numbers, dtype=torch.float64)
 
     def _listed(self, returned: Any, size: int) -> list[Any]:
         try:

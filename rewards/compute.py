@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from rewards import process_state
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -20,4 +22,5 @@ def leave_out_cudnn_attention() -> None:
     H100 and H200, with a mask (pytorch/pytorch issue 196678), and a wrong forward pass on a B200, with fewer than eight
     heads of keys (issue 193893). Diffusers' backend `_native_cudnn` still has it.
     """
+    process_state.LEFT_OUT.add("cudnn")  # a plug-in's import that asks for it, or undoes it, leaves it out
     torch.backends.cuda.enable_cudnn_sdp(False)

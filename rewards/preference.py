@@ -135,7 +135,7 @@ class Preference:
         return self.chat.ask([[text("First:"), *parts[i], text("Second:"), *parts[j], question] for i, j in pairs])
 
     def _compared(self, samples: torch.Tensor, prompt: str, pairs: Sequence[tuple[int, int]]) -> list[float | None]:
-        with kept("the function that compares", self.compare):
+        with kept("the function that compares", self.compare, calls=True):
             outcomes = [self.compare(samples[i], samples[j], prompt) for i, j in pairs]
         for outcome in outcomes:
             if outcome is not None and not (isinstance(outcome, (int, float)) and 0 <= outcome <= 1):

@@ -8,8 +8,9 @@ variables and `sys.path` are the plug-in's, too.
 
 Some state belongs to the whole process, and rewards are called in threads beside the model. That state is therefore compared
 with what it was before the first of several plug-ins that run at once, and put back when the last of them ends; until then
-the others see what one changes. Which attention torch may choose is compared in the main thread alone: a model beside a
-reward sets it for a while, too.
+the others see what one changes. Which attention torch may choose is compared around imports, making and moving in the main
+thread, not around calls: a model beside a call sets it for a while, too, and a call that began meanwhile would leave it so.
+What this package has left out itself stays left out, see `LEFT_OUT`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from typing import Any
 LOGGER = logging.getLogger("flowgrpo.rewards")
 FILTERS = "the filters of warnings"
 OURS = ("rewards", "flowgrpo", "samplers")
+ATTENTION = ("flash", "math", "mem_efficient", "cudnn")
+LEFT_OUT: set[str] = set()  # of `ATTENTION`, by this package's own `leave_out_cudnn_attention`
 CLONE_FS = 0x200  # of Linux's unshare: a current directory of one's own
 
 
@@ -86,10 +89,7 @@ def _of_thread() -> tuple[Setting, ...]:
 
 
 def _of_main_thread() -> tuple[Setting, ...]:
-    """Settings of the process that only the main thread sets: in others a model may be using an attention meanwhile."""
-    import torch
-
-    cuda = torch.backends.cuda
+    """Settings of the process that only the main thread sets."""
     signals = sorted(signal.valid_signals())
 
     def put_handlers(handlers: list[Any]) -> None:
@@ -105,11 +105,25 @@ def _of_main_thread() -> tuple[Setting, ...]:
     return (
         Setting("signal handlers", lambda: [signal.getsignal(number) for number in signals], put_handlers),
         Setting(FILTERS, lambda: list(warnings.filters), put_filters),
-        *(  # cuDNN's is left out by this package itself, also where a plug-in asks for that
-            Setting(f"the attention {name}", getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp"))
-            for name in ("flash", "math", "mem_efficient")
-        ),
     )
+
+
+@cache
+def _of_attention() -> tuple[Setting, ...]:
+    """The kinds of attention that torch may choose."""
+    import torch
+
+    cuda = torch.backends.cuda
+    return tuple(
+        Setting(f"the attention {name}", getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp"))
+        for name in ATTENTION
+    )
+
+
+def _but_left_out(before: list[tuple[Setting, Any]]) -> list[tuple[Setting, Any]]:
+    """What the kinds of attention were, those off that this package has left out since."""
+    left_out = {f"the attention {name}" for name in LEFT_OUT}
+    return [(setting, value and setting.name not in left_out) for setting, value in before]
 
 
 def _read(settings: tuple[Setting, ...]) -> list[tuple[Setting, Any]]:
@@ -162,26 +176,30 @@ _told: set[tuple[str, str]] = set()
 
 
 @contextmanager
-def kept(what: str, plugin: Any, *, imports: bool = False) -> Iterator[None]:
+def kept(what: str, plugin: Any, *, imports: bool = False, calls: bool = False) -> Iterator[None]:
     """Put the state back after a plug-in has run, and warn once of each change. What is of this package may change it.
 
     Args:
         what: how the warning calls the plug-in.
         plugin: a function, a class, an object, the name of a module, or the path of a file.
         imports: whether it is imported, after which random generators are put back, too.
+        calls: whether it is called, around which the kinds of attention are not compared.
     """
     module = None if isinstance(plugin, Path) else module_of(plugin)
     if module is not None and module.partition(".")[0] in OURS:
         yield
         return
-    own = _of_thread() + (_of_main_thread() if threading.current_thread() is threading.main_thread() else ())
+    in_main = threading.current_thread() is threading.main_thread()
+    own = _of_thread() + (_of_main_thread() if in_main else ())
     place = str(plugin if module is None else getattr(sys.modules.get(module), "__file__", None) or module)
     _shared.enter(place)
     before, drawn = _read(own), _generators() if imports else None
+    attention = _read(_of_attention()) if in_main and not calls else []
     try:
         yield
     finally:
-        own_changed, (changed, met) = _put_back(before), _shared.leave()
+        own_changed = _put_back(before + _but_left_out(attention))
+        changed, met = _shared.leave()
         if drawn is not None:
             _put_generators(drawn)
         _tell(f"{what} ({place})", place, own_changed + (changed if len(met) < 2 else []))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fuzzing.plugins import CHANGES, WHERE, source
+from fuzzing.plugins import CHANGES, WHERE, is_compared, source
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.methods.custom import Custom
@@ -20,8 +20,9 @@ from samplers import kernels
 PICTURES = torch.rand(2, 3, 4, 4)
 
 
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(
+    ("name", "where"), [(name, where) for name in CHANGES for where in WHERE if is_compared(name, where)]
+)
 def test_what_a_reward_changes_is_put_back_and_said_once(tmp_path, caplog, name, where):
     get, caplog.propagate = CHANGES[name][2], True
     before = get()
@@ -101,24 +102,62 @@ def test_two_that_run_at_once_leave_what_was_before_both(caplog):
     assert caplog.messages[-1].startswith("one of first.py, second.py changed torch's default dtype; that is put back")
 
 
-def test_a_call_beside_a_model_leaves_its_attention_alone():
+@pytest.mark.parametrize("main_calls", [True, False])
+def test_a_call_beside_a_model_leaves_its_attention_alone(caplog, main_calls):
+    """It begins while the model has chosen one, and ends after that."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    before, left = torch.backends.cuda.flash_sdp_enabled(), threading.Event()
-    entered = threading.Event()
+    caplog.propagate = True
+    before = torch.backends.cuda.flash_sdp_enabled()
+    chosen, called, left = threading.Event(), threading.Event(), threading.Event()
 
-    def run():
-        with process_state.kept("it", Path("mine.py")):
-            entered.set()
+    def model():
+        with sdpa_kernel(SDPBackend.MATH):
+            chosen.set()
+            called.wait(5)
+        left.set()
+
+    def call():
+        chosen.wait(5)
+        with process_state.kept("it", Path("mine.py"), calls=True):
+            called.set()
             left.wait(5)
 
-    with sdpa_kernel(SDPBackend.MATH):
-        thread = threading.Thread(target=run)
-        thread.start()
-        entered.wait(5)
-    left.set()
+    here, there = (call, model) if main_calls else (model, call)
+    thread = threading.Thread(target=there)
+    thread.start()
+    here()
     thread.join()
     assert torch.backends.cuda.flash_sdp_enabled() == before
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("compute.leave_out_cudnn_attention()", False),
+        ("compute.leave_out_cudnn_attention(), torch.backends.cuda.enable_cudnn_sdp(True)", True),
+    ],
+)
+def test_what_this_package_leaves_out_stays_left_out(tmp_path, caplog, monkeypatch, change, said, where):
+    caplog.propagate = True
+    monkeypatch.setattr(process_state, "LEFT_OUT", set())
+    monkeypatch.setitem(CHANGES, "it", ("import torch; from rewards import compute", change, None))
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        (tmp_path / "mine.py").write_text(source({where: ["it"]}))
+        reward = load(f"{tmp_path / 'mine.py'}:bright")
+        reward.to("cpu")
+        reward(PICTURES, ["a", "b"], {})
+        compared = is_compared("the attention cudnn", where)
+        assert torch.backends.cuda.cudnn_sdp_enabled() == (said and not compared)
+        assert [" changed the attention cudnn; " in message for message in caplog.messages] == [True] * (
+            said and compared
+        )
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def test_a_run_keeps_its_directory_while_a_reward_has_another(tmp_path):

@@ -70,7 +70,7 @@ class Custom(Rooted):
         except TypeError as error:
             takes = ", ".join(list(inspect.signature(function).parameters)[1:]) or "none"
             raise InputError(f"algorithm.tree.options: {error}; {self.function} has the options {takes}") from None
-        with _move_fields(self.function), kept("algorithm.tree.function", function):
+        with _move_fields(self.function), kept("algorithm.tree.function", function, calls=True):
             plan = function(arguments, **self.options)
         if not callable(plan):
             raise InputError(
@@ -78,7 +78,7 @@ class Custom(Rooted):
             )
 
         def moves(role: str, step: int) -> Sequence[Move]:
-            with _move_fields(self.function), kept("algorithm.tree.function", function):
+            with _move_fields(self.function), kept("algorithm.tree.function", function, calls=True):
                 return plan(role, step)
 
         return moves
