@@ -28,6 +28,7 @@ from samplers import noise
 
 SPLITS = ("train", "eval")
 STEPS = "num_inference_steps"
+LONGEST_NUMBER = 1000  # characters; Python reads some 4,000 digits
 SMALL: dict[str, Callable[[], list[tables.Row]]] = {  # made for the embedded models
     **{
         f"shapes:{split}": lambda split=split: [{"prompt": text} for text in scenes.captions(split)] for split in SPLITS
@@ -80,7 +81,8 @@ def load(
 
 def _cell(name: str, cell: Any) -> Any:
     """A cell as a row has it: a number of steps, which some tables can only hold as a text, is a number."""
-    return int(cell) if name == STEPS and isinstance(cell, str) and cell.strip().isdecimal() else cell
+    is_number = name == STEPS and isinstance(cell, str) and cell.strip().isdecimal() and len(cell) < LONGEST_NUMBER
+    return int(cell) if is_number else cell
 
 
 def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row]:

@@ -70,8 +70,8 @@ def _plan(config: Config) -> dict[str, Any]:
     unguided = config.model.guidance == "none"
     over = guidance.unguided(planned_class(config.model.path)) if unguided else None
     held_out = prompts.load_split(config.prompts, "eval")[: config.eval.prompts]
-    for rows in (stored.train_prompts(config), held_out):
-        check_columns(config, rows)
+    check_columns(config, stored.train_prompts(config))
+    check_columns(config, held_out, config.eval.call)
     call, branches = call_and_branches(config, over, _unguiding(columns) if unguided else columns)
     eval_call, eval_branches = call_and_branches(config, config.eval.call, held_out[0].columns if held_out else columns)
     if call["num_inference_steps"] is None:
@@ -318,8 +318,12 @@ def picture(config: Config, num_steps: int) -> list[str]:
     return draw_tree(algorithm.plan(kernels, train.group_size, config.run.seed, 0), num_steps)
 
 
-def check_columns(config: Config, rows: Sequence[Prompt]) -> None:
+def check_columns(config: Config, rows: Sequence[Prompt], over: dict[str, Any] | None = None) -> None:
     """Refuse columns that the pipeline takes as numbers and that hold none, or different numbers of steps.
+
+    Args:
+        rows: of training, or held-out ones, which may walk other steps than those.
+        over: `eval.call` of held-out ones, which says the steps of a row that has none.
 
     Raises:
         InputError: names the column and the value.
@@ -333,7 +337,7 @@ def check_columns(config: Config, rows: Sequence[Prompt]) -> None:
     for name, row in written.values():
         checked_call(pipeline, {name: row.columns[name]} if row.columns[name] is not None else {}, key)
     steps = {
-        call_and_branches(config, columns=row.columns)[0][STEPS]: row for name, row in written.values() if name == STEPS
+        call_and_branches(config, over, row.columns)[0][STEPS]: row for name, row in written.values() if name == STEPS
     }
     if len(steps) > 1:
         (one, row), (other, another), *_ = steps.items()

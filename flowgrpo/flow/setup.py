@@ -85,8 +85,8 @@ def check(settings: Config, data: RunData) -> None:
         Client(settings.run.engine).greet()
     start.check_switched(start.adapters(settings.model), settings)
     teacher.check(settings)
-    for rows in (data.train_prompts, data.eval_prompts):
-        check_columns(settings, rows)
+    check_columns(settings, data.train_prompts)
+    check_columns(settings, data.eval_prompts, settings.eval.call)
     call = call_and_branches(settings, columns=data.train_prompts[0].columns)[0]
     offline.check_model(settings, offline.source_of(settings), call)
     if settings.train.draft is not None:

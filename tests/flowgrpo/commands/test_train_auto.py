@@ -101,7 +101,9 @@ def test_a_finished_run_says_so_without_its_model_and_nothing_changes(trained, u
     assert main(AUTO) == 0
     assert capfd.readouterr() == ("", NO_MORE)
     assert main([*AUTO, "train.iterations=1"]) == 0
-    assert "nothing is left of its 1 iterations; a longer run goes on with: " in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "nothing is left of its 1 iterations; a longer run goes on with: " in said
+    assert "train.iterations=4 " in said  # twice the steps that it has
     assert content(trained / "runs" / "t") == before
 
 

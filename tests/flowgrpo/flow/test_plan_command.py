@@ -165,6 +165,7 @@ STEPS = {
         ("a,3\nb,5", "num_inference_steps: 3 at 'a' and 5 at 'b', but rows of one run walk the same steps"),
         ("a,3\nb,", "num_inference_steps: 3 at 'a' and 4 at 'b', but rows"),
         ("a,x\nb,x", "num_inference_steps: 'x' is not a number of steps from 1 to"),
+        (f"a,{'9' * 5000}", "num_inference_steps: '99999"),
     ],
 )
 @pytest.mark.parametrize("command", ["plan", "train"])
@@ -172,6 +173,17 @@ def test_columns_that_a_run_cannot_walk_are_refused_by_value(workplace, capsys, 
     (workplace / "p.csv").write_text(f"prompt,num_inference_steps\n{cells}\n")
     assert main([command, "tiny.yaml", "prompts={train: p.csv, eval: p.csv}", FOUR]) == 2
     assert f"the prompts' columns.{said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"), [("a,5\nb,", None), ("a,4\nb,", "num_inference_steps: 4 at 'a' and 5 at 'b', but rows")]
+)
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_held_out_rows_without_steps_take_those_of_their_own_call(workplace, capsys, command, cells, said):
+    (workplace / "e.csv").write_text(f"prompt,num_inference_steps\n{cells}\n")
+    asked = ["prompts.eval=e.csv", "eval={prompts: 2, call: {num_inference_steps: 5}}", "train.iterations=1"]
+    assert main([command, "tiny.yaml", *asked]) == (0 if said is None else 2)
+    assert said is None or f"the prompts' columns.{said}" in capsys.readouterr().err
 
 
 def test_a_column_of_texts_in_the_place_of_a_number_is_refused(workplace, capsys):
