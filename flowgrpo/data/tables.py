@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from io import StringIO
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -216,15 +216,18 @@ def _array(path: Path, key: str) -> list[tuple[str, Row]]:
 
 def _separated(path: Path, key: str, needed: str | None) -> list[tuple[str, Row]]:
     text = _text(path, key)
-    delimiter = _delimiter(path, text, needed)
-    reader = csv.DictReader(StringIO(text, newline=""), strict=True, delimiter=delimiter)
+    delimiter, skipped = _declared(path, text), 1
+    if delimiter is None:
+        delimiter, skipped = _delimiter(path, text, needed), 0
+    lines = islice(StringIO(text, newline=""), skipped, None)
+    reader = csv.DictReader(lines, strict=True, delimiter=delimiter)
     found = []
     try:
         reader.fieldnames = names = [name.strip() for name in reader.fieldnames or ()]
         if (doubled := _first_doubled(names)) is not None:
-            raise InputError(f"{path}:1: two columns are called {doubled!r}")
+            raise InputError(f"{path}:{1 + skipped}: two columns are called {doubled!r}")
         for row in reader:
-            place = f"{path}:{reader.line_num}"
+            place = f"{path}:{reader.line_num + skipped}"
             if None in row:
                 raise InputError(
                     f"{place}: the row has more cells than the first line names ({', '.join(names)}); quote cells that hold "
@@ -232,8 +235,25 @@ def _separated(path: Path, key: str, needed: str | None) -> list[tuple[str, Row]
                 )
             found.append((place, {name: cell or None for name, cell in row.items()}))
     except csv.Error as error:
-        raise InputError(f"{path}:{reader.line_num}: not a line of a {path.suffix} file ({error})") from None
+        raise InputError(f"{path}:{reader.line_num + skipped}: not a line of a {path.suffix} file ({error})") from None
     return found
+
+
+def _declared(path: Path, text: str) -> str | None:
+    """The delimiter that a first line `sep=;` declares, as Excel reads and writes it; None without one.
+
+    Raises:
+        InputError: no file of its suffix has that.
+    """
+    first = next(StringIO(text, newline=""), "").strip(" \r\n").strip('"')
+    if not first.lower().startswith("sep=") or len(first) != len("sep=") + 1:
+        return None
+    allowed = DELIMITERS[path.suffix.lower()]
+    if first[-1] not in allowed + "\t":
+        raise InputError(
+            f"{path}:1: declares {first[-1]!r} as its delimiter, take one of {', '.join(map(repr, allowed))}"
+        )
+    return first[-1]
 
 
 def _delimiter(path: Path, text: str, needed: str | None) -> str:
@@ -242,10 +262,10 @@ def _delimiter(path: Path, text: str, needed: str | None) -> str:
     Raises:
         InputError: that line can be read in two ways.
     """
-    first, names = text.split("\n", 1)[0], {}
+    first, names = next(StringIO(text, newline=None), "").rstrip("\n"), {}
     for delimiter in DELIMITERS[path.suffix.lower()]:
         with suppress(csv.Error):
-            names[delimiter] = next(csv.reader([first], delimiter=delimiter), [])
+            names[delimiter] = [name.strip() for name in next(csv.reader([first], delimiter=delimiter), [])]
     if has := [delimiter for delimiter, own in names.items() if needed in own]:
         return has[0]
     several = [delimiter for delimiter, own in names.items() if len(own) > 1]
@@ -283,9 +303,17 @@ def _holds_bytes(kind: Any) -> bool:
     """Whether values of an Arrow type are bytes, or hold some."""
     import pyarrow as pa
 
-    if pa.types.is_nested(kind):
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return _holds_bytes(kind.storage_type)
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        return _holds_bytes(kind.value_type)
+    if types.is_nested(kind):
         return any(_holds_bytes(kind.field(i).type) for i in range(kind.num_fields))
-    return "binary" in str(kind)
+    return any(
+        is_kind(kind)
+        for is_kind in (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
+    )
 
 
 def _plain_type(kind: Any) -> Any:

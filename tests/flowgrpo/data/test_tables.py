@@ -80,6 +80,11 @@ WRITTEN = {
     "d.json": json.dumps(ROWS, ensure_ascii=False),
     "e.jsonl": "\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS),
     "F.CSV": SEPARATED.format(",").replace("\n", "\r"),
+    "g.csv": SEPARATED.format(";").replace("\n", "\r"),
+    "h.csv": "sep=;\r\n" + SEPARATED.format(";").replace("\n", "\r\n"),
+    "i.csv": '"sep=,"\n' + SEPARATED.format(","),
+    "j.csv": "n ; prompt \n1;a red fox\n;ein blauer Würfel\n",
+    "k.tsv": "sep=\t\n" + SEPARATED.format("\t"),
 }
 
 
@@ -120,6 +125,8 @@ def test_the_first_line_of_a_csv_file_tells_its_delimiter(tmp_path, first, neede
         ("a.csv", b"prompt,n,n\na,1,2\n", r"a\.csv:1: two columns are called 'n'"),
         ("a.tsv", b"prompt\tprompt\na\tb\n", r"a\.tsv:1: two columns are called 'prompt'"),
         ("a.csv", b"text;a,b\nx;y,z\n", r"a\.csv:1: the first line has both commas and semicolons"),
+        ("a.csv", b"sep=|\nprompt|n\na|1\n", r"a\.csv:1: declares '\|' as its delimiter, take one of ',', ';'"),
+        ("a.csv", b"sep=;\nprompt;n\na;1;2\n", r"a\.csv:3: the row has more cells"),
         (
             "a.csv",
             b"prompt;n\na;1;2\n",
@@ -225,6 +232,23 @@ def test_a_pointer_in_the_place_of_a_table_is_named_as_such(tmp_path, name):
     read = tables.lines if name == "a.txt" else tables.rows
     with pytest.raises(InputError, match=rf"{name} is a Git LFS pointer, not the file itself; run git lfs pull"):
         read(tmp_path / name, "key")
+
+
+def test_columns_whose_names_alone_speak_of_bytes_are_read():
+    pyarrow = pytest.importorskip("pyarrow")
+
+    class Named(pyarrow.ExtensionType):
+        def __init__(self, storage):
+            super().__init__(storage, "binary.by.name")
+
+        def __arrow_ext_serialize__(self):
+            return b""
+
+    codes = pyarrow.int32()
+    for text, data in ((pyarrow.string(), pyarrow.binary()), (pyarrow.large_string(), pyarrow.large_binary())):
+        for make in (Named, lambda of: pyarrow.dictionary(codes, of), lambda of: pyarrow.struct([("binary", of)])):
+            assert not tables._holds_bytes(make(text))
+            assert tables._holds_bytes(make(data))
 
 
 def test_columns_that_hold_bytes_are_known_by_their_types(tmp_path):
