@@ -58,8 +58,9 @@ class Model(Strict):
     """Arguments of the pipeline's own call, handed to it as they are."""
     text_encoders: Literal["keep", "offload", "free"] = "offload"
     """Once the prompts are encoded, offload or free them before the transformer is loaded; or keep both on the device."""
-    guidance: Literal["pipeline", "none"] = "pipeline"
-    """Guidance in training: as in call (pipeline) or switched off (none); evaluation is guided as in call."""
+    guidance: Literal["pipeline", "rollout", "none"] = "pipeline"
+    """Guidance in training: as in call (pipeline), so in rollouts and off in updates (rollout, of final samples), or off
+    (none); evaluation is guided as in call. Presets of final samples set rollout or none, where a config says nothing."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass: less memory, the same numbers."""
     offload_activations: bool = False
@@ -312,6 +313,12 @@ class Config(RunConfig):
         teacher = self.model.teacher
         return self.model.lora is not None and teacher is not None and loading.is_pipeline(teacher)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, written: Any) -> Any:
+        """Fill in what the preset sets beside its axes, where the config says nothing."""
+        return choose.filled(written, presets.BESIDE, "flow_grpo")
+
     @model_validator(mode="after")
     def _geometry(self) -> Config:
         roots = self.algorithm.tree.roots(self.train.group_size)
@@ -324,6 +331,11 @@ class Config(RunConfig):
         self._check_prefix()
         if self.algorithm.likelihood.name == "elbo":
             elbo.check_run(self)
+        elif self.model.guidance == "rollout":
+            raise InputError(
+                "model.guidance: steps of a trajectory are scored as they were walked; take pipeline or none, rollout is "
+                "for algorithm.likelihood=elbo"
+            )
         if self.data.groups is not None:
             elbo.check_stored(self)
         if self.model.teacher is not None and self.algorithm.reference != "teacher":

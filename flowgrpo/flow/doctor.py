@@ -119,12 +119,15 @@ def _examined(
 
     try:
         policy.check(rows)
-        if settings.model.guidance == "none":
-            guidance.check_unguided(policy, rows)
+        if settings.model.guidance != "pipeline":
+            with policy.call_overrides(**guidance.update_call(settings.model.guidance, policy)):
+                guidance.check_unguided(policy, rows)
     except InputError as error:
         yield _cause(policy, rows[0], str(error))
         return
     sharing = "rows share calls" if policy.capabilities.max_batch is None else "one row a call, which is slower"
+    for sentence in cost["warnings"]:
+        yield Check("warning", True, sentence)
     yield Check("runs", True, f"{type(policy.pipe).__name__}, {len(policy.sigmas) - 1} steps, {sharing}")
     with policy.call_overrides(num_inference_steps=2):
         policy.prepare(rows)

@@ -171,3 +171,25 @@ def check_stored(config: Any) -> None:
         )
     if config.prompts.pick.budget == "knapsack":
         raise InputError("prompts.pick.budget: data.groups has groups of one size, which do not grow; take equal")
+
+
+def guidance_warnings(config: Any, branches: int) -> list[str]:
+    """A sentence where the likelihood of final samples and guidance do not go together.
+
+    Args:
+        config: of a flow model's run.
+        branches: that a step evaluates for one sample as `model.call` guides.
+    """
+    if config.algorithm.likelihood.name != "elbo" or branches == 1:
+        return []
+    if config.model.guidance == "pipeline":
+        return [
+            "model.guidance: pipeline fits the guided velocity to final samples, which un-learns guidance; take rollout, "
+            "which samples with guidance and trains the velocity without it, or none"
+        ]
+    if config.model.guidance == "none":
+        return [
+            f"model.guidance: with none {config.algorithm.preset} samples and trains without the guidance of model.call, "
+            "which evaluations have; take rollout to sample with it"
+        ]
+    return []

@@ -45,6 +45,9 @@ def encode_run(
     evaluation = eval_call(config, policy)
     with policy.call_overrides(**guidance.training_call(config.model.guidance, policy)):
         policy.prepare(rows)
+        if config.model.guidance == "rollout":
+            with policy.call_overrides(**guidance.update_call(config.model.guidance, policy)):
+                policy.prepare(rows)
         if config.train.draft is not None:
             with policy.call_overrides(**config.train.draft.call):
                 policy.prepare(rows, "train.draft.call")

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from flowgrpo.data import embedded, known, prompts, stored
 from flowgrpo.data.prompts import STEPS, Prompt
 from flowgrpo.errors import InputError
-from flowgrpo.flow import memory, offline, start
+from flowgrpo.flow import elbo, memory, offline, start
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.engine import request
 from flowgrpo.flow.methods import CHOICES, presets
 from flowgrpo.flow.methods.objective import TrainedStep
 from flowgrpo.flow.picture import LEGEND, draw_tree
-from flowgrpo.flow.pipeline import guidance, loading
-from flowgrpo.flow.pipeline.call import checked_call
+from flowgrpo.flow.pipeline import loading
+from flowgrpo.flow.pipeline.call import checked_call, unguided
 from flowgrpo.flow.pipeline.guidance import guidance_branches
 from flowgrpo.flow.pipeline.loading import planned_class
 from flowgrpo.flow.predicted import compared, predicted
@@ -67,19 +67,18 @@ def _plan(config: Config) -> dict[str, Any]:
         request.check(config, planned_class(config.model.path))
     train, algorithm = config.train, config.algorithm
     columns = stored.train_prompts(config)[0].columns
-    unguided = config.model.guidance == "none"
-    over = guidance.unguided(planned_class(config.model.path)) if unguided else None
+    over, update_branches = _training(config, columns)
     held_out = prompts.load_split(config.prompts, "eval")[: config.eval.prompts]
     check_columns(config, stored.train_prompts(config))
     check_columns(config, held_out, config.eval.call)
-    call, branches = call_and_branches(config, over, _unguiding(columns) if unguided else columns)
+    call, branches = call_and_branches(config, over, _unguiding(columns) if over else columns)
     eval_call, eval_branches = call_and_branches(config, config.eval.call, held_out[0].columns if held_out else columns)
     if call["num_inference_steps"] is None:
         raise InputError("model.call.num_inference_steps: this pipeline decides it while it runs, set it to plan")
     scorer.rewards(config.rewards, config.eval_rewards)
     offline.check_model(config, offline.source_of(config), call)
     cost = predicted(config, call["num_inference_steps"])
-    drafts, draft_evaluations = _draft(config, over or {}, columns)
+    drafts, draft_evaluations = _draft(config, over, columns)
     rounds = 0 if algorithm.kernel.calibrate is None else algorithm.kernel.calibrate.rounds
     eval_evaluations = len(held_out) * eval_call["num_inference_steps"] * eval_branches
     return {
@@ -103,9 +102,9 @@ def _plan(config: Config) -> dict[str, Any]:
         "picture": [] if config.data.groups else picture(config, call["num_inference_steps"]),
         "model_evaluations": {
             "rollout": branches * cost.rollout + draft_evaluations,
-            "update": branches * cost.update,
+            "update": update_branches * cost.update,
         },
-        "with_gradient": branches * cost.with_gradient,
+        "with_gradient": update_branches * cost.with_gradient,
         "graphs": 0 if train.replay == "always" else branches * cost.graphs,
         "drafted": drafts,
         "calibration": {
@@ -119,7 +118,10 @@ def _plan(config: Config) -> dict[str, Any]:
         "evaluation_branches": eval_branches,
         "memory": None,
         "published": published.compared(presets.PUBLISHED[algorithm.preset], _with_call(config, call)),
-        "warnings": uneven(config, sigma_table(config.model.path, call["num_inference_steps"])),
+        "warnings": [
+            *uneven(config, sigma_table(config.model.path, call["num_inference_steps"])),
+            *elbo.guidance_warnings(config, call_and_branches(config, columns=columns)[1]),
+        ],
         "config": config.model_dump(mode="json"),
     }
 
@@ -239,15 +241,23 @@ def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tup
 
 def forwards(config: Config) -> int | None:
     """Model evaluations of an iteration, counted in forward passes: one with its backward pass is about 3. None: unknown."""
-    unguided = config.model.guidance == "none"
-    over = guidance.unguided(planned_class(config.model.path)) if unguided else {}
     columns = stored.train_prompts(config)[0].columns
-    call, branches = call_and_branches(config, over, _unguiding(columns) if unguided else columns)
+    over, update_branches = _training(config, columns)
+    call, branches = call_and_branches(config, over, _unguiding(columns) if over else columns)
     if call["num_inference_steps"] is None:
         return None
     cost = predicted(config, call["num_inference_steps"])
     _, of_draft = _draft(config, over, columns)
-    return branches * (cost.rollout + cost.update + (BACKWARD - 1) * cost.with_gradient) + of_draft
+    updates = cost.update + (BACKWARD - 1) * cost.with_gradient
+    return branches * cost.rollout + update_branches * updates + of_draft
+
+
+def _training(config: Config, columns: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """What goes over `model.call` in rollouts, and how many samples a step of an update evaluates for one."""
+    off = unguided(planned_class(config.model.path))
+    guided = config.model.guidance == "pipeline"
+    branches = call_and_branches(config, {} if guided else off, columns if guided else _unguiding(columns))[1]
+    return off if config.model.guidance == "none" else {}, branches
 
 
 def _unguiding(columns: dict[str, Any]) -> dict[str, Any]:

@@ -132,8 +132,9 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
     with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
         policy.check(train_ends)
         finishing.check_policy(settings, policy)
-        if settings.model.guidance == "none":
-            guidance.check_unguided(policy, train_ends)
+        if settings.model.guidance != "pipeline":
+            with policy.call_overrides(**guidance.update_call(settings.model.guidance, policy)):
+                guidance.check_unguided(policy, train_ends)
         if len(policy.sigmas) - 1 != steps:  # some pipelines walk another number of steps than they are asked for
             predicted(settings, len(policy.sigmas) - 1)
         if settings.train.draft is not None:

@@ -333,18 +333,20 @@ class Trainer(Loop):
 
     def _update_part(self, credited: Credited, part: int) -> UpdateStats:
         self._set_learning_rate(part)
-        return update_part(
-            self.policy,
-            credited,
-            part,
-            weights=self.weights,
-            optimizer=self.optimizer,
-            scaler=self.scaler,
-            objective=self.config.algorithm.objective,
-            max_grad_norm=self.config.train.max_grad_norm,
-            sum_shares=self.exchange.sum_shares,
-            sum_processes=self.exchange.sum_gradients,
-        )
+        rows = rows_of(longest_and_shortest(self.train_prompts)[:1])
+        with guidance.updating(self.config.model.guidance, self.policy, rows):
+            return update_part(
+                self.policy,
+                credited,
+                part,
+                weights=self.weights,
+                optimizer=self.optimizer,
+                scaler=self.scaler,
+                objective=self.config.algorithm.objective,
+                max_grad_norm=self.config.train.max_grad_norm,
+                sum_shares=self.exchange.sum_shares,
+                sum_processes=self.exchange.sum_gradients,
+            )
 
     def _rollout_at(self, iteration: int, levels: list[float]) -> Batch:
         self.levels = levels

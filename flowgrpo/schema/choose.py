@@ -44,6 +44,22 @@ def resolved(
     return row
 
 
+def filled(config: Any, table: Mapping[str, Mapping[str, Any]], default: str) -> Any:
+    """A config with the keys beside `algorithm` that its preset sets, where it says nothing of them.
+
+    Args:
+        table: by preset, keys with a section, `model.guidance` say, and their values.
+        default: the preset where none is named.
+    """
+    algorithm = config.get("algorithm", {}) if isinstance(config, Mapping) else None
+    preset = algorithm.get("preset", default) if isinstance(algorithm, Mapping) else None
+    for key, value in table.get(preset, {}).items() if isinstance(preset, str) else ():
+        section, _, name = key.partition(".")
+        if isinstance(own := config.get(section, {}), Mapping):
+            config = {**config, section: {name: value, **own}}
+    return config
+
+
 def options(row: Mapping[str, Any], written: Any, choices: Mapping[str, Any], place: str) -> dict[str, Any]:
     """The name of a choice and its options, as written by a user over a row's.
 

@@ -258,6 +258,9 @@ _FLOW_GRPO_LOOP = {
 }
 _DANCE_LOOP = {"train.updates": 3, "train.split": "samples", "train.learning_rate": 1e-5}
 
+# What a row sets beside its axes, where a config says nothing.
+BESIDE = sample_presets.BESIDE
+
 # What the sources say of the loop around each method, which no preset sets: configuration keys and their values. A source
 # that gives numbers for each GPU (DanceGRPO, MixGRPO, BranchGRPO, SAGE-GRPO) says nothing of train.groups.
 PUBLISHED: dict[str, dict[str, Any]] = {

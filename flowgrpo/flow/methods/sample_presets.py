@@ -215,6 +215,13 @@ PRESETS: dict[str, PresetRow] = {
     },
 }
 
+# Guidance as in the sources: off in rollouts and updates, or on in rollouts alone. What those of SePPO and GDRO do is not
+# known; RAM's, AWM's fast form and GRPO of final samples have that of the code that they come from.
+_UNGUIDED = ("epg", "pepg", "elbo_grpo", "nft", "awm", "awm_fast", "ram", "crd")
+BESIDE: dict[str, dict[str, Any]] = {
+    name: {"model.guidance": "none" if name in _UNGUIDED else "rollout"} for name in PRESETS
+}
+
 _STUDY_LOOP = {
     "model.call.num_inference_steps": 10,
     "train.groups": 48,

@@ -7,6 +7,7 @@ import inspect
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from flowgrpo.errors import InputError
@@ -26,6 +27,20 @@ RESERVED = (
 SIZES = ("height", "width", "num_frames")  # numbers also where their default is None
 MOST_STEPS = 10_000  # a plan grows a tree of them
 GUIDED = "do_classifier_free_guidance"
+# What switches a guidance argument of diffusers' pipelines off; None leaves it out of the call.
+OFF = {
+    "true_cfg_scale": 1.0,
+    "guidance_scale": 1.0,
+    "guidance_scale_2": None,
+    "audio_guidance_scale": 1.0,
+    "img_guidance_scale": 1.0,
+    "stg_scale": 0.0,
+    "audio_stg_scale": 0.0,
+    "modality_scale": 1.0,
+    "audio_modality_scale": 1.0,
+    "pag_scale": 0.0,
+    "negative_prompt": None,
+}
 
 
 @cache
@@ -118,3 +133,24 @@ def checked_call(pipeline: type, call: dict[str, Any], key: str = "model.call") 
     if steps is not None and not (isinstance(steps, int) and 0 < steps <= MOST_STEPS):
         raise InputError(f"{key}.num_inference_steps: {steps!r} is not a number of steps from 1 to {MOST_STEPS}")
     return dict(call)
+
+
+def unguided(pipeline: type, embedded: bool = False) -> dict[str, Any]:
+    """The call arguments that switch a pipeline's guidance off, None for one to be left out.
+
+    Args:
+        pipeline: the class.
+        embedded: whether `guidance_scale` is an input of its transformer (guidance-distilled models); it stays as it is.
+    """
+    takes = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
+    off = {name: value for name, value in OFF.items() if name in takes}
+    declared = getattr(pipeline, "do_classifier_free_guidance", None)
+    if embedded or ("true_cfg_scale" in takes and declared is None):
+        off.pop("guidance_scale", None)
+    elif isinstance(declared, property):
+        try:
+            if declared.fget(SimpleNamespace(_guidance_scale=1.0, guidance_scale=1.0)):
+                off["guidance_scale"] = 0.0  # pipelines that add guidance_scale * (cond - uncond) to cond
+        except AttributeError:  # it reads more of the pipeline than its scale
+            pass
+    return off

@@ -53,6 +53,10 @@ class FieldPolicy:
             raise InputError(f"eval.call.{next(iter(call))}: a velocity field takes no call arguments")
         return nullcontext()
 
+    def unguided(self) -> dict[str, Any]:
+        """Nothing: a field has no guidance."""
+        return {}
+
     def limited(self, part: Sequence[float] | None, switch: Callable[[bool], object]) -> AbstractContextManager[None]:
         """Return a context that changes nothing.
 

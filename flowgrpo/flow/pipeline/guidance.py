@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -16,57 +17,38 @@ if TYPE_CHECKING:
     from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Policy
 
 
-# What switches a guidance argument of diffusers' pipelines off; None leaves it out of the call.
-OFF = {
-    "true_cfg_scale": 1.0,
-    "guidance_scale": 1.0,
-    "guidance_scale_2": None,
-    "audio_guidance_scale": 1.0,
-    "img_guidance_scale": 1.0,
-    "stg_scale": 0.0,
-    "audio_stg_scale": 0.0,
-    "modality_scale": 1.0,
-    "audio_modality_scale": 1.0,
-    "pag_scale": 0.0,
-    "negative_prompt": None,
-}
-
-
-def unguided(pipeline: type, embedded: bool = False) -> dict[str, Any]:
-    """The call arguments that switch a pipeline's guidance off, None for one to be left out.
-
-    Args:
-        pipeline: the class.
-        embedded: whether `guidance_scale` is an input of its transformer (guidance-distilled models); it stays as it is.
-    """
-    takes = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
-    off = {name: value for name, value in OFF.items() if name in takes}
-    declared = getattr(pipeline, "do_classifier_free_guidance", None)
-    if embedded or ("true_cfg_scale" in takes and declared is None):
-        off.pop("guidance_scale", None)
-    elif isinstance(declared, property):
-        try:
-            if declared.fget(SimpleNamespace(_guidance_scale=1.0, guidance_scale=1.0)):
-                off["guidance_scale"] = 0.0  # pipelines that add guidance_scale * (cond - uncond) to cond
-        except AttributeError:  # it reads more of the pipeline than its scale
-            pass
-    return off
-
-
 def training_call(guidance: str, policy: Policy) -> dict[str, Any]:
-    """Return the call arguments over `model.call` in rollouts and updates: none, or those that switch guidance off.
+    """Return the call arguments over `model.call` in rollouts: none, or those that switch guidance off.
 
     Args:
-        guidance: `model.guidance`, that of the `pipeline` or `none`.
+        guidance: `model.guidance`.
     """
-    if guidance == "pipeline":
-        return {}
-    embedded = any(module.config.get("guidance_embeds") for module in policy.modules.values())
-    return unguided(type(policy.pipe), embedded)
+    return policy.unguided() if guidance == "none" else {}
+
+
+def update_call(guidance: str, policy: Policy) -> dict[str, Any]:
+    """Return the call arguments over `model.call` in updates; arguments as of `training_call`."""
+    return {} if guidance == "pipeline" else policy.unguided()
+
+
+@contextmanager
+def updating(guidance: str, policy: Policy, rows: Sequence[Row]) -> Iterator[None]:
+    """Context in which the policy is called as an update calls it, inside the `training_call`.
+
+    Args:
+        guidance: `model.guidance`.
+        rows: one of training, whose prompt is encoded, by which the schedule is found.
+    """
+    if guidance != "rollout":
+        yield
+        return
+    with policy.call_overrides(**update_call(guidance, policy)):
+        policy.start(rows[:1])
+        yield
 
 
 def check_unguided(policy: DiffusersPolicy, rows: Sequence[Row]) -> None:
-    """Refuse a pipeline that evaluates several branches under the `training_call` of guidance `none`.
+    """Refuse a pipeline that evaluates several branches though its guidance is switched off.
 
     Raises:
         InputError: a step evaluates more than one branch.

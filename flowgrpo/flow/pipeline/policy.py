@@ -17,6 +17,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline import adapter_steps
 from flowgrpo.flow.pipeline.batching import Capabilities, cut, join
 from flowgrpo.flow.pipeline.block_cache import BlockCache
+from flowgrpo.flow.pipeline.call import unguided
 from flowgrpo.flow.pipeline.probe import probe, probe_batching, refusals
 from flowgrpo.flow.pipeline.walk import Walk, check_equal_shapes
 from flowgrpo.training.phases import phase
@@ -66,6 +67,9 @@ class Policy(Protocol):
 
     def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
         """Return a context in which the model's call has other arguments, as in evaluation."""
+
+    def unguided(self) -> dict[str, Any]:
+        """The call arguments that switch guidance off."""
 
     def limited(self, part: Sequence[float] | None, switch: Callable[[bool], object]) -> AbstractContextManager[None]:
         """Return a context in which `generate` takes steps outside a part of the schedule with its training off."""
@@ -132,6 +136,11 @@ class DiffusersPolicy:
     def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
         """Return a context in which the call has other arguments, as in evaluation; None removes one."""
         return self.walk.call_overrides(**call)
+
+    def unguided(self) -> dict[str, Any]:
+        """The call arguments that switch guidance off; a guidance-distilled model is told the same scale as before."""
+        embedded = any(module.config.get("guidance_embeds") for module in self.modules.values())
+        return unguided(type(self.pipe), embedded)
 
     def limited(
         self, part: Sequence[float] | None, switch: Callable[[bool], object], key: str = adapter_steps.KEY

@@ -204,3 +204,17 @@ def test_a_column_of_steps_is_counted_as_the_run_counts_it(workplace, capsys, na
     assert line["cost/rollout_evaluations"] == planned["model_evaluations"]["rollout"] == 2 * 4 * 5
     assert line["cost/update_evaluations"] == planned["model_evaluations"]["update"] - planned["graphs"]
     assert held_out["cost/model_evaluations"] == planned["evaluation"]["model_evaluations"] == 2 * 5
+
+
+def test_a_run_that_samples_guided_and_trains_unguided_costs_what_is_planned(workplace, capsys):
+    asked = ["tiny.yaml", "algorithm.preset=rwr", "algorithm.likelihood.draws=2", "model.call.guidance_scale=4.5"]
+    asked += ["train.iterations=1", "eval.prompts=2", "model.text_encoders=free"]
+    assert main(["plan", *asked, "--format", "json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert (planned["config"]["model"]["guidance"], planned["warnings"]) == ("rollout", [])
+    assert main(["train", *asked]) == 0
+    (line,) = metrics(workplace / "runs" / "t", "train")
+    rows = planned["geometry"]["samples"]
+    assert line["cost/rollout_evaluations"] == planned["model_evaluations"]["rollout"]
+    assert planned["model_evaluations"]["rollout"] == 2 * rows * planned["geometry"]["steps"]
+    assert line["cost/update_evaluations"] == planned["model_evaluations"]["update"] == 2 * rows

@@ -9,7 +9,7 @@ import pytest
 
 import flowgrpo
 from flowgrpo.flow.pipeline import guidance
-from flowgrpo.flow.pipeline.call import outline
+from flowgrpo.flow.pipeline.call import outline, unguided
 
 CERTIFIED = json.loads((Path(flowgrpo.__file__).parent / "data" / "models.json").read_text())
 NAMES = sorted({row["class"] for row in CERTIFIED})
@@ -29,7 +29,7 @@ def test_an_outline_says_what_the_class_says(name):
     assert takes(found) == takes(pipeline)
     for call in CALLS:
         assert guidance.guidance_branches(found, call) == guidance.guidance_branches(pipeline, call)
-    assert guidance.unguided(found) == guidance.unguided(pipeline)
+    assert unguided(found) == unguided(pipeline)
     assert hasattr(found, "encode_prompt") == hasattr(pipeline, "encode_prompt")
 
 

@@ -7,6 +7,7 @@ from replayed import ROWS, policy_of
 from flowgrpo.commands import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline import guidance
+from flowgrpo.flow.pipeline.call import unguided
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ from flowgrpo.flow.pipeline import guidance
     ],
 )
 def test_guidance_is_switched_off_as_each_pipeline_understands_it(pipeline, embedded, off):
-    found = guidance.unguided(getattr(diffusers, pipeline), embedded)
+    found = unguided(getattr(diffusers, pipeline), embedded)
     assert found.pop("negative_prompt", None) is None
     assert found == off
 
