@@ -143,7 +143,8 @@ _ROWS: dict[str, PresetRow] = {
         **_BRANCH,
     },
     # DenseGRPO: arXiv 2601.20218, without code.
-    # 1. Rounds, balance and starting levels of the calibration are ours: the paper does not give them.
+    # 1. Rounds, samples of a round and starting levels of the calibration are ours: the paper gives none. Its bound is a
+    #    difference of fewer than 2 gains, whatever their number; here it is a tenth of them.
     # 2. Its step of 0.01 is of the level; the paper's is of g itself.
     # 3. The clip range is Flow-GRPO's: the paper does not give one.
     "dense_grpo": {
@@ -167,7 +168,7 @@ _ROWS: dict[str, PresetRow] = {
     },
     # VGPO: arXiv 2512.12387, reconstructed from its abstract and its public reviews.
     # 1. discount and anchor are ours: what came to hand does not give them.
-    # 2. The weight multiplies the whole loss of an edge, the KL too: our reading.
+    # 2. The weight multiplies the whole loss of an edge, the KL too; by its reviews it weighs the advantage.
     # 3. Kernel, clip range and KL are Flow-GRPO's.
     "vgpo": {
         "tree": {"name": "twigs", "length": 1, "root": False},
@@ -219,7 +220,9 @@ _ROWS: dict[str, PresetRow] = {
     # Flow-DPPO: arXiv 2606.11025, by the code of UniRL (flowdppo.py), whose numbers these are; verl-omni's port has a window
     # of 2 and the level 1.2.
     # 1. Advantages are cut at 5; there they are not.
-    # 2. The window is drawn once an iteration, in the first half of the steps as there.
+    # 2. The three steps are a window in the first half of the steps; there they are drawn without repeats, so that
+    #    each of the five is trained with probability 0.6, and the draw depends on the iteration alone.
+    # 3. The std is that of all rewards by n, plus 1e-4; there by n - 1, plus 1e-8.
     "flow_dppo": {
         "tree": {"name": "window", "size": 3, "move": "random"},
         "kernel": {"name": "flow_sde", "level": 0.7},
@@ -227,7 +230,7 @@ _ROWS: dict[str, PresetRow] = {
         "baseline": _GLOBAL_STD,
         "objective": {"name": "kl_mask", "limit": 1e-5},
     },
-    # On-policy distillation: verl-omni's recipe of `distill_kl` for SD3.5-M, by a note of it; its code was not at hand.
+    # On-policy distillation: verl-omni's recipe for SD3.5-M and its code (run_sd35_medium_ocr_distill).
     # 1. The window lies in the first half of the steps, whatever their number; there in the first 5, of 10.
     # 2. The teacher (model.teacher) is a LoRA over the student's base, or a pipeline whose networks are built as the
     #    student's; there any pipeline.
@@ -254,8 +257,11 @@ _FLOW_GRPO_LOOP = {
     "train.updates": 2,
     "train.split": "samples",
     "train.learning_rate": 3e-4,
+    "train.max_grad_norm": 1.0,
     "train.ema": {"decay": 0.9, "every": 8, "warmup": 10},
 }
+_GUIDED = {"model.guidance": "pipeline", "model.call.guidance_scale": 4.5}
+_UNGUIDED = {"model.guidance": "none"}
 _DANCE_LOOP = {"train.updates": 3, "train.split": "samples", "train.learning_rate": 1e-5}
 
 # What a row sets beside its axes, where a config says nothing.
@@ -264,12 +270,12 @@ BESIDE = sample_presets.BESIDE
 # What the sources say of the loop around each method, which no preset sets: configuration keys and their values. A source
 # that gives numbers for each GPU (DanceGRPO, MixGRPO, BranchGRPO, SAGE-GRPO) says nothing of train.groups.
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "flow_grpo": _FLOW_GRPO_LOOP,
-    "flow_grpo_fast": _FLOW_GRPO_LOOP,
+    "flow_grpo": {**_FLOW_GRPO_LOOP, **_GUIDED},
+    "flow_grpo_fast": {**_FLOW_GRPO_LOOP, **_UNGUIDED},
     "flow_grpo_window": {},  # ours
     "mix_grpo": {**_DANCE_LOOP, "model.call.num_inference_steps": 25, "train.group_size": 12, "train.updates": 4},
     "dance_grpo": {**_DANCE_LOOP, "model.call.num_inference_steps": 16, "train.group_size": 12},
-    "grpo_guard": {**_FLOW_GRPO_LOOP, "train.learning_rate": 1e-4},
+    "grpo_guard": {**_FLOW_GRPO_LOOP, **_GUIDED, "train.learning_rate": 1e-4},
     "tempflow": {
         key: _FLOW_GRPO_LOOP[key]
         for key in (
@@ -315,11 +321,24 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "train.split": "groups",
         "train.learning_rate": 1e-6,
     },
-    "flow_dppo": {"model.call.num_inference_steps": 10, "train.group_size": 16, "train.updates": 2},
+    "flow_dppo": {
+        "model.call.num_inference_steps": 10,
+        "train.groups": 48,
+        "train.group_size": 16,
+        "train.updates": 2,
+        "train.learning_rate": 3e-4,
+        "train.max_grad_norm": 1.0,
+        "train.ema": None,
+        **_UNGUIDED,
+    },
     "opd": {
         "model.call.num_inference_steps": 10,
+        "train.groups": 8,
         "train.group_size": 8,
+        "train.updates": 2,
         "train.learning_rate": 1e-4,
+        "train.max_grad_norm": 1.0,
+        **_UNGUIDED,
     },
     **sample_presets.PUBLISHED,
 }

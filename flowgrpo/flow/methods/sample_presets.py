@@ -59,7 +59,7 @@ PRESETS: dict[str, PresetRow] = {
         "baseline": {"name": "group_mean", "std": "none", "scale": 0.1},
         "objective": {"name": "proximal", "kl": _kl(1e-4)},
     },
-    # GRPO of final samples, of the same study.
+    # GRPO of final samples, of the same study, whose code has it and no script that runs it: its loop is not said.
     "elbo_grpo": {
         **_SHARED,
         "kernel": _DPM2,
@@ -97,8 +97,9 @@ PRESETS: dict[str, PresetRow] = {
         "baseline": {**_GLOBAL_STD, "scale": 0.2},
         "objective": {"name": "gradient", "ratio": False},
     },
-    # RAM (Reinforce Adjoint Matching): arXiv 2605.10759 by its abstract, and the port in the study's code.
-    # 1. Sampler, noise levels and decay are the port's; the paper's were not at hand.
+    # RAM (Reinforce Adjoint Matching): arXiv 2605.10759 by accounts of it, and the port in the study's code.
+    # 1. Sampler, noise levels and decay are the port's. In the paper the current policy samples, and the target is
+    #    v_ref + R ((noise - x0) - v) with the current policy's v; the port's, and ours, has the old policy's.
     "ram": {
         **_SHARED,
         "kernel": _DPM2,
@@ -109,7 +110,12 @@ PRESETS: dict[str, PresetRow] = {
     # CRD: arXiv 2603.14128, and Flow-Factory's port.
     # 1. One old policy samples and anchors; the port has a second for the anchor, of decay 0.25 rising by 0.005 to 0.999.
     # 2. The reference of the divergence is guided as training is; there by a scale of 4.5.
-    # 3. Steps are drawn without repeats; the port's 20 of a schedule of 10 repeat.
+    # 3. Steps are drawn without repeats; the port's 20 of 10 are always 0 0 0 1 1 2 2 3 3 4 4 4 5 5 6 6 7 7 8 8,
+    #    of which the last step, the cleanest, is none.
+    # 4. Log ratio and optimality are centred over all levels of an optimizer step; the port centres them at each level over
+    #    one micro-batch of all GPUs, 64 samples of several prompts.
+    # 5. The port walks sigmas that end at 0.25 before 0, by linspace; here they are the pipeline's own.
+    # 6. The port divides by the std or by 1e-6, whichever is larger; here 1e-4 is added.
     "crd": {
         **_SHARED,
         "kernel": _EULER,
@@ -117,9 +123,12 @@ PRESETS: dict[str, PresetRow] = {
         "baseline": _GLOBAL_STD,
         "objective": {"name": "centred", "beta": 1.0, "adaptive_kl": 0.001, "kl": _kl(0.1)},
     },
-    # Reward-weighted regression: train_sd3_sft of Flow-GRPO's code. Nothing bounds the push away of a negative reward.
+    # Reward-weighted regression: train_sd3_sft of Flow-GRPO's code, where no released config chooses it. Nothing bounds the
+    # push away of a negative reward.
     # 1. Noise levels are drawn from the density, and are those of all samples of a group; there they are indices into the
-    #    shifted 1,000 steps, one for each inner step.
+    #    shifted 1,000 steps, one for each sample and inner step.
+    # 2. Rollouts are by ODE; there by Flow-GRPO's SDE of level 0.7 at all 40 steps, the last among them.
+    # 3. The reference that samples stays; there it can be copied every few optimizer steps.
     "rwr": {
         **_SHARED,
         "kernel": _EULER,
@@ -129,7 +138,7 @@ PRESETS: dict[str, PresetRow] = {
     },
     # Fine-tuning on the best of each group: the same script.
     # 1. A group of equal rewards is left out; there all of it is trained on.
-    # 2. as 1. of rwr.
+    # 2. to 4. as 1. to 3. of rwr.
     "sft_best": {
         **_SHARED,
         "kernel": _EULER,
@@ -139,7 +148,7 @@ PRESETS: dict[str, PresetRow] = {
     },
     # Online DPO: train_sd3_dpo of Flow-GRPO's code, with its reference copied every 40 optimizer steps.
     # 1. A group of equal rewards teaches nothing; there its first two samples are a pair.
-    # 2. as 1. of rwr.
+    # 2. as 1. of rwr, but there a pair shares its noise level. 3. as 2. of rwr.
     "dpo": {
         **_SHARED,
         "kernel": _EULER,
@@ -173,11 +182,14 @@ PRESETS: dict[str, PresetRow] = {
         "baseline": _GLOBAL_STD,
         "objective": {"name": "semi_policy", "beta": 50.0},
     },
-    # DGPO: arXiv 2510.08425 and its code, without guidance.
-    # 1. The live policy samples throughout; there the old one does after 200 optimizer steps (GenEval: 500).
-    # 2. The reference is as training is; there it is guided by 4.5, or is the old policy with beta 2,000 to 5,000.
-    # 3. The old policy follows once an iteration; there at every optimizer step.
-    # 4. A group's noise levels are its own; there they are those of all.
+    # DGPO: arXiv 2510.08425 and its code, of which general_ocr_sd3_4gpu is the config that its README starts.
+    # 1. The live policy samples throughout; there the old one does after 200 optimizer steps.
+    # 2. Rollouts are by Euler's method on the pipeline's sigmas; there by DPM-Solver++ of second order on 0.9997, 0.9639,
+    #    0.9227 to 0.2498, and training rounds these to whole thousandths.
+    # 3. Rewards are divided by the std of their group, as in its GenEval config; there by that of all.
+    # 4. KL and clip are 1e-3, as its README has them; that config has 0.02 and 1e-2.
+    # 5. A group's noise levels are its own; there they are those of all, drawn once an iteration.
+    # 6. A group's noise is one for each level; there it is drawn again for each micro-batch.
     "dgpo": {
         **_SHARED,
         "kernel": _EULER,
@@ -222,6 +234,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     name: {"model.guidance": "none" if name in _UNGUIDED else "rollout"} for name in PRESETS
 }
 
+_AVERAGE = {"decay": 0.9, "every": 1, "warmup": 10}
 _STUDY_LOOP = {
     "model.call.num_inference_steps": 10,
     "train.groups": 48,
@@ -229,14 +242,27 @@ _STUDY_LOOP = {
     "train.updates": 1,
     "train.learning_rate": 3e-4,
     "train.max_grad_norm": 5.0,
-    "train.ema": {"decay": 0.9, "every": 1},
+    "train.ema": _AVERAGE,
+    "model.guidance": "none",
 }
-_FLOW_GRPO_LOOP = {"model.call.num_inference_steps": 40, "train.groups": 48, "train.group_size": 24}
+_GUIDED = {"model.guidance": "rollout", "model.call.guidance_scale": 4.5}
+_SMALL_LOOP = {  # of Flow-GRPO's and DGPO's configs; groups are those of one GPU and of four
+    "train.updates": 1,
+    "train.learning_rate": 3e-4,
+    "train.max_grad_norm": 1.0,
+    "train.ema": {**_AVERAGE, "every": 8},
+    **_GUIDED,
+}
+_PAIR_LOOP = {"model.call.num_inference_steps": 40, "train.groups": 1, "train.group_size": 24, **_SMALL_LOOP}
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "epg": _STUDY_LOOP,
     "pepg": _STUDY_LOOP,
-    "elbo_grpo": _STUDY_LOOP,
+    "elbo_grpo": {
+        "model.call.num_inference_steps": 10,
+        "train.ema": _AVERAGE,
+        "model.guidance": "none",
+    },
     "nft": {**_STUDY_LOOP, "train.max_grad_norm": 1.0},
     "awm": {
         "model.call.num_inference_steps": 14,
@@ -244,10 +270,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "train.group_size": 24,
         "train.updates": 1,
         "train.learning_rate": 3e-4,
-        "train.ema": {"decay": 0.99, "every": 1},
+        "train.max_grad_norm": 1.0,
+        "train.ema": {**_AVERAGE, "decay": 0.99},
+        "model.guidance": "none",
     },
     "awm_fast": {},  # ours
-    "ram": {"model.call.num_inference_steps": 10},
+    "ram": {"model.call.num_inference_steps": 10, "train.ema": _AVERAGE, "model.guidance": "none"},
     "crd": {
         "model.call.num_inference_steps": 10,
         "train.groups": 48,
@@ -255,11 +283,14 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "train.updates": 2,
         "train.learning_rate": 3e-4,
         "train.max_grad_norm": 1.0,
+        "train.ema": {"decay": 0.995, "every": 20},  # every 10 iterations, by whose number it is warmed up
+        "model.guidance": "none",
     },
-    "rwr": _FLOW_GRPO_LOOP,
-    "sft_best": _FLOW_GRPO_LOOP,
-    "dpo": _FLOW_GRPO_LOOP,
+    "rwr": _PAIR_LOOP,
+    "sft_best": _PAIR_LOOP,
+    "dpo": _PAIR_LOOP,
+    # Guidance, steps, rate and average: not said.
     "seppo": {"train.groups": 2048, "train.group_size": 2, "train.updates": 1},
-    "dgpo": {"model.call.num_inference_steps": 10, "train.groups": 24, "train.group_size": 24},
-    "gdro": {"train.group_size": 16, "train.learning_rate": 3e-4},
+    "dgpo": {"model.call.num_inference_steps": 10, "train.groups": 8, "train.group_size": 16, **_SMALL_LOOP},
+    "gdro": {"train.group_size": 16, "train.learning_rate": 3e-4},  # guidance, groups, steps and average: not said
 }

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from flowgrpo.flow.methods import CHOICES
-from flowgrpo.flow.methods.presets import PRESETS, PUBLISHED
+from flowgrpo.flow.methods.presets import BESIDE, PRESETS, PUBLISHED
 from flowgrpo.schema.choose import build_axes
 
+SAMPLES = json.loads((Path(__file__).parents[3] / "data" / "released_sample_configs.json").read_text())
 RELEASED = json.loads((Path(__file__).parents[3] / "data" / "released_flow_configs.json").read_text())
 
 
@@ -37,6 +38,21 @@ def test_a_row_has_the_numbers_of_the_released_config(preset):
     assert (loop["train.updates"], loop["train.learning_rate"]) == (released["updates"], released["learning_rate"])
     ema = {"decay": released["ema_decay"], "every": released["ema_interval"]} if "ema_decay" in released else None
     assert loop.get("train.ema") == (ema and ema | {"warmup": 10})  # which the code has, not its configs
+
+
+@pytest.mark.parametrize("preset", SAMPLES)
+def test_a_row_of_final_samples_has_the_loop_of_the_released_config(preset):
+    released, loop = SAMPLES[preset], PUBLISHED[preset]
+    assert loop["model.call.num_inference_steps"] == released["num_steps"]
+    assert loop["model.guidance"] == BESIDE[preset]["model.guidance"] == released["guidance"]
+    assert loop.get("model.call.guidance_scale") == released.get("scale")
+    assert (loop["train.groups"], loop["train.group_size"]) == (released["groups"], released["num_image_per_prompt"])
+    assert (loop["train.updates"], loop["train.learning_rate"]) == (released["updates"], released["learning_rate"])
+    assert loop["train.max_grad_norm"] == released["max_grad_norm"]
+    if "ema_decay" in released:
+        warm = {"decay": released["ema_decay"], "every": released["ema_interval"], "warmup": 10}  # which the code has
+        assert loop["train.ema"] == warm
+    assert row(preset)["objective"].kl.beta == released["beta"]
 
 
 def test_the_clip_of_grpo_guard_binds_no_later_than_flow_grpo_s():
