@@ -23,6 +23,7 @@ import torch
 from samplers.transfer import sent
 
 Tensor = torch.Tensor
+SHARED = 2**15  # numbers of a sum that torch's threads share
 State = tuple[Tensor, ...]  # what a flow moves: one latent tensor (B, ...), or several of one B (video and audio)
 
 
@@ -181,9 +182,21 @@ def pull(kernel: Kernel, sigma, sigma_next, sigma_cap) -> float:
     return abs(moved) * (2 * std if kernel.log_prob == "constant_free" else 1 / std)
 
 
+def mean_square(error: Tensor) -> Tensor:
+    """Mean of the squares of each row (B, D) -> (B,), the same alone and among others.
+
+    On a CPU several threads share the sum over a long row where it is the only one, and each sums rows of its own where
+    there are more: another order, and another rounding.
+    """
+    squares = error.square()
+    if squares.device.type != "cpu" or squares.shape[1] < SHARED:
+        return squares.mean(1)
+    return torch.stack([row.mean() for row in squares])
+
+
 def mean_log_prob(error: Tensor, std: Tensor) -> Tensor:
     """Gaussian log-density of `error` (B, D), averaged over D: the field's form, the true joint to the power 1 / D."""
-    return -error.square().mean(1) / (2 * std**2) - torch.log(std) - 0.5 * math.log(2 * math.pi)
+    return -mean_square(error) / (2 * std**2) - torch.log(std) - 0.5 * math.log(2 * math.pi)
 
 
 def sum_log_prob(error: Tensor, std: Tensor) -> Tensor:
@@ -198,7 +211,7 @@ def sum_log_prob(error: Tensor, std: Tensor) -> Tensor:
 
 def constant_free_log_prob(error: Tensor, std: Tensor) -> Tensor:
     """-mean(error^2), as CPS was released: the averaged form to the power 2 std^2, so its clip range differs per step."""
-    return -error.square().mean(1)
+    return -mean_square(error)
 
 
 LOG_PROBS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

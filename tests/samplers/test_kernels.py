@@ -219,3 +219,18 @@ def test_a_kernel_that_is_said_to_diffuse_has_half_the_std_in_a_quarter_of_the_s
     kernel = Kernel(name, 0.5)
     long, short = (slope(kernel, 0.6, 0.6 - step, 0.9)[1] for step in (0.2, 0.05))
     assert (short == pytest.approx(long / 2, rel=1e-5)) == kernel.diffuses
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("form", ["mean", "constant_free"])
+def test_a_long_row_scores_alone_what_it_scores_among_others(threads, form):
+    before = torch.get_num_threads()
+    generator = torch.Generator().manual_seed(0)
+    drawn, mean = torch.randn(2, 5, 2**16, generator=generator)
+    torch.set_num_threads(threads)
+    try:
+        together = log_prob((drawn,), (mean,), torch.tensor([0.5]), form)
+        alone = [log_prob((drawn[i : i + 1],), (mean[i : i + 1],), torch.tensor([0.5]), form) for i in range(5)]
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(together, torch.cat(alone))
