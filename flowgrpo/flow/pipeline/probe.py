@@ -6,6 +6,7 @@ call change each other, some do to their latents in the loop what decoding needs
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ import torch
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.batching import Capabilities, cut, join
+from flowgrpo.flow.pipeline.call import SIZES
 from flowgrpo.flow.pipeline.walk import Walk, check_equal_shapes
 from flowgrpo.training.lost import is_lost
 from rewards.memory import is_out_of_memory
@@ -150,22 +152,35 @@ def _slicing_fault(walk: Walk, rows: Sequence[Row], gap: float, key: str) -> str
     name = type(walk.pipe).__name__
     if gap != gap:
         return f"model.dtype: the final latents of {name} are not finite, try bfloat16 or float32"
-    for argument in walk.call:
-        if argument not in ("num_inference_steps", "height", "width"):
-            with walk.call_overrides(**{argument: None}):
-                try:
-                    helps = _slicing_gap(walk, rows, _whole_run(walk, rows)[0]) <= _tolerance(walk)
-                except (ValueError, TypeError, RuntimeError):  # not an argument it can do without
-                    continue
-                if helps:
-                    return (
-                        f"{key}.{argument}: {name} counts its own steps for it, so a step alone differs from the same step "
-                        f"in a whole run (by {gap:.1e} of a standard deviation), remove it"
-                    )
+    for argument, value, does, remedy in _suspects(walk):
+        with walk.call_overrides(**{argument: value}):
+            try:
+                helps = _slicing_gap(walk, rows, _whole_run(walk, rows)[0]) <= _tolerance(walk)
+            except (InputError, ValueError, TypeError, RuntimeError):  # not an argument it can do without
+                continue
+            if helps:
+                return (
+                    f"{key}.{argument}: {name} {does}, so a step alone differs from the same step in a whole run (by "
+                    f"{gap:.1e} of a standard deviation), {remedy}"
+                )
     return (
         f"model.path: a step of {name} alone differs from the same step in a whole run (by {gap:.1e} of a standard "
         "deviation), so it cannot be trained here"
     )
+
+
+def _suspects(walk: Walk) -> Iterator[tuple[str, float | None, str, str]]:
+    """Arguments that may make a slice differ, each with a value that may help: those given, without them, then any number at
+    0, the smallest first; and what is to be said of it.
+    """
+    sizes = ("num_inference_steps", *SIZES)  # without them a run is another, and a large one
+    for argument in walk.call:
+        if argument not in sizes:
+            yield argument, None, "counts its own steps for it", "remove it"
+    defaults = {k: p.default for k, p in inspect.signature(type(walk.pipe).__call__).parameters.items()} | walk.call
+    numbers = {k: v for k, v in defaults.items() if isinstance(v, float) and v}
+    for argument in sorted(numbers, key=lambda k: abs(numbers[k])):
+        yield argument, 0.0, "changes its steps by it as they go on", "set it to 0"
 
 
 def _decodes_by_landing(walk: Walk, rows: Sequence[Row], state: State, *, expected: torch.Tensor, known: bool) -> bool:

@@ -79,3 +79,13 @@ def test_rows_that_may_share_a_step_and_no_decoding_have_calls_of_their_own():
     policy.check(specimen.rows)
     assert policy.capabilities.max_batch == 1
     assert len(policy.generate(specimen.rows)) == len(specimen.rows)
+
+
+def test_a_number_of_the_pipelines_own_that_a_step_alone_cannot_follow_is_named():
+    """LTX draws noise for its picture before each step, by a default that no config names."""
+    specimen = SPECIMENS["LTXConditionPipeline"]
+    for given in ({}, {"image_cond_noise_scale": 0.3}):
+        call = {k: v for k, v in specimen.call.items() if k != "image_cond_noise_scale"} | given
+        policy = DiffusersPolicy(specimen.build(), call)
+        with pytest.raises(InputError, match=r"^model.call.image_cond_noise_scale: .* set it to 0$"):
+            policy.check(specimen.rows)
