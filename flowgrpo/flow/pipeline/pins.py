@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from flowgrpo.data.prompts import Row
 from samplers.scheduler import StepRecord
 
 LEAST = 0.1  # of a standard deviation: more than any rounding, less than what a mask puts in place
@@ -42,6 +43,18 @@ class Watch:
         """The velocity of a step, 0 where its loop pinned what it moved to."""
         moved = step.next_sample
         return torch.where((self.latents != moved) & moved.isfinite(), 0, step.velocity)
+
+    def frees(self, step: StepRecord) -> bool:
+        """Whether the loop leaves any part of what a step moved to as it is: what is pinned whole learns nothing."""
+        return bool((self.latents == step.next_sample).any())
+
+
+def whole(row: Row) -> str:
+    """What is wrong with a row of which everything is pinned."""
+    return (
+        f"prompts: the mask of {row.prompt!r} leaves nothing to paint, so nothing is learnt from it: the whole picture is "
+        "put back after each step; a mask is white where the picture is painted anew"
+    )
 
 
 def spare(module: torch.nn.Module, landing: Callable[[], bool]) -> None:

@@ -7,6 +7,7 @@ the same code on the same numbers. Which rows may share a call is not known here
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -29,6 +30,8 @@ from flowgrpo.training.lockstep import stands_in
 from flowgrpo.training.random_states import seeded
 from samplers.kernels import State
 from samplers.scheduler import FlowSDEScheduler, StepRecord
+
+LOGGER = logging.getLogger(__name__)
 
 
 class Walk:
@@ -81,6 +84,7 @@ class Walk:
         self.latents = LatentSlots(pipe)
         self._located: dict[str, tuple[list[LatentSlot], bool]] = {}  # its slots, and whether its loop pins, by call
         self.pins = self._spared = False
+        self._painted: set[str] = set()  # the conditions of rows of which a step with pins was looked at
         self.evaluations = 0
         self._cache: BlockCache | None = None
         self.modules: dict[str, torch.nn.Module] = {}
@@ -249,7 +253,13 @@ class Walk:
             index = self.sigmas.index(sigma)
             steps = range(index, index + 1)
         recorded, watch = self.step(rows, steps, state)
-        return (watch.free(recorded[0]),) if self.pins else tuple(step.velocity for step in recorded)
+        if not self.pins:
+            return tuple(step.velocity for step in recorded)
+        if (key := self.conditions_key(rows[0])) not in self._painted:  # a GPU is asked once for each picture
+            self._painted.add(key)
+            if not watch.frees(recorded[0]):
+                LOGGER.warning(pins.whole(rows[0]))
+        return (watch.free(recorded[0]),)
 
     def finish(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
         """Where ODE steps from the first to the last of some sigmas take a state, in one call: to the bit as step by step.
@@ -346,6 +356,8 @@ class Walk:
         watch = Watch() if len(self.latents.slots) == 1 and "callback_on_step_end" in self.takes else None
         _, expected = self.run_slice(rows, range(1), state, watch=watch)
         if watch is not None and watch.sees_pins(expected[0]):
+            if not watch.frees(expected[0]):
+                raise InputError(pins.whole(rows[0]))
             self.pins = True
             for module in self.modules.values():
                 if not self._spared:

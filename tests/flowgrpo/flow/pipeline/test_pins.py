@@ -1,8 +1,14 @@
 """What a pipeline puts back around a mask is seen by the model, and has no part in what the policy did."""
 
+import logging
+from dataclasses import replace
+
+import pytest
 import torch
+from PIL import Image
 from zoo import SPECIMENS
 
+from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.pipeline.walk import Walk
 
@@ -71,3 +77,30 @@ def test_rows_whose_pins_come_from_each_others_seeds_get_calls_of_their_own():
     policy.check(SPECIMENS[NAME].rows)
     assert policy.capabilities.max_batch == 1
     assert policy.capabilities.decodes_by_landing
+
+
+# Below half of white: every inpainting pipeline takes it for black, which keeps the picture.
+RED = Image.new("RGB", (16, 16), (255, 0, 0))
+
+
+@pytest.mark.parametrize("name", ["FluxControlInpaintPipeline", NAME])
+def test_a_mask_that_leaves_nothing_to_paint_is_refused(name):
+    specimen = SPECIMENS[name]
+    policy = DiffusersPolicy(specimen.build(), {**specimen.call, "strength": 0.8})
+    rows = [replace(row, columns={**row.columns, "mask_image": RED}) for row in specimen.rows]
+    with pytest.raises(InputError, match="^prompts: the mask of 'a red fox in the snow' leaves nothing to paint"):
+        policy.check(rows)
+
+
+@torch.no_grad()
+def test_a_later_row_whose_mask_leaves_nothing_to_paint_is_named_once(caplog):
+    walk, state = started()
+    with caplog.at_level(logging.WARNING):
+        walk.velocity(state, walk.sigmas[1], [ROW])
+        assert not caplog.messages
+        for sigma in walk.sigmas[1:-1]:
+            (velocity,) = walk.velocity(state, sigma, [replace(ROW, columns={**ROW.columns, "mask_image": RED})])
+            assert not velocity.any()
+    assert [message.split(",")[0] for message in caplog.messages] == [
+        "prompts: the mask of 'a red fox in the snow' leaves nothing to paint"
+    ]
