@@ -25,6 +25,7 @@ sys.path[:0] = [str(ROOT)]
 sys.path.append(str(ROOT / "tests"))
 
 from zoo import SPECIMENS, Specimen  # noqa: E402
+from zoo.second import LIMITS  # noqa: E402
 
 from flowgrpo.flow.certificate import certify  # noqa: E402
 from flowgrpo.flow.pipeline.traits import TRAITS  # noqa: E402
@@ -94,6 +95,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         "picture back around it after each step. The model sees what they put back, as in their own runs, and the velocity",
         "there counts as 0: it has no part in ratios, divergences and gradients. A log-probability is still the mean over",
         "the whole latents, so a mask of a tenth of the picture scales its log-ratios by a tenth.",
+        "A mask that leaves nothing to paint is refused; where its row is not looked at before a run, the run names it.",
         "",
         "| class | task | bfloat16 drift | rows | gradients reach | LoRA loads by |",
         "|---|---|---|---|---|---|",
@@ -123,6 +125,18 @@ def page(rows: list[dict[str, Any]]) -> str:
         if not r["certified"]:
             name = r["class"] + (f" ({r['variant']})" if r["variant"] else "")
             lines.append(f"| `{name}` | {r['task']} | {r['note'].replace('|', '/')} |")
+    lines += [
+        "",
+        "## Other inputs",
+        "",
+        "`make test-all` measures all of it again on a second call of every class: one more step, twice the height, twice",
+        "the frames behind the first, another strength, mask and picture, guidance where there was none and none where",
+        "there was some. It holds there, too. Not certified are:",
+        "",
+        "| class | what |",
+        "|---|---|",
+        *(f"| `{name}` | {limit} |" for name, limit in sorted(LIMITS.items())),
+    ]
     lines += ["", "## Traits", "", "| class | why |", "|---|---|"]
     lines += [f"| `{name}` | {trait.why} |" for name, trait in TRAITS.items()]
     return "\n".join(lines) + "\n"
