@@ -127,9 +127,10 @@ def plan(
     gpu_type: options.GpuType = None,
     gpus_per_node: options.GpusPerNode = None,
     fixed_seconds: options.FixedSeconds = None,
+    full: Annotated[bool, typer.Option("--full", help="the resolved config, too")] = False,
     form: Format = "human",
 ) -> None:
-    """Show the resolved config, the axes, the batch geometry and the model evaluations, without any training."""
+    """Show the tree, the batch, the model evaluations and the memory of a run, without any training."""
     is_run = path.is_dir() and (path / "config.yaml").is_file()
     settings = None if is_run else config.load(path, overrides or [])  # refused before anything heavy is imported
     from flowgrpo.commands import plan as command
@@ -137,7 +138,7 @@ def plan(
     settings = settings or command.of_run(path, overrides or [])
     asked = {"--gpu-type": gpu_type, "--gpus-per-node": gpus_per_node, "--fixed-seconds": fixed_seconds}
     if explain is None:
-        command.show(settings, gpu_memory, command.machines(gpus, asked), form)
+        command.show(settings, gpu_memory, command.machines(gpus, asked), form, full=full)
     else:
         command.show_meaning(settings, explain, form)
 

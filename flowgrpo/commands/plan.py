@@ -81,13 +81,16 @@ def of_run(folder: Path, overrides: Iterable[str]) -> RunConfig:
     return KINDS[settings.kind].plan.reached(settings, step, rollout)
 
 
-def show(settings: RunConfig, gpu_memory: float | None, machines: Machines | None, form: str) -> None:
+def show(
+    settings: RunConfig, gpu_memory: float | None, machines: Machines | None, form: str, *, full: bool = False
+) -> None:
     """Show the plan of a run.
 
     Args:
         gpu_memory: GiB of a GPU that it is to fit; None asks for no such thing.
         machines: on which it is to run; None asks for no seconds.
         form: `human` or `json`.
+        full: whether the resolved config follows for people, too; in JSON it always stands.
 
     Raises:
         InputError: the config cannot be run.
@@ -99,10 +102,10 @@ def show(settings: RunConfig, gpu_memory: float | None, machines: Machines | Non
     kind = KINDS[settings.kind]
     planned = kind.plan.plan(settings)
     measured = {} if gpu_memory is None and machines is None else _measured(settings, planned, gpu_memory, machines)
+    planned |= measured
     if form == "json":
-        print(json.dumps(planned | measured, indent=1))
+        print(json.dumps(planned, indent=1))
         return
-    out.print(config.dumped(settings))
     for line in kind.plan.drawn(planned):
         out.print(f"  {line}", soft_wrap=True)
     table = Table("", "", show_header=False, box=None, padding=(0, 2))
@@ -116,8 +119,11 @@ def show(settings: RunConfig, gpu_memory: float | None, machines: Machines | Non
         )
     out.print(table)
     for part, lines in (("gpu", budget.lines), ("cost", scaling.lines)):
-        for line in lines(measured[part]) if part in measured else ():
+        for line in lines(planned[part]) if part in planned else ():
             out.print(line, soft_wrap=True)
+    if full:
+        out.print()
+        out.print(config.dumped(settings))
 
 
 def _measured(

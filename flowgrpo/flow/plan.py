@@ -46,7 +46,7 @@ def plan(config: Config) -> dict[str, Any]:
     Model evaluations count samples: a batch of 8 is 8, and a guided step with two branches counts 2. The prediction grows
     the real tree on states of one number, so it cannot differ from what growth does.
 
-    Of a model at the hub that cannot be reached, what is known here stands in (`data.known`); its memory is None.
+    Of a model at the hub that cannot be reached, what is known here stands in (`data.known`); it has no `memory`.
 
     Raises:
         InputError: the model, its files, the prompts or the geometry are wrong.
@@ -116,7 +116,6 @@ def _plan(config: Config) -> dict[str, Any]:
         "comparison": _comparison(config, call["num_inference_steps"], branches),
         "evaluation": {"model_evaluations": eval_evaluations, "decoded": len(held_out)},
         "evaluation_branches": eval_branches,
-        "memory": None,
         "published": published.compared(presets.PUBLISHED[algorithm.preset], _with_call(config, call)),
         "warnings": [
             *uneven(config, sigma_table(config.model.path, call["num_inference_steps"])),
@@ -177,7 +176,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         *[calibration] * bool(before["decoded"]),
         *[comparison] * bool(compares["every"]),
         ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),
-        ("memory", _memory(planned["memory"], planned["config"]["run"]["processes"])),
+        *_memory(planned),
         (
             "evaluation",
             f"{evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded, each time",
@@ -195,12 +194,16 @@ def _spared(planned: dict[str, Any]) -> str:
     return f"; {planned['graphs']:,} of the update's are the rollout's own, with their graphs{where} (train.replay)"
 
 
-def _memory(estimate: dict[str, int] | None, processes: int) -> str:
-    if estimate is None:
-        return "the hub cannot be reached; --gpu-memory 24, say, counts it from the configs that are known here"
-    gpu, host = (estimate[key] / 2**30 for key in ("gpu_bytes", "host_bytes"))
+def _memory(planned: dict[str, Any]) -> list[tuple[str, str]]:
+    """The line of the memory that nothing has to be run for; none where that is not known and a trial tells more."""
+    if "memory" not in planned:
+        words = "the hub cannot be reached; --gpu-memory 24, say, counts it from the configs that are known here"
+        return [] if "gpu" in planned else [("memory", words)]
+    gpu, host = (planned["memory"][key] / 2**30 for key in ("gpu_bytes", "host_bytes"))
+    processes = planned["config"]["run"]["processes"]
     every = f" ({host * processes:.2f} for {processes} processes)" if processes > 1 else ""
-    return f"{gpu:.2f} GiB on the device, {host:.2f} beside it{every}, and activations, which --gpu-memory 24 counts"
+    words = f"{gpu:.2f} GiB on the device, {host:.2f} beside it{every}, and activations, which --gpu-memory 24 counts"
+    return [("memory", words)]
 
 
 def drawn(planned: dict[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+import yaml
 from diffusers import SD3Transformer2DModel
 from runs import metrics
 
@@ -104,7 +105,7 @@ def test_plan_reads_for_people_too(workplace, capsys):
     assert main(["plan", "tiny.yaml"]) == 0
     shown = capsys.readouterr().out
     assert "flow_sde" in shown
-    assert "\n  0   1   2   3\n  o~~~o~~~o---*\n" in shown
+    assert shown.startswith("  0   1   2   3\n  o~~~o~~~o---*\n")
     assert "* decoded   ~ stochastic, trained" in shown
     words = " ".join(shown.split())
     assert "2 groups x 4 = 8 trajectories from 4 roots each, 2 updates, split by groups" in words
@@ -114,6 +115,17 @@ def test_plan_reads_for_people_too(workplace, capsys):
     assert main(["plan", "tiny.yaml", *uneven]) == 0
     assert "warning of the steps trained, that from sigma" in " ".join(capsys.readouterr().out.split())
     assert not (workplace / "runs").exists()
+
+
+def test_a_plan_fits_a_screen_and_the_config_is_asked_for(capsys):
+    assert main(["plan", str(SHAPES)]) == 0
+    summary = capsys.readouterr().out
+    assert len(summary.splitlines()) <= 40
+    assert "max_grad_norm" not in summary
+    assert main(["plan", str(SHAPES), "--full"]) == 0
+    full = capsys.readouterr().out
+    assert full.startswith(summary)
+    assert config.validated(yaml.safe_load(full[len(summary) :])) == config.load(SHAPES, [])
 
 
 def test_a_model_that_reads_its_numbers_cannot_be_planned_and_says_so(workplace, monkeypatch, capsys):
