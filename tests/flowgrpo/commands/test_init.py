@@ -75,7 +75,7 @@ def test_what_is_not_there_is_refused_in_one_sentence(arguments, said, capsys):
 
 def test_a_file_of_the_same_name_goes_before_a_built_in_config(capsys):
     Path("flux1-dev").write_text("model: {path: shapes}\nrun: {name: mine}\n")
-    assert main(["plan", "flux1-dev"]) == 0
+    assert main(["plan", "flux1-dev", "--full"]) == 0
     assert "name: mine" in capsys.readouterr().out
 
 

@@ -145,5 +145,5 @@ def test_a_run_can_be_made_again_from_its_inputs(begun, capsys):
     for name in ("tiny.yaml", "prompts.txt", "mine.py"):
         (begun / name).unlink()
     capsys.readouterr()
-    assert main(["plan", "runs/t/inputs/tiny.yaml", "run.name=again"]) == 0
+    assert main(["plan", "runs/t/inputs/tiny.yaml", "run.name=again", "--full"]) == 0
     assert "train: runs/t/inputs/prompts.txt" in capsys.readouterr().out
