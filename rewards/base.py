@@ -101,19 +101,19 @@ class Reward:
             values = self._listed(returned, len(prompts))  # a generator runs only here
             if len(values) != len(prompts):
                 raise RewardError(f"the reward {self.name!r} returned {len(values)} values for {len(prompts)} samples")
-            numbers = [
-                self._number(value, i) for i, value in enumerate(values)
-            ]  # by a `__float__` of the plug-in's own
+            # A number may have a `__float__` of the plug-in's own.
+            numbers = [self._number(value, i) for i, value in enumerate(values)]
         return torch.tensor(numbers, dtype=torch.float64)
 
     def _listed(self, returned: Any, size: int) -> list[Any]:
         try:
             if isinstance(returned, (Mapping, Set, str, bytes)):  # lists of keys, in no order, of letters
                 raise TypeError
-            return list(returned)
+            entries = iter(returned)
         except TypeError:
             kind = type(returned).__name__
             raise RewardError(f"the reward {self.name!r} returned {kind}, not a list of {size} floats") from None
+        return list(entries)  # what a generator raises is its own error
 
     def to(self, device: torch.device | str) -> None:
         """Move what it holds, if it can be moved."""

@@ -23,7 +23,6 @@ from flowgrpo.training.adapters import shift_key
 from flowgrpo.training.lora_files import COMFYUI
 from flowgrpo.training.weights import AVERAGE, OTHER_POLICIES, Weights
 
-FOLDER = COMFYUI
 DOWN, UP, BIAS = ".lora_A.weight", ".lora_B.weight", ".lora_B.bias"  # peft's endings
 State = Mapping[str, torch.Tensor]
 
@@ -103,11 +102,11 @@ def write(weights: Weights, out: Path, name: str) -> list[str]:
     Returns:
         the files, relative to `out`.
     """
-    (out / FOLDER).mkdir()
+    (out / COMFYUI).mkdir()
     endings = [""] if len(weights.modules) == 1 else ["-high_noise", "-low_noise"]
     files = []
     for (module, network), ending in zip(weights.modules.items(), endings, strict=True):
-        files.append(f"{FOLDER}/{name}{ending}.safetensors")
+        files.append(f"{COMFYUI}/{name}{ending}.safetensors")
         shifts = weights.begun[module].shifts if weights.begun else {}
         written = renamed(network, weights.adapter_state(module), shifts)
         save_file(written, out / files[-1], {"format": "pt"})

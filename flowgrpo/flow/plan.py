@@ -53,8 +53,9 @@ def plan(config: Config) -> dict[str, Any]:
     """
     if not loading.stands_in(config.model.path):
         loading.check_weights(config.model.path, config.model.variant, or_configs=True)
-        start.check_switched(start.adapters(config.model), config)
-        return _plan(config) | {"memory": memory.memory_estimate(config)}
+        begun = start.adapters(config.model)
+        start.check_switched(begun, config)
+        return _plan(config) | {"memory": memory.memory_estimate(config, begun=begun)}
     with known.folder(config.model.path, with_tokenizers=False) as folder:
         here = config.model_copy(update={"model": config.model.model_copy(update={"path": folder})})
         return _plan(here) | {"config": config.model_dump(mode="json")}

@@ -59,6 +59,11 @@ def is_checked(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, (diffusers.ModelMixin, transformers.PreTrainedModel))
 
 
+def stems_of(kind: Any) -> tuple[str, ...]:
+    """How the names begin of the files that the library of a class opens."""
+    return STEMS["diffusers" if issubclass(kind, diffusers.ModelMixin) else "transformers"]
+
+
 def check(
     model: str,
     place: str,
@@ -83,7 +88,7 @@ def check(
     Raises:
         InputError: weights are missing or have another shape, or the files hold more of a layer than the class computes.
     """
-    stems = STEMS["diffusers" if issubclass(kind, diffusers.ModelMixin) else "transformers"]
+    stems = stems_of(kind)
     with hub.one_sentence(model):
         weights, shapes = hub.weights_at(place, folder, variant, stems), hub.shapes(place, folder, variant, stems)
     if weights is None or not (shapes or (weights.files and weights.has_headers)):

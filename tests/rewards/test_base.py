@@ -203,3 +203,12 @@ def test_parts_are_consecutive_and_the_last_one_is_what_is_left():
     assert batched([1, 2, 3, 4, 5], 2) == [[1, 2], [3, 4], [5]]
     assert batched([], 3) == []
     assert [part.tolist() for part in batched(torch.arange(3), 2)] == [[0, 1], [2]]
+
+
+def test_what_a_generator_raises_is_its_own_error():
+    def broken(images, prompts):
+        yield 1.0
+        yield None + 1
+
+    with pytest.raises(TypeError, match="unsupported operand"):
+        rewards.Reward("broken", broken)(torch.rand(2, 3, 4, 4), ["a", "b"], {})

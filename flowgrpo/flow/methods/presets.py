@@ -56,7 +56,7 @@ _ROWS: dict[str, PresetRow] = {
         "objective": {"name": "clip", "clip_range": 1e-4, "kl": _FLOW_KL},
     },
     # Flow-GRPO-Fast: the window configs of the same code (geneval_sd3_fast_nocfg, pickscore_sd3_fast_nocfg, *_flux_fast).
-    # 1. They sample and train without guidance; here that is model.guidance, which no preset sets.
+    # 1. They sample and train without guidance; here that is model.guidance, which this row leaves as it is.
     "flow_grpo_fast": {
         "tree": {"name": "window", "size": 3, "move": "random"},
         "kernel": {"name": "cps", "level": 0.8, "log_prob": "constant_free"},
@@ -267,7 +267,8 @@ _DANCE_LOOP = {"train.updates": 3, "train.split": "samples", "train.learning_rat
 # What a row sets beside its axes, where a config says nothing.
 BESIDE = sample_presets.BESIDE
 
-# What the sources say of the loop around each method, which no preset sets: configuration keys and their values. A source
+# What the sources say of the loop around each method: configuration keys and their values. A run has them where it sets
+# them, but for what is in `BESIDE`. A source
 # that gives numbers for each GPU (DanceGRPO, MixGRPO, BranchGRPO, SAGE-GRPO) says nothing of train.groups.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "flow_grpo": {**_FLOW_GRPO_LOOP, **_GUIDED},

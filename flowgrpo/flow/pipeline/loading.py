@@ -94,9 +94,11 @@ def load_pipeline(
 def _check_downloaded(path: str, names: Collection[str], variant: str | None) -> None:
     """Hold components of a hub's model against files that have no header which could be read before they were here."""
     for name in sorted(names & index_of(path).keys() if not Path(place_of(path)).is_dir() else ()):
-        kind, weights = component_class(index_of(path)[name]), weights_at(place_of(path), name, variant)
-        if weight_check.is_checked(kind) and weights is not None and weights.files[:1] and not weights.has_headers:
-            weight_check.check(path, downloaded(path), kind, name, variant=variant)
+        kind = component_class(index_of(path)[name])
+        if weight_check.is_checked(kind):
+            weights = weights_at(place_of(path), name, variant, weight_check.stems_of(kind))
+            if weights is not None and not weights.has_headers:
+                weight_check.check(path, downloaded(path), kind, name, variant=variant)
 
 
 def check_weights(

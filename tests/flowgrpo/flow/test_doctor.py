@@ -67,6 +67,12 @@ def test_a_sound_model_gets_a_clean_bill(workplace, capsys):
     assert all(checks[name]["table"] == [] for name in NAMES if name != "spectrum")
 
 
+def test_a_guided_velocity_that_is_fitted_to_samples_is_warned_of(workplace, capsys):
+    guided = ["algorithm.preset=nft", "model.guidance=pipeline", "model.call.guidance_scale=4.5"]
+    checks = examined(capsys, "tiny.yaml", *guided)
+    assert checks["warning"]["value"].startswith("model.guidance: pipeline fits the guided velocity to final samples")
+
+
 def test_the_shares_of_steps_are_shown_as_a_table(workplace, capsys):
     assert main(["doctor", "tiny.yaml"]) == 0
     told = capsys.readouterr().out.splitlines()
