@@ -163,6 +163,16 @@ class Baseline(Choice):
             advantages = advantages + anchor * total.nan_to_num()
         return advantages.clamp(-self.clip, self.clip) * self.scale
 
+    def dropped(self, advantages: Tensor, values: Tensor, comparison: Tensor) -> Tensor:
+        """Whether (U,) the edges of each unit leave the update.
+
+        Args:
+            advantages: (U,) of the units.
+            values: (U,) float64, their rewards as one number, NaN for the lost.
+            comparison: as of `advantages`.
+        """
+        return (advantages == 0) & self.drop_zero
+
     @abstractmethod
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
         """Advantages (U,) of the units by one column of values, before columns are combined; 0 where the value is NaN.
@@ -241,34 +251,42 @@ class LeaveOneOut(Baseline):
         return nested_leave_one_out(values, comparison, nested, std=self.std, eps=self.eps, ddof=self.ddof)
 
 
-def median(values: Tensor, comparison: Tensor, *, std: str = "group", eps: float = 1e-4, ddof: int = 0) -> Tensor:
+def median(values: Tensor, comparison: Tensor, *, std: str = "group", eps: float = 1e-3, ddof: int = 0) -> Tensor:
     """Advantages (U,): value minus the median of its set, over the spread (MC-GRPO, arXiv 2601.22582).
 
-    One outlier of a small group moves the mean so far that others change their sign, but not the median. A set of odd
-    size has its pivot at exactly 0; one of even size has the mean of its two middle values, and no pivot.
+    One outlier of a small group moves the mean so far that others change their sign, but not the median.
 
     Args:
         std: as for the others, or `mad`: the median of the absolute deviations within the set.
     """
-    middle, known = set_medians(values, comparison), values.isfinite()
+    (middle, _), known = set_medians(values, comparison), values.isfinite()
     deviation = (values - middle).where(known, 0.0)
     if std == "mad":
-        return deviation / (set_medians(deviation.abs().where(known, torch.nan), comparison) + eps).where(known, 1.0)
+        spread, _ = set_medians(deviation.abs().where(known, torch.nan), comparison)
+        return deviation / (spread + eps).where(known, 1.0)
     return scaled(deviation, values, comparison, std=std, eps=eps, ddof=ddof)
 
 
 class Median(Baseline):
-    """The median of the set; the sample that is it, the pivot of an odd group, leaves the update."""
+    """The median of the set, by MC-GRPO's code; the sample that is it, the pivot, leaves the update."""
 
     name: Literal["median"] = "median"
     std: Literal["group", "global", "mad", "none"] = "mad"
     """What divides: mad (the median absolute deviation), the standard deviation of the group or the batch, or nothing."""
+    eps: float = Field(1e-3, ge=0)
+    """Added to what divides."""
+    clip: float = Field(1e9, gt=0)
+    """Advantages are cut to -+ it; the code cuts none."""
     drop_zero: bool = True
-    """Whether edges of advantage 0, that of the pivot of an odd group, leave the update."""
+    """Whether the pivot, one sample of each group, leaves the update; others of advantage 0 stay."""
 
     @override
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
         return median(values, comparison, std=self.std, eps=self.eps, ddof=self.ddof)
+
+    @override
+    def dropped(self, advantages: Tensor, values: Tensor, comparison: Tensor) -> Tensor:
+        return set_medians(values, comparison)[1] & self.drop_zero
 
 
 def against(values: Tensor, expected: Tensor, *, std: str = "global", eps: float = 1e-4, ddof: int = 0) -> Tensor:

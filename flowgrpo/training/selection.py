@@ -96,13 +96,15 @@ def normalize_advantages(
         weights: (R,) of the rewards.
         expected: (U,) mean reward of their prompts before, NaN if unknown.
     """
-    trained = select_units(combined(units.values, weights), units.comparison, select)
+    total = combined(units.values, weights)
+    trained = select_units(total, units.comparison, select)
     left_out = select is not None and select.statistics == "kept"
     values = units.values.where(trained[:, None], torch.nan) if left_out else units.values
     advantages = baseline.advantages(
         values, weights, units.comparison, anchor=units.anchor, expected=expected, nested=units.nested
     )
-    return advantages, trained & (advantages != 0) if baseline.drop_zero else trained
+    total = total.where(trained, torch.nan) if left_out else total
+    return advantages, trained & ~baseline.dropped(advantages, total, units.comparison)
 
 
 def select_units(values: Tensor, comparison: Tensor, select: Select | None) -> Tensor:

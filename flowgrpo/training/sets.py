@@ -5,15 +5,20 @@ from __future__ import annotations
 from flowgrpo.schema.heavy import Tensor, torch
 
 
-def set_medians(values: Tensor, comparison: Tensor) -> Tensor:
-    """Median (U,) of each unit's set: the mean of the two middle values where their number is even, NaN without values."""
+def set_medians(values: Tensor, comparison: Tensor) -> tuple[Tensor, Tensor]:
+    """Median (U,) of each unit's set, NaN without values, and whether (U,) a unit is its pivot, the first to have it.
+
+    Of an even number the median is the lower of the two middle values, as `torch.median` has it.
+    """
     _, index = comparison.unique(dim=0, return_inverse=True)
-    medians = values.new_full((int(index.max()) + 1,), torch.nan)
-    for i in range(len(medians)):
-        members = values[(index == i) & values.isfinite()]
+    medians, pivots = torch.full_like(values, torch.nan), torch.zeros(len(values), dtype=torch.bool)
+    for i in range(int(index.max()) + 1):
+        members = ((index == i) & values.isfinite()).nonzero()[:, 0]
         if len(members):
-            medians[i] = members.quantile(0.5)
-    return medians[index]
+            middle = values[members].median()
+            medians[index == i] = middle
+            pivots[members[values[members] == middle][0]] = True
+    return medians, pivots
 
 
 def scaled(

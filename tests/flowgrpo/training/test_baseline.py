@@ -127,11 +127,11 @@ def test_one_outlier_does_not_move_the_median():
         0,
         1,
         87,
-        -1,
-        1,
-    ]  # the mean, 20, is above four of five
-    scaled = median(values, groups, std="mad", eps=0.0)
-    assert scaled.tolist() == [-2, -1, 0, 1, 87, -1, 1]  # median of |2, 1, 0, 1, 87| is 1
+        0,
+        2,
+    ]  # the mean, 20, is above four of five; of two the lower is the median
+    scaled = median(values, groups, std="mad", eps=0.5)
+    assert scaled.tolist() == [-2 / 1.5, -1 / 1.5, 0, 1 / 1.5, 58, 0, 4]  # median of |2, 1, 0, 1, 87| is 1, of |0, 2| 0
     spread = values[:5].std(correction=0)
     torch.testing.assert_close(median(values, groups, std="group", eps=0.0)[4], 87 / spread)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flowgrpo.schema.sections import Select
-from flowgrpo.training.baseline import Median, Units
+from flowgrpo.training.baseline import Best, Median, Units
 from flowgrpo.training.prompt_stats import PromptStats
 from flowgrpo.training.selection import (
     extremes,
@@ -116,3 +116,41 @@ def test_units_of_advantage_0_leave_where_they_are_to(drop_zero):
     advantages, trained = normalize_advantages(units, baseline=Median(std="none", drop_zero=drop_zero), **options)
     assert advantages.tolist() == [-1, 0, 4]
     assert trained.tolist() == [True, not drop_zero, True]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "advantages", "trained"),
+    [
+        ([0, 0, 0, 1, 0], [0, 0, 0, 1000, 0], [False, True, True, True, True]),
+        ([1, 1, 0, 1, 0], [0, 0, -1000, 0, -1000], [False, True, True, True, True]),
+        ([0.1, 0.4, 0.9, 0.5], [-0.3 / 0.101, 0, 0.5 / 0.101, 0.1 / 0.101], [True, False, True, True]),
+    ],
+)
+def test_one_pivot_leaves_each_group_as_in_the_code_of_mc_grpo(rewards, advantages, trained):
+    """By the rule of its trainers: the lower median, the lower MAD + 1e-3, no bound, and one sample of the median leaves."""
+    values = torch.tensor(rewards, dtype=torch.float64)[:, None]
+    zeros = torch.zeros(len(rewards), dtype=torch.long)
+    units = Units(values, zeros[:, None], torch.ones(len(rewards)).double(), zeros, root=zeros)
+    options = {"weights": torch.ones(1).double(), "expected": torch.full((len(rewards),), torch.nan), "select": None}
+    found, stays = normalize_advantages(units, baseline=Median(), **options)
+    torch.testing.assert_close(found, torch.tensor(advantages, dtype=torch.float64))
+    assert stays.tolist() == trained
+
+
+def test_the_pivot_is_one_of_the_samples_that_are_selected():
+    values = torch.tensor([[0.0], [0.0], [1.0], [3.0]], dtype=torch.float64)
+    zeros = torch.zeros(4, dtype=torch.long)
+    units = Units(values, zeros[:, None], torch.ones(4).double(), zeros, root=zeros)
+    options = {"weights": torch.ones(1).double(), "expected": torch.full((4,), torch.nan)}
+    select = Select(fraction=0.75, statistics="kept")
+    _, stays = normalize_advantages(units, baseline=Median(), select=select, **options)
+    assert stays.tolist() == [False, True, False, True]  # the third is the median of the three that are selected
+
+
+def test_samples_of_advantage_0_leave_by_another_baseline():
+    values = torch.tensor([[1.0], [1.0], [4.0]], dtype=torch.float64)
+    zeros = torch.zeros(3, dtype=torch.long)
+    units = Units(values, zeros[:, None], torch.ones(3).double(), zeros, root=zeros)
+    options = {"weights": torch.ones(1).double(), "expected": torch.full((3,), torch.nan), "select": None}
+    _, stays = normalize_advantages(units, baseline=Best(), **options)
+    assert stays.tolist() == [False, False, True]
