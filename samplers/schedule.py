@@ -52,7 +52,6 @@ def spread(count: int, end: int) -> list[int]:
     return [round(i * (max(end, count) - 1) / max(count - 1, 1)) for i in range(count)]
 
 
-def random_steps(steps: range, fraction: float, rng: np.random.Generator) -> tuple[int, ...]:
-    """The first `int(len(steps) * fraction)` of a random permutation of `steps`, sorted; at least one (DanceGRPO)."""
-    count = max(1, int(len(steps) * fraction))
+def random_steps(steps: range, count: int, rng: np.random.Generator) -> tuple[int, ...]:
+    """`count` of `steps` without repeats, each choice equally likely, sorted."""
     return tuple(sorted(int(i) for i in rng.permutation(np.array(steps))[:count]))

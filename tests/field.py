@@ -13,7 +13,12 @@ from flowgrpo.training.weights import Weights
 from rewards import Reward
 from samplers.schedule import linear_sigmas
 
-STRATA = ("awm", "awm_fast", "dgpo")  # presets that draw more steps than a short schedule has, unless they are told to
+STRATA = (
+    "awm",
+    "awm_fast",
+    "dgpo",
+    "sol_rl",
+)  # presets that draw more steps than a short schedule has, unless they are told to
 TARGET = torch.tensor([1.5, -1.0])
 STD = 0.3
 
@@ -60,7 +65,14 @@ def settings(folder, **overrides):
     written = {
         "model": {"path": "field", "lora": None},
         "algorithm": {"preset": "flow_grpo"},
-        "train": {"iterations": 6, "groups": 4, "group_size": 8, "micro_batch": 16, "learning_rate": 0.05},
+        "train": {
+            "iterations": 6,
+            "groups": 4,
+            "group_size": 8,
+            "micro_batch": 16,
+            "learning_rate": 0.05,
+            "draft": None,
+        },
         "eval": {"every": 2, "prompts": 2, "save": 0},
         "run": {"name": "r", "dir": str(folder), "checkpoint": {"every": 1, "keep": 10}},
     }

@@ -33,10 +33,12 @@ from flowgrpo.training.weights import Weights
 from rewards import Reward
 from samplers.trees import Tree
 
-PRESETS = [  # a distillation's update is in expectation nothing of the reward
+PRESETS = [  # a distillation's update is in expectation nothing of the reward, and a median's has no closed form
     name
     for name, row in presets.PRESETS.items()
-    if row["likelihood"]["name"] == "trajectory" and row["objective"]["name"] != "distill"
+    if row["likelihood"]["name"] == "trajectory"
+    and row["objective"]["name"] != "distill"
+    and row["baseline"]["name"] != "median"
 ]
 # Of a group; of the others 8.
 SIZES = dict.fromkeys(("tempflow", "tempflow_fast", "adaptive"), 12)
@@ -114,6 +116,7 @@ def trainer(
                 "updates": 1,
                 "micro_batch": 1 << 20,
                 "ema": None,
+                "draft": None,
             },
             "run": {"dir": folder, "name": "run"},
         }

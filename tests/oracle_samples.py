@@ -22,6 +22,7 @@ from oracle import _step as step_of
 from flowgrpo.flow.methods import sample_presets
 from flowgrpo.flow.methods.likelihood import Elbo
 from flowgrpo.flow.trainer import Trainer
+from flowgrpo.schema.base import Choice
 
 PRESETS = tuple(sample_presets.PRESETS)
 RANKED = ("sft_best", "dpo", "seppo", "gdro")
@@ -34,21 +35,22 @@ SCHEDULE = {"algorithm.likelihood.times": "schedule", "algorithm.likelihood.shif
 SEED = {"run.seed": 2}
 
 
-def sampler(solver: str) -> tuple[float, float]:
-    """Mean and variance of the samples of a solver."""
-    if solver == "dpm2":
+def sampler(kernel: Choice) -> tuple[float, float]:
+    """Mean and variance of the samples of chains, which have the kernel's noise at all steps."""
+    if getattr(kernel, "solver", None) == "dpm2":
         return MEAN, DPM2_VARIANCE
-    return moments([step("ode", 0.0, *pair, SIGMAS[1]) for pair in pairwise(SIGMAS)])
+    return moments([step(kernel.name, getattr(kernel, "level", 0.0), *pair, SIGMAS[1]) for pair in pairwise(SIGMAS)])
 
 
 @cache
-def expected(weight: str, solver: str, index: int, *, reward: str, centred: bool) -> Gradient:
+def expected(weight: str, law: tuple[float, float], index: int, *, reward: str, centred: bool) -> Gradient:
     """Mean of reward times the gradient of a sample's log-likelihood at a step of the schedule.
 
     Args:
+        law: mean and variance of the samples.
         centred: whether the mean reward is taken off.
     """
-    likelihood, (mean, variance) = Elbo(weight=weight), sampler(solver)
+    likelihood, (mean, variance) = Elbo(weight=weight), law
     x0 = (mean + math.sqrt(variance) * GRID)[:, None]
     sigma, (slope, shift) = SIGMAS[index], velocity(SIGMAS[index])
     x = (1 - sigma) * x0 + sigma * GRID
@@ -69,9 +71,9 @@ def expectation(run: Trainer, reward: str) -> dict[int, Gradient] | None:
     factor = algorithm.baseline.scale * (1.0 if raw else 1 - 1 / run.config.train.group_size)
     if algorithm.objective.name == "group_sigmoid":
         factor /= 2  # the group is not told apart yet
-    found = {}
+    found, law = {}, sampler(algorithm.kernel)
     for i in range(len(SIGMAS) - 1):
-        exact = expected(algorithm.likelihood.weight, algorithm.kernel.solver, i, reward=reward, centred=not raw)
+        exact = expected(algorithm.likelihood.weight, law, i, reward=reward, centred=not raw)
         found[i] = Gradient(factor * exact.theta, factor * exact.phi)
     return found
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from flowgrpo.flow.rollout import Batch
 from flowgrpo.training.folders import replace_text
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.metric_lines import is_number
+from samplers.kernels import Kernel, slope
+from samplers.trees import Tree
 
 FILE = "calibration.json"
 NUMBERS = ("step", "cost/model_evaluations", "cost/decoded", "time/calibration")  # of the metric line
@@ -75,6 +78,17 @@ def calibrate(loop: Loop, levels: list[float], roll_out: Callable[[int, list[flo
     return kept.levels
 
 
+def level_steps(kernel: str, tree: Tree, step: float) -> list[float]:
+    """By how much each level changes where the noise g of its step, std / sqrt(sigma - sigma_next), changes by `step`.
+
+    A level is g itself for `dance_sde`, and g over sqrt(sigma / (1 - sigma)) for `flow_sde`; for kernels whose g is not
+    proportional to the level it is g at level 1 that counts. A step that has no noise at all changes by `step`.
+    """
+    whole = Kernel(kernel, 1.0)
+    units = [slope(whole, a, b, tree.sigma_cap)[1] / math.sqrt(a - b) for a, b in pairwise(tree.sigmas)]
+    return [step / unit if unit else step for unit in units]
+
+
 def search(loop: Loop, levels: list[float], roll_out: Callable[[int, list[float]], Batch]) -> Calibration:
     """Find the noise level of each step, by rollouts before the first iteration, and write it to the run's folder.
 
@@ -91,7 +105,8 @@ def search(loop: Loop, levels: list[float], roll_out: Callable[[int, list[float]
         signs = step_signs(batch.tree, loop.combination.total(batch.scores.values))
         positive, negative = loop.exchange.sum_shares(signs)
         rounds.append({"levels": levels, "positive": positive.tolist(), "negative": negative.tolist()})
-        levels = calibrated(levels, positive, negative, step=settings.step, balance=settings.balance, highest=highest)
+        steps = level_steps(loop.config.algorithm.kernel.name, batch.tree, settings.step)
+        levels = calibrated(levels, positive, negative, steps=steps, difference=settings.difference, highest=highest)
     costs = {"cost/model_evaluations": loop.evaluations - evaluations, "cost/decoded": decoded}
     line = {
         "step": 0,

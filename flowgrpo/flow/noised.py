@@ -128,8 +128,7 @@ def finite(tree: Tree) -> Tensor:
 def calls_of(likelihood: Elbo, tree: Tree, keep: Tensor, *, micro_batch: int, address: tuple[Any, ...]) -> list[Call]:
     """Deal the draws of the samples that are trained on to calls of the model, from noise to data.
 
-    A call has one sigma. Steps of the schedule are drawn for each sample by itself, sigmas from a density for a group, whose
-    samples then share calls.
+    A call has one sigma. Noise levels are drawn for each sample by itself, or for a group whose samples share their noise.
 
     Args:
         keep: (leaves,) bool, whether each sample is trained on.
@@ -138,7 +137,7 @@ def calls_of(likelihood: Elbo, tree: Tree, keep: Tensor, *, micro_batch: int, ad
     Raises:
         InputError: the likelihood asks for more steps than the schedule has.
     """
-    shared = likelihood.noise == "group" or likelihood.times in ("uniform", "logit_normal")
+    shared = likelihood.noise == "group"
     dealt: dict[tuple[float, int], list[tuple[Any, Draw]]] = defaultdict(list)
     drawn: dict[tuple[Any, ...], list[float]] = {}
     for leaf in keep.nonzero().flatten().tolist():

@@ -12,8 +12,9 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow import elbo, memory, offline, start
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.engine import request
-from flowgrpo.flow.methods import CHOICES, presets
+from flowgrpo.flow.methods import CHOICES
 from flowgrpo.flow.methods.objective import TrainedStep
+from flowgrpo.flow.methods.published import NOT_SAID, PUBLISHED
 from flowgrpo.flow.picture import LEGEND, draw_tree
 from flowgrpo.flow.pipeline import loading
 from flowgrpo.flow.pipeline.call import checked_call, unguided
@@ -117,7 +118,8 @@ def _plan(config: Config) -> dict[str, Any]:
         "comparison": _comparison(config, call["num_inference_steps"], branches),
         "evaluation": {"model_evaluations": eval_evaluations, "decoded": len(held_out)},
         "evaluation_branches": eval_branches,
-        "published": published.compared(presets.PUBLISHED[algorithm.preset], _with_call(config, call)),
+        "published": published.compared(PUBLISHED[algorithm.preset], _with_call(config, call)),
+        "not_said": list(NOT_SAID.get(algorithm.preset, ())),
         "warnings": [
             *uneven(config, sigma_table(config.model.path, call["num_inference_steps"])),
             *elbo.guidance_warnings(config, call_and_branches(config, columns=columns)[1]),
@@ -182,7 +184,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
             "evaluation",
             f"{evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded, each time",
         ),
-        *[("published", published.line(planned["published"]))] * bool(planned["published"]),
+        *[("published", published.line(planned["published"], planned["not_said"]))] * bool(planned["published"]),
         *[("warning", sentence) for sentence in planned["warnings"]],
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -16,13 +16,22 @@ def compared(stated: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, dic
     return {key: {"source": value, "run": _at(run, key)} for key, value in stated.items()}
 
 
-def line(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return what `compared` found, in words: each key without its section, its value, and the run's if that differs."""
-    return ", ".join(
-        f"{key.partition('.')[2].removeprefix('call.')} {_short(both['source'])}"
+def line(found: Mapping[str, Mapping[str, Any]], not_said: Sequence[str] = ()) -> str:
+    """Return what `compared` found, in words: each key without its section, its value, and the run's if that differs.
+
+    Args:
+        not_said: keys of which the source says nothing, which stand at the end.
+    """
+    said = [
+        f"{_name(key)} {_short(both['source'])}"
         + ("" if both["run"] == both["source"] else f" (here {_short(both['run'])})")
         for key, both in found.items()
-    )
+    ]
+    return ", ".join(said) + (f"; not said: {', '.join(map(_name, not_said))}" if not_said else "")
+
+
+def _name(key: str) -> str:
+    return key.partition(".")[2].removeprefix("call.")
 
 
 def _at(run: Mapping[str, Any], key: str) -> Any:

@@ -9,7 +9,8 @@ from flowgrpo import config
 from flowgrpo.data import yaml_maps
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import CHOICES
-from flowgrpo.flow.methods.presets import PRESETS, PUBLISHED
+from flowgrpo.flow.methods.presets import PRESETS
+from flowgrpo.flow.methods.published import PUBLISHED
 
 ROOT = Path(__file__).parents[2]
 

@@ -38,15 +38,11 @@ def test_a_sliding_window_moves_and_then_stays():
     assert sliding_window(4, 0, 9, 9, every=10, stride=2).start == 0
 
 
-def test_random_steps_are_a_fraction_without_repeats():
-    drawn = [random_steps(range(15), 0.6, noise.generator("s", i)) for i in range(50)]
+def test_random_steps_are_drawn_without_repeats_and_sorted():
+    drawn = [random_steps(range(15), 9, noise.generator("s", i)) for i in range(50)]
     assert all(len(set(steps)) == 9 and set(steps) <= set(range(15)) for steps in drawn)
+    assert all(list(steps) == sorted(steps) for steps in drawn)
     assert set().union(*drawn) == set(range(15))
-    assert random_steps(range(4), 0.1, noise.generator("s")) != ()
-
-
-def test_a_fraction_of_steps_is_rounded_down():
-    assert [len(random_steps(range(10), fraction, noise.generator("s"))) for fraction in (0.69, 0.7, 0.05)] == [6, 7, 1]
 
 
 def test_steps_are_spread_from_the_first_to_the_last():

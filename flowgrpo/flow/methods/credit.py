@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
@@ -356,21 +357,27 @@ def step_signs(tree: Tree, rewards: Tensor) -> Tensor:
 
 
 def calibrated(
-    levels: list[float], positive: Tensor, negative: Tensor, *, step: float, balance: float, highest: float = math.inf
+    levels: Sequence[float],
+    positive: Tensor,
+    negative: Tensor,
+    *,
+    steps: Sequence[float],
+    difference: float,
+    highest: float = math.inf,
 ) -> list[float]:
-    """Noise levels after one round of DenseGRPO's calibration (arXiv 2601.20218, Algorithm 1).
+    """Noise levels (T,) after one round of DenseGRPO's calibration (arXiv 2601.20218, Algorithm 1).
 
-    Where positive and negative gains differ by less than the fraction `balance` of them, the level rises by `step`;
-    elsewhere it falls by as much, but not below `step`. A step without gains, deterministic, keeps its level.
+    Where the counts of positive and negative gains differ by fewer than `difference`, the level rises by its step; elsewhere
+    it falls by as much, but not below the step. A step without gains, deterministic, keeps its level.
 
     Args:
         positive: (T,) count of positive gains at each step.
         negative: (T,) count of negative ones.
+        steps: (T,) by which each level moves.
         highest: level of the kernel; cps and ddim_sde know none above 1.
     """
-    total = positive + negative
-    balanced = (positive - negative).abs() < balance * total
+    moved, even = positive + negative > 0, (positive - negative).abs() < difference
     return [
-        level if not n else min(level + step, highest) if even else max(level - step, step)
-        for level, n, even in zip(levels, total.tolist(), balanced.tolist(), strict=True)
+        level if not some else min(level + step, highest) if rises else max(level - step, step)
+        for level, step, some, rises in zip(levels, steps, moved.tolist(), even.tolist(), strict=True)
     ]

@@ -22,19 +22,17 @@ else:
 class Calibration(Strict):
     """DenseGRPO's search for the noise level of each step, before training (arXiv 2601.20218).
 
-    Each of the `rounds` rolls out one iteration's groups and counts the gains of each step by sign: where the counts differ
-    by less than the fraction `balance` of all, noise does as much good as harm, and the level rises by `step`; elsewhere it
-    falls by as much. The paper has step 0.01, of the noise g itself where ours is of the kernel's level, which is g for
-    `dance_sde` only; and a difference of fewer than 2 trajectories out of a number that it does not give (2 of 24 would be
-    0.083). How many rounds, and from which levels, it does not say either.
+    Each of the `rounds` rolls out one iteration's groups and counts the gains of each step by sign. Where nearly as many are
+    above 0 as below, noise does as much good as harm, and it rises; elsewhere it falls by as much. Step and difference are
+    the paper's. It does not say how many rounds there are, of how many trajectories, and from which levels.
     """
 
     rounds: int = Field(10, ge=1)
     """Rollouts before training."""
     step: Positive = 0.01
-    """By which a level rises or falls in a round."""
-    balance: Positive = 0.1
-    """A level rises where gains and losses differ by less than this fraction of all."""
+    """By which the noise g of a step rises or falls in a round; g is the std over the root of the step's size."""
+    difference: Positive = 2
+    """It rises where the numbers of gains above and below 0 differ by fewer than so many."""
 
 
 class Stochastic(Choice):

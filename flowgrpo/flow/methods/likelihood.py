@@ -39,6 +39,7 @@ else:
 PolicyName = Literal["live", "old", "reference", "bank"]
 SMALLEST = 1e-5  # that an adaptive weight divides by
 LEAST = 1e-3  # sigma that is drawn from a density
+TABLE = 1000  # steps of training, on which logit_normal sigmas lie
 SOFT = 1e-10  # under the roots of the Huber forms
 
 
@@ -133,7 +134,7 @@ class Elbo(Likelihood):
     """Noise levels at which each sample is scored in the update; null: one less than the steps that are drawn from."""
     times: Literal["schedule", "strata", "uniform", "logit_normal"] = "schedule"
     """schedule: steps of the sampler's own schedule, without repeats; strata: one of each of as many runs of them; uniform
-    in sigma; logit_normal in sigma."""
+    in sigma; logit_normal in sigma, on the 1,000 steps of training."""
     steps: list[int] | None = Field(None, min_length=2, max_length=2)
     """[first, end) of the schedule's steps that are drawn from (of uniform: between their sigmas), an end below 0 counted
     from the schedule's; null: all."""
@@ -210,8 +211,8 @@ class Elbo(Likelihood):
         if self.times == "uniform":
             drawn = schedule[end] + (schedule[first] - schedule[end]) * random.random(draws)
         else:
-            odds = self.shift * np.exp(random.standard_normal(draws))
-            drawn = odds / (1 + odds)
+            even = np.ceil(TABLE / (1 + np.exp(-random.standard_normal(draws)))) / TABLE
+            drawn = self.shift * even / (1 + (self.shift - 1) * even)
         return [max(float(sigma), LEAST) for sigma in drawn.astype(np.float32)]
 
     def span(self, num_steps: int) -> tuple[int, int]:

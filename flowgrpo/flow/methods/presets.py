@@ -11,12 +11,11 @@ all rows share, beside what `flow.trainer` lists:
  3. Windows and trained steps are drawn once an iteration, for all samples; Flow-GRPO's code draws a window in each call of
     the pipeline, DanceGRPO's the trained steps of each sample.
 
-Here stand the rows of trajectories' likelihood; those of final samples' (`likelihood: elbo`) are in `sample_presets`.
+Here stand the rows of trajectories' likelihood; those of final samples' (`likelihood: elbo`) are in `sample_presets`. What
+the sources set around their methods is in `published`.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from flowgrpo.flow.methods import sample_presets
 from flowgrpo.schema.choose import PresetRow
@@ -92,6 +91,31 @@ _ROWS: dict[str, PresetRow] = {
         "baseline": _GROUP_STD,
         "objective": {"name": "clip", "clip_range": 1e-4},
     },
+    # Pref-GRPO: arXiv 2508.20751 and the FLUX script of its code of 2025, train_flux_pref_grpo. Its rewards are the win rate
+    # (`preference`), of weight 0.7, and CLIP's score, of 1.4. (The code of 2026 weighs them 0.4 and 0.6, has GRPO-Guard's
+    # ratio, and normalises advantages once more over the batch.)
+    # 1. The judge's other answer than a winner counts half for each there, as an equal one does here.
+    # 2. An optimizer step takes 4 samples of one prompt on each GPU; here any samples.
+    "pref_grpo": {
+        "tree": {"name": "chain", "start": "shared", "train_fraction": 0.6},
+        "kernel": {"name": "flow_sde", "level": 0.7},
+        "credit": _TERMINAL,
+        "baseline": {**_GROUP_STD, "combine": "per_reward"},
+        "objective": {"name": "clip", "clip_range": 1e-4},
+    },
+    # MC-GRPO: arXiv 2601.22582 and its code, which are of language models: its baseline on flow_grpo_fast's tree, for groups
+    # of odd size, 9 in its scripts, which the pivot leaves even.
+    # 1. Tree, kernel and clip range are those of flow_grpo_fast. There is no KL; its code has 0.04.
+    # 2. Its trainer for GSM8K multiplies the advantages of a group by its size over the number that are not 0; the one for
+    #    MATH does not, and neither does this.
+    # 3. Which of several equal rewards is the pivot is not said there; here the first.
+    "mc_grpo": {
+        "tree": {"name": "window", "size": 3, "move": "random"},
+        "kernel": {"name": "cps", "level": 0.8, "log_prob": "constant_free"},
+        "credit": _TERMINAL,
+        "baseline": {"name": "median"},
+        "objective": {"name": "clip", "clip_range": 1e-5},
+    },
     # GRPO-Guard: arXiv 2510.22319, and the OCR and GenEval configs of its code (4e-6 for PickScore with HPS).
     # 1. The last step is ODE, as in flow_grpo.
     "grpo_guard": {
@@ -143,13 +167,11 @@ _ROWS: dict[str, PresetRow] = {
         **_BRANCH,
     },
     # DenseGRPO: arXiv 2601.20218, without code.
-    # 1. Rounds, samples of a round and starting levels of the calibration are ours: the paper gives none. Its bound is a
-    #    difference of fewer than 2 gains, whatever their number; here it is a tenth of them.
-    # 2. Its step of 0.01 is of the level; the paper's is of g itself.
-    # 3. The clip range is Flow-GRPO's: the paper does not give one.
+    # 1. Rounds, samples of a round and starting levels of the calibration are ours: the paper gives none.
+    # 2. The clip range is Flow-GRPO's: the paper does not give one.
     "dense_grpo": {
         "tree": {"name": "twigs", "length": None},
-        "kernel": {"name": "flow_sde", "level": 0.7, "calibrate": {"rounds": 10, "step": 0.01, "balance": 0.1}},
+        "kernel": {"name": "flow_sde", "level": 0.7, "calibrate": {"rounds": 10}},
         "credit": {"name": "step_gain", "compare": "step"},
         "baseline": _PLAIN_STD,
         "objective": {"name": "clip", "clip_range": 1e-4, "kl": _FLOW_KL},
@@ -219,15 +241,12 @@ _ROWS: dict[str, PresetRow] = {
     },
     # Flow-DPPO: arXiv 2606.11025, by the code of UniRL (flowdppo.py), whose numbers these are; verl-omni's port has a window
     # of 2 and the level 1.2.
-    # 1. Advantages are cut at 5; there they are not.
-    # 2. The three steps are a window in the first half of the steps; there they are drawn without repeats, so that
-    #    each of the five is trained with probability 0.6, and the draw depends on the iteration alone.
-    # 3. The std is that of all rewards by n, plus 1e-4; there by n - 1, plus 1e-8.
+    # 1. The draw of the three steps depends on seed and iteration; there on the iteration alone.
     "flow_dppo": {
-        "tree": {"name": "window", "size": 3, "move": "random"},
+        "tree": {"name": "window", "size": 3, "move": "scattered"},
         "kernel": {"name": "flow_sde", "level": 0.7},
         "credit": _TERMINAL,
-        "baseline": _GLOBAL_STD,
+        "baseline": {"name": "group_mean", "std": "global", "eps": 1e-8, "ddof": 1, "clip": 1e9},
         "objective": {"name": "kl_mask", "limit": 1e-5},
     },
     # On-policy distillation: verl-omni's recipe for SD3.5-M and its code (run_sd35_medium_ocr_distill).
@@ -250,96 +269,5 @@ PRESETS: dict[str, PresetRow] = {
     **sample_presets.PRESETS,
 }
 
-_FLOW_GRPO_LOOP = {
-    "model.call.num_inference_steps": 10,
-    "train.groups": 48,
-    "train.group_size": 24,
-    "train.updates": 2,
-    "train.split": "samples",
-    "train.learning_rate": 3e-4,
-    "train.max_grad_norm": 1.0,
-    "train.ema": {"decay": 0.9, "every": 8, "warmup": 10},
-}
-_GUIDED = {"model.guidance": "pipeline", "model.call.guidance_scale": 4.5}
-_UNGUIDED = {"model.guidance": "none"}
-_DANCE_LOOP = {"train.updates": 3, "train.split": "samples", "train.learning_rate": 1e-5}
-
 # What a row sets beside its axes, where a config says nothing.
 BESIDE = sample_presets.BESIDE
-
-# What the sources say of the loop around each method: configuration keys and their values. A run has them where it sets
-# them, but for what is in `BESIDE`. A source
-# that gives numbers for each GPU (DanceGRPO, MixGRPO, BranchGRPO, SAGE-GRPO) says nothing of train.groups.
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "flow_grpo": {**_FLOW_GRPO_LOOP, **_GUIDED},
-    "flow_grpo_fast": {**_FLOW_GRPO_LOOP, **_UNGUIDED},
-    "flow_grpo_window": {},  # ours
-    "mix_grpo": {**_DANCE_LOOP, "model.call.num_inference_steps": 25, "train.group_size": 12, "train.updates": 4},
-    "dance_grpo": {**_DANCE_LOOP, "model.call.num_inference_steps": 16, "train.group_size": 12},
-    "grpo_guard": {**_FLOW_GRPO_LOOP, **_GUIDED, "train.learning_rate": 1e-4},
-    "tempflow": {
-        key: _FLOW_GRPO_LOOP[key]
-        for key in (
-            "model.call.num_inference_steps",
-            "train.groups",
-            "train.group_size",
-            "train.updates",
-            "train.split",
-        )
-    },
-    "tempflow_fast": {},  # ours
-    "adaptive": {},  # ours
-    "branch_grpo": {
-        "model.call.num_inference_steps": 20,
-        "train.group_size": 16,
-        "train.updates": 36,  # an optimizer step each 12 of 436 edges, two trees on a GPU
-        "train.split": "edges",
-        "train.learning_rate": 1e-5,
-    },
-    "branch_grpo_mix": {
-        "model.call.num_inference_steps": 20,
-        "train.group_size": 16,
-        "train.split": "edges",
-        "train.learning_rate": 1e-5,
-    },
-    "dense_grpo": {
-        "model.call.num_inference_steps": 10,
-        "train.group_size": 24,
-        "train.learning_rate": 3e-4,
-    },
-    "stepwise_flow_grpo": {"model.call.num_inference_steps": 10},
-    "vgpo": {"model.call.num_inference_steps": 10},
-    "sage_grpo": {
-        "model.call.num_inference_steps": 20,
-        "train.group_size": 4,
-        "train.updates": 1,
-        "train.learning_rate": 1e-5,
-    },
-    "ctpo": {  # the loop of a language model
-        "train.groups": 512,
-        "train.group_size": 8,
-        "train.updates": 16,
-        "train.split": "groups",
-        "train.learning_rate": 1e-6,
-    },
-    "flow_dppo": {
-        "model.call.num_inference_steps": 10,
-        "train.groups": 48,
-        "train.group_size": 16,
-        "train.updates": 2,
-        "train.learning_rate": 3e-4,
-        "train.max_grad_norm": 1.0,
-        "train.ema": None,
-        **_UNGUIDED,
-    },
-    "opd": {
-        "model.call.num_inference_steps": 10,
-        "train.groups": 8,
-        "train.group_size": 8,
-        "train.updates": 2,
-        "train.learning_rate": 1e-4,
-        "train.max_grad_norm": 1.0,
-        **_UNGUIDED,
-    },
-    **sample_presets.PUBLISHED,
-}

@@ -17,6 +17,7 @@ from flowgrpo.schema.choose import PresetRow
 
 _DPM2 = {"name": "ode", "solver": "dpm2"}
 _EULER = {"name": "ode"}
+_NOISY = {"tree": {"name": "chain", "last_step": "sde"}, "kernel": {"name": "flow_sde", "level": 0.7}}
 _SHARED = {"tree": {"name": "chain"}, "credit": {"name": "terminal"}}
 _GLOBAL_STD = {"name": "group_mean", "std": "global", "eps": 1e-4, "ddof": 0}
 _UNCUT = {"name": "none", "clip": 1e9}  # rewards themselves
@@ -76,6 +77,18 @@ PRESETS: dict[str, PresetRow] = {
         "baseline": _GLOBAL_STD,
         "objective": {"name": "two_branch", "beta": 1.0, "kl": _kl(1e-4)},
     },
+    # Sol-RL: arXiv 2604.06916 and its code in NVlabs/Sana; the configs of SD3.5 and FLUX.1 were read in a fork. DiffusionNFT
+    # on drafts: `train.draft` is part of the row.
+    # 1. The draft is by the run's own network, by Euler's method; there in NVFP4 (`train.draft.precision`) and by dpm2.
+    # 2. Starts whose reward was lost rank in the middle.
+    # 3. Six of ten noise levels are drawn, as for SD3.5 and SANA; for FLUX.1 four.
+    "sol_rl": {
+        **_SHARED,
+        "kernel": _DPM2,
+        "likelihood": {**_STUDY, "draws": 6},
+        "baseline": _GLOBAL_STD,
+        "objective": {"name": "two_branch", "beta": 1.0, "kl": _kl(1e-4)},
+    },
     # AWM: arXiv 2509.25050 and its code, the GenEval config.
     # 1. Rollouts are by dpm2; the code has SA-Solver, whose noise (0.4 on sigmas of 0.3 to 0.9) diffusers cannot walk here.
     # 2. Each sample draws its strata; there a micro-batch shares them.
@@ -125,33 +138,30 @@ PRESETS: dict[str, PresetRow] = {
     },
     # Reward-weighted regression: train_sd3_sft of Flow-GRPO's code, where no released config chooses it. Nothing bounds the
     # push away of a negative reward.
-    # 1. Noise levels are drawn from the density, and are those of all samples of a group; there they are indices into the
-    #    shifted 1,000 steps, one for each sample and inner step.
-    # 2. Rollouts are by ODE; there by Flow-GRPO's SDE of level 0.7 at all 40 steps, the last among them.
-    # 3. The reference that samples stays; there it can be copied every few optimizer steps.
+    # 1. The reference that samples stays; there it can be copied every few optimizer steps.
     "rwr": {
         **_SHARED,
-        "kernel": _EULER,
+        **_NOISY,
         "likelihood": {**_PREFERENCE, "anchor": "live", "shift": 3.0},
         "baseline": _UNCUT,
         "objective": {"name": "gradient", "ratio": False},
     },
     # Fine-tuning on the best of each group: the same script.
     # 1. A group of equal rewards is left out; there all of it is trained on.
-    # 2. to 4. as 1. to 3. of rwr.
+    # 2. The mean of the loss is over the best alone; there over all samples, of which the others add 0.
+    # 3. as 1. of rwr.
     "sft_best": {
         **_SHARED,
-        "kernel": _EULER,
+        **_NOISY,
         "likelihood": {**_PREFERENCE, "anchor": "live", "shift": 3.0},
         "baseline": {"name": "best"},
         "objective": {"name": "gradient", "ratio": False},
     },
     # Online DPO: train_sd3_dpo of Flow-GRPO's code, with its reference copied every 40 optimizer steps.
     # 1. A group of equal rewards teaches nothing; there its first two samples are a pair.
-    # 2. as 1. of rwr, but there a pair shares its noise level. 3. as 2. of rwr.
     "dpo": {
         **_SHARED,
-        "kernel": _EULER,
+        **_NOISY,
         "likelihood": {**_PREFERENCE, "anchor": "reference", "shift": 3.0, "noise": "group"},
         "baseline": _GLOBAL_STD,
         "objective": {"name": "pair_preference", "beta": 100.0, "kl": {"reference": "moving", "refresh": 40}},
@@ -184,15 +194,12 @@ PRESETS: dict[str, PresetRow] = {
     },
     # DGPO: arXiv 2510.08425 and its code, of which general_ocr_sd3_4gpu is the config that its README starts.
     # 1. The live policy samples throughout; there the old one does after 200 optimizer steps.
-    # 2. Rollouts are by Euler's method on the pipeline's sigmas; there by DPM-Solver++ of second order on 0.9997, 0.9639,
-    #    0.9227 to 0.2498, and training rounds these to whole thousandths.
-    # 3. Rewards are divided by the std of their group, as in its GenEval config; there by that of all.
-    # 4. KL and clip are 1e-3, as its README has them; that config has 0.02 and 1e-2.
-    # 5. A group's noise levels are its own; there they are those of all, drawn once an iteration.
-    # 6. A group's noise is one for each level; there it is drawn again for each micro-batch.
+    # 2. Sigmas are the pipeline's; there 0.9997, 0.9639, 0.9227 to 0.2498, which training rounds to whole thousandths.
+    # 3. A group's noise levels are its own; there they are those of all, drawn once an iteration.
+    # 4. A group's noise is one for each level; there it is drawn again for each micro-batch.
     "dgpo": {
         **_SHARED,
-        "kernel": _EULER,
+        "kernel": _DPM2,
         "likelihood": {
             "name": "elbo",
             "draws": 4,
@@ -202,8 +209,8 @@ PRESETS: dict[str, PresetRow] = {
             "anchor": "reference",
             "old": {"slope": 0.001, "most": 0.3},
         },
-        "baseline": {"name": "group_mean", "std": "group", "eps": 1e-4, "ddof": 0},
-        "objective": {"name": "group_sigmoid", "beta": 100.0, "clip_range": 1e-3, "kl": _kl(1e-3)},
+        "baseline": _GLOBAL_STD,
+        "objective": {"name": "group_sigmoid", "beta": 100.0, "clip_range": 1e-2, "kl": _kl(0.02)},
     },
     # GDRO: arXiv 2601.02036, without code; the OCR numbers (GenEval has beta 6 and best 1).
     # 1. It trains on stored groups of the reference's samples; here the reference samples as the run goes, unless
@@ -229,68 +236,8 @@ PRESETS: dict[str, PresetRow] = {
 
 # Guidance as in the sources: off in rollouts and updates, or on in rollouts alone. What those of SePPO and GDRO do is not
 # known; RAM's, AWM's fast form and GRPO of final samples have that of the code that they come from.
-_UNGUIDED = ("epg", "pepg", "elbo_grpo", "nft", "awm", "awm_fast", "ram", "crd")
+_UNGUIDED = ("epg", "pepg", "elbo_grpo", "nft", "sol_rl", "awm", "awm_fast", "ram", "crd")
 BESIDE: dict[str, dict[str, Any]] = {
     name: {"model.guidance": "none" if name in _UNGUIDED else "rollout"} for name in PRESETS
 }
-
-_AVERAGE = {"decay": 0.9, "every": 1, "warmup": 10}
-_STUDY_LOOP = {
-    "model.call.num_inference_steps": 10,
-    "train.groups": 48,
-    "train.group_size": 24,
-    "train.updates": 1,
-    "train.learning_rate": 3e-4,
-    "train.max_grad_norm": 5.0,
-    "train.ema": _AVERAGE,
-    "model.guidance": "none",
-}
-_GUIDED = {"model.guidance": "rollout", "model.call.guidance_scale": 4.5}
-_SMALL_LOOP = {  # of Flow-GRPO's and DGPO's configs; groups are those of one GPU and of four
-    "train.updates": 1,
-    "train.learning_rate": 3e-4,
-    "train.max_grad_norm": 1.0,
-    "train.ema": {**_AVERAGE, "every": 8},
-    **_GUIDED,
-}
-_PAIR_LOOP = {"model.call.num_inference_steps": 40, "train.groups": 1, "train.group_size": 24, **_SMALL_LOOP}
-
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "epg": _STUDY_LOOP,
-    "pepg": _STUDY_LOOP,
-    "elbo_grpo": {
-        "model.call.num_inference_steps": 10,
-        "train.ema": _AVERAGE,
-        "model.guidance": "none",
-    },
-    "nft": {**_STUDY_LOOP, "train.max_grad_norm": 1.0},
-    "awm": {
-        "model.call.num_inference_steps": 14,
-        "train.groups": 72,
-        "train.group_size": 24,
-        "train.updates": 1,
-        "train.learning_rate": 3e-4,
-        "train.max_grad_norm": 1.0,
-        "train.ema": {**_AVERAGE, "decay": 0.99},
-        "model.guidance": "none",
-    },
-    "awm_fast": {},  # ours
-    "ram": {"model.call.num_inference_steps": 10, "train.ema": _AVERAGE, "model.guidance": "none"},
-    "crd": {
-        "model.call.num_inference_steps": 10,
-        "train.groups": 48,
-        "train.group_size": 24,
-        "train.updates": 2,
-        "train.learning_rate": 3e-4,
-        "train.max_grad_norm": 1.0,
-        "train.ema": {"decay": 0.995, "every": 20},  # every 10 iterations, by whose number it is warmed up
-        "model.guidance": "none",
-    },
-    "rwr": _PAIR_LOOP,
-    "sft_best": _PAIR_LOOP,
-    "dpo": _PAIR_LOOP,
-    # Guidance, steps, rate and average: not said.
-    "seppo": {"train.groups": 2048, "train.group_size": 2, "train.updates": 1},
-    "dgpo": {"model.call.num_inference_steps": 10, "train.groups": 8, "train.group_size": 16, **_SMALL_LOOP},
-    "gdro": {"train.group_size": 16, "train.learning_rate": 3e-4},  # guidance, groups, steps and average: not said
-}
+BESIDE["sol_rl"]["train.draft"] = {"pool": 4, "call": {"num_inference_steps": 6}}

@@ -106,7 +106,8 @@ class Chain(Rooted):
     @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
         steps = self._stochastic(self._end(kernels), len(kernels))
-        trained = schedule.random_steps(steps, self.train_fraction, noise.generator(seed, "trained steps", iteration))
+        count = max(1, int(len(steps) * self.train_fraction))
+        trained = schedule.random_steps(steps, count, noise.generator(seed, "trained steps", iteration))
         return plans.chain(kernels, steps, steps if self.train_fraction == 1 else trained)
 
     def _stochastic(self, end: int, num_steps: int) -> range:
@@ -120,15 +121,16 @@ class Chain(Rooted):
 
 
 class Window(Rooted):
-    """Chains that are stochastic, and trained, inside a window of neighbouring steps only, and ODE outside it."""
+    """Chains that are stochastic, and trained, inside a window of steps only, and ODE outside it."""
 
     name: Literal["window"] = "window"
     size: int = Field(3, ge=1)
     """Steps of the window."""
-    move: Literal["random", "sliding"] = "random"
-    """random: drawn for each iteration (Flow-GRPO-Fast); sliding: by stride each so many iterations (MixGRPO)."""
+    move: Literal["random", "scattered", "sliding"] = "random"
+    """random: neighbouring steps, drawn for each iteration (Flow-GRPO-Fast); scattered: steps drawn each by itself, without
+    repeats (Flow-DPPO's code); sliding: neighbouring ones, by stride each so many iterations (MixGRPO)."""
     steps: list[int] | None = Field(None, min_length=2, max_length=2)
-    """[first, end) that bounds it; null: the first half if random, all but the last step if sliding."""
+    """[first, end) that bounds it; null: all but the last step if sliding, else the first half."""
     every: int = Field(25, ge=1)
     """Iterations after which a sliding window moves."""
     stride: int = Field(1, ge=1)
@@ -137,7 +139,7 @@ class Window(Rooted):
     @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
         end = self._end(kernels)
-        first, stop = self.steps or (0, max(len(kernels) // 2, self.size) if self.move == "random" else end)
+        first, stop = self.steps or (0, end if self.move == "sliding" else max(len(kernels) // 2, self.size))
         if self.steps is not None and not 0 <= first < stop <= end:
             raise InputError(
                 f"algorithm.tree.steps: {self.steps} are not steps among the {end} stochastic ones, take [0, {end}] or less"
@@ -147,8 +149,11 @@ class Window(Rooted):
                 f"algorithm.tree.size: a window of {self.size} does not fit into steps {first} to {stop} of the "
                 f"{end} stochastic ones, take at most {max(1, min(stop, end) - first)}"
             )
+        rng = noise.generator(seed, "window", iteration)
         if self.move == "random":
-            window = schedule.random_window(self.size, first, stop, noise.generator(seed, "window", iteration))
+            window = schedule.random_window(self.size, first, stop, rng)
+        elif self.move == "scattered":
+            window = schedule.random_steps(range(first, stop), self.size, rng)
         else:
             window = schedule.sliding_window(self.size, first, stop, iteration, self.every, self.stride)
         return plans.chain(kernels, window, window)

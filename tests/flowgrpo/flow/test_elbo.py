@@ -66,15 +66,11 @@ def test_guidance_is_learnt_by_the_conditional_velocity_and_not_unlearnt(
 
 
 @pytest.mark.parametrize("preset", presets.PRESETS)
-def test_each_row_of_final_samples_sets_its_guidance_unless_the_config_does(preset):
-    own = presets.BESIDE.get(preset, {}).get("model.guidance", "pipeline")
-    assert (
-        filled({"algorithm": {"preset": preset}}, presets.BESIDE, "flow_grpo")
-        .get("model", {})
-        .get("guidance", "pipeline")
-        == own
-    )
-    written = {"model": {"path": "shapes", "guidance": "pipeline"}, "algorithm": {"preset": preset}}
+def test_each_row_of_final_samples_sets_its_guidance_and_its_draft_unless_the_config_does(preset):
+    row = filled({"algorithm": {"preset": preset}}, presets.BESIDE, "flow_grpo")
+    own = row.get("model", {}).get("guidance", "pipeline")
+    assert ("draft" in row.get("train", {})) == (preset == "sol_rl")
+    written = {"model": {"guidance": "pipeline"}, "train": {"draft": None}, "algorithm": {"preset": preset}}
     assert filled(written, presets.BESIDE, "flow_grpo") == written
     assert (own == "pipeline") == (presets.PRESETS[preset]["likelihood"]["name"] == "trajectory")
 

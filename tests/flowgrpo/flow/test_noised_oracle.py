@@ -12,8 +12,9 @@ from flowgrpo.flow.methods.likelihood import Elbo
 from flowgrpo.training import baseline
 
 EXACT = [name for name in PRESETS if name not in RANKED]
-# A plain run leaves them out: at their anchor `pepg` and `elbo_grpo` take the step of `epg`, and `awm_fast` that of `awm`.
-VARIANTS = ("pepg", "elbo_grpo", "awm_fast")
+# A plain run leaves them out: at their anchor `pepg` and `elbo_grpo` take the step of `epg`, `awm_fast` that of `awm`, and
+# `sol_rl` that of `nft`, at fewer noise levels.
+VARIANTS = ("pepg", "elbo_grpo", "awm_fast", "sol_rl")
 pytestmark = pytest.mark.usefixtures("noise_drawn_once")
 
 

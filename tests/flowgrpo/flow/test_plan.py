@@ -22,15 +22,9 @@ from samplers.trees import TRUNK, Move
 
 def chosen(algorithm, folder="runs", **train):
     """One group, one optimizer step and one iteration, unless `train` says otherwise."""
-    numbers = {"iterations": 1, "groups": 1, "updates": 1, "micro_batch": 7}
-    return config.validated(
-        {
-            "model": {"path": "field", "lora": None},
-            "algorithm": algorithm,
-            "train": {**numbers, **train},
-            "run": {"name": "r", "dir": str(folder)},
-        }
-    )
+    numbers = {"iterations": 1, "groups": 1, "updates": 1, "micro_batch": 7, "draft": None}
+    model, run = {"path": "field", "lora": None}, {"name": "r", "dir": str(folder)}
+    return config.validated({"model": model, "algorithm": algorithm, "train": {**numbers, **train}, "run": run})
 
 
 # preset, options of its tree, group size, steps; and of one group: rollout, update, decoded, trained edges
@@ -74,9 +68,11 @@ LEDGER = [
     # jumps cost nothing
     ("vgpo", {}, 24, 10, (240, 2 * 216, 24 * 9, 216)),
     ("vgpo", {"last_step": "sde"}, 24, 10, (240, 2 * 240, 24 * 10, 240)),
+    ("pref_grpo", {}, 24, 10, (240, 24 * 5, 24, 24 * 5)),  # 0.6 of nine steps
+    ("mc_grpo", {}, 9, 10, (90, 8 * 3, 9, 8 * 3)),  # without the pivot
     # 24 samples at 9 of the 10 steps; the update evaluates policy, old policy and reference
     *((name, {}, 24, 10, (240, 3 * 216, 24, 216)) for name in ("epg", "pepg", "elbo_grpo", "nft", "ram")),
-    ("awm", {}, 24, 10, (240, 3 * 24 * 6, 24, 24 * 6)),
+    *((name, {}, 24, 10, (240, 3 * 24 * 6, 24, 24 * 6)) for name in ("sol_rl", "awm")),
     ("awm_fast", {}, 24, 10, (240, 24 * 6, 24, 24 * 6)),
     ("crd", {}, 24, 10, (240, 4 * 216, 24, 216)),  # policy and old policy before, for the means
     ("rwr", {}, 24, 10, (240, 216, 24, 216)),

@@ -11,7 +11,8 @@ from runs import metrics
 
 from flowgrpo import config
 from flowgrpo.cli import main
-from flowgrpo.flow.methods.presets import PRESETS, PUBLISHED
+from flowgrpo.flow.methods.presets import PRESETS
+from flowgrpo.flow.methods.published import PUBLISHED
 from flowgrpo.flow.plan import plan, table
 from flowgrpo.flow.predicted import predicted
 
@@ -87,8 +88,9 @@ def test_every_method_can_be_planned_on_the_embedded_model(capsys, preset):
     assert planned["preset"] == preset
     assert planned["axes"] == {axis: row["name"] for axis, row in PRESETS[preset].items()}
     cost = predicted(config.load(SHAPES, options[:3]), 10)
-    assert planned["model_evaluations"] == {"rollout": cost.rollout, "update": cost.update}
-    assert (planned["geometry"]["trained_edges"], planned["decoded"]) == (cost.trained_edges, cost.decoded)
+    drafts = 2 * 12 * 4 if preset == "sol_rl" else 0  # by six steps each
+    assert planned["model_evaluations"] == {"rollout": cost.rollout + 6 * drafts, "update": cost.update}
+    assert (planned["geometry"]["trained_edges"], planned["decoded"]) == (cost.trained_edges, cost.decoded + drafts)
     assert planned["reward_calls"] == planned["decoded"]
     assert planned["picture"][0].split() == [str(step) for step in range(11)]
     assert planned["picture"][1].startswith("o")

@@ -24,7 +24,7 @@ from rewards import Reward
 # What they sample is the start's, or they are drawn to where the start is tilted to, a step away from it, or to a teacher.
 OF_THE_START = ("rwr", "sft_best", "dpo", "seppo", "gdro", "ram", "opd")
 LOOSE = {"crd": {"beta": 0.05}, "dgpo": {"beta": 0.5}}  # or their log ratios are soon as far as they are to go
-SLOW = ("pepg", "nft")  # which need twice as many iterations as the others do with little momentum
+SLOW = ("pepg", "nft", "sol_rl")  # which need twice as many iterations as the others do with little momentum
 pytestmark = pytest.mark.usefixtures("noise_drawn_once")
 FAST = {"train__iterations": 15, "train__optimizer": {"betas": [0.5, 0.9]}}
 # A plain run leaves these out: others of the list have their kind of tree, their kernel's noise and their objective.
@@ -35,6 +35,7 @@ VARIANTS = (
     "elbo_grpo",
     "flow_grpo_fast",
     "flow_grpo_window",
+    "sol_rl",
     "tempflow_fast",
 )
 

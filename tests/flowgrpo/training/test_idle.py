@@ -27,7 +27,14 @@ def settings(folder, preset="flow_grpo", **overrides):
     written = {
         "model": {"path": "field", "lora": None},
         "algorithm": {"preset": preset} if isinstance(preset, str) else preset,
-        "train": {"iterations": 6, "groups": 4, "group_size": 12, "micro_batch": 16, "learning_rate": 0.05},
+        "train": {
+            "iterations": 6,
+            "groups": 4,
+            "group_size": 12,
+            "micro_batch": 16,
+            "learning_rate": 0.05,
+            "draft": None,
+        },
         "eval": {"every": 9, "prompts": 2, "save": 0},
         "run": {"name": "r", "dir": str(folder), "patience": 2, "checkpoint": {"every": 9}},
     }

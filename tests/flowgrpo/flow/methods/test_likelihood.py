@@ -99,6 +99,8 @@ def test_densities_cover_what_they_say():
         0.75, abs=0.02
     )  # the median of a standard normal's, shifted by 3
     assert min(shifted) >= LEAST
+    even = [1000 * s / (3 - 2 * s) for s in shifted]
+    assert even == pytest.approx([round(x) for x in even], abs=1e-3)  # of the 1,000 steps of training, before the shift
 
 
 def test_noise_levels_near_the_data_are_drawn_down_to_a_thousandth():

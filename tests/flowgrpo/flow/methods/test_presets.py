@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from flowgrpo.flow.methods import CHOICES
-from flowgrpo.flow.methods.presets import BESIDE, PRESETS, PUBLISHED
+from flowgrpo.flow.methods.presets import BESIDE, PRESETS
+from flowgrpo.flow.methods.published import PUBLISHED
 from flowgrpo.schema.choose import build_axes
 
 SAMPLES = json.loads((Path(__file__).parents[3] / "data" / "released_sample_configs.json").read_text())
@@ -62,3 +63,36 @@ def test_the_clip_of_grpo_guard_binds_no_later_than_flow_grpo_s():
     assert stds == pytest.approx([0.700, 0.743, 0.536, 0.446, 0.392, 0.353, 0.319, 0.282, 0.225], abs=1e-3)
     guard, plain = (row(preset)["objective"].clip_range for preset in ("grpo_guard", "flow_grpo"))
     assert all(guard / std < plain for std in stds)
+
+
+@pytest.mark.parametrize("preset", ["rwr", "sft_best", "dpo"])
+def test_flow_grpo_s_scripts_of_preferences_roll_out_by_noise_at_every_step(preset):
+    built = row(preset)
+    assert (built["kernel"].name, built["kernel"].level, built["tree"].last_step) == ("flow_sde", 0.7, "sde")
+    likelihood = built["likelihood"]
+    assert (likelihood.times, likelihood.shift, likelihood.draws) == ("logit_normal", 3.0, None)  # 39 of 40 steps
+    assert likelihood.noise == ("group" if preset == "dpo" else "fresh")
+    assert likelihood.sampler == "reference"
+
+
+def test_dgpo_has_the_numbers_of_the_config_that_its_readme_starts():
+    built = row("dgpo")
+    assert (built["kernel"].solver, built["likelihood"].draws, built["likelihood"].steps) == ("dpm2", 4, [0, -3])
+    assert (built["baseline"].std, built["baseline"].ddof) == ("global", 0)
+    objective = built["objective"]
+    assert (objective.beta, objective.clip_range, objective.kl.beta) == (100.0, 1e-2, 0.02)
+
+
+def test_flow_dppo_has_the_steps_and_the_spread_of_unirl():
+    built = row("flow_dppo")
+    assert (built["tree"].move, built["tree"].size, built["tree"].steps) == ("scattered", 3, None)
+    baseline = built["baseline"]
+    assert (baseline.std, baseline.ddof, baseline.eps, baseline.clip) == ("global", 1, 1e-8, 1e9)
+
+
+def test_sol_rl_is_diffusion_nft_on_drafts():
+    assert {**PRESETS["sol_rl"], "likelihood": {**PRESETS["sol_rl"]["likelihood"], "draws": None}} == {
+        **PRESETS["nft"],
+        "likelihood": {**PRESETS["nft"]["likelihood"], "draws": None},
+    }
+    assert BESIDE["sol_rl"]["train.draft"] == PUBLISHED["sol_rl"]["train.draft"]

@@ -48,6 +48,19 @@ def test_a_fraction_of_a_chain_is_trained_and_all_of_it_stays_stochastic():
     assert stochastic(Chain(train_fraction=0.5), steps=11) == list(range(10))
 
 
+def test_the_fraction_that_is_trained_is_rounded_down_to_one_step_at_least():
+    assert [len(trained(Chain(train_fraction=part), steps=11)) for part in (0.69, 0.7, 0.05)] == [6, 7, 1]
+
+
+def test_scattered_steps_are_drawn_each_by_itself_in_the_first_half():
+    """Flow-DPPO's code trains each of the first five steps with probability 0.6."""
+    drawn = [tuple(stochastic(Window(size=3, move="scattered"), steps=10, iteration=i)) for i in range(400)]
+    assert {len(steps) for steps in drawn} == {3}
+    assert len(set(drawn)) == 10  # all choices of three of five
+    for step in range(5):
+        assert sum(step in steps for steps in drawn) / 400 == pytest.approx(0.6, abs=0.08)
+
+
 def test_a_random_window_lies_in_the_first_half_and_a_sliding_one_anywhere():
     first = {tuple(stochastic(Window(size=3), steps=10, iteration=i)) for i in range(60)}
     assert first == {(0, 1, 2), (1, 2, 3), (2, 3, 4)}
