@@ -13,7 +13,7 @@ from flowgrpo.training.weights import Weights
 from rewards import Reward
 from samplers.schedule import linear_sigmas
 
-STRATA = (
+MANY_DRAWS = (
     "awm",
     "awm_fast",
     "dgpo",

@@ -35,7 +35,9 @@ def comparisons() -> Family:
             Variant("absolute", _baseline("absolute", value=expected(chain, "quadratic")), 1 / share),
             Variant("tracker", _baseline("tracker", std="none"), 1 / share),
             Variant("median, no spread", _baseline("median", std="none"), known["median"] / share**2),
-            Variant("median, over mad", _baseline("median", clip=5.0, eps=1e-4), known["median_mad"] / share**2),
+            Variant(
+                "median, over mad, cut at 5", _baseline("median", clip=5.0, eps=1e-4), known["median_mad"] / share**2
+            ),
             Variant("std of the group", {"algorithm.baseline.std": "group"}, known["std0"] / share),
             Variant("std of the batch", {"algorithm.baseline.std": "global"}, 1 / spread),
             Variant(

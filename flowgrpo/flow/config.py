@@ -219,10 +219,10 @@ class Algorithm(Strict):
                 f"algorithm.tree.prune.rule: depth takes steps out of the paths that {objective} needs whole; take "
                 "parent_top1 or extremes, which take their ends"
             )
-        if self.baseline.drop_zero and self.credit.name != "terminal":
+        if self.baseline.drops and self.credit.name != "terminal":
             raise InputError(
-                f"algorithm.baseline.drop_zero: by {self.credit.name} single steps leave the update, of paths that "
-                f"{objective} needs whole; take false"
+                f"algorithm.baseline.{self.baseline.drops}: by {self.credit.name} single steps leave the update, of paths "
+                f"that {objective} needs whole; take false"
             )
 
 

@@ -47,7 +47,7 @@ def hindrance(config: Any) -> str | None:
         "model.offload_activations=true": config.model.offload_activations,
         # What leaves the update by its rewards is gathered into fewer calls, which costs less than full ones sent backward.
         f"algorithm.tree.prune.rule={rule and rule.rule}": rule is not None and rule.rule != "depth",
-        "algorithm.baseline.drop_zero=true": algorithm.baseline.drop_zero,
+        f"algorithm.baseline.{algorithm.baseline.drops}=true": algorithm.baseline.drops is not None,
         "train.select": train.select is not None,
         "train.split=edges": train.split == "edges",
         # Sizes that are found one by one may differ.

@@ -345,7 +345,7 @@ def _trained(config: TextConfig) -> tuple[int, bool]:
     """How many answers of an iteration are trained on, and whether that is sure."""
     train, select = config.train, config.train.select
     samples = train.groups * train.group_size
-    sure = not config.algorithm.baseline.drop_zero
+    sure = config.algorithm.baseline.drops is None
     if select is None:
         return samples, sure
     if config.prompts.pick.budget == "knapsack":  # groups of unequal size round unequally

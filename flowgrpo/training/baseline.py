@@ -14,7 +14,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, named
 from flowgrpo.schema.heavy import Tensor, torch
 from flowgrpo.training.nested import NestedSets, nested_leave_one_out
-from flowgrpo.training.sets import scaled, set_medians, set_statistics
+from flowgrpo.training.sets import scaled, set_medians, set_pivots, set_statistics
 
 NESTED = "algorithm.baseline: credit nested compares with the mean of the others, take leave_one_out"
 
@@ -163,13 +163,17 @@ class Baseline(Choice):
             advantages = advantages + anchor * total.nan_to_num()
         return advantages.clamp(-self.clip, self.clip) * self.scale
 
+    @property
+    def drops(self) -> str | None:
+        """The option for which edges leave the update by their rewards; None where all stay."""
+        return "drop_zero" if self.drop_zero else None
+
     def dropped(self, advantages: Tensor, values: Tensor, comparison: Tensor) -> Tensor:
         """Whether (U,) the edges of each unit leave the update.
 
         Args:
-            advantages: (U,) of the units.
+            advantages, comparison: (U,) and (U, C), as of `advantages`.
             values: (U,) float64, their rewards as one number, NaN for the lost.
-            comparison: as of `advantages`.
         """
         return (advantages == 0) & self.drop_zero
 
@@ -259,10 +263,10 @@ def median(values: Tensor, comparison: Tensor, *, std: str = "group", eps: float
     Args:
         std: as for the others, or `mad`: the median of the absolute deviations within the set.
     """
-    (middle, _), known = set_medians(values, comparison), values.isfinite()
-    deviation = (values - middle).where(known, 0.0)
+    known = values.isfinite()
+    deviation = (values - set_medians(values, comparison)).where(known, 0.0)
     if std == "mad":
-        spread, _ = set_medians(deviation.abs().where(known, torch.nan), comparison)
+        spread = set_medians(deviation.abs().where(known, torch.nan), comparison)
         return deviation / (spread + eps).where(known, 1.0)
     return scaled(deviation, values, comparison, std=std, eps=eps, ddof=ddof)
 
@@ -277,16 +281,21 @@ class Median(Baseline):
     """Added to what divides."""
     clip: float = Field(1e9, gt=0)
     """Advantages are cut to -+ it; the code cuts none."""
-    drop_zero: bool = True
-    """Whether the pivot, one sample of each group, leaves the update; others of advantage 0 stay."""
+    drop_pivot: bool = True
+    """Whether the pivot, one sample of each group, leaves the update."""
 
     @override
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
         return median(values, comparison, std=self.std, eps=self.eps, ddof=self.ddof)
 
+    @property
+    @override
+    def drops(self) -> str | None:
+        return "drop_pivot" if self.drop_pivot else super().drops
+
     @override
     def dropped(self, advantages: Tensor, values: Tensor, comparison: Tensor) -> Tensor:
-        return set_medians(values, comparison)[1] & self.drop_zero
+        return super().dropped(advantages, values, comparison) | (set_pivots(values, comparison) & self.drop_pivot)
 
 
 def against(values: Tensor, expected: Tensor, *, std: str = "global", eps: float = 1e-4, ddof: int = 0) -> Tensor:

@@ -103,7 +103,8 @@ def normalize_advantages(
     advantages = baseline.advantages(
         values, weights, units.comparison, anchor=units.anchor, expected=expected, nested=units.nested
     )
-    total = total.where(trained, torch.nan) if left_out else total
+    if left_out:
+        total = total.where(trained, torch.nan)
     return advantages, trained & ~baseline.dropped(advantages, total, units.comparison)
 
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 from flowgrpo.schema.heavy import Tensor, torch
 
 
-def set_medians(values: Tensor, comparison: Tensor) -> tuple[Tensor, Tensor]:
-    """Median (U,) of each unit's set, NaN without values, and whether (U,) a unit is its pivot, the first to have it.
-
-    Of an even number the median is the lower of the two middle values, as `torch.median` has it.
-    """
+def set_medians(values: Tensor, comparison: Tensor) -> Tensor:
+    """Median (U,) of each unit's set, of an even number the lower of the two middle values; NaN without values."""
     _, index = comparison.unique(dim=0, return_inverse=True)
-    medians, pivots = torch.full_like(values, torch.nan), torch.zeros(len(values), dtype=torch.bool)
-    for i in range(int(index.max()) + 1):
-        members = ((index == i) & values.isfinite()).nonzero()[:, 0]
+    medians = values.new_full((int(index.max()) + 1,), torch.nan)
+    for i in range(len(medians)):
+        members = values[(index == i) & values.isfinite()]
         if len(members):
-            middle = values[members].median()
-            medians[index == i] = middle
-            pivots[members[values[members] == middle][0]] = True
-    return medians, pivots
+            medians[i] = members.median()
+    return medians[index]
+
+
+def set_pivots(values: Tensor, comparison: Tensor) -> Tensor:
+    """Whether (U,) bool each unit is the pivot of its set: the first whose value is the median."""
+    _, index = comparison.unique(dim=0, return_inverse=True)
+    middle = (values == set_medians(values, comparison)).nonzero()[:, 0].tolist()
+    first = {int(index[unit]): unit for unit in reversed(middle)}
+    pivots = torch.zeros(len(values), dtype=torch.bool)
+    pivots[list(first.values())] = True
+    return pivots
 
 
 def scaled(

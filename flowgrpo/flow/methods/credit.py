@@ -215,8 +215,8 @@ def discounted_value(
     the reward R_t of one jump from x_(t-1), t = T ... 1, and a discounted action value of it; more was not at hand. The
     edge's loss is weighted by Q_k over the mean of its trajectory, and its advantage is (Q - mean) / std + anchor Q at each
     (group, step), so that it does not vanish where a group agrees; the anchor holds at the first `anchored_steps` steps.
-    `discount` and `anchor` are our numbers, and that the weight multiplies the edge's whole loss, not its advantage alone,
-    is our reading. It supposes rewards that are not negative: below 0 a value weighs nothing.
+    `discount` and `anchor` are our numbers. By its reviews the weight is the advantage's; here it multiplies the edge's
+    whole loss, the KL too. It supposes rewards that are not negative: below 0 a value weighs nothing.
 
     Args:
         reward_weights: (R,) weights of the rewards' sum, which the loss's weight is taken of.

@@ -211,8 +211,8 @@ class Elbo(Likelihood):
         if self.times == "uniform":
             drawn = schedule[end] + (schedule[first] - schedule[end]) * random.random(draws)
         else:
-            even = np.ceil(TABLE / (1 + np.exp(-random.standard_normal(draws)))) / TABLE
-            drawn = self.shift * even / (1 + (self.shift - 1) * even)
+            unshifted = np.ceil(TABLE / (1 + np.exp(-random.standard_normal(draws)))) / TABLE
+            drawn = self.shift * unshifted / (1 + (self.shift - 1) * unshifted)
         return [max(float(sigma), LEAST) for sigma in drawn.astype(np.float32)]
 
     def span(self, num_steps: int) -> tuple[int, int]:

@@ -4,12 +4,11 @@ To add a method, add a row. Any word of a row, and any number, can be replaced b
 which method is running. Above each row stand its source and, numbered, where the row departs from that. What
 all rows share, beside what `flow.trainer` lists:
 
- 1. Several rewards are summed by weight before they are compared, as in Flow-GRPO's code; MixGRPO's normalises each by
-    itself and adds the advantages.
- 2. Samples of advantage 0 stay in the update, and count in the mean of the loss; the code of Flow-GRPO and of TempFlow-GRPO
-    leaves them out.
+ 1. Several rewards are summed by weight before they are compared, as in Flow-GRPO's code, but for mix_grpo and pref_grpo.
+ 2. Samples of advantage 0 stay in the update, and count in the mean of the loss, but for sft_best and the pivot of mc_grpo;
+    the code of Flow-GRPO and of TempFlow-GRPO leaves them out.
  3. Windows and trained steps are drawn once an iteration, for all samples; Flow-GRPO's code draws a window in each call of
-    the pipeline, DanceGRPO's the trained steps of each sample.
+    the pipeline, that of DanceGRPO and of Pref-GRPO the trained steps of each sample.
 
 Here stand the rows of trajectories' likelihood; those of final samples' (`likelihood: elbo`) are in `sample_presets`. What
 the sources set around their methods is in `published`.
@@ -78,7 +77,7 @@ _ROWS: dict[str, PresetRow] = {
         "tree": {"name": "window", "size": 4, "move": "sliding", "every": 25, "stride": 1, "start": "shared"},
         "kernel": {"name": "flow_sde", "level": 0.7},
         "credit": _TERMINAL,
-        "baseline": _GROUP_STD,
+        "baseline": {**_GROUP_STD, "combine": "per_reward"},
         "objective": {"name": "clip", "clip_range": 1e-4},
     },
     # DanceGRPO: arXiv 2505.07818, and the FLUX script of its code.
@@ -94,7 +93,8 @@ _ROWS: dict[str, PresetRow] = {
     # Pref-GRPO: arXiv 2508.20751 and the FLUX script of its code of 2025, train_flux_pref_grpo. Its rewards are the win rate
     # (`preference`), of weight 0.7, and CLIP's score, of 1.4. (The code of 2026 weighs them 0.4 and 0.6, has GRPO-Guard's
     # ratio, and normalises advantages once more over the batch.)
-    # 1. The judge's other answer than a winner counts half for each there, as an equal one does here.
+    # 1. `preference` asks for each pair in both orders, unless its both_orders is false; there in one, and win rates are
+    #    rounded to three places.
     # 2. An optimizer step takes 4 samples of one prompt on each GPU; here any samples.
     "pref_grpo": {
         "tree": {"name": "chain", "start": "shared", "train_fraction": 0.6},
@@ -105,7 +105,7 @@ _ROWS: dict[str, PresetRow] = {
     },
     # MC-GRPO: arXiv 2601.22582 and its code, which are of language models: its baseline on flow_grpo_fast's tree, for groups
     # of odd size, 9 in its scripts, which the pivot leaves even.
-    # 1. Tree, kernel and clip range are those of flow_grpo_fast. There is no KL; its code has 0.04.
+    # 1. Tree, kernel and clip range are those of flow_grpo_fast. There is no KL; its code has 0.04, and TRL's clip of 0.2.
     # 2. Its trainer for GSM8K multiplies the advantages of a group by its size over the number that are not 0; the one for
     #    MATH does not, and neither does this.
     # 3. Which of several equal rewards is the pivot is not said there; here the first.
@@ -242,6 +242,7 @@ _ROWS: dict[str, PresetRow] = {
     # Flow-DPPO: arXiv 2606.11025, by the code of UniRL (flowdppo.py), whose numbers these are; verl-omni's port has a window
     # of 2 and the level 1.2.
     # 1. The draw of the three steps depends on seed and iteration; there on the iteration alone.
+    # 2. It samples and trains without guidance; here that is model.guidance, which this row leaves as it is.
     "flow_dppo": {
         "tree": {"name": "window", "size": 3, "move": "scattered"},
         "kernel": {"name": "flow_sde", "level": 0.7},
@@ -254,6 +255,7 @@ _ROWS: dict[str, PresetRow] = {
     # 2. The teacher (model.teacher) is a LoRA over the student's base, or a pipeline whose networks are built as the
     #    student's; there any pipeline.
     # 3. The KL of cps is the exact one; of flow_sde it is the step times that, here as there.
+    # 4. as 2. of flow_dppo.
     "opd": {
         "tree": {"name": "window", "size": 3, "move": "random"},
         "kernel": {"name": "cps", "level": 0.8},

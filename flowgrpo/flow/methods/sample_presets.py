@@ -157,8 +157,10 @@ PRESETS: dict[str, PresetRow] = {
         "baseline": {"name": "best"},
         "objective": {"name": "gradient", "ratio": False},
     },
-    # Online DPO: train_sd3_dpo of Flow-GRPO's code, with its reference copied every 40 optimizer steps.
-    # 1. A group of equal rewards teaches nothing; there its first two samples are a pair.
+    # Online DPO: train_sd3_dpo of Flow-GRPO's code.
+    # 1. The reference is copied every 40 optimizer steps, as a comment of its config has it for the online form; the config
+    #    itself copies it never.
+    # 2. A group of equal rewards teaches nothing; there its first two samples are a pair.
     "dpo": {
         **_SHARED,
         **_NOISY,
@@ -192,7 +194,8 @@ PRESETS: dict[str, PresetRow] = {
         "baseline": _GLOBAL_STD,
         "objective": {"name": "semi_policy", "beta": 50.0},
     },
-    # DGPO: arXiv 2510.08425 and its code, of which general_ocr_sd3_4gpu is the config that its README starts.
+    # DGPO: arXiv 2510.08425 and its code, of which general_ocr_sd3_4gpu is the config that its README starts
+    # (and for which it prints KL and clip as 1e-3).
     # 1. The live policy samples throughout; there the old one does after 200 optimizer steps.
     # 2. Sigmas are the pipeline's; there 0.9997, 0.9639, 0.9227 to 0.2498, which training rounds to whole thousandths.
     # 3. A group's noise levels are its own; there they are those of all, drawn once an iteration.
@@ -212,11 +215,12 @@ PRESETS: dict[str, PresetRow] = {
         "baseline": _GLOBAL_STD,
         "objective": {"name": "group_sigmoid", "beta": 100.0, "clip_range": 1e-2, "kl": _kl(0.02)},
     },
-    # GDRO: arXiv 2601.02036, without code; the OCR numbers (GenEval has beta 6 and best 1).
+    # GDRO: arXiv 2601.02036 by accounts of it, without code; the OCR numbers (GenEval has beta 6 and best 1).
     # 1. It trains on stored groups of the reference's samples; here the reference samples as the run goes, unless
     #    data.groups names a folder.
     # 2. All samples of a group are ranked; there 6 of 16, as train.group_size=6 draws them of stored groups of 16.
-    # 3. Noise and noise levels are shared in a group; what the paper does is not known. Four are drawn: our choice.
+    # 3. Noise and noise levels are shared in a group, and four are drawn: our choice. By one account the paper draws a level
+    #    for each sample.
     "gdro": {
         **_SHARED,
         "kernel": _EULER,
@@ -235,9 +239,11 @@ PRESETS: dict[str, PresetRow] = {
 }
 
 # Guidance as in the sources: off in rollouts and updates, or on in rollouts alone. What those of SePPO and GDRO do is not
-# known; RAM's, AWM's fast form and GRPO of final samples have that of the code that they come from.
+# known, and "on in rollouts" is our choice. RAM's, AWM's fast form and GRPO of final samples have that of the code that they
+# come from.
 _UNGUIDED = ("epg", "pepg", "elbo_grpo", "nft", "sol_rl", "awm", "awm_fast", "ram", "crd")
+DRAFT = {"pool": 4, "call": {"num_inference_steps": 6}}
 BESIDE: dict[str, dict[str, Any]] = {
     name: {"model.guidance": "none" if name in _UNGUIDED else "rollout"} for name in PRESETS
 }
-BESIDE["sol_rl"]["train.draft"] = {"pool": 4, "call": {"num_inference_steps": 6}}
+BESIDE["sol_rl"] |= {"train.draft": DRAFT}

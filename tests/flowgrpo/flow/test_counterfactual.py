@@ -7,7 +7,7 @@ from itertools import pairwise
 import oracle
 import pytest
 import torch
-from field import STRATA
+from field import MANY_DRAWS
 from gaussian_flow import MEAN, step
 from oracle import SIGMAS
 
@@ -26,7 +26,7 @@ REACH = [math.prod(each.slope for each in STEPS[i + 1 :]) for i in range(len(STE
 
 def explained(preset, *, reward=lambda x: x, row=ROW, **options):
     """The explanation of a preset's sample on the Gaussian flow, whose pictures are of one colour."""
-    changed = {"algorithm.likelihood.draws": 3} if preset in STRATA else {}
+    changed = {"algorithm.likelihood.draws": 3} if preset in MANY_DRAWS else {}
     baseline = PRESETS[preset]["baseline"]
     changed |= {} if "std" in baseline else {"algorithm.baseline": dict(baseline)}
     with oracle.trainer(preset, "linear", **changed) as run:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from field import STRATA, GaussianFlow, closeness, lines, nearness, settings, trainer, weights_of
+from field import MANY_DRAWS, GaussianFlow, closeness, lines, nearness, settings, trainer, weights_of
 
 from flowgrpo.flow import portrait
 from flowgrpo.flow.methods.presets import PRESETS
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("noise_drawn_once")
 
 def run_of(folder, preset="flow_grpo", kept=True, resumed=False, **overrides):
     """Three iterations of two groups in the plane, of which the trees of the first group are kept of each."""
-    few = {"likelihood": {"draws": 3}} if preset in STRATA else {}
+    few = {"likelihood": {"draws": 3}} if preset in MANY_DRAWS else {}
     few |= {"kernel": {"calibrate": {"rounds": 1}}} if preset == "dense_grpo" else {}
     chosen = settings(
         folder,

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 from cut_back import cut_back
-from field import STRATA, credit, lines, settings, step_in_place, trainer, weights_of
+from field import MANY_DRAWS, credit, lines, settings, step_in_place, trainer, weights_of
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import sample_presets
@@ -13,7 +13,7 @@ from flowgrpo.flow.noised import Matching, calls_of, taken
 from flowgrpo.training.bank import Bank
 
 ROWS = sorted(sample_presets.PRESETS)
-FEW = dict.fromkeys(STRATA, 3)
+FEW = dict.fromkeys(MANY_DRAWS, 3)
 
 
 def run_of(folder, preset="nft", reward=None, likelihood=(), objective=(), held_out=0, **overrides):

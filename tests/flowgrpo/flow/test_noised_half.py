@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 from cut_back import cut_back
-from field import STRATA, credit, lines, step_in_place, weights_of
+from field import MANY_DRAWS, credit, lines, step_in_place, weights_of
 
 from flowgrpo import config
 from flowgrpo.data.prompts import Prompt
@@ -46,8 +46,8 @@ def cases(presets, plain=ONE_EACH):
 
 def run_of(folder, preset, dtype, *, likelihood=(), steps=None, **train):
     """A run of the tiny SD3 with adapters; of any type these are the same numbers."""
-    steps = steps or (4 if preset in STRATA else 2)  # those leave out steps at either end
-    few = {"draws": 1 if preset in STRATA else 2}
+    steps = steps or (4 if preset in MANY_DRAWS else 2)  # those leave out steps at either end
+    few = {"draws": 1 if preset in MANY_DRAWS else 2}
     sizes = {"groups": 2, "group_size": 4, "updates": 1, "micro_batch": 8, "learning_rate": 0.01, "iterations": 2}
     chosen = config.validated(
         {
@@ -142,7 +142,7 @@ def test_gradients_are_finite_and_near_those_of_float32(tmp_path, preset):
     """On the same final samples, scores and noise, rounded to the type."""
     likelihood = dict(COPIED if preset not in ("rwr", "dpo", "gdro", "seppo") else ())
     own = sample_presets.PRESETS[preset]["likelihood"].get("draws")
-    likelihood["draws"], steps = (3, 6) if preset in STRATA else (own, 4)
+    likelihood["draws"], steps = (3, 6) if preset in MANY_DRAWS else (own, 4)
     whole = run_of(tmp_path / "float32", preset, "float32", likelihood=likelihood, steps=steps)
     batch = whole.rollout(0, whole.groups(0))
     moved(whole)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from field import STRATA, nearness, trainer
+from field import MANY_DRAWS, nearness, trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -114,7 +114,7 @@ def assert_foreseen(settings, steps):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_run_of_every_preset_counts_what_was_predicted(tmp_path, preset):
-    few = {"likelihood": {"draws": 3}} if preset in STRATA else {}
+    few = {"likelihood": {"draws": 3}} if preset in MANY_DRAWS else {}
     assert_foreseen(chosen({"preset": preset, **few}, tmp_path, groups=2, updates=2, group_size=12), 6)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from field import (
-    STRATA,
+    MANY_DRAWS,
     TARGET,
     GaussianFlow,
     Network,
@@ -55,7 +55,7 @@ def test_a_flow_in_the_plane_learns_its_known_optimum(tmp_path, preset):
     if "clip_range" in PRESETS[preset]["objective"]:
         objective["clip_range"] = 0.2
     objective |= LOOSE.get(preset, {})
-    few = {"likelihood": {"draws": 3}} if preset in STRATA else {}
+    few = {"likelihood": {"draws": 3}} if preset in MANY_DRAWS else {}
     chosen = settings(
         tmp_path,
         algorithm={"preset": preset, "objective": objective, **few},

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 import yaml
-from field import STRATA, closeness, lines, trainer
+from field import MANY_DRAWS, closeness, lines, trainer
 from runs import background
 
 from flowgrpo import config
@@ -116,7 +116,7 @@ def test_whatever_leaves_nothing_to_learn_is_named(tmp_path, reward, why):
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name not in REWARDED])
 def test_a_constant_teaches_no_method(tmp_path, preset):
-    written = {"preset": preset, "likelihood": {"draws": 3}} if preset in STRATA else preset
+    written = {"preset": preset, "likelihood": {"draws": 3}} if preset in MANY_DRAWS else preset
     chosen = settings(tmp_path, written, train__groups=2, run__patience=1)
     run = trainer(chosen, reward=lambda samples, prompts: [0.1] * len(prompts), held_out=0)
     with pytest.raises(NothingToLearn, match="stopped after step 1"):

@@ -107,15 +107,15 @@ def test_two_of_a_set_are_selected_at_least():
     assert chosen.nonzero()[:, 0].tolist() == [0, 7]
 
 
-@pytest.mark.parametrize("drop_zero", [False, True])
-def test_units_of_advantage_0_leave_where_they_are_to(drop_zero):
+@pytest.mark.parametrize("drop_pivot", [False, True])
+def test_the_pivot_leaves_where_it_is_to(drop_pivot):
     values = torch.tensor([[1.0], [2.0], [6.0]], dtype=torch.float64)
     zeros = torch.zeros(3, dtype=torch.long)
     units = Units(values, zeros[:, None], torch.ones(3).double(), zeros, root=zeros)
     options = {"weights": torch.ones(1).double(), "expected": torch.full((3,), torch.nan), "select": None}
-    advantages, trained = normalize_advantages(units, baseline=Median(std="none", drop_zero=drop_zero), **options)
+    advantages, trained = normalize_advantages(units, baseline=Median(std="none", drop_pivot=drop_pivot), **options)
     assert advantages.tolist() == [-1, 0, 4]
-    assert trained.tolist() == [True, not drop_zero, True]
+    assert trained.tolist() == [True, not drop_pivot, True]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import field
 import numpy as np
 import pytest
 import torch
-from field import STRATA, Network, credit, lines, nearness, step_in_place, weights_of
+from field import MANY_DRAWS, Network, credit, lines, nearness, step_in_place, weights_of
 
 from flowgrpo import config
 from flowgrpo.errors import InputError
@@ -18,7 +18,7 @@ from flowgrpo.flow.methods.presets import PRESETS
 from samplers.pruning import pruned
 
 FEW_DRAWS = {"likelihood": {"draws": 3}}  # of a schedule of six steps
-SMALLER = {"dense_grpo": {"kernel": {"calibrate": {"rounds": 1}}}, **dict.fromkeys(STRATA, FEW_DRAWS)}
+SMALLER = {"dense_grpo": {"kernel": {"calibrate": {"rounds": 1}}}, **dict.fromkeys(MANY_DRAWS, FEW_DRAWS)}
 RULES = ("parent_top1", "extremes", "depth")
 METHODS = {
     **{name: {"preset": name, **SMALLER.get(name, {})} for name in PRESETS},
