@@ -24,10 +24,17 @@ def line(found: Mapping[str, Mapping[str, Any]], not_said: Sequence[str] = ()) -
     """
     said = [
         f"{_name(key)} {_short(both['source'])}"
-        + ("" if both["run"] == both["source"] else f" (here {_short(both['run'])})")
+        + ("" if _agree(both["source"], both["run"]) else f" (here {_short(both['run'])})")
         for key, both in found.items()
     ]
     return ", ".join(said) + (f"; not said: {', '.join(map(_name, not_said))}" if not_said else "")
+
+
+def _agree(source: Any, run: Any) -> bool:
+    """Whether a run has what a source states; of a map, what it states of it."""
+    if isinstance(source, Mapping) and isinstance(run, Mapping):
+        return all(_agree(value, run.get(key)) for key, value in source.items())
+    return source == run
 
 
 def _name(key: str) -> str:
