@@ -11,7 +11,7 @@ from flowgrpo.commands.terminal import say
 from flowgrpo.schema.heavy import torch
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import out_of_memory
+from flowgrpo.training import memory_advice
 
 if TYPE_CHECKING:
     from flowgrpo.training import budget
@@ -35,13 +35,13 @@ def remedy(phase: str | None, settings: RunConfig, prefixes: tuple[str, ...] = (
     """The override that helps most in a phase and is not set yet, as `train.micro_batch=4`; None if nobody knows one.
 
     A plan takes up to a minute, on the host, and is of a GPU's memory; where there is none, or the plan knows nothing that
-    helps, `out_of_memory.advice` has a word.
+    helps, `memory_advice.advice` has a word.
 
     Args:
-        phase: where memory ran out, a key of `out_of_memory.SWITCHES`.
+        phase: where memory ran out, a key of `memory_advice.SWITCHES`.
         prefixes: of overrides to choose from; where none of them is left, from all.
     """
-    planned, first = None, out_of_memory.advice(phase, settings, prefixes=prefixes)
+    planned, first = None, memory_advice.advice(phase, settings, prefixes=prefixes)
     if first is not None and first.startswith("train.replay="):  # a plan does not know what `auto` kept
         return first
     if torch.cuda.is_available() and phase in PLANNED:

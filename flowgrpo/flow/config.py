@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, mo
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow import elbo, graphs
+from flowgrpo.flow import elbo
 from flowgrpo.flow.methods import CHOICES, adaptive, finish, presets
 from flowgrpo.flow.pipeline.backends import AttentionBackend, refuse_lossy_attention
 from flowgrpo.schema import choose
@@ -17,7 +17,7 @@ from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
 from flowgrpo.schema.part import read_part
-from flowgrpo.schema.sections import Eval, RewardUse, RunConfig, Train, Variant
+from flowgrpo.schema.sections import AUTO, Eval, RewardUse, RunConfig, Train, Variant
 from flowgrpo.training import low_precision, roles
 from flowgrpo.training.bank import Bank
 from flowgrpo.training.baseline import NESTED
@@ -305,7 +305,30 @@ class Config(RunConfig):
     @property
     @override
     def keeps_graphs(self) -> bool:
-        return self.train.replay != "always" and graphs.hindrance(self) is None
+        return self.train.replay != "always" and self.graph_hindrance is None
+
+    @property
+    def graph_hindrance(self) -> str | None:
+        """The setting, as it is written, for which the first update calls the model anew; None if it may use kept graphs."""
+        train, run, algorithm = self.train, self.run, self.algorithm
+        rule = getattr(algorithm.tree, "prune", None)
+        found = {
+            "algorithm.likelihood=elbo": algorithm.likelihood.name == "elbo",  # of noised samples, which no rollout met
+            "run.engine": run.engine is not None,
+            f"run.staleness={run.staleness}": run.staleness > 0,
+            f"run.generators={run.generators}": run.generators > 0,
+            f"run.sharding={run.sharding}": run.sharding != "none",
+            "model.offload_activations=true": self.model.offload_activations,
+            # What leaves the update by its rewards is gathered into fewer calls, which costs less than full ones.
+            f"algorithm.tree.prune.rule={rule and rule.rule}": rule is not None and rule.rule != "depth",
+            f"algorithm.baseline.{algorithm.baseline.drops}=true": algorithm.baseline.drops is not None,
+            "train.select": train.select is not None,
+            "train.split=edges": train.split == "edges",
+            # Sizes that are found one by one may differ.
+            f"train.rollout_batch={train.rollout_batch}": train.rollout_rows != train.update_rows
+            or (train.rollout_batch is not None and AUTO in (train.rollout_batch, train.micro_batch)),
+        }
+        return next((setting for setting, hinders in found.items() if hinders), None)
 
     @property
     @override
@@ -328,7 +351,7 @@ class Config(RunConfig):
             roles.check(self.run, self.run.processes)
             trainers = self.run.trainers(self.run.processes)
         check_geometry(self.train, self.algorithm, trainers, sharing=sharing, generators=self.run.generators)
-        self._check_prefix()
+        elbo.check_paths(self)
         if self.algorithm.likelihood.name == "elbo":
             elbo.check_run(self)
         elif self.model.guidance == "rollout":
@@ -342,7 +365,7 @@ class Config(RunConfig):
             raise InputError(
                 "model.teacher: nobody asks it; set algorithm.objective.kl.reference=teacher with a beta, or take null"
             )
-        if self.train.replay == "never" and (setting := graphs.hindrance(self)) is not None:
+        if self.train.replay == "never" and (setting := self.graph_hindrance) is not None:
             raise InputError(f"train.replay: with {setting} no update can use the graphs of a rollout; take auto")
         if self.train.draft is not None and self.algorithm.tree.start == "shared":
             raise InputError("train.draft: it chooses the starts of a group, set algorithm.tree.start=independent")
@@ -365,20 +388,4 @@ class Config(RunConfig):
             raise InputError(
                 "eval.adapter_steps: with model.lora=null there is no base model beside the trained one; train adapters, or "
                 "keep a copy of it by algorithm.objective.kl.reference=fixed, a beta above 0 and run.sharding=none"
-            )
-
-    def _check_prefix(self) -> None:
-        """Refuse an update that does not replay whole paths, where the objective's ratios are those of paths."""
-        objective, credit = self.algorithm.objective, self.algorithm.credit.name
-        if not objective.needs_prefix:
-            return
-        if self.train.split == "edges":
-            raise InputError(
-                f"train.split: edges deals the steps of a path to several optimizer steps, and {objective.name} needs them "
-                "in one; take groups or samples"
-            )
-        if self.train.select is not None and credit != "terminal":
-            raise InputError(
-                f"train.select: by {credit} single steps leave the update, of paths that {objective.name} needs whole; "
-                "take null"
             )

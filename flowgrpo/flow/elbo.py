@@ -129,6 +129,30 @@ def check_run(config: Any) -> None:
         )
 
 
+def check_paths(config: Any) -> None:
+    """Refuse an update that does not replay whole paths, where the objective's ratios are those of paths.
+
+    Args:
+        config: of a flow model's run.
+
+    Raises:
+        InputError: names the key and what it can be.
+    """
+    objective, credit = config.algorithm.objective, config.algorithm.credit.name
+    if not objective.needs_prefix:
+        return
+    if config.train.split == "edges":
+        raise InputError(
+            f"train.split: edges deals the steps of a path to several optimizer steps, and {objective.name} needs them "
+            "in one; take groups or samples"
+        )
+    if config.train.select is not None and credit != "terminal":
+        raise InputError(
+            f"train.select: by {credit} single steps leave the update, of paths that {objective.name} needs whole; "
+            "take null"
+        )
+
+
 def check_stored(config: Any) -> None:
     """Refuse what a run does with samples that it does not make (`data.groups`).
 

@@ -12,11 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flowgrpo.schema.heavy import torch
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.schema.sections import AUTO
 
 if TYPE_CHECKING:
     from flowgrpo.data.prompts import Row
@@ -28,33 +27,6 @@ else:
     live = lazy("flowgrpo.training.live")
 
 ROOM = 0.5  # of the memory that is free, which graphs may take
-
-
-def hindrance(config: Any) -> str | None:
-    """The setting, as it is written, for which the first update calls the model anew; None if it may use kept graphs.
-
-    Args:
-        config: of a run.
-    """
-    train, run, algorithm = config.train, config.run, config.algorithm
-    rule = getattr(algorithm.tree, "prune", None)
-    found = {
-        "algorithm.likelihood=elbo": algorithm.likelihood.name == "elbo",  # of noised samples, which no rollout met
-        "run.engine": run.engine is not None,
-        f"run.staleness={run.staleness}": run.staleness > 0,
-        f"run.generators={run.generators}": run.generators > 0,
-        f"run.sharding={run.sharding}": run.sharding != "none",
-        "model.offload_activations=true": config.model.offload_activations,
-        # What leaves the update by its rewards is gathered into fewer calls, which costs less than full ones sent backward.
-        f"algorithm.tree.prune.rule={rule and rule.rule}": rule is not None and rule.rule != "depth",
-        f"algorithm.baseline.{algorithm.baseline.drops}=true": algorithm.baseline.drops is not None,
-        "train.select": train.select is not None,
-        "train.split=edges": train.split == "edges",
-        # Sizes that are found one by one may differ.
-        f"train.rollout_batch={train.rollout_batch}": train.rollout_rows != train.update_rows
-        or (train.rollout_batch is not None and AUTO in (train.rollout_batch, train.micro_batch)),
-    }
-    return next((setting for setting, hinders in found.items() if hinders), None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import torch
 from typing_extensions import override
 
 from flowgrpo.flow.encoding import longest_and_shortest, rows_of
-from flowgrpo.flow.graphs import ROOM, hindrance, measured
+from flowgrpo.flow.graphs import ROOM, measured
 from flowgrpo.flow.predicted import most_graphs
 from flowgrpo.training.layout import of_machine
 from flowgrpo.training.loop import Loop
@@ -39,7 +39,7 @@ class KeptGraphs(NoGraphs):
     @property
     def held(self) -> Sequence[int]:
         """The parts with the sizes of calls that hold now, which may hinder it."""
-        return () if self.parts and hindrance(self._trainer.config) else self.parts
+        return () if self.parts and self._trainer.config.graph_hindrance else self.parts
 
     @property
     def _insists(self) -> bool:

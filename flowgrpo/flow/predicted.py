@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow import graphs
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods.credit import step_signs
 from flowgrpo.flow.noised import calls_of, taken
@@ -89,7 +88,7 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         raise InputError(
             f"train.updates: {train.updates} parts, but the trained edges of a group leave {states} states, take {states}"
         )
-    first = [] if graphs.hindrance(config) else [e for e in evaluations if e.part == 0]
+    first = [] if config.graph_hindrance else [e for e in evaluations if e.part == 0]
     return Cost(  # what an engine walked is only scored here
         rollout=sum(len(e.rows) for e in tree.evaluations if e.trained or config.run.engine is None),
         update=forwards * (2 if algorithm.objective.kl.beta > 0 else 1),

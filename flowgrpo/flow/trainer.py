@@ -62,7 +62,6 @@ from flowgrpo.training.engine.asking import rolled_out, told
 from flowgrpo.training.engine.seeds import seed_of
 from flowgrpo.training.evaluate import evaluate
 from flowgrpo.training.groups import Groups
-from flowgrpo.training.keeping import keep_trees
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.optimize import UpdateStats
 from flowgrpo.training.phases import phase
@@ -253,8 +252,8 @@ class Trainer(Loop):
         credit = partial(self.credit_edges, batch, units, advantages, trained)
         spare = {"undo": partial(graphs.drop, batch.tree.evaluations), "give_up": self.kept_graphs.give_up}
         held = [self.retrying.attempt(ROLLOUT, credit, **spare)]
-        keep_trees(
-            self, parts(self.config, self.credited, batch, held[0], iteration=self.done, names=self.reward_names)
+        self.record_trees(
+            parts(self.config, self.credited, batch, held[0], iteration=self.done, names=self.reward_names)
         )
         return self.retrying.steps(held, credit, self._update_part, self.config.train.updates, **spare)
 

@@ -51,7 +51,6 @@ from flowgrpo.training.deal import parts_of
 from flowgrpo.training.engine.asking import rolled_out, told
 from flowgrpo.training.evaluate import evaluate
 from flowgrpo.training.groups import Groups
-from flowgrpo.training.keeping import keep_trees
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.optimize import UpdateStats
 from flowgrpo.training.parts import Member
@@ -172,7 +171,7 @@ class TextTrainer(Loop):
     def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
         """Take an optimizer step on each part of the completions in each pass."""
         shown = {"units": units, "advantages": advantages, "trained": trained, "names": self.reward_names}
-        keep_trees(self, kept.parts(self.config, self.policy, self.combination, batch, **shown))
+        self.record_trees(kept.parts(self.config, self.policy, self.combination, batch, **shown))
         parts = parts_of(self.config, batch.groups, batch.iteration)
         steps = self.retrying.attempt(
             UPDATE,

@@ -10,13 +10,12 @@ pretended GPU would take another.
 
 from __future__ import annotations
 
-import copy
 import functools
 import gc
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import accelerate
@@ -26,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
+from flowgrpo.data.tensor_maps import mapped
 from flowgrpo.training.live import Live
 
 Tensor = torch.Tensor
@@ -338,28 +338,6 @@ def size(network: torch.nn.Module) -> int:
     """Bytes of the weights and buffers of a network."""
     tensors = [*network.parameters(), *network.buffers()]
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())
-
-
-def mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
-    """A value with each of its tensors changed: in lists, maps, dataclasses, and the objects that networks return."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, (torch.Generator, torch.nn.Module, type)) or callable(value):
-        return value
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(change, x) for x in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(mapped(change, x) for x in value)
-    if is_dataclass(value):
-        return replace(value, **{f.name: mapped(change, getattr(value, f.name)) for f in fields(value) if f.init})
-    if isinstance(value, Mapping):
-        return type(value)({key: mapped(change, x) for key, x in value.items()})
-    # Such as the distribution of a VAE's latents.
-    if any(isinstance(x, Tensor) for x in getattr(value, "__dict__", {}).values()):
-        changed = copy.copy(value)
-        vars(changed).update({key: mapped(change, x) for key, x in vars(value).items()})
-        return changed
-    return value
 
 
 def _kind(block: torch.nn.Module) -> Any:

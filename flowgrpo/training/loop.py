@@ -35,7 +35,7 @@ from flowgrpo.training.exchange import exchange_of
 from flowgrpo.training.folders import free
 from flowgrpo.training.generating import Generating
 from flowgrpo.training.groups import Groups, groups_of
-from flowgrpo.training.kept_trees import TreeFolder
+from flowgrpo.training.kept_trees import KeptTree, TreeFolder
 from flowgrpo.training.phases import phase
 from flowgrpo.training.placement import local
 from flowgrpo.training.prompt_stats import PromptStats
@@ -291,6 +291,15 @@ class Loop(Steps):
                 "groups/teaching": len(together.comparison[teaching, 0].unique()),
             },
         )
+
+    def record_trees(self, parts: Sequence[KeptTree]) -> None:
+        """Write the trees of an iteration that is due, in the background, from the parts of all processes."""
+        asked = self.config.run.trees
+        if asked is None or not asked.due(self.done, self.config.train.iterations):
+            return
+        everyone = self.exchange.gather_shares(list(parts))
+        if self.accelerator.is_main_process:
+            self.background.submit(partial(self.trees.write, everyone))
 
     def evaluate(self) -> None:
         """Have the evaluation prompts sampled with the averaged weights, and scored."""

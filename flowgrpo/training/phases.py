@@ -19,7 +19,7 @@ class Phase:
     """A part of the work that takes a while.
 
     Attributes:
-        name: as people read it; those of a run are the keys of `out_of_memory.SWITCHES`.
+        name: as people read it; those of a run are the keys of `memory_advice.SWITCHES`.
         total: how many things it goes through; None where nobody counts.
         done: how many of them so far.
         started: when, by `clock`.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flowgrpo.training.hollow import mapped
+from flowgrpo.data.tensor_maps import mapped
 
 # Bytes of tensors. With larger ones a step takes so long that making them anew is nothing.
 KEPT = 64 * 2**20

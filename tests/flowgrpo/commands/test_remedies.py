@@ -7,7 +7,7 @@ from flowgrpo import config
 from flowgrpo.commands import remedies
 from flowgrpo.commands.kinds import KINDS
 from flowgrpo.commands.train import MAY_DIFFER
-from flowgrpo.training import out_of_memory
+from flowgrpo.training import memory_advice
 
 pytestmark = pytest.mark.usefixtures("kept_trials")
 
@@ -44,7 +44,7 @@ def test_a_plan_that_fails_leaves_the_word_to_the_fixed_order(workplace, on_gpu,
 
     monkeypatch.setattr(KINDS["flow"].budget, "budget_of", fail)
     settings = config.load("tiny.yaml", ["train.replay=always"])  # what graphs take, no plan is asked
-    assert remedies.remedy("update", settings) == out_of_memory.advice("update", settings)
+    assert remedies.remedy("update", settings) == memory_advice.advice("update", settings)
     assert "no plan" in caplog.text
 
 

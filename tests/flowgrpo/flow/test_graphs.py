@@ -117,7 +117,7 @@ def test_rows_that_are_gathered_anew_are_replayed(tmp_path):
 )
 def test_never_is_refused_where_an_update_calls_the_model_anew(tmp_path, written, setting):
     auto = settings(tmp_path, **written)
-    assert graphs.hindrance(auto).startswith(setting)
+    assert auto.graph_hindrance.startswith(setting)
     assert not auto.keeps_graphs
     with pytest.raises(InputError, match=f"^train.replay: with {setting}.*take auto$"):
         settings(tmp_path, **written, train__replay="never")

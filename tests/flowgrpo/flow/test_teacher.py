@@ -20,7 +20,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow import memory, teacher
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.training import out_of_memory
+from flowgrpo.training import memory_advice
 from flowgrpo.training.adapters import Adapter, Matrices
 from flowgrpo.training.weights import Weights, lora_config
 
@@ -383,7 +383,7 @@ def test_advice_names_nothing_that_a_pipeline_that_teaches_refuses(workplace):
         named = {key for key, _ in memory.smaller(chosen)}
         assert ("model.quantise=int8" in named) == quantises
         assert ("run.sharding=fsdp2" in named) == quantises
-        values = out_of_memory._values(chosen, on_gpu=True)
+        values = memory_advice._values(chosen, on_gpu=True)
         assert (values["quantise"] is not None) == (values["sharding"] is not None) == quantises
 
 

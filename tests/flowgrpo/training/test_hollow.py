@@ -5,8 +5,9 @@ import torch
 import transformers
 from torch import nn
 
+from flowgrpo.data.tensor_maps import mapped
 from flowgrpo.training import hollow
-from flowgrpo.training.hollow import Hollow, Live, built, few_objects, mapped, size
+from flowgrpo.training.hollow import Hollow, Live, built, few_objects, size
 
 
 class Layers(nn.Module):

@@ -16,7 +16,8 @@ from flowgrpo.cli import main
 from flowgrpo.commands import endings
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.training.loop import Loop
-from flowgrpo.training.out_of_memory import SWITCHES, OutOfMemory, advice, last_resort
+from flowgrpo.training.memory_advice import SWITCHES, advice
+from flowgrpo.training.out_of_memory import OutOfMemory, last_resort
 from flowgrpo.training.stopped import RanOutOfMemory
 
 CUDA = (
