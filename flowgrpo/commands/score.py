@@ -19,7 +19,7 @@ from flowgrpo.data import conditions, tables, yaml_maps
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RewardUse
 from flowgrpo.schema.sentences import checked
-from flowgrpo.training.manifest import check_inside, read_manifest
+from flowgrpo.training.metric_lines import check_inside, read_manifest
 from flowgrpo.training.out_of_memory import OutOfMemory
 from flowgrpo.training.phases import phase
 from flowgrpo.training.progress import shown

@@ -30,7 +30,6 @@ from flowgrpo.training import (
     adapters,
     batch_sizes,
     checkpoint,
-    disk,
     folders,
     lora_files,
     optimizers,
@@ -117,10 +116,11 @@ def train_config(settings: RunConfig, source: Path | None = None) -> Run:
         except OutOfMemory as error:
             raise _ran_out(error, settings) from error
         except Exception as error:
-            if (said := disk.full(error)) is None:
+            if (said := folders.disk_full(error)) is None:
                 raise
             there, overrides = checkpoint.way_on(settings.run.folder)
-            sentence = f"stopped, {settings.run.folder} cannot be written to ({said}; {disk.room(settings.run.folder)})"
+            room = folders.disk_room(settings.run.folder)
+            sentence = f"stopped, {settings.run.folder} cannot be written to ({said}; {room})"
             raise DiskFull(sentence, f"{there}, once there is room,", overrides) from error
 
 

@@ -40,7 +40,7 @@ from flowgrpo.commands.terminal import out
 from flowgrpo.commands.watch import HEADERS
 from flowgrpo.errors import InputError
 from flowgrpo.training.folders import check_writable, replace_text
-from flowgrpo.training.manifest import read_manifest
+from flowgrpo.training.metric_lines import read_manifest
 from rewards import guard, suffixes
 from rewards.base import RewardError
 from rewards.votes import OUTCOMES, read_votes

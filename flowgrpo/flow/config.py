@@ -19,9 +19,8 @@ from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
 from flowgrpo.schema.part import read_part
 from flowgrpo.schema.sections import AUTO, Eval, RewardUse, RunConfig, Train, Variant
 from flowgrpo.training import low_precision, roles
-from flowgrpo.training.bank import Bank
+from flowgrpo.training.bank import Bank, Decay
 from flowgrpo.training.baseline import NESTED
-from flowgrpo.training.decay import Decay
 from flowgrpo.training.low_precision import Precision
 from flowgrpo.training.parts import check_geometry
 

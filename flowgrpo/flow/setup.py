@@ -37,8 +37,7 @@ from flowgrpo.flow.trainer import Trainer
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training import checkpoint, low_precision, sharding
 from flowgrpo.training.adapters import Adapter
-from flowgrpo.training.bank import Bank
-from flowgrpo.training.decay import Decay
+from flowgrpo.training.bank import Bank, Decay
 from flowgrpo.training.offload_activations import offload_activations
 from flowgrpo.training.optimizers import check_compiler
 from flowgrpo.training.quantise import refuse_dynamic

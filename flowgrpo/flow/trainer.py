@@ -58,8 +58,7 @@ from flowgrpo.training import low_precision, random_states
 from flowgrpo.training.baseline import Units
 from flowgrpo.training.batch_sizes import ROLLOUT, ProbeCalls
 from flowgrpo.training.deal import Deal, parts_of, pool_of
-from flowgrpo.training.engine.asking import rolled_out, told
-from flowgrpo.training.engine.seeds import seed_of
+from flowgrpo.training.engine.asking import rolled_out, seed_of, told
 from flowgrpo.training.evaluate import evaluate
 from flowgrpo.training.groups import Groups
 from flowgrpo.training.loop import Loop

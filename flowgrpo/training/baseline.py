@@ -13,8 +13,14 @@ from typing_extensions import override
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, named
 from flowgrpo.schema.heavy import Tensor, torch
-from flowgrpo.training.nested import NestedSets, nested_leave_one_out
-from flowgrpo.training.sets import scaled, set_medians, set_pivots, set_statistics
+from flowgrpo.training.sets import (
+    NestedSets,
+    nested_leave_one_out,
+    scaled,
+    set_medians,
+    set_pivots,
+    set_statistics,
+)
 
 NESTED = "algorithm.baseline: credit nested compares with the mean of the others, take leave_one_out"
 

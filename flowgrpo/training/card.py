@@ -11,16 +11,26 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from flowgrpo.data.embedded import EMBEDDED, place_of
 from flowgrpo.data.prompts import Row
+from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import origin
-from flowgrpo.training.manifest import read_manifest
+from flowgrpo.training.hub import HUB_ID
 from flowgrpo.training.markdown import escaped, fenced, span, table_row
-from flowgrpo.training.metric_lines import read_metrics
+from flowgrpo.training.metric_lines import read_manifest, read_metrics
+
+if TYPE_CHECKING:
+    import huggingface_hub
+else:
+    huggingface_hub = lazy("huggingface_hub")
+
+HUB = "https://huggingface.co"
+KEYS = ("license", "license_name", "license_link")
+SECONDS = 5  # that a question to the hub may take
 
 SAMPLES = 4
 
@@ -87,10 +97,10 @@ def heading(
     ]
     started = model.merge if model.lora is None else model.lora.path
     started = ", ".join(started.values()) if isinstance(started, dict) else started
-    base = origin.hub_name(model.path)
+    base = hub_name(model.path)
     facts = {
         "library_name": library,
-        **origin.licence(model.path),
+        **licence(model.path),
         "pipeline_tag": task,
         **({"base_model": base, "base_model_relation": RELATIONS[kind]} if base else {}),
         "tags": ["flowgrpo", "reinforcement-learning", *(["lora"] if kind == "lora" else [])],
@@ -180,3 +190,60 @@ class Exported:
     samples: list[str]
     comfyui: list[str] = field(default_factory=list)
     url: str | None = None
+
+
+def hub_name(path: str) -> str | None:
+    """The name of a model at the hub: its own, or what the index of a local folder remembers; None where nobody knows."""
+    if not Path(place_of(path)).is_dir():
+        return path if re.fullmatch(HUB_ID, path) else None
+    for file in ("model_index.json", "config.json"):
+        try:
+            named = json.loads((Path(place_of(path)) / file).read_text(encoding="utf-8")).get("_name_or_path")
+        except (OSError, ValueError, AttributeError):
+            continue
+        if isinstance(named, str) and re.fullmatch(HUB_ID, named) and not Path(named).exists():
+            return named
+    return None
+
+
+def licence(path: str) -> dict[str, str]:
+    """The licence of a model in a card's words: `license`, and for one that is not among the hub's own a name and a link.
+
+    It is what the model's own card says; of an embedded model that of this package. Where no card can be read, or it says
+    nothing, it is `other`, with a link to the model's page where it has one: whoever takes an adapter must look there.
+    """
+    if path in EMBEDDED:
+        return {"license": "apache-2.0"}
+    name = hub_name(path)
+    said = _front(_card(path))
+    known = {key: str(said[key]) for key in KEYS if isinstance(said.get(key), str)}
+    if "license" not in known:
+        known = {"license": "other", "license_name": "as-the-base-model"}
+    if known["license"] == "other" and name is not None and "://" not in known.get("license_link", ""):
+        file = known.get("license_link", "")
+        known["license_link"] = f"{HUB}/{name}/blob/main/{file}" if file else f"{HUB}/{name}"
+    return known
+
+
+def _card(path: str) -> str:
+    """The text of a model's card: in its folder, in the cache or at the hub; empty where there is none."""
+    file = Path(path) / "README.md"
+    if not Path(path).is_dir():
+        try:
+            file = Path(huggingface_hub.hf_hub_download(path, "README.md", etag_timeout=SECONDS))
+        except Exception:  # no card, no right to it, no network: all the same here
+            return ""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _front(text: str) -> dict[str, Any]:
+    """The map at the top of a card; empty where there is none that can be read."""
+    found = re.match(r"\ufeff?---\s*\n(.*?)\n---\s*(\n|$)", text, re.DOTALL)
+    try:
+        said = yaml.safe_load(found[1]) if found else {}
+    except yaml.YAMLError:
+        return {}
+    return said if isinstance(said, dict) else {}

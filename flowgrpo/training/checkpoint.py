@@ -28,9 +28,9 @@ from torch.distributed.tensor import DTensor
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 from flowgrpo.training import digests, folders, optimizers, random_states, shards
-from flowgrpo.training.lost import is_lost
 from flowgrpo.training.metric_lines import is_number
 from flowgrpo.training.placement import local, placed_as
+from flowgrpo.training.stopped import is_lost
 from flowgrpo.training.versions import Versions
 from flowgrpo.training.weights import AVERAGE, OTHER_POLICIES, Weights
 from rewards.memory import is_out_of_memory

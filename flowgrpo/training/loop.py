@@ -44,10 +44,9 @@ from flowgrpo.training.retrying import NoGraphs, Retrying
 from flowgrpo.training.roles import roles_of
 from flowgrpo.training.samples import SampleFolder
 from flowgrpo.training.share import Share, shares_of
-from flowgrpo.training.signals import StopRequest, stop_requests
 from flowgrpo.training.snapshot import Writer
 from flowgrpo.training.steps import Steps
-from flowgrpo.training.stopped import Broken, Diverged, Interrupted, NothingToLearn
+from flowgrpo.training.stopped import Broken, Diverged, Interrupted, NothingToLearn, StopRequest, stop_requests
 from flowgrpo.training.versions import Versions
 from flowgrpo.training.weights import Weights
 from rewards import Reward

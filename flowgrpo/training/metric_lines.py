@@ -30,3 +30,41 @@ def _checked(line: dict[str, Any], place: str) -> dict[str, Any]:
 def is_number(value: Any) -> bool:
     """Whether a value of JSON is a number that can be computed with: not infinite, not NaN, no integer beyond floats."""
     return isinstance(value, int | float) and -1e300 < value < 1e300
+
+
+def read_manifest(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a folder's manifest; none if it has none. A last line that was cut off is left out, with a warning.
+
+    Raises:
+        InputError: a line is broken, says what no manifest says, or names a file that is not in the folder.
+    """
+    return [_checked(line, folder, place) for place, line in tables.log(folder / "manifest.jsonl")]
+
+
+def _checked(line: dict[str, Any], folder: Path, place: str) -> dict[str, Any]:
+    file, rewards = line.get("file"), line.get("rewards", {})
+    if not isinstance(file, str) or not isinstance(line.get("prompt"), str):
+        raise InputError(
+            f"{place}: a line needs a file and a prompt, both texts, it has {', '.join(line) or 'nothing'}"
+        )
+    for key, kinds in (("seed", int | None), ("step", int)):
+        if not isinstance(line.get(key, 0), kinds):
+            raise InputError(f"{place}: {key} is {line[key]!r}, not a whole number")
+    if not isinstance(rewards, dict) or not all(value is None or is_number(value) for value in rewards.values()):
+        raise InputError(f"{place}: rewards is {rewards!r}, not a map from names to numbers or null")
+    check_inside(folder, file, place)
+    return line
+
+
+def check_inside(folder: Path, file: str, place: str) -> None:
+    """Refuse the name of a file that leads out of a folder: an absolute one, one with `..`, a link.
+
+    Raises:
+        InputError: the name leads out of the folder, or is not that of a file.
+    """
+    try:
+        inside = not Path(file).is_absolute() and (folder / file).resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError) as error:  # a zero byte, a circle of links
+        raise InputError(f"{place}: {file[:80]!r} is not the name of a file ({error})") from None
+    if not inside:
+        raise InputError(f"{place}: {file!r} leads out of {folder}; name files in it")

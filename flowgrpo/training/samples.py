@@ -16,7 +16,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.training import videos
 from flowgrpo.training.folders import replace_text
-from flowgrpo.training.manifest import read_manifest
+from flowgrpo.training.metric_lines import read_manifest
 
 FRAME_RATE = 8.0  # frames per second of a video, where nobody says
 SAMPLING_RATE = 44100  # where nobody says

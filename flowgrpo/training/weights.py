@@ -18,8 +18,7 @@ from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.lora import Lora
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training.adapters import Adapter
-from flowgrpo.training.bank import Bank, Snapshots
-from flowgrpo.training.decay import Decay
+from flowgrpo.training.bank import Bank, Decay, Snapshots
 from flowgrpo.training.hub import Shape
 from flowgrpo.training.lockstep import Lockstep
 from flowgrpo.training.placement import follow, local, placed_as

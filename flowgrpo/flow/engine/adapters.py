@@ -16,8 +16,8 @@ from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.engine.client import Client
-from flowgrpo.training.engine.failures import KEY, EngineError
 from flowgrpo.training.engine.pushes import Pushes, Tensors
+from flowgrpo.training.engine.service import KEY, EngineError
 from flowgrpo.training.weights import Weights
 
 NETWORKS = ("transformer", "transformer_2")  # what an engine calls those that take adapters

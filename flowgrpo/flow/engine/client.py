@@ -11,8 +11,7 @@ from typing import Any
 
 from flowgrpo.flow.engine import wire
 from flowgrpo.schema.engine import Engine
-from flowgrpo.training.engine.failures import EngineError, naming
-from flowgrpo.training.engine.service import Service
+from flowgrpo.training.engine.service import EngineError, Service, naming
 
 ROLLOUT = "/rollout/generate"
 

@@ -22,9 +22,8 @@ from flowgrpo.flow.pipeline.guidance import guidance_branches
 from flowgrpo.flow.pipeline.modality import modality_of
 from flowgrpo.schema.engine import Engine
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training.engine import checks
-from flowgrpo.training.engine.checks import INSTEAD
-from flowgrpo.training.engine.failures import KEY
+from flowgrpo.training.engine import service
+from flowgrpo.training.engine.service import INSTEAD, KEY
 from rewards.base import nearest
 from samplers.batches import batched
 from samplers.kernels import Kernel
@@ -68,7 +67,7 @@ def check(config: RunConfig, pipeline: type, prompts: Sequence[Prompt] = ()) -> 
     run, algorithm, kernel = config.run, config.algorithm, config.algorithm.kernel
     if run.context_parallel > 1:
         raise InputError(f"run.context_parallel: an engine shares calls by itself; set it to 1, {INSTEAD}")
-    checks.check(config)
+    service.check(config)
     if run.engine.log_probs:
         raise InputError(f"{KEY}.log_probs: an engine of flow models always tells them, remove it")
     if config.train.draft is not None:

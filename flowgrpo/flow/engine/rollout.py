@@ -18,7 +18,7 @@ from flowgrpo.flow.engine.trajectory import chains_of
 from flowgrpo.flow.pipeline.modality import expected_shape, modality_of
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.schema.engine import Engine
-from flowgrpo.training.engine.failures import KEY, EngineError, naming
+from flowgrpo.training.engine.service import KEY, EngineError, naming
 from flowgrpo.training.phases import phase
 from samplers.kernels import State
 from samplers.trees import Plan, Root, Tree
@@ -89,7 +89,7 @@ class EngineRollout:
 
         Args:
             plan: of the iteration.
-            roots: whose rows have the seeds of their samples; see `training.engine.seeds`.
+            roots: whose rows have the seeds of their samples; see `training.engine.asking`.
             micro_batch: most rows of one call of our model.
             keep_means: see `samplers.trees.grow`.
 

@@ -20,7 +20,7 @@ from safetensors.torch import load
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training.engine.failures import KEY, EngineError
+from flowgrpo.training.engine.service import KEY, EngineError
 
 if TYPE_CHECKING:
     import msgpack

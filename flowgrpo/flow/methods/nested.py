@@ -12,7 +12,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.credit import Credit, stochastic_edges, trunk_ends
 from flowgrpo.schema.heavy import Tensor, torch
 from flowgrpo.training.baseline import Units
-from flowgrpo.training.nested import NestedSets
+from flowgrpo.training.sets import NestedSets
 
 if TYPE_CHECKING:
     from samplers.trees import Tree
@@ -46,7 +46,7 @@ class Nested(Credit):
 def nested(tree: Tree, rewards: Tensor, *, group: float, between: float, siblings: float) -> Units:
     """Each stochastic edge of a trajectory has the mean reward of the ends below it, and the sets it is compared in.
 
-    `training.nested.nested_leave_one_out` is the rule. A mean over a set that has the edge's own leaves in it, n of N,
+    `training.sets.nested_leave_one_out` is the rule. A mean over a set that has the edge's own leaves in it, n of N,
     scales the edge's gradient by 1 - n / N: by 0.5 at the first split of one binary tree, and 0.94 at its fourth. That is a
     weighting of the steps that nobody chose, and it is not here.
 

@@ -21,7 +21,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 from flowgrpo.errors import InputError
-from flowgrpo.training.lost import is_lost
+from flowgrpo.training.stopped import is_lost
 from rewards.memory import is_out_of_memory
 from samplers.kernels import State
 

@@ -18,7 +18,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.batching import Capabilities, cut, join
 from flowgrpo.flow.pipeline.call import SIZES
 from flowgrpo.flow.pipeline.walk import Walk, check_equal_shapes
-from flowgrpo.training.lost import is_lost
+from flowgrpo.training.stopped import is_lost
 from rewards.memory import is_out_of_memory
 from samplers.kernels import State
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing_extensions import override
 
 from flowgrpo.mdlm.engine.client import Client
-from flowgrpo.training.engine.failures import EngineError
 from flowgrpo.training.engine.pushes import Pushes, Tensors
+from flowgrpo.training.engine.service import EngineError
 from flowgrpo.training.weights import Weights
 
 NETWORK = "model"  # its name in `Weights`

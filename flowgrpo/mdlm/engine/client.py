@@ -22,8 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowgrpo.schema.engine import Engine
-from flowgrpo.training.engine.failures import EngineError, naming
-from flowgrpo.training.engine.service import Service, parsed
+from flowgrpo.training.engine.service import EngineError, Service, naming, parsed
 
 GENERATE, MODELS = "/generate", "/v1/models"
 

@@ -13,9 +13,8 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.schema.engine import Engine
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training.engine import checks
-from flowgrpo.training.engine.checks import INSTEAD
-from flowgrpo.training.engine.failures import KEY
+from flowgrpo.training.engine import service
+from flowgrpo.training.engine.service import INSTEAD, KEY
 
 if TYPE_CHECKING:
     from flowgrpo.mdlm.engine.answer import Asked
@@ -33,7 +32,7 @@ def check(config: RunConfig, decoder: Decoder) -> None:
     Raises:
         InputError: it cannot; the sentence says what to set instead.
     """
-    checks.check(config)
+    service.check(config)
     algorithm, section, place = config.algorithm, config.run.engine, decoder.frame.place
     if algorithm.schedule.name != "none":
         raise InputError(f"algorithm.schedule: an engine is not told a step's numbers; take none, {INSTEAD}")

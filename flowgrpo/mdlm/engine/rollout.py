@@ -17,8 +17,8 @@ from flowgrpo.mdlm.engine.adapters import Adapters
 from flowgrpo.mdlm.engine.answer import Asked, Sent, read
 from flowgrpo.mdlm.engine.request import request_of
 from flowgrpo.schema.engine import Engine
-from flowgrpo.training.engine.failures import KEY, EngineError, naming
-from flowgrpo.training.engine.seeds import seed_of
+from flowgrpo.training.engine.asking import seed_of
+from flowgrpo.training.engine.service import KEY, EngineError, naming
 from flowgrpo.training.parts import Member
 from flowgrpo.training.phases import phase
 from samplers.batches import batched

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from flowgrpo.training.engine.failures import EngineError
 from flowgrpo.training.engine.mismatch import FAR, Mismatch, metrics
+from flowgrpo.training.engine.service import EngineError
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.stopped import EngineLost, EngineLostAlone
+from samplers import noise
 
 T = TypeVar("T")
 
@@ -72,3 +73,15 @@ def told(loop: Loop, own: Mismatch, *, unit: str, same: str) -> dict[str, Any]:
             "the same?"
         )
     return found
+
+
+SEEDS = 2**48  # so that a seed with the number of a sample stays a small integer in any language
+
+
+def seed_of(seed: int, iteration: int, group: int) -> int:
+    """The seed of the first sample of a group; sample i has it plus i, whatever request it is in.
+
+    Args:
+        seed: of the run.
+    """
+    return int(noise.generator(seed, "engine", iteration, group).integers(SEEDS))

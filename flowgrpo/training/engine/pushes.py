@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from flowgrpo.errors import InputError
-from flowgrpo.training.engine.failures import EngineError
+from flowgrpo.training.engine.service import EngineError
 from flowgrpo.training.weights import Weights
 
 Tensors = dict[str, torch.Tensor]

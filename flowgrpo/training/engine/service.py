@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.engine import Engine
-from flowgrpo.training.engine.failures import KEY, EngineError
+from flowgrpo.schema.sections import RunConfig
 from rewards.base import RewardError
 from rewards.endpoint import Endpoint
+
+KEY = "run.engine"
+INSTEAD = f"or set {KEY}=null"
 
 GREETING = 20.0  # seconds in which an engine must answer before a run begins
 
@@ -99,3 +103,32 @@ def parsed(content: bytes) -> Any:
         return json.loads(content)
     except (ValueError, RecursionError):
         return None
+
+
+class EngineError(Exception):
+    """An engine is not there, or did not do what it was asked; the message is one sentence."""
+
+
+@contextmanager
+def naming(place: str) -> Iterator[None]:
+    """Begin what is wrong with an answer with the place that it came from."""
+    try:
+        yield
+    except EngineError as error:
+        raise EngineError(f"{place} {error}") from None
+
+
+def check(config: RunConfig) -> None:
+    """Refuse a run whose weights are not one set of adapters that every process has whole.
+
+    Raises:
+        InputError: it is one; the sentence says what to set instead.
+    """
+    run = config.run
+    for key, value in (("run.generators", run.generators), ("run.staleness", run.staleness)):
+        if value:
+            raise InputError(f"{key}: an engine rolls out by the weights as they stand; set it to 0, {INSTEAD}")
+    if run.sharding != "none":
+        raise InputError(f"run.sharding: adapters are pushed from whole networks; set it to none, {INSTEAD}")
+    if config.model.lora is None:
+        raise InputError(f"model.lora: an engine is pushed adapters, not whole networks; give it a rank, {INSTEAD}")

@@ -16,7 +16,7 @@ from flowgrpo.flow import rollout
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.flow.update import Credited
-from flowgrpo.training.engine.seeds import seed_of
+from flowgrpo.training.engine.asking import seed_of
 
 LIGHT = ["eval={every: 9, prompts: 1, save: 0}", "train.iterations=3", "train.updates=1"]
 

@@ -17,7 +17,7 @@ from fake_text_engine import FakeTextEngine
 from flowgrpo.cli import main
 from flowgrpo.mdlm import trainer, update
 from flowgrpo.mdlm.policy import TextPolicy
-from flowgrpo.training.engine.seeds import seed_of
+from flowgrpo.training.engine.asking import seed_of
 
 RUN = """
 kind: mdlm

@@ -9,7 +9,7 @@ from PIL import Image
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.training import videos
-from flowgrpo.training.manifest import read_manifest
+from flowgrpo.training.metric_lines import read_manifest
 from flowgrpo.training.samples import Sample, SampleFolder, save_sample
 
 

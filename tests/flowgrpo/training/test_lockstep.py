@@ -5,7 +5,7 @@ from in_shards import broken_stand_ins, failing, rows, unequal_calls, unequal_re
 from pair import pair
 
 from flowgrpo.training.lockstep import Lockstep
-from flowgrpo.training.lost import GONE
+from flowgrpo.training.stopped import GONE
 
 
 def test_calls_of_unequal_order_and_number_are_right(tmp_path):

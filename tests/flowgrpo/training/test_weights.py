@@ -8,8 +8,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.lora import Lora
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training import checkpoint, snapshot
-from flowgrpo.training.bank import Bank
-from flowgrpo.training.decay import Decay
+from flowgrpo.training.bank import Bank, Decay
 from flowgrpo.training.saved_tensors import SavedTensorMeter
 from flowgrpo.training.weights import Weights, adapter_size, lora_config
 

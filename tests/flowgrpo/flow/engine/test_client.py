@@ -10,7 +10,7 @@ import pytest
 from flowgrpo.errors import InputError
 from flowgrpo.flow.engine.client import Client
 from flowgrpo.schema.engine import Engine
-from flowgrpo.training.engine.failures import EngineError
+from flowgrpo.training.engine.service import EngineError
 
 DATA = Path(__file__).parents[3] / "data" / "engine"
 

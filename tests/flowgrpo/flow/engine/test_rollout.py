@@ -18,7 +18,7 @@ from flowgrpo.flow.engine.rollout import EngineRollout
 from flowgrpo.flow.pipeline.loading import load_policy
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.schema.engine import Engine
-from flowgrpo.training.engine.failures import EngineError
+from flowgrpo.training.engine.service import EngineError
 from samplers.kernels import Kernel
 from samplers.plans import chain
 from samplers.trees import Root

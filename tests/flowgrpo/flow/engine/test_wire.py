@@ -13,7 +13,7 @@ from safetensors.torch import save
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.engine import wire
-from flowgrpo.training.engine.failures import EngineError
+from flowgrpo.training.engine.service import EngineError
 
 DATA = Path(__file__).parents[3] / "data" / "engine"
 # The fields of RolloutRequest and RolloutResponse, io_struct.py of sgl-project/sglang at 00e1106f.

@@ -10,7 +10,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.credit import depthwise, siblings
 from flowgrpo.flow.methods.nested import nested, subtree_means
 from flowgrpo.training.baseline import LeaveOneOut, Units
-from flowgrpo.training.nested import nested_leave_one_out
+from flowgrpo.training.sets import nested_leave_one_out
 from samplers.plans import branch, brush, chain
 from samplers.trees import Move, Root, grow
 

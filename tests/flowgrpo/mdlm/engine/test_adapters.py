@@ -8,7 +8,7 @@ from flowgrpo.mdlm.engine.adapters import Adapters
 from flowgrpo.mdlm.engine.client import Client
 from flowgrpo.schema.engine import Engine
 from flowgrpo.training import lora_files, lora_layers
-from flowgrpo.training.engine.failures import EngineError
+from flowgrpo.training.engine.service import EngineError
 
 
 @pytest.fixture

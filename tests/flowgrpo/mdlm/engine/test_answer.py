@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.engine import answer
 from flowgrpo.mdlm.engine.answer import Asked
-from flowgrpo.training.engine.failures import EngineError
+from flowgrpo.training.engine.service import EngineError
 
 EOS, MASK = 5, 15
 ASKED = Asked(name="t-0-1-2", prompt=[1, 2, 3], seed=9)

@@ -6,7 +6,7 @@ import pytest
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.engine.client import Client
 from flowgrpo.schema.engine import Engine
-from flowgrpo.training.engine.failures import EngineError
+from flowgrpo.training.engine.service import EngineError
 
 
 class Said:

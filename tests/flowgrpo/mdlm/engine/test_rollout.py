@@ -10,8 +10,8 @@ from flowgrpo.mdlm.engine.adapters import Adapters
 from flowgrpo.mdlm.engine.client import Client
 from flowgrpo.mdlm.engine.rollout import EngineRollout
 from flowgrpo.schema.engine import Engine
-from flowgrpo.training.engine.failures import EngineError
-from flowgrpo.training.engine.seeds import seed_of
+from flowgrpo.training.engine.asking import seed_of
+from flowgrpo.training.engine.service import EngineError
 
 PROMPTS = ["1,2,3=6:", "25,7,3=21:"]
 MEMBERS = [(0, 0), (0, 1), (1, 0), (1, 3)]

@@ -6,7 +6,7 @@ import pytest
 
 from flowgrpo.training import journal
 from flowgrpo.training.engine.asking import answered
-from flowgrpo.training.engine.failures import EngineError
+from flowgrpo.training.engine.service import EngineError
 from flowgrpo.training.stopped import EngineLostAlone
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from flowgrpo.training import origin
+from flowgrpo.training import card
 
 PAGE = "https://huggingface.co/black-forest-labs/FLUX.1-dev"
 FLUX = """---
@@ -30,11 +30,11 @@ def folder(tmp_path):
 
 
 def test_a_card_in_the_folder_says_the_licence(folder):
-    assert origin.licence(folder("---\nlicense: apache-2.0\n---\n")) == {"license": "apache-2.0"}
+    assert card.licence(folder("---\nlicense: apache-2.0\n---\n")) == {"license": "apache-2.0"}
 
 
 def test_a_licence_of_its_own_is_linked_to_the_models_page(folder):
-    assert origin.licence(folder(FLUX, "black-forest-labs/FLUX.1-dev")) == {
+    assert card.licence(folder(FLUX, "black-forest-labs/FLUX.1-dev")) == {
         "license": "other",
         "license_name": "flux-1-dev-non-commercial-license",
         "license_link": f"{PAGE}/blob/main/LICENSE.md",
@@ -44,20 +44,20 @@ def test_a_licence_of_its_own_is_linked_to_the_models_page(folder):
 @pytest.mark.parametrize("front", [None, "", "[broken: ", "license: [a, b]", "- a"])
 def test_what_nobody_says_is_other(folder, front):
     place = folder(front and f"---\n{front}\n---\n", "black-forest-labs/FLUX.1-dev")
-    assert origin.licence(place) == {"license": "other", "license_name": "as-the-base-model", "license_link": PAGE}
+    assert card.licence(place) == {"license": "other", "license_name": "as-the-base-model", "license_link": PAGE}
 
 
 def test_names_at_the_hub(folder, tmp_path):
-    assert origin.hub_name("stabilityai/stable-diffusion-3.5-medium") == "stabilityai/stable-diffusion-3.5-medium"
-    assert origin.hub_name("shapes") is None
-    assert origin.hub_name(folder()) is None
-    assert origin.hub_name(folder(named="/data/models/flux")) is None
-    assert origin.hub_name(folder(named="black-forest-labs/FLUX.1-dev")) == "black-forest-labs/FLUX.1-dev"
+    assert card.hub_name("stabilityai/stable-diffusion-3.5-medium") == "stabilityai/stable-diffusion-3.5-medium"
+    assert card.hub_name("shapes") is None
+    assert card.hub_name(folder()) is None
+    assert card.hub_name(folder(named="/data/models/flux")) is None
+    assert card.hub_name(folder(named="black-forest-labs/FLUX.1-dev")) == "black-forest-labs/FLUX.1-dev"
 
 
 def test_without_the_hub_a_model_of_it_keeps_its_page():
-    assert origin.licence("black-forest-labs/FLUX.1-dev")["license_link"] == PAGE
+    assert card.licence("black-forest-labs/FLUX.1-dev")["license_link"] == PAGE
 
 
 def test_the_embedded_models_are_under_the_packages_licence():
-    assert origin.licence("shapes") == {"license": "apache-2.0"}
+    assert card.licence("shapes") == {"license": "apache-2.0"}

@@ -7,7 +7,7 @@ import torch
 
 from flowgrpo.errors import InputError
 from flowgrpo.training.baseline import GroupMean, Median, leave_one_out
-from flowgrpo.training.nested import NestedSets, nested_leave_one_out
+from flowgrpo.training.sets import NestedSets, nested_leave_one_out
 
 VALUES = torch.tensor([1.0, 4.0, 10.0, 3.0], dtype=torch.float64)
 ONE = torch.zeros(4, 1, dtype=torch.long)

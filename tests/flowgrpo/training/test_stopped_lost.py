@@ -8,7 +8,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.batching import Capabilities
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.pipeline.probe import probe
-from flowgrpo.training.lost import is_lost
+from flowgrpo.training.stopped import is_lost
 
 SAID = "[/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:2996"
 
