@@ -21,7 +21,7 @@ from flowgrpo.flow.draft import spearman, try_out
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.portrait import Foretold
 from flowgrpo.flow.rollout import Finished, Pair, score_leaves, walk
-from flowgrpo.training.baseline import Units, combined
+from flowgrpo.training.baseline import combined
 from flowgrpo.training.combination import Combination
 from flowgrpo.training.deal import Deal
 from flowgrpo.training.group_scores import Gather
@@ -30,6 +30,7 @@ from flowgrpo.training.metrics import mean
 from flowgrpo.training.random_states import random_state_kept
 from flowgrpo.training.scorer import Scores, unheard
 from flowgrpo.training.share import WHOLE, Share
+from flowgrpo.training.units import Units
 from rewards import Reward
 from samplers.finishes import Finish
 from samplers.kernels import Kernel, State

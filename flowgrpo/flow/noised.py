@@ -19,8 +19,8 @@ from flowgrpo.flow.methods.likelihood import Elbo, flattened
 from flowgrpo.flow.methods.matching import Coupled, optimality
 from flowgrpo.flow.methods.objective import LossInputs, PolicyGradient
 from flowgrpo.flow.pipeline.policy import Policy
-from flowgrpo.training.baseline import Units
 from flowgrpo.training.optimize import UpdateStats
+from flowgrpo.training.units import Units
 from flowgrpo.training.weights import Weights
 from samplers import noise
 from samplers.batches import batched

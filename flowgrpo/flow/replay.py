@@ -8,8 +8,8 @@ import torch
 
 from flowgrpo.flow import graphs
 from flowgrpo.flow.config import Config
-from flowgrpo.training.baseline import Units
 from flowgrpo.training.parts import of_edges
+from flowgrpo.training.units import Units
 from samplers.pruning import pruned
 from samplers.trees import Tree
 

@@ -20,8 +20,9 @@ import torch
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Algorithm, Config
-from flowgrpo.training.baseline import Units, combined
+from flowgrpo.training.baseline import combined
 from flowgrpo.training.metric_lines import is_number
+from flowgrpo.training.units import Units
 
 Tensor = torch.Tensor
 

@@ -55,7 +55,6 @@ from flowgrpo.flow.rollout import Batch, rollout, score_leaves
 from flowgrpo.flow.shaping import Shaping
 from flowgrpo.flow.update import Credited, update_part
 from flowgrpo.training import low_precision, random_states
-from flowgrpo.training.baseline import Units
 from flowgrpo.training.batch_sizes import ROLLOUT, ProbeCalls
 from flowgrpo.training.deal import Deal, parts_of, pool_of
 from flowgrpo.training.engine.asking import rolled_out, seed_of, told
@@ -65,6 +64,7 @@ from flowgrpo.training.loop import Loop
 from flowgrpo.training.optimize import UpdateStats
 from flowgrpo.training.phases import phase
 from flowgrpo.training.samples import Sample
+from flowgrpo.training.units import Units
 from flowgrpo.training.weights import Weights
 from samplers import noise
 from samplers.trees import Plan, Root, Tree

@@ -12,8 +12,8 @@ from flowgrpo.flow.methods.objective import LossInputs, PolicyGradient, TrainedS
 from flowgrpo.flow.noised import Matching, Noised
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.prefix import PathRatios
-from flowgrpo.training.baseline import Units
 from flowgrpo.training.optimize import UpdateStats, optimizer_step
+from flowgrpo.training.units import Units
 from flowgrpo.training.weights import Weights
 from samplers.kernels import State, log_prob
 from samplers.trees import Edges, Evaluation, Tree, edge_transition

@@ -13,10 +13,10 @@ import torch
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollout import Batch
-from flowgrpo.training.baseline import Units
 from flowgrpo.training.combination import Combination
 from flowgrpo.training.kept_trees import KeptNode, KeptTree, encoded, known
 from flowgrpo.training.samples import Text
+from flowgrpo.training.units import Units
 
 MOMENTS = 8  # of a decoding that are shown, beside its start
 MASKED = "▢"

@@ -45,7 +45,6 @@ from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.probed import probe_calls
 from flowgrpo.mdlm.rollout import Batch, rollout
 from flowgrpo.mdlm.update import UpdateBatch, scored_tokens, update_batches, update_on
-from flowgrpo.training.baseline import Units
 from flowgrpo.training.batch_sizes import UPDATE, ProbeCalls
 from flowgrpo.training.deal import parts_of
 from flowgrpo.training.engine.asking import rolled_out, told
@@ -55,6 +54,7 @@ from flowgrpo.training.loop import Loop
 from flowgrpo.training.optimize import UpdateStats
 from flowgrpo.training.parts import Member
 from flowgrpo.training.samples import Sample, Text
+from flowgrpo.training.units import Units
 from flowgrpo.training.weights import Weights
 
 

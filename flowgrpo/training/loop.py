@@ -25,7 +25,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import checkpoint, idle, metrics, optimizers, peers, random_states, resume, selection, snapshot
 from flowgrpo.training.background import Background
-from flowgrpo.training.baseline import Units, combined, zero_std_fraction
+from flowgrpo.training.baseline import combined, zero_std_fraction
 from flowgrpo.training.batch import Batch, Made
 from flowgrpo.training.batch_sizes import ROLLOUT, BatchSizes
 from flowgrpo.training.combination import Combination
@@ -47,6 +47,7 @@ from flowgrpo.training.share import Share, shares_of
 from flowgrpo.training.snapshot import Writer
 from flowgrpo.training.steps import Steps
 from flowgrpo.training.stopped import Broken, Diverged, Interrupted, NothingToLearn, StopRequest, stop_requests
+from flowgrpo.training.units import Units
 from flowgrpo.training.versions import Versions
 from flowgrpo.training.weights import Weights
 from rewards import Reward

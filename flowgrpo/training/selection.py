@@ -12,7 +12,8 @@ import torch
 
 from flowgrpo.schema.base import Choice
 from flowgrpo.schema.sections import Select
-from flowgrpo.training.baseline import Units, combined
+from flowgrpo.training.baseline import combined
+from flowgrpo.training.units import Units
 
 Tensor = torch.Tensor
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from flowgrpo.training.baseline import Units
 from flowgrpo.training.batch import Batch
 from flowgrpo.training.batch_sizes import ProbeCalls
 from flowgrpo.training.groups import Groups
 from flowgrpo.training.optimize import UpdateStats
 from flowgrpo.training.samples import Sample
+from flowgrpo.training.units import Units
 from flowgrpo.training.weights import Weights
 
 

@@ -21,7 +21,8 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice
 from flowgrpo.schema.heavy import Tensor, torch
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training.baseline import Units, combined
+from flowgrpo.training.baseline import combined
+from flowgrpo.training.units import Units
 
 if TYPE_CHECKING:
     from samplers import trees

@@ -11,8 +11,8 @@ from typing_extensions import override
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.credit import Credit, stochastic_edges, trunk_ends
 from flowgrpo.schema.heavy import Tensor, torch
-from flowgrpo.training.baseline import Units
 from flowgrpo.training.sets import NestedSets
+from flowgrpo.training.units import Units
 
 if TYPE_CHECKING:
     from samplers.trees import Tree

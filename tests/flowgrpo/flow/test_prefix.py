@@ -16,7 +16,7 @@ from flowgrpo.flow.methods.prefix import PrefixRatio
 from flowgrpo.flow.pipeline.field import FieldPolicy
 from flowgrpo.flow.prefix import PathRatios
 from flowgrpo.flow.update import Credited, update_part
-from flowgrpo.training.baseline import Units
+from flowgrpo.training.units import Units
 from flowgrpo.training.weights import Weights
 from samplers.kernels import Kernel, log_prob, transition
 from samplers.plans import branch, chain

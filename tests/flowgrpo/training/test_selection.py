@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flowgrpo.schema.sections import Select
-from flowgrpo.training.baseline import Best, Median, Units
+from flowgrpo.training.baseline import Best, Median
 from flowgrpo.training.prompt_stats import PromptStats
 from flowgrpo.training.selection import (
     extremes,
@@ -17,6 +17,7 @@ from flowgrpo.training.selection import (
     robust_weights,
     select_units,
 )
+from flowgrpo.training.units import Units
 from samplers import noise
 
 

@@ -9,8 +9,9 @@ from credited import SDE, by_path, column, drawn, tree
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.credit import depthwise, siblings
 from flowgrpo.flow.methods.nested import nested, subtree_means
-from flowgrpo.training.baseline import LeaveOneOut, Units
+from flowgrpo.training.baseline import LeaveOneOut
 from flowgrpo.training.sets import nested_leave_one_out
+from flowgrpo.training.units import Units
 from samplers.plans import branch, brush, chain
 from samplers.trees import Move, Root, grow
 

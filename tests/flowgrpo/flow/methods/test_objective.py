@@ -23,8 +23,8 @@ from flowgrpo.flow.methods.objective import (
 )
 from flowgrpo.flow.pipeline.field import FieldPolicy
 from flowgrpo.flow.update import Credited, update_part
-from flowgrpo.training.baseline import Units
 from flowgrpo.training.surrogate import clip_loss, clipped, soft_gate_loss
+from flowgrpo.training.units import Units
 from flowgrpo.training.weights import Weights
 from samplers.kernels import Kernel, cps, flow_sde, log_prob
 from samplers.plans import chain
