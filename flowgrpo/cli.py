@@ -20,7 +20,7 @@ from flowgrpo.commands import mdlm, options, reporting, sampling
 from flowgrpo.commands.terminal import Commands, Format, out, say, table_lines
 from flowgrpo.data import configs
 from flowgrpo.errors import InputError, UploadFailed
-from flowgrpo.training.out_of_memory import OutOfMemory
+from flowgrpo.training.run.out_of_memory import OutOfMemory
 from rewards import BUILT_IN as BUILT_IN_REWARDS
 from rewards import RewardError
 from rewards.base import nearest
@@ -92,7 +92,7 @@ def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Ov
     """Train one run into runs/<name>/; run.resume=true goes on with it, run.resume=auto begins it first if need be."""
     settings = config.load(path, overrides or [])
     from flowgrpo.commands import endings, launch
-    from flowgrpo.training import folders
+    from flowgrpo.training.run import run_folder as folders
 
     launch.end_with_launcher()
     if launch.needed(settings.run.processes):
@@ -295,8 +295,8 @@ def doctor(
     """Check a model or a config before spending GPU hours on it; exit status 1 if a check fails."""
     from flowgrpo.commands.endings import advised
     from flowgrpo.commands.kinds import KINDS, kind_of
-    from flowgrpo.training.phases import phase
-    from flowgrpo.training.progress import shown
+    from flowgrpo.training.reports.progress import shown
+    from flowgrpo.training.run.phases import phase
 
     is_config = not Path(target).is_dir() and configs.place_of(target).suffix in (".yaml", ".yml")
     if is_config:

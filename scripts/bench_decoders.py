@@ -18,7 +18,7 @@ from typing import Any
 
 from flowgrpo.data.tasks import TASKS, problems
 from flowgrpo.mdlm.decoding.decoders import build
-from flowgrpo.mdlm.loading import load_predictor
+from flowgrpo.mdlm.models.load import load_predictor
 from flowgrpo.mdlm.policy import TextPolicy
 from rewards.text import solved
 

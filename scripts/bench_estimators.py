@@ -21,12 +21,14 @@ from itertools import combinations
 import torch
 from torch import nn
 
-from flowgrpo.mdlm.methods import aggregation, likelihood, views
-from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.backward import backward
-from flowgrpo.mdlm.methods.estimate import estimate
-from flowgrpo.mdlm.methods.objective import LinearBound, SequenceRatio
-from flowgrpo.training.saved_tensors import SavedTensorMeter
+from flowgrpo.mdlm.methods.likelihoods import likelihood
+from flowgrpo.mdlm.methods.likelihoods import masked_views as views
+from flowgrpo.mdlm.methods.likelihoods.answers import Answers
+from flowgrpo.mdlm.methods.likelihoods.estimate import estimate
+from flowgrpo.mdlm.methods.objectives import aggregation
+from flowgrpo.mdlm.methods.objectives.objective import LinearBound, SequenceRatio
+from flowgrpo.training.fitting.saved_tensor_meter import SavedTensorMeter
 
 MASK, START, VOCABULARY = 10, 11, 12
 PLANS = {

@@ -29,10 +29,10 @@ from flowgrpo import config
 from flowgrpo.commands.train import train_config
 from flowgrpo.data import prompts, stored
 from flowgrpo.flow import setup
-from flowgrpo.flow.encoding import longest_and_shortest, rows_of
+from flowgrpo.flow.rollouts.prompt_encoding import longest_and_shortest, rows_of
 from flowgrpo.flow.trainer import Trainer
-from flowgrpo.training import scorer
-from flowgrpo.training.run_data import RunData
+from flowgrpo.training.run.run_data import RunData
+from flowgrpo.training.scoring import scorer
 
 FORMS: dict[str, dict[str, Any] | None] = {
     "exact": None,

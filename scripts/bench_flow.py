@@ -5,11 +5,11 @@
     python scripts/bench_flow.py --size sd35-medium --size flux1-dev --size wan21-1.3b [--kind window] [--json FILE]  # a GPU
 
 The *bare* model is the transformer with the arguments of the very calls that a rollout or an update made, in their order:
-without gradient, or each followed by a backward pass. A rollout is `flow.rollout.walk`: starts, growth and noise, without
-decoding. On a CPU a rollout is also compared with the time that it spends in the transformer itself, which a machine whose
-speed changes from turn to turn leaves as it is. A tree is compared with chains of as many leaves: *evaluations* counts what
-a saving could be at the most. A rollout is of one group, or with `--groups N` of N side by side, whose rows share calls.
-Sizes:
+without gradient, or each followed by a backward pass. A rollout is `flow.rollouts.rollout.walk`: starts, growth and noise,
+without decoding. On a CPU a rollout is also compared with the time that it spends in the transformer itself, which a
+machine whose speed changes from turn to turn leaves as it is. A tree is compared with chains of as many leaves:
+*evaluations* counts what a saving could be at the most. A rollout is of one group, or with `--groups N` of N side by side,
+whose rows share calls. Sizes:
 
  - `shapes`: the embedded model, calls of 8 and of 32 rows, all weights trained.
  - `wide`: a random SD3 transformer of 24 layers x 256 in the embedded pipeline, calls of 8 rows, adapters trained.
@@ -38,15 +38,15 @@ from flow_sizes import begun, settings, trainer_of
 from paired import Ratio, Work, exactly, in_turns, spread
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.flow import cost
-from flowgrpo.flow.budget import FlowBudget, budget_of
-from flowgrpo.flow.encoding import rows_of
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.flow.plan import plan
-from flowgrpo.flow.rollout import edge_noise, walk
+from flowgrpo.flow.planning import iteration_cost as cost
+from flowgrpo.flow.planning.memory_budget import FlowBudget, budget_of
+from flowgrpo.flow.planning.plan import plan
+from flowgrpo.flow.rollouts.prompt_encoding import rows_of
+from flowgrpo.flow.rollouts.rollout import edge_noise, walk
 from flowgrpo.flow.trainer import Trainer
-from flowgrpo.training.gpus import GPUS
-from flowgrpo.training.scaling import Prices
+from flowgrpo.training.planning.gpu_scaling import Prices
+from flowgrpo.training.planning.gpu_types import GPUS
 from samplers.trees import Root, Tree, drawn_noise
 
 SAVING = ("brush", "branch")  # which share states among their leaves

@@ -23,13 +23,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from flowgrpo import config
 from flowgrpo.data.prompts import Prompt
-from flowgrpo.mdlm.checkpointing import checkpoint_gradients
-from flowgrpo.mdlm.decoding.predictor import MaskPredictor
-from flowgrpo.mdlm.plan import predicted
+from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
+from flowgrpo.mdlm.models.gradient_checkpointing import checkpoint_gradients
+from flowgrpo.mdlm.planning.plan import predicted
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.trainer import TextTrainer
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training.weights import Weights, lora_config
+from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from rewards import Reward
 
 PAD, MASK, END = "<pad>", "<mask>", "<end>"

@@ -30,9 +30,9 @@ import torch
 from paired import Ratio, Work
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.flow.pipeline.loading import load_pipeline
+from flowgrpo.flow.pipeline.loading.load import load_pipeline
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.training.group_scores import Piece, score_pieces
+from flowgrpo.training.scoring.group_scores import Piece, score_pieces
 from rewards import Reward
 
 GROUPS, SIZE = 8, 8  # samples that are scored

@@ -28,15 +28,15 @@ from transformers.cache_utils import DynamicLayer
 from flowgrpo.data.tasks import problems
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout, decode
 from flowgrpo.mdlm.decoding.decoders import build
-from flowgrpo.mdlm.decoding.predictor import MaskPredictor
-from flowgrpo.mdlm.loading import load_predictor
-from flowgrpo.mdlm.methods import likelihood
-from flowgrpo.mdlm.methods.aggregation import token_mean
-from flowgrpo.mdlm.methods.answers import Answers
+from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.methods.backward import backward
-from flowgrpo.mdlm.methods.objective import LinearBound, Objective, SequenceRatio, TokenRatio
+from flowgrpo.mdlm.methods.likelihoods import likelihood
+from flowgrpo.mdlm.methods.likelihoods.answers import Answers
+from flowgrpo.mdlm.methods.objectives.aggregation import token_mean
+from flowgrpo.mdlm.methods.objectives.objective import LinearBound, Objective, SequenceRatio, TokenRatio
+from flowgrpo.mdlm.models.load import load_predictor
 from flowgrpo.mdlm.policy import tokenised
-from flowgrpo.training.weights import Weights, lora_config
+from flowgrpo.training.weights.trained_weights import Weights, lora_config
 
 Tensor = torch.Tensor
 

@@ -27,9 +27,9 @@ sys.path.append(str(ROOT / "tests"))
 from zoo import SPECIMENS, Specimen  # noqa: E402
 from zoo.second import LIMITS  # noqa: E402
 
-from flowgrpo.flow.certificate import certify  # noqa: E402
-from flowgrpo.flow.pipeline.traits import TRAITS  # noqa: E402
-from flowgrpo.training.checks import Check  # noqa: E402
+from flowgrpo.flow.diagnostics.certificate import certify  # noqa: E402
+from flowgrpo.flow.pipeline.networks.traits import TRAITS  # noqa: E402
+from flowgrpo.training.reports.doctor_checks import Check  # noqa: E402
 
 TABLE, PAGE = ROOT / "flowgrpo" / "data" / "models.json", ROOT / "docs" / "models.md"
 
@@ -75,7 +75,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         f"{len(classes)} pipeline classes of diffusers {version('diffusers')} carry the whole certificate, measured on tiny "
         "pipelines with random weights",
         "by `python scripts/certify_models.py`, on the CPU. None of them has an adapter here; the rows of",
-        "`flowgrpo/flow/pipeline/traits.py` say the little that some need to be told.",
+        "`flowgrpo/flow/pipeline/networks/traits.py` say the little that some need to be told.",
         "",
         "Every line of a certificate holds for every class of the first table:",
         "",

@@ -26,10 +26,11 @@ from flowgrpo.data.prompts import load_split
 from flowgrpo.errors import InputError
 from flowgrpo.flow.setup import trainer
 from flowgrpo.flow.trainer import Trainer
-from flowgrpo.training import metrics, scorer
-from flowgrpo.training.random_states import random_state_kept
-from flowgrpo.training.run_data import RunData
-from flowgrpo.training.weights import follow
+from flowgrpo.training.reports import metrics
+from flowgrpo.training.run.random_states import random_state_kept
+from flowgrpo.training.run.run_data import RunData
+from flowgrpo.training.scoring import scorer
+from flowgrpo.training.weights.trained_weights import follow
 
 Difference = tuple[float, float]  # and its standard error
 

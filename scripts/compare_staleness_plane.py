@@ -23,9 +23,9 @@ from compare_methods import spread
 
 from flowgrpo import config
 from flowgrpo.data.prompts import Prompt
-from flowgrpo.flow.pipeline.field import FieldPolicy
+from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from flowgrpo.flow.trainer import Trainer
-from flowgrpo.training.weights import Weights
+from flowgrpo.training.weights.trained_weights import Weights
 from rewards import Reward
 from samplers.schedule import linear_sigmas
 

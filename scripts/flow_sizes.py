@@ -15,14 +15,14 @@ from diffusers import SD3Transformer2DModel
 from flowgrpo import config
 from flowgrpo.data import prompts
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.encoding import longest_and_shortest, rows_of
-from flowgrpo.flow.pipeline.loading import load_pipeline
+from flowgrpo.flow.pipeline.loading.load import load_pipeline
+from flowgrpo.flow.pipeline.networks.switches import checkpoint_gradients
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.flow.pipeline.switches import checkpoint_gradients
+from flowgrpo.flow.rollouts.prompt_encoding import longest_and_shortest, rows_of
 from flowgrpo.flow.setup import trainable
 from flowgrpo.flow.trainer import Trainer
-from flowgrpo.training import scorer
-from flowgrpo.training.weights import Weights
+from flowgrpo.training.scoring import scorer
+from flowgrpo.training.weights.trained_weights import Weights
 from rewards.compute import DTYPES
 
 KINDS = {

@@ -28,7 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from flowgrpo.data.tasks import ALPHABET, LONGEST_PROMPT, TASKS, draw, problems
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import build
-from flowgrpo.mdlm.loading import load_predictor
+from flowgrpo.mdlm.models.load import load_predictor
 from rewards.text import solved
 
 LENGTH = 20  # tokens of an answer

@@ -27,8 +27,8 @@ from pathlib import Path
 
 from flowgrpo import config
 from flowgrpo.commands.kinds import KINDS
-from flowgrpo.training.cost import Cost, Work
-from flowgrpo.training.scaling import Prices
+from flowgrpo.training.planning.gpu_scaling import Prices
+from flowgrpo.training.planning.iteration_cost import Cost, Work
 
 FIXED = 95.0
 TEXT = "word " * 400  # is cut

@@ -21,9 +21,9 @@ from plan_models import stand_in
 from flowgrpo import config
 from flowgrpo.commands.kinds import KINDS
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training.budget import GIB, ROLLOUT, UPDATE, Budget, at, switched
-from flowgrpo.training.cost import Work
-from flowgrpo.training.scaling import Prices
+from flowgrpo.training.planning.gpu_scaling import Prices
+from flowgrpo.training.planning.iteration_cost import Work
+from flowgrpo.training.planning.memory_budget import GIB, ROLLOUT, UPDATE, Budget, at, switched
 
 NAMES = ("flux1-dev", "qwen-image", "wan22-14b", "llada-8b")
 PROCESSES = (1, 8, 64, 512)

@@ -16,8 +16,8 @@ import torch
 from diffusers import DiffusionPipeline
 
 from flowgrpo.data import known
-from flowgrpo.flow.pipeline import weightless
-from flowgrpo.flow.pipeline.traits import ENCODERS
+from flowgrpo.flow.pipeline.loading import meta_pipeline as weightless
+from flowgrpo.flow.pipeline.networks.traits import ENCODERS
 
 SPREAD = 0.02  # standard deviation of a weight
 SMALL = {"num_layers": 1, "num_hidden_layers": 1, "vocab_size": 1024}

@@ -10,8 +10,8 @@ from accelerate import Accelerator
 from field import closeness, lines, settings, trainer, weights_of
 from torch import distributed
 
-from flowgrpo.training.post import Post, packed
-from flowgrpo.training.stopped import Interrupted
+from flowgrpo.training.distributed.channel import Post, packed
+from flowgrpo.training.run.stop_reasons import Interrupted
 from rewards import Reward
 
 NUMBERS = {

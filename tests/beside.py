@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from field import closeness, lines, nearness, settings, trainer, weights_of
 from torch import distributed
 
-from flowgrpo.training.stopped import Stopped
+from flowgrpo.training.run.stop_reasons import Stopped
 from rewards import Reward
 
 NUMBERS = {"train__group_size": 4, "train__updates": 2, "train__iterations": 5, "eval__prompts": 3, "eval__save": 3}

@@ -10,8 +10,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from flowgrpo.training import optimize, sharding
-from flowgrpo.training.weights import Weights, lora_config
+from flowgrpo.training.weights import optimizer_step as optimize
+from flowgrpo.training.weights import sharding
+from flowgrpo.training.weights.trained_weights import Weights, lora_config
 
 SENT = {"_allgather_base_": "gather", "_reduce_scatter_base_": "scatter", "allreduce_": "sum"}
 

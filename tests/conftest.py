@@ -154,7 +154,7 @@ def exact_convolutions(monkeypatch):
 @pytest.fixture(name="few_objects")
 def _few_objects():
     """A plan of memory collects garbage a dozen times, among all that was ever imported unless that is put aside."""
-    from flowgrpo.training.hollow import few_objects
+    from flowgrpo.training.planning.meta_networks import few_objects
 
     with few_objects():
         yield

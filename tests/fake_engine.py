@@ -26,7 +26,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.flow.pipeline.loading import load_policy
+from flowgrpo.flow.pipeline.loading.load import load_policy
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)

@@ -6,10 +6,10 @@ import torch
 
 from flowgrpo import config
 from flowgrpo.data import prompts
-from flowgrpo.flow.pipeline.field import FieldPolicy
+from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from flowgrpo.flow.trainer import Trainer
-from flowgrpo.flow.update import update_part
-from flowgrpo.training.weights import Weights
+from flowgrpo.flow.updates.update import update_part
+from flowgrpo.training.weights.trained_weights import Weights
 from rewards import Reward
 from samplers.schedule import linear_sigmas
 

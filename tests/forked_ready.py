@@ -9,7 +9,7 @@ from transformers import conversion_mapping
 
 from flowgrpo.cli import app
 from flowgrpo.data import prompts, tasks
-from flowgrpo.flow.pipeline.call import outline
+from flowgrpo.flow.pipeline.call_arguments import outline
 
 for split in tasks.SPLITS:
     prompts.BUILT_IN[f"tasks:{split}"]()  # of all tasks, so of each

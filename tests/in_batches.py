@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 from field import Network, closeness, lines, settings, trainer, weights_of
 
-from flowgrpo.training import probing
+from flowgrpo.training.fitting import batch_probing as probing
 from rewards import Reward
 
 SAID = "CUDA out of memory. Tried to allocate 2.00 GiB."

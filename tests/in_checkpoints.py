@@ -9,10 +9,13 @@ import torch
 from in_shards import Chain, learning, of_all, rows
 
 from flowgrpo.schema.sections import Ema
-from flowgrpo.training import checkpoint, peers, random_states, sharding, snapshot
-from flowgrpo.training.placement import gathered, local
-from flowgrpo.training.versions import Versions
-from flowgrpo.training.weights import Weights
+from flowgrpo.training.checkpoints import checkpoint, snapshot
+from flowgrpo.training.distributed import agreement as peers
+from flowgrpo.training.distributed.dtensors import gathered, local
+from flowgrpo.training.run import random_states
+from flowgrpo.training.weights import sharding
+from flowgrpo.training.weights.policy_versions import Versions
+from flowgrpo.training.weights.trained_weights import Weights
 
 
 def started(form):

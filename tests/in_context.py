@@ -4,9 +4,9 @@ import torch
 from torch import distributed
 from zoo import SPECIMENS
 
-from flowgrpo.flow import context
+from flowgrpo.flow.model import context_parallel as context
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.training.weights import Weights, lora_config
+from flowgrpo.training.weights.trained_weights import Weights, lora_config
 
 CPU = torch.device("cpu")
 

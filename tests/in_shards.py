@@ -8,11 +8,11 @@ from torch import distributed
 from torch.distributed.fsdp import fully_shard
 
 from flowgrpo.schema.sections import Ema
-from flowgrpo.training import sharding
-from flowgrpo.training.lockstep import Lockstep, stands_in
-from flowgrpo.training.optimize import UpdateStats, optimizer_step
-from flowgrpo.training.placement import gathered, local
-from flowgrpo.training.weights import Weights, lora_config
+from flowgrpo.training.distributed.dtensors import gathered, local
+from flowgrpo.training.distributed.fsdp_lockstep import Lockstep, stands_in
+from flowgrpo.training.weights import sharding
+from flowgrpo.training.weights.optimizer_step import UpdateStats, optimizer_step
+from flowgrpo.training.weights.trained_weights import Weights, lora_config
 
 
 class Adapter(torch.nn.Module):

@@ -4,12 +4,12 @@ import torch
 from accelerate import Accelerator
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.training.deal import Deal
-from flowgrpo.training.exchange import Exchange
-from flowgrpo.training.group_scores import Piece, score_pieces
-from flowgrpo.training.lockstep import Lockstep
-from flowgrpo.training.roles import Roles
-from flowgrpo.training.share import shares_of
+from flowgrpo.training.distributed.assignment import Deal
+from flowgrpo.training.distributed.collectives import Exchange
+from flowgrpo.training.distributed.data_share import shares_of
+from flowgrpo.training.distributed.fsdp_lockstep import Lockstep
+from flowgrpo.training.distributed.worker_roles import Roles
+from flowgrpo.training.scoring.group_scores import Piece, score_pieces
 from rewards import Reward
 
 

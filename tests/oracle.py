@@ -25,11 +25,11 @@ from gaussian_flow import REWARDS, Gradient, Step, cosine, gradient, schedule, s
 from flowgrpo import config
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.flow.methods import presets
-from flowgrpo.flow.pipeline.field import FieldPolicy
+from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from flowgrpo.flow.trainer import Trainer
-from flowgrpo.flow.update import Credited
-from flowgrpo.training.batch import Made
-from flowgrpo.training.weights import Weights
+from flowgrpo.flow.updates.update import Credited
+from flowgrpo.training.scoring.rollout_batch import Made
+from flowgrpo.training.weights.trained_weights import Weights
 from rewards import Reward
 from samplers.trees import Tree
 

@@ -16,8 +16,8 @@ from oracle import Seen, batch, trainer
 from oracle_variants import STEPS, Effect, Family, Variant, chain_of, effect, times
 
 from flowgrpo.flow.trainer import Trainer
-from flowgrpo.flow.update import update_part
-from flowgrpo.training.batch import Made
+from flowgrpo.flow.updates.update import update_part
+from flowgrpo.training.scoring.rollout_batch import Made
 
 BATCHES, GROUPS, SIZE = 12, 8, 8
 RATE = 0.25  # of the exact gradient, by which the policy moves in a step while its rollouts wait

@@ -24,11 +24,11 @@ from transformers import PreTrainedTokenizerFast
 
 from flowgrpo import config
 from flowgrpo.data.prompts import Prompt
-from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.trainer import TextTrainer
-from flowgrpo.training.weights import Weights
+from flowgrpo.training.weights.trained_weights import Weights
 from rewards import Reward
 
 GROUPS, SIZE, BATCHES = 16, 8, 12

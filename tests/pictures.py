@@ -4,10 +4,10 @@ import tiny
 
 from flowgrpo import config
 from flowgrpo.data.prompts import Prompt
+from flowgrpo.flow.pipeline.networks.switches import checkpoint_gradients
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.flow.pipeline.switches import checkpoint_gradients
 from flowgrpo.flow.trainer import Trainer
-from flowgrpo.training.weights import Weights, lora_config
+from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from rewards import Reward
 
 

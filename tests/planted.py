@@ -6,7 +6,7 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from flowgrpo.training.kept_trees import KeptNode, KeptTree, TreeFolder, encoded
+from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, TreeFolder, encoded
 
 SIGMAS = (1.0, 0.8, 0.4, 0.0)
 

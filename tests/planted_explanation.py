@@ -4,8 +4,8 @@ import numpy as np
 
 from flowgrpo.commands.explanation import Explained
 from flowgrpo.data.prompts import Row
-from flowgrpo.flow.counterfactual import Explanation, Look, Step
-from flowgrpo.flow.spectrum import Share
+from flowgrpo.flow.diagnostics.counterfactual import Explanation, Look, Step
+from flowgrpo.flow.diagnostics.spectrum import Share
 
 
 def look(reward, grey=100):

@@ -6,8 +6,8 @@ import torch
 import yaml
 from planted import tree
 
-from flowgrpo.training.kept_trees import TreeFolder
-from flowgrpo.training.samples import save_sample
+from flowgrpo.training.reports.samples import save_sample
+from flowgrpo.training.reports.tree_store import TreeFolder
 
 WILD = "<img src=x onerror=alert(1)></script><script>alert(2)</script>&amp; | `x` " + 4000 * "w"
 

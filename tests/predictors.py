@@ -10,7 +10,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 
 MASK, PAD, VOCAB = 15, 14, 16
 

@@ -5,7 +5,7 @@ import torch
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.training.weights import Weights, lora_config
+from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from samplers import noise
 from samplers.kernels import Kernel, log_prob
 from samplers.plans import chain

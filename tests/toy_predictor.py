@@ -6,8 +6,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from flowgrpo.mdlm.methods import likelihood
-from flowgrpo.mdlm.methods.answers import Answers, in_scope
+from flowgrpo.mdlm.methods.likelihoods import likelihood
+from flowgrpo.mdlm.methods.likelihoods.answers import Answers, in_scope
 
 VOCABULARY, EOS, MASK = 7, 5, 6
 PLANS = {

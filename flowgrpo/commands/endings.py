@@ -14,8 +14,8 @@ from flowgrpo.commands.remedies import remedy
 from flowgrpo.commands.terminal import say
 from flowgrpo.schema.heavy import torch
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training.out_of_memory import OutOfMemory, last_resort
-from flowgrpo.training.stopped import DiskFull, EngineLostAlone, RanOutOfMemory, Stopped, is_lost
+from flowgrpo.training.run.out_of_memory import OutOfMemory, last_resort
+from flowgrpo.training.run.stop_reasons import DiskFull, EngineLostAlone, RanOutOfMemory, Stopped, is_lost
 
 AS_ASKED = "run.resume=auto"  # which goes on as true does, and is said again where it was said
 MAY_BE_ALONE = (DiskFull, EngineLostAlone, RanOutOfMemory)  # which one process can meet and the main one not

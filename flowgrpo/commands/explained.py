@@ -9,9 +9,11 @@ from flowgrpo import config
 from flowgrpo.commands.endings import remedied
 from flowgrpo.commands.explanation import Explained
 from flowgrpo.errors import InputError
-from flowgrpo.flow import explaining
-from flowgrpo.training import batch_sizes, checkpoint, folders
-from flowgrpo.training.progress import shown
+from flowgrpo.flow.diagnostics import explain_sample as explaining
+from flowgrpo.training.checkpoints import checkpoint
+from flowgrpo.training.fitting import batch_sizes
+from flowgrpo.training.reports.progress import shown
+from flowgrpo.training.run import run_folder as folders
 
 
 def explain(

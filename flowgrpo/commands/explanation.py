@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from flowgrpo.commands.gallery.numbers import difference, number
 from flowgrpo.commands.gallery.pages import template
-from flowgrpo.training.kept_trees import encoded
+from flowgrpo.training.reports.tree_store import encoded
 
 if TYPE_CHECKING:
-    from flowgrpo.flow.counterfactual import Explanation, Look, Step
+    from flowgrpo.flow.diagnostics.counterfactual import Explanation, Look, Step
 
 
 @dataclass(frozen=True)

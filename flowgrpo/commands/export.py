@@ -10,8 +10,9 @@ from flowgrpo.commands import push
 from flowgrpo.commands.kinds import KINDS
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import checkpoint, folders
-from flowgrpo.training.card import Exported
+from flowgrpo.training.checkpoints import checkpoint
+from flowgrpo.training.reports.model_card import Exported
+from flowgrpo.training.run import run_folder as folders
 
 
 def export(

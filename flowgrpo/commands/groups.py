@@ -9,12 +9,13 @@ from typing import Any
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow import group_sampling, setup
-from flowgrpo.flow import pairs as preference_pairs
+from flowgrpo.flow import setup
+from flowgrpo.flow.outputs import group_sampling, preference_pairs
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import folders, scorer
-from flowgrpo.training.phases import phase
-from flowgrpo.training.progress import shown
+from flowgrpo.training.reports.progress import shown
+from flowgrpo.training.run import run_folder as folders
+from flowgrpo.training.run.phases import phase
+from flowgrpo.training.scoring import scorer
 
 
 def write(settings: RunConfig, rows: Sequence[Row] | None, folder: Path, pairs: Path | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flowgrpo.data import configs
 from flowgrpo.errors import InputError
-from flowgrpo.training import folders
+from flowgrpo.training.run import run_folder as folders
 
 
 def listed() -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from flowgrpo.data import config_paths, corpora, tables
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training.folders import replace_text
+from flowgrpo.training.run.run_folder import replace_text
 
 FOLDER, LIST = "inputs", "files.jsonl"
 LARGEST = 16 << 20  # bytes of a file that is copied

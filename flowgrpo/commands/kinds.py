@@ -11,8 +11,8 @@ from flowgrpo.data import tables
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training import model_files
-from flowgrpo.training.hub import HUB_ID, index_map, one_sentence
+from flowgrpo.training.model_files import folder_files as model_files
+from flowgrpo.training.model_files.hub_files import HUB_ID, index_map, one_sentence
 from rewards.base import nearest
 
 
@@ -44,20 +44,20 @@ class Kind:
 KINDS = {
     "flow": Kind(
         setup=lazy("flowgrpo.flow.setup"),
-        plan=lazy("flowgrpo.flow.plan"),
-        budget=lazy("flowgrpo.flow.budget"),
-        cost=lazy("flowgrpo.flow.cost"),
-        export=lazy("flowgrpo.flow.export"),
-        sampling=lazy("flowgrpo.flow.sampling"),
-        doctor=lazy("flowgrpo.flow.doctor"),
+        plan=lazy("flowgrpo.flow.planning.plan"),
+        budget=lazy("flowgrpo.flow.planning.memory_budget"),
+        cost=lazy("flowgrpo.flow.planning.iteration_cost"),
+        export=lazy("flowgrpo.flow.outputs.export"),
+        sampling=lazy("flowgrpo.flow.outputs.sampling"),
+        doctor=lazy("flowgrpo.flow.diagnostics.doctor"),
     ),
     "mdlm": Kind(
         setup=lazy("flowgrpo.mdlm.setup"),
-        plan=lazy("flowgrpo.mdlm.plan"),
-        budget=lazy("flowgrpo.mdlm.budget"),
-        cost=lazy("flowgrpo.mdlm.cost"),
-        export=lazy("flowgrpo.mdlm.export"),
-        sampling=lazy("flowgrpo.mdlm.sampling"),
+        plan=lazy("flowgrpo.mdlm.planning.plan"),
+        budget=lazy("flowgrpo.mdlm.planning.memory_budget"),
+        cost=lazy("flowgrpo.mdlm.planning.iteration_cost"),
+        export=lazy("flowgrpo.mdlm.outputs.export"),
+        sampling=lazy("flowgrpo.mdlm.outputs.sampling"),
         doctor=lazy("flowgrpo.mdlm.doctor"),
     ),
 }
@@ -105,6 +105,6 @@ def _kind_of_folder(folder: Path) -> str:
 
 
 def _kind_of_pipeline(index: Path) -> str:
-    from flowgrpo.mdlm.loading import PIPELINE
+    from flowgrpo.mdlm.models.load import PIPELINE
 
     return "mdlm" if index_map(tables.document(index)).get("_class_name") == PIPELINE else "flow"

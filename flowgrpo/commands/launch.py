@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training import stopped
-from flowgrpo.training.stopped import Killed
+from flowgrpo.training.run import stop_reasons as stopped
+from flowgrpo.training.run.stop_reasons import Killed
 
 if TYPE_CHECKING:
     import psutil
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from torch import distributed
     from torch.distributed import TCPStore
 
-    from flowgrpo.training import checkpoint
+    from flowgrpo.training.checkpoints import checkpoint
 else:
-    checkpoint = lazy("flowgrpo.training.checkpoint")
+    checkpoint = lazy("flowgrpo.training.checkpoints.checkpoint")
     psutil = lazy("psutil")
     torch = lazy("torch")
     distributed = lazy("torch.distributed")

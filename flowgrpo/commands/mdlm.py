@@ -49,7 +49,7 @@ def tracelock(
     form: Format = "human",
 ) -> None:
     """Train a controller that commits tokens early, for the decoder trace_lock of a model (docs/mdlm.md)."""
-    from flowgrpo.mdlm.teach import Judged, teach
+    from flowgrpo.mdlm.controller.train_controller import Judged, teach
     from rewards.compute import DTYPES
 
     def tell(judged: Judged) -> None:

@@ -18,9 +18,13 @@ from flowgrpo.commands.kinds import KINDS
 from flowgrpo.commands.terminal import out
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import budget, checkpoint, layout, scaling, sharding
-from flowgrpo.training.cost import FIXED
-from flowgrpo.training.gpus import gpu_of
+from flowgrpo.training.checkpoints import checkpoint
+from flowgrpo.training.distributed import gpu_layout as layout
+from flowgrpo.training.planning import gpu_scaling as scaling
+from flowgrpo.training.planning import memory_budget as budget
+from flowgrpo.training.planning.gpu_types import gpu_of
+from flowgrpo.training.planning.iteration_cost import FIXED
+from flowgrpo.training.weights import sharding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +33,7 @@ class Machines:
 
     Attributes:
         gpus: all of them.
-        gpu_type: a name that `training.gpus` knows.
+        gpu_type: a name that `training.planning.gpu_types` knows.
         of_node: of a machine.
         fixed: seconds of an iteration that none of them takes away.
     """
@@ -139,7 +143,7 @@ def _measured(
             if machines is not None:
                 prices = scaling.Prices(gpu_type=machines.gpu_type, fixed=machines.fixed)
                 found["cost"] = scaling.priced(run, partial(kind.cost.work, planned=planned), prices)
-    except NotImplementedError as error:  # as `training.live` raises it
+    except NotImplementedError as error:  # as `training.planning.allocation_counter` raises it
         option = "--gpu-memory" if machines is None else "--gpus"
         raise InputError(f"{option}: {settings.model.path} cannot be planned without its weights: {error}") from error
     return found

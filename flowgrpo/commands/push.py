@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from flowgrpo.errors import InputError, UploadFailed
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training.hub import HUB_ID
+from flowgrpo.training.model_files.hub_files import HUB_ID
 
 if TYPE_CHECKING:
     import huggingface_hub

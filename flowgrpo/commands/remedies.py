@@ -11,12 +11,12 @@ from flowgrpo.commands.terminal import say
 from flowgrpo.schema.heavy import torch
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import memory_advice
+from flowgrpo.training.planning import memory_advice
 
 if TYPE_CHECKING:
-    from flowgrpo.training import budget
+    from flowgrpo.training.planning import memory_budget as budget
 else:
-    budget = lazy("flowgrpo.training.budget")
+    budget = lazy("flowgrpo.training.planning.memory_budget")
 
 LOGGER = logging.getLogger(__name__)
 PLANNED = {  # phases of a run -> those of its plan

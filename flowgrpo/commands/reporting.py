@@ -11,7 +11,7 @@ import typer
 from flowgrpo.commands.serve import check_packages
 from flowgrpo.commands.terminal import Format, out, table_lines
 from flowgrpo.errors import InputError
-from flowgrpo.training.folders import LOCK
+from flowgrpo.training.run.run_folder import LOCK
 
 SUFFIXES = (".html", ".md")
 OF_RUN = ("config.yaml", "metrics.jsonl")

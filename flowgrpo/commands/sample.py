@@ -13,10 +13,10 @@ from flowgrpo.commands.kinds import KINDS, kind_of
 from flowgrpo.data import prompts, tables
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
-from flowgrpo.training import folders
-from flowgrpo.training.phases import phase
-from flowgrpo.training.progress import shown
-from flowgrpo.training.samples import ModelUse, Sample, Switches, manifest_line, save_sample
+from flowgrpo.training.reports.progress import shown
+from flowgrpo.training.reports.samples import ModelUse, Sample, Switches, manifest_line, save_sample
+from flowgrpo.training.run import run_folder as folders
+from flowgrpo.training.run.phases import phase
 from samplers.batches import batched
 
 

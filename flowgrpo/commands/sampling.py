@@ -105,7 +105,7 @@ def sample(
     }
     from flowgrpo.commands.endings import remedied
     from flowgrpo.commands.sample import as_options, asked, sample_to_folder
-    from flowgrpo.training.samples import ModelUse, Switches
+    from flowgrpo.training.reports.samples import ModelUse, Switches
 
     if groups is not None:
         if pairs is None and reward is None:

@@ -19,10 +19,10 @@ from flowgrpo.data import conditions, tables, yaml_maps
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RewardUse
 from flowgrpo.schema.sentences import checked
-from flowgrpo.training.metric_lines import check_inside, read_manifest
-from flowgrpo.training.out_of_memory import OutOfMemory
-from flowgrpo.training.phases import phase
-from flowgrpo.training.progress import shown
+from flowgrpo.training.reports.progress import shown
+from flowgrpo.training.run.out_of_memory import OutOfMemory
+from flowgrpo.training.run.phases import phase
+from flowgrpo.training.run.run_files import check_inside, read_manifest
 from rewards import Reward, RewardError, load, media, suffixes
 from rewards.base import told
 from rewards.compute import default_device
@@ -230,7 +230,7 @@ def read(path: Path) -> Sample:
 
     Returns:
         a picture (3, H, W) or, of several frames, a video (F, 3, H, W), float32 in [0, 1]; audio (C, N) in [-1, 1]; or a
-            text, of a `.json` with the fields of `flowgrpo.training.samples.Text`.
+            text, of a `.json` with the fields of `flowgrpo.training.reports.samples.Text`.
 
     Raises:
         InputError: it cannot be read.

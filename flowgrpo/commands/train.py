@@ -26,28 +26,22 @@ from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.schema import sections
 from flowgrpo.schema.sections import RewardUse, RunConfig
-from flowgrpo.training import (
-    adapters,
-    batch_sizes,
-    checkpoint,
-    folders,
-    lora_files,
-    optimizers,
-    progress,
-    quantise_libraries,
-    report,
-    resume,
-    roles,
-    scorer,
-    trackers,
-)
-from flowgrpo.training.exchange import LONGEST
-from flowgrpo.training.kept_trees import TreeFolder
-from flowgrpo.training.out_of_memory import OutOfMemory, last_resort
-from flowgrpo.training.parts import check_geometry
-from flowgrpo.training.phases import phase
-from flowgrpo.training.run_data import RunData
-from flowgrpo.training.stopped import DiskFull, Finished, Lost, RanOutOfMemory, Stopped
+from flowgrpo.training.checkpoints import checkpoint, lora_files, resume
+from flowgrpo.training.distributed import worker_roles as roles
+from flowgrpo.training.distributed.collectives import LONGEST
+from flowgrpo.training.distributed.minibatches import check_geometry
+from flowgrpo.training.fitting import batch_sizes
+from flowgrpo.training.reports import progress, report, trackers
+from flowgrpo.training.reports.tree_store import TreeFolder
+from flowgrpo.training.run import run_folder as folders
+from flowgrpo.training.run.out_of_memory import OutOfMemory, last_resort
+from flowgrpo.training.run.phases import phase
+from flowgrpo.training.run.run_data import RunData
+from flowgrpo.training.run.stop_reasons import DiskFull, Finished, Lost, RanOutOfMemory, Stopped
+from flowgrpo.training.scoring import scorer
+from flowgrpo.training.weights import library_quantisation as quantise_libraries
+from flowgrpo.training.weights import lora_adapters as adapters
+from flowgrpo.training.weights import optimizers
 from rewards.base import last_part, matches, nearest
 from rewards.compute import default_device
 

@@ -39,8 +39,8 @@ from flowgrpo.commands.gallery.pages import template
 from flowgrpo.commands.terminal import out
 from flowgrpo.commands.watch import HEADERS
 from flowgrpo.errors import InputError
-from flowgrpo.training.folders import check_writable, replace_text
-from flowgrpo.training.metric_lines import read_manifest
+from flowgrpo.training.run.run_files import read_manifest
+from flowgrpo.training.run.run_folder import check_writable, replace_text
 from rewards import guard, suffixes
 from rewards.base import RewardError
 from rewards.votes import OUTCOMES, read_votes

@@ -9,28 +9,30 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, mo
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow import elbo
-from flowgrpo.flow.methods import CHOICES, adaptive, finish, presets
-from flowgrpo.flow.pipeline.backends import AttentionBackend, refuse_lossy_attention
+from flowgrpo.flow.methods import CHOICES, presets
+from flowgrpo.flow.methods import likelihood_rules as elbo
+from flowgrpo.flow.methods.trees import adaptive, finish
+from flowgrpo.flow.pipeline.networks.attention_backends import AttentionBackend, refuse_lossy_attention
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
 from flowgrpo.schema.part import read_part
 from flowgrpo.schema.sections import AUTO, Eval, RewardUse, RunConfig, Train, Variant
-from flowgrpo.training import low_precision, roles
-from flowgrpo.training.bank import Bank, Decay
-from flowgrpo.training.baseline import NESTED
-from flowgrpo.training.low_precision import Precision
-from flowgrpo.training.parts import check_geometry
+from flowgrpo.training.advantages.baseline import NESTED
+from flowgrpo.training.distributed import worker_roles as roles
+from flowgrpo.training.distributed.minibatches import check_geometry
+from flowgrpo.training.weights import low_precision_copies as low_precision
+from flowgrpo.training.weights.low_precision_copies import Precision
+from flowgrpo.training.weights.old_policies import Bank, Decay
 
 if TYPE_CHECKING:
-    from flowgrpo.flow.pipeline import loading
+    from flowgrpo.flow.pipeline.loading import load as loading
     from samplers import plans
     from samplers.kernels import Kernel
     from samplers.trees import Plan
 else:
-    loading = lazy("flowgrpo.flow.pipeline.loading")
+    loading = lazy("flowgrpo.flow.pipeline.loading.load")
     plans = lazy("samplers.plans")
 
 
@@ -168,7 +170,7 @@ class Algorithm(Strict):
 
     @property
     def reference(self) -> str | None:
-        """What the reference is, see `training.weights.Weights`; None where nothing asks for it."""
+        """What the reference is, see `training.weights.trained_weights.Weights`; None where nothing asks for it."""
         asked = "reference" in self.likelihood.policies | self.objective.policies
         return self.objective.kl.reference if asked else None
 

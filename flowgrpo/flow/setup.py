@@ -16,37 +16,45 @@ from torch import distributed
 from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow import calibration, context, finishing, memory, offline, start, teacher
 from flowgrpo.flow.config import Config, Model
-from flowgrpo.flow.encoding import encode_run, longest_and_shortest, rows_of
 from flowgrpo.flow.engine import request
 from flowgrpo.flow.engine.adapters import Adapters
 from flowgrpo.flow.engine.client import Client
 from flowgrpo.flow.engine.rollout import EngineRollout
+from flowgrpo.flow.model import context_parallel as context
+from flowgrpo.flow.model import initial_lora as start
+from flowgrpo.flow.model import memory_estimate as memory
+from flowgrpo.flow.model import teacher
+from flowgrpo.flow.offline import stored_groups as offline
 from flowgrpo.flow.pipeline import guidance
-from flowgrpo.flow.pipeline.attention import set_attention, try_attention
-from flowgrpo.flow.pipeline.backends import refuse_lossy_attention
-from flowgrpo.flow.pipeline.call import checked_call
-from flowgrpo.flow.pipeline.loading import check_weights, load_policy, pipeline_class
-from flowgrpo.flow.pipeline.modality import expected_shape, frame_rate, sampling_rate
+from flowgrpo.flow.pipeline.call_arguments import checked_call
+from flowgrpo.flow.pipeline.inputs.modality import expected_shape, frame_rate, sampling_rate
+from flowgrpo.flow.pipeline.loading.load import check_weights, load_policy, pipeline_class
+from flowgrpo.flow.pipeline.networks.attention import set_attention, try_attention
+from flowgrpo.flow.pipeline.networks.attention_backends import refuse_lossy_attention
+from flowgrpo.flow.pipeline.networks.switches import checkpoint_gradients, compile_blocks, decoders, offload, tile
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.flow.pipeline.switches import checkpoint_gradients, compile_blocks, decoders, offload, tile
-from flowgrpo.flow.plan import call_and_branches, check_columns
-from flowgrpo.flow.predicted import predicted
+from flowgrpo.flow.planning.iteration_forecast import predicted
+from flowgrpo.flow.planning.plan import call_and_branches, check_columns
+from flowgrpo.flow.rollouts import cheap_finishes as finishing
+from flowgrpo.flow.rollouts import noise_calibration as calibration
+from flowgrpo.flow.rollouts.prompt_encoding import encode_run, longest_and_shortest, rows_of
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.schema.sections import Ema
-from flowgrpo.training import checkpoint, low_precision, sharding
-from flowgrpo.training.adapters import Adapter
-from flowgrpo.training.bank import Bank, Decay
-from flowgrpo.training.offload_activations import offload_activations
-from flowgrpo.training.optimizers import check_compiler
-from flowgrpo.training.quantise import refuse_dynamic
-from flowgrpo.training.roles import roles_of
-from flowgrpo.training.run_data import RunData
-from flowgrpo.training.samples import SAMPLING_RATE
-from flowgrpo.training.scorer import tried
-from flowgrpo.training.share import shares_of
-from flowgrpo.training.weights import Weights, lora_config
+from flowgrpo.training.checkpoints import checkpoint
+from flowgrpo.training.distributed.data_share import shares_of
+from flowgrpo.training.distributed.worker_roles import roles_of
+from flowgrpo.training.reports.samples import SAMPLING_RATE
+from flowgrpo.training.run.run_data import RunData
+from flowgrpo.training.scoring.scorer import tried
+from flowgrpo.training.weights import low_precision_copies as low_precision
+from flowgrpo.training.weights import sharding
+from flowgrpo.training.weights.lora_adapters import Adapter
+from flowgrpo.training.weights.offload_activations import offload_activations
+from flowgrpo.training.weights.old_policies import Bank, Decay
+from flowgrpo.training.weights.optimizers import check_compiler
+from flowgrpo.training.weights.quantisation import refuse_dynamic
+from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from rewards import Reward
 from rewards.compute import DTYPES
 

@@ -7,7 +7,7 @@ above its row in `flow.methods.presets`):
  1. The update replays the rollout's own calls of the model, the same rows in the same order, so that before the first
     optimizer step every ratio is exactly 1 in float32; Flow-GRPO's code shuffles the samples and cuts them into new batches.
     Where edges leave the update, its calls have another size, or parts are made of edges, the rows are gathered anew, and
-    the ratio is 1 up to rounding (see `flow.replay`).
+    the ratio is 1 up to rounding (see `flow.updates.replay`).
  2. The loss of an optimizer step is the weighted mean over all of its edges, on all processes; there it is a mean over a
     micro-batch, and then the mean of those.
  3. Noise has an address (seed of the run, iteration, group, path in the tree, step), so that it is the same in any batch, on
@@ -34,38 +34,42 @@ import torch
 from typing_extensions import override
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.flow import calibration, elbo, finishing, graphs
-from flowgrpo.flow.beside import losers, resampled, root_of
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.draft import Chosen, Drafting, agreement, drafted, first, foretold
-from flowgrpo.flow.encoding import encode_run, eval_call, longest_and_shortest, rows_of
 from flowgrpo.flow.engine import correction
 from flowgrpo.flow.engine.rollout import EngineRollout
-from flowgrpo.flow.finishing import Finishing
-from flowgrpo.flow.kept import parts
-from flowgrpo.flow.kept_graphs import KeptGraphs
-from flowgrpo.flow.noised import finite, noised_of, taken
-from flowgrpo.flow.offline import Source
+from flowgrpo.flow.methods import likelihood_rules as elbo
+from flowgrpo.flow.offline.bank_samples import losers, resampled, root_of
+from flowgrpo.flow.offline.stored_groups import Source
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
-from flowgrpo.flow.portrait import Portraits
-from flowgrpo.flow.probed import probe_calls
-from flowgrpo.flow.replay import replayed
-from flowgrpo.flow.rollout import Batch, rollout, score_leaves
-from flowgrpo.flow.shaping import Shaping
-from flowgrpo.flow.update import Credited, update_part
-from flowgrpo.training import low_precision, random_states
-from flowgrpo.training.batch_sizes import ROLLOUT, ProbeCalls
-from flowgrpo.training.deal import Deal, parts_of, pool_of
+from flowgrpo.flow.planning.graph_budget import KeptGraphs
+from flowgrpo.flow.rollouts import cheap_finishes as finishing
+from flowgrpo.flow.rollouts import noise_calibration as calibration
+from flowgrpo.flow.rollouts.adaptive_tree import Shaping
+from flowgrpo.flow.rollouts.cheap_finishes import Finishing
+from flowgrpo.flow.rollouts.draft_rollout import Chosen, Drafting, agreement, drafted, first, foretold
+from flowgrpo.flow.rollouts.probe_calls import probe_calls
+from flowgrpo.flow.rollouts.prompt_encoding import encode_run, eval_call, longest_and_shortest, rows_of
+from flowgrpo.flow.rollouts.rollout import Batch, rollout, score_leaves
+from flowgrpo.flow.rollouts.state_preview import Portraits
+from flowgrpo.flow.updates import rollout_graphs as graphs
+from flowgrpo.flow.updates.noised import finite, noised_of, taken
+from flowgrpo.flow.updates.replay import replayed
+from flowgrpo.flow.updates.tree_record import parts
+from flowgrpo.flow.updates.update import Credited, update_part
+from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.prompt_groups import Groups
+from flowgrpo.training.distributed.assignment import Deal, parts_of, pool_of
 from flowgrpo.training.engine.asking import rolled_out, seed_of, told
-from flowgrpo.training.evaluate import evaluate
-from flowgrpo.training.groups import Groups
+from flowgrpo.training.fitting.batch_sizes import ROLLOUT, ProbeCalls
 from flowgrpo.training.loop import Loop
-from flowgrpo.training.optimize import UpdateStats
-from flowgrpo.training.phases import phase
-from flowgrpo.training.samples import Sample
-from flowgrpo.training.units import Units
-from flowgrpo.training.weights import Weights
+from flowgrpo.training.reports.samples import Sample
+from flowgrpo.training.run import random_states
+from flowgrpo.training.run.phases import phase
+from flowgrpo.training.scoring.held_out import evaluate
+from flowgrpo.training.weights import low_precision_copies as low_precision
+from flowgrpo.training.weights.optimizer_step import UpdateStats
+from flowgrpo.training.weights.trained_weights import Weights
 from samplers import noise
 from samplers.trees import Plan, Root, Tree
 

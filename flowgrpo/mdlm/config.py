@@ -8,18 +8,18 @@ from pydantic import Field, SerializeAsAny, model_validator
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.decoding.attention import Attention
+from flowgrpo.mdlm.decoding.network.block_attention import Attention
 from flowgrpo.mdlm.methods import CHOICES
 from flowgrpo.mdlm.methods.decoder import Decoding
-from flowgrpo.mdlm.methods.objective import Ratio
-from flowgrpo.mdlm.methods.prefix import ORDERED, PrefixRatio
+from flowgrpo.mdlm.methods.objectives.objective import Ratio
+from flowgrpo.mdlm.methods.objectives.path_objectives import ORDERED, PrefixRatio
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
 from flowgrpo.schema.sections import Eval, Prompts, RewardUse, RunConfig, Train, Variant
-from flowgrpo.training import roles
-from flowgrpo.training.parts import check_geometry
+from flowgrpo.training.distributed import worker_roles as roles
+from flowgrpo.training.distributed.minibatches import check_geometry
 from rewards.base import last_part, nearest
 
 DIGITS = "digits"

@@ -12,25 +12,26 @@ import torch
 
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt, Row
-from flowgrpo.mdlm import budget, memory
 from flowgrpo.mdlm.config import DIGITS, TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
-from flowgrpo.mdlm.export import write_weights
-from flowgrpo.mdlm.loading import load_adapter
-from flowgrpo.mdlm.methods.answers import Answers, in_scope
 from flowgrpo.mdlm.methods.backward import backward
-from flowgrpo.mdlm.methods.estimate import estimate
-from flowgrpo.mdlm.methods.likelihood import trajectory
-from flowgrpo.mdlm.plan import plan, training_decoder
+from flowgrpo.mdlm.methods.likelihoods.answers import Answers, in_scope
+from flowgrpo.mdlm.methods.likelihoods.estimate import estimate
+from flowgrpo.mdlm.methods.likelihoods.likelihood import trajectory
+from flowgrpo.mdlm.models import memory_estimate as memory
+from flowgrpo.mdlm.models.load import load_adapter
+from flowgrpo.mdlm.outputs.export import write_weights
+from flowgrpo.mdlm.planning import memory_budget as budget
+from flowgrpo.mdlm.planning.plan import plan, training_decoder
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.setup import check as check_rewards
 from flowgrpo.mdlm.setup import load_text_policy, policy_and_weights
-from flowgrpo.training import scorer
-from flowgrpo.training.checks import Check, memory_left, spread, warnings_heard
-from flowgrpo.training.phases import phase
-from flowgrpo.training.run_data import RunData
-from flowgrpo.training.scorer import score
-from flowgrpo.training.weights import Weights
+from flowgrpo.training.reports.doctor_checks import Check, memory_left, spread, warnings_heard
+from flowgrpo.training.run.phases import phase
+from flowgrpo.training.run.run_data import RunData
+from flowgrpo.training.scoring import scorer
+from flowgrpo.training.scoring.scorer import score
+from flowgrpo.training.weights.trained_weights import Weights
 from rewards import Reward
 from rewards.compute import default_device
 from samplers.batches import batched

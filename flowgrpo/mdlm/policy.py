@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout, decode
 from flowgrpo.mdlm.decoding.decoders import build
-from flowgrpo.mdlm.decoding.predictor import MaskPredictor
-from flowgrpo.training.samples import Text
+from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
+from flowgrpo.training.reports.samples import Text
 from samplers.noise import Address
 
 Tensor = torch.Tensor

@@ -7,25 +7,26 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from flowgrpo.mdlm import memory, start
-from flowgrpo.mdlm.adapters import write_adapter
-from flowgrpo.mdlm.checkpointing import checkpoint_gradients
 from flowgrpo.mdlm.config import TextConfig, TextModel
 from flowgrpo.mdlm.engine import request
 from flowgrpo.mdlm.engine.adapters import Adapters
 from flowgrpo.mdlm.engine.client import Client
 from flowgrpo.mdlm.engine.rollout import EngineRollout
-from flowgrpo.mdlm.loading import check_weights, load_predictor
 from flowgrpo.mdlm.methods.hints import check_solutions
+from flowgrpo.mdlm.models import initial_lora as start
+from flowgrpo.mdlm.models import memory_estimate as memory
+from flowgrpo.mdlm.models.gradient_checkpointing import checkpoint_gradients
+from flowgrpo.mdlm.models.load import check_weights, load_predictor
+from flowgrpo.mdlm.models.lora_targets import write_adapter
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.trainer import TextTrainer
-from flowgrpo.training import sharding
-from flowgrpo.training.offload_activations import offload_activations
-from flowgrpo.training.quantise import refuse_dynamic
-from flowgrpo.training.roles import roles_of
-from flowgrpo.training.run_data import RunData
-from flowgrpo.training.scorer import tried
-from flowgrpo.training.weights import Weights, lora_config
+from flowgrpo.training.distributed.worker_roles import roles_of
+from flowgrpo.training.run.run_data import RunData
+from flowgrpo.training.scoring.scorer import tried
+from flowgrpo.training.weights import sharding
+from flowgrpo.training.weights.offload_activations import offload_activations
+from flowgrpo.training.weights.quantisation import refuse_dynamic
+from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from rewards.compute import DTYPES
 
 SYNTHETIC = "<answer>1 + 2</answer>"

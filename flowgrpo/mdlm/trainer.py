@@ -34,28 +34,28 @@ import torch
 from typing_extensions import override
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.mdlm import kept
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.engine import request
 from flowgrpo.mdlm.engine.correction import mismatch
 from flowgrpo.mdlm.engine.rollout import EngineRollout, Rolled
-from flowgrpo.mdlm.methods.learned_schedule import SchedulePolicy, scheduled
+from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import TextPolicy
-from flowgrpo.mdlm.probed import probe_calls
-from flowgrpo.mdlm.rollout import Batch, rollout
+from flowgrpo.mdlm.rollouts import tree_record as kept
+from flowgrpo.mdlm.rollouts.probe_calls import probe_calls
+from flowgrpo.mdlm.rollouts.rollout import Batch, rollout
 from flowgrpo.mdlm.update import UpdateBatch, scored_tokens, update_batches, update_on
-from flowgrpo.training.batch_sizes import UPDATE, ProbeCalls
-from flowgrpo.training.deal import parts_of
+from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.prompt_groups import Groups
+from flowgrpo.training.distributed.assignment import parts_of
+from flowgrpo.training.distributed.minibatches import Member
 from flowgrpo.training.engine.asking import rolled_out, told
-from flowgrpo.training.evaluate import evaluate
-from flowgrpo.training.groups import Groups
+from flowgrpo.training.fitting.batch_sizes import UPDATE, ProbeCalls
 from flowgrpo.training.loop import Loop
-from flowgrpo.training.optimize import UpdateStats
-from flowgrpo.training.parts import Member
-from flowgrpo.training.samples import Sample, Text
-from flowgrpo.training.units import Units
-from flowgrpo.training.weights import Weights
+from flowgrpo.training.reports.samples import Sample, Text
+from flowgrpo.training.scoring.held_out import evaluate
+from flowgrpo.training.weights.optimizer_step import UpdateStats
+from flowgrpo.training.weights.trained_weights import Weights
 
 
 class TextTrainer(Loop):

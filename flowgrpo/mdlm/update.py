@@ -10,20 +10,20 @@ import torch
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
 from flowgrpo.mdlm.engine.correction import token_weights
-from flowgrpo.mdlm.methods.answers import Answers, in_scope
 from flowgrpo.mdlm.methods.backward import Outcome, backward
-from flowgrpo.mdlm.methods.estimate import estimate
 from flowgrpo.mdlm.methods.hints import highest_entropy
-from flowgrpo.mdlm.methods.learned_schedule import SchedulePolicy, acted
-from flowgrpo.mdlm.methods.objective import Objective
-from flowgrpo.mdlm.methods.views import Views
+from flowgrpo.mdlm.methods.likelihoods.answers import Answers, in_scope
+from flowgrpo.mdlm.methods.likelihoods.estimate import estimate
+from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
+from flowgrpo.mdlm.methods.objectives.objective import Objective
+from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, acted
 from flowgrpo.mdlm.policy import TextPolicy
-from flowgrpo.mdlm.rollout import BROKEN, Batch
-from flowgrpo.training.exchange import Exchange
-from flowgrpo.training.optimize import UpdateStats, optimizer_step
-from flowgrpo.training.surrogate import bounded_exp
-from flowgrpo.training.versions import Versions
-from flowgrpo.training.weights import Weights
+from flowgrpo.mdlm.rollouts.rollout import BROKEN, Batch
+from flowgrpo.training.advantages.clipped_ratio import bounded_exp
+from flowgrpo.training.distributed.collectives import Exchange
+from flowgrpo.training.weights.optimizer_step import UpdateStats, optimizer_step
+from flowgrpo.training.weights.policy_versions import Versions
+from flowgrpo.training.weights.trained_weights import Weights
 
 Tensor = torch.Tensor
 LOGGER = logging.getLogger(__name__)

@@ -23,33 +23,39 @@ from accelerate.utils import gather_object
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import checkpoint, idle, metrics, optimizers, peers, random_states, resume, selection, snapshot
-from flowgrpo.training.background import Background
-from flowgrpo.training.baseline import combined, zero_std_fraction
-from flowgrpo.training.batch import Batch, Made
-from flowgrpo.training.batch_sizes import ROLLOUT, BatchSizes
-from flowgrpo.training.combination import Combination
-from flowgrpo.training.deal import Deal, deal_of
-from flowgrpo.training.evaluating import Evaluating
-from flowgrpo.training.exchange import exchange_of
-from flowgrpo.training.folders import free
-from flowgrpo.training.generating import Generating
-from flowgrpo.training.groups import Groups, groups_of
-from flowgrpo.training.kept_trees import KeptTree, TreeFolder
-from flowgrpo.training.phases import phase
-from flowgrpo.training.placement import local
-from flowgrpo.training.prompt_stats import PromptStats
-from flowgrpo.training.report import Report, peak_bytes
-from flowgrpo.training.retrying import NoGraphs, Retrying
-from flowgrpo.training.roles import roles_of
-from flowgrpo.training.samples import SampleFolder
-from flowgrpo.training.share import Share, shares_of
-from flowgrpo.training.snapshot import Writer
+from flowgrpo.training.advantages import unit_selection as selection
+from flowgrpo.training.advantages.baseline import combined, zero_std_fraction
+from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.prompt_groups import Groups, groups_of
+from flowgrpo.training.advantages.prompt_statistics import PromptStats
+from flowgrpo.training.advantages.reward_combination import Combination
+from flowgrpo.training.checkpoints import checkpoint, resume, snapshot
+from flowgrpo.training.checkpoints.snapshot import Writer
+from flowgrpo.training.distributed import agreement as peers
+from flowgrpo.training.distributed.assignment import Deal, deal_of
+from flowgrpo.training.distributed.collectives import exchange_of
+from flowgrpo.training.distributed.data_share import Share, shares_of
+from flowgrpo.training.distributed.dtensors import local
+from flowgrpo.training.distributed.worker_roles import roles_of
+from flowgrpo.training.fitting.batch_sizes import ROLLOUT, BatchSizes
+from flowgrpo.training.fitting.oom_retry import NoGraphs, Retrying
+from flowgrpo.training.reports import learning_signal as idle
+from flowgrpo.training.reports import metrics
+from flowgrpo.training.reports.report import Report, peak_bytes
+from flowgrpo.training.reports.samples import SampleFolder
+from flowgrpo.training.reports.tree_store import KeptTree, TreeFolder
+from flowgrpo.training.run import random_states
+from flowgrpo.training.run.background import Background
+from flowgrpo.training.run.phases import phase
+from flowgrpo.training.run.run_folder import free
+from flowgrpo.training.run.stop_reasons import Broken, Diverged, Interrupted, NothingToLearn, StopRequest, stop_requests
+from flowgrpo.training.scoring.rollout_batch import Batch, Made
 from flowgrpo.training.steps import Steps
-from flowgrpo.training.stopped import Broken, Diverged, Interrupted, NothingToLearn, StopRequest, stop_requests
-from flowgrpo.training.units import Units
-from flowgrpo.training.versions import Versions
-from flowgrpo.training.weights import Weights
+from flowgrpo.training.weights import optimizers
+from flowgrpo.training.weights.policy_versions import Versions
+from flowgrpo.training.weights.trained_weights import Weights
+from flowgrpo.training.workers.async_evaluation import Evaluating
+from flowgrpo.training.workers.async_rollout import Generating
 from rewards import Reward
 
 
@@ -93,8 +99,7 @@ class Loop(Steps):
         self.config, self.weights = config, weights
         self.rewards, self.eval_rewards = list(rewards), list(eval_rewards)
         self.train_prompts, self.eval_prompts = train_prompts, eval_prompts[: config.eval.prompts]
-        self.folder = folder or config.run.folder
-        self.accelerator = accelerator or Accelerator()
+        self.folder, self.accelerator = folder or config.run.folder, accelerator or Accelerator()
         self.roles = roles_of(config.run, self.accelerator.num_processes)
         self.shares = shares or shares_of(self.accelerator, config.run.context_parallel, self.roles)
         self.share = self.shares[0]
@@ -112,8 +117,7 @@ class Loop(Steps):
         self.done = 0
         self._damaged: str | None = None  # what is wrong with the checkpoints that a resume passed over
         self._found: str | None = None  # what a resume goes on from
-        self.prompt_stats = PromptStats(config.train.half_life)
-        self.versions = Versions(weights, config.run.staleness)
+        self.prompt_stats, self.versions = PromptStats(config.train.half_life), Versions(weights, config.run.staleness)
         self.beta = config.algorithm.objective.kl.beta  # may adapt
         self.report = Report(self.folder, self.accelerator, config.train.iterations)
         self.samples, self.trees = SampleFolder(self.folder), TreeFolder(self.folder)

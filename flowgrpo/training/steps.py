@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from flowgrpo.training.batch import Batch
-from flowgrpo.training.batch_sizes import ProbeCalls
-from flowgrpo.training.groups import Groups
-from flowgrpo.training.optimize import UpdateStats
-from flowgrpo.training.samples import Sample
-from flowgrpo.training.units import Units
-from flowgrpo.training.weights import Weights
+from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.prompt_groups import Groups
+from flowgrpo.training.fitting.batch_sizes import ProbeCalls
+from flowgrpo.training.reports.samples import Sample
+from flowgrpo.training.scoring.rollout_batch import Batch
+from flowgrpo.training.weights.optimizer_step import UpdateStats
+from flowgrpo.training.weights.trained_weights import Weights
 
 
 class Steps(ABC):

@@ -34,7 +34,7 @@ def _tried():
 @pytest.fixture(scope="module")
 def kept_trials(_tried):
     """The trial of a plan is made once of each model, call and evaluation: it reads no other part of the config."""
-    from flowgrpo.flow import budget
+    from flowgrpo.flow.planning import memory_budget as budget
 
     real, unread = budget.trial, {"model": {"path", "vae", "text_encoders"}}
 

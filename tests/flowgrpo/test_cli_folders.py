@@ -16,7 +16,7 @@ import flowgrpo
 from flowgrpo.cli import main
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.loading import load_predictor
+from flowgrpo.mdlm.models.load import load_predictor
 
 NETWORK = "transformer/diffusion_pytorch_model.safetensors"
 ENCODER = "text_encoder_2/model.safetensors"
@@ -232,7 +232,7 @@ TEXT_FAULTS = {
 
 @pytest.mark.parametrize("fault", TEXT_FAULTS)
 def test_a_language_model_s_folder_is_refused_alike_by_every_command(text, capsys, monkeypatch, fault):
-    monkeypatch.setattr("flowgrpo.mdlm.loading._model", lambda *a, **k: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("flowgrpo.mdlm.models.load._model", lambda *a, **k: pytest.fail("the model was loaded"))
     spoil, said = TEXT_FAULTS[fault]
     spoil(text)
     sentences = told(TEXT, capsys)

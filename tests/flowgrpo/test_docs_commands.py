@@ -22,7 +22,7 @@ from page_folders import MADE, furnished
 from flowgrpo import cli, config
 from flowgrpo.cli import UsageError
 from flowgrpo.errors import InputError
-from flowgrpo.flow import spectrum
+from flowgrpo.flow.diagnostics import spectrum
 
 pytestmark = pytest.mark.usefixtures("kept_trials")
 ROOT = Path(__file__).parents[2]

@@ -19,31 +19,205 @@ BELOW = {
     "rewards.jail": "",
     "flowgrpo.errors": "",
     "flowgrpo.shapes": "",
-    "flowgrpo.schema": "errors rewards",
-    "flowgrpo.data": "errors shapes schema rewards samplers",
+    "flowgrpo.schema": "rewards errors",
+    "flowgrpo.data": "samplers rewards errors shapes schema",
     "flowgrpo.conditions": "data",
-    "flowgrpo.training": "errors schema data rewards samplers",
-    "flowgrpo.training.engine": "errors schema training rewards samplers",
-    "flowgrpo.flow.methods": "errors schema training rewards samplers",
-    "flowgrpo.flow.pipeline": "errors schema data training rewards samplers",
-    "flowgrpo.flow.engine": "errors schema data training training.engine flow.pipeline rewards samplers",
-    "flowgrpo.flow": (
-        "errors schema data training training.engine flow.methods flow.pipeline flow.engine rewards samplers"
+    "flowgrpo.training.advantages": "samplers rewards errors schema data",
+    "flowgrpo.training.model_files": "rewards errors schema data",
+    "flowgrpo.training.run": "rewards errors schema data",
+    "flowgrpo.training.distributed": "samplers errors schema training.advantages training.run",
+    "flowgrpo.training.weights": (
+        "samplers errors schema training.advantages training.model_files training.run training.distributed"
     ),
-    "flowgrpo.mdlm.decoding": "errors schema training rewards samplers",
-    "flowgrpo.mdlm.methods": "errors schema training mdlm.decoding rewards samplers",
-    "flowgrpo.mdlm.engine": "errors schema training training.engine mdlm.decoding samplers",
-    "flowgrpo.mdlm": (
-        "errors schema data training training.engine mdlm.decoding mdlm.methods mdlm.engine rewards samplers"
+    "flowgrpo.training.planning": (
+        "rewards errors schema data training.model_files training.distributed training.weights"
     ),
-    "flowgrpo.config": "errors schema data flow mdlm rewards",
-    "flowgrpo.commands.gallery": "errors data training rewards",
-    "flowgrpo.commands.report": "errors data training commands.gallery rewards",
+    "flowgrpo.training.reports": (
+        "rewards errors schema data training.advantages training.model_files training.run training.weights"
+    ),
+    "flowgrpo.training.checkpoints": (
+        "rewards errors schema data training.model_files training.run training.distributed training.weights "
+        "training.reports"
+    ),
+    "flowgrpo.training.fitting": (
+        "rewards errors schema data training.run training.distributed training.weights training.reports"
+    ),
+    "flowgrpo.training.scoring": (
+        "samplers rewards schema data training.advantages training.run training.distributed training.reports"
+    ),
+    "flowgrpo.training.workers": (
+        "rewards schema training.advantages training.run training.distributed training.weights "
+        "training.reports training.checkpoints training.fitting training.scoring"
+    ),
+    "flowgrpo.training": (
+        "rewards errors schema data training.advantages training.run training.distributed training.weights "
+        "training.reports training.checkpoints training.fitting training.scoring training.workers"
+    ),
+    "flowgrpo.training.engine": "samplers rewards errors schema training.run training.weights training",
+    "flowgrpo.flow": "",
+    "flowgrpo.flow.pipeline.networks": "rewards errors",
+    "flowgrpo.flow.methods.credit": "samplers errors schema training.advantages",
+    "flowgrpo.flow.methods.objectives": "samplers errors schema training.advantages",
+    "flowgrpo.flow.methods.trees": "samplers rewards errors schema training.weights flow.methods.credit",
+    "flowgrpo.flow.methods": (
+        "samplers errors schema training.advantages training.weights flow.methods.credit "
+        "flow.methods.objectives flow.methods.trees"
+    ),
+    "flowgrpo.flow.pipeline.inputs": (
+        "samplers rewards errors data training.run training.reports flow.pipeline.networks"
+    ),
+    "flowgrpo.flow.pipeline": (
+        "samplers rewards errors data training.run training.distributed flow.pipeline.networks flow.pipeline.inputs"
+    ),
+    "flowgrpo.flow.pipeline.loading": (
+        "rewards errors schema data training.model_files training.weights training.planning "
+        "flow.pipeline.networks flow.pipeline"
+    ),
+    "flowgrpo.flow.config": (
+        "samplers errors schema training.advantages training.distributed training.weights "
+        "flow.pipeline.networks flow.methods.trees flow.methods flow.pipeline.loading"
+    ),
+    "flowgrpo.flow.engine": (
+        "samplers rewards errors schema data training.run training.weights training.engine "
+        "flow.pipeline.inputs flow.pipeline"
+    ),
+    "flowgrpo.flow.model": (
+        "rewards errors schema data training.model_files training.weights training.checkpoints "
+        "flow.pipeline.networks flow.pipeline.loading flow.config"
+    ),
+    "flowgrpo.flow.rollouts": (
+        "samplers rewards errors data training.advantages training.run training.distributed training.weights "
+        "training.reports training.fitting training.scoring training flow.methods.credit flow.methods "
+        "flow.pipeline flow.config"
+    ),
+    "flowgrpo.flow.offline": (
+        "samplers rewards errors schema data training.advantages training.model_files training.distributed "
+        "training.scoring flow.pipeline flow.pipeline.loading flow.config flow.rollouts"
+    ),
+    "flowgrpo.flow.updates": (
+        "samplers schema data training.advantages training.distributed training.weights training.planning "
+        "training.reports flow.methods.objectives flow.methods flow.pipeline flow.config flow.rollouts"
+    ),
+    "flowgrpo.flow.planning": (
+        "samplers rewards errors schema data training.advantages training.model_files training.run "
+        "training.distributed training.weights training.planning training.reports training.fitting "
+        "training.scoring training flow.pipeline.networks flow.methods.credit flow.methods.objectives "
+        "flow.methods flow.pipeline flow.pipeline.loading flow.config flow.engine flow.model flow.rollouts "
+        "flow.offline flow.updates"
+    ),
+    "flowgrpo.flow.trainer": (
+        "samplers data training.advantages training.run training.distributed training.weights "
+        "training.reports training.fitting training.scoring training training.engine flow.methods "
+        "flow.pipeline flow.config flow.engine flow.rollouts flow.offline flow.updates flow.planning"
+    ),
+    "flowgrpo.flow.setup": (
+        "rewards errors schema data training.run training.distributed training.weights training.reports "
+        "training.checkpoints training.scoring flow.pipeline.networks flow.pipeline.inputs flow.pipeline "
+        "flow.pipeline.loading flow.config flow.engine flow.model flow.rollouts flow.offline flow.planning "
+        "flow.trainer"
+    ),
+    "flowgrpo.flow.outputs": (
+        "samplers rewards errors schema data training.run training.weights training.reports "
+        "training.checkpoints training.scoring flow.pipeline.networks flow.methods flow.pipeline.inputs "
+        "flow.pipeline flow.pipeline.loading flow.config flow.model flow.rollouts flow.offline flow.planning "
+        "flow.setup"
+    ),
+    "flowgrpo.flow.diagnostics": (
+        "samplers rewards errors data training.advantages training.run training.weights training.reports "
+        "training.checkpoints training.scoring flow.pipeline.networks flow.methods flow.pipeline.inputs "
+        "flow.pipeline flow.pipeline.loading flow.config flow.model flow.rollouts flow.planning flow.setup "
+        "flow.outputs"
+    ),
+    "flowgrpo.mdlm": "",
+    "flowgrpo.mdlm.decoding": "",
+    "flowgrpo.mdlm.decoding.tokens": "samplers errors schema",
+    "flowgrpo.mdlm.decoding.network": "rewards errors schema training.distributed",
+    "flowgrpo.mdlm.decoding.decode": "samplers errors schema mdlm.decoding.tokens mdlm.decoding.network",
+    "flowgrpo.mdlm.decoding.controller": (
+        "samplers rewards errors mdlm.decoding.tokens mdlm.decoding.network mdlm.decoding.decode"
+    ),
+    "flowgrpo.mdlm.decoding.step_maps": "samplers errors mdlm.decoding.network mdlm.decoding.decode",
+    "flowgrpo.mdlm.methods.likelihoods": (
+        "samplers schema mdlm.decoding.tokens mdlm.decoding.network mdlm.decoding.decode"
+    ),
+    "flowgrpo.mdlm.decoding.rules": "errors schema mdlm.decoding.tokens mdlm.decoding.controller",
+    "flowgrpo.mdlm.methods.objectives": "schema training.advantages mdlm.methods.likelihoods",
+    "flowgrpo.mdlm.decoding.decoders": (
+        "rewards errors schema mdlm.decoding.tokens mdlm.decoding.network mdlm.decoding.decode mdlm.decoding.rules"
+    ),
+    "flowgrpo.mdlm.methods.schedules": (
+        "samplers rewards errors schema mdlm.decoding.tokens mdlm.decoding.decode mdlm.decoding.rules"
+    ),
+    "flowgrpo.mdlm.decoders": "mdlm.decoding.decoders",
+    "flowgrpo.mdlm.methods": (
+        "samplers errors schema training.advantages mdlm.decoding.network mdlm.decoding.decode "
+        "mdlm.methods.likelihoods mdlm.methods.objectives mdlm.decoding.decoders mdlm.methods.schedules"
+    ),
+    "flowgrpo.mdlm.policy": (
+        "samplers errors training.reports mdlm.decoding.network mdlm.decoding.decode mdlm.decoding.decoders"
+    ),
+    "flowgrpo.mdlm.config": (
+        "rewards errors schema training.distributed mdlm.decoding.network mdlm.methods.objectives mdlm.methods"
+    ),
+    "flowgrpo.mdlm.engine": (
+        "samplers errors schema training.run training.distributed training.weights training.engine "
+        "mdlm.decoding.network mdlm.decoding.decode mdlm.decoding.step_maps"
+    ),
+    "flowgrpo.mdlm.models": (
+        "rewards errors schema data training.model_files training.weights training.checkpoints "
+        "mdlm.decoding.network mdlm.config"
+    ),
+    "flowgrpo.mdlm.rollouts": (
+        "rewards data training.advantages training.run training.distributed training.weights training.reports "
+        "training.fitting training.scoring mdlm.decoding.decode mdlm.methods.likelihoods "
+        "mdlm.methods.schedules mdlm.methods mdlm.policy mdlm.config mdlm.engine"
+    ),
+    "flowgrpo.mdlm.controller": (
+        "samplers rewards errors data training.run mdlm.decoding.network mdlm.decoding.decode "
+        "mdlm.decoding.controller mdlm.methods.likelihoods mdlm.decoding.decoders mdlm.policy mdlm.models"
+    ),
+    "flowgrpo.mdlm.planning": (
+        "rewards schema data training.model_files training.distributed training.weights training.planning "
+        "training.reports training.scoring mdlm.decoding.tokens mdlm.decoding.network mdlm.decoding.decode "
+        "mdlm.methods.likelihoods mdlm.decoding.rules mdlm.methods.objectives mdlm.methods.schedules "
+        "mdlm.methods mdlm.config mdlm.engine mdlm.models"
+    ),
+    "flowgrpo.mdlm.update": (
+        "training.advantages training.distributed training.weights mdlm.decoding.decode "
+        "mdlm.methods.likelihoods mdlm.methods.objectives mdlm.methods.schedules mdlm.methods mdlm.policy "
+        "mdlm.config mdlm.engine mdlm.rollouts"
+    ),
+    "flowgrpo.mdlm.trainer": (
+        "data training.advantages training.distributed training.weights training.reports training.fitting "
+        "training.scoring training training.engine mdlm.decoding.decode mdlm.methods.schedules mdlm.policy "
+        "mdlm.config mdlm.engine mdlm.rollouts mdlm.update"
+    ),
+    "flowgrpo.mdlm.setup": (
+        "rewards training.run training.distributed training.weights training.scoring mdlm.methods mdlm.policy "
+        "mdlm.config mdlm.engine mdlm.models mdlm.trainer"
+    ),
+    "flowgrpo.mdlm.outputs": (
+        "rewards errors schema data training.model_files training.weights training.reports "
+        "training.checkpoints mdlm.decoding.decode mdlm.methods.schedules mdlm.methods mdlm.policy "
+        "mdlm.config mdlm.models mdlm.setup"
+    ),
+    "flowgrpo.mdlm.doctor": (
+        "samplers rewards data training.run training.weights training.reports training.scoring "
+        "mdlm.decoding.decode mdlm.methods.likelihoods mdlm.methods mdlm.policy mdlm.config mdlm.models "
+        "mdlm.planning mdlm.setup mdlm.outputs"
+    ),
+    "flowgrpo.config": "rewards errors schema data flow.config mdlm.config",
+    "flowgrpo.commands.gallery": "rewards errors data training.run training.reports",
+    "flowgrpo.commands.report": "rewards errors data training.run training.reports commands.gallery",
     "flowgrpo.commands": (
-        "errors schema data training flow flow.pipeline mdlm config commands.gallery commands.report rewards samplers"
+        "samplers rewards errors schema data training.model_files training.run training.distributed "
+        "training.weights training.planning training.reports training.checkpoints training.fitting "
+        "training.scoring flow.pipeline flow.planning flow.setup flow.outputs flow.diagnostics mdlm.policy "
+        "mdlm.models mdlm.controller mdlm.planning mdlm.setup mdlm.outputs mdlm.doctor config "
+        "commands.gallery commands.report"
     ),
-    "flowgrpo.cli": "errors schema data training config commands commands.gallery rewards",
-    "flowgrpo": "flow.pipeline commands",
+    "flowgrpo.cli": "rewards errors schema data training.run training.reports config commands.gallery commands",
+    "flowgrpo": "flow.pipeline flow.pipeline.loading commands",
     "flowgrpo.__main__": "cli",
 }
 BELOW = {

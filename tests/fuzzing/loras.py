@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 from zoo import SPECIMENS
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow import start
 from flowgrpo.flow.config import Model
+from flowgrpo.flow.model import initial_lora as start
 from fuzzing.runner import run
 from fuzzing.summary import Summary
 

@@ -19,8 +19,8 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 from zoo import SPECIMENS
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.pipeline.loading import load_pipeline
-from flowgrpo.mdlm.loading import load_predictor
+from flowgrpo.flow.pipeline.loading.load import load_pipeline
+from flowgrpo.mdlm.models.load import load_predictor
 from fuzzing.runner import run
 from fuzzing.summary import Summary
 

@@ -12,7 +12,7 @@ from runs import serving
 
 import rewards
 from flowgrpo.data.prompts import Row
-from flowgrpo.training.scorer import score
+from flowgrpo.training.scoring.scorer import score
 from rewards import RewardError, client, endpoint
 from rewards.wire import as_floats, decode
 

@@ -11,7 +11,7 @@ from huggingface_hub import constants, errors
 import rewards
 from flowgrpo.data import prompts
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm import loading
+from flowgrpo.mdlm.models import load as loading
 from rewards import RewardError, hub
 
 

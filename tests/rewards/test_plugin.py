@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from flowgrpo.cli import main
-from flowgrpo.training.samples import save_sample
+from flowgrpo.training.reports.samples import save_sample
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
 BLOCKS = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))

@@ -12,8 +12,8 @@ import torch
 from fuzzing.plugins import CHANGES, WHERE, is_compared, source
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.flow.methods.custom import Custom
-from flowgrpo.training.scorer import Scorer
+from flowgrpo.flow.methods.trees.custom_tree import Custom
+from flowgrpo.training.scoring.scorer import Scorer
 from rewards import load, process_state
 from samplers import kernels
 

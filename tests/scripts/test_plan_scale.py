@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from flowgrpo import config
-from flowgrpo.flow.budget import FlowBudget
-from flowgrpo.flow.graphs import Kept
-from flowgrpo.flow.trial import Sampling, Trial
-from flowgrpo.training.cost import Calls, Work
-from flowgrpo.training.live import Peaks
+from flowgrpo.flow.planning.memory_budget import FlowBudget
+from flowgrpo.flow.planning.memory_trace import Sampling, Trial
+from flowgrpo.flow.updates.rollout_graphs import Kept
+from flowgrpo.training.planning.allocation_counter import Peaks
+from flowgrpo.training.planning.iteration_cost import Calls, Work
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 GIB = 2**30

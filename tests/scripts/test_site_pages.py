@@ -57,7 +57,7 @@ def test_the_home_is_the_readme_with_its_links_turned(site):
 
 def test_docstrings_are_in_the_site(site):
     axes = (site / "api" / "axes.html").read_text()
-    assert 'id="flowgrpo.flow.methods.credit.Terminal"' in axes
+    assert 'id="flowgrpo.flow.methods.credit.rules.Terminal"' in axes
     assert "FlowSDEScheduler" in (site / "api" / "samplers.html").read_text()
 
 

@@ -65,7 +65,7 @@ class Specimen:
 
     @property
     def rows(self) -> list[Row]:
-        """Three rows for `flowgrpo.flow.certificate`: two of one prompt, and one of another."""
+        """Three rows for `flowgrpo.flow.diagnostics.certificate`: two of one prompt, and one of another."""
         long, short = self.prompts
         return [Row(prompt, seed, self.columns) for seed, prompt in enumerate((long, long, short), start=1)]
 

@@ -23,8 +23,8 @@ from flowgrpo.commands.gallery.totals import Totals, name_of
 from flowgrpo.commands.gallery.trees import TREES, check_trees
 from flowgrpo.commands.gallery.words import trained_weights
 from flowgrpo.errors import InputError
-from flowgrpo.training.folders import check_writable, replace_text
-from flowgrpo.training.metric_lines import read_metrics
+from flowgrpo.training.run.run_files import read_metrics
+from flowgrpo.training.run.run_folder import check_writable, replace_text
 from rewards.base import one_line
 
 

@@ -19,7 +19,7 @@ from flowgrpo.commands.gallery.text import answer
 from flowgrpo.commands.gallery.totals import Totals
 from flowgrpo.data.yaml_maps import read_map
 from flowgrpo.errors import InputError
-from flowgrpo.training.metric_lines import read_manifest
+from flowgrpo.training.run.run_files import read_manifest
 from rewards import suffixes
 from rewards.media import MediaError
 

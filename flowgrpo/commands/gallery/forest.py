@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from flowgrpo.training.kept_trees import KeptNode, KeptTree
+from flowgrpo.training.reports.tree_store import KeptNode, KeptTree
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import ImageSequence
 from scipy.io import wavfile
 
-from flowgrpo.training import videos
+from flowgrpo.training.reports import video_files as videos
 from rewards import films, media, suffixes
 
 LARGEST_SIDE = 384  # pixels of an embedded picture or video

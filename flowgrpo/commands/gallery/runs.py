@@ -16,7 +16,7 @@ from flowgrpo.commands.gallery.numbers import Mean
 from flowgrpo.commands.gallery.totals import Totals, name_of
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
-from flowgrpo.training.metric_lines import read_metrics
+from flowgrpo.training.run.run_files import read_metrics
 
 COLOURS = 6  # that a page has; a seventh run has the first one's, and a dashed line
 

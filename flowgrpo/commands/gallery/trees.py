@@ -12,8 +12,8 @@ from flowgrpo.commands.gallery.numbers import difference, number, share
 from flowgrpo.commands.gallery.pages import template
 from flowgrpo.data.yaml_maps import read_map
 from flowgrpo.errors import InputError
-from flowgrpo.training.folders import check_writable, replace_text
-from flowgrpo.training.kept_trees import KeptNode, TreeFolder
+from flowgrpo.training.reports.tree_store import KeptNode, TreeFolder
+from flowgrpo.training.run.run_folder import check_writable, replace_text
 
 LARGEST = 12 << 20  # bytes of kept trees, above which the page has fewer iterations than were kept
 TREES = "trees.html"  # in a run's folder

@@ -8,7 +8,7 @@ from flowgrpo.commands.report.markdown import markdown
 from flowgrpo.commands.report.page import page
 from flowgrpo.commands.report.read import read
 from flowgrpo.errors import InputError
-from flowgrpo.training.folders import check_writable, replace_text
+from flowgrpo.training.run.run_folder import check_writable, replace_text
 
 
 def write_report(run: Path, out: Path) -> Path:

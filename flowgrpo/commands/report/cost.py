@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from flowgrpo.training.progress import duration
+from flowgrpo.training.reports.progress import duration
 
 Lines = Sequence[Mapping[str, Any]]
 

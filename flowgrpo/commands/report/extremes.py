@@ -13,7 +13,7 @@ from flowgrpo.commands.gallery.media import data_url, outline
 from flowgrpo.commands.gallery.text import answer
 from flowgrpo.commands.gallery.totals import Totals
 from flowgrpo.errors import InputError
-from flowgrpo.training.metric_lines import read_manifest
+from flowgrpo.training.run.run_files import read_manifest
 from rewards import suffixes
 
 MOST = 4  # of either

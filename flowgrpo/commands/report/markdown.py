@@ -15,7 +15,7 @@ from flowgrpo.commands.report.read import Report
 from flowgrpo.commands.report.signals import Signal
 from flowgrpo.commands.report.watched import Verdict
 from flowgrpo.data import tables
-from flowgrpo.training.markdown import escaped, fenced, table_row
+from flowgrpo.training.reports.markdown import escaped, fenced, table_row
 from rewards import suffixes
 
 LONGEST = 600  # characters of a text, of which the rest is left out

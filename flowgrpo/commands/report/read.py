@@ -19,7 +19,7 @@ from flowgrpo.commands.report.spectrum import Spectrum, spectrum
 from flowgrpo.commands.report.watched import Verdict, verdict
 from flowgrpo.data.yaml_maps import read_map
 from flowgrpo.errors import InputError
-from flowgrpo.training.metric_lines import read_metrics
+from flowgrpo.training.run.run_files import read_metrics
 from rewards.base import one_line
 from rewards.media import MediaError
 

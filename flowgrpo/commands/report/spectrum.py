@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flowgrpo.commands.gallery.forest import Forest
 from flowgrpo.commands.gallery.numbers import number
-from flowgrpo.training.kept_trees import TreeFolder
+from flowgrpo.training.reports.tree_store import TreeFolder
 
 WIDTH, HEIGHT, TOP, BOTTOM = 640, 180, 22, 40
 LABELS = 12  # below at most so many bars

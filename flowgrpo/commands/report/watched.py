@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowgrpo.commands.report.cost import Lines
-from flowgrpo.training.overoptimization import overoptimization_streak, overoptimized
+from flowgrpo.training.reports.reward_hacking import overoptimization_streak, overoptimized
 
 NONE = (
     "No reward is only watched, so nothing here tells whether the trained one is exploited. Name one in eval_rewards that a "

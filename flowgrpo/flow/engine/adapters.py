@@ -18,7 +18,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.engine.client import Client
 from flowgrpo.training.engine.pushes import Pushes, Tensors
 from flowgrpo.training.engine.service import KEY, EngineError
-from flowgrpo.training.weights import Weights
+from flowgrpo.training.weights.trained_weights import Weights
 
 NETWORKS = ("transformer", "transformer_2")  # what an engine calls those that take adapters
 PREFIX = "transformer."  # diffusers' before the layers of a file

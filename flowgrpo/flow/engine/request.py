@@ -17,9 +17,9 @@ from typing import Any
 from flowgrpo.data import embedded
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow.pipeline.call import RESERVED
+from flowgrpo.flow.pipeline.call_arguments import RESERVED
 from flowgrpo.flow.pipeline.guidance import guidance_branches
-from flowgrpo.flow.pipeline.modality import modality_of
+from flowgrpo.flow.pipeline.inputs.modality import modality_of
 from flowgrpo.schema.engine import Engine
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.engine import service

@@ -15,11 +15,11 @@ from flowgrpo.flow.engine import request, wire
 from flowgrpo.flow.engine.adapters import Adapters
 from flowgrpo.flow.engine.request import Steps
 from flowgrpo.flow.engine.trajectory import chains_of
-from flowgrpo.flow.pipeline.modality import expected_shape, modality_of
+from flowgrpo.flow.pipeline.inputs.modality import expected_shape, modality_of
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.schema.engine import Engine
 from flowgrpo.training.engine.service import KEY, EngineError, naming
-from flowgrpo.training.phases import phase
+from flowgrpo.training.run.phases import phase
 from samplers.kernels import State
 from samplers.trees import Plan, Root, Tree
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from flowgrpo.flow.methods.adaptive import Adaptive
-from flowgrpo.flow.methods.credit import Depthwise, DiscountedValue, Siblings, StepGain, Terminal
-from flowgrpo.flow.methods.custom import Custom
-from flowgrpo.flow.methods.distill import Distill
+from flowgrpo.flow.methods.credit.nested_sets import Nested
+from flowgrpo.flow.methods.credit.rules import Depthwise, DiscountedValue, Siblings, StepGain, Terminal
 from flowgrpo.flow.methods.kernel import CPS, DDIMSDE, DanceSDE, FlowSDE, Manifold, Ode
-from flowgrpo.flow.methods.kl_mask import KlMask
 from flowgrpo.flow.methods.likelihood import Elbo, Trajectory
-from flowgrpo.flow.methods.matching import (
+from flowgrpo.flow.methods.objectives.distill import Distill
+from flowgrpo.flow.methods.objectives.kl_mask import KlMask
+from flowgrpo.flow.methods.objectives.matching import (
     Centred,
     Gradient,
     GroupSigmoid,
@@ -20,12 +19,13 @@ from flowgrpo.flow.methods.matching import (
     TwoBranch,
     VelocityTarget,
 )
-from flowgrpo.flow.methods.nested import Nested
-from flowgrpo.flow.methods.objective import Clip, NormalisedRatio, SoftGate
-from flowgrpo.flow.methods.prefix import PrefixRatio
-from flowgrpo.flow.methods.tree import Branch, BranchWindow, Brush, Chain, Twigs, Window
+from flowgrpo.flow.methods.objectives.path_objectives import PrefixRatio
+from flowgrpo.flow.methods.objectives.policy_gradient import Clip, NormalisedRatio, SoftGate
+from flowgrpo.flow.methods.trees.adaptive import Adaptive
+from flowgrpo.flow.methods.trees.custom_tree import Custom
+from flowgrpo.flow.methods.trees.tree import Branch, BranchWindow, Brush, Chain, Twigs, Window
 from flowgrpo.schema.base import Choice, named
-from flowgrpo.training.baseline import BASELINES
+from flowgrpo.training.advantages.baseline import BASELINES
 
 CHOICES: dict[str, dict[str, type[Choice]]] = {
     "tree": named(Chain, Window, Brush, Adaptive, Branch, BranchWindow, Twigs, Custom),

@@ -23,7 +23,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, Count, Positive
 from flowgrpo.schema.heavy import Tensor, torch
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training.bank import Bank, Decay
+from flowgrpo.training.weights.old_policies import Bank, Decay
 
 if TYPE_CHECKING:
     import numpy as np

@@ -20,8 +20,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch.utils.hooks import RemovableHandle
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.pipeline import traits
-from flowgrpo.training.lockstep import stands_in
+from flowgrpo.flow.pipeline.networks import traits
+from flowgrpo.training.distributed.fsdp_lockstep import stands_in
 
 KEY = "eval.adapter_steps"
 Switch = Callable[[bool], object]

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.flow.pipeline.walk import Walk
+from flowgrpo.flow.pipeline.denoising_loop import Walk
 from samplers.kernels import State
 
 

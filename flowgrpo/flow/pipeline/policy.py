@@ -16,11 +16,11 @@ from diffusers import DiffusionPipeline
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline import adapter_steps
 from flowgrpo.flow.pipeline.batching import Capabilities, cut, join
-from flowgrpo.flow.pipeline.block_cache import BlockCache
-from flowgrpo.flow.pipeline.call import unguided
-from flowgrpo.flow.pipeline.probe import probe, probe_batching, refusals
-from flowgrpo.flow.pipeline.walk import Walk, check_equal_shapes
-from flowgrpo.training.phases import phase
+from flowgrpo.flow.pipeline.call_arguments import unguided
+from flowgrpo.flow.pipeline.denoising_loop import Walk, check_equal_shapes
+from flowgrpo.flow.pipeline.networks.block_cache import BlockCache
+from flowgrpo.flow.pipeline.slice_probe import probe, probe_batching, refusals
+from flowgrpo.training.run.phases import phase
 from rewards.compute import leave_out_cudnn_attention
 from samplers.kernels import State
 

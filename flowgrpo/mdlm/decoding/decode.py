@@ -14,20 +14,20 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.decoding.proposals import Proposed, Sample
-from flowgrpo.mdlm.decoding.regions import Region
-from flowgrpo.mdlm.decoding.step import DecodeStep, Draws, Frame, Setting, setting
+from flowgrpo.mdlm.decoding.tokens.regions import Region
+from flowgrpo.mdlm.decoding.tokens.step import DecodeStep, Draws, Frame, Setting, setting
+from flowgrpo.mdlm.decoding.tokens.token_proposals import Proposed, Sample
 from flowgrpo.schema.heavy import Tensor, torch
 from flowgrpo.schema.lazy import lazy
 from samplers.batches import batched
 
 if TYPE_CHECKING:
-    from flowgrpo.mdlm.decoding import cache as caches
-    from flowgrpo.mdlm.decoding.cache import Cache
-    from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+    from flowgrpo.mdlm.decoding.network import kv_cache as caches
+    from flowgrpo.mdlm.decoding.network.kv_cache import Cache
+    from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
     from samplers.noise import Address
 else:
-    caches = lazy("flowgrpo.mdlm.decoding.cache")
+    caches = lazy("flowgrpo.mdlm.decoding.network.kv_cache")
 
 Scorer = Callable[[DecodeStep, Proposed], Any]  # returns a tensor, as do the next two
 Modifier = Callable[[DecodeStep, Proposed, Any], Any]

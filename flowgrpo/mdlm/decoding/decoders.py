@@ -9,18 +9,21 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.decoding import committers, modifiers, regions, scorers
 from flowgrpo.mdlm.decoding.decode import Decoder
-from flowgrpo.mdlm.decoding.modifiers import Tokens
-from flowgrpo.mdlm.decoding.proposals import Sample
-from flowgrpo.mdlm.decoding.step import Frame, Setting
+from flowgrpo.mdlm.decoding.rules import commit_rules as committers
+from flowgrpo.mdlm.decoding.rules import confidence as scorers
+from flowgrpo.mdlm.decoding.rules import logit_modifiers as modifiers
+from flowgrpo.mdlm.decoding.rules.logit_modifiers import Tokens
+from flowgrpo.mdlm.decoding.tokens import regions
+from flowgrpo.mdlm.decoding.tokens.step import Frame, Setting
+from flowgrpo.mdlm.decoding.tokens.token_proposals import Sample
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Count, Strict, named
 from flowgrpo.schema.sentences import checked
 from rewards.base import nearest
 
 if TYPE_CHECKING:
-    from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+    from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 
 DecoderRow = dict[str, Any]
 
@@ -61,7 +64,7 @@ DECODERS: dict[str, DecoderRow] = {
         {"name": "blocks", "window": 128},
         {"name": "held_back"},
     ),
-    "scheduled": _row(  # Co-GRPO, arXiv 2512.22288, a reconstruction: see flowgrpo/mdlm/methods/learned_schedule.py
+    "scheduled": _row(  # Co-GRPO, arXiv 2512.22288, a reconstruction, see mdlm/methods/schedules/learned_schedule.py
         "confidence", {"name": "remaining", "least": 1}, _WHOLE, {"name": "gumbel", "temperature": 1.0}
     ),
 }

@@ -12,7 +12,7 @@ import torch
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
-from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from samplers.batches import batched
 
 Tensor = torch.Tensor

@@ -16,7 +16,7 @@ from typing_extensions import override
 from flowgrpo.mdlm.engine.client import Client
 from flowgrpo.training.engine.pushes import Pushes, Tensors
 from flowgrpo.training.engine.service import EngineError
-from flowgrpo.training.weights import Weights
+from flowgrpo.training.weights.trained_weights import Weights
 
 NETWORK = "model"  # its name in `Weights`
 

@@ -16,7 +16,7 @@ import torch
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding import step_maps
 from flowgrpo.mdlm.decoding.decode import Decoder
-from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.training.engine.service import EngineError
 
 RANGE = (-1e6, 1e-3)  # of a log-probability: a sum in half precision may be rounded to a little more than 0

@@ -11,16 +11,16 @@ import torch
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
-from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.decoding.step_maps import rollout_of
 from flowgrpo.mdlm.engine.adapters import Adapters
 from flowgrpo.mdlm.engine.answer import Asked, Sent, read
 from flowgrpo.mdlm.engine.request import request_of
 from flowgrpo.schema.engine import Engine
+from flowgrpo.training.distributed.minibatches import Member
 from flowgrpo.training.engine.asking import seed_of
 from flowgrpo.training.engine.service import KEY, EngineError, naming
-from flowgrpo.training.parts import Member
-from flowgrpo.training.phases import phase
+from flowgrpo.training.run.phases import phase
 from samplers.batches import batched
 
 Tensor = torch.Tensor

@@ -12,10 +12,9 @@
 from __future__ import annotations
 
 from flowgrpo.mdlm.decoding.decoders import DECODERS
-from flowgrpo.mdlm.methods.aggregation import AGGREGATIONS, Aggregation
 from flowgrpo.mdlm.methods.decoder import Rollouts
 from flowgrpo.mdlm.methods.hints import Inpainting, NoHints
-from flowgrpo.mdlm.methods.likelihood import (
+from flowgrpo.mdlm.methods.likelihoods.likelihood import (
     Autoregressive,
     Blocks,
     Coupled,
@@ -24,11 +23,12 @@ from flowgrpo.mdlm.methods.likelihood import (
     Quadrature,
     Trajectory,
 )
-from flowgrpo.mdlm.methods.objective import LinearBound, Sandwich, SequenceRatio, TokenRatio
-from flowgrpo.mdlm.methods.prefix import PrefixRatio
-from flowgrpo.mdlm.methods.schedule import LearnedSchedule, Unscheduled
+from flowgrpo.mdlm.methods.objectives.aggregation import AGGREGATIONS, Aggregation
+from flowgrpo.mdlm.methods.objectives.objective import LinearBound, Sandwich, SequenceRatio, TokenRatio
+from flowgrpo.mdlm.methods.objectives.path_objectives import PrefixRatio
+from flowgrpo.mdlm.methods.schedules.schedule import LearnedSchedule, Unscheduled
 from flowgrpo.schema.base import Choice, named
-from flowgrpo.training.baseline import BASELINES
+from flowgrpo.training.advantages.baseline import BASELINES
 
 CHOICES: dict[str, dict[str, type[Choice]]] = {
     "decoder": dict.fromkeys(DECODERS, Rollouts),

@@ -20,10 +20,10 @@ from functools import partial
 
 import torch
 
-from flowgrpo.mdlm.methods.answers import Answers
-from flowgrpo.mdlm.methods.estimate import Call, Predictor, calls, log_probs, placed
-from flowgrpo.mdlm.methods.objective import LossInputs, Objective
-from flowgrpo.mdlm.methods.views import Views
+from flowgrpo.mdlm.methods.likelihoods.answers import Answers
+from flowgrpo.mdlm.methods.likelihoods.estimate import Call, Predictor, calls, log_probs, placed
+from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
+from flowgrpo.mdlm.methods.objectives.objective import LossInputs, Objective
 
 Tensor = torch.Tensor
 Send = Callable[[Tensor], object]
@@ -59,7 +59,7 @@ def backward(
 
     Args:
         advantage: (B,) of the answers.
-        token_weight: (B, L), see `flowgrpo.mdlm.methods.aggregation`.
+        token_weight: (B, L), see `flowgrpo.mdlm.methods.objectives.aggregation`.
         old: (n, B, L), `LogProb.each` of the policy that made the answers, on the same views; None if this one still is it,
             which saves an estimate and makes every ratio 1.
         reference: the same of the reference, None if the objective needs none.

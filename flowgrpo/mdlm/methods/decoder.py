@@ -12,7 +12,7 @@ from flowgrpo.mdlm.decoding.decoders import Others, build
 from flowgrpo.schema.base import Choice
 
 if TYPE_CHECKING:
-    from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+    from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 
 Word = str | dict  # options alone, without a name, are those of the row's own word
 

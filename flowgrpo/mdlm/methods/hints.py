@@ -14,7 +14,7 @@ from flowgrpo.schema.heavy import Tensor, torch
 from flowgrpo.schema.lazy import lazy
 
 if TYPE_CHECKING:
-    from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+    from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
     from samplers import noise
     from samplers.noise import Address
 else:

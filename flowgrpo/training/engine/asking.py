@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from flowgrpo.training.engine.mismatch import FAR, Mismatch, metrics
 from flowgrpo.training.engine.service import EngineError
 from flowgrpo.training.loop import Loop
-from flowgrpo.training.stopped import EngineLost, EngineLostAlone
+from flowgrpo.training.run.stop_reasons import EngineLost, EngineLostAlone
 from samplers import noise
 
 T = TypeVar("T")

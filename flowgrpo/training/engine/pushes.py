@@ -16,7 +16,7 @@ import torch
 
 from flowgrpo.errors import InputError
 from flowgrpo.training.engine.service import EngineError
-from flowgrpo.training.weights import Weights
+from flowgrpo.training.weights.trained_weights import Weights
 
 Tensors = dict[str, torch.Tensor]
 

@@ -18,8 +18,8 @@ from flowgrpo.commands.gallery.curve import _ticks, curve
 from flowgrpo.commands.gallery.media import data_url, outline
 from flowgrpo.commands.gallery.numbers import Mean, difference, number
 from flowgrpo.errors import InputError
-from flowgrpo.training import videos
-from flowgrpo.training.samples import save_sample
+from flowgrpo.training.reports import video_files as videos
+from flowgrpo.training.reports.samples import save_sample
 from rewards import BUILT_IN
 
 

@@ -10,7 +10,7 @@ from planted import sampled, trained_run
 
 from flowgrpo.cli import main
 from flowgrpo.commands.gallery import cards, write_gallery
-from flowgrpo.training.samples import save_sample
+from flowgrpo.training.reports.samples import save_sample
 
 
 def samples(*lasts, prompt="cat"):

@@ -9,7 +9,7 @@ from flowgrpo import config
 from flowgrpo.commands.gallery import write_gallery
 from flowgrpo.commands.gallery.history import held_out_words
 from flowgrpo.commands.report import write_report
-from flowgrpo.training import card
+from flowgrpo.training.reports import model_card as card
 
 FEWER = "n = 10 and 7, so not of the same samples"
 

@@ -10,7 +10,7 @@ from planted import NODES, node, run_with, shade, tree
 
 from flowgrpo.commands.gallery import write_gallery
 from flowgrpo.commands.gallery.trees import write_trees
-from flowgrpo.training.samples import save_sample
+from flowgrpo.training.reports.samples import save_sample
 
 
 def trained(folder):

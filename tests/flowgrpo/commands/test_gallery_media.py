@@ -11,8 +11,8 @@ from film_files import H264, HEVC, VP9, blocks, write_film
 from PIL import Image
 
 from flowgrpo.commands.gallery.media import data_url
-from flowgrpo.training import videos
-from flowgrpo.training.samples import save_sample
+from flowgrpo.training.reports import video_files as videos
+from flowgrpo.training.reports.samples import save_sample
 from rewards.media import MediaError, film
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flowgrpo.commands.gallery.totals import Totals
-from flowgrpo.training.combination import Combination
+from flowgrpo.training.advantages.reward_combination import Combination
 
 USES = [
     {"use": "shapes", "name": None, "weight": 2.0, "offset": 0.5},

@@ -13,7 +13,7 @@ from flowgrpo.commands.gallery import check_readable, write_gallery
 from flowgrpo.commands.gallery.forest import Forest
 from flowgrpo.commands.gallery.trees import Drawing, shown_steps, write_trees
 from flowgrpo.errors import InputError
-from flowgrpo.training.kept_trees import KeptNode, TreeFolder, encoded
+from flowgrpo.training.reports.tree_store import KeptNode, TreeFolder, encoded
 
 
 def page_of(folder, *trees):

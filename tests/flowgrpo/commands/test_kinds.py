@@ -5,8 +5,8 @@ import pytest
 from flowgrpo import config
 from flowgrpo.commands.kinds import KINDS
 from flowgrpo.data.prompts import Prompt
-from flowgrpo.flow import doctor
-from flowgrpo.training.run_data import RunData
+from flowgrpo.flow.diagnostics import doctor
+from flowgrpo.training.run.run_data import RunData
 from rewards import Reward, RewardError
 
 TRAIN = [Prompt("a cat", {"task": "draw"}), Prompt("a sign", {"task": "ocr"}), Prompt("a red sign", {"task": "ocr"})]

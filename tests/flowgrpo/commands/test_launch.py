@@ -15,7 +15,7 @@ from runs import background, interpreter, metrics, weights
 
 from flowgrpo.cli import main
 from flowgrpo.commands import launch
-from flowgrpo.training.kept_trees import TreeFolder
+from flowgrpo.training.reports.tree_store import TreeFolder
 
 ROOT = Path(__file__).parents[3]
 
@@ -298,7 +298,7 @@ HUNGRY = """
 import os
 from pathlib import Path
 import torch
-from flowgrpo.training.layout import of_machine
+from flowgrpo.training.distributed.gpu_layout import of_machine
 def redness(images, prompts):
     Path("here-" + os.environ["RANK"]).write_text(str(of_machine(3)))
     if os.environ["RANK"] == "1" and Path("runs/t/metrics.jsonl").exists():

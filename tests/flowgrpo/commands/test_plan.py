@@ -6,7 +6,8 @@ import json
 import pytest
 
 from flowgrpo.cli import main
-from flowgrpo.training import cost, gpus
+from flowgrpo.training.planning import gpu_types as gpus
+from flowgrpo.training.planning import iteration_cost as cost
 
 pytestmark = pytest.mark.usefixtures("kept_trials")
 DIVERGENCE = "algorithm.objective.kl.beta=0.01"  # in all plans, so that one trial serves them

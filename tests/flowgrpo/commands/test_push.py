@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import constants, errors
 
 from flowgrpo.cli import main
-from flowgrpo.flow import comfyui
+from flowgrpo.flow.outputs import comfyui_names as comfyui
 
 
 class Hub:

@@ -7,7 +7,7 @@ from flowgrpo import config
 from flowgrpo.commands import remedies
 from flowgrpo.commands.kinds import KINDS
 from flowgrpo.commands.train import MAY_DIFFER
-from flowgrpo.training import memory_advice
+from flowgrpo.training.planning import memory_advice
 
 pytestmark = pytest.mark.usefixtures("kept_trials")
 

@@ -23,7 +23,7 @@ from flowgrpo.commands.report.spectrum import NO_SIBLINGS, NO_TREES, Bar, Spectr
 from flowgrpo.commands.report.watched import NONE, verdict
 from flowgrpo.commands.watch import Watched
 from flowgrpo.errors import InputError
-from flowgrpo.training.kept_trees import TreeFolder
+from flowgrpo.training.reports.tree_store import TreeFolder
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,7 +8,7 @@ from browsing import CONTRAST, LOOKS, opened
 from planted_run import CONFIG, LINES, WILD, run_of, use, with_samples, with_trees, written
 
 from flowgrpo.commands.report import write_report
-from flowgrpo.training.samples import Text, save_sample
+from flowgrpo.training.reports.samples import Text, save_sample
 
 
 def wild(folder):

@@ -21,7 +21,9 @@ def test_an_adapter_that_was_cut_off_is_one_sentence_before_the_model(
     tmp_path, monkeypatch, unloaded, capsys, kind, file, content
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("flowgrpo.mdlm.sampling.load_text_policy", lambda *a: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(
+        "flowgrpo.mdlm.outputs.sampling.load_text_policy", lambda *a: pytest.fail("the model was loaded")
+    )
     (tmp_path / "adapter").mkdir()
     if kind == "digits":
         (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
@@ -37,7 +39,9 @@ def test_an_adapter_that_was_cut_off_is_one_sentence_before_the_model(
 @pytest.mark.parametrize("kind", ["shapes", "digits"])
 def test_half_a_character_in_a_prompt_is_one_sentence_before_the_model(tmp_path, monkeypatch, unloaded, capsys, kind):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("flowgrpo.mdlm.sampling.load_text_policy", lambda *a: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(
+        "flowgrpo.mdlm.outputs.sampling.load_text_policy", lambda *a: pytest.fail("the model was loaded")
+    )
     (tmp_path / "p.jsonl").write_text(r'{"prompt": "a \ud800"}')
     for asked, place in ((["--prompt", "a \udcff"], "--prompt"), (["--prompts", "p.jsonl"], "p.jsonl:1")):
         assert main(["sample", kind, *asked, "--out", "out"]) == 2

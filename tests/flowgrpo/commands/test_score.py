@@ -12,7 +12,7 @@ from runs import CALL
 from flowgrpo.cli import main
 from flowgrpo.commands.score import listed, read, score_folder
 from flowgrpo.errors import InputError
-from flowgrpo.training.samples import save_sample
+from flowgrpo.training.reports.samples import save_sample
 from rewards import Reward
 from rewards.compute import default_device
 

@@ -11,7 +11,7 @@ from flowgrpo.cli import main
 from flowgrpo.commands.terminal import out, say
 from flowgrpo.data import tables
 from flowgrpo.schema.readable import one_line, readable
-from flowgrpo.training.report import LOGGER, Report
+from flowgrpo.training.reports.report import LOGGER, Report
 
 ORDINARY = "é, 漢字, עברית, عربي, 👩‍👧, 🏴󠁧󠁢󠁥󠁮󠁧󠁿, e\u0301 and \u200fmarks"
 HOSTILE = "\x1b[2J\x1b]0;title\x07\r\x9b1m\x7f\x00\u202egnp.exe\u202c\u2066\u2069\u2028\udcff\n"

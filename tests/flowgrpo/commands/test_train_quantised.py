@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from flowgrpo.cli import main
 from flowgrpo.data.prompts import Row
-from flowgrpo.flow.export import write_weights
-from flowgrpo.flow.pipeline.loading import load_policy
-from flowgrpo.training.weights import Weights, lora_config
+from flowgrpo.flow.outputs.export import write_weights
+from flowgrpo.flow.pipeline.loading.load import load_policy
+from flowgrpo.training.weights.trained_weights import Weights, lora_config
 
 SMALL = ["model.quantise=int8", "eval.every=9", "eval.prompts=1", "eval.save=0", "train.updates=1"]
 

@@ -13,8 +13,10 @@ from runs import background, metrics, wait_for, weights
 
 from flowgrpo import config
 from flowgrpo.cli import main
-from flowgrpo.training import folders, random_states, snapshot
-from flowgrpo.training.weights import Weights
+from flowgrpo.training.checkpoints import snapshot
+from flowgrpo.training.run import random_states
+from flowgrpo.training.run import run_folder as folders
+from flowgrpo.training.weights.trained_weights import Weights
 
 
 @pytest.mark.parametrize("resume", ["false", "true"])

@@ -7,7 +7,7 @@ import runs
 
 import flowgrpo
 from flowgrpo.cli import main
-from flowgrpo.training.stopped import Broken
+from flowgrpo.training.run.stop_reasons import Broken
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from zoo import SPECIMENS
 
 from flowgrpo import config
 from flowgrpo.cli import main
-from flowgrpo.flow import budget
-from flowgrpo.training import lora_files
+from flowgrpo.flow.planning import memory_budget as budget
+from flowgrpo.training.checkpoints import lora_files
 
 KL = ["algorithm.objective.kl={form: velocity, beta: 0.5}"]
 START = "model.lora={path: out}"

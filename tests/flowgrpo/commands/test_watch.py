@@ -14,7 +14,7 @@ from watching import watching
 
 from flowgrpo.cli import main
 from flowgrpo.commands import watch
-from flowgrpo.training.folders import LOCK
+from flowgrpo.training.run.run_folder import LOCK
 
 
 def client(run):

@@ -14,7 +14,7 @@ from zoo import SPECIMENS
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.data import compositions, configs, drafts, edits, templates
-from flowgrpo.training.metric_lines import read_metrics
+from flowgrpo.training.run.run_files import read_metrics
 
 FLOW = {
     "flux1-24gb": "FluxPipeline",

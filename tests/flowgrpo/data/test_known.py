@@ -8,8 +8,9 @@ import torch
 from transformers import AutoTokenizer
 
 from flowgrpo.data import configs, known
-from flowgrpo.flow.pipeline import loading, weightless
-from flowgrpo.mdlm import architectures
+from flowgrpo.flow.pipeline.loading import load as loading
+from flowgrpo.flow.pipeline.loading import meta_pipeline as weightless
+from flowgrpo.mdlm.models import architectures
 
 # Billions of parameters of the trained networks, of torch's own count of the hub's configs.
 SIZES = {

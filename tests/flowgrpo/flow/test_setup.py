@@ -12,7 +12,7 @@ from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
 from flowgrpo.flow import setup
-from flowgrpo.flow.pipeline import attention
+from flowgrpo.flow.pipeline.networks import attention
 
 CPU = torch.device("cpu")
 
@@ -43,7 +43,7 @@ def test_what_does_not_work_here_is_refused_at_load(workplace, monkeypatch, over
 
 
 def test_an_attention_whose_package_is_missing_is_refused(monkeypatch):
-    monkeypatch.setattr("flowgrpo.flow.pipeline.attention.find_spec", lambda name: None)
+    monkeypatch.setattr("flowgrpo.flow.pipeline.networks.attention.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"xformers is not installed here: pip install 'flowgrpo\[xformers\]'$"):
         attention.try_attention("xformers", "float32", torch.device("cuda"))  # nothing touches it
 

@@ -9,7 +9,7 @@ import torch
 from field import TARGET, lines, settings, trainer, weights_of
 from gaussian_flow import gradient, moments
 
-from flowgrpo.training.combination import Combination
+from flowgrpo.training.advantages.reward_combination import Combination
 from rewards import Reward
 
 

@@ -12,10 +12,10 @@ import torch
 from conftest import furnished
 
 from flowgrpo.cli import main
-from flowgrpo.flow import rollout
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.flow.rollouts import rollout
 from flowgrpo.flow.trainer import Trainer
-from flowgrpo.flow.update import Credited
+from flowgrpo.flow.updates.update import Credited
 from flowgrpo.training.engine.asking import seed_of
 
 LIGHT = ["eval={every: 9, prompts: 1, save: 0}", "train.iterations=3", "train.updates=1"]

@@ -14,7 +14,7 @@ from field import (
     weights_of,
 )
 
-from flowgrpo.training.stopped import Broken
+from flowgrpo.training.run.stop_reasons import Broken
 
 
 def at_once(reward):

@@ -12,7 +12,7 @@ from zoo.base import picture
 import flowgrpo
 from flowgrpo.cli import main
 from flowgrpo.data.prompts import Row
-from flowgrpo.training.metric_lines import read_manifest
+from flowgrpo.training.run.run_files import read_manifest
 
 
 @pytest.fixture

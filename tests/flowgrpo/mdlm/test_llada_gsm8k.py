@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.data.templates import TEMPLATES
-from flowgrpo.training.metric_lines import read_metrics
+from flowgrpo.training.run.run_files import read_metrics
 
 CONFIG = "llada-8b"
 PROBLEMS = [

@@ -3,7 +3,7 @@ import torch
 
 from flowgrpo import config
 from flowgrpo.mdlm import setup
-from flowgrpo.mdlm.memory import memory_estimate
+from flowgrpo.mdlm.models.memory_estimate import memory_estimate
 
 SETTINGS = {"kind": "mdlm", "model": {"path": "digits"}, "rewards": ["solved"]}
 

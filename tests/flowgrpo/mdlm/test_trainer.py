@@ -10,12 +10,12 @@ from safetensors.torch import load_file
 
 from flowgrpo.commands import train as run
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.decoding import predictor
-from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.network import predictor
+from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.methods.presets import PRESETS
-from flowgrpo.training import selection
-from flowgrpo.training.metric_lines import read_metrics
-from flowgrpo.training.stopped import Finished, NothingToLearn
+from flowgrpo.training.advantages import unit_selection as selection
+from flowgrpo.training.run.run_files import read_metrics
+from flowgrpo.training.run.stop_reasons import Finished, NothingToLearn
 
 # Likelihoods of one step, of many random ones, of the decoder's; and a schedule that learns, too.
 REPRESENTATIVE = ("diffu_grpo", "gdpo", "trace_rl", "co_grpo")
@@ -110,7 +110,7 @@ def test_the_decoder_s_own_numbers_are_those_of_the_old_policy(settings, monkeyp
 @pytest.mark.parametrize("preset", ["just_grpo", "trace_rl", "diffu_grpo_fast"])
 def test_fixed_views_give_every_pass_the_same_old_policy(settings, monkeypatch, preset):
     """Computing it once changes no weight."""
-    from flowgrpo.mdlm.methods.likelihood import Autoregressive, OneStep, Trajectory
+    from flowgrpo.mdlm.methods.likelihoods.likelihood import Autoregressive, OneStep, Trajectory
 
     choices = {"algorithm__preset": preset, "train__passes": 2, "train__iterations": 1}
     once = run.train_config(settings(run__name="once", **choices))

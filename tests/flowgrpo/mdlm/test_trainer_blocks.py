@@ -10,14 +10,14 @@ from released import qwen_tokenizer
 from flowgrpo.cli import main
 from flowgrpo.commands import train as run
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.decoding.attention import known_block_size
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import build
-from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.network.block_attention import known_block_size
+from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.doctor import examine
-from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.methods.presets import PRESETS
-from flowgrpo.mdlm.plan import plan, predicted, walked
+from flowgrpo.mdlm.models.load import load_predictor
+from flowgrpo.mdlm.planning.plan import plan, predicted, walked
 
 BLOCK = {"model__attention": "block", "model__block_size": 4, "model__length": 7, "train__group_size": 4}
 

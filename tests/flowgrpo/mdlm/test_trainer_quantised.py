@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from flowgrpo.cli import main
 from flowgrpo.commands import train as run
 from flowgrpo.mdlm import setup
-from flowgrpo.mdlm.memory import memory_estimate
-from flowgrpo.training.quantise_libraries import LIBRARY_FORMS
+from flowgrpo.mdlm.models.memory_estimate import memory_estimate
+from flowgrpo.training.weights.library_quantisation import LIBRARY_FORMS
 
 CHOICES = {"model__lora": {"rank": 2, "alpha": 4.0}, "model__quantise": "int8", "eval__every": 9, "eval__save": 0}
 

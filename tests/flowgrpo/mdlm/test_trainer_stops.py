@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from flowgrpo.cli import main
 from flowgrpo.commands import train as run
-from flowgrpo.mdlm.decoding.predictor import MaskPredictor
-from flowgrpo.training.metric_lines import read_metrics
-from flowgrpo.training.stopped import Broken, Diverged, NothingToLearn
-from flowgrpo.training.weights import Weights
+from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
+from flowgrpo.training.run.run_files import read_metrics
+from flowgrpo.training.run.stop_reasons import Broken, Diverged, NothingToLearn
+from flowgrpo.training.weights.trained_weights import Weights
 from rewards.wire import decode
 
 

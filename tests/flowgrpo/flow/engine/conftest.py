@@ -7,7 +7,7 @@ import pytest
 import runs
 from replayed import adapted
 
-from flowgrpo.flow.pipeline.loading import load_pipeline
+from flowgrpo.flow.pipeline.loading.load import load_pipeline
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 
 STARTED = {**runs.CALL, "num_inference_steps": 4}

@@ -8,7 +8,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.engine.adapters import Adapters
 from flowgrpo.flow.engine.client import Client
 from flowgrpo.schema.engine import Engine
-from flowgrpo.training import lora_files, lora_layers
+from flowgrpo.training.checkpoints import lora_files, lora_layers
 from flowgrpo.training.engine.service import EngineError
 
 ROWS = [Row("a red circle", 1), Row("two blue square", 2)]

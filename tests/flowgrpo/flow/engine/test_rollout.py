@@ -15,7 +15,7 @@ from flowgrpo.flow.engine import rollout as rollouts
 from flowgrpo.flow.engine.adapters import Adapters
 from flowgrpo.flow.engine.client import Client
 from flowgrpo.flow.engine.rollout import EngineRollout
-from flowgrpo.flow.pipeline.loading import load_policy
+from flowgrpo.flow.pipeline.loading.load import load_policy
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.schema.engine import Engine
 from flowgrpo.training.engine.service import EngineError

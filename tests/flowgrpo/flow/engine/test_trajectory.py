@@ -6,7 +6,7 @@ import torch
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.engine.trajectory import chains_of
-from flowgrpo.flow.pipeline.field import FieldPolicy
+from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from samplers import noise
 from samplers.kernels import Kernel
 from samplers.plans import chain

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.likelihood import ERRORS, LEAST, Elbo
-from flowgrpo.training.bank import Decay
+from flowgrpo.training.weights.old_policies import Decay
 
 SEEN = json.loads((Path(__file__).parents[3] / "data" / "sample_losses.json").read_text())
 NAMES = {"adaptive_v": "adaptive_velocity", "ghuber": "power"}  # there and here

@@ -14,7 +14,7 @@ import flowgrpo
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline import adapter_steps
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.training.weights import Weights, lora_config
+from flowgrpo.training.weights.trained_weights import Weights, lora_config
 
 STEPS = 10
 

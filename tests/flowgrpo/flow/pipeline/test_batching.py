@@ -7,7 +7,7 @@ import torch
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.batching import Capabilities, cut, join
-from flowgrpo.flow.pipeline.embeddings import EmbeddingShape
+from flowgrpo.flow.pipeline.inputs.prompt_embeddings import EmbeddingShape
 
 
 @dataclass

@@ -7,7 +7,7 @@ from replayed import ROWS, policy_of
 from flowgrpo.commands import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline import guidance
-from flowgrpo.flow.pipeline.call import unguided
+from flowgrpo.flow.pipeline.call_arguments import unguided
 
 
 @pytest.mark.parametrize(

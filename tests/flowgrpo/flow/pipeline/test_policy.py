@@ -6,10 +6,10 @@ from diffusers.models.attention_dispatch import AttentionBackendName
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow.pipeline.field import FieldPolicy
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.training.saved_tensors import SavedTensorMeter
-from flowgrpo.training.weights import Weights, lora_config
+from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
+from flowgrpo.training.fitting.saved_tensor_meter import SavedTensorMeter
+from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from samplers import noise
 from samplers.kernels import Kernel, log_prob
 from samplers.plans import chain

@@ -3,7 +3,7 @@
 import pytest
 from predictors import MASK, PAD, llama
 
-from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from predictors import MASK, PAD, VOCAB, llama, qwen, random_table
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import DECODERS, build
-from flowgrpo.mdlm.decoding.predictor import MaskPredictor
-from flowgrpo.mdlm.decoding.proposals import Sample
+from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.tokens.token_proposals import Sample
 
 EOS, LENGTH = 13, 8
 NAMES = [name for name in DECODERS if name != "trace_lock"]  # it needs a controller, see test_trace_lock.py

@@ -12,7 +12,7 @@ from predictors import MASK, PAD, llama, qwen, qwen3, random_table
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import build
-from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 
 EOS, SIZE, LENGTH = 13, 4, 8
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5], [8, 9, 7, 9, 3, 2, 3]]  # each ends elsewhere in its block

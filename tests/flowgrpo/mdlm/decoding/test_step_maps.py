@@ -7,7 +7,7 @@ import torch
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import Rollout, decode
 from flowgrpo.mdlm.decoding.decoders import build
-from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.decoding.step_maps import rollout_of
 
 LENGTH, EOS = 8, 5

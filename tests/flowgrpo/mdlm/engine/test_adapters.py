@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from flowgrpo.mdlm.adapters import write_adapter
 from flowgrpo.mdlm.engine.adapters import Adapters
 from flowgrpo.mdlm.engine.client import Client
+from flowgrpo.mdlm.models.lora_targets import write_adapter
 from flowgrpo.schema.engine import Engine
-from flowgrpo.training import lora_files, lora_layers
+from flowgrpo.training.checkpoints import lora_files, lora_layers
 from flowgrpo.training.engine.service import EngineError
 
 

@@ -6,7 +6,7 @@ from flowgrpo.config import validated
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.engine import request
 from flowgrpo.mdlm.engine.answer import Asked
-from flowgrpo.mdlm.plan import plan
+from flowgrpo.mdlm.planning.plan import plan
 from flowgrpo.schema.engine import Engine
 
 

@@ -5,12 +5,13 @@ import pytest
 import torch
 from toy_predictor import PLANS, Toy, answers
 
-from flowgrpo.mdlm.decoding import portions
-from flowgrpo.mdlm.methods import aggregation, likelihood
-from flowgrpo.mdlm.methods.answers import Answers
+from flowgrpo.mdlm.decoding.tokens import logit_chunks as portions
 from flowgrpo.mdlm.methods.backward import backward
-from flowgrpo.mdlm.methods.estimate import _Picked, calls, estimate
-from flowgrpo.mdlm.methods.objective import (
+from flowgrpo.mdlm.methods.likelihoods import likelihood
+from flowgrpo.mdlm.methods.likelihoods.answers import Answers
+from flowgrpo.mdlm.methods.likelihoods.estimate import _Picked, calls, estimate
+from flowgrpo.mdlm.methods.objectives import aggregation
+from flowgrpo.mdlm.methods.objectives.objective import (
     Divergence,
     LinearBound,
     LossInputs,
@@ -18,8 +19,8 @@ from flowgrpo.mdlm.methods.objective import (
     SequenceRatio,
     TokenRatio,
 )
-from flowgrpo.mdlm.methods.prefix import PrefixRatio
-from flowgrpo.training.saved_tensors import SavedTensorMeter
+from flowgrpo.mdlm.methods.objectives.path_objectives import PrefixRatio
+from flowgrpo.training.fitting.saved_tensor_meter import SavedTensorMeter
 
 OBJECTIVES = {
     "token": TokenRatio(clip_range=[0.2, 0.3], kl=Divergence(beta=0.1)),

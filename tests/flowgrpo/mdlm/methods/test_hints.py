@@ -6,8 +6,8 @@ from toy_predictor import EOS, Toy, answers
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
-from flowgrpo.mdlm.methods.answers import in_scope
 from flowgrpo.mdlm.methods.hints import Inpainting, failed_groups, highest_entropy, hints, replace_failed
+from flowgrpo.mdlm.methods.likelihoods.answers import in_scope
 
 MASK = 999
 REASONING = torch.arange(40)

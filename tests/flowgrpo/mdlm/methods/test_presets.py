@@ -10,11 +10,11 @@ from toy_predictor import answers
 
 from flowgrpo import config
 from flowgrpo.mdlm.config import TextConfig
-from flowgrpo.mdlm.methods import likelihood
-from flowgrpo.mdlm.methods.answers import in_scope
-from flowgrpo.mdlm.methods.objective import LossInputs, Sandwich
+from flowgrpo.mdlm.methods.likelihoods import likelihood
+from flowgrpo.mdlm.methods.likelihoods.answers import in_scope
+from flowgrpo.mdlm.methods.objectives.objective import LossInputs, Sandwich
 from flowgrpo.mdlm.methods.presets import PRESETS, PUBLISHED
-from flowgrpo.mdlm.plan import training_decoder
+from flowgrpo.mdlm.planning.plan import training_decoder
 
 # passes x updates x groups x answers of a group, rate; steps and blocks of a rollout, temperature, top_p
 RELEASED = {

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowgrpo.training import journal
+from flowgrpo.training.distributed import replay_journal as journal
 from flowgrpo.training.engine.asking import answered
 from flowgrpo.training.engine.service import EngineError
-from flowgrpo.training.stopped import EngineLostAlone
+from flowgrpo.training.run.stop_reasons import EngineLostAlone
 
 
 def test_an_engine_that_fails_where_its_rollout_is_made_again_ends_the_run():

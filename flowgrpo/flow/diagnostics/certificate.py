@@ -1,0 +1,253 @@
+"""The certificate of a pipeline: everything that training it relies on, measured.
+
+`certify` runs on pipelines made anew, so it can compare with the stock one; `flowgrpo doctor` measures one model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+
+from flowgrpo.data.prompts import Row
+from flowgrpo.flow.outputs.export import write_weights
+from flowgrpo.flow.pipeline.loading.load import load_lora
+from flowgrpo.flow.pipeline.networks import traits
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.training.reports.doctor_checks import Check, gap_of
+from flowgrpo.training.weights.trained_weights import Weights, lora_config
+from samplers import noise
+from samplers.kernels import ODE, Kernel, log_prob
+from samplers.plans import chain
+from samplers.trees import Root, Tree, edge_transition, grow
+
+TOLERANCE = 1e-5  # of float32 samples that went two ways, in standard deviations of the sample
+BFLOAT16_DRIFT = 0.0  # the same rows in the same order give the same numbers in any dtype
+
+
+def certify(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: Sequence[Row]) -> list[Check]:
+    """Run all checks of a pipeline class and return them; in float32, but for the drift in bfloat16.
+
+    Args:
+        build: makes the stock pipeline, the same each time.
+        call: arguments of its call.
+        rows: three or more, with two of the same prompt and prompts of unequal length.
+    """
+    policy = DiffusersPolicy(build(), call, text_encoders="offload")
+    policy.check(rows)
+    stock = in_flow_euler(build())
+    expected = [stock_sample(stock, call, row) for row in rows]
+    whole = [encoded_once(policy, rows), equals_stock(policy, rows, expected)]
+    weights = Weights(policy.modules, None)  # they learn from here on, as in a run; some layers compute otherwise then
+    tree, ran = stochastic(policy, rows)
+    return [
+        *whole,
+        decoded(policy, tree, expected),
+        any_micro_batch(policy, rows, tree),
+        *drift_and_gradients(policy, weights, tree, ran),
+        bfloat16_drift(build, call, rows),
+        lora_reloads(build, call, rows[0], untrained=expected[0]),
+    ]
+
+
+def in_flow_euler(pipe: DiffusionPipeline) -> DiffusionPipeline:
+    """Return a stock pipeline, with the flow-Euler scheduler (our `ode`) where it ships another one."""
+    pipe.set_progress_bar_config(disable=True)
+    config = pipe.scheduler.config
+    if type(pipe.scheduler) is not FlowMatchEulerDiscreteScheduler or config.stochastic_sampling:
+        known = inspect.signature(FlowMatchEulerDiscreteScheduler.__init__).parameters
+        options = {k: v for k, v in config.items() if k in known} | {"stochastic_sampling": False}
+        options |= {"shift": config["flow_shift"]} if config.get("flow_shift") else {}
+        pipe.scheduler = FlowMatchEulerDiscreteScheduler(**options)
+    return pipe
+
+
+@torch.no_grad()
+def stock_sample(pipe: DiffusionPipeline, call: dict[str, Any], row: Row) -> torch.Tensor:
+    """Return the decoded sample of one row by a stock pipeline, which nothing here has changed."""
+    arguments = {"prompt": row.prompt, "output_type": "pt", "return_dict": False}
+    generator = torch.Generator("cpu").manual_seed(row.seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # some draw their conditions from the global generator
+        return pipe(**arguments, generator=generator, **{**call, **row.columns})[0].float()
+
+
+def encoded_once(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
+    """After preparation no text encoder runs again, not even when they are offloaded."""
+    policy.prepare(rows)
+    policy.offload()
+    runs = []
+    handles = [
+        module.register_forward_pre_hook(lambda *_: runs.append(1))
+        for name, module in policy.pipe.components.items()
+        if name.startswith(traits.ENCODERS) and isinstance(module, torch.nn.Module)
+    ]
+    policy.generate(rows)
+    for handle in handles:
+        handle.remove()
+    return Check("encoded_once", not runs, f"{len(runs)} runs of text encoders after preparation")
+
+
+@torch.no_grad()
+def equals_stock(policy: DiffusersPolicy, rows: Sequence[Row], expected: Sequence[torch.Tensor]) -> Check:
+    """Our `ode`, in one go and step by step, gives the stock pipeline's decoded samples."""
+    tree = rolled_out(policy, rows, ODE, len(rows))
+    gaps = [
+        gap_of(made, torch.cat(list(expected)))
+        for made in (policy.generate(rows), policy.decode(tree.samples, [tree.nodes[i].root.row for i in tree.leaves]))
+    ]
+    return Check(
+        "equals_stock", all(gap <= 10 * TOLERANCE for gap in gaps), f"whole {gaps[0]:.1e}, in steps {gaps[1]:.1e}"
+    )
+
+
+def stochastic(policy: DiffusersPolicy, rows: Sequence[Row]) -> tuple[Tree, set[str]]:
+    """Return a stochastic rollout of all rows together, and the names of the modules that ran in it."""
+    ran: set[str] = set()
+    handles = [
+        module.register_forward_pre_hook(lambda *_, name=name: ran.add(name)) for name, module in policy.modules.items()
+    ]
+    tree = rolled_out(policy, rows, Kernel("flow_sde", 0.7), len(rows))
+    for handle in handles:
+        handle.remove()
+    return tree, ran
+
+
+@torch.no_grad()
+def decoded(policy: DiffusersPolicy, tree: Tree, expected: Sequence[torch.Tensor]) -> Check:
+    """What a stochastic rollout decodes to is finite and of the stock shape."""
+    samples = policy.decode(tree.samples, [tree.nodes[i].root.row for i in tree.leaves])
+    shape, finite = tuple(samples.shape[1:]), bool(samples.isfinite().all())
+    ok = finite and shape == tuple(expected[0].shape[1:]) and len(samples) == len(expected)
+    return Check("decoded", ok, f"{' x '.join(map(str, shape))}, {'finite' if finite else 'not finite'}")
+
+
+@torch.no_grad()
+def any_micro_batch(policy: DiffusersPolicy, rows: Sequence[Row], together: Tree) -> Check:
+    """A stochastic sample is the same alone and among others."""
+    alone = rolled_out(policy, rows, Kernel("flow_sde", 0.7), 1)
+    gap = float(torch.tensor([gap_of(a, b) for a, b in zip(together.samples, alone.samples, strict=True)]).max())
+    can = policy.capabilities
+    how = "rows share calls" if can.max_batch is None else "one row a call"
+    how += "" if can.pads_prompts or can.max_batch else " with equally long prompts"
+    return Check("any_micro_batch", gap <= 10 * TOLERANCE, f"{gap:.1e}, {how}")
+
+
+def drift_and_gradients(policy: DiffusersPolicy, weights: Weights, tree: Tree, ran: set[str]) -> list[Check]:
+    """A replay with gradient scores exactly what the rollout recorded, and reaches every weight of what ran."""
+    largest = replay(policy, tree)
+    active = {name: p for name, p in weights.named.items() if name.split(".")[0] in ran}
+    without = [name for name, p in active.items() if p.grad is None]
+    missed = without if without and _matter(policy, tree, [active[name] for name in without]) else []
+    broken = [name for name, p in active.items() if p.grad is not None and not p.grad.isfinite().all()]
+    learns = any(p.grad is not None and bool(p.grad.any()) for p in active.values())
+    advice = f"without gradient: {', '.join(missed[:3])}" if missed else ""
+    advice = f"not finite: {', '.join(broken[:3])}" if broken else advice
+    value = f"{len(active) - len(without) - len(broken)} of {len(active)} tensors of {', '.join(sorted(ran))}"
+    if without and not missed:
+        value += ", the others have no influence on the velocity"
+    return [
+        Check(
+            "drift", largest == 0.0, f"{largest:.1e}", "" if largest == 0.0 else "the replay is not what was rolled out"
+        ),
+        Check("gradients", not missed and not broken and learns, value, advice),
+    ]
+
+
+@torch.no_grad()
+def _matter(policy: DiffusersPolicy, tree: Tree, parameters: Sequence[torch.nn.Parameter]) -> bool:
+    """Whether other values of these weights would change a velocity of the rollout; they are left changed."""
+    trained = [evaluation for evaluation in tree.evaluations if evaluation.trained]
+    before = [policy.velocity(e.state, e.sigma, e.rows) for e in trained]
+    for p in parameters:
+        p.copy_(torch.randn(p.shape) + 1)
+    after = [policy.velocity(e.state, e.sigma, e.rows) for e in trained]
+    return any(not torch.equal(a, b) for x, y in zip(before, after, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def bfloat16_drift(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: Sequence[Row]) -> Check:
+    """The drift in bfloat16: all stored in it, or all but the VAE, or computed in it by autocast: the first that runs."""
+    for how in ("all stored in it", "VAE in float32", "by autocast"):
+        pipe = build()
+        for name, component in pipe.components.items():
+            if isinstance(component, torch.nn.Module) and how != "by autocast" and (name != "vae" or "VAE" not in how):
+                _to_bfloat16(component)
+        policy = DiffusersPolicy(pipe, call, autocast=torch.bfloat16 if how == "by autocast" else None)
+        for module in policy.modules.values():
+            module.requires_grad_(True)
+        try:
+            tree = rolled_out(policy, rows[:1], Kernel("flow_sde", 0.7), 1)
+        except RuntimeError as error:
+            refused = error
+            continue
+        largest = replay(policy, tree)
+        return Check("drift_bfloat16", largest <= BFLOAT16_DRIFT, f"{largest:.1e}, {how}")
+    return Check("drift_bfloat16", False, str(refused))
+
+
+def _to_bfloat16(module: torch.nn.Module) -> None:
+    """As `from_pretrained(dtype=torch.bfloat16)` does it: some submodules of some models stay in float32."""
+    module.to(torch.bfloat16)
+    for path, part in module.named_modules():
+        if any(name in path.split(".") for name in getattr(module, "_keep_in_fp32_modules", None) or ()):
+            part.float()
+
+
+def lora_reloads(
+    build: Callable[[], DiffusionPipeline], call: dict[str, Any], row: Row, *, untrained: torch.Tensor
+) -> Check:
+    """A trained LoRA, saved and loaded by a fresh stock pipeline's own method, gives the trained sample bit for bit."""
+    policy = DiffusersPolicy(build(), call)
+    weights = Weights(policy.modules, lora_config(2, 4, "auto", policy.modules))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in weights.parameters:
+            p.copy_(0.1 * torch.randn(p.shape, generator=generator))
+    trained = policy.generate([row])
+    fresh = in_flow_euler(build())
+    with tempfile.TemporaryDirectory() as folder:
+        write_weights(policy, weights, Path(folder))
+        load_lora(fresh, Path(folder))
+    way = "pipe.load_lora_weights" if traits.loads_lora(fresh) else "transformer.load_lora_adapter"
+    gap = gap_of(trained, stock_sample(fresh, call, row))
+    moved = gap_of(trained, untrained)
+    return Check("lora_reload", gap == 0 and moved > 0, f"{way}: {gap:.1e}, it moved the sample by {moved:.1e}")
+
+
+def rolled_out(
+    policy: DiffusersPolicy, rows: Sequence[Row], kernel: Kernel | Sequence[Kernel], micro_batch: int
+) -> Tree:
+    """Return a rollout of one chain for each row, under no_grad.
+
+    Args:
+        kernel: of all steps, or one for each. Unless it is ODE, all steps but the last are stochastic and trained.
+    """
+    roots = [Root(i, 0, row) for i, row in enumerate(rows)]
+    states = [policy.start([row]) for row in rows]
+    start = tuple(torch.cat(column) for column in zip(*states, strict=True))
+    kernels = [kernel] * (len(policy.sigmas) - 1) if isinstance(kernel, Kernel) else kernel
+    steps = range(len(kernels) - 1) if kernels[0].stochastic else ()
+
+    def edge_noise(shape, *address):
+        return noise.noise(shape, "certificate", *address)
+
+    with torch.no_grad():
+        return grow(chain(kernels, steps, steps), policy.sigmas, roots, start, policy.velocity, edge_noise, micro_batch)
+
+
+def replay(policy: DiffusersPolicy, tree: Tree) -> float:
+    """Return the largest |log ratio| of a replay with gradient; the gradients stay in the weights."""
+    gaps = [0.0]
+    for evaluation in tree.evaluations:
+        for edges in evaluation.trained:
+            velocity = policy.velocity(evaluation.state, evaluation.sigma, evaluation.rows)
+            mean, std = edge_transition(edges, evaluation.sigma, evaluation.state, velocity, tree.sigma_cap)
+            scored = log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob)
+            scored.sum().backward()
+            gaps.append(float((scored.detach() - edges.log_prob).abs().max()))
+    return float(torch.tensor(gaps).max())  # unlike Python's max, this keeps NaN

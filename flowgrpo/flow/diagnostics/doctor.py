@@ -1,0 +1,326 @@
+"""`flowgrpo doctor`: the certificate on the user's own model, and what most often goes wrong in a run, measured before it.
+
+Two steps of the real sizes stand for the whole in all checks but one: the spread of the rewards is that of real samples.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flowgrpo.data import conditions, prompts, stored
+from flowgrpo.data.embedded import EMBEDDED
+from flowgrpo.data.prompts import Row
+from flowgrpo.errors import InputError
+from flowgrpo.flow import setup
+from flowgrpo.flow.config import Config
+from flowgrpo.flow.diagnostics import spectrum
+from flowgrpo.flow.diagnostics.certificate import replay, rolled_out
+from flowgrpo.flow.methods.kernel import FlowSDE
+from flowgrpo.flow.model import initial_lora as start
+from flowgrpo.flow.model import memory_estimate as memory
+from flowgrpo.flow.outputs.export import encoders_to_save, write_weights
+from flowgrpo.flow.pipeline import guidance
+from flowgrpo.flow.pipeline.inputs import modality
+from flowgrpo.flow.pipeline.loading import load as loading
+from flowgrpo.flow.pipeline.loading.load import pipeline_class
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.flow.planning import memory_budget as budget
+from flowgrpo.flow.planning.plan import plan
+from flowgrpo.training.reports.doctor_checks import Check, gap_of, memory_left, seconds_of, spread, warnings_heard
+from flowgrpo.training.run.phases import phase
+from flowgrpo.training.scoring import scorer
+from flowgrpo.training.scoring.scorer import score
+from flowgrpo.training.weights.trained_weights import Weights
+from rewards import Reward
+from rewards.compute import default_device
+from samplers.batches import batched
+
+SPREAD_SIZE = 4
+HALF_PRECISION_DRIFT = 1e-4
+REMEDY = (
+    "lower train.micro_batch and train.rollout_batch, or set model.gradient_checkpointing, model.vae=offload or "
+    "model.text_encoders=free"
+)
+DEFAULT_REWARDS = {"image": "jpeg_size", "video": "motion", "audio": "loudness"}
+DEFAULT_PROMPTS = ("a photograph of a red fox in the snow", "a cat")
+
+
+def defaults(model: str) -> dict[str, Any]:
+    """Return the config, as one would write it, that a model alone is checked with: a built-in name, a folder or a hub id.
+
+    Raises:
+        InputError: there is no such model.
+    """
+    if model in EMBEDDED:
+        return {"model": {"path": model}, "rewards": [{"use": model}]}
+    reward = DEFAULT_REWARDS[modality.modality_of(pipeline_class(model))]
+    return {"model": {"path": model}, "rewards": [{"use": reward}]}
+
+
+def examine(settings: Config) -> Iterator[Check]:
+    """Run all checks of a config; yields each as it is done.
+
+    Raises:
+        InputError, RewardError: the config is wrong; nothing was examined.
+    """
+    cost = plan(settings)
+    rewards, _ = scorer.rewards(settings.rewards)
+    chosen = _prompts(settings, rewards)
+    shape = modality.expected_shape(pipeline_class(settings.model.path), settings.model.call)
+    setup.check_rewards(rewards, chosen, shape)
+    device = default_device()
+    begun = start.adapters(settings.model)
+    memory.check(settings, device, begun)
+    kept = settings.model.model_copy(update={"text_encoders": encoders_to_save(settings.model)})
+    settings = settings.model_copy(update={"model": kept})
+    refused: list[Check] = []
+
+    def encode(policy: DiffusersPolicy) -> None:
+        conditions.check((prompt.columns for prompt in chosen), policy.takes, "prompts.train")
+        rows = [Row(p.text, 0, p.columns) for p in chosen]
+        with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
+            try:
+                policy.prepare(rows)
+                with policy.call_overrides(num_inference_steps=2):
+                    policy.prepare(rows)
+            except InputError as error:
+                refused.append(_cause(policy, rows[0], str(error)))
+                raise
+
+    try:
+        with phase("loading"):
+            policy, weights = setup.policy_and_weights(settings, device, encode, begun)
+    except InputError:
+        if not refused:
+            raise
+        yield from refused
+        return
+    chosen = setup.with_sampling_rate(chosen, policy)
+    with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
+        yield from _examined(
+            settings, cost, policy=policy, weights=weights, rewards=rewards, chosen=chosen, device=device
+        )
+
+
+def _examined(
+    settings: Config,
+    cost: dict[str, Any],
+    *,
+    policy: DiffusersPolicy,
+    weights: Weights,
+    rewards: Sequence[Reward],
+    chosen: Sequence[prompts.Prompt],
+    device: torch.device,
+) -> Iterator[Check]:
+    """The checks, with the policy called as training calls it."""
+    rows = [Row(p.text, i, p.columns) for i, p in enumerate((chosen[0], chosen[0], chosen[-1]))]
+
+    try:
+        policy.check(rows)
+        if settings.model.guidance != "pipeline":
+            with policy.call_overrides(**guidance.update_call(settings.model.guidance, policy)):
+                guidance.check_unguided(policy, rows)
+    except InputError as error:
+        yield _cause(policy, rows[0], str(error))
+        return
+    sharing = "rows share calls" if policy.capabilities.max_batch is None else "one row a call, which is slower"
+    for sentence in cost["warnings"]:
+        yield Check("warning", True, sentence)
+    yield Check("runs", True, f"{type(policy.pipe).__name__}, {len(policy.sigmas) - 1} steps, {sharing}")
+    with policy.call_overrides(num_inference_steps=2):
+        policy.prepare(rows)
+        policy.start(rows[:1])
+        yield _conditioning(policy, rows[0])
+        yield _times(policy, rows[0])
+        yield from _drift_and_gradients(policy, weights, rows, settings)
+    policy.prepare(rows)
+    policy.offload()
+    yield _spread(policy, rewards, chosen, settings.train.rollout_rows)
+    ends = [Row(p.text, 0, p.columns) for p in dict.fromkeys((chosen[0], chosen[-1]))]
+    kernels = settings.algorithm.kernel.kernels(len(policy.sigmas) - 1)
+    yield spectrum.check(
+        policy,
+        rewards,
+        ends,
+        baseline=settings.algorithm.baseline,
+        kernels=kernels,
+        size=settings.train.rollout_rows,
+    )
+    yield _time(policy, weights, rows, settings=settings, cost=cost)
+    yield memory_left(device, REMEDY, lambda room: budget.fit(settings, room))
+    yield _reload(policy, weights, rows[0], settings)
+
+
+def _prompts(settings: Config, rewards: Sequence[Reward]) -> list[prompts.Prompt]:
+    """Prompts to sample: the longest, one for each reward that applies to neither end, and the shortest."""
+    own = settings.data.groups is not None
+    if not own and settings.prompts.train in prompts.SMALL and settings.model.path not in EMBEDDED:
+        return [prompts.Prompt(text) for text in DEFAULT_PROMPTS]
+    longest_first = sorted(stored.train_prompts(settings), key=lambda p: -len(p.text))
+    ends = longest_first[0], longest_first[-1]
+    left = [reward for reward in rewards if not any(reward.applies(p.columns) for p in ends)]
+    return [longest_first[0], *(prompt for _, prompt in scorer.tried(left, longest_first)), longest_first[-1]]
+
+
+def _cause(policy: DiffusersPolicy, row: Row, refusal: str) -> Check:
+    """Why a pipeline cannot walk in steps: because it never does the same twice, or as the refusal says."""
+    with suppress(Exception):  # it may not run at all
+        unlike = _conditioning(policy, row)
+        if not unlike.ok:
+            return unlike
+    given = any(name in row.columns for name in conditions.COLUMNS)
+    lacking = [n for n in conditions.COLUMNS if n in policy.takes and n not in policy.call and n not in row.columns]
+    hint = f" (if it needs a condition, give a config whose rows have the column {' or '.join(lacking)})"
+    return Check("runs", False, "no", refusal + hint * bool(lacking and not given))
+
+
+@torch.no_grad()
+def _conditioning(policy: DiffusersPolicy, row: Row) -> Check:
+    """The same call twice gives the same velocity."""
+    state = policy.start([row])
+    first, second = (policy.velocity(state, policy.sigmas[0], [row]) for _ in range(2))
+    gap = max(gap_of(a, b) for a, b in zip(first, second, strict=True))
+    advice = (
+        "the pipeline gives another velocity for the same input: something in it, its conditioning perhaps, is random and "
+        "heeds neither the generator nor torch's seed, or is left in training mode (dropout); make it repeatable"
+    )
+    return Check("conditioning", gap == 0, f"{gap:.1e} between two equal calls", advice if gap else "")
+
+
+@torch.no_grad()
+def _times(policy: DiffusersPolicy, row: Row) -> Check:
+    """Times reach the network at least as precise as its weights."""
+    seen: list[torch.Tensor] = []
+
+    def look(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
+        seen.extend(v for k, v in given.items() if k.startswith("timestep") and isinstance(v, torch.Tensor))
+
+    handles = [m.register_forward_pre_hook(look, with_kwargs=True) for m in policy.modules.values()]
+    policy.velocity(policy.start([row]), policy.sigmas[1], [row])
+    for handle in handles:
+        handle.remove()
+    stored = torch.float32 if policy.autocast else next(iter(policy.modules.values())).dtype
+    kinds = [t.dtype for t in (*seen, policy.scheduler.timesteps, policy.scheduler.sigmas) if t.is_floating_point()]
+    worst = max((torch.finfo(kind).eps for kind in kinds), default=0.0)
+    names = ", ".join(sorted({str(kind).removeprefix("torch.") for kind in kinds}))
+    advice = (
+        f"times or sigmas are rounded to {names} on their way, so a step is computed for another time than the schedule's; "
+        "keep them in float32"
+    )
+    ok = worst <= torch.finfo(stored).eps
+    return Check("times", ok, f"{names}, weights in {str(stored).removeprefix('torch.')}", "" if ok else advice)
+
+
+def _drift_and_gradients(
+    policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], settings: Config
+) -> list[Check]:
+    """A replay scores what the rollout recorded, and its gradients are finite and not all 0."""
+    kernel = settings.algorithm.kernel
+    noisy = FlowSDE() if kernel.name == "ode" else kernel  # of a run without noise, too: its calls are the same
+    tree = rolled_out(policy, rows, noisy.kernels(len(policy.sigmas) - 1), len(rows))
+    largest = replay(policy, tree)
+    bound = 0.0 if settings.model.dtype == "float32" and not settings.model.compile else HALF_PRECISION_DRIFT
+    norms = [float(p.grad.norm()) for p in weights.parameters if p.grad is not None]
+    for p in weights.parameters:
+        p.grad = None
+    finite = all(torch.isfinite(torch.tensor(norms))) if norms else False
+    total = sum(norm**2 for norm in norms) ** 0.5
+    exact, learns = largest <= bound, finite and total > 0
+    wrong_ratio = (
+        "the replay does not score what was rolled out, so every ratio is wrong: the checks above may say why; if not, "
+        "try another attention backend, or model.dtype=float32"
+    )
+    unlearnt = (
+        "gradients are not finite: try model.dtype=bfloat16 instead of float16, or float32"
+        if norms and not finite
+        else "no gradient reaches the trained weights: is something of the forward pass under no_grad?"
+    )
+    return [
+        Check("drift", exact, f"{largest:.1e}, right is at most {bound:g}", "" if exact else wrong_ratio),
+        Check(
+            "gradients",
+            learns,
+            f"norm {total:.1e} over {len(norms)} of {len(weights.parameters)} tensors",
+            "" if learns else unlearnt,
+        ),
+    ]
+
+
+def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence, size: int) -> Check:
+    """Every reward of real samples differs within a group, for some group at least."""
+    groups = [[Row(p.text, 1000 * g + i, p.columns) for i in range(SPREAD_SIZE)] for g, p in enumerate(chosen)]
+    values = []
+    with phase("sampling", len(groups) * SPREAD_SIZE) as sampling, warnings_heard() as warned:
+        for rows in groups:
+            samples = torch.cat([policy.generate(batch) for batch in batched(rows, size)])
+            values.append(score(rewards, samples, rows).values)
+            sampling.advance(len(rows))
+    return spread(rewards, values, warned)
+
+
+def _time(
+    policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], *, settings: Config, cost: dict[str, Any]
+) -> Check:
+    """Seconds of an iteration, from those of one evaluation, one update and one decoding."""
+    size, trained = (min(most, 8) for most in (settings.train.rollout_rows, settings.train.update_rows))
+    batch = [replace(rows[0], seed=i) for i in range(max(size, trained))]
+    own, learnt = batch[:size], batch[:trained]
+    with policy.call_overrides(num_inference_steps=2):
+        state, sigma = policy.start(batch), policy.sigmas[0]
+        rolled, replayed = (tuple(x[: len(part)] for x in state) for part in (own, learnt))
+        with torch.no_grad():
+            forward = seconds_of(lambda: policy.velocity(rolled, sigma, own))
+            decoding = seconds_of(lambda: policy.decode(rolled, own))
+
+        def learn() -> None:
+            sum(v.float().square().mean() for v in policy.velocity(replayed, sigma, learnt)).backward()
+
+        update = seconds_of(learn)
+    for p in weights.parameters:
+        p.grad = None
+    branches = cost["geometry"]["guidance_branches"]
+    per_row = {"rollout": forward / size / branches, "update": update / trained / branches, "decode": decoding / size}
+    learnt = cost["with_gradient"]
+    total = (
+        (sum(cost["model_evaluations"].values()) - learnt) * per_row["rollout"]
+        + learnt * per_row["update"]
+        + cost["decoded"] * per_row["decode"]
+    )
+    samples = cost["decoded"] or cost["geometry"]["samples"]  # none are decoded that are stored
+    return Check("time", True, f"about {total:.1f} s an iteration of {samples} samples, without the rewards")
+
+
+def _reload(policy: DiffusersPolicy, weights: Weights, row: Row, settings: Config) -> Check:
+    """Changed weights, saved as export does and loaded into a fresh pipeline, give the changed sample."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad(), policy.call_overrides(num_inference_steps=2):
+        before = policy.generate([row])
+        for p in weights.parameters:
+            p.add_(0.02 * torch.randn(p.shape, generator=generator).to(p))
+        changed = policy.generate([row])
+    with tempfile.TemporaryDirectory() as folder:
+        write_weights(policy, weights, Path(folder))
+        call, device, dtype = policy.call, policy.pipe.device, settings.model.dtype
+        source = folder if weights.lora is None else settings.model.path
+        policy.embeddings.restore()
+        policy.pipe.to("cpu")  # two models may not fit beside each other
+        adapter = None if source == folder else Path(folder)
+        of_base = {"quantise": settings.model.quantise, "variant": settings.model.variant if adapter else None}
+        fresh = loading.load_policy(source, dtype, call, device, adapter=adapter, **of_base)
+        with fresh.call_overrides(num_inference_steps=2):
+            gap = gap_of(fresh.generate([row]), changed)
+    moved = gap_of(before, changed)
+    ok = gap <= moved / 10
+    advice = "what export writes does not give the trained pipeline back; please report this class"
+    return Check(
+        "lora_reload", ok, f"differs by {gap:.1e}, where training moved the sample by {moved:.1e}", "" if ok else advice
+    )

@@ -1,0 +1,88 @@
+"""Open the model of a run's checkpoint, and explain one of its samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flowgrpo.data import conditions, prompts
+from flowgrpo.data.prompts import Row
+from flowgrpo.errors import InputError
+from flowgrpo.flow import setup
+from flowgrpo.flow.config import Config
+from flowgrpo.flow.diagnostics.counterfactual import Explanation, explain
+from flowgrpo.flow.model import initial_lora as start
+from flowgrpo.flow.model import memory_estimate as memory
+from flowgrpo.flow.pipeline import guidance
+from flowgrpo.flow.pipeline.inputs import modality
+from flowgrpo.flow.pipeline.loading.load import pipeline_class
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.training.checkpoints import checkpoint, lora_files
+from flowgrpo.training.run.phases import phase
+from flowgrpo.training.scoring import scorer
+from rewards.compute import default_device
+
+
+def explain_sample(
+    settings: Config, run: Path, found: Path, *, prompt: int, seed: int | None, redraws: int, chains: int
+) -> Explanation:
+    """Explain a sample by the weights that evaluation used (the average, when one is kept) of the checkpoint `found`.
+
+    Args:
+        prompt: which of the run's held-out prompts, counted from 0 as they are evaluated.
+        seed: of the start; None: that of the prompt in an evaluation.
+        redraws, chains: see `explain`.
+
+    Raises:
+        InputError: there is no such prompt, a reward compares samples with each other, or the model cannot be loaded.
+        RewardError: a reward fails.
+    """
+    setup.check_model(settings.model)
+    held_out = prompts.load_split(settings.prompts, "eval")
+    if not held_out:
+        raise InputError(f"{run}: it has no held-out prompts (prompts.eval), of which one could be explained")
+    if not 0 <= prompt < len(held_out):
+        raise InputError(f"--prompt: the run has held-out prompts 0 to {len(held_out) - 1}, there is no {prompt}")
+    rewards, _ = scorer.rewards(settings.rewards)
+    for reward in rewards:
+        if reward.group_wise:
+            raise InputError(
+                f"explain: the reward {reward.name!r} compares the samples of a group, and a sample alone has none"
+            )
+    settings = lora_files.kept(settings, run)
+    without = {"attention": None, "compile": False}  # of the machine that trained
+    settings = settings.model_copy(update={"model": settings.model.model_copy(update=without)})
+    chosen = held_out[prompt]
+    setup.check_rewards(
+        rewards, [chosen], modality.expected_shape(pipeline_class(settings.model.path), settings.model.call)
+    )
+    device = default_device()
+    begun = start.adapters(settings.model)
+    memory.check(settings, device, begun)
+    row = Row(chosen.text, prompt if seed is None else seed, chosen.columns)
+
+    def encode(policy: DiffusersPolicy) -> None:
+        conditions.check([row.columns], policy.takes, "prompts.eval")
+        with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
+            policy.prepare([row])
+
+    with phase("loading"):
+        policy, weights = setup.policy_and_weights(settings, device, encode, begun, learns=False)
+    with phase("rewards"):
+        for reward in rewards:
+            reward.to(device)
+    step = checkpoint.load_averaged(found, weights)
+    (with_rate,) = setup.with_sampling_rate([chosen], policy)
+    row = Row(row.prompt, row.seed, with_rate.columns)
+    with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
+        policy.check([row])
+        policy.offload()
+        return explain(
+            settings,
+            policy,
+            rewards,
+            row,
+            iteration=step,
+            rollout_state=checkpoint.rollout_state(found),
+            redraws=redraws,
+            chains=chains,
+        )

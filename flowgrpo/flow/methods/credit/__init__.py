@@ -1,0 +1,1 @@
+"""The credit axis: which edge of a tree earned the reward."""

@@ -1,0 +1,1 @@
+"""The objective axis: losses of trajectories and of final samples."""

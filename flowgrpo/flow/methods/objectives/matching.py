@@ -1,0 +1,282 @@
+"""Objectives of final samples: what policy gradients, contrastive and preference losses make of `likelihood: elbo`.
+
+L is a sample's log-probability at a noise level (minus a weighted error of the velocity), ell = L - L_anchor the log of its
+ratio to the anchor's, A its advantage. At equality with the anchor all of them have a gradient of the form -a grad L; they
+differ in a and in what bounds them. Losses that couple samples take the derivative in each L from a first pass without
+gradient, so that no graph holds a group.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from flowgrpo.flow.methods.objectives.policy_gradient import ClipRange, LossInputs, PolicyGradient, plain_ratio
+from flowgrpo.schema.base import NotNegative, Positive, Rate
+from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.training.advantages import clipped_ratio as surrogate
+from flowgrpo.training.advantages.clipped_ratio import both_bounds, bounded_exp
+
+
+def optimality(advantage: Tensor, most: float) -> Tensor:
+    """The probability (E,) that a sample is a good one: A of -most to most laid on 0 to 1 (DiffusionNFT, 2509.16117)."""
+    return (advantage / most / 2 + 0.5).clamp(0, 1)
+
+
+class Unbounded(PolicyGradient):
+    """Objectives that no bound stops."""
+
+    @override
+    def clipped(self, inputs: LossInputs) -> Tensor:
+        """None."""
+        return torch.zeros_like(inputs.advantage, dtype=torch.bool)
+
+
+class Gradient(Unbounded):
+    """The policy gradient as it is: -A ratio (EPG, arXiv 2602.04663), or without a ratio -A L (RWR, SFT, AWM)."""
+
+    name: Literal["gradient"] = "gradient"
+    ratio: bool = True
+    """Weigh by the ratio to the anchor; false: -A log-probability, which nothing but divergences bounds."""
+
+    @override
+    def loss(self, inputs: LossInputs) -> Tensor:
+        return -inputs.advantage * (plain_ratio(inputs) if self.ratio else inputs.log_prob)
+
+
+class Proximal(Unbounded):
+    """The policy gradient with the divergence from the anchor in its advantage: gradient -ratio (A - ell) grad L.
+
+    PEPG of arXiv 2602.04663; its PAR has the same gradient, for the released code detaches the ratio there. Stationary
+    where ell = A.
+    """
+
+    name: Literal["proximal"] = "proximal"
+    ratio: bool = True
+    """Weigh by the ratio to the anchor, too."""
+
+    @override
+    def loss(self, inputs: LossInputs) -> Tensor:
+        ell = (inputs.log_prob - inputs.old_log_prob).detach()
+        weight = bounded_exp(ell) if self.ratio else 1.0
+        return -weight * (inputs.advantage - ell) * inputs.log_prob
+
+
+class OfSamples(Unbounded):
+    """Objectives that need noised samples."""
+
+    likelihoods: ClassVar[Sequence[str]] = ("elbo",)
+
+
+class TwoBranch(OfSamples):
+    """DiffusionNFT (arXiv 2509.16117): good samples pull the velocity, bad ones its mirror image about the anchor's.
+
+    With v+ = beta v + (1 - beta) v_anchor, v- = (1 + beta) v_anchor - beta v and l the weighted error of each, the loss is
+    most (r l(v+) + (1 - r) l(v-)) / beta, r the optimality. In the unweighted error that is the linear term plus
+    beta most |v - v_anchor|^2: it bounds itself.
+    """
+
+    name: Literal["two_branch"] = "two_branch"
+    beta: Positive = 1.0
+    """How far each branch is from the anchor; smaller is faster and less stable."""
+    most: Positive = 5.0
+    """The advantage of a sample that is surely good; the baseline's clip."""
+
+    @override
+    def loss(self, inputs: LossInputs) -> Tensor:
+        step = self.beta * (inputs.error - inputs.anchor_error)
+        good, bad = (-inputs.score(inputs.anchor_error + way) for way in (step, -step))
+        r = optimality(inputs.advantage, self.most)
+        return self.most / self.beta * (r * good + (1 - r) * bad)
+
+
+class VelocityTarget(OfSamples):
+    """RAM (arXiv 2605.10759): the velocity is drawn to v_ref + scale A (target - v_anchor), all of them without gradient."""
+
+    name: Literal["velocity_target"] = "velocity_target"
+    scale: Positive = 1.0
+    """Multiple of the advantage in the target."""
+
+    @property
+    @override
+    def policies(self) -> set[str]:
+        return super().policies | {"reference"}
+
+    @override
+    def loss(self, inputs: LossInputs) -> Tensor:
+        aim = inputs.reference_error - self.scale * inputs.advantage[:, None] * inputs.anchor_error
+        return (inputs.error - aim).square().mean(1)
+
+
+class Centred(OfSamples):
+    """CRD (arXiv 2603.14128): the log ratios, centred over an optimizer step, are drawn to the optimality, centred.
+
+    Loss most / beta (beta (ell - mean ell) - (r - mean r))^2; the means have no gradient.
+    """
+
+    couples: ClassVar[Literal["nothing", "group", "step"]] = "step"
+
+    name: Literal["centred"] = "centred"
+    beta: Positive = 1.0
+    """Multiple of the log ratio that is drawn to the optimality."""
+    most: Positive = 5.0
+    """The advantage of a sample that is surely good; the baseline's clip."""
+    adaptive_kl: Rate | None = None
+    """Hold bad samples less: the divergence from the reference is multiplied by m + (1 - m) r, m this; null: all alike."""
+
+    @override
+    def loss(self, inputs: LossInputs) -> Tensor:
+        mean_ell, mean_r = inputs.centre
+        ell = self.beta * (inputs.log_prob - inputs.old_log_prob - mean_ell)
+        return self.most / self.beta * (ell - (optimality(inputs.advantage, self.most) - mean_r)).square()
+
+    @override
+    def divergence(self, inputs: LossInputs) -> Tensor:
+        held = super().divergence(inputs)
+        if self.adaptive_kl is None:
+            return held
+        return held * (self.adaptive_kl + (1 - self.adaptive_kl) * optimality(inputs.advantage, self.most))
+
+
+class Coupled(OfSamples):
+    """Objectives of the samples of a group together, at one noise level and with one noise."""
+
+    couples: ClassVar[Literal["nothing", "group", "step"]] = "group"
+
+    @abstractmethod
+    def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
+        """The loss of a group, a number.
+
+        Args:
+            ell: (K,) log ratios of its samples to the anchor, K at least 2.
+            advantage: (K,) theirs.
+        """
+
+    def coefficients(self, ell: Tensor, advantage: Tensor) -> Tensor:
+        """Derivative (K,) of the group's loss in each log-probability, times K, for a loss that is a mean over samples."""
+        with torch.enable_grad():
+            ell = ell.detach().requires_grad_()
+            (found,) = torch.autograd.grad(self.group_loss(ell, advantage), ell)
+        return found * len(ell)
+
+    @override
+    def loss(self, inputs: LossInputs) -> Tensor:
+        return inputs.coefficient * inputs.log_prob
+
+
+class PairPreference(Coupled):
+    """Online DPO: -ln sigmoid(beta / 2 (ell_best - ell_worst)) of the best and the worst of a group.
+
+    A group of equal rewards teaches nothing; Flow-GRPO's code takes its first two samples as a pair.
+    """
+
+    pairs: ClassVar[bool] = True
+
+    name: Literal["pair_preference"] = "pair_preference"
+    beta: Positive = 100.0
+    """Sharpness of the preference."""
+
+    @override
+    def takes(self, advantage: Tensor) -> Tensor:
+        """The best and the worst; none of a group of equals."""
+        pair = torch.zeros_like(advantage, dtype=torch.bool)
+        if advantage.max() > advantage.min():
+            pair[[int(advantage.argmax()), int(advantage.argmin())]] = True
+        return pair
+
+    @override
+    def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
+        best, worst = int(advantage.argmax()), int(advantage.argmin())
+        return -torch.nn.functional.logsigmoid(self.beta / 2 * (ell[best] - ell[worst]))
+
+
+class SemiPolicy(PairPreference):
+    """SePPO (arXiv 2410.05255): the best of a group, and a sample beside it that is not taken to be the worse one.
+
+    With w the best and r the worst of a group the loss is -ln sigmoid(beta (ell_w - sgn(ell_w) ell_r)), the sign without
+    gradient. Where the anchor, which made r, denoises the best sample better than the policy does, ell_w < 0, r is one to
+    learn from, too; where both do alike, it has no part. The equation is put together from reviews of the paper.
+    """
+
+    name: Literal["semi_policy"] = "semi_policy"
+    beta: Positive = 50.0
+    """Sharpness of the preference, without the half of pair_preference."""
+
+    @override
+    def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
+        best, worst = ell[int(advantage.argmax())], ell[int(advantage.argmin())]
+        return -torch.nn.functional.logsigmoid(self.beta * (best - best.detach().sign() * worst))
+
+
+class GroupSigmoid(Coupled):
+    """DGPO (arXiv 2510.08425): -A L of each sample, weighed by how far the group is from being told apart.
+
+    The weight is sigmoid(-beta / K sum A ell), without gradient. Samples of which the policy has gone further from the
+    old one than the clip range have no gradient: where A > 0 upwards, else downwards.
+    """
+
+    name: Literal["group_sigmoid"] = "group_sigmoid"
+    beta: Positive = 100.0
+    """Sharpness of the preference."""
+    clip_range: ClipRange | None = None
+    """Clip of the ratio to the old policy; null: none."""
+
+    @property
+    @override
+    def policies(self) -> set[str]:
+        return super().policies | ({"old"} if self.clip_range is not None else set())
+
+    @override
+    def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
+        told = torch.sigmoid(-self.beta * (advantage * ell).mean()).detach()
+        return -(told * advantage * ell).mean()
+
+    @override
+    def loss(self, inputs: LossInputs) -> Tensor:
+        return super().loss(inputs).where(~self.clipped(inputs), 0.0)
+
+    @override
+    def clipped(self, inputs: LossInputs) -> Tensor:
+        if self.clip_range is None:
+            return super().clipped(inputs)
+        ratio = bounded_exp(inputs.log_prob.detach() - inputs.score(inputs.old_error))
+        return surrogate.clipped(ratio, inputs.advantage, *both_bounds(self.clip_range))
+
+    @override
+    def above(self, inputs: LossInputs) -> Tensor:
+        return super().above(inputs) if self.clip_range is None else inputs.log_prob > inputs.score(inputs.old_error)
+
+
+class PlackettLuce(Coupled):
+    """GDRO (arXiv 2601.02036): the likelihood of the group's ranking, of softened ranks, and a pull to its best.
+
+    With s = beta ell and samples sorted by advantage: the sum over places i of ln sum_{m >= i} exp s_m -
+    sum_{j >= i} q_i(j) s_j, q_i the softmax over the rest of A / temperature; and `best` times -L of the first. That the
+    ranking is by falling reward is implied by the form, and whether noise is shared in a group is not known.
+    """
+
+    name: Literal["plackett_luce"] = "plackett_luce"
+    beta: Positive = 12.0
+    """Multiple of the log ratio in a sample's score."""
+    temperature: Positive = 0.05
+    """Of the softmax over advantages; near 0 the ranking is hard."""
+    best: NotNegative = Field(0.5)
+    """Coefficient of the pull to the group's best sample."""
+
+    @override
+    def takes(self, advantage: Tensor) -> Tensor:
+        """All; none of a group of equals, in which nothing is the best."""
+        return super().takes(advantage) & (advantage.max() > advantage.min())
+
+    @override
+    def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
+        order = advantage.argsort(descending=True, stable=True)
+        score, wish = self.beta * ell[order], advantage[order] / self.temperature
+        places = [
+            torch.logsumexp(score[i:], 0) - (torch.softmax(wish[i:], 0) * score[i:]).sum() for i in range(len(ell) - 1)
+        ]
+        return torch.stack(places).sum() - self.best * ell[order[0]]

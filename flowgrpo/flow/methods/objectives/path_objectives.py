@@ -1,0 +1,62 @@
+"""The prefix ratio: an edge weighed by the likelihood of the whole path that led to it, clipped in log space."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from flowgrpo.flow.methods.objectives.policy_gradient import ClipRange, LossInputs, PolicyGradient
+from flowgrpo.schema.base import Positive
+from flowgrpo.schema.heavy import Tensor
+from flowgrpo.training.advantages.clipped_ratio import path_bounds, path_clip_loss, path_clipped
+
+
+def prefix_log_ratio(inputs: LossInputs) -> Tensor:
+    """Log ratio (E,) of the paths from the root to the edges, with gradient through the edges' own step only.
+
+    The sum of log_prob - old_log_prob over the trained steps of the path, that of the edge included (CTPO, arXiv 2605.07331,
+    the ratio of a token's prefix). The steps before enter as a number: each of them has a loss of its own.
+    """
+    return inputs.earlier + (inputs.log_prob - inputs.old_log_prob)
+
+
+class PrefixRatio(PolicyGradient):
+    """CTPO: the ratio of an edge is that of its prefix, clipped in log space by bounds that grow along the path.
+
+    A ratio of one step supposes that the policy of the rollout and the present one visit the same states, which they do not
+    where rollouts are stale; the prefix has the ratio of the states, too.
+    """
+
+    likelihoods: ClassVar[Sequence[str]] = ("trajectory",)
+
+    name: Literal["prefix_ratio"] = "prefix_ratio"
+    clip_range: ClipRange = [1e-4, 2e-4]
+    """At a path's first trained step the log of the ratio is clipped to -+ it; or to -low and high, of [low, high]."""
+    power: float = Field(0.5, ge=0)
+    """At a path's t-th trained step the bounds are t to this power times as wide; 0: alike at all."""
+    dual: Positive | None = 1.0
+    """Where A < 0, log ratios above this times the upper bound have no gradient (arXiv 1912.09729); null: all have."""
+
+    @property
+    @override
+    def needs_prefix(self) -> bool:
+        return True
+
+    @override
+    def loss(self, inputs: LossInputs) -> Tensor:
+        return path_clip_loss(prefix_log_ratio(inputs), inputs.advantage, self._bounds(inputs))
+
+    @override
+    def clipped(self, inputs: LossInputs) -> Tensor:
+        return path_clipped(prefix_log_ratio(inputs), inputs.advantage, self._bounds(inputs))
+
+    @override
+    def above(self, inputs: LossInputs) -> Tensor:
+        return prefix_log_ratio(inputs) > 0
+
+    def _bounds(self, inputs: LossInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """Bounds (E,) of the log ratio at each edge's position, see `path_bounds`."""
+        return path_bounds(inputs.position.to(inputs.log_prob), self.clip_range, power=self.power, dual=self.dual)

@@ -1,0 +1,372 @@
+"""Objectives: the loss of an edge, its weight by the step, and the divergences that are added to it."""
+
+from __future__ import annotations
+
+import statistics
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+from typing_extensions import override
+
+from flowgrpo.errors import InputError
+from flowgrpo.schema.base import Choice, Positive, Strict
+from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.schema.lazy import lazy
+from flowgrpo.training.advantages import clipped_ratio as surrogate
+from flowgrpo.training.advantages.clipped_ratio import both_bounds, bounded_exp
+
+if TYPE_CHECKING:
+    from samplers import kernels
+    from samplers.kernels import Kernel, State
+else:
+    kernels = lazy("samplers.kernels")
+
+ClipRange = Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)]
+TrainedStep = tuple["Kernel", float, float]  # kernel, sigma, sigma_next
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossInputs:
+    """What a loss is computed from: of E edges of one evaluation, or of E noised samples, of which each is an edge here.
+
+    Gradients come through `log_prob`, `mean`, `velocity` and `error`.
+
+    Attributes:
+        log_prob: (E,) of the stored next state, or of the sample, under the policy as it is.
+        old_log_prob: (E,) as the rollout recorded it; of a sample under the likelihood's anchor.
+        advantage: (E,) of each edge's unit.
+
+    Of edges alone:
+        mean, std: of the step; tensors (E, ...), and one number.
+        step_size: sigma - sigma_next, positive.
+        velocity: tensors (E, ...); None without a divergence.
+        diffuses: whether std is g sqrt(step_size), see `samplers.kernels.Kernel`.
+        old_mean: of the step as the rollout recorded it; None if the objective asks for none.
+        reference_mean, reference_velocity: the same under the reference; None without a divergence.
+        earlier: (E,) sum of the log ratios of the trained steps before each edge on its path, without gradient.
+        position: (E,) int64, which of the trained steps of its path each edge is, from 1. None, and `earlier` too, if the
+            objective does not ask for its prefix.
+
+    Of noised samples alone (likelihood elbo):
+        error: (E, D) velocity minus its target.
+        anchor_error, old_error, reference_error: the same of other policies, without gradient; None where nothing asks for
+            them.
+        score: what takes an error to a log-probability (E,).
+        coefficient: (E,) derivative of the loss in each log-probability, for objectives that couple samples.
+        centre: means of the log ratio and of the optimality over the optimizer step, for the one that asks for them.
+    """
+
+    log_prob: Tensor
+    old_log_prob: Tensor
+    advantage: Tensor
+    mean: State | None = None
+    std: Tensor | None = None
+    step_size: float | None = None
+    velocity: State | None = None
+    diffuses: bool = True
+    old_mean: State | None = None
+    reference_mean: State | None = None
+    reference_velocity: State | None = None
+    earlier: Tensor | None = None
+    position: Tensor | None = None
+    error: Tensor | None = None
+    anchor_error: Tensor | None = None
+    old_error: Tensor | None = None
+    reference_error: Tensor | None = None
+    score: Callable[[Tensor], Tensor] | None = None
+    coefficient: Tensor | None = None
+    centre: tuple[float, float] | None = None
+
+
+def noise_aware(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
+    """Weight of each step: its std over the mean std of all of them, TempFlow-GRPO's noise-aware weighting (2508.04324).
+
+    The gradient of an averaged or summed log-probability grows as 1 / std; this takes it back (`constant_free` has std in
+    its place, and is refused). The released code multiplies std by a
+    constant, 2.25 for SD3.5, which is 1 / mean(std) over the trained steps of that setting; here it is computed.
+    """
+    stds = [kernels.slope(*step, sigma_cap)[1] for step in steps]
+    return [std * len(stds) / sum(stds) for std in stds]
+
+
+def equalised(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
+    """Weight of each step: median of N over its N, SAGE-GRPO's equaliser (2603.21872).
+
+    N is the size of the gradient of the log-probability with respect to the velocity (`samplers.kernels.pull`), which is
+    the paper's |d mean / d v| / std where it is averaged; so all steps pull alike, by any kernel and form. Where one has no
+    slope or no noise the weight is 1. Of an even number of steps the median is the lower one of the two in the middle, as
+    in the released code.
+    """
+    sizes = [kernels.pull(*step, sigma_cap) for step in steps]
+    middle = statistics.median_low(sizes)
+    return [middle / size if size > 0 else 1.0 for size in sizes]
+
+
+STEP_WEIGHTS = {"noise_aware": noise_aware, "equalised": equalised}
+
+
+def exact_kl(inputs: LossInputs) -> Tensor:
+    """KL (E,) of the step's Gaussian from the reference's, averaged over dimensions: mean (mu - mu_ref)^2 / (2 std^2)."""
+    return _mean_square(inputs.mean, inputs.reference_mean) / (2 * inputs.std**2)
+
+
+def flow_grpo_kl(inputs: LossInputs) -> Tensor:
+    """Flow-GRPO's form (E,), as its code has it: mean (mu - mu_ref)^2 / (2 s^2), s what it calls `std_dev_t`.
+
+    For `flow_sde` that is g, and the divergence the exact one without the step in std = g sqrt(h). For `cps` it is the std
+    itself, and the divergence the exact one; so it is here for all kernels whose noise is no diffusion over the step.
+    """
+    return exact_kl(inputs) * (inputs.step_size if inputs.diffuses else 1.0)
+
+
+def velocity_kl(inputs: LossInputs) -> Tensor:
+    """Squared distance (E,) of the velocities, averaged over dimensions; knows nothing of the kernel."""
+    if inputs.error is not None:  # of one target
+        return (inputs.error - inputs.reference_error).square().mean(1)
+    return _mean_square(inputs.velocity, inputs.reference_velocity)
+
+
+KL = {"exact": exact_kl, "flow_grpo": flow_grpo_kl, "velocity": velocity_kl}
+
+
+def previous_kl(inputs: LossInputs) -> Tensor:
+    """KL (E,) of the step from the one of the policy that made the rollout, averaged over dimensions.
+
+    Of noised samples: the squared distance of the velocity from the old policy's.
+    """
+    if inputs.error is not None:
+        return (inputs.error - inputs.old_error).square().mean(1)
+    return _mean_square(inputs.mean, inputs.old_mean) / (2 * inputs.std**2)
+
+
+def hold(form: str, step: TrainedStep, sigma_cap: float) -> float:
+    """Curvature of a form of divergence in the velocity at a step: D times its second derivative in an element of v.
+
+    (d mean / d v)^2 / std^2, for `flow_grpo` times the step where the kernel's noise is a diffusion over it; 2 for
+    `velocity`.
+    """
+    if form == "velocity":
+        return 2.0
+    kernel, sigma, sigma_next = step
+    moved, std = kernels.slope(*step, sigma_cap)
+    over = sigma - sigma_next if form == "flow_grpo" and kernel.diffuses else 1.0
+    return (moved / std) ** 2 * over if std > 0 else 0.0
+
+
+def adapted(beta: float, kl: float, *, target: float, low: float, high: float) -> float:
+    """PPO's adaptive coefficient (arXiv 1707.06347, section 4): doubled above 1.5 target, halved below target / 1.5.
+
+    Bounded to [low, high]. SAGE-GRPO adapts its coefficient too, between 1e-7 and 1e-5, by a rule that was not at hand.
+    """
+    beta = beta * 2 if kl > 1.5 * target else beta / 2 if kl < target / 1.5 else beta
+    return min(max(beta, low), high)
+
+
+class Divergence(Strict):
+    """A pull to the reference, and to the policy that made the rollout (with both, SAGE-GRPO's dual region)."""
+
+    form: Literal["flow_grpo", "exact", "velocity"] = "flow_grpo"
+    """exact: KL of the step's Gaussians; flow_grpo: without the step in its variance; velocity: squared distance."""
+    beta: float = Field(0.0, ge=0)
+    """Coefficient of the divergence from the reference; 0 computes none."""
+    reference: Literal["fixed", "base", "moving", "teacher"] = "fixed"
+    """fixed: the start of training, with the adapters of model.lora.path; base: the model without adapters; moving: the
+    policy itself, copied now and then; teacher: that of model.teacher."""
+    refresh: int = Field(10, ge=1)
+    """Optimizer steps between two copies of a moving reference."""
+    previous: float = Field(0.0, ge=0)
+    """Multiple of the KL from the policy that made the rollout, on top; 0 in an iteration's first update. By elbo of the
+    squared distance from the old policy's velocity."""
+    target: Positive | None = None
+    """Divergence towards which the coefficient adapts after each iteration; null: it stays."""
+    max_beta: Positive | None = None
+    """Largest coefficient when it adapts; beta is the smallest."""
+
+    @model_validator(mode="after")
+    def _adapts(self) -> Divergence:
+        if (self.target is None) != (self.max_beta is None) or (self.max_beta or self.beta) < self.beta:
+            raise InputError(
+                "algorithm.objective.kl: to adapt the coefficient give target and max_beta, with 0 < beta <= max_beta"
+            )
+        if self.beta == 0 and (self.previous or self.target):
+            raise InputError("algorithm.objective.kl.beta: 0 switches previous and target off, raise it")
+        return self
+
+    def adapted(self, beta: float, measured: float | None) -> float:
+        """The coefficient after an iteration that had `beta` and measured this divergence."""
+        if self.target is None or measured is None:
+            return beta
+        return adapted(beta, measured, target=self.target, low=self.beta, high=self.max_beta)
+
+
+class PolicyGradient(Choice):
+    """Options of objectives of the ratio: weights of the steps, and divergences, which the weights do not touch."""
+
+    likelihoods: ClassVar[Sequence[str]] = ("trajectory", "elbo")
+    """Of which likelihoods it is an objective."""
+    couples: ClassVar[Literal["nothing", "group", "step"]] = "nothing"
+    """What a sample's loss depends on beside itself: its group, or all samples of the optimizer step."""
+    pairs: ClassVar[bool] = False
+    """Whether it compares the best sample of a group with the worst alone."""
+    rewarded: ClassVar[bool] = True
+    """Whether the loss depends on the advantages."""
+
+    step_weights: Literal["none", "noise_aware", "equalised"] = "none"
+    """Weights of the steps in the loss: none, noise_aware (std over its mean) or equalised (all pull alike)."""
+    kl: Divergence = Divergence()
+    """Divergences that are added to the loss."""
+
+    @abstractmethod
+    def loss(self, inputs: LossInputs) -> Tensor:
+        """Loss (E,) of the edges, without the divergence and the weights of the steps."""
+
+    @abstractmethod
+    def clipped(self, inputs: LossInputs) -> Tensor:
+        """Which edges (E,) bool the objective stops: their gradient is zero."""
+
+    def above(self, inputs: LossInputs) -> Tensor:
+        """Whether the ratio (E,) bool that `clipped` looks at is above 1."""
+        return inputs.log_prob > inputs.old_log_prob
+
+    @property
+    def policies(self) -> set[str]:
+        """The policies beside the live one, and the likelihood's anchor, that it asks for."""
+        return {name for name, asked in (("reference", self.kl.beta), ("old", self.kl.previous)) if asked}
+
+    def takes(self, advantage: Tensor) -> Tensor:
+        """Which samples (K,) bool of a group, of the given advantages, have a part in the loss; by default all."""
+        return torch.ones_like(advantage, dtype=torch.bool)
+
+    @property
+    def needs_old_means(self) -> bool:
+        """Whether the rollout must keep the means of its steps."""
+        return self.kl.previous > 0
+
+    @property
+    def needs_prefix(self) -> bool:
+        """Whether the update must sum the log ratios of the path that leads to each edge."""
+        return False
+
+    def weights(self, steps: Sequence[TrainedStep], sigma_cap: float) -> dict[TrainedStep, float]:
+        """Weight of each of the trained steps."""
+        if self.step_weights == "none":
+            return dict.fromkeys(steps, 1.0)
+        return dict(zip(steps, STEP_WEIGHTS[self.step_weights](steps, sigma_cap), strict=True))
+
+    def pulls(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
+        """Size of the loss's gradient in the velocity at each of the trained steps; see `samplers.kernels.pull`."""
+        weights = self.weights(steps, sigma_cap)
+        return [kernels.pull(*step, sigma_cap) * weights[step] for step in steps]
+
+    def holds(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
+        """Curvature of the divergence in the velocity at each of the trained steps; see `hold`."""
+        return [hold(self.kl.form, step, sigma_cap) for step in steps]
+
+    def divergence(self, inputs: LossInputs) -> Tensor:
+        """Divergence (E,) in the chosen form."""
+        pull = KL[self.kl.form](inputs)
+        return pull + self.kl.previous * previous_kl(inputs) if self.kl.previous else pull
+
+
+def plain_ratio(inputs: LossInputs) -> Tensor:
+    """exp(log_prob - old_log_prob) (E,): how much likelier the policy has made the step, or the sample."""
+    return bounded_exp(inputs.log_prob - inputs.old_log_prob)
+
+
+class Clipped(PolicyGradient):
+    """Options of clipped objectives. `clip_range` is one bound for both sides, or [low, high]."""
+
+    clip_range: ClipRange = 1e-4
+    """The ratio is clipped to 1 -+ it; or [low, high]."""
+
+    @override
+    def loss(self, inputs: LossInputs) -> Tensor:
+        return surrogate.clip_loss(self.ratio(inputs), inputs.advantage, *both_bounds(self.clip_range))
+
+    @override
+    def clipped(self, inputs: LossInputs) -> Tensor:
+        return surrogate.clipped(self.ratio(inputs), inputs.advantage, *both_bounds(self.clip_range))
+
+    @override
+    def above(self, inputs: LossInputs) -> Tensor:
+        return self.ratio(inputs) > 1
+
+    def ratio(self, inputs: LossInputs) -> Tensor:
+        """The ratio (E,) that is clipped."""
+        return plain_ratio(inputs)
+
+
+class Clip(Clipped):
+    """PPO's clipped ratio."""
+
+    name: Literal["clip"] = "clip"
+
+
+def normalised_ratio(inputs: LossInputs) -> Tensor:
+    """GRPO-Guard (arXiv 2510.22319): exp((log_prob - old_log_prob + mean (mu - mu_old)^2 / (2 std^2)) std), shape (E,).
+
+    For the averaged log-probability the exponent is mean (mu - mu_old) noise: the bias that makes plain ratios smaller than
+    1 is gone, and its variance is the same at every step.
+    """
+    bias = _mean_square(inputs.mean, inputs.old_mean) / (2 * inputs.std**2)
+    return bounded_exp((inputs.log_prob - inputs.old_log_prob + bias) * inputs.std)
+
+
+class NormalisedRatio(Clipped):
+    """GRPO-Guard: a ratio of equal variance at every step, clipped; the loss is divided by the step's size."""
+
+    likelihoods: ClassVar[Sequence[str]] = ("trajectory",)
+
+    name: Literal["normalised_ratio"] = "normalised_ratio"
+    clip_range: ClipRange = 2e-6
+    """The normalised ratio is clipped to 1 -+ it; or [low, high]."""
+
+    @property
+    @override
+    def needs_old_means(self) -> bool:
+        return True
+
+    @override
+    def ratio(self, inputs: LossInputs) -> Tensor:
+        return normalised_ratio(inputs)
+
+    @override
+    def pulls(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
+        """Std / step size times the plain ratio's."""
+        plain = super().pulls(steps, sigma_cap)
+        return [
+            size * kernels.slope(*step, sigma_cap)[1] / (step[1] - step[2])
+            for size, step in zip(plain, steps, strict=True)
+        ]
+
+    @override
+    def loss(self, inputs: LossInputs) -> Tensor:
+        return super().loss(inputs) / inputs.step_size
+
+
+class SoftGate(PolicyGradient):
+    """SAPO: a gate that closes softly instead of a clip.
+
+    `temperature` is [for A > 0, for A <= 0]; its inverse plays the part of a clip range. The paper's ratios are of tokens
+    and its temperatures 1.0 and 1.05; ours belong to averaged log-probabilities.
+    """
+
+    name: Literal["soft_gate"] = "soft_gate"
+    temperature: Annotated[list[Positive], Field(min_length=2, max_length=2)] = [1.0e4, 1.05e4]
+    """Temperatures of the gate, for A > 0 and for A <= 0."""
+
+    @override
+    def loss(self, inputs: LossInputs) -> Tensor:
+        return surrogate.soft_gate_loss(plain_ratio(inputs), inputs.advantage, *self.temperature)
+
+    @override
+    def clipped(self, inputs: LossInputs) -> Tensor:
+        """None: a gate has no bound."""
+        return torch.zeros_like(inputs.advantage, dtype=torch.bool)
+
+
+def _mean_square(a: State, b: State) -> Tensor:
+    return torch.cat([(x.float() - y.float()).flatten(1) for x, y in zip(a, b, strict=True)], dim=1).square().mean(1)

@@ -1,0 +1,1 @@
+"""The tree axis: which latents a rollout visits, how branches finish, and what is pruned."""

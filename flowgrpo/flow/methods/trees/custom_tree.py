@@ -1,0 +1,107 @@
+"""A tree of the user's own: a function makes its plan."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from flowgrpo.errors import InputError
+from flowgrpo.flow.methods.credit.rules import trunk_ends
+from flowgrpo.flow.methods.trees.tree import Rooted, divided
+from flowgrpo.schema.lazy import lazy
+from rewards.base import locate, nearest
+from rewards.process_state import kept
+
+if TYPE_CHECKING:
+    from samplers import kernels as formulas
+    from samplers import trees
+    from samplers.kernels import Kernel
+    from samplers.trees import Move, Plan, Tree
+else:
+    formulas = lazy("samplers.kernels")
+    trees = lazy("samplers.trees")
+
+
+class Custom(Rooted):
+    """A tree of your own: a function makes the plan of an iteration.
+
+    It is called as function(kernels, **options) with one kernel for each step, the last one ODE unless `last_step` is sde,
+    and returns a `samplers.trees.Plan`: (role, step) -> moves.
+    """
+
+    name: Literal["custom"] = "custom"
+    function: str
+    """./file.py:name or pkg.module:name, called with one kernel for each step; returns a plan."""
+    options: dict[str, Any] = {}
+    """Further arguments of the function."""
+    trajectories: int = Field(1, ge=1)
+    """Trained trajectories that each root ends in."""
+
+    @override
+    def roots(self, group_size: int) -> int:
+        return divided(group_size, self.trajectories, "algorithm.tree.trajectories of each root")
+
+    @override
+    def check(self, tree: Tree) -> None:
+        """Refuse a tree whose roots do not have `trajectories` ends each; raises InputError."""
+        found = len(trunk_ends(tree)) / sum(node.parent is None for node in tree.nodes)
+        if found != self.trajectories:
+            raise InputError(
+                f"algorithm.tree.trajectories: the plan of a root has {found:g} ends, not {self.trajectories}"
+            )
+
+    @override
+    def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
+        end, function = self._end(kernels), _located(self.function, Path.cwd())
+        if not callable(function):
+            raise InputError(f"algorithm.tree.function: {self.function} is {type(function).__name__}, not a function")
+        arguments = [*kernels[:end], *[formulas.ODE] * (len(kernels) - end)]
+        try:
+            inspect.signature(function).bind(arguments, **self.options)
+        except TypeError as error:
+            takes = ", ".join(list(inspect.signature(function).parameters)[1:]) or "none"
+            raise InputError(f"algorithm.tree.options: {error}; {self.function} has the options {takes}") from None
+        with _move_fields(self.function), kept("algorithm.tree.function", function, calls=True):
+            plan = function(arguments, **self.options)
+        if not callable(plan):
+            raise InputError(
+                f"algorithm.tree.function: {self.function} returned {type(plan).__name__}, not a plan (role, step) -> moves"
+            )
+
+        def moves(role: str, step: int) -> Sequence[Move]:
+            with _move_fields(self.function), kept("algorithm.tree.function", function, calls=True):
+                return plan(role, step)
+
+        return moves
+
+
+@contextmanager
+def _move_fields(function: str) -> Iterator[None]:
+    """Refuse what no `samplers.trees.Move` has, when a function of the user makes one of it."""
+    try:
+        yield
+    except TypeError as error:
+        unknown = re.fullmatch(r"Move\.__init__\(\) got an unexpected keyword argument '(\w+)'.*", str(error))
+        if unknown is None:
+            raise
+        choice = nearest(unknown[1], [field.name for field in fields(trees.Move)])
+        raise InputError(f"algorithm.tree.function: {function}: a Move has no {unknown[1]!r}, {choice}") from error
+
+
+@cache
+def _located(function: str, folder: Path) -> Callable[..., Plan]:
+    """Return the function that the user names; `folder`, from which files are found, is a part of the cache's key."""
+    if ":" not in function:
+        raise InputError(
+            f"algorithm.tree.function: {function!r} names no function, write ./file.py:name or pkg.module:name"
+        )
+    return locate(function, f"algorithm.tree.function {function!r}")

@@ -1,0 +1,333 @@
+"""Which latents are visited?"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from flowgrpo.errors import InputError
+from flowgrpo.flow.methods.trees import pruning
+from flowgrpo.flow.methods.trees.finish import Finish
+from flowgrpo.schema.base import Choice, Positive, Strict
+from flowgrpo.schema.heavy import Tensor
+from flowgrpo.schema.lazy import lazy
+
+if TYPE_CHECKING:
+    from samplers import noise, plans, schedule
+    from samplers.kernels import Kernel
+    from samplers.trees import Plan, Tree
+else:
+    noise = lazy("samplers.noise")
+    plans = lazy("samplers.plans")
+    schedule = lazy("samplers.schedule")
+
+
+class Rooted(Choice):
+    """Options of every tree."""
+
+    adapts: ClassVar[bool] = False
+    """Whether its shape is chosen anew as a run goes, see `flowgrpo.flow.rollouts.adaptive_tree`."""
+    start: Literal["independent", "shared"] = "independent"
+    """independent: an initial noise for each root; shared: one for a group."""
+    last_step: Literal["ode", "sde"] = "ode"
+    """Whether the last step is ODE or stochastic."""
+
+    @abstractmethod
+    def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
+        """The plan of one iteration.
+
+        Args:
+            kernels: one for each step of the schedule.
+            group_size: samples of a group, which is divided among its roots.
+            seed: of the run; with `iteration`, where all that is drawn is drawn.
+
+        Raises:
+            InputError: the options do not go with the schedule, the kernels or the size of a group.
+        """
+
+    def roots(self, group_size: int) -> int:
+        """How many roots a group has.
+
+        Raises:
+            InputError: the size does not divide by what grows from a root.
+        """
+        return group_size
+
+    def pruned(self, tree: Tree, advantages: Tensor) -> Tensor | None:
+        """Which edges (nodes,) stay in the update, from the advantages (nodes,) of the edge to each node; None for all."""
+        return None
+
+    @property
+    def keeps_groups_whole(self) -> str | None:
+        """The setting, as it is written, by which edges leave the update that are chosen among all of a group."""
+        return None
+
+    @property
+    def exact(self) -> Rooted:
+        """The tree whose finishes are those of the network as it is, by all the steps; itself where nothing is cheaper."""
+        return self.model_copy(update={"finish": None}) if getattr(self, "finish", None) is not None else self
+
+    def check(self, tree: Tree) -> None:
+        """Refuse a tree, grown from the plan, that is not what the options say.
+
+        Raises:
+            InputError: the tree and the options differ.
+        """
+
+    def _end(self, kernels: Sequence[Kernel]) -> int:
+        if self.last_step == "sde" and kernels[-1].preserves:
+            raise InputError(f"algorithm.tree.last_step: {kernels[-1].name} has no noise at the last step, take ode")
+        end = len(kernels) if self.last_step == "sde" else len(kernels) - 1
+        if not end:
+            raise InputError(f"algorithm.tree: {self.name} needs two steps or more, or last_step: sde")
+        return end
+
+
+class Chain(Rooted):
+    """Chains that are stochastic at every step but the last.
+
+    `steps` [0, -2] leaves the last two ODE. Where a table ends just above 0, as SD3's does at 0.0089, the very last step
+    removes none of the noise that the one before it drew, and it would be scored.
+
+    DanceGRPO draws the trained steps per sample; here they are drawn per iteration and shared by all samples, so that an
+    evaluation is trained whole and the rollout's log-probabilities are met exactly.
+    """
+
+    name: Literal["chain"] = "chain"
+    train_fraction: float = Field(1.0, gt=0, le=1)
+    """Fraction of the stochastic steps that is trained, drawn in each iteration."""
+    steps: list[int] | None = Field(None, min_length=2, max_length=2)
+    """[first, end) of the stochastic steps, an end below 0 counted from the schedule's; null: all but the last."""
+
+    @override
+    def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
+        steps = self._stochastic(self._end(kernels), len(kernels))
+        count = max(1, int(len(steps) * self.train_fraction))
+        trained = schedule.random_steps(steps, count, noise.generator(seed, "trained steps", iteration))
+        return plans.chain(kernels, steps, steps if self.train_fraction == 1 else trained)
+
+    def _stochastic(self, end: int, num_steps: int) -> range:
+        first, stop = self.steps or (0, end)
+        stop = stop + num_steps if stop < 0 else stop
+        if not 0 <= first < stop <= end:
+            raise InputError(
+                f"algorithm.tree.steps: {self.steps} are not steps among the {end} stochastic ones, take [0, {end}] or less"
+            )
+        return range(first, stop)
+
+
+class Window(Rooted):
+    """Chains that are stochastic, and trained, inside a window of steps only, and ODE outside it."""
+
+    name: Literal["window"] = "window"
+    size: int = Field(3, ge=1)
+    """Steps of the window."""
+    move: Literal["random", "scattered", "sliding"] = "random"
+    """random: neighbouring steps, drawn for each iteration (Flow-GRPO-Fast); scattered: steps drawn each by itself, without
+    repeats (Flow-DPPO's code); sliding: neighbouring ones, by stride each so many iterations (MixGRPO)."""
+    steps: list[int] | None = Field(None, min_length=2, max_length=2)
+    """[first, end) that bounds it; null: all but the last step if sliding, else the first half."""
+    every: int = Field(25, ge=1)
+    """Iterations after which a sliding window moves."""
+    stride: int = Field(1, ge=1)
+    """Steps by which it moves."""
+
+    @override
+    def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
+        end = self._end(kernels)
+        first, stop = self.steps or (0, end if self.move == "sliding" else max(len(kernels) // 2, self.size))
+        if self.steps is not None and not 0 <= first < stop <= end:
+            raise InputError(
+                f"algorithm.tree.steps: {self.steps} are not steps among the {end} stochastic ones, take [0, {end}] or less"
+            )
+        if not first <= stop - self.size <= end - self.size:
+            raise InputError(
+                f"algorithm.tree.size: a window of {self.size} does not fit into steps {first} to {stop} of the "
+                f"{end} stochastic ones, take at most {max(1, min(stop, end) - first)}"
+            )
+        rng = noise.generator(seed, "window", iteration)
+        if self.move == "random":
+            window = schedule.random_window(self.size, first, stop, rng)
+        elif self.move == "scattered":
+            window = schedule.random_steps(range(first, stop), self.size, rng)
+        else:
+            window = schedule.sliding_window(self.size, first, stop, iteration, self.every, self.stride)
+        return plans.chain(kernels, window, window)
+
+
+class Brush(Rooted):
+    """An ODE trunk for each seed; every step grows `branches` stochastic children, each finished by ODE (TempFlow-GRPO).
+
+    A group of size S has S / `branches` seeds. The `profile` [6, 6, 6] branches at the first three steps only.
+    """
+
+    name: Literal["brush"] = "brush"
+    branches: int = Field(6, ge=2)
+    """Children of each step of a seed's ODE trunk."""
+    profile: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+    """Children of each step by itself, 0 beyond its end; null: branches at all."""
+    finish: Finish | None = None
+    """How a branch is finished by ODE: a number bounds the steps, and a map has more; null: all that remain."""
+
+    @override
+    def roots(self, group_size: int) -> int:
+        return divided(group_size, self.branches, "algorithm.tree.branches children of each seed")
+
+    @override
+    def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
+        end = self._end(kernels)
+        branches = self.profile or [self.branches] * end
+        if len(branches) > end or not any(branches):
+            raise InputError(
+                f"algorithm.tree.profile: {branches} are not the numbers of children of at most {end} stochastic steps"
+            )
+        return plans.brush(
+            kernels, [*branches, *[0] * (len(kernels) - len(branches))], self.finish and self.finish.steps
+        )
+
+
+class Pruning(Strict):
+    """What leaves the update of a branch tree; see `flowgrpo.flow.methods.trees.pruning`.
+
+    The window of `depth` begins before the last stochastic step (leading to depths 15 to 18 of 20) and moves earlier, as in
+    the released code, until it touches the last split; there the code goes on to the edges of that split.
+    """
+
+    rule: Literal["parent_top1", "extremes", "depth"]
+    """parent_top1: the best chain of each last split; extremes: the best and the worst chains; depth: no window of steps."""
+    fraction: float = Field(0.25, gt=0, lt=0.5)
+    """Fraction of a group's chains that extremes keeps at either end, the best and the worst."""
+    size: int = Field(4, ge=1)
+    """Steps of the window that depth does not train."""
+    every: int = Field(30, ge=1)
+    """Iterations after which that window moves a step earlier."""
+
+
+class Branching(Rooted):
+    """Options of branch trees: `factor` children at the steps `splits`, from a few roots.
+
+    Without `splits` a group of size S has as many as its divisors `factor`, `factor`^2, ... allow, at most four, spread over
+    the first half of the steps: 0, 3, 6, 9 of 20. Noises of siblings: `correlated` is the paper's form of strength s, `hot`
+    the released code's, s times independent noise.
+    """
+
+    factor: int = Field(2, ge=2)
+    """Children at each split."""
+    splits: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+    """Steps that split; null: as many as the group allows, at most four, over the first half."""
+    siblings: Literal["correlated", "hot", "own"] = "correlated"
+    """Siblings' noises: correlated (the paper's), hot (the code's, which breaks the marginals) or own."""
+    strength: Positive = 4.0
+    """Strength s of correlated or hot noise."""
+    prune: Pruning | None = None
+    """Which edges leave the update; null: none."""
+
+    @override
+    def roots(self, group_size: int) -> int:
+        leaves = self.factor ** self._count(group_size)
+        return divided(group_size, leaves, f"leaves of a tree with algorithm.tree.factor {self.factor}")
+
+    @override
+    def pruned(self, tree: Tree, advantages: Tensor) -> Tensor | None:
+        rule = None if self.prune is None else self.prune.rule
+        if rule == "parent_top1":
+            return pruning.parent_top1(tree, advantages)
+        return pruning.extremes(tree, advantages, self.prune.fraction) if rule == "extremes" else None
+
+    @property
+    @override
+    def keeps_groups_whole(self) -> str | None:
+        extremes = self.prune is not None and self.prune.rule == "extremes"
+        return "algorithm.tree.prune.rule=extremes" if extremes else None
+
+    def _count(self, group_size: int) -> int:
+        if self.splits is not None:
+            return len(self.splits)
+        return max((n for n in range(2, 5) if group_size % self.factor**n == 0), default=1)
+
+    def _grown(self, kernels: Sequence[Kernel], group_size: int, iteration: int, window: range | None) -> Plan:
+        end = self._end(kernels)
+        splits = self.splits or schedule.spread(self._count(group_size), len(kernels) // 2)
+        if max(splits) >= end or len(set(splits)) < len(splits):
+            where = "" if self.splits else f", which a group of {group_size} asks for unless they are given,"
+            raise InputError(
+                f"algorithm.tree.splits: {splits}{where} are not different steps among the {end} stochastic ones, "
+                f"0 to {end - 1}"
+            )
+        stochastic = {*(range(end) if window is None else window), *splits}
+        trained = set(stochastic)
+        if self.prune is not None and max(splits) == end - 1:
+            raise InputError(
+                f"algorithm.tree.prune: no stochastic step follows the split at {max(splits)}, so nothing can be left out"
+            )
+        if self.prune is not None and self.prune.rule == "depth":
+            first, size = max(splits) + 1, min(self.prune.size, end - max(splits) - 1)
+            at = max(first, end - 1 - size - iteration // self.prune.every)
+            trained -= set(range(at, at + size))
+        return plans.branch(
+            kernels,
+            splits,
+            self.factor,
+            stochastic=stochastic,
+            trained=trained,
+            sibling_strength=self.strength if self.siblings == "correlated" else None,
+            noise_scale=self.strength if self.siblings == "hot" else 1.0,
+        )
+
+
+class Branch(Branching):
+    """Trees that split, stochastic at every step but the last (BranchGRPO)."""
+
+    name: Literal["branch"] = "branch"
+
+    @override
+    def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
+        return self._grown(kernels, group_size, iteration, None)
+
+
+class BranchWindow(Branching):
+    """Trees that split, stochastic at the splits and inside a window that slides as MixGRPO's (BranchGRPO-Mix)."""
+
+    name: Literal["branch_window"] = "branch_window"
+    size: int = Field(4, ge=1)
+    """Steps of the stochastic window."""
+    every: int = Field(25, ge=1)
+    """Iterations after which it moves."""
+    stride: int = Field(1, ge=1)
+    """Steps by which it moves."""
+
+    @override
+    def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
+        end = self._end(kernels)
+        window = schedule.sliding_window(min(self.size, end), 0, end, iteration, self.every, self.stride)
+        return self._grown(kernels, group_size, iteration, window)
+
+
+class Twigs(Rooted):
+    """Chains as in `chain`; from every state an ODE twig measures its value, from the start only if a credit needs that."""
+
+    name: Literal["twigs"] = "twigs"
+    length: int | None = Field(None, ge=1)
+    """ODE steps from a state to the sample that measures it; null: all that remain."""
+    root: bool = True
+    """Whether the start is measured too."""
+    finish: Finish | None = None
+    """How a twig is walked once it has left the chain, and steps as length; null: exactly."""
+
+    @override
+    def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
+        bounds = [most for most in (self.length, self.finish and self.finish.steps) if most]
+        return plans.twigs(kernels, range(self._end(kernels)), min(bounds, default=None), self.root)
+
+
+def divided(group_size: int, by: int, what: str) -> int:
+    """How many roots a group has that grow `by` each; raises InputError where that does not divide."""
+    if group_size % by:
+        below = group_size // by * by
+        nearest = " or ".join(str(n) for n in (below, below + by) if n)
+        raise InputError(f"train.group_size: {group_size} does not divide by the {by} {what}, take {nearest}")
+    return group_size // by

@@ -1,0 +1,265 @@
+"""What a flow model's training starts from: the adapters of `model.lora.path`, whoever wrote them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from flowgrpo.data import embedded
+from flowgrpo.errors import InputError
+from flowgrpo.flow.config import Config, Model
+from flowgrpo.flow.model.layer_names import NAMES, Names
+from flowgrpo.flow.pipeline.loading import load as loading
+from flowgrpo.flow.pipeline.networks.traits import TRAINED
+from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.lora import LoraPath
+from flowgrpo.training.checkpoints import lora_files, lora_layers
+from flowgrpo.training.checkpoints.lora_files import KEY, LoraFile
+from flowgrpo.training.checkpoints.lora_layers import Index, Outline, Target
+from flowgrpo.training.model_files.hub_files import one_sentence
+from flowgrpo.training.weights import sharding
+from flowgrpo.training.weights.lora_adapters import Adapter, Matrices, check_agrees
+from rewards.base import nearest
+
+if TYPE_CHECKING:
+    import accelerate
+    from diffusers import DiffusionPipeline
+else:
+    accelerate = lazy("accelerate")
+
+
+def adapters(model: Model) -> dict[str, Adapter]:
+    """The adapters that training starts from, by network: of `model.lora.path`, or of `model.merge`; {} without either.
+
+    A network for which `model.lora.path` has nothing gets new ones on the same layers, which change nothing at first.
+
+    Raises:
+        InputError: there is no such file, or its adapters are not for this model, or not those that the config names.
+    """
+    if model.merge is not None:
+        with lora_files.named("model.merge"):
+            return read(model.merge, outlines(model.path), model.path)
+    if model.lora is None or model.lora.path is None:
+        return {}
+    networks = outlines(model.path)
+    found = read(model.lora.path, networks, model.path)
+    lora_layers.refuse_shifts_alone(found.values())
+    check_agrees(model.lora, found.values())
+    return {name: _completed(name, found, each) for name, each in networks.items()}
+
+
+def check_switched(found: Mapping[str, Adapter], config: Config) -> None:
+    """Refuse adapters that a run must switch off where they shift parameters, which stay shifted.
+
+    Raises:
+        InputError: names the first parameter that is shifted.
+    """
+    if config.eval.adapter_steps is not None:
+        refuse_shifts(found, "eval.adapter_steps")
+    if sharding.applies(config.run.sharding) and config.algorithm.reference == "base":
+        refuse_shifts(found, "algorithm.objective.kl.reference=base with run.sharding")
+
+
+def refuse_shifts(found: Mapping[str, Adapter], key: str) -> None:
+    """Refuse adapters that shift parameters.
+
+    Args:
+        key: of what asks that they can be switched off.
+
+    Raises:
+        InputError: names the first parameter that is shifted.
+    """
+    for network, adapter in found.items():
+        if adapter.shifts:
+            raise InputError(
+                f"{key}: the LoRA shifts {network}.{min(adapter.shifts)}, which cannot be switched off; take a LoRA "
+                "of matrices alone"
+            )
+
+
+def read(path: LoraPath, networks: Mapping[str, Outline], model: str) -> dict[str, Adapter]:
+    """The adapters of a file, or of one for each network, by network.
+
+    Args:
+        networks: of the model, see `outlines`.
+        model: what it is called in errors.
+
+    Raises:
+        InputError: there is no such file, or its adapters are not for this model.
+    """
+    found: dict[str, Adapter] = {}
+    for name, each in ({None: path} if isinstance(path, str) else path).items():
+        file = lora_files.read(each)
+        if name is not None and name not in networks:
+            raise InputError(f"{KEY}: {model} has no network {name!r}, {nearest(name, networks)}")
+        found |= placed(file, networks if name is None else {name: networks[name]}, model)
+    return found
+
+
+def load_lora(pipe: DiffusionPipeline, path: str | Path, lora: LoraPath) -> None:
+    """Put a LoRA into the networks of a stock pipeline.
+
+    Args:
+        path: of the model: a built-in name, a local folder or a hub id.
+        lora: as `model.lora.path` takes it.
+
+    Raises:
+        InputError: there is no such file, or its adapters are not for this model.
+    """
+    for name, adapter in read(lora, outlines(str(path)), str(path)).items():
+        adapter.inject(getattr(pipe, name))
+
+
+def outlines(path: str) -> dict[str, Outline]:
+    """The shapes of a model's networks that compute the velocity, by name.
+
+    The networks are built from their configurations alone, without weights.
+    """
+    found = {}
+    for name, written in loading.index_of(path).items():
+        kind = loading.component_class(written) if name.startswith(TRAINED) else None
+        if kind is not None:
+            with one_sentence(path):
+                config = kind.load_config(embedded.place_of(path), subfolder=name)
+                with accelerate.init_empty_weights():
+                    found[name] = Outline.of(kind.from_config(config))
+    return found
+
+
+def placed(file: LoraFile, networks: Mapping[str, Outline], path: str) -> dict[str, Adapter]:
+    """The adapters of a file by network, by the names of diffusers, of `layer_names`, or as the pipeline's class translates.
+
+    Args:
+        networks: of the model at `path`, see `outlines`.
+
+    Raises:
+        InputError: they are not for this model.
+    """
+    index = _index(networks)
+    unknown = lora_layers.unknown(file, index)
+    pipeline = loading.pipeline_class(path) if unknown else None
+    if not hasattr(pipeline, "lora_state_dict"):
+        return lora_layers.placed(file, index, networks, path)
+    refused = InputError(f"{KEY}: {file.place} has an adapter for {unknown[0]}, and {path} has no such layer")
+    for spelled in (_for_translation(file), _respelled(file)):
+        translated = _translated(pipeline, spelled)
+        if not translated or translated.keys() == spelled.tensors.keys():  # some leave names that they do not know
+            continue
+        try:
+            return lora_layers.placed(replace(spelled, tensors=translated), index, networks, path)
+        except InputError as error:
+            refused = error
+    raise refused
+
+
+def _index(networks: Mapping[str, Outline]) -> Index:
+    """The names of diffusers and of others, and what they mean."""
+    layers: dict[str, dict[str, Target]] = {}
+    parameters: dict[str, dict[str, Target]] = {}
+    for name, outline in networks.items():
+        names = NAMES.get(outline.kind, Names())
+        others = {
+            other: Target(name, parts, names.swaps(other, outline.layers[parts[0]]))
+            for other, parts in names.read_layers(outline.layers).items()
+        }
+        layers[name] = others | lora_layers.names_in(name, outline.layers)
+        others = {other: Target(name, parts) for other, parts in names.read_parameters(outline.parameters).items()}
+        parameters[name] = others | lora_layers.names_in(name, outline.parameters)
+    return Index(layers, parameters)
+
+
+def _for_translation(file: LoraFile) -> LoraFile:
+    """A file whose options hold for names to come; none of them beside alphas of its own, which a class multiplies in."""
+    if any(key.endswith(".alpha") for key in file.tensors):
+        return replace(file, options={})
+    plain = lora_layers.without_patterns(file)
+    if len(plain.options) != 1:
+        return plain
+    (options,) = plain.options.values()
+    return replace(plain, options={"": options})
+
+
+def _respelled(file: LoraFile) -> LoraFile:
+    """A file as ComfyUI and kohya would write it, which is all that some classes translate."""
+    alphas = lora_layers.alphas(file) if file.options else {}
+    tensors = {}
+    for key, tensor in (alphas | dict(file.tensors)).items():
+        name = re.sub(r"^base_model\.model\.", "diffusion_model.", key)
+        tensors[name.replace(".lora_A.", ".lora_down.").replace(".lora_B.", ".lora_up.")] = tensor
+    return replace(file, tensors=tensors, options={})
+
+
+def _translated(pipeline: Any, file: LoraFile) -> dict[str, torch.Tensor] | None:
+    """Tensors under diffusers' names, by the pipeline's own class; None where it does not know the names.
+
+    Raises:
+        InputError: the class leaves a tensor out. Shifts, which it does not know, are not among them.
+    """
+    given = {
+        key: tensor if key.endswith(".alpha") else tensor.detach().requires_grad_()
+        for key, tensor in file.tensors.items()
+        if not lora_files.SHIFT.fullmatch(key)
+    }
+    with_alphas = "return_alphas" in inspect.signature(pipeline.lora_state_dict).parameters
+    with _silent():
+        try:
+            passed = {key: tensor * 1 for key, tensor in given.items()}  # some change tensors in place
+            found = pipeline.lora_state_dict(passed, **({"return_alphas": True} if with_alphas else {}))
+        except Exception:  # whatever names of others raise in there
+            return None
+    state, alphas = found if with_alphas else (found, None)
+    _check_used(file, given, state)
+    state = {key: t.detach() for key, t in state.items() if not key.startswith(lora_files.TEXT_ENCODERS)}
+    shifts = {key: tensor for key, tensor in file.tensors.items() if lora_files.SHIFT.fullmatch(key)}
+    return state | shifts | {key: torch.as_tensor(alpha) for key, alpha in (alphas or {}).items()}
+
+
+def _check_used(file: LoraFile, given: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a translation that does not depend on a tensor that was given: its gradient tells."""
+    learning = {key: tensor for key, tensor in given.items() if tensor.requires_grad}
+    total = sum(tensor.sum() for tensor in state.values() if torch.is_tensor(tensor) and tensor.requires_grad)
+    if not torch.is_tensor(total):
+        return
+    gradients = torch.autograd.grad(total, list(learning.values()), allow_unused=True)
+    for key, gradient in zip(learning, gradients, strict=True):
+        if gradient is None or not gradient.any():
+            raise InputError(f"{KEY}: {file.place} holds {key}, which diffusers' translation of such names leaves out")
+
+
+@contextmanager
+def _silent():
+    before = loading.diffusers.utils.logging.get_verbosity()
+    loading.diffusers.utils.logging.set_verbosity_error()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            loading.diffusers.utils.logging.set_verbosity(before)
+
+
+def _completed(name: str, found: Mapping[str, Adapter], outline: Outline) -> Adapter:
+    """A network's own adapters; where a file has none for it, such as add nothing, on the layers of another network's."""
+    own = found.get(name, Adapter({}))
+    if own.layers:
+        return own
+    other, adapter = next((each for each in found.items() if each[1].layers), (name, own))
+    generator = torch.Generator().manual_seed(0)
+    layers = {}
+    for path, layer in adapter.layers.items():
+        if outline.layers.get(path) == (len(layer.up), *layer.down.shape[1:]):
+            down = torch.randn(layer.down.shape, generator=generator) / layer.rank
+            layers[path] = Matrices(down=down, up=torch.zeros_like(layer.up), bias=None, alpha=layer.alpha)
+    if not layers:
+        raise InputError(
+            f"{KEY}: it has adapters for {other} alone, and {name} has none of the layers that they are for"
+        )
+    return replace(own, layers=layers, rslora=adapter.rslora)

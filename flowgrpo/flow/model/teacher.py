@@ -1,0 +1,160 @@
+"""The teacher of a distillation, in the place of the reference: a LoRA over the student's base, or a pipeline like it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from flowgrpo.data.embedded import place_of
+from flowgrpo.errors import InputError
+from flowgrpo.flow.config import Config
+from flowgrpo.flow.model import initial_lora as start
+from flowgrpo.flow.model import memory_estimate as memory
+from flowgrpo.flow.pipeline.loading import load as loading
+from flowgrpo.flow.pipeline.networks.traits import TRAINED
+from flowgrpo.training.checkpoints import lora_files
+from flowgrpo.training.model_files.hub_files import one_sentence, variant_of
+from flowgrpo.training.weights.lora_adapters import Adapter, Matrices
+from flowgrpo.training.weights.trained_weights import Weights
+
+KEY = "model.teacher"
+
+
+def check(config: Config) -> dict[str, Adapter]:
+    """The adapters of a teacher that is a LoRA, by network; {} of one that is a pipeline, or where nobody asks for one.
+
+    Raises:
+        InputError: there is none, or it is not for this model.
+    """
+    model = config.model
+    if config.algorithm.reference != "teacher":
+        return {}
+    if model.teacher is None:
+        raise InputError(
+            f"{KEY}: algorithm.objective.kl.reference=teacher needs one; name a LoRA over {model.path}, a run's folder, or "
+            "a pipeline like it"
+        )
+    with _as_teacher(), lora_files.named(KEY):
+        if loading.is_pipeline(model.teacher):
+            _check_pipeline(config)
+            return {}
+        if model.lora is None:
+            loading.index_of(model.teacher)  # which says why it is no pipeline; a LoRA needs a base that stays
+        return start.read(model.teacher, start.outlines(model.path), model.path)
+
+
+@contextmanager
+def _as_teacher() -> Iterator[None]:
+    """Name the teacher where an error names a model."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error).replace("model.path:", f"{KEY}:")) from error
+
+
+def _check_pipeline(config: Config) -> None:
+    """Refuse a pipeline whose networks cannot stand where the student's do."""
+    model = config.model
+    if model.lora is not None and model.quantise is not None:
+        raise InputError(
+            f"{KEY}: a pipeline's weights take the place of the student's, which model.quantise={model.quantise} has made "
+            "others of; set it to null, or name a LoRA"
+        )
+    if model.lora is not None and config.run.sharding != "none":
+        raise InputError(
+            f"{KEY}: a pipeline's weights take the place of the student's base, which lies in shards; set "
+            "run.sharding=none, or name a LoRA"
+        )
+    loading.check_weights(model.teacher, model.variant, TRAINED, or_plain=True)
+    own, other = _built(model.path, model.variant), _built(model.teacher, model.variant)
+    for name, here in own.items():
+        if name not in other:
+            raise InputError(f"{KEY}: {model.teacher} has no {name}, as {model.path} has")
+        there = other[name]
+        odd = next((key for key in here if key in there and here[key] != there[key]), None)
+        if odd is not None:
+            raise InputError(
+                f"{KEY}: the {name} of {model.teacher} is not built as that of {model.path}: its {odd} is {there[odd]}, the "
+                f"student's {here[odd]}"
+            )
+
+
+def _built(path: str, variant: str | None) -> dict[str, dict[str, Any]]:
+    """What each network of a pipeline is built by: its class, its config, which may leave some out, and shapes."""
+    built, shapes = {}, memory.component_shapes(path, TRAINED, variant)
+    for name, named in loading.index_of(path).items():
+        kind = loading.component_class(named) if name.startswith(TRAINED) else None
+        if kind is not None:
+            with one_sentence(path):
+                config = kind.load_config(place_of(path), subfolder=name)
+            written = {key: value for key, value in config.items() if not key.startswith("_")}
+            built[name] = {"class": kind.__name__, **written, **shapes.get(name, {})}
+    return built
+
+
+def put_pipeline(weights: Weights, path: str, variant: str | None = None) -> None:
+    """Make the networks of a pipeline the reference: in place of trained weights, or of the base with adapters off.
+
+    Args:
+        weights: with a reference that is a teacher.
+        path: of the pipeline; its networks have the shapes of the student's, see `check`.
+        variant: of its files, where there are such.
+    """
+    kinds, values = loading.index_of(path), {}
+    for name, network in weights.modules.items():
+        kind = loading.component_class(kinds[name])
+        dtype = next(p.dtype for at, p in network.named_parameters() if ".lora_" not in at)
+        with one_sentence(path, KEY):
+            own = variant_of(place_of(path), name, variant)
+            loaded = kind.from_pretrained(place_of(path), subfolder=name, dtype=dtype, variant=own)
+        values |= {f"{name}.{at}": tensor for at, tensor in loaded.state_dict().items()}
+    if weights.lora is None:
+        weights.put_reference(values)
+    else:
+        weights.put_base(values)
+
+
+def put(weights: Weights, teacher: Mapping[str, Adapter]) -> None:
+    """Make a teacher the reference, exactly: its matrices, scaled as the student's are, and zeros up to the student's rank.
+
+    Args:
+        weights: with adapters, and a reference that is a teacher.
+
+    Raises:
+        InputError: it has an adapter that the student's cannot hold.
+    """
+    values = {name: torch.zeros_like(p) for name, p in weights.named.items()}
+    for network, adapter in teacher.items():
+        if adapter.shifts:
+            raise InputError(
+                f"{KEY}: it shifts {network}.{min(adapter.shifts)}, which the student's adapters cannot do"
+            )
+        modules = dict(weights.modules[network].named_modules())
+        for path, layer in adapter.layers.items():
+            name, student = f"{network}.{path}", modules[path]
+            down, up = f"{name}.lora_A.default.weight", f"{name}.lora_B.default.weight"
+            if down not in values:
+                raise InputError(
+                    f"{KEY}: it has an adapter for {name}, where the student has none; add it to model.lora.targets"
+                )
+            if layer.bias is not None and f"{name}.lora_B.default.bias" not in values:
+                raise InputError(f"{KEY}: its adapter of {name} has a bias, which the student's cannot have")
+            if layer.rank > len(values[down]):
+                raise InputError(
+                    f"{KEY}: its adapter of {name} has rank {layer.rank}, the student's {len(values[down])}; take "
+                    f"model.lora.rank={layer.rank}"
+                )
+            factor = _scale(layer, adapter.rslora) / student.scaling["default"]
+            values[down][: layer.rank] = layer.down.to(values[down])
+            values[up][:, : layer.rank] = layer.up.to(values[up]) * factor
+            if layer.bias is not None:
+                bias = f"{name}.lora_B.default.bias"
+                values[bias][:] = layer.bias.to(values[bias]) * factor
+    weights.put_reference(values)
+
+
+def _scale(layer: Matrices, rslora: bool) -> float:
+    return layer.alpha / (layer.rank**0.5 if rslora else layer.rank)

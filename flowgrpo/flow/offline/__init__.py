@@ -1,0 +1,1 @@
+"""Training on stored groups, without rollouts."""

@@ -1,0 +1,52 @@
+"""What tells one model from another without loading it: by which stored samples know whose they are."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flowgrpo.data.embedded import place_of
+from flowgrpo.flow.pipeline.loading import load as loading
+from flowgrpo.schema.lazy import lazy
+from flowgrpo.training.model_files.hub_files import one_sentence
+
+if TYPE_CHECKING:
+    import huggingface_hub
+else:
+    huggingface_hub = lazy("huggingface_hub")
+
+READ = 1 << 16  # bytes of both ends of a file; the last are those of a tensor
+
+
+def fingerprint(path: str, variant: str | None = None) -> str:
+    """Text that is equal for equal models: a digest of a folder's files, or a model's commit at the hub.
+
+    Of each file of the pipeline's components it takes name, size and both ends, not what lies between: full weights of
+    hundreds of GiB are not read. A copy of a model of the hub in a folder is another model here.
+
+    Args:
+        path: a built-in name, a local folder or a hub id.
+        variant: of the weights that are read, which is another model than that of the plain ones beside them.
+
+    Raises:
+        InputError: there is no such model.
+    """
+    components = sorted(name for name in loading.index_of(path) if not name.startswith("_"))
+    folder = Path(place_of(path))
+    if not folder.is_dir():
+        with one_sentence(path):
+            index = huggingface_hub.hf_hub_download(path, "model_index.json")
+        of_variant = "" if variant is None else f":{variant}"
+        return f"{path}@{Path(index).parent.name}{of_variant}"  # the folder of a snapshot is called by its commit
+    digest = hashlib.sha256(b"" if variant is None else f"variant {variant}\n".encode())
+    files = [folder / "model_index.json", *(file for name in components for file in sorted((folder / name).rglob("*")))]
+    for file in files:
+        if file.is_file():
+            size = file.stat().st_size
+            digest.update(f"{file.relative_to(folder)} {size}\n".encode())
+            with file.open("rb") as opened:
+                digest.update(opened.read(READ))
+                opened.seek(max(0, size - READ))
+                digest.update(opened.read(READ))
+    return f"sha256:{digest.hexdigest()}"

@@ -1,0 +1,135 @@
+"""Training on stored groups (`data.groups`): their samples in place of a rollout's, and what they must have in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flowgrpo.data import stored
+from flowgrpo.data.prompts import Row
+from flowgrpo.data.stored import KEY, Stored
+from flowgrpo.errors import InputError
+from flowgrpo.flow.config import Config
+from flowgrpo.flow.offline.model_fingerprint import fingerprint
+from flowgrpo.flow.rollouts.rollout import Batch
+from flowgrpo.training.advantages.prompt_groups import Groups
+from flowgrpo.training.advantages.reward_combination import Combination
+from flowgrpo.training.distributed.assignment import Deal, parts_of
+from flowgrpo.training.scoring.scorer import Scores
+from rewards.base import last_part
+from samplers import noise
+from samplers.trees import TRUNK, Node, Root, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Stored groups, as a run trains on them: group i is that of the run's training prompt i.
+
+    Attributes:
+        names: of the R rewards that are trained on.
+        combination: of them.
+        columns: (R,) of each among the stored ones.
+    """
+
+    config: Config
+    stored: Stored
+    names: list[str]
+    combination: Combination
+    columns: list[int]
+
+    def batch(
+        self, groups: Groups, deal: Deal, sigmas: Sequence[float], *, iteration: int, device: torch.device
+    ) -> Batch:
+        """This process's samples of an iteration as the leaves of a tree, each an edge from its root, and their scores.
+
+        Of a group with more samples than the iteration takes, some are drawn, others the next time.
+
+        Args:
+            deal: which samples are this process's: a group of the iteration and a place in it each.
+            sigmas: the schedule that noise levels are drawn from.
+        """
+        own, parts = deal.own, parts_of(self.config, groups, iteration)
+        members = {group: self._members(groups, group, iteration) for group in dict.fromkeys(group for group, _ in own)}
+        taken = [(groups.prompts[group], members[group][index]) for group, index in own]
+        roots = []
+        for (group, index), (number, member) in zip(own, taken, strict=True):
+            kept = self.stored.groups[number]
+            row = Row(kept.prompt.text, kept.seeds[member], kept.prompt.columns)
+            roots.append(Root(group, index, row, parts[group][index]))
+        last = len(sigmas) - 1
+        tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
+        tree.nodes += [Node(i, root, (root.index,), TRUNK, 0.0, last) for i, root in enumerate(roots)]
+        tree.leaves = list(range(len(roots), 2 * len(roots)))
+        tree.samples = tuple(x.to(device) for x in self.stored.latents(taken))
+        found = [(self.stored.groups[number], member) for number, member in taken]
+        values = torch.stack([kept.rewards[member, self.columns] for kept, member in found])
+        lost = torch.stack([kept.lost[member] for kept, member in found])
+        return Batch(groups, tree, Scores(values, lost, 0.0), 0, stored=True)
+
+    def _members(self, groups: Groups, group: int, iteration: int) -> list[int]:
+        """Which samples of its stored group an iteration's group has."""
+        size, there = groups.roots[group], len(self.stored.groups[groups.prompts[group]].seeds)
+        if size == there:
+            return list(range(there))
+        return noise.generator(self.config.run.seed, "members", iteration, group).permutation(there)[:size].tolist()
+
+
+def source_of(config: Config) -> Source | None:
+    """The stored groups of a run; None where it samples its own.
+
+    Raises:
+        InputError: the folder is not whole, its groups are smaller than the run's, or a reward was not stored.
+    """
+    if config.data.groups is None:
+        return None
+    found, size = stored.read(Path(config.data.groups)), config.train.group_size
+    smallest = min(len(group.seeds) for group in found.groups)
+    if size > smallest:
+        raise InputError(
+            f"train.group_size: {size} samples of a group, {config.data.groups} has {smallest}; take that or less"
+        )
+    if config.data.rewards:
+        named = [("data.rewards", name, weight, 0.0) for name, weight in config.data.rewards.items()]
+    else:
+        named = [("rewards", use.name or last_part(use.use), use.weight, use.offset) for use in config.rewards]
+    scale, offset = (torch.tensor([each[i] for each in named], dtype=torch.float64) for i in (2, 3))
+    return Source(
+        config=config,
+        stored=found,
+        names=[name for _, name, *_ in named],
+        combination=Combination(config.algorithm.baseline.combine, config.algorithm.baseline.caution, scale, offset),
+        columns=[stored.column_of(found.rewards, name, key) for key, name, *_ in named],
+    )
+
+
+def check_model(config: Config, source: Source | None, call: dict[str, Any]) -> None:
+    """Refuse a model, a precision or a call that is not that of the stored samples.
+
+    Args:
+        source: the stored groups; None where the run samples its own.
+        call: the whole call of the run.
+
+    Raises:
+        InputError: one differs.
+    """
+    if source is None:
+        return
+    told, place = source.stored.manifest, f"{KEY}: {config.data.groups} has samples of"
+    if told["fingerprint"] != fingerprint(config.model.path, config.model.variant):
+        raise InputError(
+            f"{place} another model ({told['model']}) than {config.model.path}; train that, or sample this one"
+        )
+    if told["dtype"] != config.model.dtype:
+        raise InputError(f"{place} a model in {told['dtype']}; set model.dtype={told['dtype']}")
+    now = json.loads(json.dumps(call))
+    for key in sorted({*told["call"], *now}):
+        before = told["call"].get(key)
+        if before != now.get(key):
+            raise InputError(
+                f"{place} a call with {key} {before!r}, and model.call has {now.get(key)!r}; take {before!r}"
+            )

@@ -1,0 +1,1 @@
+"""What leaves the flow wing: exported LoRAs, samples, stored groups and preference pairs."""

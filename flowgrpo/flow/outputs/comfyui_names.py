@@ -1,0 +1,162 @@
+"""A LoRA as ComfyUI's loader reads it, for each network whose names it is known to read; see `layer_names`.
+
+ComfyUI adds `alpha / rank * up @ down` to a layer of its own model, and takes 1 for `alpha / rank` where a file has no
+`alpha`; so each layer's is written. The LoRAs of the parts of a layer become one, whose rank is the sum of theirs, each in a
+block of its own. What is added to a bias is `diff_b`, and to any other parameter `diff`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from flowgrpo.errors import InputError
+from flowgrpo.flow.config import Config
+from flowgrpo.flow.model import initial_lora as start
+from flowgrpo.flow.model.layer_names import NAMES, Names
+from flowgrpo.flow.pipeline.loading.load import index_of
+from flowgrpo.training.checkpoints.lora_files import COMFYUI
+from flowgrpo.training.weights.lora_adapters import shift_key
+from flowgrpo.training.weights.trained_weights import AVERAGE, OTHER_POLICIES, Weights
+
+DOWN, UP, BIAS = ".lora_A.weight", ".lora_B.weight", ".lora_B.bias"  # peft's endings
+State = Mapping[str, torch.Tensor]
+
+
+def check(settings: Config, checkpoint: Path, shifts: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+    """Refuse, before a model is loaded, to name what ComfyUI is not known to read.
+
+    Args:
+        shifts: of the run's networks, by the paths of parameters.
+
+    Raises:
+        InputError: the run trained full weights, or a network, a layer or a parameter has no name in ComfyUI.
+    """
+    if settings.model.lora is None:
+        raise InputError("--comfyui: this run trained full weights (model.lora: null); ComfyUI's names are for a LoRA")
+    index = index_of(settings.model.path)
+    with safe_open(checkpoint / "weights.safetensors", "pt") as file:
+        keys = [key for key in file.keys() if not key.startswith((AVERAGE, *OTHER_POLICIES))]  # noqa: SIM118
+        biases = {key.partition(".lora_")[0] for key in keys if key.endswith(".bias") and file.get_tensor(key).any()}
+    outlines = start.outlines(settings.model.path) if biases else {}
+    for network, _, layer in sorted(path.partition(".") for path in biases):
+        if f"{layer}.bias" not in outlines[network].parameters:
+            raise InputError(f"--comfyui: {layer} has no bias, so that ComfyUI would leave out the one of its adapter")
+    biased = {key.partition(".")[0] for key in keys if key.endswith(".bias")}
+    biased |= {network for network, own in shifts.items() if any(path.endswith(".bias") for path in own)}
+    for path in sorted({key.partition(".lora_")[0] for key in keys if ".lora_A." in key}):
+        network, _, layer = path.partition(".")
+        _found(names_of(index[network][1], network in biased), index[network][1], layer)
+    for network, own in shifts.items():
+        for path in own:
+            _name_of_parameter(names_of(index[network][1], network in biased), index[network][1], path)
+
+
+def names_of(kind: str, biased: bool = False) -> Names:
+    """The names of a network by its class.
+
+    Args:
+        biased: whether there are biases, which ComfyUI reads under its own names alone.
+
+    Raises:
+        InputError: they are not known.
+    """
+    if kind not in NAMES:
+        known = ", ".join(sorted(name.removesuffix("Model") for name in NAMES))
+        raise InputError(
+            f"--comfyui: which names ComfyUI has for the layers of {kind} is not known, only of {known}; export without "
+            "it, diffusers reads that"
+        )
+    names = NAMES[kind]
+    return names.makers if biased and names.makers is not None else names
+
+
+def _found(names: Names, kind: str, layer: str) -> tuple[str, tuple[str, ...]]:
+    found = names.find(layer)
+    if found is None:
+        raise InputError(
+            f"--comfyui: the layer {layer} of {kind} has no name in ComfyUI that is known; train with "
+            "model.lora.targets: auto, or export without it"
+        )
+    return found
+
+
+def _name_of_parameter(names: Names, kind: str, path: str) -> str:
+    found = names.find_parameter(path)
+    if found is None:
+        raise InputError(f"--comfyui: the parameter {path} of {kind} has no name in ComfyUI that is known")
+    return found
+
+
+def write(weights: Weights, out: Path, name: str) -> list[str]:
+    """Write the LoRA of each network to a file of its own, float32, into a folder of the export.
+
+    Args:
+        weights: with the tensors that are to be written in place.
+        name: of the file; of Wan 2.2, which has two networks, `-high_noise` and `-low_noise` are appended.
+
+    Returns:
+        the files, relative to `out`.
+    """
+    (out / COMFYUI).mkdir()
+    endings = [""] if len(weights.modules) == 1 else ["-high_noise", "-low_noise"]
+    files = []
+    for (module, network), ending in zip(weights.modules.items(), endings, strict=True):
+        files.append(f"{COMFYUI}/{name}{ending}.safetensors")
+        shifts = weights.begun[module].shifts if weights.begun else {}
+        written = renamed(network, weights.adapter_state(module), shifts)
+        save_file(written, out / files[-1], {"format": "pt"})
+    return files
+
+
+def renamed(network: torch.nn.Module, state: State, shifts: State | None = None) -> dict[str, torch.Tensor]:
+    """The tensors of a network's adapter under ComfyUI's names, with an alpha for each layer.
+
+    Args:
+        state: under peft's names, `LAYER.lora_A.weight` (rank, in), `LAYER.lora_B.weight` (out, rank) and
+            `LAYER.lora_B.bias` (out,).
+        shifts: what is added to further parameters, by their paths.
+    """
+    kind, state = type(network).__name__, {key: tensor.detach().float().cpu() for key, tensor in state.items()}
+    names = names_of(kind, any(path.endswith(".bias") for path in (*state, *(shifts or {}))))
+    layers = [key.removesuffix(DOWN) for key in state if key.endswith(DOWN)]
+    written = {}
+    for name, parts in dict(_found(names, kind, layer) for layer in layers).items():
+        down, up, alpha, bias = names.keys(name)
+        own = [part for part in parts if part in layers]
+        scales = {part: network.get_submodule(part).scaling["default"] for part in own}  # alpha / rank
+        written[down] = torch.cat([state[part + DOWN] for part in own]).contiguous()
+        ups = [state[part + UP] * (scales[part] / scales[own[0]]) for part in own]
+        written[up] = (
+            ups[0].contiguous() if len(parts) == 1 else _stacked(network, dict(zip(own, ups, strict=True)), parts)
+        )
+        written[alpha] = torch.tensor(float(scales[own[0]] * len(written[down])))
+        if any(part + BIAS in state for part in own):
+            biases = {part: state[part + BIAS] * scales[part] for part in own if part + BIAS in state}
+            written[bias] = _stacked(network, biases, parts)
+        for key in (up, bias) if names.swaps(name, (len(written[up]), written[down].shape[1])) else ():
+            if key in written:
+                written[key] = torch.cat(written[key].chunk(2)[::-1])
+    return written | _shifts(names, kind, shifts or {})
+
+
+def _stacked(network: torch.nn.Module, found: State, parts: Sequence[str]) -> torch.Tensor:
+    """Matrices (rows, rank) of the parts of a layer, each in a block of its own, or biases (rows,); zeros for the others."""
+    sizes = {part: network.get_submodule(part).out_features for part in parts}
+    if next(iter(found.values())).ndim == 1:
+        return torch.cat([found.get(part, torch.zeros(sizes[part])) for part in parts])
+    return torch.block_diag(*(found.get(part, torch.zeros(sizes[part], 0)) for part in parts)).contiguous()
+
+
+def _shifts(names: Names, kind: str, shifts: State) -> dict[str, torch.Tensor]:
+    """What is added to further parameters, under ComfyUI's keys."""
+    written = {}
+    for path, shift in shifts.items():
+        prefix = "diffusion_model." if names.kohya else names.prefix  # kohya's names are of layers alone
+        key = shift_key(prefix + _name_of_parameter(names, kind, path))
+        written[key] = shift.float().cpu().contiguous()
+    return written

@@ -1,0 +1,322 @@
+"""Export: the trained weights of a run in the formats diffusers loads by itself, with a card and samples."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers.loaders.lora_base import LoraBaseMixin
+
+from flowgrpo.data import conditions, prompts
+from flowgrpo.data.embedded import EMBEDDED
+from flowgrpo.data.prompts import Row
+from flowgrpo.errors import InputError
+from flowgrpo.flow import setup
+from flowgrpo.flow.config import Config, Model
+from flowgrpo.flow.model import initial_lora as start
+from flowgrpo.flow.outputs import comfyui_names as names
+from flowgrpo.flow.pipeline.inputs.modality import frame_rate, modality_of, sampling_rate, task_of
+from flowgrpo.flow.pipeline.loading import load as loading
+from flowgrpo.flow.pipeline.networks import traits
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.schema.lora import LoraPath
+from flowgrpo.schema.part import part_text
+from flowgrpo.training.checkpoints import checkpoint, lora_files
+from flowgrpo.training.reports import markdown
+from flowgrpo.training.reports import model_card as card
+from flowgrpo.training.reports.model_card import SAMPLES, Exported, Shown
+from flowgrpo.training.reports.samples import SAMPLING_RATE, save_sample
+from flowgrpo.training.weights.library_quantisation import LIBRARY_FORMS
+from flowgrpo.training.weights.quantisation import FORMS
+from flowgrpo.training.weights.trained_weights import Weights
+from rewards import suffixes
+from rewards.compute import default_device
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+SETTINGS = "sampler.json"
+SHIFTS = ("shift", "flow_shift", "use_dynamic_shifting", "base_shift", "max_shift", "shift_terminal")
+
+
+def check(settings: Config, run: Path, found: Path, *, comfyui: bool) -> None:
+    """Refuse what can be refused of an export of the checkpoint `found` without loading its model.
+
+    Raises:
+        InputError: there is no such model, or no evaluation prompts, the run's own copy of a LoRA is gone, for `comfyui`
+            layers have no names in ComfyUI that are known, or without it diffusers' file cannot hold what was trained.
+    """
+    kept = lora_files.kept(settings, run)
+    loading.check_weights(settings.model.path, settings.model.variant)
+    prompts.load_split(settings.prompts, "eval")
+    begun = {} if settings.model.lora is None else start.adapters(kept.model)
+    shifts = {name: adapter.shifts for name, adapter in begun.items() if adapter.shifts}
+    if comfyui:
+        names.check(settings, found, shifts)
+    elif shifts:
+        name, own = next(iter(shifts.items()))
+        raise InputError(
+            f"the LoRA that this run started from shifts {len(own)} parameters, {name}.{min(own)} first, which no LoRA file "
+            "of diffusers can hold; export with --comfyui, which then writes the file for ComfyUI alone"
+        )
+
+
+def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool = False) -> Exported:
+    """Write the weights that evaluation used (the average, when one is kept) of the checkpoint `found` to `out`.
+
+    LoRA goes to `pytorch_lora_weights.safetensors`, which `pipe.load_lora_weights(out)` takes, unless it has shifts, which
+    that cannot hold; full weights become a whole pipeline for `from_pretrained(out)`, with its stock scheduler.
+
+    Args:
+        comfyui: write the LoRA under ComfyUI's names, too (`flow.outputs.comfyui_names`). `check` must have passed.
+    """
+    device = default_device()
+    without = {"attention": None, "compile": False}  # of the machine that trained; the weights need neither
+    changed = {**without, "text_encoders": encoders_to_save(settings.model)}
+    settings = settings.model_copy(update={"model": settings.model.model_copy(update=changed)})
+    chosen = prompts.load_split(settings.prompts, "eval")[:SAMPLES]
+    rows = [Row(p.text, i, p.columns) for i, p in enumerate(chosen)]
+
+    def encode(policy: DiffusersPolicy) -> None:
+        conditions.check((row.columns for row in rows), policy.takes, "prompts.eval")
+        with policy.call_overrides(**settings.eval.call):
+            policy.prepare(rows, "eval.call")
+
+    policy, weights = setup.policy_and_weights(lora_files.kept(settings, run), device, encode, learns=False)
+    step = checkpoint.load_averaged(found, weights)
+    kind = "full" if weights.lora is None else "lora"
+    if kind == "full":  # what is written is of no variant
+        settings = settings.model_copy(update={"model": settings.model.model_copy(update={"variant": None})})
+    out.mkdir(parents=True, exist_ok=True)
+    also = names.write(weights, out, settings.run.name) if comfyui else []
+    adapter: LoraPath = "."
+    if weights.lora is not None and any(each.shifts for each in weights.begun.values()):
+        adapter = also[0] if len(also) == 1 else dict(zip(weights.modules, also, strict=True))
+    else:
+        write_weights(policy, weights, out)
+    with policy.call_overrides(**settings.eval.call):
+        call = policy.call
+        with policy.limited(_adapter_steps(settings), weights.enable_training):
+            samples = policy.generate(rows)
+        told = sampler_settings(policy, settings, weights.lora)
+    rates = sampling_rate(policy.pipe) or SAMPLING_RATE, frame_rate(policy.pipe, call)
+    files = [save_sample(sample, out / f"sample-{row.seed}", *rates) for row, sample in zip(rows, samples, strict=True)]
+    shown = [_shown_with_before(run, row, file) for row, file in zip(rows, files, strict=True)]
+    (out / SETTINGS).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    (out / "README.md").write_text(
+        _card(run, settings, policy=policy, adapter=adapter, step=step, call=call, samples=shown, comfyui=also),
+        encoding="utf-8",
+    )
+    return Exported(folder=out, step=step, kind=kind, samples=[file.name for file in files], comfyui=also)
+
+
+def sampler_settings(
+    policy: DiffusersPolicy, settings: Config, adapters: Mapping[str, LoraConfig] | None
+) -> dict[str, Any]:
+    """What a policy samples with now, for `sampler.json`: all that another program must be told.
+
+    Args:
+        adapters: of the policy's networks, by name; None where every weight was trained.
+
+    Returns:
+        `sampler`, always Euler's method; `sigmas`, descending to 0, of the first sample; `call`, the arguments of the
+            pipeline (steps, guidance, size); `scheduler`, the stock scheduler's shift; `lora`, its strength, its rank, the
+            largest of all layers', the alpha of new adapters, and `eval.adapter_steps` where they are set, or None;
+            `frame_rate` of videos.
+    """
+    config, call = policy.stock_scheduler.config, policy.call
+    return {
+        "pipeline": type(policy.pipe).__name__,
+        "base_model": settings.model.path,
+        **({"variant": settings.model.variant} if settings.model.variant else {}),
+        "dtype": settings.model.dtype,
+        "quantise": settings.model.quantise,
+        "lora": None if adapters is None else _lora_settings(settings, adapters),
+        "sampler": "euler",
+        "scheduler": {key: config[key] for key in SHIFTS if config.get(key) is not None},
+        "call": call,
+        **({"frame_rate": frame_rate(policy.pipe, call)} if modality_of(type(policy.pipe)) == "video" else {}),
+        "sigmas": list(policy.sigmas),
+    }
+
+
+def _lora_settings(settings: Config, adapters: Mapping[str, LoraConfig]) -> dict[str, Any]:
+    """Of a LoRA that a run started from layers may differ: in rank, and in alpha, which only the weights' header tells."""
+    lora, part = settings.model.lora, settings.eval.adapter_steps
+    rank = max(rank for each in adapters.values() for rank in (each.r, *each.rank_pattern.values()))
+    found = {"rank": rank, **({"alpha": lora.alpha} if lora.path is None else {}), "strength": 1.0}
+    return found | ({"adapter_steps": part} if part else {})
+
+
+def _shown_with_before(run: Path, row: Row, file: Path) -> Shown:
+    """A sample for the card, beside a copy of the run's own from before training."""
+    kept = card.before(run, row)
+    if kept is None:
+        return Shown(row, file.name)
+    return Shown(row, file.name, shutil.copy(kept, file.with_name(f"before-{row.seed}{kept.suffix}")).name)
+
+
+def encoders_to_save(model: Model) -> str:
+    """Return `model.text_encoders` of a policy that is to be written, for which they must not be freed."""
+    return "offload" if model.text_encoders == "free" else model.text_encoders
+
+
+def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:
+    """The weights as they are now, in diffusers' own format."""
+    pipe = policy.pipe
+    if weights.lora is not None:
+        layers, metadata = {}, {}
+        for name in weights.modules:
+            state = {k: v.float().cpu() for k, v in weights.adapter_state(name).items()}
+            layers |= LoraBaseMixin.pack_weights(state, name)
+            metadata |= {f"{name}.{key}": value for key, value in weights.lora[name].to_dict().items()}
+        LoraBaseMixin.write_lora_layers(layers, str(out), True, None, None, True, metadata)
+        return
+    pipe.scheduler = policy.stock_scheduler
+    try:
+        with policy.embeddings.at_hand(), loading.without_progress_bars("diffusers", "transformers"):
+            pipe.save_pretrained(out)
+    finally:
+        pipe.scheduler = policy.scheduler
+
+
+def _card(
+    run: Path,
+    settings: Config,
+    *,
+    policy: DiffusersPolicy,
+    adapter: LoraPath,
+    step: int,
+    call: dict[str, Any],
+    samples: list[Shown],
+    comfyui: list[str],
+) -> str:
+    """A model card that says how it was made, what it scored, and the exact lines that reproduce its samples.
+
+    Args:
+        adapter: what the LoRA is, as `model.lora.path` takes it; "." is the file for diffusers.
+    """
+    row, kind = samples[0].row, "full" if settings.model.lora is None else "lora"
+    given = {name for s in samples for name, value in s.row.columns.items() if conditions.is_file_name(value)}
+    task = task_of(type(policy.pipe), given & policy.takes)
+    widget = [{"text": s.row.prompt, "output": {"url": s.after}} for s in samples]
+    return card.text(
+        card.heading(run, settings, library="diffusers", kind=kind, step=step, task=task, widget=widget),
+        snippet=_snippet(policy, settings, adapter=adapter, call=call, row=row),
+        command=_command(settings, adapter, call=call, row=row),
+        made="sample",
+        samples=[Shown(s.row, _shown(s.after), s.before and _shown(s.before)) for s in samples],
+        notes=_notes(comfyui, settings.eval.adapter_steps, kind),
+    )
+
+
+def _notes(comfyui: list[str], part: Sequence[float] | None, kind: str) -> list[str]:
+    """What other programs need."""
+    lines = [f"For other programs `{SETTINGS}` lists the exact settings: Euler's method over its sigmas, and the call."]
+    if part is not None:
+        base = f"on the part {part_text(part)} of the steps; the model from before training took the others."
+        lines.append(
+            f"The adapters act {base} So were the samples here made, and the held-out rewards measured."
+            if kind == "lora"
+            else f"The held-out rewards were measured with these weights {base} The samples here are of these weights alone."
+        )
+    if comfyui:
+        lines.append(
+            f"ComfyUI: put {', '.join(map(markdown.span, comfyui))} into `models/loras`, load with LoraLoaderModelOnly at "
+            "strength 1, and sample by `euler` over the same sigmas."
+        )
+    return ["", *lines, ""]
+
+
+def _shown(file: str) -> str:
+    suffix = suffixes.suffix_of(file)
+    if suffix in suffixes.SOUNDS:
+        return f'<audio controls src="{file}">[{file}]({file})</audio>'
+    if suffix in suffixes.FILMS:
+        return f'<video controls loop src="{file}">[{file}]({file})</video>'
+    return f"![]({file})"
+
+
+def _command(settings: Config, adapter: LoraPath, *, call: dict[str, Any], row: Row) -> str:
+    model, given, part = settings.model, _conditions(row), _adapter_steps(settings)
+    line = card.command(
+        [
+            *("flowgrpo", "sample"),
+            *(
+                ["."]
+                if model.lora is None
+                else [model.path, "--adapter", adapter if isinstance(adapter, str) else card.written(adapter)]
+            ),
+            *(["--prompts", "rows.jsonl"] if given else ["--prompt", row.prompt, "--seed", str(row.seed)]),
+            *("--dtype", model.dtype, *(["--quantise", model.quantise] if model.quantise else [])),
+            *(["--variant", model.variant] if model.variant else []),
+            *(["--adapter-steps", part_text(part)] if part else []),
+            *("--out", "samples"),
+            *(f"{key}={card.written(value)}" for key, value in call.items()),
+        ]
+    )
+    return f"# rows.jsonl holds a line with {', '.join(map(json.dumps, ['prompt', *given]))}\n{line}" if given else line
+
+
+def _adapter_steps(settings: Config) -> list[float] | None:
+    """The part of the schedule that the adapters act on; None of all, and where every weight was trained."""
+    return None if settings.model.lora is None else settings.eval.adapter_steps
+
+
+def _conditions(row: Row) -> list[str]:
+    return [name for name, value in row.columns.items() if value is not None and name != "sampling_rate"]
+
+
+def _snippet(policy: DiffusersPolicy, settings: Config, *, adapter: LoraPath, call: dict[str, Any], row: Row) -> str:
+    model, limits = settings.model, _adapter_steps(settings)
+    source, name = model.path, type(policy.pipe).__name__
+    absent = "".join(f", {part}=None" for part in loading.absent_components(source))
+    euler = not isinstance(policy.stock_scheduler, FlowMatchEulerDiscreteScheduler)
+    lines = ["import torch", f"from diffusers import {', '.join(['FlowMatchEulerDiscreteScheduler'] * euler + [name])}"]
+    given = {k: v for k, v in row.columns.items() if k in policy.takes and v is not None}
+    files = [v for v in given.values() if conditions.is_file_name(v)]
+    lines += ["from flowgrpo.conditions import loaded"] * bool(files)
+    by_library = model.quantise in LIBRARY_FORMS
+    if model.quantise:
+        lines.append(
+            "from flowgrpo.training.weights.library_quantisation import pipeline_options"
+            if by_library
+            else "from flowgrpo.training.weights.quantisation import quantise"
+        )
+    lines += ["from flowgrpo.flow.model.initial_lora import load_lora"] * (adapter != ".")
+    lines += ["from flowgrpo.flow.pipeline.adapter_steps import limit_adapters"] * (limits is not None)
+    place = repr("." if model.lora is None else source)
+    if model.lora is not None and source in EMBEDDED:
+        lines.append(f"from flowgrpo.{source} import PATH")
+        place = "PATH"
+    lines.append("")
+    if by_library:
+        networks = loading.network_libraries(source)
+        lines.append(f"quantised = pipeline_options({model.quantise!r}, {networks!r}, torch.{model.dtype})")
+    variant = f", variant={model.variant!r}" if model.variant else ""
+    options = variant + absent + ", **quantised" * by_library
+    lines.append(f"pipe = {name}.from_pretrained({place}, dtype=torch.{model.dtype}{options})")
+    if adapter != ".":
+        lines.append(f"load_lora(pipe, {place}, {adapter!r})")
+    elif model.lora is not None:
+        own = traits.loads_lora(policy.pipe)
+        lines += ['pipe.load_lora_weights(".")'] * own
+        others = [name for name in policy.modules if not own or name != "transformer"]
+        lines += [f'pipe.{name}.load_lora_adapter(".", prefix="{name}")' for name in others]
+    lines += [f"quantise(pipe.{network}, {model.quantise!r})" for network in policy.modules if model.quantise in FORMS]
+    if limits is not None:
+        lines.append(f"limit_adapters(pipe, {limits[0]!r}, {limits[1]!r})")
+    if euler:  # the policy walks by Euler's method, whatever solver the model ships with
+        shift = policy.scheduler.config.shift
+        lines.append(f"pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift={shift})")
+    written = {k: f"loaded({v!r})" if conditions.is_file_name(v) else repr(v) for k, v in given.items()}
+    arguments = ", ".join(f"{k}={v}" for k, v in ({k: repr(v) for k, v in call.items()} | written).items())
+    made = modality_of(type(policy.pipe))
+    output = {"image": "images", "video": "frames", "audio": "audios"}[made]
+    seeded = f"generator=torch.Generator().manual_seed({row.seed})"
+    lines.append(f"{made} = pipe(prompt={row.prompt!r}, {seeded}, {arguments}).{output}[0]")
+    return "\n".join(lines)

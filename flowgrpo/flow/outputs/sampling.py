@@ -1,0 +1,72 @@
+"""Sampling of a flow model, with an adapter or without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from flowgrpo.data import conditions
+from flowgrpo.data.prompts import Row
+from flowgrpo.flow import setup
+from flowgrpo.flow.config import Model
+from flowgrpo.flow.model import initial_lora as start
+from flowgrpo.flow.pipeline.adapter_steps import enable
+from flowgrpo.flow.pipeline.inputs.modality import frame_rate, sampling_rate
+from flowgrpo.flow.pipeline.loading import load as loading
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.schema.sentences import checked
+from flowgrpo.training.checkpoints import lora_files
+from flowgrpo.training.reports.samples import SAMPLING_RATE, ModelUse, Sampler
+from rewards.compute import default_device
+
+
+def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
+    """Load a model and return it ready to sample rows by ODE.
+
+    Raises:
+        InputError: there is no such model, adapter or argument, a switch is not for this model or machine, or the rows have
+            conditions that it does not take.
+    """
+    policy = _policy(use, rows)
+
+    def generate(part: Sequence[Row]) -> torch.Tensor:
+        with policy.limited(use.adapter_steps, lambda on: enable(policy.modules.values(), on), "--adapter-steps"):
+            return policy.generate(part)
+
+    return Sampler(
+        rows,
+        generate,
+        "ode",
+        sampling_rate=sampling_rate(policy.pipe) or SAMPLING_RATE,
+        frame_rate=frame_rate(policy.pipe, policy.call),
+    )
+
+
+def _policy(use: ModelUse, rows: Sequence[Row]) -> DiffusersPolicy:
+    of_model = {"path": use.path, "variant": use.variant, "dtype": use.dtype, "quantise": use.quantise}
+    model = checked(Model, {**of_model, "lora": {"path": use.adapter}, **vars(use.switches)}, "model")
+    setup.check_model(model)
+    with lora_files.named("--adapter"):
+        begun = start.adapters(model)
+    if use.adapter_steps is not None:
+        start.refuse_shifts(begun, "--adapter-steps")
+    setup.check_installed(model, default_device(), learns=False)
+
+    def encode(policy: DiffusersPolicy) -> None:
+        conditions.check((row.columns for row in rows), policy.takes, "--prompts")
+        policy.prepare(rows, "the call")
+
+    policy = loading.load_policy(
+        use.path,
+        use.dtype,
+        use.call,
+        quantise=use.quantise,
+        variant=use.variant,
+        encode=encode,
+        text_encoders=use.switches.text_encoders,
+    )
+    setup.set_switches(model, policy, policy.pipe.device)
+    if begun:
+        setup.trainable(model, policy, ema=None, begun=begun)
+    return policy

@@ -1,0 +1,393 @@
+"""An unmodified diffusers pipeline that runs any slice of its schedule, on rows that may share one call.
+
+Our scheduler sits in the pipeline, and its own `__call__` runs for whatever slice is asked for; so rollout and update are
+the same code on the same numbers. Which rows may share a call is not known here: see `probe` and `batching`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+from flowgrpo.data import conditions
+from flowgrpo.data.prompts import Row
+from flowgrpo.errors import InputError
+from flowgrpo.flow.pipeline.call_arguments import RESERVED, checked_call
+from flowgrpo.flow.pipeline.inputs import masked_state as pins
+from flowgrpo.flow.pipeline.inputs import strength
+from flowgrpo.flow.pipeline.inputs.image_cache import EncodedPictures
+from flowgrpo.flow.pipeline.inputs.latents import LatentSlot, LatentSlots, Source
+from flowgrpo.flow.pipeline.inputs.masked_state import Watch
+from flowgrpo.flow.pipeline.inputs.prompt_embeddings import EmbeddingCache, EmbeddingShape, fingerprint
+from flowgrpo.flow.pipeline.networks import attention, traits
+from flowgrpo.flow.pipeline.networks.block_cache import BlockCache
+from flowgrpo.flow.pipeline.networks.switches import remember_components, silence
+from flowgrpo.training.distributed.fsdp_lockstep import stands_in
+from flowgrpo.training.run.random_states import seeded
+from samplers.kernels import State
+from samplers.scheduler import FlowSDEScheduler, StepRecord
+
+LOGGER = logging.getLogger(__name__)
+
+
+class Walk:
+    """A pipeline that is called for one slice of its schedule at a time.
+
+    Attributes:
+        pipe: the pipeline, with `scheduler` in place of its `stock_scheduler`.
+        call: arguments of its call.
+        takes: names of the call's arguments that rows may give as columns.
+        modules: the networks that compute the velocity, by name.
+        evaluations: how many samples the modules have processed so far; a guided sample in two branches counts 2.
+        embeddings: the cache of its text encoders.
+        pictures: that of its VAEs.
+        latents: what stands for its own latents.
+        pins: whether its loop puts something else in place of a part of what each step moved to, as painting in a mask does.
+
+    Args:
+        pipe: changed in place: its scheduler is replaced, its text encoder calls are cached, its weights are frozen.
+        call: arguments for the pipeline's `__call__`, handed through as they are.
+        autocast: dtype in which the modules compute when it differs from that of their weights.
+        text_encoders: `keep`, `offload` or `free`; see `EmbeddingCache`.
+
+    Raises:
+        InputError: the pipeline is not a flow pipeline, or `call` names an argument it does not have.
+    """
+
+    def __init__(
+        self,
+        pipe: DiffusionPipeline,
+        call: dict[str, Any] | None = None,
+        *,
+        autocast: torch.dtype | None = None,
+        text_encoders: str = "keep",
+    ):
+        self.pipe, self.autocast = pipe, autocast
+        self.stock_scheduler = pipe.scheduler
+        try:
+            self.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel="ode")
+        except ValueError as error:
+            raise InputError(f"model.path: {type(pipe).__name__} cannot be trained here: {error}") from None
+        pipe.scheduler = self.scheduler
+        strength.follow(pipe, self.scheduler)
+        silence(pipe)
+        self._run = inspect.unwrap(type(pipe).__call__)  # without its torch.no_grad
+        self.call = checked_call(type(pipe), call or {})
+        remember_components(pipe)
+        self.takes = set(inspect.signature(self._run).parameters) - {"self", *RESERVED}
+        self.embeddings = EmbeddingCache(pipe, text_encoders)
+        self.pictures = EncodedPictures(pipe)
+        self.latents = LatentSlots(pipe)
+        self._located: dict[str, tuple[list[LatentSlot], bool]] = {}  # its slots, and whether its loop pins, by call
+        self.pins = self._spared = False
+        self._painted: set[str] = set()  # the conditions of rows of which a step with pins was looked at
+        self.evaluations = 0
+        self._cache: BlockCache | None = None
+        self.modules: dict[str, torch.nn.Module] = {}
+        self.take_networks()
+        self._sigmas: tuple[float, ...] | None = None
+        self._first_state: State = ()  # initial state of some row, which all rows must equal in shape
+        self._embedding_shapes: dict[Any, tuple[EmbeddingShape, ...]] = {}
+        self._prepared_before: dict[str, list[dict[Source, torch.Tensor]]] = {}  # by call, before the slots were known
+
+    def take_networks(self) -> None:
+        """Freeze the pipeline's networks and count their evaluations; again when others have come in their place.
+
+        Raises:
+            InputError: there are none, or their output depends on more than their input; see `attention.refuse_inexact`.
+        """
+        self.modules.clear()
+        self.modules |= traits.networks(self.pipe)
+        if not self.modules:
+            raise InputError(f"model.path: {type(self.pipe).__name__} has no transformer (or unet) to train")
+        self._located.clear()
+        for component in self.pipe.components.values():
+            if isinstance(component, torch.nn.Module):
+                component.requires_grad_(False).eval()
+        traits.apply(self.pipe)
+        attention.refuse_inexact(self.pipe)
+        for module in self.modules.values():
+            module.register_forward_pre_hook(self._count, with_kwargs=True)
+
+    @property
+    def sigmas(self) -> tuple[float, ...]:
+        """The pipeline's own schedule for its call arguments: float32 sigmas that descend to 0; found by starting a row."""
+        if self._sigmas is None:
+            self.start([Row("", 0)])
+        return self._sigmas
+
+    @contextmanager
+    def call_overrides(self, **call: Any) -> Iterator[None]:
+        """Other call arguments within a `with` block, as evaluation may want them; None removes one."""
+        before = self.call, self._sigmas, self.latents.slots, self._first_state, self.pins
+        merged = {k: v for k, v in {**self.call, **call}.items() if v is not None}
+        checked_call(type(self.pipe), call, "eval.call")
+        self.call, self._sigmas, self._first_state = merged, None, ()
+        self.latents.slots, self.pins = self._located.get(self._call_key, ([], False))
+        try:
+            yield
+        finally:
+            self.call, self._sigmas, self.latents.slots, self._first_state, self.pins = before
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Context that leaves `evaluations` as it was: probing a pipeline, and decoding, are not counted."""
+        before = self.evaluations
+        try:
+            yield
+        finally:
+            self.evaluations = before
+
+    def cache(self, threshold: float, key: str) -> BlockCache:
+        """A cache of blocks over the steps of each call, for `cached`; arguments and errors as of it."""
+        return BlockCache(self.modules.values(), threshold, lambda: self.scheduler.step_index, key)
+
+    @contextmanager
+    def cached(self, cache: BlockCache) -> Iterator[None]:
+        """Context that leaves blocks out where a cache says that they may be; every call begins with nothing kept."""
+        self._cache = cache
+        try:
+            with cache.on():
+                yield
+        finally:
+            self._cache = None
+
+    def run_slice(
+        self,
+        rows: Sequence[Row],
+        steps: range | tuple[float, ...] | None,
+        state: State | None = None,
+        *,
+        landing: State = (),
+        output_type: str = "latent",
+        record: bool = False,
+        watch: Watch | None = None,
+    ) -> tuple[Any, list[StepRecord]]:
+        """Call the pipeline once, iterating a part of its schedule; return its output and its recorded steps.
+
+        Every call gets freshly seeded generators, so what a pipeline samples of its conditioning is the same each time.
+
+        Args:
+            rows: prompts, seeds and conditions, of which the call takes the conditions of the first.
+            steps: see `FlowSDEScheduler.restrict`.
+            state: replaces the latents that the pipeline prepares.
+            landing: what the steps return instead of moving.
+            output_type: `latent`, or `pt` to decode.
+            record: whether to record the steps of a whole run, too.
+            watch: called after each step of the loop.
+        """
+        self.scheduler.restrict(steps, landing)
+        self.scheduler.recording = record or steps is not None
+        self.latents.reset(state)
+        if self._cache is not None:
+            self._cache.reset()
+        # Not of a whole call: where its latents are given a pipeline draws other noise later on, as some do to decode.
+        latents = self.latents.arguments() if output_type == "latent" else {}
+        given = {**latents, **self.call, **self._conditions(rows[0])}
+        if len(rows) > 1:  # a text that stands for all rows is one of each for some pipelines, and one alone for others
+            given = {k: [v] * len(rows) if "prompt" in k and isinstance(v, str) else v for k, v in given.items()}
+        if watch is not None:
+            given["callback_on_step_end"] = watch
+        generators = [torch.Generator("cpu").manual_seed(row.seed) for row in rows]
+        device = self.pipe._execution_device.type
+        devices = [torch.cuda.current_device()] if device == "cuda" else []
+        with (
+            # Its cache would keep a copy of every weight until the call ends.
+            torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None, cache_enabled=False),
+            seeded(devices),  # for what is drawn past the generators
+            self.pictures.at_hand(),
+        ):
+            try:
+                output = self._run(
+                    self.pipe,
+                    prompt=[row.prompt for row in rows] if len(rows) > 1 else rows[0].prompt,  # some take no lists
+                    generator=generators if len(rows) > 1 else generators[0],
+                    output_type=output_type,
+                    return_dict=False,
+                    **given,
+                )
+                return output[0], list(self.scheduler.history)
+            finally:  # a call that ran out of memory holds nothing either
+                self.scheduler.history.clear()
+
+    @torch.no_grad()
+    def locate_latents(self, rows: Sequence[Row]) -> None:
+        """Find out, with the first row, where the pipeline keeps its state; does nothing where that is known."""
+        if not self.latents.slots:
+            with self.uncounted():
+                self.latents.locate(lambda: [step.sample for step in self.run_slice(rows[:1], range(1))[1]])
+                self._look_at_a_step(rows[:1])
+            self._located[self._call_key] = self.latents.slots, self.pins
+            for prepared in self._prepared_before.pop(self._call_key, []):
+                self._check_shapes(self.latents.initial(prepared))
+
+    @torch.no_grad()
+    def start(self, rows: Sequence[Row]) -> State:
+        """Initial states (B, ...) of the pipeline's own making, from each row's seed.
+
+        Raises:
+            InputError: a row asks for another schedule than those before it.
+        """
+        self.locate_latents(rows)
+        self.run_slice(rows, range(0))
+        table = tuple(self.scheduler.noise_levels.tolist())
+        self._sigmas = self._sigmas or table
+        if table != self._sigmas:
+            raise InputError(
+                f"prompts: {rows[0].prompt!r} asks for another schedule than rows before it, by a column or by "
+                "its size; the rows of a run walk one schedule"
+            )
+        return self.latents.initial()
+
+    def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
+        """What the pipeline hands to its scheduler at `sigma`: one step of its own loop.
+
+        Where the loop pins a part of the state, the velocity of that part is 0: nothing that it moves to is ever seen.
+        """
+        steps: range | tuple[float, ...] = (sigma, 0.0)
+        if sigma in self.sigmas:
+            index = self.sigmas.index(sigma)
+            steps = range(index, index + 1)
+        recorded, watch = self.step(rows, steps, state)
+        if not self.pins:
+            return tuple(step.velocity for step in recorded)
+        if (key := self.conditions_key(rows[0])) not in self._painted:  # a GPU is asked once for each picture
+            self._painted.add(key)
+            if not watch.frees(recorded[0]):
+                LOGGER.warning(pins.whole(rows[0]))
+        return (watch.free(recorded[0]),)
+
+    def finish(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
+        """Where ODE steps from the first to the last of some sigmas take a state, in one call: to the bit as step by step.
+
+        Not where the loop pins a part of the state: the first step would not begin with a landing.
+        """
+        steps: range | tuple[float, ...] = tuple(sigmas)
+        if steps[0] in self.sigmas:
+            first = self.sigmas.index(steps[0])
+            steps = range(first, first + len(steps) - 1) if self.sigmas[first : first + len(steps)] == steps else steps
+        recorded = self.run_slice(rows, steps, state)[1][-len(state) :]
+        return tuple(step.next_sample.to(x.dtype) for step, x in zip(recorded, state, strict=True))
+
+    def step(
+        self, rows: Sequence[Row], steps: range | tuple[float, ...], state: State
+    ) -> tuple[list[StepRecord], Watch | None]:
+        """Run one step of the loop from a state; return its records, one for each tensor, and who watched it, if pins are.
+
+        Args:
+            rows: as `run_slice` takes them.
+            steps: the index of the step, as a range of 1, or the sigmas between which it is.
+            state: from which it begins.
+        """
+        if not self.pins:
+            return self.run_slice(rows, steps, state)[1], None
+        watch, landing = Watch(), ()
+        if isinstance(steps, tuple):
+            steps, landing = (self.sigmas[0], *steps), state
+        elif steps.start > 0:
+            steps, landing = range(steps.start - 1, steps.stop), state
+        _, recorded = self.run_slice(rows, steps, state, landing=landing, watch=watch)
+        return recorded[-1:], watch
+
+    def decode(self, state: State, rows: Sequence[Row], by_landing: bool) -> torch.Tensor:
+        """The pipeline's own decoding of final states.
+
+        Args:
+            by_landing: run a last step that lands on the given state, for a pipeline whose loop does to its latents what
+                decoding needs (puts a picture's frame back, say); its evaluation is not counted.
+        """
+        last = len(self.sigmas) - 2
+        steps = range(last, last + 1) if by_landing else range(0)
+        with self.uncounted():
+            return self.run_slice(rows, steps, state, landing=state if by_landing else (), output_type="pt")[0]
+
+    def generate(self, rows: Sequence[Row], state: State | None = None) -> torch.Tensor:
+        """Decoded samples of whole ODE runs, from a state or from those of the pipeline's own making."""
+        return self.run_slice(rows, None, state, output_type="pt")[0]
+
+    def encode(self, row: Row) -> tuple[EmbeddingShape, ...]:
+        """Encode a row's prompt, the first time it is asked for; return the shapes of its embeddings.
+
+        Raises:
+            InputError: its latents have another shape than those of rows before it. Before it is known which they are, this
+                is for `locate_latents` to say.
+        """
+        key = (row.prompt, self.conditions_key(row), self._call_key)
+        if key not in self._embedding_shapes:
+            seen = self.embeddings.seen = []
+            try:
+                with torch.no_grad():
+                    self.run_slice([row], range(0))
+            finally:
+                self.embeddings.seen = None
+            if self.latents.slots:
+                self._check_shapes(self.latents.initial())
+            else:
+                self._prepared_before.setdefault(self._call_key, []).append(self.latents.outlines())
+            self._embedding_shapes[key] = tuple(seen)
+        return self._embedding_shapes[key]
+
+    @property
+    def _call_key(self) -> str:
+        return repr(sorted(self.call.items()))
+
+    def _check_shapes(self, state: State) -> None:
+        self._first_state = self._first_state or state
+        check_equal_shapes([self._first_state, state])
+
+    def conditions_key(self, row: Row) -> str:
+        """Equal for rows whose conditions are: the picture, the negative prompt, ... that one call has for all its rows."""
+        return repr({k: fingerprint(v) for k, v in row.columns.items() if k in self.takes})
+
+    def _conditions(self, row: Row) -> dict[str, Any]:
+        """The columns of a row that the pipeline takes."""
+        return {k: conditions.loaded(v) for k, v in row.columns.items() if k in self.takes and v is not None}
+
+    def _look_at_a_step(self, rows: Sequence[Row]) -> None:
+        """Find out whether the loop pins something after its first step, and whether the call takes latents as an argument.
+
+        The state is not what the pipeline would draw, so that all that it makes of its latents is seen.
+        """
+        state = tuple(-x for x in self.latents.initial())
+        watch = Watch() if len(self.latents.slots) == 1 and "callback_on_step_end" in self.takes else None
+        _, expected = self.run_slice(rows, range(1), state, watch=watch)
+        if watch is not None and watch.sees_pins(expected[0]):
+            if not watch.frees(expected[0]):
+                raise InputError(pins.whole(rows[0]))
+            self.pins = True
+            for module in self.modules.values():
+                if not self._spared:
+                    pins.spare(module, lambda: self.scheduler.lands)
+            self._spared = True
+            return
+        takes, velocities = inspect.signature(self._run).parameters, [step.velocity for step in expected]
+        self.latents.hand_over(
+            takes, velocities, lambda: [x.velocity for x in self.run_slice(rows, range(1), state)[1]]
+        )
+
+    def _count(self, module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        if stands_in() or (self.pins and self.scheduler.lands):  # it is thrown away, or spared
+            return
+        batch = next(value for value in (*args, *kwargs.values()) if isinstance(value, (torch.Tensor, list)))
+        self.evaluations += len(batch)
+
+
+def check_equal_shapes(states: Sequence[State]) -> None:
+    """Rows are stacked, so their states must have one shape.
+
+    Raises:
+        InputError: their shapes differ.
+    """
+    shapes = {tuple(tuple(x.shape[1:]) for x in state) for state in states}
+    if len(shapes) > 1:
+        found = " and ".join(" with ".join(str(shape) for shape in one) for one in sorted(shapes)[:2])
+        raise InputError(
+            f"prompts: rows start from latents of unequal shapes, {found}; set model.call.height and width, or give "
+            "conditions of one size"
+        )

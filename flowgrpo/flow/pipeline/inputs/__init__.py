@@ -1,0 +1,1 @@
+"""Inputs of a pipeline call: prompt embeddings, latents, images, masks and strength."""

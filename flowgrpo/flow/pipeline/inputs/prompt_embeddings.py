@@ -1,0 +1,231 @@
+"""A cache around a pipeline's `encode_prompt`: text encoders run once per prompt row, and can leave the device then."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+from flowgrpo.errors import InputError
+from flowgrpo.flow.pipeline.inputs.call_cache import Recent
+from flowgrpo.flow.pipeline.inputs.cut_prompts import CutPrompts
+from flowgrpo.flow.pipeline.networks.traits import ENCODERS
+from samplers.transfer import sent
+
+PLAIN = (str, int, float, type(None), torch.device, torch.dtype)
+
+
+@dataclass(frozen=True)
+class EmbeddingShape:
+    """Shapes of one row's embeddings.
+
+    Attributes:
+        parts: the shape of each tensor, in their order; `list` for a list and None for None.
+        masked: whether a mask is among them, so that embeddings of other rows can be padded to a common length.
+    """
+
+    parts: tuple[Any, ...]
+    masked: bool
+
+    def batch_key(self, pads_prompts: bool) -> Any:
+        """Return what must be equal for rows to share a batch.
+
+        Args:
+            pads_prompts: whether rows of unequal length may.
+        """
+        return tuple(type(p) for p in self.parts) if pads_prompts and self.masked else self.parts
+
+
+@dataclass(frozen=True)
+class Resting:
+    """What stands in a pipeline for a text encoder that is not there."""
+
+    dtype: torch.dtype
+    device: torch.device
+    config: Any
+
+
+class EmbeddingCache:
+    """Encodes each prompt row alone, keeps the result on the CPU, and assembles batches from it.
+
+    A row is encoded by itself so that its embedding never depends on which batch it came in.
+
+    Args:
+        pipe: its `encode_prompt` is replaced by the cached one.
+        after_encoding: what `offload` does with the text encoders: `keep` leaves them, `offload` keeps them in host memory
+            and brings them back for a new prompt, `free` drops them.
+
+    Attributes:
+        cut: the prompts that an encoder has cut.
+        seen: collects the `EmbeddingShape`s of the rows that are asked for while it is a list, not None.
+    """
+
+    def __init__(self, pipe: DiffusionPipeline, after_encoding: str = "keep"):
+        self.pipe, self.after_encoding = pipe, after_encoding
+        self.seen: list[EmbeddingShape] | None = None
+        self.cut = CutPrompts()
+        self._batches = Recent()
+        self._outputs: dict[str, Any] = {}
+        self._offloaded: dict[str, torch.nn.Module] = {}
+        self._freed = False
+        if hasattr(pipe, "encode_prompt"):
+            self._encode = pipe.encode_prompt
+            self._signature = inspect.signature(self._encode)
+            pipe.encode_prompt = self
+
+    def __call__(self, *args, **kwargs):
+        """What the pipeline's own `encode_prompt` returns for these arguments."""
+        place = kwargs.get("device") or self.pipe._execution_device
+        key = _hashable((args, kwargs, place)) if self.seen is None else None
+        if key is None:
+            return self._batch(args, kwargs)
+        return self._batches.of(key, lambda: self._batch(args, kwargs))
+
+    def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The outputs of single rows, put together on the device."""
+        arguments = dict(self._signature.bind(*args, **kwargs).arguments)
+        for name, parameter in self._signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                arguments |= arguments.pop(name, {})
+        prompt = arguments.get("prompt")
+        count = len(prompt) if isinstance(prompt, list) else 1
+        if isinstance(prompt, str):
+            arguments["prompt"] = [prompt]
+        rows = [
+            {
+                k: [v[i]] if "prompt" in k and isinstance(v, list) and len(v) == count else v
+                for k, v in arguments.items()
+            }
+            for i in range(count)
+        ]
+        outputs = [self._encode_row(row) for row in rows]
+        if self.seen is not None:
+            self.seen += [_shape(output) for output in outputs]
+        return _to(_assemble(outputs), arguments.get("device") or self.pipe._execution_device)
+
+    def offload(self) -> None:
+        """Free device memory: do with the text encoders what `after_encoding` says, until a new prompt needs them."""
+        if self.after_encoding == "keep":
+            return
+        for name, module in self.pipe.components.items():
+            if name.startswith(ENCODERS) and isinstance(module, torch.nn.Module):
+                if self.after_encoding == "offload":
+                    self._offloaded[name] = module.to("cpu")
+                # Past diffusers' own, which would rewrite the pipeline's config. Some pipelines read these of an idle one.
+                idle = Resting(module.dtype, self.pipe.device, module.config)
+                object.__setattr__(self.pipe, name, idle)
+        self._freed = self.after_encoding == "free"
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # for what comes in their place
+
+    def restore(self, device: torch.device | str | None = None) -> None:
+        """Put the text encoders back into the pipeline.
+
+        Args:
+            device: where they are then; by default where the pipeline is.
+
+        Raises:
+            InputError: they were freed.
+        """
+        if self._freed:
+            raise InputError("the text encoders were freed: set model.text_encoders=offload to have them again")
+        device = device or self.pipe.device
+        for name, module in self._offloaded.items():
+            # Before it is moved: `offload` finds it there if only a part of it was.
+            object.__setattr__(self.pipe, name, module)
+            module.to(device)
+        self._offloaded = {}
+
+    @contextmanager
+    def at_hand(self) -> Iterator[None]:
+        """Context in which the pipeline has its text encoders, where they rest: to be saved, not to encode.
+
+        Raises:
+            InputError: they were freed.
+        """
+        were_offloaded = bool(self._offloaded)
+        self.restore("cpu")
+        try:
+            yield
+        finally:
+            if were_offloaded:
+                self.offload()
+
+    def _encode_row(self, arguments: dict[str, Any]) -> Any:
+        """Return what the pipeline's `encode_prompt` returned for one row, on the CPU; it runs at the first call only."""
+        key = repr([(name, fingerprint(value)) for name, value in arguments.items()])
+        if key not in self._outputs:
+            were_offloaded = bool(self._offloaded) or self._freed
+            try:
+                self.restore()
+                with torch.no_grad(), self.cut.counted(arguments.get("prompt")):
+                    self._outputs[key] = _to(self._encode(**arguments), "cpu")
+            finally:
+                if were_offloaded:
+                    self.offload()
+        return self._outputs[key]
+
+
+def _shape(output: Any) -> EmbeddingShape:
+    parts = output if isinstance(output, tuple) else (output,)
+    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    shapes = [list if isinstance(p, list) else tuple(p.shape) if isinstance(p, torch.Tensor) else p for p in parts]
+    return EmbeddingShape(tuple(shapes), any(not t.is_floating_point() and t.ndim > 1 for t in tensors))
+
+
+def fingerprint(value: Any) -> Any:
+    """Return something whose repr tells arguments apart by content; tensors and images by a digest of their bytes."""
+    if isinstance(value, (list, tuple)):
+        return [fingerprint(item) for item in value]
+    if isinstance(value, torch.Tensor):
+        data = value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return (tuple(value.shape), value.dtype, hashlib.blake2b(data).hexdigest())
+    if hasattr(value, "tobytes"):
+        return (getattr(value, "size", None), hashlib.blake2b(value.tobytes()).hexdigest())
+    return value
+
+
+def _hashable(value: Any) -> Any:
+    """The arguments of a call as a key; None where pictures or tensors are among them."""
+    if isinstance(value, dict):
+        value = list(value.items())
+    if isinstance(value, (list, tuple)):
+        parts = [_hashable(item) for item in value]
+        return None if any(own is None for own in parts) else (type(value).__name__, *parts)
+    return (type(value), value) if isinstance(value, PLAIN) else None
+
+
+def _assemble(rows: list[Any]) -> Any:
+    """Join the outputs of single rows as the pipeline would have returned them for the batch; always new tensors."""
+    first = rows[0]
+    if isinstance(first, tuple):
+        return tuple(_assemble(list(column)) for column in zip(*rows, strict=True))
+    if isinstance(first, list):
+        return [item for row in rows for item in row]
+    if not isinstance(first, torch.Tensor):
+        return first
+    if any(row.shape[0] != 1 for row in rows):  # not per row: position ids, say
+        return max(rows, key=len).clone()
+    if first.ndim > 1:
+        longest = max(row.shape[1] for row in rows)
+        rows = [_pad(row, longest) for row in rows]
+    return torch.cat(rows)
+
+
+def _pad(row: torch.Tensor, length: int) -> torch.Tensor:
+    missing = length - row.shape[1]
+    return torch.cat([row, row.new_zeros(1, missing, *row.shape[2:])], dim=1) if missing else row
+
+
+def _to(output: Any, device: torch.device | str) -> Any:
+    if isinstance(output, torch.Tensor):
+        return sent(output, torch.device(device))
+    if isinstance(output, (tuple, list)):
+        return type(output)(_to(item, device) for item in output)
+    return output

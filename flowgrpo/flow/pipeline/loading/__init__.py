@@ -1,0 +1,1 @@
+"""Load a pipeline, or build it without weights to plan with it."""

@@ -1,0 +1,400 @@
+"""From a name, a folder or a hub id to a stock pipeline, and to a policy."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from flowgrpo.data import embedded, known, tables
+from flowgrpo.data.embedded import EMBEDDED, place_of
+from flowgrpo.errors import InputError
+from flowgrpo.flow.pipeline.call_arguments import outline
+from flowgrpo.schema.lazy import lazy
+from flowgrpo.training.model_files import folder_files, weight_check
+from flowgrpo.training.model_files.hub_files import (
+    HUB_ID,
+    downloaded,
+    file_names,
+    index_map,
+    one_sentence,
+    stands_in_for,
+    weights_at,
+    without_progress_bars,
+)
+from flowgrpo.training.weights import library_quantisation, quantisation
+from rewards.base import nearest
+from rewards.compute import DTYPES, default_device
+from rewards.heap import keep_freed_memory
+
+if TYPE_CHECKING:  # what a plan does without is imported by who loads a model
+    import diffusers
+    import peft
+    import safetensors
+    import transformers
+    from diffusers import DiffusionPipeline
+    from safetensors import torch as safetensors_torch
+
+    from flowgrpo.flow.pipeline import policy as policies
+    from flowgrpo.flow.pipeline.loading import weightless_networks as hollow
+    from flowgrpo.flow.pipeline.networks import traits
+    from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+else:
+    diffusers = lazy("diffusers")
+    peft = lazy("peft")
+    safetensors = lazy("safetensors")
+    safetensors_torch = lazy("safetensors.torch")
+    transformers = lazy("transformers")
+    hollow = lazy("flowgrpo.flow.pipeline.loading.weightless_networks")
+    policies = lazy("flowgrpo.flow.pipeline.policy")
+    traits = lazy("flowgrpo.flow.pipeline.networks.traits")
+
+LORA_FILE = "pytorch_lora_weights.safetensors"
+EULER = "FlowMatchEulerDiscreteScheduler"
+
+
+def load_pipeline(
+    path: str,
+    dtype: torch.dtype = torch.float32,
+    given: Mapping[str, Any] = MappingProxyType({}),
+    quantise: str | None = None,
+    *,
+    variant: str | None = None,
+) -> DiffusionPipeline:
+    """The stock pipeline of a built-in name, a local folder or a hub id.
+
+    Args:
+        given: components by name that are not loaded, but taken as they are.
+        quantise: what a library quantises its networks to; see `training.weights.library_quantisation`.
+        variant: of the files of weights, see `check_files`.
+
+    Raises:
+        InputError: there is no such model, its files lack weights, or it cannot be loaded.
+    """
+    check_weights(path, variant)
+    absent = dict.fromkeys(absent_components(path))
+    loaded = {name: library for name, library in network_libraries(path).items() if name not in given}
+    quantised = library_quantisation.pipeline_options(quantise, loaded, dtype)
+    with one_sentence(path), without_progress_bars("diffusers", "transformers"):
+        # The common class does not know which components of this one may be given though they have defaults.
+        kind = pipeline_class(path) if given else diffusers.DiffusionPipeline
+        pipe = kind.from_pretrained(place_of(path), dtype=dtype, variant=variant, **absent, **given, **quantised)
+    _check_downloaded(path, set(pipe.components) - set(given), variant)
+    for name, network in traits.networks(pipe).items():
+        if name not in given:
+            library_quantisation.refuse_quantised(network, quantise)
+    return pipe
+
+
+def _check_downloaded(path: str, names: Collection[str], variant: str | None) -> None:
+    """Hold components of a hub's model against files that have no header which could be read before they were here."""
+    for name in sorted(names & index_of(path).keys() if not Path(place_of(path)).is_dir() else ()):
+        kind = component_class(index_of(path)[name])
+        if weight_check.is_checked(kind):
+            weights = weights_at(place_of(path), name, variant, weight_check.stems_of(kind))
+            if weights is not None and not weights.has_headers:
+                weight_check.check(path, downloaded(path), kind, name, variant=variant)
+
+
+def check_weights(
+    path: str,
+    variant: str | None = None,
+    beginning: str | tuple[str, ...] = "",
+    *,
+    or_plain: bool = False,
+    or_configs: bool = False,
+) -> None:
+    """Refuse a pipeline whose files are not whole or do not hold its components' weights, by headers; see `weight_check`.
+
+    Args:
+        beginning: of the names of components whose weights are looked at.
+        variant, or_plain, or_configs: see `check_files`.
+
+    Raises:
+        InputError: as of `check_files`, or weights are missing or are of another shape.
+    """
+    check_files(path, variant, or_plain=or_plain, or_configs=or_configs)
+    if path in EMBEDDED:
+        return
+    for name, written in index_of(path).items():
+        kind = component_class(written) if name.startswith(beginning) else None
+        if weight_check.is_checked(kind):
+            weight_check.check(path, place_of(path), kind, name, variant=variant)
+
+
+def component_class(written: Any) -> type | None:
+    """The class of a component as a pipeline's index names it, [library, class]; None for what is no class known here."""
+    if not isinstance(written, (list, tuple)) or not all(isinstance(word, str) for word in written):
+        return None
+    library, name = written
+    places = {"diffusers": diffusers, "transformers": transformers}
+    return getattr(places.get(library) or getattr(diffusers.pipelines, library, None), name, None)
+
+
+def network_libraries(path: str) -> dict[str, str]:
+    """The components of a model that compute the velocity, and the library that each is of."""
+    return {name: library for name, (library, _) in components_of(path).items() if name.startswith(traits.TRAINED)}
+
+
+def load_lora(pipe: DiffusionPipeline, folder: Path) -> None:
+    """Load what `flowgrpo export` wrote into a stock pipeline, by its own method, and then into what that left out."""
+    if traits.loads_lora(pipe):
+        before = diffusers.utils.logging.get_verbosity()
+        diffusers.utils.logging.set_verbosity_error()  # it warns of each component that the file has nothing for
+        pipe.load_lora_weights(str(folder))
+        diffusers.utils.logging.set_verbosity(before)
+    with safetensors.safe_open(folder / LORA_FILE, "pt") as file:
+        names = {key.split(".")[0] for key in file.keys()}  # noqa: SIM118 - the file is no mapping
+    for name in sorted(names):
+        module = getattr(pipe, name)
+        if getattr(module, "peft_config", None):
+            continue
+        if hasattr(module, "load_lora_adapter"):
+            module.load_lora_adapter(str(folder), prefix=name, weight_name=LORA_FILE)
+        else:
+            _inject(module, folder / LORA_FILE, name)
+
+
+def _inject(module: torch.nn.Module, file: Path, prefix: str) -> None:
+    """Load a LoRA into a module without a `load_lora_adapter` of its own, as that method does."""
+    with safetensors.safe_open(file, "pt") as opened:
+        config = json.loads(opened.metadata()["lora_adapter_metadata"])
+    options = {key.removeprefix(f"{prefix}."): value for key, value in config.items() if key.startswith(f"{prefix}.")}
+    peft.inject_adapter_in_model(peft.LoraConfig(**options), module)
+    tensors = {
+        key.removeprefix(f"{prefix}."): t
+        for key, t in safetensors_torch.load_file(file).items()
+        if key.startswith(f"{prefix}.")
+    }
+    peft.set_peft_model_state_dict(module, tensors)
+    module.to(next(module.parameters()).dtype)
+
+
+def index_of(path: str) -> dict[str, Any]:
+    """A model's index (model_index.json): its class and its components, without their weights.
+
+    Raises:
+        InputError: there is no such model.
+    """
+    source = place_of(path)
+    if path in EMBEDDED and EMBEDDED[path].kind == "mdlm":
+        raise InputError(f"model.path: {path} is a language model, set kind: mdlm")
+    folder_files.refuse_file(source)
+    if not Path(source).is_dir() and not re.fullmatch(HUB_ID, source):
+        raise InputError(
+            f"model.path: there is no folder {path!r} and no built-in model of that name, "
+            f"{nearest(path, embedded.names('flow'))}"
+        )
+    if Path(source).is_dir() and not (Path(source) / "model_index.json").is_file():
+        folder_files.refuse_empty(Path(source))
+        language = "; for a language model set kind: mdlm" if (Path(source) / "config.json").is_file() else ""
+        hint = f"; {folder_files.REMEDY}" if folder_files.is_network(Path(source)) else language
+        raise InputError(f"model.path: {path} is no diffusers pipeline, it has no model_index.json{hint}")
+    with one_sentence(path):
+        if Path(source).is_dir():
+            folder_files.refuse_pointer(Path(source) / "model_index.json")
+            return index_map(tables.document(Path(source) / "model_index.json"))
+        return index_map(diffusers.DiffusionPipeline.load_config(source))
+
+
+def check_files(path: str, variant: str | None = None, *, or_plain: bool = False, or_configs: bool = False) -> None:
+    """Refuse a local folder whose files cannot be those of a pipeline; no weights are loaded.
+
+    The hub is asked only whether it has the variant.
+
+    Args:
+        variant: word in the names of the files of weights that are read (`fp16`); components without such have plain ones.
+        or_plain, or_configs: see `training.model_files.folder_files.check`.
+
+    Raises:
+        InputError: there is no such model, or a file is missing, cut off, or a Git LFS pointer.
+    """
+    components, folder = components_of(path), Path(place_of(path))
+    if folder.is_dir():
+        if not all((folder / name).is_dir() for name in components):
+            components = {name: own for name, own in components.items() if name in loaded_components(path)}
+        readers = {
+            n: None if folder_files.WITHOUT.search(kind) else library for n, (library, kind) in components.items()
+        }
+        folder_files.check(folder, readers, variant=variant, or_plain=or_plain, or_configs=or_configs)
+    elif variant is not None and not or_plain:
+        with one_sentence(path):
+            folder_files.refuse_absent(path, variant, [file_names(path, name) for name in components])
+
+
+def components_of(path: str) -> dict[str, tuple[str, str]]:
+    """The components that a model has, each with its library and its class; errors as of `index_of`."""
+    pairs = {name: kind for name, kind in index_of(path).items() if isinstance(kind, (list, tuple)) and len(kind) == 2}
+    return {name: tuple(kind) for name, kind in pairs.items() if all(isinstance(word, str) for word in kind)}
+
+
+def loaded_components(path: str) -> set[str]:
+    """The components that diffusers loads of a model's folder; some classes make one, a scheduler say, themselves."""
+    kind = pipeline_class(path)
+    return set(kind._get_signature_keys(kind)[0])
+
+
+def is_pipeline(path: str) -> bool:
+    """Whether there is a pipeline of this built-in name, in this folder or of this hub id, with a model_index.json."""
+    try:
+        return _has_index(path)
+    except InputError:
+        return False
+
+
+@cache  # of a yes alone: what is not there may be there later
+def _has_index(path: str) -> bool:
+    return bool(index_of(path))
+
+
+@cache
+def stands_in(path: str) -> bool:
+    """Whether the hub does not give a model's index, now, and the configs that are known here stand in; see `data.known`.
+
+    Raises:
+        InputError: there is no such model, and it is not known here.
+    """
+    return stands_in_for(path, known.models(), "model_index.json", lambda: index_of(path))
+
+
+def scheduler_config(path: str) -> dict[str, Any] | None:
+    """The configuration of a model's scheduler; None unless it is `FlowMatchEulerDiscreteScheduler`."""
+    _, name = index_of(path).get("scheduler", (None, None))
+    if name != EULER:
+        return None
+    source = place_of(path)
+    if Path(source).is_dir():
+        return _map(Path(source) / "scheduler" / "scheduler_config.json")
+    with one_sentence(path):
+        return dict(diffusers.FlowMatchEulerDiscreteScheduler.load_config(source, subfolder="scheduler"))
+
+
+def _map(file: Path) -> dict[str, Any]:
+    written = tables.document(file)
+    if not isinstance(written, dict):
+        raise InputError(f"model.path: {file} holds {type(written).__name__}, not a map")
+    return written
+
+
+def absent_components(path: str) -> list[str]:
+    """Return the components that a saved pipeline was without (SD3 without T5), which diffusers wants named again."""
+    return [
+        name for name, kind in index_of(path).items() if isinstance(kind, (list, tuple)) and list(kind) == [None, None]
+    ]
+
+
+def load_policy(
+    path: str,
+    dtype: str = "float32",
+    call: dict[str, Any] | None = None,
+    device: torch.device | str | None = None,
+    *,
+    adapter: Path | None = None,
+    quantise: str | None = None,
+    variant: str | None = None,
+    encode: Callable[[DiffusersPolicy], object] | None = None,
+    on_host: bool = False,
+    **options: Any,
+) -> DiffusersPolicy:
+    """A pipeline as a policy; see `Walk` for `options`.
+
+    Args:
+        path: a built-in name, a local folder or a hub id.
+        dtype: `float32`, `bfloat16` or `float16`.
+        call: arguments for the pipeline's call; a built-in model has defaults.
+        device: by default the first GPU, if there is one.
+        adapter: a folder that `flowgrpo export` wrote, for its transformer.
+        quantise: `int8`, `fp8` or `nf4` for its transformer, before it is put on the device, or a library's form, while it
+            is loaded (`training.weights`).
+        variant: of the files of weights that are read, such as `fp16`; see `check_files`.
+        encode: prepares the rows to come. Unless `text_encoders` is `keep`, it is called before the networks are loaded,
+            and these come onto the device when the text encoders have left it; so the policy can do nothing else yet.
+            Pipelines that cannot (`loads_later`) are loaded whole.
+        on_host: whether networks that `loads_later` stay in host memory, for who puts them on the device in parts.
+
+    Raises:
+        InputError: there is no such model or dtype, or it cannot be loaded or quantised.
+    """
+    if dtype not in DTYPES:
+        raise InputError(f"dtype: {dtype!r} is unknown, {nearest(str(dtype), DTYPES)}")
+    check_files(path, variant)
+    call, device = {**embedded.call_of(path), **(call or {})}, torch.device(device or default_device())
+    first = encode is not None and options.get("text_encoders", "keep") != "keep" and loads_later(path)
+    later = hollow.classes(index_of(path)) if first else {}
+    if not later:
+        pipe = load_pipeline(path, DTYPES[dtype], quantise=quantise, variant=variant)
+        stay = on_host and loads_later(path)  # prompts are encoded without them
+        _finish(pipe, device, adapter, quantise, on_host=traits.networks(pipe) if stay else ())
+        policy = policies.DiffusersPolicy(pipe, call, **options)
+        if encode is not None:
+            encode(policy)
+        return policy
+    kept_in = (
+        torch.float32 if options.get("autocast") else DTYPES[dtype]
+    )  # that of the weights when prompts are sampled
+    with one_sentence(path):
+        absent = hollow.networks(later, place_of(path), kept_in, device)
+    pipe = load_pipeline(path, DTYPES[dtype], absent, variant=variant)
+    pipe.to(device)
+    policy = policies.DiffusersPolicy(pipe, call, **options)
+    encode(policy)
+    policy.offload()
+    with one_sentence(path), without_progress_bars("diffusers"):
+        hollow.fill(pipe, later, place_of(path), DTYPES[dtype], quantise=quantise, variant=variant)
+    _finish(pipe, device, adapter, quantise, on_host=traits.networks(pipe) if on_host else ())
+    policy.walk.take_networks()
+    return policy
+
+
+def loads_later(path: str) -> bool:
+    """Whether a model's networks can be loaded when its prompts are encoded; otherwise it is loaded whole."""
+    return traits.encodes_first(index_of(path)) and hasattr(planned_class(path), "encode_prompt")
+
+
+def _finish(
+    pipe: DiffusionPipeline,
+    device: torch.device,
+    adapter: Path | None,
+    quantise: str | None,
+    *,
+    on_host: Iterable[str] = (),
+) -> None:
+    """Load an adapter, quantise the networks, and put everything on the device but what stays in host memory."""
+    if adapter is not None:  # before the base is quantised: some pipelines compare its weights' shapes
+        load_lora(pipe, adapter)
+    for network in traits.networks(pipe).values() if quantise in quantisation.FORMS else ():
+        quantisation.quantise(network, quantise)
+    if on_host:
+        for name, component in pipe.components.items():
+            if isinstance(component, torch.nn.Module) and name not in on_host:
+                component.to(device)
+    else:
+        pipe.to(device)
+    if device.type == "cpu":
+        keep_freed_memory()
+
+
+def pipeline_class(path: str) -> type[DiffusionPipeline]:
+    """The class of a model, from its index alone.
+
+    Raises:
+        InputError: there is no such model, or diffusers has no such class.
+    """
+    name = index_of(path).get("_class_name")
+    pipeline = getattr(diffusers, str(name), None)
+    if pipeline is None:
+        raise InputError(
+            f"model.path: diffusers {diffusers.__version__} has no pipeline class {name!r}, which {path} asks for"
+        )
+    return pipeline
+
+
+def planned_class(path: str) -> type:
+    """The class of a model, or its outline, for what can be asked of either; errors as of `pipeline_class`."""
+    return outline(str(index_of(path).get("_class_name"))) or pipeline_class(path)

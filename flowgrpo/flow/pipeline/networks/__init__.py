@@ -1,0 +1,1 @@
+"""The networks inside a pipeline: their traits, attention, switches and block cache."""

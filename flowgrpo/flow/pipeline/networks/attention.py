@@ -1,0 +1,78 @@
+"""Which attention may compute a rollout, and setting it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.models.attention_dispatch import AttentionBackendName, attention_backend, dispatch_attention_fn
+
+from flowgrpo.errors import InputError
+from flowgrpo.flow.pipeline.networks.attention_backends import refuse_lossy_attention
+from rewards.compute import DTYPES
+
+
+def refuse_inexact(pipe: DiffusionPipeline) -> None:
+    """Refuse a pipeline whose output at a step depends on other steps, or whose attention quantises.
+
+    Raises:
+        InputError: a cache is enabled in a transformer, or a lossy attention backend is set.
+    """
+    for name, module in pipe.components.items():
+        if not name.startswith(("transformer", "unet")) or not isinstance(module, torch.nn.Module):
+            continue
+        if getattr(module, "is_cache_enabled", False):
+            raise InputError(
+                f"model.path: {name} has a cache enabled ({type(module._cache_config).__name__}), which reuses activations "
+                f"of other steps, so a replay would not score what was rolled out; call {name}.disable_cache() first"
+            )
+        for processor in _dispatching(module):
+            if processor._attention_backend is not None:
+                refuse_lossy_attention(AttentionBackendName(processor._attention_backend).value, name)
+
+
+def set_attention(modules: Iterable[torch.nn.Module], name: str) -> None:
+    """Compute the attention of modules with one of diffusers' backends, and no other module's.
+
+    Raises:
+        InputError: a module calls PyTorch's attention directly, past diffusers' choice (SD3 does).
+    """
+    for module in modules:
+        if not _dispatching(module):
+            raise InputError(
+                f"model.attention: {type(module).__name__} has its attention fixed to PyTorch's own, remove model.attention"
+            )
+        with attention_backend(name):  # gives back the choice for the whole process, which the next line also sets
+            module.set_attention_backend(name)
+
+
+def _dispatching(module: torch.nn.Module) -> list[Any]:
+    """The attention processors that let their backend be chosen."""
+    processors = [getattr(m, "processor", None) for m in module.modules()]
+    return [p for p in processors if hasattr(p, "_attention_backend")]
+
+
+def try_attention(name: str, dtype: str, device: torch.device, *, learns: bool = True) -> None:
+    """Run one small attention, with its gradient if the model `learns`, to see that package, device and dtype go together.
+
+    Raises:
+        InputError: they do not, or the package is missing.
+    """
+    if name == "xformers" and device.type == "cpu":
+        raise InputError("model.attention: xformers computes on a GPU only, and there is none here; leave it out")
+    if name == "xformers" and find_spec("xformers") is None:
+        raise InputError("model.attention: xformers is not installed here: pip install 'flowgrpo[xformers]'")
+    q, k, v = (torch.ones(1, 8, 2, 64, dtype=DTYPES[dtype], device=device, requires_grad=learns) for _ in "qkv")
+    try:
+        with torch.set_grad_enabled(learns), attention_backend(name):
+            out = dispatch_attention_fn(q, k, v).sum()
+            if learns:
+                out.backward()
+    except Exception as error:  # kernels of other packages raise anything; what was raised is reported
+        reason, what = " ".join(str(error).split())[:300], "train" if learns else "compute"
+        raise InputError(
+            f"model.attention: {name} cannot {what} in {dtype} on {device.type} here ({type(error).__name__}: {reason})"
+        ) from error

@@ -1,0 +1,1 @@
+"""Forecasts before a run: the plan that users see, model evaluations, memory and the tree diagram."""

@@ -1,0 +1,205 @@
+"""What an iteration of a run evaluates, keeps and trains on: the real tree, grown on states of one number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+
+from flowgrpo.errors import InputError
+from flowgrpo.flow.config import Config
+from flowgrpo.flow.methods.credit.rules import step_signs
+from flowgrpo.flow.updates.noised import calls_of, taken
+from flowgrpo.flow.updates.replay import replayed
+from flowgrpo.training.advantages import unit_selection as selection
+from flowgrpo.training.distributed.minibatches import of_roots
+from samplers.schedule import linear_sigmas
+from samplers.trees import Evaluation, Root, Tree, grow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Counts of one iteration on all processes: rows through the model, samples decoded, edges and batches of the update.
+
+    `with_gradient` are the rows of the update that a backward pass follows; the others are of the reference. `graphs` are
+    those of the first update, where the rollout may keep their graphs and the update then spares them, `graph_times` the
+    times of the schedule at which they lie, and `call_rows` those of the rollout's largest call then; see `graphs`.
+    """
+
+    rollout: int
+    update: int
+    with_gradient: int
+    decoded: int
+    trained_edges: int
+    update_batches: int
+    graphs: int = 0
+    graph_times: int = 0
+    call_rows: int = 0
+
+
+def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
+    """The cost of an iteration, for a model that evaluates each row once.
+
+    The real tree is grown on states of one number, credited with made-up rewards and pruned, so that whatever its axes
+    cannot do together comes out here.
+
+    Raises:
+        InputError: the axes do not fit each other or the schedule.
+    """
+    train, algorithm = config.train, config.algorithm
+    replays = train.rollout_rows == train.update_rows  # the update may have the rollout's own calls
+    tree = _grown(config, num_steps, iteration, train.rollout_rows if replays else train.groups * train.group_size)
+    if any(not kernel.stochastic for kernel, _, _ in tree.trained_steps):
+        raise InputError("algorithm.tree: the plan trains a deterministic step, which has no log-probability")
+    finish = getattr(algorithm.tree, "finish", None)
+    if finish is not None and finish.cheap and not any(_finishes(e) for e in tree.evaluations):
+        raise InputError(
+            f"algorithm.tree.finish: no evaluation of this {algorithm.tree.name} is of ODE steps that only lead to a "
+            "reward, take null"
+        )
+    of_samples = algorithm.likelihood.name == "elbo"
+    if not tree.leaves or not (of_samples or tree.trained_steps):
+        raise InputError("algorithm.tree: the plan trains no step, or leads to no sample")
+    rewards, weights = torch.arange(len(tree.leaves), dtype=torch.float64) ** 2, torch.ones(1, dtype=torch.float64)
+    units = algorithm.credit.units(tree, rewards[:, None], weights)
+    if units.anchor is None and not units.compares:
+        raise InputError("algorithm.credit: every edge would be compared with itself alone, which teaches nothing")
+    unseen = torch.full((len(units.values),), torch.nan, dtype=torch.float64)
+    advantages, trained = selection.normalize_advantages(
+        units, weights, expected=unseen, baseline=algorithm.baseline, select=train.select
+    )
+    algorithm.objective.weights(tree.trained_steps, tree.sigma_cap)
+    if algorithm.kernel.calibrate is not None:
+        _check_calibration(tree, rewards)
+    algorithm.tree.check(tree)
+    if of_samples:
+        keep = units.to_edges(trained.double())[tree.leaves] > 0
+        return _of_samples(
+            config, tree, taken(algorithm.objective, tree, units.to_edges(advantages)[tree.leaves], keep)
+        )
+    left = replayed(
+        config, tree, units=units, advantages=torch.zeros(len(units.values)), trained=trained, iteration=iteration
+    )
+    evaluations = [e for e in left.evaluations if e.trained]
+    forwards = sum(len(e.rows) for e in evaluations)
+    states = forwards // train.groups
+    if train.split == "edges" and states < train.updates:
+        raise InputError(
+            f"train.updates: {train.updates} parts, but the trained edges of a group leave {states} states, take {states}"
+        )
+    first = [] if config.graph_hindrance else [e for e in evaluations if e.part == 0]
+    return Cost(  # what an engine walked is only scored here
+        rollout=sum(len(e.rows) for e in tree.evaluations if e.trained or config.run.engine is None),
+        update=forwards * (2 if algorithm.objective.kl.beta > 0 else 1),
+        with_gradient=forwards,
+        decoded=len(tree.leaves),
+        trained_edges=sum(len(edges.nodes) for e in evaluations for edges in e.trained),
+        update_batches=len(evaluations),
+        graphs=sum(len(e.rows) for e in first),
+        graph_times=len({e.sigma for e in first}),
+        call_rows=max(len(e.rows) for e in tree.evaluations) if first else 0,
+    )
+
+
+def most_graphs(config: Config, num_steps: int, done: int = 0) -> Cost:
+    """The cost of the iteration to come that keeps the most graphs: the next, the last, or the one between them.
+
+    A tree that changes over a run, as of BranchGRPO-Mix, has the most at an end of it.
+    """
+    last = max(done, config.train.iterations - 1)
+    costs = [predicted(config, num_steps, iteration) for iteration in sorted({done, (done + last) // 2, last})]
+    return max(costs, key=lambda cost: cost.graphs)
+
+
+def _finishes(evaluation: Evaluation) -> bool:
+    """Whether ODE steps leave an evaluation that only lead to a reward."""
+    return all(edges.move.ode_stops is not None and not edges.move.trained for edges in evaluation.edges)
+
+
+def compared(config: Config, num_steps: int) -> tuple[int, int]:
+    """What it costs to finish the first group exactly: rows through the model, samples decoded.
+
+    See `flow.rollouts.cheap_finishes`. Zeros where nothing is compared.
+    """
+    tree = config.algorithm.tree
+    finish = getattr(tree, "finish", None)
+    if finish is None or not finish.every:
+        return 0, 0
+    exact = config.algorithm.model_copy(update={"tree": tree.exact})
+    grown = _grown(config.model_copy(update={"algorithm": exact}), num_steps, 0, config.train.group_size)
+    states = {node.parent for node in grown.nodes if node.parent is not None and node.root.group == 0}
+    return len(states), sum(grown.nodes[leaf].root.group == 0 for leaf in grown.leaves)
+
+
+def _of_samples(config: Config, tree: Tree, trained: torch.Tensor) -> Cost:
+    """The cost of an iteration whose update scores final samples, see `flowgrpo.flow.updates.noised`."""
+    algorithm = config.algorithm
+    calls = calls_of(
+        algorithm.likelihood, tree, trained, micro_batch=config.train.update_rows, address=(config.run.seed, "elbo", 0)
+    )
+    if not calls:
+        raise InputError(
+            f"algorithm.baseline: {algorithm.baseline.name} leaves no sample that {algorithm.objective.name} could learn "
+            "from; take group_mean"
+        )
+    forwards = sum(len(call.draws) for call in calls)
+    asked, looks = algorithm.objective.policies, 0
+    if algorithm.objective.couples == "nothing":
+        asked = asked | {algorithm.likelihood.anchor} - {"live"}
+    else:  # before the samples are coupled, at the policy and its anchor, whose log-probabilities are kept
+        looks = 2
+    beside = 0  # chains of a snapshot, in the place of the worse one of each stored pair
+    if config.data.groups and algorithm.sampler == "bank":
+        pairs = len({tree.nodes[tree.leaves[leaf]].root.group for leaf in trained.nonzero().flatten().tolist()})
+        beside = pairs * sum(len(e.rows) for e in tree.evaluations) // len(tree.leaves)
+    return Cost(
+        rollout=0 if config.data.groups else sum(len(e.rows) for e in tree.evaluations),
+        update=forwards * (1 + len(asked) + looks) + beside,
+        with_gradient=forwards,
+        decoded=0 if config.data.groups else len(tree.leaves),
+        trained_edges=forwards,
+        update_batches=len(calls),
+    )
+
+
+def _grown(config: Config, num_steps: int, iteration: int, rows: int) -> Tree:
+    """The trees of an iteration on states of one number, in evaluations of at most so many rows."""
+    train, algorithm = config.train, config.algorithm
+    size = algorithm.roots(train.group_size)
+    parts = of_roots(train, size, [size] * train.groups, seed=config.run.seed, iteration=iteration)
+    roots = [Root(group, index, None, part) for group, own in enumerate(parts) for index, part in enumerate(own)]
+    return grow(
+        algorithm.plan(algorithm.kernel.kernels(num_steps), train.group_size, config.run.seed, iteration),
+        linear_sigmas(num_steps).tolist(),
+        roots,
+        (torch.zeros(len(roots), 1),),
+        lambda state, sigma, rows: state,
+        lambda shape, *address: torch.zeros(shape),
+        rows,
+        algorithm.objective.needs_old_means,
+    )
+
+
+def kept(config: Config, num_steps: int) -> tuple[int, int]:
+    """What the rollout of an iteration keeps: how many latent states on all processes, and samples of its largest group."""
+    if config.algorithm.tree.adapts:  # to the shape of most samples, which a run may come to
+        widest = config.algorithm.tree.widest(config.algorithm.kernel.kernels(num_steps))
+        algorithm = config.algorithm.model_copy(update={"tree": widest})
+        config = config.model_copy(update={"algorithm": algorithm})
+    tree = _grown(config, num_steps, 0, config.train.groups * config.train.group_size)
+    states = {id(x): x.numel() for e in tree.evaluations for x in e.state or ()}
+    for edges in (edges for e in tree.evaluations for edges in e.edges):
+        states |= {id(x): x.numel() for state in (edges.next_state, edges.mean) for x in state or ()}
+    groups = Counter(tree.nodes[leaf].root.group for leaf in tree.leaves)
+    return sum(states.values()) + len(tree.leaves), max(groups.values())
+
+
+def _check_calibration(tree: Tree, rewards: torch.Tensor) -> None:
+    try:
+        step_signs(tree, rewards)
+    except InputError:
+        raise InputError(
+            "algorithm.kernel.calibrate: it counts the gains of steps, for which every state needs a value; take the tree "
+            "twigs with root: true"
+        ) from None

@@ -1,0 +1,394 @@
+"""What a run will do and cost, before it does it: axes, batch geometry, model evaluations. Loads no weights."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from flowgrpo.data import embedded, known, prompts, stored
+from flowgrpo.data.prompts import STEPS, Prompt
+from flowgrpo.errors import InputError
+from flowgrpo.flow.config import Config
+from flowgrpo.flow.engine import request
+from flowgrpo.flow.methods import CHOICES
+from flowgrpo.flow.methods import likelihood_rules as elbo
+from flowgrpo.flow.methods.objectives.policy_gradient import TrainedStep
+from flowgrpo.flow.methods.published import NOT_SAID, PUBLISHED
+from flowgrpo.flow.model import initial_lora as start
+from flowgrpo.flow.model import memory_estimate as memory
+from flowgrpo.flow.offline import stored_groups as offline
+from flowgrpo.flow.pipeline.call_arguments import checked_call, unguided
+from flowgrpo.flow.pipeline.guidance import guidance_branches
+from flowgrpo.flow.pipeline.loading import load as loading
+from flowgrpo.flow.pipeline.loading.load import planned_class
+from flowgrpo.flow.planning.iteration_forecast import compared, predicted
+from flowgrpo.flow.planning.tree_diagram import LEGEND, draw_tree
+from flowgrpo.flow.rollouts.adaptive_tree import Shaping
+from flowgrpo.schema import published
+from flowgrpo.schema.lazy import lazy
+from flowgrpo.training.reports.progress import BACKWARD
+from flowgrpo.training.scoring import scorer
+from samplers.schedule import euler_sigmas, linear_sigmas
+from samplers.trees import trained_steps
+
+if TYPE_CHECKING:  # only a plan of shared calls needs it
+    from flowgrpo.flow.model import context_parallel as context
+else:
+    context = lazy("flowgrpo.flow.model.context_parallel")
+
+UNEVEN = 100  # times as hard as another that a step may pull at the velocity without a warning
+UNEVEN_KL = 100_000  # times as strictly as another that a step may be held by the divergence; these are squares
+LOOKS = 32  # iterations whose trained steps are looked at
+# Keys of a scheduler's config by which its table is another than `euler_sigmas`.
+RESHAPED = ("invert_sigmas", "shift_terminal", "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
+
+
+def plan(config: Config) -> dict[str, Any]:
+    """The plan of a run, as `flowgrpo plan --format json` prints it; counts are of one iteration on all processes.
+
+    Model evaluations count samples: a batch of 8 is 8, and a guided step with two branches counts 2. The prediction grows
+    the real tree on states of one number, so it cannot differ from what growth does.
+
+    Of a model at the hub that cannot be reached, what is known here stands in (`data.known`); it has no `memory`.
+
+    Raises:
+        InputError: the model, its files, the prompts or the geometry are wrong.
+    """
+    if not loading.stands_in(config.model.path):
+        loading.check_weights(config.model.path, config.model.variant, or_configs=True)
+        begun = start.adapters(config.model)
+        start.check_switched(begun, config)
+        return _plan(config) | {"memory": memory.memory_estimate(config, begun=begun)}
+    with known.folder(config.model.path, with_tokenizers=False) as folder:
+        here = config.model_copy(update={"model": config.model.model_copy(update={"path": folder})})
+        return _plan(here) | {"config": config.model_dump(mode="json")}
+
+
+def _plan(config: Config) -> dict[str, Any]:
+    if config.run.context_parallel > 1:
+        context.check(config)
+    if config.run.engine is not None:
+        request.check(config, planned_class(config.model.path))
+    train, algorithm = config.train, config.algorithm
+    columns = stored.train_prompts(config)[0].columns
+    over, update_branches = _training(config, columns)
+    held_out = prompts.load_split(config.prompts, "eval")[: config.eval.prompts]
+    check_columns(config, stored.train_prompts(config))
+    check_columns(config, held_out, config.eval.call)
+    call, branches = call_and_branches(config, over, _unguiding(columns) if over else columns)
+    eval_call, eval_branches = call_and_branches(config, config.eval.call, held_out[0].columns if held_out else columns)
+    if call["num_inference_steps"] is None:
+        raise InputError("model.call.num_inference_steps: this pipeline decides it while it runs, set it to plan")
+    scorer.rewards(config.rewards, config.eval_rewards)
+    offline.check_model(config, offline.source_of(config), call)
+    cost = predicted(config, call["num_inference_steps"])
+    drafts, draft_evaluations = _draft(config, over, columns)
+    rounds = 0 if algorithm.kernel.calibrate is None else algorithm.kernel.calibrate.rounds
+    eval_evaluations = len(held_out) * eval_call["num_inference_steps"] * eval_branches
+    return {
+        "preset": algorithm.preset,
+        "axes": {axis: getattr(algorithm, axis).name for axis in CHOICES},
+        "geometry": {
+            "groups": train.groups,
+            "group_size": train.group_size,
+            "roots": algorithm.tree.roots(train.group_size),
+            "samples": train.groups * train.group_size,
+            "updates": train.updates,
+            "split": train.split,
+            "micro_batch": train.update_rows,
+            "rollout_batch": train.rollout_rows,
+            "found": list(train.found),
+            "steps": call["num_inference_steps"],
+            "guidance_branches": branches,
+            "trained_edges": cost.trained_edges,
+            "update_batches": cost.update_batches,
+        },
+        "picture": [] if config.data.groups else picture(config, call["num_inference_steps"]),
+        "model_evaluations": {
+            "rollout": branches * cost.rollout + draft_evaluations,
+            "update": update_branches * cost.update,
+        },
+        "with_gradient": update_branches * cost.with_gradient,
+        "graphs": 0 if train.replay == "always" else branches * cost.graphs,
+        "drafted": drafts,
+        "calibration": {
+            "model_evaluations": (branches * cost.rollout + draft_evaluations) * rounds,
+            "decoded": (cost.decoded + drafts) * rounds,
+        },
+        "decoded": cost.decoded + drafts,
+        "reward_calls": (cost.decoded + drafts) * len(config.rewards),
+        "comparison": _comparison(config, call["num_inference_steps"], branches),
+        "evaluation": {"model_evaluations": eval_evaluations, "decoded": len(held_out)},
+        "evaluation_branches": eval_branches,
+        "published": published.compared(PUBLISHED[algorithm.preset], _with_call(config, call)),
+        "not_said": list(NOT_SAID.get(algorithm.preset, ())),
+        "warnings": [
+            *uneven(config, sigma_table(config.model.path, call["num_inference_steps"])),
+            *elbo.guidance_warnings(config, call_and_branches(config, columns=columns)[1]),
+        ],
+        "config": config.model_dump(mode="json"),
+    }
+
+
+def reached(config: Config, step: int, rollout: Any) -> Config:
+    """The configuration of a run as it stands after a step: with a tree that adapts in the shape that comes next.
+
+    Args:
+        rollout: what its checkpoint holds of that, see `flow.rollouts.adaptive_tree`.
+
+    Raises:
+        InputError: it holds something else.
+    """
+    if not config.algorithm.tree.adapts:
+        return config
+    shaping = Shaping(config)
+    shaping.restore(rollout)
+    return config.model_copy(update={"algorithm": shaping.algorithm(step)})
+
+
+def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the plan as pairs of a label and its text, for the terminal."""
+    g, cost, before = planned["geometry"], planned["model_evaluations"], planned["calibration"]
+    evaluation, compares = planned["evaluation"], planned["comparison"]
+    comparison = (
+        "comparison",
+        f"{compares['model_evaluations']:,} model evaluations, {compares['decoded']} decoded, each {compares['every']} "
+        "iterations from the first on",
+    )
+    draft = ("draft", f"{planned['drafted']} of the samples decoded, to choose starts from")
+    calibration = (
+        "calibration",
+        f"{before['model_evaluations']:,} model evaluations, {before['decoded']:,} decoded, once",
+    )
+    return [
+        ("preset", planned["preset"]),
+        *planned["axes"].items(),
+        (
+            "batch",
+            f"{g['groups']} groups x {g['group_size']} = {g['samples']} trajectories from {g['roots']} roots each, "
+            f"{g['updates']} updates, split by {g['split']}",
+        ),
+        (
+            "steps",
+            f"{g['steps']}, in batches of at most {g['rollout_batch']}; {g['trained_edges']} trained edges in "
+            f"{g['update_batches']} batches of at most {g['micro_batch']}",
+        ),
+        (
+            "model evaluations",
+            f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration{_spared(planned)}",
+        ),
+        *[draft] * bool(planned["drafted"]),
+        *[calibration] * bool(before["decoded"]),
+        *[comparison] * bool(compares["every"]),
+        ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),
+        *_memory(planned),
+        (
+            "evaluation",
+            f"{evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded, each time",
+        ),
+        *[("published", published.line(planned["published"], planned["not_said"]))] * bool(planned["published"]),
+        *[("warning", sentence) for sentence in planned["warnings"]],
+    ]
+
+
+def _spared(planned: dict[str, Any]) -> str:
+    """What of the update's evaluations needs no call; see `flow.updates.rollout_graphs`."""
+    if not planned["graphs"]:
+        return ""
+    where = "" if planned["config"]["train"]["replay"] == "never" else ", where memory allows"
+    return f"; {planned['graphs']:,} of the update's are the rollout's own, with their graphs{where} (train.replay)"
+
+
+def _memory(planned: dict[str, Any]) -> list[tuple[str, str]]:
+    """The line of the memory that nothing has to be run for; none where that is not known and a trial tells more."""
+    if "memory" not in planned:
+        words = "the hub cannot be reached; --gpu-memory 24, say, counts it from the configs that are known here"
+        return [] if "gpu" in planned else [("memory", words)]
+    gpu, host = (planned["memory"][key] / 2**30 for key in ("gpu_bytes", "host_bytes"))
+    processes = planned["config"]["run"]["processes"]
+    every = f" ({host * processes:.2f} for {processes} processes)" if processes > 1 else ""
+    words = f"{gpu:.2f} GiB on the device, {host:.2f} beside it{every}, and activations, which --gpu-memory 24 counts"
+    return [("memory", words)]
+
+
+def drawn(planned: dict[str, Any]) -> list[str]:
+    """The plan's tree for people, and what its signs mean."""
+    return [*planned["picture"], LEGEND] if planned["picture"] else []
+
+
+def _with_call(config: Config, call: dict[str, Any]) -> dict[str, Any]:
+    """The run's configuration, with what the pipeline's call adds to `model.call`."""
+    run = config.model_dump(mode="json")
+    return {**run, "model": {**run["model"], "call": {**run["model"]["call"], **call}}}
+
+
+def _comparison(config: Config, num_steps: int, branches: int) -> dict[str, int]:
+    """What finishing a group exactly costs, and each how many iterations, 0 for never (`flow.rollouts.cheap_finishes`)."""
+    finish = getattr(config.algorithm.tree, "finish", None)
+    evaluations, decoded = compared(config, num_steps)
+    return {
+        "every": 0 if finish is None else finish.every,
+        "model_evaluations": branches * evaluations,
+        "decoded": decoded,
+    }
+
+
+def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tuple[int, int]:
+    """Samples that an iteration drafts and their model evaluations, a part of the rollout's; zeros without a draft.
+
+    Args:
+        over: what switches guidance off in training.
+    """
+    train = config.train
+    if train.draft is None:
+        return 0, 0
+    call, branches = call_and_branches(config, {**over, **train.draft.call}, columns, key="train.draft.call")
+    drafts = train.groups * config.algorithm.tree.roots(train.group_size) * train.draft.pool
+    return drafts, drafts * branches * call["num_inference_steps"]
+
+
+def forwards(config: Config) -> int | None:
+    """Model evaluations of an iteration, counted in forward passes: one with its backward pass is about 3. None: unknown."""
+    columns = stored.train_prompts(config)[0].columns
+    over, update_branches = _training(config, columns)
+    call, branches = call_and_branches(config, over, _unguiding(columns) if over else columns)
+    if call["num_inference_steps"] is None:
+        return None
+    cost = predicted(config, call["num_inference_steps"])
+    _, of_draft = _draft(config, over, columns)
+    updates = cost.update + (BACKWARD - 1) * cost.with_gradient
+    return branches * cost.rollout + update_branches * updates + of_draft
+
+
+def _training(config: Config, columns: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """What goes over `model.call` in rollouts, and how many samples a step of an update evaluates for one."""
+    off = unguided(planned_class(config.model.path))
+    guided = config.model.guidance == "pipeline"
+    branches = call_and_branches(config, {} if guided else off, columns if guided else _unguiding(columns))[1]
+    return off if config.model.guidance == "none" else {}, branches
+
+
+def _unguiding(columns: dict[str, Any]) -> dict[str, Any]:
+    """The columns of a row that set the number of steps, and guide nothing."""
+    return {key: value for key, value in columns.items() if key == STEPS}
+
+
+def sigma_table(path: str, num_steps: int) -> list[float]:
+    """The sigmas of a model's scheduler; of one whose table its pipeline makes while it runs, linear ones of shift 3."""
+    scheduler = loading.scheduler_config(path)
+    if scheduler is None or scheduler.get("use_dynamic_shifting"):
+        return linear_sigmas(num_steps, shift=3.0).tolist()
+    if not any(scheduler.get(key) for key in RESHAPED):
+        return euler_sigmas(num_steps, scheduler.get("shift", 1.0), scheduler.get("num_train_timesteps", 1000)).tolist()
+    from samplers.scheduler import FlowSDEScheduler
+
+    table = FlowSDEScheduler.from_config(scheduler, kernel="ode")
+    table.set_timesteps(num_steps)
+    return table.noise_levels.tolist()
+
+
+def uneven(config: Config, sigmas: list[float]) -> list[str]:
+    """Sentences about trained steps that outweigh others by far: in the loss, and in the divergence; see `UNEVEN`."""
+    algorithm = config.algorithm
+    steps, sigma_cap = _trained_steps(config, sigmas), sigmas[1]
+    form, sentences = algorithm.kernel.log_prob, []
+    pulls = _extremes(steps, algorithm.objective.pulls(steps, sigma_cap), UNEVEN)
+    if pulls is not None:
+        free = "" if form == "constant_free" else "algorithm.kernel.log_prob=constant_free or "
+        sentences.append(
+            f"of the steps trained, that {pulls[1]} pulls {pulls[0]:,.0f} times as hard at the velocity as that {pulls[2]} "
+            f"({algorithm.kernel.name}, log_prob {form}); take {free}algorithm.objective.step_weights=equalised"
+        )
+    kl = algorithm.objective.kl
+    holds = _extremes(steps, algorithm.objective.holds(steps, sigma_cap), UNEVEN_KL) if kl.beta > 0 else None
+    if holds is not None:
+        sentences.append(
+            f"the divergence {kl.form} holds the step {holds[1]} {holds[0]:,.0f} times as strictly as that {holds[2]} "
+            f"({algorithm.kernel.name}); take algorithm.objective.kl.form=velocity or algorithm.objective.kl.beta=0"
+        )
+    return sentences
+
+
+def _trained_steps(config: Config, sigmas: list[float]) -> list[TrainedStep]:
+    """The steps that some iteration of the run trains, of `LOOKS` spread over it."""
+    train, algorithm = config.train, config.algorithm
+    kernels = algorithm.kernel.kernels(len(sigmas) - 1)
+    plans = [
+        algorithm.plan(kernels, train.group_size, config.run.seed, iteration)
+        for iteration in sorted({i * train.iterations // LOOKS for i in range(LOOKS)})
+    ]
+    return list(dict.fromkeys(step for plan in plans for step in trained_steps(plan, sigmas)))
+
+
+def _extremes(steps: list[TrainedStep], sizes: list[float], most: float) -> tuple[float, str, str] | None:
+    """The largest size over the smallest, and the two steps in words; None if that is no more than `most`."""
+    ranked = sorted((size, *step[1:]) for size, step in zip(sizes, steps, strict=True) if size > 0)
+    if not ranked or ranked[-1][0] <= most * ranked[0][0]:
+        return None
+    large, small = (f"from sigma {sigma:.3g} to {after:.3g}" for _, sigma, after in (ranked[-1], ranked[0]))
+    return ranked[-1][0] / ranked[0][0], large, small
+
+
+def picture(config: Config, num_steps: int) -> list[str]:
+    """The tree of one root in the first iteration, drawn; see `flowgrpo.flow.planning.tree_diagram`."""
+    train, algorithm = config.train, config.algorithm
+    kernels = algorithm.kernel.kernels(num_steps)
+    return draw_tree(algorithm.plan(kernels, train.group_size, config.run.seed, 0), num_steps)
+
+
+def check_columns(config: Config, rows: Sequence[Prompt], over: dict[str, Any] | None = None) -> None:
+    """Refuse columns that the pipeline takes as numbers and that hold none, or different numbers of steps.
+
+    Args:
+        rows: of training, or held-out ones, which may walk other steps than those.
+        over: `eval.call` of held-out ones, which says the steps of a row that has none.
+
+    Raises:
+        InputError: names the column and the value.
+    """
+    pipeline, key = planned_class(config.model.path), "the prompts' columns"
+    parameters = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
+    numbers = {
+        n for n, p in parameters.items() if isinstance(p.default, int | float) and not isinstance(p.default, bool)
+    }
+    written = {(n, repr(row.columns[n])): (n, row) for row in rows for n in (numbers | {STEPS}) & row.columns.keys()}
+    for name, row in written.values():
+        checked_call(pipeline, {name: row.columns[name]} if row.columns[name] is not None else {}, key)
+    steps = {
+        call_and_branches(config, over, row.columns)[0][STEPS]: row for name, row in written.values() if name == STEPS
+    }
+    if len(steps) > 1:
+        (one, row), (other, another), *_ = steps.items()
+        raise InputError(
+            f"{key}.{STEPS}: {one} at {row.text!r} and {other} at {another.text!r}, but rows of one run walk the same steps"
+        )
+
+
+def call_and_branches(
+    config: Config,
+    over: dict[str, Any] | None = None,
+    columns: dict[str, Any] | None = None,
+    *,
+    key: str = "eval.call",
+) -> tuple[dict[str, Any], int]:
+    """The pipeline's call arguments with `num_inference_steps` filled in, and how many samples a guided step evaluates.
+
+    Args:
+        over: what goes over `model.call`: `eval.call`, or what switches guidance off.
+        columns: of a prompt row; those that the pipeline takes may guide (a negative prompt) or set the number of steps.
+        key: where `over` is written.
+    """
+    pipeline = planned_class(config.model.path)
+    call = {
+        **embedded.call_of(config.model.path),
+        **config.model.call,
+    }
+    checked_call(pipeline, call)
+    checked_call(pipeline, over or {}, key)
+    call = {k: v for k, v in {**call, **(over or {})}.items() if v is not None}
+    parameters = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
+    call.setdefault("num_inference_steps", parameters["num_inference_steps"].default)
+    given = {k: v for k, v in (columns or {}).items() if k in parameters and v is not None}
+    call |= {key: steps for key, steps in given.items() if key == STEPS}
+    return call, guidance_branches(pipeline, {**call, **given})

@@ -1,0 +1,1 @@
+"""Rollouts: grow trees of latents, with drafts, cheap finishes, adaptive shapes and calibrated noise."""

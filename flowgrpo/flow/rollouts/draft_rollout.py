@@ -1,0 +1,231 @@
+"""Drafts: starts that are sampled cheaply, so that the best and the worst of them are sampled as the run samples.
+
+A start is a seed, so a chosen one is sampled again from the very noise that the draft had, as if there had been no draft.
+Where the draft has another resolution, or another number of frames, the seed's noise has another shape, and is other noise.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flowgrpo.data.prompts import Row
+from flowgrpo.flow.config import Config
+from flowgrpo.flow.methods.credit.rules import trunk_ends
+from flowgrpo.flow.pipeline.policy import Policy
+from flowgrpo.training.advantages.reward_combination import Combination
+from flowgrpo.training.advantages.unit_selection import extremes
+from flowgrpo.training.distributed.assignment import Deal
+from flowgrpo.training.distributed.data_share import WHOLE, Share
+from flowgrpo.training.reports.metrics import mean
+from flowgrpo.training.run.random_states import random_state_kept
+from flowgrpo.training.scoring.group_scores import Gather, Piece, score_pieces
+from flowgrpo.training.weights.low_precision_copies import Copies
+from rewards import Reward
+from samplers.batches import batched
+from samplers.trees import Tree
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The starts of each group's roots.
+
+    Attributes:
+        starts: of each group, in the order of its roots.
+        rewards: (roots,) of each group, their total rewards in the draft, NaN for the lost; None without a draft.
+    """
+
+    starts: Sequence[Sequence[int]]
+    rewards: Sequence[Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """One root: its group, the total reward of its start in the draft, and that of its samples."""
+
+    group: int
+    draft: float
+    final: float
+
+
+@torch.no_grad()
+def try_out(policy: Policy, cache: Any, rows: Sequence[Row]) -> None:
+    """Take a step through a cache of blocks; nothing of it is counted.
+
+    Args:
+        rows: that the policy has begun with.
+
+    Raises:
+        InputError: a block is called, or returns, in a way that the cache cannot stand in for.
+    """
+    before = policy.evaluations
+    with random_state_kept(), policy.cached(cache):
+        policy.velocity(policy.start(rows), policy.sigmas[0], rows)
+    policy.evaluations, cache.skipped = before, 0
+
+
+class Drafting:
+    """How a run samples its drafts: by other arguments of the pipeline's call, by a copy of its layers, with a cache.
+
+    Attributes:
+        cache: of blocks, that they are asked to be made with; None for none.
+
+    Args:
+        copies: of the policy's layers, in low precision.
+
+    Raises:
+        InputError: the policy has no blocks to leave out.
+    """
+
+    def __init__(self, config: Config, policy: Policy, copies: Copies):
+        self._asked, self._policy, self._copies = config.train.draft, policy, copies
+        cached = self._asked is not None and self._asked.cache is not None
+        self.cache = policy.cache(self._asked.threshold, "train.draft.cache") if cached else None
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """Arguments of the pipeline's call in the place of the policy's; none without a draft."""
+        return {} if self._asked is None else self._asked.call
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Let the policy sample as drafts ask for inside this context."""
+        with ExitStack() as stack:
+            stack.enter_context(self._policy.call_overrides(**self.call))
+            stack.enter_context(self._copies.drafting())
+            if self.cache is not None:
+                stack.enter_context(self._policy.cached(self.cache))
+            yield
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """Take a step through the cache, if there is one; arguments and errors as of `try_out`."""
+        if self.cache is not None:
+            with self._policy.call_overrides(**self.call):
+                try_out(self._policy, self.cache, rows)
+
+
+def first(numbers: Sequence[int]) -> Chosen:
+    """The first starts of groups, so many of each, where nothing was drafted."""
+    return Chosen([range(number) for number in numbers])
+
+
+@torch.no_grad()
+def drafted(
+    policy: Policy,
+    pool: Deal,
+    rows: Sequence[Row],
+    *,
+    rewards: Sequence[Reward],
+    combination: Combination,
+    numbers: Sequence[int],
+    micro_batch: int,
+    gather: Gather,
+    share: Share = WHOLE,
+) -> Chosen:
+    """Sample a pool of starts by ODE; return which of each group have the best and the worst rewards (Sol-RL, 2604.06916).
+
+    Starts whose reward was lost rank in the middle.
+
+    Args:
+        pool: the starts of each group, and which of them this process samples.
+        rows: (own starts,) of the pool.
+        combination: of the rewards.
+        numbers: how many starts of each group are wanted.
+        gather, share: see `score_pieces`.
+    """
+
+    def pieces() -> Iterator[Piece]:
+        by_group = defaultdict(list)
+        for (group, start), row in zip(pool.own, rows, strict=True):
+            by_group[group].append((start, row))
+        for group, found in by_group.items():
+            starts, own = zip(*found, strict=True)
+            samples = torch.cat([policy.generate(batch) for batch in batched(own, micro_batch)])
+            yield Piece(group, starts, samples, own)
+
+    total = combination.total(score_pieces(rewards, pieces(), pool, gather, share=share).values).tolist()
+    told = dict(zip(pool.own, total, strict=True))
+    everyone = {member: value for process in gather([told]) for member, value in process.items()}
+    starts, scores = [], []
+    for group, number in enumerate(numbers):
+        values = torch.tensor([value for member, value in sorted(everyone.items()) if member[0] == group]).double()
+        if not len(values):  # a group that no process here has a part of
+            starts.append([])
+            scores.append(values)
+            continue
+        middle = values[values.isfinite()].median() if values.isfinite().any() else 0.0
+        best_and_worst = extremes(values.nan_to_num(float(middle)), number)
+        starts.append(best_and_worst.tolist())
+        scores.append(values[best_and_worst])
+    return Chosen(starts, scores)
+
+
+def foretold(tree: Tree, total: Tensor, draft_rewards: Sequence[Tensor]) -> list[Foretold]:
+    """What the draft and the samples say of each root of a tree: of several samples, at the ends of its trunks, the mean.
+
+    Args:
+        total: (leaves,) total reward of each sample, NaN for the lost.
+        draft_rewards: (roots,) of each group.
+    """
+    by_root = defaultdict(list)
+    for end in trunk_ends(tree):
+        root = tree.nodes[tree.leaves[end]].root
+        by_root[root.group, root.index].append(float(total[end]))
+    found = []
+    for (group, index), finals in by_root.items():
+        final = mean(torch.tensor(finals, dtype=torch.float64))
+        found.append(Foretold(group, float(draft_rewards[group][index]), torch.nan if final is None else final))
+    return found
+
+
+def agreement(roots: Sequence[Foretold]) -> dict[str, float | None]:
+    """How well a draft ranked the roots of each group, as metrics; means over the groups, None where none has a value.
+
+    `draft/rank_agreement` is Spearman's correlation of the draft's rewards with those of the samples, `draft/halves_kept`
+    the share of roots that are in the half, the better or the worse, that the draft said. Roots of which one of the two was
+    lost are left out.
+    """
+    by_group = defaultdict(list)
+    for root in roots:
+        by_group[root.group].append((root.draft, root.final))
+    pairs = [torch.tensor(own, dtype=torch.float64) for _, own in sorted(by_group.items())]
+    pairs = [own[own.isfinite().all(1)].unbind(1) for own in pairs]
+    return {
+        "draft/rank_agreement": mean(torch.tensor([spearman(*own) for own in pairs])),
+        "draft/halves_kept": mean(torch.tensor([halves_kept(*own) for own in pairs])),
+    }
+
+
+def spearman(a: Tensor, b: Tensor) -> float:
+    """Spearman's correlation of two tensors (B,), equal values at the mean of their ranks; NaN where one is constant."""
+    a, b = (ranks - ranks.mean() for ranks in (_ranks(a), _ranks(b)))
+    return float((a * b).sum() / (a.square().sum() * b.square().sum()).sqrt())
+
+
+def halves_kept(a: Tensor, b: Tensor) -> float:
+    """Share of places that are in the same half of both tensors (B,), the better half rounded up; NaN for fewer than two.
+
+    Where equal values lie on both sides of the middle, it is what the share comes to if chance orders them.
+    """
+    a, b = _in_better_half(a), _in_better_half(b)
+    return float((a * b + (1 - a) * (1 - b)).mean()) if len(a) > 1 else torch.nan
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Ranks (B,) from 0, of equal values the mean."""
+    below, equal = values[:, None] > values, values[:, None] == values
+    return below.double().sum(1) + (equal.double().sum(1) - 1) / 2
+
+
+def _in_better_half(values: Tensor) -> Tensor:
+    """The chance (B,) of each to be in the better half, if chance orders equal values."""
+    above = (values > values[:, None]).double().sum(1)
+    equal = (values == values[:, None]).double().sum(1)
+    return (((len(values) + 1) // 2 - above) / equal).clamp(0, 1)

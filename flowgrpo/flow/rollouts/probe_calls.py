@@ -1,0 +1,80 @@
+"""The calls of a flow model that sizes of batches are tried with: a step, a decoding, and a step with its gradient.
+
+Evaluations and drafts have calls of the size of a rollout's. Where one asks for other calls of the pipeline (guidance, say,
+in a run that trains without), a step and a decoding of it are tried, too, which have to fit and whose time does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from flowgrpo.data.prompts import Prompt, Row
+from flowgrpo.flow.pipeline.policy import Policy
+from flowgrpo.flow.rollouts.prompt_encoding import changed, longest_and_shortest, rows_of
+from flowgrpo.training.fitting.batch_probing import Timed
+from flowgrpo.training.fitting.batch_sizes import ProbeCalls
+from flowgrpo.training.weights.trained_weights import Weights
+from samplers.kernels import State
+
+
+def probe_calls(
+    policy: Policy,
+    weights: Weights,
+    prompts: Sequence[Prompt],
+    *,
+    held_out: Sequence[Prompt] = (),
+    call: Mapping[str, Any] = MappingProxyType({}),
+    draft: Mapping[str, Any] = MappingProxyType({}),
+) -> ProbeCalls:
+    """The calls, on the longest of some prompts; a sample takes part in one of each step, and in one decoding.
+
+    Args:
+        policy: whose sigmas are known.
+        weights: whose gradient an update takes.
+        held_out: prompts that are evaluated by this process.
+        call: arguments of an evaluation over those of the policy.
+        draft: those of a draft.
+    """
+    (row,) = rows_of(longest_and_shortest(prompts)[:1])
+    steps, sigma = len(policy.sigmas) - 1, policy.sigmas[0]
+
+    @cache
+    def begun(count: int) -> tuple[State, list[Row]]:
+        rows = [replace(row, seed=seed) for seed in range(count)]
+        return policy.start(rows), rows
+
+    @torch.no_grad()
+    def step(count: int) -> None:
+        state, rows = begun(count)
+        policy.velocity(state, sigma, rows)
+
+    @torch.no_grad()
+    def decode(count: int) -> None:
+        policy.decode(*begun(count))
+
+    def learn(count: int) -> None:
+        state, rows = begun(count)
+        weights.lockstep.backward(sum(v.float().square().mean() for v in policy.velocity(state, sigma, rows)))
+
+    def other(of: Sequence[Prompt], over: Mapping[str, Any]) -> Callable[[int], None]:
+        @torch.no_grad()
+        def sample(count: int) -> None:
+            (row,) = rows_of(longest_and_shortest(of)[:1])
+            rows = [replace(row, seed=seed) for seed in range(count)]
+            with policy.call_overrides(**over):
+                state = policy.start(rows)
+                policy.velocity(state, policy.sigmas[0], rows)
+                policy.decode(state, rows)
+
+        return sample
+
+    others = [
+        Timed(0, other(of, over)) for of, over in ((held_out, call), (prompts, draft)) if of and changed(over, policy)
+    ]
+    return ProbeCalls(rollout=[Timed(steps, step), Timed(1, decode), *others], update=[Timed(steps, learn)])

@@ -1,0 +1,106 @@
+"""What a run encodes before its networks are loaded: its prompts, under each call that it makes of the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+
+from flowgrpo.data.prompts import Prompt, Row
+from flowgrpo.flow.config import Config
+from flowgrpo.flow.pipeline import guidance
+from flowgrpo.flow.pipeline.policy import Policy
+from flowgrpo.training.advantages.prompt_groups import groups_of
+from flowgrpo.training.advantages.prompt_statistics import PromptStats
+from flowgrpo.training.distributed.assignment import deal_of, pool_of
+from flowgrpo.training.distributed.data_share import WHOLE, Share
+
+
+@torch.no_grad()
+def encode_run(
+    policy: Policy,
+    config: Config,
+    train_prompts: Sequence[Prompt],
+    eval_prompts: Sequence[Prompt],
+    *,
+    done: int = 0,
+    shares: Sequence[Share] = (WHOLE,),
+    rolls_out: bool = True,
+) -> None:
+    """Encode the prompts that a process will sample, and those that its policy is tried on.
+
+    Args:
+        done: iterations that a resumed run has behind it.
+        shares: of the data, which the process works on: one, or those that a generator works on.
+        rolls_out: whether it samples training prompts at all.
+
+    Raises:
+        InputError: the pipeline refuses its call arguments.
+    """
+    indices = indices_ahead(config, len(train_prompts), done=done, shares=shares) if rolls_out else ()
+    ahead = [train_prompts[i] for i in indices]
+    rows = rows_of([*longest_and_shortest(train_prompts), *ahead])
+    evaluation = eval_call(config, policy)
+    with policy.call_overrides(**guidance.training_call(config.model.guidance, policy)):
+        policy.prepare(rows)
+        if config.model.guidance == "rollout":
+            with policy.call_overrides(**guidance.update_call(config.model.guidance, policy)):
+                policy.prepare(rows)
+        if config.train.draft is not None:
+            with policy.call_overrides(**config.train.draft.call):
+                policy.prepare(rows, "train.draft.call")
+    held_out = longest_and_shortest(eval_prompts)
+    for share in shares:
+        held_out += eval_prompts[share.index :: share.count]
+    with policy.call_overrides(**evaluation):
+        policy.prepare(rows_of(held_out), "eval.call" if config.eval.call else "model.call")
+
+
+def eval_call(config: Config, policy: Policy) -> dict[str, Any]:
+    """Return the call arguments over those of training in an evaluation: guided as the pipeline's user would have it.
+
+    Args:
+        policy: called as `model.call` says.
+    """
+    guided = {name: policy.call.get(name) for name in guidance.training_call(config.model.guidance, policy)}
+    return {**guided, **config.eval.call}
+
+
+def changed(call: Mapping[str, Any], policy: Policy) -> set[str]:
+    """The arguments by which a call takes other memory than the policy's own: all that differ but the number of steps."""
+    return {key for key, value in call.items() if policy.call.get(key) != value} - {"num_inference_steps"}
+
+
+def indices_ahead(config: Config, number: int, *, done: int, shares: Sequence[Share]) -> list[int]:
+    """Return which training prompts a process will sample, by index, each once.
+
+    Args:
+        number: of training prompts.
+        done, shares: see `encode_run`.
+    """
+    if config.prompts.pick.by != "shuffle":
+        return list(range(number))  # which of them nobody knows yet
+    settings, stats = config.algorithm.kernel.calibrate, PromptStats(config.train.half_life)
+    before = 0 if settings is None or done else settings.rounds  # iterations that come before the first
+    ahead = range(done - before, config.train.iterations)
+    own: dict[int, None] = {}
+    for iteration in ahead:
+        groups = groups_of(config, number, stats, iteration)
+        for dealt, share in product((deal_of, pool_of), shares):
+            deal = dealt(config, groups, iteration=iteration, share=share)
+            own |= dict.fromkeys(groups.prompts[group] for group, _ in deal.own)
+    return list(own)
+
+
+def longest_and_shortest(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Two prompts that a policy is tried on, as unequal as there are; none of none."""
+    if not prompts:
+        return []
+    return [max(prompts, key=lambda p: len(p.text)), min(prompts, key=lambda p: len(p.text))]
+
+
+def rows_of(prompts: Sequence[Prompt]) -> list[Row]:
+    """Rows of prompts, prompt i with seed i."""
+    return [Row(prompt.text, i, prompt.columns) for i, prompt in enumerate(prompts)]

@@ -1,0 +1,1 @@
+"""The update: replayed trajectories, noised samples, path ratios and kept rollout graphs."""

@@ -1,0 +1,307 @@
+"""The final samples of a rollout, noised again: the calls of the model in an update by `likelihood: elbo`.
+
+Noise levels and noise have addresses, so that all policies see the same bits, in any batch, on any number of processes and
+after a resume.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from flowgrpo.flow.config import Config
+from flowgrpo.flow.methods.likelihood import Elbo, flattened
+from flowgrpo.flow.methods.objectives.matching import Coupled, optimality
+from flowgrpo.flow.methods.objectives.policy_gradient import LossInputs, PolicyGradient
+from flowgrpo.flow.pipeline.policy import Policy
+from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.weights.optimizer_step import UpdateStats
+from flowgrpo.training.weights.trained_weights import Weights
+from samplers import noise
+from samplers.batches import batched
+from samplers.kernels import State
+from samplers.transfer import sent
+from samplers.trees import Tree
+
+Tensor = torch.Tensor
+Sum = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One sample at one noise level: its place among the tree's leaves, the draw's number, and the sign of its noise."""
+
+    leaf: int
+    number: int
+    sign: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the model: draws of one optimizer step at one sigma."""
+
+    sigma: float
+    part: int
+    draws: Sequence[Draw]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noised:
+    """What an update by final samples computes.
+
+    Attributes:
+        tree: of whose leaves these are.
+        calls: from noise to data, of all parts.
+        advantages, weights, factors: (leaves,) of each sample; of its loss the weight in the mean, and a factor by which the
+            mean is not divided.
+        address: of the iteration's noise.
+    """
+
+    likelihood: Elbo
+    tree: Tree
+    calls: Sequence[Call]
+    advantages: Tensor
+    weights: Tensor
+    factors: Tensor
+    address: tuple[Any, ...]
+
+    def of_part(self, part: int) -> list[Call]:
+        """The calls of one optimizer step."""
+        return [call for call in self.calls if call.part == part]
+
+    def weight(self, part: int) -> float:
+        """Sum of the weights of a part's draws."""
+        return sum(float(self.weights[draw.leaf]) for call in self.of_part(part) for draw in call.draws)
+
+    def group(self, draw: Draw) -> int:
+        """The group of a draw's sample."""
+        return self.tree.nodes[self.tree.leaves[draw.leaf]].root.group
+
+    def rows(self, call: Call) -> list[Any]:
+        """The conditions of a call."""
+        return [self.tree.nodes[self.tree.leaves[draw.leaf]].root.row for draw in call.draws]
+
+    def noised(self, call: Call) -> tuple[State, Tensor]:
+        """The states (B, ...) of a call in the storage dtype, and the velocity's target (B, D), noise minus sample."""
+        state, target = [], []
+        for component, samples in enumerate(self.tree.samples):
+            clean = samples[[draw.leaf for draw in call.draws]].float()
+            drawn = torch.stack([self._noise(draw, component, clean.shape[1:]) for draw in call.draws])
+            drawn = sent(drawn, clean.device)
+            state.append(((1 - call.sigma) * clean + call.sigma * drawn).to(samples.dtype))
+            target.append(drawn - clean)
+        return tuple(state), flattened(tuple(target))
+
+    def _noise(self, draw: Draw, component: int, shape: Sequence[int]) -> Tensor:
+        node = self.tree.nodes[self.tree.leaves[draw.leaf]]
+        path = () if self.likelihood.noise == "group" else node.path
+        return draw.sign * noise.noise(shape, *self.address, "noise", node.root.group, path, draw.number, component)
+
+
+def taken(objective: PolicyGradient, tree: Tree, advantages: Tensor, keep: Tensor) -> Tensor:
+    """Which samples (leaves,) bool have a part in the loss, of those that are trained on.
+
+    Args:
+        advantages: (leaves,) of the samples.
+        keep: (leaves,) bool, whether each is trained on.
+    """
+    if objective.couples != "group":
+        return keep
+    groups = torch.tensor([tree.nodes[leaf].root.group for leaf in tree.leaves])
+    left = keep.clone()
+    for group in groups[keep].unique():
+        own = (keep & (groups == group)).nonzero().flatten()
+        left[own] = objective.takes(advantages[own])
+    return left
+
+
+def finite(tree: Tree) -> Tensor:
+    """Whether each sample (leaves,) bool of a tree is finite, on the host."""
+    return torch.stack([x.flatten(1).isfinite().all(1).cpu() for x in tree.samples]).all(0)
+
+
+def calls_of(likelihood: Elbo, tree: Tree, keep: Tensor, *, micro_batch: int, address: tuple[Any, ...]) -> list[Call]:
+    """Deal the draws of the samples that are trained on to calls of the model, from noise to data.
+
+    A call has one sigma. Noise levels are drawn for each sample by itself, or for a group whose samples share their noise.
+
+    Args:
+        keep: (leaves,) bool, whether each sample is trained on.
+        address: of the iteration's noise.
+
+    Raises:
+        InputError: the likelihood asks for more steps than the schedule has.
+    """
+    shared = likelihood.noise == "group"
+    dealt: dict[tuple[float, int], list[tuple[Any, Draw]]] = defaultdict(list)
+    drawn: dict[tuple[Any, ...], list[float]] = {}
+    for leaf in keep.nonzero().flatten().tolist():
+        node = tree.nodes[tree.leaves[leaf]]
+        place = (node.root.group, () if shared else node.path)
+        if place not in drawn:
+            drawn[place] = likelihood.sigmas(tree.sigmas, *address, "sigmas", *place)
+        for number, sigma in enumerate(drawn[place]):
+            for sign in (1, -1) if likelihood.antithetic else (1,):
+                order = (node.root.group, node.path, number, -sign)
+                dealt[sigma, node.root.part].append((order, Draw(leaf, number, sign)))
+    return [
+        Call(sigma, part, [draw for _, draw in batch])
+        for (sigma, part), own in sorted(dealt.items(), key=lambda each: (-each[0][0], each[0][1]))
+        for batch in batched(sorted(own, key=lambda each: each[0]), micro_batch)
+    ]
+
+
+def noised_of(
+    config: Config,
+    tree: Tree,
+    units: Units,
+    *,
+    keep: Tensor,
+    advantages: Tensor,
+    group_weight: Tensor,
+    iteration: int,
+) -> Noised:
+    """What the update of an iteration computes.
+
+    Args:
+        units: to which the edges that lead to the leaves belong.
+        keep: (leaves,) bool, whether each sample has a part in the loss.
+        advantages: (leaves,) of the samples.
+        group_weight: (U,) weight of each unit's group.
+
+    Raises:
+        InputError: the likelihood asks for more steps than the schedule has.
+    """
+    likelihood, address = config.algorithm.likelihood, (config.run.seed, "elbo", iteration)
+    return Noised(
+        likelihood=likelihood,
+        tree=tree,
+        calls=calls_of(likelihood, tree, keep, micro_batch=config.train.micro_batch, address=address),
+        advantages=advantages,
+        weights=units.to_edges(units.weight)[tree.leaves],
+        factors=units.to_edges(group_weight)[tree.leaves],
+        address=address,
+    )
+
+
+@dataclass(kw_only=True)
+class Matching:
+    """The losses of one optimizer step; see `losses`.
+
+    Attributes:
+        anchored: log-probability of each draw under the anchor, where samples are coupled: known before the first loss.
+        coefficients: of each draw the loss's derivative in its own log-probability, where a group is coupled.
+        centre: means of log ratio and optimality over the step.
+    """
+
+    policy: Policy
+    weights: Weights
+    objective: PolicyGradient
+    noised: Noised
+    beta: float
+    anchored: dict[Draw, Tensor] = field(default_factory=dict)
+    coefficients: dict[Draw, Tensor] = field(default_factory=dict)
+    centre: tuple[float, float] | None = None
+
+    def losses(self, part: int, stats: UpdateStats, sum_shares: Sum) -> Iterator[Tensor]:
+        """Yield the weighted sum of the losses of each call of a part."""
+        if self.objective.couples != "nothing":
+            self._look(part, sum_shares)
+        for call in self.noised.of_part(part):
+            yield self._loss(call, stats)
+
+    def _loss(self, call: Call, stats: UpdateStats) -> Tensor:
+        state, target = self.noised.noised(call)
+        inputs = self._inputs(call, state, target)
+        loss = self.objective.loss(inputs)
+        divergence = self.objective.divergence(inputs) if self.beta > 0 else None
+        if divergence is not None:
+            loss = loss + self.beta * divergence
+        leaves = [draw.leaf for draw in call.draws]
+        weight = self.noised.weights[leaves] * self.noised.factors[leaves]
+        stats.measure(
+            inputs.log_prob - inputs.old_log_prob,
+            self.objective.clipped(inputs),
+            self.objective.above(inputs),
+            divergence=divergence,
+            exact=self._exact,
+        )
+        return (loss * weight.to(loss)).sum()
+
+    @property
+    def _exact(self) -> bool:
+        """Whether the ratio is 1 before the first optimizer step of an iteration."""
+        return self.noised.likelihood.anchor == "old" and self.noised.likelihood.old.copies
+
+    def _inputs(self, call: Call, state: State, target: Tensor) -> LossInputs:
+        likelihood, rows = self.noised.likelihood, self.noised.rows(call)
+        score = partial(likelihood.log_prob, sigma=call.sigma)
+        asked = self.objective.policies
+        if not self.anchored and likelihood.anchor != "live":
+            asked = asked | {likelihood.anchor}
+        others = {name: self._error(name, call, state, target) for name in sorted(asked)}
+        error = flattened(self.policy.velocity(state, call.sigma, rows)) - target
+        anchor_error = error.detach() if likelihood.anchor == "live" else others.get(likelihood.anchor)
+        log_prob, coefficients = score(error), [self.coefficients[d] for d in call.draws if d in self.coefficients]
+        if self.anchored:
+            old = torch.stack([self.anchored[draw] for draw in call.draws])
+        else:
+            old = log_prob.detach() if likelihood.anchor == "live" else score(anchor_error)
+        return LossInputs(
+            log_prob=log_prob,
+            old_log_prob=old,
+            advantage=self.noised.advantages[[draw.leaf for draw in call.draws]].to(log_prob),
+            error=error,
+            anchor_error=anchor_error,
+            old_error=others.get("old"),
+            reference_error=others.get("reference"),
+            score=score,
+            coefficient=torch.stack(coefficients) if coefficients else None,
+            centre=self.centre,
+        )
+
+    @torch.no_grad()
+    def _error(self, name: str, call: Call, state: State, target: Tensor) -> Tensor:
+        """The error (B, D) of a policy's velocity, without gradient."""
+        with self.weights.policy(name):
+            return flattened(self.policy.velocity(state, call.sigma, self.noised.rows(call))) - target
+
+    def _look(self, part: int, sum_shares: Sum) -> None:
+        """Compute the log ratios of a part without gradient, and from them what couples its samples."""
+        ratios: dict[Draw, Tensor] = {}
+        likelihood = self.noised.likelihood
+        for call in self.noised.of_part(part):
+            state, target = self.noised.noised(call)
+            own, anchor = (
+                likelihood.log_prob(self._error(name, call, state, target), call.sigma)
+                for name in ("live", likelihood.anchor)
+            )
+            ratios |= dict(zip(call.draws, own - anchor, strict=True))
+            self.anchored |= dict(zip(call.draws, anchor, strict=True))
+        if self.objective.couples == "step":
+            self._centre(ratios, sum_shares)
+            return
+        self.coefficients = {draw: 0 * own for draw, own in ratios.items()}
+        together = defaultdict(list)
+        for draw in ratios:
+            together[self.noised.group(draw), draw.number, draw.sign].append(draw)
+        objective: Coupled = self.objective
+        for draws in together.values():
+            if len(draws) > 1:
+                ell = torch.stack([ratios[draw] for draw in draws])
+                advantage = self.noised.advantages[[draw.leaf for draw in draws]].to(ell)
+                for draw, found in zip(draws, objective.coefficients(ell, advantage), strict=True):
+                    self.coefficients[draw] = found
+
+    def _centre(self, ratios: dict[Draw, Tensor], sum_shares: Sum) -> None:
+        self.weights.lockstep.join()  # before processes meet in another way
+        good = optimality(self.noised.advantages[[draw.leaf for draw in ratios]].double(), self.objective.most)
+        own = torch.stack(list(ratios.values())).double().cpu() if ratios else good
+        sums = torch.stack([own.sum(), good.sum(), torch.tensor(float(len(ratios)), dtype=torch.float64)])
+        ratio, good, count = sum_shares(sums).tolist()
+        self.centre = ratio / max(count, 1.0), good / max(count, 1.0)

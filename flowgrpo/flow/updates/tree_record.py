@@ -1,0 +1,116 @@
+"""The trees of a rollout as a run keeps them: of every node its portrait, and what the edge that led there earned."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from flowgrpo.flow.config import Config
+from flowgrpo.flow.rollouts.rollout import Batch
+from flowgrpo.flow.rollouts.state_preview import Portrait
+from flowgrpo.flow.updates.update import Credited
+from flowgrpo.training.advantages.reward_combination import Combination
+from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, encoded, known
+from samplers.kernels import slope
+from samplers.trees import TWIG
+
+Fields = dict[str, Any]  # of a `KeptNode`
+
+
+def parts(
+    config: Config, combination: Combination, batch: Batch, credited: Credited, *, iteration: int, names: Iterable[str]
+) -> list[KeptTree]:
+    """What this process has of the trees that are kept of an iteration; nothing of one without portraits.
+
+    Args:
+        combination: of the rewards, into what is trained on.
+        credited: what the update trains on.
+        names: of the rewards.
+    """
+    by_group: dict[int, list[Portrait]] = defaultdict(list)
+    for each in batch.portraits:
+        by_group[each.root.group].append(each)
+    earned = _earned(batch, credited, {each.node for each in batch.portraits})
+    found = []
+    for group, own in by_group.items():
+        nodes = []
+        for each in own:
+            fields = {**_seen(each, combination), **earned.get(each.node, {})}
+            if config.algorithm.solver is not None and each.parent is not None:
+                fields["kernel"] = config.algorithm.solver
+            twig = each.node is not None and batch.tree.nodes[each.node].role == TWIG
+            sigma = batch.tree.sigmas[each.step]
+            nodes.append(KeptNode(parent=each.parent, step=each.step, sigma=sigma, twig=twig, **fields))
+        height, width = next(each.picture.shape[:2] for each in own if each.picture is not None)
+        tree = KeptTree(
+            step=iteration + 1,
+            group=group,
+            prompt=own[0].root.row.prompt,
+            sigmas=tuple(batch.tree.sigmas),
+            names=tuple(names),
+            size=(width, height),
+            nodes=tuple(nodes),
+        )
+        found.append(tree)
+    return found
+
+
+def _seen(each: Portrait, combination: Combination) -> Fields:
+    """What is known of a state itself."""
+    fields: Fields = {"estimated": each.estimated}
+    if each.parent is None:
+        fields["seed"] = each.root.row.seed
+    if each.picture is not None:
+        fields["picture"] = encoded(each.picture)
+    if each.rewards is not None:
+        fields["rewards"] = tuple(known(value) for value in each.rewards.tolist())
+        fields["total"] = known(float(combination.total(each.rewards[None])[0]))
+    return fields
+
+
+def _earned(batch: Batch, credited: Credited, kept: Collection[int | None]) -> dict[int, Fields]:
+    """Fields of a `KeptNode` by the node that each kept edge leads to: how it was drawn, and what came of it.
+
+    Where final samples are trained on, the credit is that of the edge that led to each.
+    """
+    tree, units, noised = batch.tree, credited.units, credited.noised
+    found: dict[int, Fields] = {}
+    for evaluation in tree.evaluations:
+        for edges in evaluation.edges:
+            own = [(place, node) for place, node in enumerate(edges.nodes.tolist()) if node in kept]
+            if not own:
+                continue
+            kernel, sigmas = edges.move.kernel, (evaluation.sigma, edges.sigma_next)
+            _, std = slope(kernel, *sigmas, tree.sigma_cap)
+            log_probs = None if edges.log_prob is None else edges.log_prob.tolist()
+            for place, node in own:
+                found[node] = {
+                    "kernel": f"{kernel.name} {kernel.level:g}" if kernel.stochastic else kernel.name,
+                    "noise": edges.move.noise_scale * std,
+                    "trained": edges.move.trained,
+                    "weight": credited.step_weights.get((kernel, *sigmas), 1.0),
+                    "log_prob": None if log_probs is None else known(log_probs[place]),
+                }
+    if noised is None:
+        trained = {node for e in credited.tree.evaluations for edges in e.trained for node in edges.nodes.tolist()}
+        credit = kept
+    else:
+        trained = {tree.leaves[draw.leaf] for call in noised.calls for draw in call.draws}
+        credit = set(tree.leaves) & set(kept)
+    advantages, weights = credited.advantages.tolist(), (units.weight * credited.group_weight).tolist()
+    of_edge, compared = units.of_edge.tolist(), units.comparison.tolist()
+    for node in credit:
+        if node is None or (unit := of_edge[node]) < 0:
+            continue
+        own = found.setdefault(node, {})
+        own["trained"] = own.get("trained", False) or noised is not None
+        advantage = known(advantages[unit])
+        own |= {
+            "updated": node in trained and advantage is not None,
+            "unit": unit,
+            "compared": tuple(compared[unit]),
+            "advantage": advantage,
+            "weight": known(own.get("weight", 1.0) * weights[unit]),
+        }
+    return found

@@ -1,0 +1,1 @@
+"""Train the commitment controller."""

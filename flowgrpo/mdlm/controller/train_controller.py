@@ -1,0 +1,253 @@
+"""Teach a controller which proposals of a frozen model last: from prompts to a folder that a decoder takes.
+
+TraceLock (arXiv 2605.24697). A teacher decodes the prompts; a controller learns to tell, at any step of these decodes, which
+proposals the finished answer holds; and of its states the best one on prompts that are held out is kept, by F-half at the
+threshold of commitment. It departs from the paper in numbers, for want of 36,000 steps of 64 canvases: fewer steps of 16, at
+a learning rate of 1e-3 where the paper has 1e-4, and for models below 2,048 wide a smaller controller.
+
+    flowgrpo mdlm tracelock path/to/model --prompts prompts.txt --out controller
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flowgrpo.data import prompts
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.decoding.controller.trace_lock import Controller, f_half, save_controller, train_controller
+from flowgrpo.mdlm.decoding.controller.traces import Replay
+from flowgrpo.mdlm.decoding.decode import Decoder, Rollout, decode
+from flowgrpo.mdlm.decoding.decoders import DECODERS, build
+from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
+from flowgrpo.mdlm.methods.likelihoods.answers import in_scope
+from flowgrpo.mdlm.models.load import load_predictor
+from flowgrpo.mdlm.policy import check_room, padded, tokenised
+from flowgrpo.training.run.run_folder import check_writable
+from rewards.compute import default_device
+from samplers import noise
+
+Tensor = torch.Tensor
+
+BATCH = 16  # rows that are decoded, or looked at, together
+HELD_OUT = 8  # one prompt of so many
+JUDGED = 32  # batches of held-out steps by which states of the controller are compared
+JUDGEMENTS = 10  # states that are compared, about
+LEARNING_RATE = 1e-3
+THRESHOLD = DECODERS["trace_lock"]["committer"]["threshold"]
+WINDOW = DECODERS["trace_lock"]["region"]["window"]
+HIDDEN_LAYERS = 3
+WIDE = 2048  # a model from this width on has a controller of the paper's sizes
+PAPER = {"width": 384, "layers": 5, "heads": 8}
+POSITIONS = 256
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The controller after `step` steps, the last of which had `loss`: its F-half on held-out prompts."""
+
+    step: int
+    loss: float
+    f_half: float
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A decoder on the held-out prompts, against the teacher.
+
+    Attributes:
+        decoder: its name.
+        evaluations: mean model evaluations for an answer.
+        same_tokens: share of the teacher's tokens, up to its end of sequence, that it has too.
+        same_answers: share of answers where it has all of them.
+    """
+
+    decoder: str
+    evaluations: float
+    same_tokens: float
+    same_answers: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taught:
+    """What became of it.
+
+    Attributes:
+        folder: of the controller.
+        learned: prompts that it learned from.
+        held_out: prompts that it is judged by.
+        threshold: score from which a proposal is committed.
+        kept: the state that was kept.
+        compared: the teacher, the decoder `threshold`, which learns nothing, and `trace_lock` with this controller.
+    """
+
+    folder: str
+    learned: int
+    held_out: int
+    threshold: float
+    kept: Judged
+    compared: list[Compared]
+
+
+def teach(
+    model: str,
+    source: str,
+    out: Path,
+    *,
+    length: int = 64,
+    decoder: str | Mapping[str, Any] = "low_confidence",
+    prompt_count: int = 256,
+    steps: int = 2000,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    variant: str | None = None,
+    trust_remote_code: bool = False,
+    chat: bool = False,
+    watch: Callable[[Judged], None] | None = None,
+) -> Taught:
+    """Train a controller for a model and write it to a folder.
+
+    Hidden states are not kept: the step maps of the decodes tell every canvas, and a training step evaluates the model on a
+    batch of them anew. So memory is that of one batch, and `steps` cost `steps` batches of evaluations.
+
+    Args:
+        model: folder or hub id.
+        source: of prompts, as `flowgrpo.data.prompts.load` takes it.
+        out: a folder that is empty or not there yet.
+        length: tokens of an answer.
+        decoder: the teacher, which makes the answers.
+        prompt_count: prompts at most, the first of the source; one in eight is held out.
+        steps: of training.
+        variant: word in the names of the model's files of weights.
+        trust_remote_code: whether code that comes with the model may run.
+        chat: whether a prompt is put into the tokenizer's chat template, as the user's turn.
+        watch: told of each judgement, about ten in all.
+
+    Raises:
+        InputError: a word, a file or a folder is wrong, or prompts and answers are too long for the model.
+    """
+    texts = list(dict.fromkeys(prompt.text for prompt in prompts.load(source, "--prompts")))[:prompt_count]
+    if len(texts) < 2:
+        raise InputError(f"--prompts: {source} has only one prompt, at least two are needed, one to judge by")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out {out}: exists and is not an empty folder")
+    check_writable(out, "--out")
+    build(decoder, length, 0)  # so that a wrong word is told before the model is loaded
+    device = default_device()
+    predictor, tokenizer = load_predictor(model, dtype, device, variant=variant, trust_remote_code=trust_remote_code)
+    if chat and not tokenizer.chat_template:
+        raise InputError(f"--chat: the tokenizer of {model!r} has no chat template")
+    eos_id = tokenizer.eos_token_id
+    order = [texts[i] for i in noise.generator(seed, "trace_lock", "held out").permutation(len(texts))]
+    held_out = max(len(order) // HELD_OUT, 1)
+    tokens = tokenised(tokenizer, order, chat)
+    check_room(predictor, tokens, length, "--length")
+    teacher = build(decoder, length, eos_id, predictor)
+    judging, learning = (
+        [
+            decode(predictor, ids, teacher, _addresses(seed, part, k, len(ids)), attention_mask=mask, micro_batch=BATCH)
+            for k, (ids, mask) in enumerate(_canvases(predictor, chosen))
+        ]
+        for part, chosen in (("held out", tokens[:held_out]), ("learned", tokens[held_out:]))
+    )
+    end_ids = sorted({i for i in (eos_id, tokenizer.pad_token_id) if i is not None})
+    controller, kept = _trained(
+        predictor, learning, judging, length=length, end_ids=end_ids, steps=steps, seed=seed, watch=watch
+    )
+    about = {"model": model, "decoder": decoder, "length": length, "prompts": source, "f_half": kept.f_half}
+    save_controller(controller, out, about)
+
+    spec: dict[str, Any] = {"name": "trace_lock", "scorer": {"name": "learned", "controller": str(out)}}
+    if eos_id is None:
+        spec["modifiers"] = []  # there is no end that could be held back
+    others = (build(written, length, eos_id, predictor) for written in ("threshold", spec))
+    compared = [
+        _compared(name, predictor, judging, decoder=other, eos_id=eos_id)
+        for name, other in zip(("teacher", "threshold", "trace_lock"), (None, *others), strict=True)
+    ]
+    return Taught(
+        folder=str(out),
+        learned=len(order) - held_out,
+        held_out=held_out,
+        threshold=THRESHOLD,
+        kept=kept,
+        compared=compared,
+    )
+
+
+def _canvases(predictor: MaskPredictor, rows: list[list[int]]) -> list[tuple[Tensor, Tensor]]:
+    """Prompts padded on the left, and where they are; of one length each if the model needs that."""
+    rows = sorted(rows, key=len)
+    alike = [rows] if predictor.padded_form is not None else [list(group) for _, group in groupby(rows, len)]
+    return [padded(predictor, group) for group in alike]
+
+
+def _addresses(seed: int, part: str, canvas: int, rows: int) -> list[noise.Address]:
+    return [(seed, "trace_lock", part, canvas, row) for row in range(rows)]
+
+
+def _trained(
+    predictor: MaskPredictor,
+    learning: Sequence[Rollout],
+    judging: Sequence[Rollout],
+    *,
+    length: int,
+    end_ids: Sequence[int],
+    steps: int,
+    seed: int,
+    watch: Callable[[Judged], None] | None,
+) -> tuple[Controller, Judged]:
+    """A controller in the best of the states that were compared, the last of equals, and how that was judged."""
+    lessons = Replay(predictor, learning, batch=BATCH, layers=HIDDEN_LAYERS, end_ids=end_ids, run_seed=seed)
+    exam = Replay(predictor, judging, batch=BATCH, layers=HIDDEN_LAYERS, end_ids=end_ids, run_seed=seed, most=JUDGED)
+    hidden_size = lessons[0].scene.hidden[0].shape[-1]
+    window = min(WINDOW, length)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(noise.seed(seed, "trace_lock", "weights"))
+        sizes = PAPER if hidden_size >= WIDE else {}
+        controller = Controller(
+            hidden_size, hidden_layers=HIDDEN_LAYERS, positions=max(POSITIONS, length), end_ids=end_ids, **sizes
+        )
+    controller.to(predictor.device)
+    every = max(steps // JUDGEMENTS, 1)
+    best: list[tuple[Judged, dict[str, Tensor]]] = []
+
+    def judge(done: int, loss: float) -> None:
+        if done % every and done != steps:
+            return
+        judged = Judged(done, loss, f_half(controller, exam, THRESHOLD, window))
+        if not best or judged.f_half >= best[-1][0].f_half:
+            best[:] = [(judged, copy.deepcopy(controller.state_dict()))]
+        if watch is not None:
+            watch(judged)
+
+    train_controller(
+        controller, lessons, steps, run_seed=seed, window_length=window, learning_rate=LEARNING_RATE, after=judge
+    )
+    kept, state = best[-1]
+    controller.load_state_dict(state)
+    return controller, kept
+
+
+def _compared(
+    name: str, predictor: MaskPredictor, teacher: Sequence[Rollout], *, decoder: Decoder | None, eos_id: int | None
+) -> Compared:
+    """A decoder (None: the teacher itself) on the prompts of the teacher's decodes."""
+    evaluations, right, asked, rows = 0, [], [], []
+    for given in teacher:
+        ids, mask = given.ids[:, : given.prompt], given.attention_mask[:, : given.prompt]
+        found = given if decoder is None else decode(predictor, ids, decoder, attention_mask=mask, micro_batch=BATCH)
+        scope = in_scope(given.completion, -1 if eos_id is None else eos_id, "eos")
+        same = found.completion == given.completion
+        evaluations += int(found.nfe.sum())
+        right.append((same & scope).sum())
+        asked.append(scope.sum())
+        rows.append((same | ~scope).all(1))
+    every = torch.cat(rows).double()
+    return Compared(name, evaluations / len(every), float(sum(right) / sum(asked)), float(every.mean()))

@@ -1,0 +1,1 @@
+"""A learned controller of commitment (TraceLock): its network, traces and files."""

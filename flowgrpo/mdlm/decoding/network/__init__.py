@@ -1,0 +1,1 @@
+"""The network inside a decode: predictor, attention, key-value cache, mask token."""

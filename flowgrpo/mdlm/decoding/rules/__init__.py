@@ -1,0 +1,1 @@
+"""Which tokens a step commits: confidence, commit rules, logit modifiers."""

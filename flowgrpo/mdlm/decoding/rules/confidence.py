@@ -1,0 +1,144 @@
+"""Which open position is surest of its proposal: a score (N,) for each, larger is committed earlier.
+
+Only some score by a `probability`, which thresholds and the damping of early ends suppose.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from typing_extensions import override
+
+from flowgrpo.mdlm.decoding.controller import controller_files
+from flowgrpo.mdlm.decoding.tokens.logit_chunks import joined, portions
+from flowgrpo.mdlm.decoding.tokens.step import DecodeStep
+from flowgrpo.mdlm.decoding.tokens.token_proposals import Proposed
+from flowgrpo.schema.base import Choice
+from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.schema.lazy import lazy
+
+if TYPE_CHECKING:
+    from flowgrpo.mdlm.decoding.controller import trace_lock
+else:
+    trace_lock = lazy("flowgrpo.mdlm.decoding.controller.trace_lock")
+
+
+class Scoring(Choice):
+    """What every word for a scorer has."""
+
+    @abstractmethod
+    def loaded(self, hidden_size: int | None, place: str) -> Callable[[DecodeStep, Proposed], Tensor]:
+        """What scores: (step, proposals) -> scores (N,).
+
+        Args:
+            hidden_size: width of the model's hidden states; None where it is not known yet.
+            place: where the scorer was written, for errors.
+
+        Raises:
+            InputError: there is nothing to load, or it does not fit the model.
+        """
+
+
+class Scorer(Scoring):
+    """What scorers have that need nothing loaded: the word itself scores."""
+
+    probability: ClassVar[bool] = False  # whether scores are probabilities
+    hidden_layers: ClassVar[int] = 0  # hidden states that it wants
+
+    @override
+    def loaded(self, hidden_size: int | None, place: str) -> Scorer:
+        return self
+
+    @abstractmethod
+    def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
+        """The scores (N,)."""
+
+
+class Confidence(Scorer):
+    """Probability of the proposed token before temperature and filters.
+
+    `low_confidence` remasking of LLaDA (arXiv 2502.09992, code).
+    """
+
+    name: Literal["confidence"] = "confidence"
+    probability: ClassVar[bool] = True
+
+    @override
+    def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
+        logits, tokens = proposed.logits, proposed.tokens[:, None]
+        return _of_each(logits, lambda rows: logits[rows].softmax(-1).gather(-1, tokens[rows])[:, 0])
+
+
+class Sampled(Scorer):
+    """Probability of the proposed token under the distribution that it was drawn from: `maskgit_plus` of Dream's code."""
+
+    name: Literal["sampled"] = "sampled"
+    probability: ClassVar[bool] = True
+
+    @override
+    def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
+        return proposed.log_prob.exp()
+
+
+class Margin(Scorer):
+    """Probability of the likeliest token minus that of the second, tempered and filtered: `topk_margin` of Dream's code."""
+
+    name: Literal["margin"] = "margin"
+    probability: ClassVar[bool] = True
+
+    @override
+    def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
+        best = _of_each(proposed.logits, lambda rows: proposed.log_probs(rows).exp().topk(2, dim=-1).values)
+        return best[:, 0] - best[:, 1]
+
+
+class Entropy(Scorer):
+    """Negative entropy of the tempered and filtered distribution: `entropy` of Dream's code, without its 1e-10."""
+
+    name: Literal["entropy"] = "entropy"
+
+    @override
+    def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
+        return -_of_each(proposed.logits, lambda rows: torch.special.entr(proposed.log_probs(rows).exp()).sum(-1))
+
+
+class Uniform(Scorer):
+    """A random number: `random` remasking of LLaDA's code."""
+
+    name: Literal["uniform"] = "uniform"
+
+    @override
+    def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
+        return step.uniform("score")
+
+
+class LeftToRight(Scorer):
+    """The first open position before the others."""
+
+    name: Literal["left_to_right"] = "left_to_right"
+
+    @override
+    def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
+        return -step.position.double()
+
+
+class LearnedScorer(Scoring):
+    """What a trained controller says of each position (TraceLock)."""
+
+    name: Literal["learned"] = "learned"
+    controller: str
+    """Folder that flowgrpo mdlm tracelock wrote."""
+
+    @override
+    def loaded(self, hidden_size: int | None, place: str) -> trace_lock.Learned:
+        place = f"{place}.controller"
+        controller_files.check_there(Path(self.controller), place)
+        return trace_lock.Learned(trace_lock.load_controller(self.controller, hidden_size, place))
+
+
+def _of_each(logits: Tensor, found: Callable[[slice], Tensor]) -> Tensor:
+    """What is found of all positions, a portion at a time."""
+    return joined([found(rows) for rows in portions(logits)])

@@ -1,0 +1,100 @@
+"""What changes scores before they are compared: (step, proposals, scores (N,)) -> scores (N,)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from flowgrpo.mdlm.decoding.tokens.step import DecodeStep, Frame, Setting, setting
+from flowgrpo.mdlm.decoding.tokens.token_proposals import Proposed
+from flowgrpo.schema.base import Choice, NotNegative
+from flowgrpo.schema.heavy import Tensor, torch
+
+Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(strict=False)]  # or, from Python, any other sequence
+
+
+class Modifier(Choice):
+    """What every modifier has."""
+
+    ends: ClassVar[bool] = False  # whether it looks at the end of sequence
+
+    @abstractmethod
+    def __call__(self, step: DecodeStep, proposed: Proposed, scores: Tensor) -> Tensor:
+        """The changed scores (N,)."""
+
+
+class EarlyEosDamping(Modifier):
+    """The scores of positions that propose the end are lowered early on, so that a completion does not end at once.
+
+    EOSER (arXiv 2509.23924 and its code): score x gamma, gamma = low + (high - low) progress. At step s of S the progress is
+    s / (S - 1) where `progress` is `linear`, and (2^(s + 1) - 1) / 2^S where it is `ascending`, the fraction of the tokens
+    that steps of ascending size have committed when the step is done. A single step has gamma = high.
+    """
+
+    name: Literal["eoser"] = "eoser"
+    ends: ClassVar[bool] = True
+    low: NotNegative
+    """The factor at the first step."""
+    high: NotNegative
+    """The factor at the last step."""
+    progress: Literal["linear", "ascending"] = "linear"
+    """How the factor rises: linear in the steps, or ascending as the tokens of steps of ascending size."""
+
+    @override
+    def __call__(self, step: DecodeStep, proposed: Proposed, scores: Tensor) -> Tensor:
+        gamma = torch.tensor([self.gamma(int(s), step.frame.steps) for s in step.index], device=scores.device)[
+            step.owner
+        ]
+        return torch.where(proposed.tokens == step.frame.end, scores * gamma.to(scores.dtype), scores)
+
+    def gamma(self, s: int, steps: int) -> float:
+        """The factor at step s of so many."""
+        linear = s / (steps - 1) if steps > 1 else 1.0
+        done = (2 ** (s + 1) - 1) / 2**steps if self.progress == "ascending" else linear
+        return self.low + (self.high - self.low) * min(done, 1.0)
+
+
+class Gumbel(Modifier):
+    """Scores are drawn: score / temperature plus Gumbel noise.
+
+    The k largest are then k draws without replacement from softmax(score / temperature), `alg_temp` of Dream's code.
+    """
+
+    name: Literal["gumbel"] = "gumbel"
+    temperature: Setting
+    """Scores are divided by it; 0 leaves them alone."""
+
+    @override
+    def __call__(self, step: DecodeStep, proposed: Proposed, scores: Tensor) -> Tensor:
+        temperature = setting(self.temperature, step)[step.owner]
+        noisy = temperature > 0
+        if not noisy.any():
+            return scores
+        gumbel = -torch.log(-torch.log(step.uniform("gumbel").clamp(min=torch.finfo(torch.float64).tiny)))
+        return torch.where(noisy, scores.double() / temperature.where(noisy, 1.0) + gumbel, scores.double())
+
+
+class HeldBack(Modifier):
+    """Positions that propose the end, padding or another of the tokens come last, until a row holds one of them.
+
+    TraceLock (arXiv 2605.24697) accepts no end or padding by its threshold before there is an end. Here that is so for
+    whatever compares scores.
+    """
+
+    name: Literal["held_back"] = "held_back"
+    ends: ClassVar[bool] = True
+    tokens: Tokens = []
+    """Further tokens that are held back like the end."""
+
+    def held(self, frame: Frame) -> tuple[int, ...]:
+        """All tokens that are held back."""
+        return (frame.end, *([] if frame.pad_id is None else [frame.pad_id]), *self.tokens)
+
+    @override
+    def __call__(self, step: DecodeStep, proposed: Proposed, scores: Tensor) -> Tensor:
+        tokens = torch.tensor(self.held(step.frame), device=scores.device)
+        none_yet = ~torch.isin(step.completion, tokens).any(1)[step.owner]
+        return scores.masked_fill(none_yet & torch.isin(proposed.tokens, tokens), torch.finfo(scores.dtype).min)

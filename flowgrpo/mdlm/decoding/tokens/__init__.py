@@ -1,0 +1,1 @@
+"""One decoding step: proposed tokens, blocks and logits in chunks."""

@@ -1,0 +1,113 @@
+"""What each open position would become: a token drawn from the predictor's distribution, tempered and filtered.
+
+Every proposal is one number in [0, 1) through the inverse of the cumulated probabilities, in float64. LLaDA and others add
+Gumbel noise to each logit and take the largest: the same distribution, for V numbers a position where this takes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from flowgrpo.mdlm.decoding.tokens.logit_chunks import joined, portions
+from flowgrpo.mdlm.decoding.tokens.step import DecodeStep, Setting, setting
+from flowgrpo.schema.base import Choice, Count
+from flowgrpo.schema.heavy import Tensor, torch
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """Proposals for the N open positions of a step.
+
+    Attributes:
+        tokens: (N,).
+        logits: (N, V) of the predictor.
+        log_probs: of some consecutive positions the log-probabilities (n, V) of the distribution that tokens are drawn from;
+            at temperature 0 that of temperature 1. Not a table: most scorers need none, and it is as large as the logits.
+        log_prob: (N,) of the tokens, under `log_probs`.
+    """
+
+    tokens: Tensor
+    logits: Tensor
+    log_probs: Callable[[slice], Tensor]
+    log_prob: Tensor
+
+
+class Sample(Choice):
+    """Draws from softmax(logits / temperature), cut by `top_k`, then by `top_p`.
+
+    A position whose logits are not numbers takes the likeliest token too: never the mask, so that decoding ends, and its
+    answer leaves the update.
+    """
+
+    name: Literal["sample"] = "sample"
+    temperature: Setting = 0.0
+    """Logits are divided by it; 0 takes the likeliest token, the first of equals."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Draw among the fewest tokens that together have this probability."""
+    top_k: Count | None = None
+    """Draw among the so many likeliest tokens; null: among all."""
+
+    def __call__(self, step: DecodeStep, logits: Tensor) -> Proposed:
+        """Proposals from logits (N, V)."""
+        number, scale = self._tempered(step, logits)
+
+        def log_probs(rows: slice) -> Tensor:
+            part = logits[rows] if scale is None else logits[rows] / scale[rows]
+            return filtered(part.log_softmax(-1), self.top_p, self.top_k)
+
+        tokens, log_prob = [], []
+        for rows in portions(logits):
+            table = log_probs(rows)
+            if number is None:
+                chosen = logits[rows].argmax(-1)
+            else:
+                chosen = categorical(table, number[rows])
+                if int(chosen.max()) == logits.shape[-1]:
+                    chosen = torch.where(chosen < logits.shape[-1], chosen, logits[rows].argmax(-1))
+            tokens.append(chosen)
+            log_prob.append(table.gather(-1, chosen[:, None])[:, 0])
+        return Proposed(joined(tokens), logits, log_probs, joined(log_prob))
+
+    def _tempered(self, step: DecodeStep, logits: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """What draws each token, and what its logits are divided by.
+
+        Returns:
+            Numbers (N,) float64 in [0, 1), NaN where the likeliest token is taken, None where it is taken everywhere; and
+            divisors (N, 1), None for 1.
+        """
+        if not callable(self.temperature) and self.temperature in (0, 1):
+            return step.uniform("token") if self.temperature else None, None
+        temperature = setting(self.temperature, step)[step.owner]  # (N,)
+        random = temperature > 0
+        number = step.uniform("token").where(random, torch.nan) if random.any() else None
+        return number, temperature.where(random, 1.0).to(logits.dtype)[:, None]
+
+
+def categorical(log_probs: Tensor, uniform: Tensor) -> Tensor:
+    """The token (N,) at which the cumulated probabilities (N, V) first exceed a part (N,) float64 in [0, 1) of their sum.
+
+    V, which is no token, where the part or a probability is NaN. A part below 1 of a sum is below it when rounded, too.
+    """
+    cumulated = log_probs.to(torch.float64, copy=True).exp_().cumsum_(-1)
+    return torch.searchsorted(cumulated, uniform[:, None] * cumulated[:, -1:], right=True)[:, 0]
+
+
+def filtered(log_probs: Tensor, top_p: float = 1.0, top_k: int | None = None) -> Tensor:
+    """Log-probabilities (N, V), normalised again over the tokens that stay; -inf elsewhere.
+
+    Of the nucleus the token that reaches `top_p` stays too, so that one always does (Holtzman et al., arXiv 1904.09751).
+    """
+    if top_p == 1 and (top_k is None or top_k >= log_probs.shape[-1]):
+        return log_probs
+    ordered, order = log_probs.sort(dim=-1, descending=True, stable=True)
+    dropped = torch.zeros_like(ordered, dtype=torch.bool)
+    if top_k is not None:
+        dropped[:, top_k:] = True
+        ordered = ordered.masked_fill(dropped, -torch.inf).log_softmax(-1)
+    probs = ordered.exp()
+    dropped |= probs.cumsum(-1) - probs >= top_p
+    return log_probs.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf).log_softmax(-1)

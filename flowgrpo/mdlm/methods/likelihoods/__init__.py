@@ -1,0 +1,1 @@
+"""Estimates of an answer's log-likelihood from masked views."""

@@ -1,0 +1,384 @@
+"""Which masked copies of an answer its log-probability is estimated from, and with which weights.
+
+Every published estimator is a weighted set of views. A view hides some tokens, the model predicts all of them at once, and
+log p of some of the hidden ones is taken; l_i(view) below. One function per estimator makes the views of a batch.
+
+ - L is a row's own number of scored tokens.
+ - A token that is not scored is hidden in every view that draws its masks: behind an EOS it would tell the model where the
+   answer ends. What comes out is then a likelihood of the scored tokens alone, whatever follows them. A token that was given
+   (`Answers.given`) is seen in all views, like the prompt.
+ - Masks are drawn at a row's address, for its own tokens: they do not depend on its batch, its padding or the process.
+ - The ELBO is E over k ~ U{1..L} and random sets of k tokens of (L / k) sum of l_i over the set; equally the mean over all
+   orders of the order's exact log-probability.
+ - A block-causal model predicts each block from what a view shows of it and from the whole earlier ones
+   (`Answers.block_size`). Its likelihood is a sum over blocks, and every estimator here then estimates that sum: a random
+   set or a random order of the answer is one of each block too. Views of an order score a step of every block at once.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Literal
+
+from typing_extensions import override
+
+from flowgrpo.mdlm.decoding.decode import Decoder
+from flowgrpo.mdlm.methods.likelihoods.answers import Answers, Scope
+from flowgrpo.mdlm.methods.likelihoods.masked_views import (
+    Views,
+    finished,
+    hide_prompt,
+    nothing_scored,
+    score,
+    scored_rows,
+)
+from flowgrpo.schema.base import Choice, Count, Rate
+from flowgrpo.schema.heavy import np, torch
+
+
+class Likelihood(Choice):
+    """Options of every likelihood."""
+
+    scope: Scope = "eos"
+    """eos: of the tokens up to and with the first end; canvas: of all."""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether its views are drawn by no chance, and so the same in every pass."""
+        return False
+
+    def recorded(self, decoder: Decoder) -> bool:
+        """Whether each view scores what the decoder committed, from the same canvas and under the same distribution."""
+        return False
+
+    @abstractmethod
+    def views(self, answers: Answers) -> Views:
+        """The views of some answers, with masks that are drawn at each row's own address.
+
+        Raises:
+            ValueError: the answers lack the steps that the views follow.
+        """
+
+
+def one_step(answers: Answers, prompt_rate: float = 0.15) -> Views:
+    """diffu-GRPO (arXiv 2504.12216): the whole answer hidden, and each prompt token with probability `prompt_rate`.
+
+    sum_i l_i, as if tokens were independent given the prompt: one evaluation, but biased, and no ELBO. The paper draws a new
+    mask for each update on the same answers: put the number of the update into the addresses.
+    """
+    hidden, weight = nothing_scored(answers, 1)
+    hidden[:, :, answers.prompt_length :] = True
+    for row, random, positions in scored_rows(answers, "one_step"):
+        score(hidden, weight, (0, row, positions), 1.0)
+        hide_prompt(answers, hidden, view=0, row=row, random=random, rate=prompt_rate)
+    return finished(answers, hidden, weight)
+
+
+class OneStep(Likelihood):
+    """The whole answer hidden, in one view (diffu-GRPO)."""
+
+    name: Literal["one_step"] = "one_step"
+    prompt_rate: Rate = 0.15
+    """Probability with which each token of the prompt is hidden too."""
+
+    @property
+    @override
+    def fixed(self) -> bool:
+        return self.prompt_rate == 0
+
+    @override
+    def views(self, answers: Answers) -> Views:
+        return one_step(answers, self.prompt_rate)
+
+
+def coupled_as_released(answers: Answers, low: float = 0.2, high: float = 0.8) -> Views:
+    """coupled-GRPO's code (DiffuCoder, arXiv 2506.20639): the whole answer, a random set of rate r ~ U(low, high), the rest.
+
+    l_i = (l_i(whole) + l_i(set) / r) / 2 in the set, (l_i(whole) + l_i(rest) / (1 - r)) / 2 outside. Each token's expected
+    weight is 1/2 + 1 = 1.5, so ratios of it are inflated; see `coupled`.
+    """
+    hidden, weight = nothing_scored(answers, 3)
+    for row, random, positions in scored_rows(answers, "coupled"):
+        rate = random.uniform(low, high)
+        inside = random.random(len(positions)) < rate
+        score(hidden, weight, (0, row, positions), 0.5)
+        score(hidden, weight, (1, row, positions[inside]), 0.5 / rate)
+        score(hidden, weight, (2, row, positions[~inside]), 0.5 / (1 - rate))
+    return finished(answers, hidden, weight)
+
+
+def coupled(answers: Answers) -> Views:
+    """The same three views, weighted so that they estimate the ELBO without bias (ours).
+
+    k ~ U{1..L-1}: sum_i l_i(whole) / L + (L - 1) / 2 (sum of l_i(set of k) / k + sum of l_i(rest) / (L - k)). The whole is
+    the term k = L of the ELBO, and k and L - k are distributed alike.
+    """
+    hidden, weight = nothing_scored(answers, 3)
+    for row, random, positions in scored_rows(answers, "coupled"):
+        length = len(positions)
+        score(hidden, weight, (0, row, positions), 1 / length)
+        if length > 1:
+            k = int(random.integers(1, length))
+            order = random.permutation(positions)
+            score(hidden, weight, (1, row, order[:k]), (length - 1) / (2 * k))
+            score(hidden, weight, (2, row, order[k:]), (length - 1) / (2 * (length - k)))
+    return finished(answers, hidden, weight)
+
+
+class Coupled(Likelihood):
+    """The whole answer, a random part, and the rest (coupled-GRPO)."""
+
+    name: Literal["coupled"] = "coupled"
+    weights: Literal["released", "unbiased"] = "released"
+    """Of the three views: released, 1.5 times the ELBO in the mean, or unbiased."""
+
+    @override
+    def views(self, answers: Answers) -> Views:
+        return coupled_as_released(answers) if self.weights == "released" else coupled(answers)
+
+
+def bernoulli(answers: Answers, draws: int = 1, stratified: bool = False, antithetic: bool = False) -> Views:
+    """Monte Carlo ELBO: t ~ U(0, 1), each token hidden with probability t, weight 1 / t, mean over `draws`.
+
+    Unbiased, and by far the widest: a small t may hide a token at a great weight. See `exact_k`.
+
+    Args:
+        stratified: t_j = (j + u) / draws, one u for all.
+        antithetic: each draw has a second view with rate 1 - t that hides the complement.
+    """
+    sides = 2 if antithetic else 1
+    hidden, weight = nothing_scored(answers, sides * draws)
+    for row, random, positions in scored_rows(answers, "bernoulli"):
+        rates = (np.arange(draws) + random.random()) / draws if stratified else random.random(draws)
+        for draw, rate in enumerate(1 - rates):  # in (0, 1]
+            inside = random.random(len(positions)) < rate
+            score(hidden, weight, (sides * draw, row, positions[inside]), 1 / (sides * draws * rate))
+            if antithetic:
+                score(hidden, weight, (sides * draw + 1, row, positions[~inside]), _inverse(sides * draws * (1 - rate)))
+    return finished(answers, hidden, weight)
+
+
+def exact_k(answers: Answers, draws: int = 1, stratified: bool = False, antithetic: bool = False) -> Views:
+    """Monte Carlo ELBO with k ~ U{1..L} hidden tokens, weight L / k, mean over `draws`. Unbiased.
+
+    Args:
+        stratified: k_j = k_0 + floor(j L / draws), around the circle of 1..L, as LLaDA's evaluation spreads them; that
+            rounds j L / draws + k_0 to even, by which some k are a little likelier.
+        antithetic: ESPO's pairs (arXiv 2512.03759): k ~ U{0..L}, the set at weight (L + 1) / k and the complement at
+            (L + 1) / (L - k), halved. One of the two is empty where k is 0 or L, and then half of the sum is missing;
+            `coupled` has pairs without that.
+    """
+    sides, lowest = (2, 0) if antithetic else (1, 1)
+    hidden, weight = nothing_scored(answers, sides * draws)
+    for row, random, positions in scored_rows(answers, "exact_k"):
+        length = len(positions)
+        choices = length + 1 - lowest
+        counts = random.integers(choices, size=1 if stratified else draws)
+        if stratified:
+            counts = (counts + np.arange(draws) * choices // draws) % choices
+        for draw, k in enumerate((counts + lowest).tolist()):
+            order = random.permutation(positions)
+            score(hidden, weight, (sides * draw, row, order[:k]), _inverse(sides * draws * k / choices))
+            if antithetic:
+                score(
+                    hidden, weight, (sides * draw + 1, row, order[k:]), _inverse(sides * draws * (length - k) / choices)
+                )
+    return finished(answers, hidden, weight)
+
+
+class MonteCarlo(Likelihood):
+    """The ELBO from random masks."""
+
+    name: Literal["monte_carlo"] = "monte_carlo"
+    masks: Literal["bernoulli", "exact_k"] = "exact_k"
+    """bernoulli hides each token with a random probability, exact_k a random number of them."""
+    draws: Count = 2
+    """Random masks of an answer."""
+    stratified: bool = False
+    """Spread the rates or numbers of the draws evenly."""
+    antithetic: bool = False
+    """Give each draw a second view, which hides the complement."""
+
+    @override
+    def views(self, answers: Answers) -> Views:
+        plan = bernoulli if self.masks == "bernoulli" else exact_k
+        return plan(answers, self.draws, self.stratified, self.antithetic)
+
+
+def gauss_legendre(nodes: int) -> tuple[list[float], list[float]]:
+    """Nodes in (0, 1) and weights, which sum to 1, that integrate polynomials of degree 2 nodes - 1 exactly."""
+    points, weights = np.polynomial.legendre.leggauss(nodes)
+    return ((points + 1) / 2).tolist(), (weights / 2).tolist()
+
+
+def quadrature(
+    answers: Answers, nodes: int = 3, draws: int = 1, masks: Literal["floor", "centred", "bernoulli"] = "floor"
+) -> Views:
+    """GDPO (arXiv 2510.08554): the ELBO's integral over t at Gauss-Legendre nodes, `draws` random masks at each.
+
+    Args:
+        masks: how many tokens a node t hides.
+            `floor`: k = max(1, floor(t L)), as released, but at weight w L / k: the paper's w / t is off by k / (t L), up to
+            a half at L = 6. Biased all the same: in the ELBO's k ~ U{1..L} a node t stands for t L + 1/2 tokens, so about
+            one too few is hidden, which takes about 2 / L off where tokens tell each other.
+            `centred` (ours): k = floor(t L + 1/2 + u), u ~ U(0, 1), within 1..L, at weight w L / k. Exact where the sum over
+            hidden tokens is linear in their number but for the ends, and nearly so elsewhere.
+            `bernoulli`: each with probability t, at weight w / t. The mean is the ELBO as soon as 2 nodes >= L, for the
+            integrand is a polynomial of degree L - 1; its variance is larger.
+    """
+    times, shares = gauss_legendre(nodes)
+    hidden, weight = nothing_scored(answers, nodes * draws)
+    for row, random, positions in scored_rows(answers, "quadrature"):
+        length = len(positions)
+        for view in range(nodes * draws):
+            time, share = times[view // draws], shares[view // draws] / draws
+            if masks == "bernoulli":
+                score(hidden, weight, (view, row, positions[random.random(length) < time]), share / time)
+                continue
+            shift = 0.5 + random.random() if masks == "centred" else 1e-9  # t L may be whole but for rounding
+            k = min(max(math.floor(time * length + shift), 1), length)
+            score(hidden, weight, (view, row, random.permutation(positions)[:k]), share * length / k)
+    return finished(answers, hidden, weight, np.repeat(shares, draws) / draws)
+
+
+class Quadrature(Likelihood):
+    """The ELBO by Gauss-Legendre quadrature over the mask rate (GDPO)."""
+
+    name: Literal["quadrature"] = "quadrature"
+    nodes: Count = 3
+    """Mask rates at which the integral is taken."""
+    draws: Count = 1
+    """Random masks at each node."""
+    masks: Literal["floor", "centred", "bernoulli"] = "floor"
+    """Tokens a node hides: floor, one too few (released); centred, without that bias (ours); bernoulli, each by chance."""
+
+    @override
+    def views(self, answers: Answers) -> Views:
+        return quadrature(answers, self.nodes, self.draws, self.masks)
+
+
+def autoregressive(answers: Answers) -> Views:
+    """JustGRPO (arXiv 2601.15165): token i given all before it, all later ones hidden; L views, each scoring one token.
+
+    The exact log-probability of decoding from left to right. Of a block-causal model as many views as a block has tokens.
+    """
+    order = torch.arange(answers.scored.shape[1], device=answers.ids.device).expand_as(answers.scored)
+    return trajectory(replace(answers, steps=order.where(~answers.given, -1)))
+
+
+class Autoregressive(Likelihood):
+    """Exact for decoding from left to right (JustGRPO); a view for each token."""
+
+    name: Literal["autoregressive"] = "autoregressive"
+
+    @property
+    @override
+    def fixed(self) -> bool:
+        return True
+
+    @override
+    def views(self, answers: Answers) -> Views:
+        return autoregressive(answers)
+
+
+def trajectory(answers: Answers, shrink: int = 1) -> Views:
+    """CJ-GRPO (arXiv 2509.23924): each token where the decoder committed it, from what it saw: later tokens are hidden.
+
+    With `shrink` 1 the exact log-probability of a decoder that never masks again and draws all tokens of a step at once,
+    given its order. TraceRL (arXiv 2509.06949) merges every `shrink` steps of a row into one, which are then all hidden and
+    all scored. A token of step -1 is never scored. In a block-causal model steps are counted, and merged, in each block by
+    itself, as in TraceRL's code for SDAR.
+
+    Raises:
+        ValueError: the answers have no steps.
+    """
+    if answers.steps is None:
+        raise ValueError("a trajectory needs the steps at which tokens were committed")
+    steps, scored = answers.steps.cpu(), answers.scored.cpu() & (answers.steps.cpu() >= 0)
+    rank = torch.full_like(steps, -1)
+    numbers = torch.zeros_like(steps) if answers.blocks is None else answers.blocks.cpu()
+    for row in range(len(steps)):
+        for block in numbers[row].unique():
+            free = (numbers[row] == block) & (steps[row] >= 0)
+            rank[row, free] = steps[row, free].unique(return_inverse=True)[1] // shrink
+    count = int(rank[scored].max()) + 1 if scored.any() else 1
+    view = torch.arange(count)[:, None, None]
+    hidden = torch.zeros(count, *answers.ids.shape, dtype=torch.bool)
+    hidden[:, :, answers.prompt_length :] = rank >= view
+    return finished(answers, hidden.numpy(), ((rank == view) & scored).float().numpy())
+
+
+class Trajectory(Likelihood):
+    """Each token where the decoder committed it (CJ-GRPO)."""
+
+    name: Literal["trajectory"] = "trajectory"
+    shrink: Count = 1
+    """Steps of the decoder that are taken as one (TraceRL)."""
+
+    @property
+    @override
+    def fixed(self) -> bool:
+        return True
+
+    @override
+    def recorded(self, decoder: Decoder) -> bool:
+        return self.shrink == 1 and decoder.recorded
+
+    @override
+    def views(self, answers: Answers) -> Views:
+        return trajectory(answers, self.shrink)
+
+
+def blocks(answers: Answers, size: int = 32, draws: int = 2, prompt_rate: float = 0.15) -> Views:
+    """SPG's views (arXiv 2510.09541 and its code): a part of a block hidden, later blocks hidden, some of what is before.
+
+    A view has a block of the answer, none twice while the canvas has others: its blocks are shuffled, and those behind the
+    answer's n stand for the remainder of their number by n. Of the m scored tokens in it k ~ U{1..m} are hidden, all of
+    those behind it, and each before it, of the prompt and of the answer, with probability `prompt_rate`. Every hidden token
+    is scored, at weight L / (their number * draws), so that the sum over L is the mean over views of a view's mean l, and
+    `objective.Sandwich` has the bounds of the code. In the mean over full blocks a view scores
+    (m + 1 + (n - 1) m (1 + prompt_rate)) / (2 n m) of the answer: 0.568 of 256 tokens, (1 + prompt_rate) / 2 of very many.
+
+    No ELBO: late tokens are hidden, and so weigh, more than early ones.
+
+    Args:
+        size: tokens in a block.
+        prompt_rate: probability of hiding a token before the block, drawn anew for each view.
+    """
+    hidden, weight = nothing_scored(answers, draws)
+    count = math.ceil(answers.scored.shape[1] / size)
+    for row, random, positions in scored_rows(answers, "blocks"):
+        parts = [positions[positions // size == block] for block in np.unique(positions // size)]
+        order = np.concatenate([random.permutation(count) for _ in range(math.ceil(draws / count))])
+        for view, block in enumerate(order[:draws] % len(parts)):
+            part = parts[block]
+            before, behind = positions[positions < part[0]], positions[positions > part[-1]]
+            perturbed = before[random.random(len(before)) < prompt_rate]
+            chosen = random.permutation(part)[: int(random.integers(1, len(part) + 1))]
+            scored = np.concatenate([perturbed, chosen, behind])
+            score(hidden, weight, (view, row, scored), len(positions) / (len(scored) * draws))
+            hide_prompt(answers, hidden, view=view, row=row, random=random, rate=prompt_rate)
+    return finished(answers, hidden, weight)
+
+
+class Blocks(Likelihood):
+    """A random part of a random block, all blocks after it, and some tokens before it (SPG)."""
+
+    name: Literal["blocks"] = "blocks"
+    size: Count = 32
+    """Tokens of a block."""
+    draws: Count = 2
+    """Views of an answer, of different blocks while there are others."""
+    prompt_rate: Rate = 0.15
+    """Probability with which each token before the block is hidden, of the prompt and of the answer."""
+
+    @override
+    def views(self, answers: Answers) -> Views:
+        return blocks(answers, self.size, self.draws, self.prompt_rate)
+
+
+def _inverse(value: float) -> float:
+    """1 / value; 0 for 0, the weight of an empty set."""
+    return 1 / value if value else 0.0

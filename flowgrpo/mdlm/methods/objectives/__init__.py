@@ -1,0 +1,1 @@
+"""Losses of texts, and how tokens are aggregated."""

@@ -1,0 +1,1 @@
+"""Learned commit schedules and their actions (Co-GRPO)."""

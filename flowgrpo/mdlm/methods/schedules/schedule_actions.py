@@ -1,0 +1,55 @@
+"""Which numbers of a decoder a learned schedule may draw, and between which bounds."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.decoding.decode import Decoder
+from flowgrpo.mdlm.decoding.rules.commit_rules import Remaining
+from flowgrpo.mdlm.decoding.rules.logit_modifiers import Gumbel
+from rewards.base import nearest
+
+BOUNDS = MappingProxyType(
+    {"ratio": (0.0, 1.0), "temperature": (0.0, 2.0), "selection_temperature": (0.0, 2.0), "cfg_scale": (0.0, 4.0)}
+)
+
+
+def check_start(start: Mapping[str, float | Sequence[float]], steps: int) -> None:
+    """See that a schedule can begin there.
+
+    Args:
+        start: for each action its number, or one for each of the steps.
+
+    Raises:
+        InputError: a name is unknown, there are not as many numbers as steps, or one is not between the bounds.
+    """
+    for name, written in start.items():
+        if name not in BOUNDS:
+            raise InputError(f"algorithm.schedule.start.{name}: unknown action, {nearest(name, BOUNDS)}")
+        several = isinstance(written, Sequence)
+        if several and len(written) != steps:
+            raise InputError(
+                f"algorithm.schedule.start.{name}: {len(written)} numbers for {steps} steps, one a token of the length"
+            )
+        low, high = BOUNDS[name]
+        if not all(low < number < high for number in array("f", written if several else [written])):  # as float32
+            raise InputError(f"algorithm.schedule.start.{name}: its numbers are to lie between {low} and {high}")
+
+
+def check_action(name: str, decoder: Decoder) -> None:
+    """See that the action is a number of the decoder.
+
+    Raises:
+        InputError: it is not.
+    """
+    known = {
+        "temperature": True,
+        "cfg_scale": True,
+        "ratio": isinstance(decoder.committer, Remaining),
+        "selection_temperature": any(isinstance(change, Gumbel) for change in decoder.modifiers),
+    }
+    if not known[name]:
+        raise InputError(f"algorithm.schedule.start.{name}: the decoder has no such number, take the decoder scheduled")

@@ -1,0 +1,1 @@
+"""Masked-diffusion language models: architectures, loading, LoRA targets, memory."""

@@ -1,0 +1,384 @@
+"""Released masked-diffusion models that bring code of their own, as the classes of transformers that compute the same.
+
+A table of their model types: the class, its config, and how the names of the weights differ. None of their code runs, and
+what is saved bears their names again. Logits are those of the released code in float32; in bfloat16 the classes of
+transformers rotate queries and keys in bfloat16, LLaDA's own code in float32.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import StrictDataclassError
+from transformers import (
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Tokenizer,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.core_model_loading import Split, WeightConverter, WeightRenaming, apply_renamings
+
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.models.released_names import is_released
+from flowgrpo.training.model_files import weight_check
+
+Written = Mapping[str, Any]  # a config.json
+
+BESIDE = ("*.py", "*.json", "*.txt", "*.jinja", "*.model", "LICENSE*")  # what lies beside the weights
+INDEX = "*.index*.json"
+
+
+class LLaDA(LlamaForCausalLM):
+    """LLaDA-8B and LLaDA-1.5 (arXiv 2502.09992, 2505.19223): a Llama whose weights have OLMo's names."""
+
+
+class LLaDA2(Glm4MoeForCausalLM):
+    """LLaDA2.x mini and flash (arXiv 2512.15745): a Glm4Moe with normed queries and keys, in one matrix with the values."""
+
+
+class LLaDA2Config(Glm4MoeConfig):
+    """Its own model type, since of a Glm4Moe peft takes a dense layer's `gate_proj` for that of the stacked experts."""
+
+    model_type = "llada2_moe"
+
+
+class SDARMoe(Qwen3MoeForCausalLM):
+    """SDAR with experts (arXiv 2510.06303): a Qwen3Moe."""
+
+
+class SDARMoeConfig(Qwen3MoeConfig):
+    """Its own model type, as LLaDA2 has."""
+
+    model_type = "sdar_moe"
+
+
+register_checkpoint_conversion_mapping(
+    "LLaDA",
+    [
+        WeightRenaming(r"^model\.transformer\.ff_out\.", "lm_head."),
+        WeightRenaming(r"^model\.transformer\.wte\.", "model.embed_tokens."),
+        WeightRenaming(r"^model\.transformer\.ln_f\.", "model.norm."),
+        WeightRenaming(r"^model\.transformer\.blocks\.", "model.layers."),
+        WeightRenaming(r"\.attn_norm\.", ".input_layernorm."),
+        WeightRenaming(r"\.q_proj\.", ".self_attn.q_proj."),
+        WeightRenaming(r"\.k_proj\.", ".self_attn.k_proj."),
+        WeightRenaming(r"\.v_proj\.", ".self_attn.v_proj."),
+        WeightRenaming(r"\.attn_out\.", ".self_attn.o_proj."),
+        WeightRenaming(r"\.ff_norm\.", ".post_attention_layernorm."),
+        WeightRenaming(r"\.ff_proj\.", ".mlp.gate_proj."),
+        WeightRenaming(r"\.up_proj\.", ".mlp.up_proj."),
+        WeightRenaming(r"\.ff_out\.", ".mlp.down_proj."),
+    ],
+)
+register_checkpoint_conversion_mapping("SDARMoe", get_checkpoint_conversion_mapping("qwen3_moe"))
+register_checkpoint_conversion_mapping(
+    "LLaDA2",
+    [
+        *get_checkpoint_conversion_mapping("glm4_moe"),  # stacks the experts
+        WeightRenaming(r"^model\.word_embeddings\.", "model.embed_tokens."),
+        WeightRenaming(r"\.attention\.", ".self_attn."),
+        WeightRenaming(r"\.self_attn\.dense\.", ".self_attn.o_proj."),
+        WeightRenaming(r"\.query_layernorm\.", ".q_norm."),
+        WeightRenaming(r"\.key_layernorm\.", ".k_norm."),
+        WeightRenaming(r"\.mlp\.gate\.expert_bias", ".mlp.gate.e_score_correction_bias"),
+        WeightConverter("query_key_value.weight", ["q_proj.weight", "k_proj.weight", "v_proj.weight"], [Split()]),
+    ],
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """A model type.
+
+    Attributes:
+        model: the class of transformers that computes the same.
+        config: from a config.json to the config of that class.
+        read: the keys that it reads and that must be there.
+        fixed: values of keys that the class can do, None where the key may be absent; others are refused.
+        inert: further keys, which change no logits or stand beside keys that say the same.
+        tokenizer: the class of the tokenizer, where Dream's and SDAR's own code is Qwen2's.
+        shift: whether output i is about token i + 1.
+    """
+
+    model: type[PreTrainedModel]
+    config: Callable[[Written], PreTrainedConfig]
+    read: str
+    fixed: Mapping[str, tuple[Any, ...]]
+    inert: str
+    tokenizer: type[PreTrainedTokenizerBase] = PreTrainedTokenizerFast
+    shift: bool = False
+
+
+def _llada(written: Written) -> PreTrainedConfig:
+    return LlamaConfig(
+        vocab_size=written.get("embedding_size") or written["vocab_size"],
+        hidden_size=written["d_model"],
+        intermediate_size=written.get("mlp_hidden_size") or written["mlp_ratio"] * written["d_model"],
+        num_hidden_layers=written["n_layers"],
+        num_attention_heads=written["n_heads"],
+        num_key_value_heads=written.get("n_kv_heads") or written["n_heads"],
+        max_position_embeddings=written["max_sequence_length"],
+        rms_norm_eps=written["rms_norm_eps"],
+        rope_parameters=_rope(written),
+        tie_word_embeddings=written["weight_tying"],
+        mask_token_id=written.get("mask_token_id"),
+    )
+
+
+def _dream(written: Written) -> PreTrainedConfig:
+    return Qwen2Config(**_shared(written), rope_parameters=_rope(written))
+
+
+def _sdar(written: Written) -> PreTrainedConfig:
+    return Qwen3Config(**_shared(written), rope_parameters=_rope(written), head_dim=written["head_dim"])
+
+
+def _sdar_moe(written: Written) -> PreTrainedConfig:
+    names = "head_dim moe_intermediate_size num_experts num_experts_per_tok norm_topk_prob"
+    own = {name: written[name] for name in names.split()}
+    return SDARMoeConfig(**_shared(written), **own, rope_parameters=_rope(written))
+
+
+def _llada2(written: Written) -> PreTrainedConfig:
+    names = "head_dim moe_intermediate_size first_k_dense_replace num_experts_per_tok n_group topk_group"
+    return LLaDA2Config(
+        **_shared(written),
+        **{name: written[name] for name in names.split()},
+        n_routed_experts=written["num_experts"],
+        n_shared_experts=written["num_shared_experts"],
+        norm_topk_prob=written["num_experts_per_tok"] > 1,  # the released router reads no norm_topk_prob
+        routed_scaling_factor=written["routed_scaling_factor"],
+        rope_parameters={**_rope(written), "partial_rotary_factor": written["partial_rotary_factor"]},
+        use_qk_norm=True,
+        num_mtp_layers=0,
+    )
+
+
+def _rope(written: Written) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": written["rope_theta"]}
+
+
+def _shared(written: Written) -> dict[str, Any]:
+    return {name: written[name] for name in SHARED.split()} | {"mask_token_id": written.get("mask_token_id")}
+
+
+SHARED = (  # keys of all but LLaDA that are transformers' own
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
+    " max_position_embeddings rms_norm_eps tie_word_embeddings"
+)
+INERT = (  # keys of every type; dropout is never on, a trained model stays in its evaluation mode
+    "auto_map torch_dtype attn_implementation use_cache initializer_range bos_token_id eos_token_id pad_token_id"
+    " mask_token_id output_router_logits max_window_layers sliding_window attention_dropout embedding_dropout"
+    " residual_dropout output_dropout"
+)
+OFF = (False, None)
+QWEN = {"hidden_act": ("silu",), "rope_scaling": (None,), "use_sliding_window": OFF, "attention_bias": OFF}
+ARCHITECTURES = {
+    "llada": Architecture(
+        model=LLaDA,
+        config=_llada,
+        read="vocab_size d_model n_layers n_heads max_sequence_length rms_norm_eps rope_theta weight_tying",
+        fixed={
+            "activation_type": ("silu",),
+            "block_type": ("llama",),
+            "block_group_size": (1, None),
+            "layer_norm_type": ("rms",),
+            "layer_norm_with_affine": (True, None),
+            "rope": (True,),
+            "multi_query_attention": OFF,
+        }
+        | dict.fromkeys(
+            ("alibi", "attention_layer_norm", "bias_for_layer_norm", "include_bias", "include_qkv_bias"), OFF
+        )
+        | dict.fromkeys(("input_emb_norm", "scale_logits"), OFF),
+        inert="embedding_size mlp_hidden_size mlp_ratio n_kv_heads alibi_bias_max attention_layer_norm_with_affine precision"
+        " flash_attention flash_attn_varlen rope_full_precision init_cutoff_factor init_device init_fn init_std",
+    ),
+    "Dream": Architecture(
+        model=Qwen2ForCausalLM,
+        config=_dream,
+        read=f"{SHARED} rope_theta",
+        fixed=QWEN | {"use_mrope": OFF},
+        inert="",
+        tokenizer=Qwen2Tokenizer,
+        shift=True,
+    ),
+    "sdar": Architecture(  # SDAR, arXiv 2510.06303, and TraDo, arXiv 2509.06949
+        model=Qwen3ForCausalLM,
+        config=_sdar,
+        read=f"{SHARED} rope_theta head_dim",
+        fixed=QWEN,
+        inert="block_size debug ep_size fuse_cross_entropy micro_forward skip_checkpoint use_deepep",
+        tokenizer=Qwen2Tokenizer,
+    ),
+    "sdar_moe": Architecture(
+        model=SDARMoe,
+        config=_sdar_moe,
+        read=f"{SHARED} rope_theta head_dim moe_intermediate_size num_experts num_experts_per_tok norm_topk_prob",
+        fixed=QWEN | {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
+        inert="block_size router_aux_loss_coef",
+        tokenizer=Qwen2Tokenizer,
+    ),
+    "Fast_dLLM_Qwen": Architecture(  # Fast-dLLM v2, arXiv 2509.26328
+        model=Qwen2ForCausalLM,
+        config=_dream,
+        read=f"{SHARED} rope_theta",
+        fixed=QWEN,
+        inert="bd_size layer_types",
+        tokenizer=Qwen2Tokenizer,
+        shift=True,
+    ),
+    "llada2_moe": Architecture(
+        model=LLaDA2,
+        config=_llada2,
+        read=f"{SHARED} rope_theta head_dim partial_rotary_factor moe_intermediate_size first_k_dense_replace num_experts"
+        " num_shared_experts num_experts_per_tok n_group topk_group routed_scaling_factor",
+        fixed={
+            "hidden_act": ("silu",),
+            "rope_scaling": (None,),
+            "score_function": ("sigmoid", None),
+            "moe_router_enable_expert_bias": (True, None),
+            "use_rmsnorm": (True, None),
+            "use_qk_norm": (True, None),
+            "use_bias": (False,),
+        }
+        | dict.fromkeys(("use_qkv_bias", "norm_head", "norm_softmax", "use_sliding_window"), OFF)
+        | {"using_split_qkv_in_self_attention": OFF},
+        inert="norm_topk_prob rotary_dim router_dtype block_length",
+    ),
+}
+
+
+def architecture(written: Written) -> Architecture | None:
+    """The architecture of a model by its config.json; None if it is not one of these."""
+    return ARCHITECTURES[written["model_type"]] if is_released(written) else None
+
+
+def translated(path: str, written: Written) -> PreTrainedConfig:
+    """The config of the class of transformers that is the model of a config.json.
+
+    Args:
+        path: what the user calls the model.
+
+    Raises:
+        InputError: a key is missing, or has a value that the class does not compute, or is not known.
+    """
+    kind = written["model_type"]
+    known = ARCHITECTURES[kind]
+    for key in known.read.split():
+        if written.get(key) is None:
+            raise InputError(f"model.path: config.json of {path!r} has no {key}, which every {kind} has")
+    for key, values in known.fixed.items():
+        if written.get(key) not in values:
+            said = f"says {key}: {json.dumps(written[key])}" if key in written else f"has no {key}"
+            raise InputError(
+                f"model.path: config.json of {path!r} {said}, a {kind} is known with {json.dumps(values[0])}"
+            )
+    keys = {*known.read.split(), *known.fixed, *known.inert.split(), *INERT.split(), *PreTrainedConfig().to_dict()}
+    for key, value in written.items():
+        if key not in keys and value not in OFF and not key.startswith("_"):
+            raise InputError(
+                f"model.path: config.json of {path!r} says {key}: {json.dumps(value)}, which is not known of a {kind}"
+            )
+    try:
+        return known.config(written)
+    except StrictDataclassError as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"model.path: config.json of {path!r} is not of a {kind} ({reason})") from error
+
+
+def load(
+    path: str, place: str, written: Written, dtype: torch.dtype, *, variant: str | None = None, **quantised: Any
+) -> PreTrainedModel:
+    """The model, tensor by tensor from its files.
+
+    Args:
+        path: what the user calls it.
+        place: its folder or hub id.
+        written: its config.json.
+        variant: word in the names of the files of its weights.
+        quantised: of `from_pretrained`, how a library quantises the weights meanwhile.
+
+    Raises:
+        InputError: its config.json or its weights are not those of its type.
+    """
+    config, kind = translated(path, written), ARCHITECTURES[written["model_type"]].model
+    options = {"dtype": dtype, "variant": variant, "output_loading_info": True, **quantised}
+    with weight_check.silent():
+        model, found = kind.from_pretrained(place, config=config, **options)
+    if found["missing_keys"]:
+        raise InputError(
+            f"model.quantise: files of a {written['model_type']} hold several layers in one, which transformers does not "
+            "split and quantise at once; take int8, fp8 or nf4"
+        )
+    return model
+
+
+def check_weights(path: str, place: str, written: Written, variant: str | None = None) -> None:
+    """Refuse files that do not hold the weights of a model's type, by their headers. Arguments and errors as of `load`."""
+    config, kind = translated(path, written), ARCHITECTURES[written["model_type"]].model
+    weight_check.check(path, place, kind, variant=variant, config=config, all_used=True)
+
+
+def shapes(path: str, place: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights of the class, by its names, as the config.json of a folder or hub id says."""
+    written, _ = PreTrainedConfig.get_config_dict(place)
+    config = translated(path, written)
+    with torch.device("meta"):
+        model = ARCHITECTURES[written["model_type"]].model(config)
+    return {name: tuple(p.shape) for name, p in model.named_parameters()}
+
+
+def copy_beside(place: str, to: Path, dtype: torch.dtype) -> None:
+    """Copy what a folder or hub id holds beside its weights: its config.json, with another dtype, tokenizer and code."""
+    if not Path(place).is_dir():
+        place = snapshot_download(place, allow_patterns=list(BESIDE), ignore_patterns=[INDEX])
+    files = {file for pattern in BESIDE for file in Path(place).glob(pattern)} - set(Path(place).glob(INDEX))
+    for file in files:
+        shutil.copy(file, to / file.name)
+    written = json.loads((to / "config.json").read_text())
+    named = {key: str(dtype).removeprefix("torch.") for key in ("dtype", "torch_dtype") if key in written}
+    (to / "config.json").write_text(json.dumps(written | named, indent=2) + "\n")
+
+
+def released_paths(model: PreTrainedModel, paths: Iterable[str]) -> dict[str, str]:
+    """From the paths of modules to those in the released code; {} where one is only a part of a module there."""
+    conversions = [c.reverse_transform() for c in reversed(_conversions(model))]
+    parts = [c for c in conversions if isinstance(c, WeightConverter)]
+    if any(part.rename_source_key(f"{path}.weight")[1] for part in parts for path in paths):
+        return {}
+    return _renamed(paths, conversions)
+
+
+def own_paths(model: PreTrainedModel, paths: Iterable[str]) -> dict[str, str]:
+    """From the paths of modules in the released code to the model's; those that are the model's stay."""
+    there = {path for path, _ in model.named_modules()}
+    return {path: path if path in there else here for path, here in _renamed(paths, _conversions(model)).items()}
+
+
+def _conversions(model: PreTrainedModel) -> list[WeightRenaming | WeightConverter]:
+    return get_checkpoint_conversion_mapping(type(model).__name__) or []
+
+
+def _renamed(paths: Iterable[str], conversions: Sequence[WeightRenaming | WeightConverter]) -> dict[str, str]:
+    renamings = [c for c in conversions if isinstance(c, WeightRenaming)]
+    return {path: apply_renamings(f"{path}.weight", renamings).removesuffix(".weight") for path in paths}

@@ -1,0 +1,59 @@
+"""What a language model's training starts from: the adapters of `model.lora.path`, or of `model.merge`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.config import TextModel
+from flowgrpo.schema.lazy import lazy
+from flowgrpo.training.checkpoints import lora_files, lora_layers
+from flowgrpo.training.checkpoints.lora_files import KEY, LoraFile
+from flowgrpo.training.checkpoints.lora_layers import Index, Outline
+from flowgrpo.training.weights.lora_adapters import Adapter, check_agrees
+
+if TYPE_CHECKING:
+    from flowgrpo.mdlm.models import architectures
+else:
+    architectures = lazy("flowgrpo.mdlm.models.architectures")
+
+NETWORK = "model"  # its name in `Weights`
+
+
+def read(model: TextModel) -> LoraFile | None:
+    """The file of `model.lora.path` or of `model.merge`, checked as far as it alone tells; None without one.
+
+    Raises:
+        InputError: there is no such file, it is no LoRA, or not the one that the config names.
+    """
+    path = model.merge if model.lora is None else model.lora.path
+    if path is None:
+        return None
+    if not isinstance(path, str):
+        raise InputError(f"{KEY}: a language model is one network, give one path in place of the map")
+    file = lora_files.read(path)
+    if model.lora is not None:
+        check_agrees(model.lora, [Adapter(lora_layers.layers_of(file))])
+    return file
+
+
+def adapters(model: TextModel, file: LoraFile | None, network: torch.nn.Module) -> dict[str, Adapter]:
+    """The adapters of a file for a network; {} without a file. Names may be those of a released model's own code.
+
+    Raises:
+        InputError: they are not for this model.
+    """
+    if file is None:
+        return {}
+    outline = Outline.of(network)
+    names = [name.removeprefix("base_model.model.") for name in lora_layers.layers_of(file)]
+    own = lora_layers.names_in(NETWORK, outline.layers)
+    released = {name: own[path] for name, path in architectures.own_paths(network, names).items() if path in own}
+    parameters = lora_layers.names_in(NETWORK, outline.parameters)
+    index = Index({NETWORK: own | released}, {NETWORK: parameters})
+    found = lora_layers.placed(file, index, {NETWORK: outline}, model.path)
+    if model.lora is not None:
+        lora_layers.refuse_shifts_alone(found.values())
+    return found

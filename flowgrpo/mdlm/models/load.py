@@ -1,0 +1,326 @@
+"""From a folder or a hub id to a predictor and its tokenizer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from flowgrpo.data import embedded, tables
+from flowgrpo.data.embedded import EMBEDDED
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.decoding.network.block_attention import Attention, known_block_size
+from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
+from flowgrpo.schema.lazy import lazy
+from flowgrpo.training.model_files import folder_files as model_files
+from flowgrpo.training.model_files import weight_check
+from flowgrpo.training.model_files.hub_files import HUB_ID, file_names, one_sentence, without_progress_bars
+from flowgrpo.training.weights import library_quantisation as quantise_libraries
+from flowgrpo.training.weights import lora_adapters as adapters
+from flowgrpo.training.weights import quantisation as quantising
+from rewards import hub
+from rewards.base import nearest
+from rewards.memory import is_out_of_memory
+
+if TYPE_CHECKING:  # what a plan does without is imported by who loads a model
+    import peft
+    import safetensors
+    import transformers
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.models.auto import configuration_auto, modeling_auto
+
+    from flowgrpo.mdlm.models import architectures
+else:
+    peft = lazy("peft")
+    safetensors = lazy("safetensors")
+    transformers = lazy("transformers")
+    configuration_auto = lazy("transformers.models.auto.configuration_auto")
+    modeling_auto = lazy("transformers.models.auto.modeling_auto")
+    architectures = lazy("flowgrpo.mdlm.models.architectures")
+
+PIPELINE = "LLaDA2Pipeline"  # the class of diffusers whose folders are taken
+INDEX, PARTS = "model_index.json", {"model": "transformers", "tokenizer": None}  # of such a folder; what reads weights
+ADAPTER = "adapter_model.safetensors"
+REMEDY = "a language model is the folder with its config.json, weights and tokenizer"
+
+
+def load_predictor(
+    path: str,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    *,
+    trust_remote_code: bool = False,
+    mask_id: int | None = None,
+    shift: bool | None = None,
+    attention: Attention | None = None,
+    block_size: int | None = None,
+    quantise: str | None = None,
+    variant: str | None = None,
+) -> tuple[MaskPredictor, PreTrainedTokenizerBase]:
+    """A model, ready to predict masked tokens, and its tokenizer.
+
+    Takes a built-in name, the released models of `mdlm.models.architectures`, what transformers knows as a masked or a
+    causal model, and local folders of diffusers' `LLaDA2Pipeline`.
+
+    Args:
+        trust_remote_code: whether code that comes with the model may run, for types that none of these has.
+        mask_id: the mask token; None for that of the config or the tokenizer.
+        shift: whether output i is about token i + 1; None for what is known of the type.
+        attention: whether positions see all others or no later block; None for what is known of the type.
+        block_size: tokens of a block; None likewise.
+        quantise: `int8`, `fp8` or `nf4`, before the model is put on the device, or a library's form, while it is loaded
+            (`training.weights`).
+        variant: word in the names of the files of weights that are read, such as `fp16`; None for plain files.
+
+    Raises:
+        InputError: there is no such model, its files are not whole, its code may not run or fails, it names no mask token,
+            it predicts no masked tokens, cannot be quantised, or attends otherwise than asked for.
+    """
+    model_path, tokenizer_path = model_paths(path)
+    config = config_of(model_path)
+    block_size = known_block_size(config, attention, block_size)
+    check_weights(path, variant)
+    with _one_sentence(path, "no readable weights", config, trust_remote_code), without_progress_bars("transformers"):
+        model = _model(
+            path,
+            model_path,
+            config=config,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            quantise=quantise,
+            variant=variant,
+        )
+    quantise_libraries.refuse_quantised(model, quantise)
+    if quantise in quantising.FORMS:
+        quantising.quantise(model, quantise)
+    known = architectures.architecture(config)
+    with _one_sentence(path, "no tokenizer", config, trust_remote_code):
+        if known:
+            tokenizer = known.tokenizer.from_pretrained(tokenizer_path)
+        else:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=trust_remote_code)
+    if mask_id is None:
+        mask_id = config.get("mask_token_id")
+    if mask_id is None:
+        mask_id = tokenizer.mask_token_id
+    if mask_id is None:
+        raise InputError(f"model.mask_id: {path!r} names no mask token, give its number")
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else config.get("pad_token_id")
+    if shift is None:
+        shift = bool(known and known.shift)
+    with _one_sentence(path, None, config, trust_remote_code):
+        return MaskPredictor(model.to(device).eval(), mask_id, pad_id, shift=shift, block_size=block_size), tokenizer
+
+
+def model_paths(path: str) -> tuple[str, str]:
+    """Where a model and its tokenizer are: one folder or hub id, or the two subfolders of a pipeline's folder.
+
+    Raises:
+        InputError: there is no model, or it is a flow model.
+    """
+    if path in EMBEDDED and EMBEDDED[path].kind == "flow":
+        raise InputError(f"model.path: {path} is a flow model, not a language model: its runs have kind: flow")
+    place = embedded.place_of(path)
+    model_files.refuse_file(place, REMEDY)
+    if path not in EMBEDDED and "/" not in path and not Path(path).is_dir():
+        raise InputError(
+            f"model.path: there is no folder {path!r} and no built-in model of that name, "
+            f"{nearest(path, embedded.names('mdlm'))}"
+        )
+    if Path(place).is_dir():
+        _refuse_others(path, Path(place))
+    model_path, tokenizer_path = (f"{place}/model", f"{place}/tokenizer") if is_pipeline(place) else (place, place)
+    if Path(model_path).is_dir():
+        model_files.refuse_pointer(Path(model_path) / "config.json")
+    try:
+        config = config_of(model_path)
+    except Exception as error:  # whatever others wrote into it
+        reason = _hub_reason(path, error)
+        raise InputError(f"model.path: {path!r} {reason or f'holds no model ({_reason(error)})'}") from error
+    # Where there is no config.json, transformers gives an empty map.
+    if not config or not isinstance(config, dict) or not isinstance(config.get("model_type", ""), str):
+        raise InputError(f"model.path: {path!r} holds no model, or its config.json is not a map with a model_type")
+    return model_path, tokenizer_path
+
+
+def _refuse_others(path: str, folder: Path) -> None:
+    """Refuse a folder that is none of a language model, as far as its index and its config.json tell."""
+    model_files.refuse_empty(folder)
+    model_files.refuse_pointer(folder / INDEX)
+    if is_pipeline(str(folder)):
+        model_files.refuse_missing(folder, PARTS)
+    elif (folder / INDEX).is_file() and not (folder / "config.json").is_file():
+        raise InputError(f"model.path: {path} is the folder of a pipeline; for a flow model set kind: flow")
+    elif model_files.is_network(folder):
+        raise InputError(
+            f"model.path: {path} is a network of a pipeline alone, not a language model; {model_files.REMEDY}"
+        )
+
+
+def check_files(path: str, variant: str | None = None, *, or_configs: bool = False) -> None:
+    """Refuse a local folder whose files cannot be those of a model; no weights are loaded.
+
+    The hub is asked only whether it has the variant.
+
+    Args:
+        variant: word in the names of the files of weights that are read.
+        or_configs: whether it may hold no weights.
+
+    Raises:
+        InputError: there is no such model, or a file is missing, cut off, or a Git LFS pointer.
+    """
+    place = Path(model_paths(path)[0])
+    if not Path(embedded.place_of(path)).is_dir():
+        if variant is not None:
+            with one_sentence(path):
+                model_files.refuse_absent(path, variant, [file_names(path)])
+        return
+    folder, components = (
+        (place.parent, PARTS) if is_pipeline(embedded.place_of(path)) else (place, {"": "transformers"})
+    )
+    model_files.check(folder, components, variant=variant, or_configs=or_configs)
+
+
+def config_of(place: str) -> dict[str, Any]:
+    """What the config.json of a folder or hub id says; {} where there is none."""
+    return transformers.PreTrainedConfig.get_config_dict(place)[0]
+
+
+def block_size_of(path: str, attention: Attention | None, block_size: int | None) -> int | None:
+    """Tokens of a block of a model that is not loaded; None if its attention is full. Arguments of `load_predictor`.
+
+    Raises:
+        InputError: there is no such model, or it attends otherwise than asked for.
+    """
+    return known_block_size(config_of(model_paths(path)[0]), attention, block_size)
+
+
+def is_pipeline(path: str) -> bool:
+    """Whether a local folder is that of diffusers' `LLaDA2Pipeline`."""
+    index = Path(path) / INDEX
+    written = tables.document(index) if index.is_file() else None
+    return isinstance(written, dict) and written.get("_class_name") == PIPELINE
+
+
+def load_adapter(predictor: MaskPredictor, folder: Path) -> None:
+    """Put an adapter as `flowgrpo export` writes it into a model; its names may be those of a released model's own code.
+
+    Raises:
+        InputError: it is of another model.
+    """
+    config = peft.PeftConfig.from_pretrained(str(folder))
+    with safetensors.safe_open(folder / ADAPTER, "pt") as file:
+        released = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in file.keys()}  # noqa: SIM118
+    own = architectures.own_paths(predictor.model, released)
+    if own:
+        config = adapters.renamed(config, own)
+    names = {f"^{re.escape(path)}\\.": f"{here}." for path, here in own.items()}
+    try:
+        peft.PeftModel.from_pretrained(predictor.model, str(folder), config=config, key_mapping=names)
+    except (RuntimeError, ValueError) as error:
+        raise InputError(f"--adapter {folder}: not of this model ({str(error).splitlines()[0]})") from error
+
+
+@contextmanager
+def _one_sentence(path: str, lacks: str | None, config: dict[str, Any], trust_remote_code: bool) -> Iterator[None]:
+    """Turn what a model's own code raises, or its files where they lack something, into one sentence."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        reason = _reason(error)
+        own = trust_remote_code and config.get("auto_map") and architectures.architecture(config) is None
+        if own:  # anybody's code, which may raise anything
+            raise InputError(
+                f"model.path: {path!r} is a {config.get('model_type')}, whose own code is of transformers "
+                f"{config.get('transformers_version', '(no version named)')} and fails with {transformers.__version__} "
+                f"({type(error).__name__}: {reason})"
+            ) from error
+        if reason_of_hub := _hub_reason(path, error):
+            raise InputError(f"model.path: {path!r} {reason_of_hub}") from error
+        if lacks:  # in its files, which may be anybody's too
+            raise InputError(f"model.path: {path!r} has {lacks} ({type(error).__name__}: {reason})") from error
+        raise
+
+
+def _hub_reason(path: str, error: Exception) -> str | None:
+    """Why the hub did not give a model; None of what is no hub id, or a folder, or if that was not the reason."""
+    asked = re.fullmatch(HUB_ID, path) and not Path(path).is_dir()
+    return hub.why(error, path, "set model.path to a folder") if asked else None
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+def _model(
+    path: str,
+    place: str,
+    *,
+    config: dict[str, Any],
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+    quantise: str | None,
+    variant: str | None,
+) -> PreTrainedModel:
+    """The weights of a model in their class."""
+    options = quantise_libraries.model_options(quantise, dtype)
+    if architectures.architecture(config) is not None:
+        return architectures.load(path, place, config, dtype, variant=variant, **options)
+    loads = _model_class(path, config, trust_remote_code)
+    options |= {"dtype": dtype, "variant": variant, "trust_remote_code": trust_remote_code}
+    with weight_check.silent():
+        model, info = loads.from_pretrained(place, output_loading_info=True, **options)
+    if not quantise:
+        weight_check.refuse(weight_check.loaded(info, model), type(model).__name__, path)
+    return model
+
+
+def check_weights(path: str, variant: str | None = None, *, or_configs: bool = False) -> None:
+    """Refuse a model whose files are not whole or do not hold its weights, by their headers.
+
+    Of a model with code of its own the weights are looked at when it is loaded. Arguments as of `check_files`.
+
+    Raises:
+        InputError: as of `check_files`, or weights are missing or are of another shape.
+    """
+    check_files(path, variant, or_configs=or_configs)
+    place, _ = model_paths(path)
+    written = config_of(place)
+    if path in EMBEDDED:
+        return
+    if architectures.architecture(written) is not None:
+        architectures.check_weights(path, place, written, variant)
+    elif (kind := _known_class(written)) is not None and not written.get("auto_map"):
+        weight_check.check(path, place, kind, variant=variant)
+
+
+def _model_class(path: str, config: dict[str, Any], trust_remote_code: bool) -> Any:
+    """The class that loads a model with its head."""
+    kind, own = config.get("model_type"), config.get("auto_map", {})
+    if kind in configuration_auto.CONFIG_MAPPING and not (trust_remote_code and own):
+        known = _known_class(config)
+        if known is None:
+            raise InputError(f"model.path: {path!r} is a {kind}, which predicts no tokens")
+        return known
+    if not own:
+        raise InputError(f"model.path: {path!r} is a {kind}, which transformers does not know")
+    if not trust_remote_code:
+        raise InputError(f"model.path: {path!r} brings its own code, set model.trust_remote_code if you trust it")
+    return transformers.AutoModelForCausalLM if "AutoModelForCausalLM" in own else transformers.AutoModel
+
+
+def _known_class(config: dict[str, Any]) -> Any:
+    """The class of transformers for a config.json, with a head that predicts tokens; None if it has none."""
+    if config.get("model_type") not in configuration_auto.CONFIG_MAPPING:
+        return None
+    kind = configuration_auto.CONFIG_MAPPING[config["model_type"]]
+    heads = (modeling_auto.MODEL_FOR_MASKED_LM_MAPPING, modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING)
+    return next((mapping[kind] for mapping in heads if kind in mapping), None)

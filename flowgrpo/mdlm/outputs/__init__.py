@@ -1,0 +1,1 @@
+"""What leaves the text wing: exported LoRAs and samples."""

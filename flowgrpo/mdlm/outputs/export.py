@@ -1,0 +1,231 @@
+"""Export of a language model's run: the trained weights in the formats that peft and transformers load, a card, answers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from flowgrpo.data import prompts
+from flowgrpo.data.prompts import Row
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.config import DIGITS, TextConfig, TextModel
+from flowgrpo.mdlm.decoding.decode import Decoder
+from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, scheduled
+from flowgrpo.mdlm.models.architectures import copy_beside, released_paths
+from flowgrpo.mdlm.models.load import check_weights, config_of, model_paths
+from flowgrpo.mdlm.models.lora_targets import layers, write_adapter
+from flowgrpo.mdlm.models.released_names import is_released
+from flowgrpo.mdlm.policy import TextPolicy
+from flowgrpo.mdlm.setup import policy_and_weights
+from flowgrpo.training.checkpoints import checkpoint, lora_files, lora_layers
+from flowgrpo.training.model_files.hub_files import without_progress_bars
+from flowgrpo.training.reports import markdown
+from flowgrpo.training.reports import model_card as card
+from flowgrpo.training.reports.model_card import SAMPLES, Exported, Shown
+from flowgrpo.training.reports.samples import Text, save_sample
+from flowgrpo.training.weights.trained_weights import Weights
+from rewards.compute import default_device
+
+SCHEDULE_FILE = "schedule.safetensors"
+
+
+def check(settings: TextConfig, run: Path, found: Path, *, comfyui: bool) -> None:
+    """Refuse what can be refused of an export without loading its model.
+
+    Raises:
+        InputError: there is no such model, or no evaluation prompts, the run's own copy of a LoRA is gone or shifts
+            parameters, or asked for `comfyui`, which runs no language model.
+    """
+    if comfyui:
+        raise InputError("--comfyui: ComfyUI runs no masked-diffusion language models; leave it out")
+    model = lora_files.kept(settings, run).model
+    if model.lora is not None and model.lora.path is not None:
+        for shifted in lora_layers.shifts_of(lora_files.read(model.lora.path)):
+            raise InputError(
+                f"the LoRA that this run started from shifts {shifted}, which peft's file cannot hold; train with "
+                "model.merge in its place"
+            )
+    check_weights(settings.model.path, settings.model.variant)
+    prompts.load_split(settings.prompts, "eval")
+
+
+def export(settings: TextConfig, run: Path, found: Path, out: Path, *, comfyui: bool = False) -> Exported:
+    """Write the weights that evaluation used (the average, when one is kept) of the checkpoint `found` to `out`.
+
+    LoRA becomes an adapter for `peft.PeftModel.from_pretrained(model, out)`; full weights become a model with its tokenizer,
+    laid out like the one that was trained. A learned schedule goes to `schedule.safetensors`. Answers are those of
+    `eval.decoder`, of one prompt at a time.
+
+    Args:
+        comfyui: always false, as `check` has seen to.
+    """
+    policy, weights = policy_and_weights(lora_files.kept(settings, run), default_device(), learns=False)
+    step = checkpoint.load_averaged(found, weights)
+    out.mkdir(parents=True, exist_ok=True)
+    chosen = prompts.load_split(settings.prompts, "eval")[:SAMPLES]
+    rows = [Row(prompt.text, i, prompt.columns) for i, prompt in enumerate(chosen)]
+    write_weights(settings.model, policy, weights, out)
+    decoder = settings.eval.decoder.build(policy.length, policy.eos_id, "eval.decoder", predictor=policy.predictor)
+    if "schedule" in weights.extra_modules and settings.eval.decoder.name == "scheduled":
+        decoder = scheduled(decoder, weights.extra_modules["schedule"].typical(1))
+    answers = [answer(policy, row, decoder) for row in rows]
+    files = [save_sample(text, out / f"sample-{row.seed}").name for row, text in zip(rows, answers, strict=True)]
+    kind = "full" if weights.lora is None else "lora"
+    if kind == "full":  # what is written is of no variant
+        settings = settings.model_copy(update={"model": settings.model.model_copy(update={"variant": None})})
+    note = _names_note(policy.predictor.model, settings.model, weights)
+    (out / "README.md").write_text(
+        _card(run, settings, kind=kind, step=step, rows=rows, answers=answers, note=note), encoding="utf-8"
+    )
+    return Exported(folder=out, step=step, kind=kind, samples=files)
+
+
+def answer(policy: TextPolicy, row: Row, decoder: Decoder) -> Text:
+    """The answer to one prompt, alone; of the same random numbers as `TextPolicy.sample` of that seed."""
+    return policy.as_samples(policy.generate([row.prompt], decoder, [(row.seed,)], 1))[0]
+
+
+def write_weights(model: TextModel, policy: TextPolicy, weights: Weights, out: Path) -> None:
+    """The weights as they are now, in the formats of peft or transformers."""
+    network = policy.predictor.model
+    with without_progress_bars("transformers"):
+        if weights.lora is not None:
+            write_adapter(model, network, weights, out)
+        else:
+            _write_model(model, policy, out)
+    if "schedule" in weights.extra_modules:
+        _write_schedule(weights.extra_modules["schedule"], out / SCHEDULE_FILE)
+
+
+def _write_model(model: TextModel, policy: TextPolicy, out: Path) -> None:
+    """The model and its tokenizer, of a released type with its own config.json, tokenizer and code."""
+    network = policy.predictor.model
+    model_place, tokenizer_place = model_paths(model.path)
+    inside, beside = out, out
+    if model_place != tokenizer_place:  # a pipeline, whose other parts stay as they are
+        own = shutil.ignore_patterns("model", "tokenizer")
+        shutil.copytree(Path(model_place).parent, out, ignore=own, dirs_exist_ok=True)
+        inside, beside = out / "model", out / "tokenizer"
+    network.save_pretrained(inside)
+    if is_released(config_of(model_place)):
+        copy_beside(model_place, inside, network.dtype)
+    if not is_released(config_of(model_place)) or inside != beside:
+        policy.tokenizer.save_pretrained(beside)
+
+
+def _write_schedule(schedule: SchedulePolicy, file: Path) -> None:
+    """The schedule's tensors `mean` and `log_std` (steps, actions), and the names of its actions in the header."""
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in schedule.state_dict().items()}
+    save_file(state, file, {"names": json.dumps(schedule.names)})
+
+
+def with_schedule(decoder: Decoder, folder: Path, count: int = 1) -> Decoder:
+    """A decoder of `count` answers with the middle of the learned schedule that was exported to a folder.
+
+    Raises:
+        InputError: an action belongs to nothing in the decoder.
+    """
+    with safe_open(folder / SCHEDULE_FILE, "pt") as file:
+        names = json.loads(file.metadata()["names"])
+    state = load_file(folder / SCHEDULE_FILE)
+    schedule = SchedulePolicy(dict.fromkeys(names, 0.5), len(state["mean"]))  # between the bounds of every action
+    schedule.load_state_dict(state)
+    return scheduled(decoder, schedule.typical(count))
+
+
+def _names_note(network: torch.nn.Module, model: TextModel, weights: Weights) -> str:
+    """Whose names the weights of a released model have; empty for others."""
+    if not is_released(config_of(model_paths(model.path)[0])):
+        return ""
+    if weights.lora is None:
+        return "Names, config.json and code are those of the base model, for its own code and for flowgrpo.\n"
+    if released_paths(network, layers(weights)):
+        return (
+            "The adapter's names are those of the base model's own code; there `PeftModel.from_pretrained` loads it.\n"
+        )
+    return (
+        f"The adapter's names are those of transformers' {type(network).__base__.__name__}: the base model's own code keeps "
+        "in one matrix what the adapter has in parts, so that flowgrpo alone loads it.\n"
+    )
+
+
+def _card(
+    run: Path, settings: TextConfig, *, kind: str, step: int, rows: Sequence[Row], answers: Sequence[Text], note: str
+) -> str:
+    """A model card that says how it was made, what it scored, and the exact lines that reproduce its answers."""
+    library = "peft" if kind == "lora" else "transformers"
+    texts = [card.before(run, row) for row in rows]
+    befores = [None if file is None else json.loads(file.read_text(encoding="utf-8"))["text"] for file in texts]
+    widget = [{"text": row.prompt, "output": {"text": a.text}} for row, a in zip(rows, answers, strict=True)]
+    head = card.heading(run, settings, library=library, kind=kind, step=step, task="text-generation", widget=widget)
+    return card.text(
+        [*head, *([note] if note else [])],
+        snippet=_snippet(settings, kind, rows[0]),
+        command=_command(settings, kind, rows[0]),
+        made="answer",
+        samples=[
+            Shown(row, markdown.escaped(a.text), None if old is None else markdown.escaped(old))
+            for row, a, old in zip(rows, answers, befores, strict=True)
+        ],
+    )
+
+
+def _loading(model: TextModel) -> dict[str, Any]:
+    """What must be said of a model to load it, beside its dtype."""
+    trusted = model.trust_remote_code or None
+    keys = ("mask_id", "shift", "attention", "block_size")
+    options = {"trust_remote_code": trusted, **{key: getattr(model, key) for key in keys}}
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def _dtype(model: TextModel) -> str:
+    """What the trained model computes in: float32 where all of its weights are trained."""
+    return "float32" if model.lora is None else model.dtype
+
+
+def _snippet(settings: TextConfig, kind: str, row: Row) -> str:
+    model, lora, decoder = settings.model, kind == "lora", settings.eval.decoder.written()
+    learned = settings.algorithm.schedule.name != "none" and decoder["name"] == "scheduled"
+    place = repr(model.path if lora else ".")
+    loading = _loading(model) | {k: v for k in ("quantise", "variant") if (v := getattr(model, k)) is not None}
+    options = "".join(f", {key}={value!r}" for key, value in loading.items())
+    chat = ", chat=True" if model.chat else ""
+    lines = [
+        "from pathlib import Path" if learned or lora else "",
+        "import torch",
+        "from flowgrpo.mdlm.decoders import build" if learned else "",
+        "from flowgrpo.mdlm.outputs.export import with_schedule" if learned else "",
+        f"from flowgrpo.mdlm.models.load import {'load_adapter, ' * lora}load_predictor",
+        "from flowgrpo.mdlm.policy import TextPolicy",
+    ]
+    lines = [line for line in lines if line]
+    lines += ["", f"predictor, tokenizer = load_predictor({place}, torch.{_dtype(model)}{options})"]
+    lines += ['load_adapter(predictor, Path("."))'] * lora
+    lines += [f"policy = TextPolicy(predictor, tokenizer, {model.length}{chat})"]
+    if learned:
+        lines += [
+            f'decoder = with_schedule(build({decoder!r}, policy.length, policy.eos_id, policy.predictor), Path("."))',
+            f"answer = policy.generate([{row.prompt!r}], decoder, [({row.seed},)], 1).texts[0]",
+        ]
+    else:
+        lines += [f"answer = policy.sample([{row.prompt!r}], {row.seed}, {decoder!r})[0]"]
+    return "\n".join(lines)
+
+
+def _command(settings: TextConfig, kind: str, row: Row) -> str:
+    model = settings.model
+    place = [model.path, "--adapter", "."] if kind == "lora" else ["."]
+    given = {"length": model.length} if model.path != DIGITS or kind == "full" else {}
+    given |= {**_loading(model), **({"chat": True} if model.chat else {}), "decoder": settings.eval.decoder.written()}
+    options = ["--prompt", row.prompt, "--seed", str(row.seed), "--dtype", _dtype(model)]
+    for option, word in {"--quantise": model.quantise, "--variant": model.variant}.items():
+        options += [] if word is None else [option, word]
+    options += ["--out", "samples"]
+    return card.command(["flowgrpo", "sample", *place, *options, *(f"{k}={card.written(v)}" for k, v in given.items())])

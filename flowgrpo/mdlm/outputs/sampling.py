@@ -1,0 +1,84 @@
+"""Sampling of a language model, with an adapter or without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flowgrpo.data import templates
+from flowgrpo.data.prompts import Row
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.config import TextModel
+from flowgrpo.mdlm.methods.decoder import Decoding
+from flowgrpo.mdlm.models import initial_lora as start
+from flowgrpo.mdlm.outputs.export import SCHEDULE_FILE, with_schedule
+from flowgrpo.mdlm.setup import load_text_policy
+from flowgrpo.schema.lora import Lora
+from flowgrpo.schema.sentences import checked
+from flowgrpo.training.checkpoints import lora_files
+from flowgrpo.training.reports.samples import ModelUse, Sampler, Switches, Text
+from flowgrpo.training.weights.trained_weights import Weights
+from rewards.base import nearest
+from rewards.compute import default_device
+
+OPTIONS = ("length", "chat", "trust_remote_code", "mask_id", "shift", "attention", "block_size", "decoder", "template")
+
+
+def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
+    """Load a language model and return it ready to answer rows.
+
+    Args:
+        use: its `call` has keys of the section `model` of a config; `decoder`, a name or a map like `eval.decoder`; and
+            `template`, of `flowgrpo.data.templates`. The decoder `scheduled` has the learned schedule of the adapter's
+            folder, or else the model's, where there is one.
+        rows: whose prompts are put into the template.
+
+    Raises:
+        InputError: there is no such model, adapter or option.
+    """
+    if asked := [name for name, value in vars(use.switches).items() if value != getattr(Switches(), name)]:
+        hint = ", write attention=block without the dashes" if asked[0] == "attention" else ""
+        raise InputError(f"--{asked[0].replace('_', '-')}: pipelines have that, {use.path} is a language model{hint}")
+    if use.adapter_steps is not None:
+        raise InputError(f"--adapter-steps: it is a part of a schedule of noise, {use.path} is a language model")
+    adapter, template = use.adapter, use.call.get("template")
+    if template is not None and template not in templates.TEMPLATES:
+        raise InputError(f"template: {template!r} is unknown, {nearest(str(template), templates.TEMPLATES)}")
+    rows = [replace(row, prompt=templates.apply(template, row.prompt)) for row in rows]
+    chosen, decoding = options(use.path, use.dtype, use.call, variant=use.variant)
+    chosen = chosen.model_copy(update={"quantise": use.quantise, "lora": checked(Lora, {"path": adapter}, "--adapter")})
+    with lora_files.named("--adapter"):
+        file = start.read(chosen)
+        policy = load_text_policy(chosen, default_device())
+        network = policy.predictor.model
+        if begun := start.adapters(chosen, file, network):
+            Weights({start.NETWORK: network}, begun)
+    decoder = decoding.build(policy.length, policy.eos_id, "decoder", predictor=policy.predictor)
+    folder = Path(use.path if adapter is None else adapter)
+    learned = decoding.name == "scheduled" and (folder / SCHEDULE_FILE).is_file()
+
+    def generate(part: Sequence[Row]) -> list[Text]:
+        own = with_schedule(decoder, folder, len(part)) if learned else decoder
+        return policy.as_samples(
+            policy.generate([row.prompt for row in part], own, [(row.seed,) for row in part], len(part))
+        )
+
+    return Sampler(rows, generate, "decoder")
+
+
+def options(model: str, dtype: str, call: dict[str, Any], *, variant: str | None = None) -> tuple[TextModel, Decoding]:
+    """The model's section and the decoder that `key=value` arguments ask for.
+
+    Raises:
+        InputError: a key or a value is wrong.
+    """
+    for key in call:
+        if key not in OPTIONS:
+            raise InputError(f"{key}: a language model has no such argument, {nearest(key, OPTIONS)}")
+    given = {key: value for key, value in call.items() if key not in ("decoder", "template")}
+    chosen = checked(TextModel, {"path": model, "dtype": dtype, "variant": variant, **given})
+    decoding = checked(Decoding, call.get("decoder", {}), "decoder")
+    decoding.build(chosen.length, 0, "decoder", block_size=chosen.block_size)  # refuses before the weights are loaded
+    return chosen, decoding

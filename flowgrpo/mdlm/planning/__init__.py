@@ -1,0 +1,1 @@
+"""Forecasts before a run of a language model: the plan, evaluations and memory."""

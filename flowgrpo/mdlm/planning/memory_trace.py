@@ -1,0 +1,213 @@
+"""What a run of a language model allocates and computes, found with a model of real size that holds no numbers.
+
+Only its config is read; see `flowgrpo.training.planning.meta_networks`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+import transformers
+
+from flowgrpo.mdlm.config import TextConfig
+from flowgrpo.mdlm.decoding.decode import Decoder
+from flowgrpo.mdlm.decoding.network.kv_cache import cached
+from flowgrpo.mdlm.decoding.network.mask_probe import Form
+from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
+from flowgrpo.mdlm.methods.likelihoods.answers import Answers
+from flowgrpo.mdlm.methods.likelihoods.estimate import Call, log_probs
+from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
+from flowgrpo.mdlm.models import architectures
+from flowgrpo.mdlm.models import initial_lora as start
+from flowgrpo.mdlm.models.gradient_checkpointing import can_checkpoint, checkpoint_gradients
+from flowgrpo.mdlm.models.load import config_of, model_paths
+from flowgrpo.mdlm.planning.plan import block_size, evaluation_decoder, training_decoder, walked
+from flowgrpo.training.model_files.hub_files import Shape
+from flowgrpo.training.planning.allocation_counter import Peaks
+from flowgrpo.training.planning.meta_networks import Hollow, built, size
+from flowgrpo.training.weights import quantisation as quantise
+from flowgrpo.training.weights.trained_weights import Weights, cast_inputs_up, lora_config
+from rewards.compute import DTYPES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Sizes of a model, what its calls allocate beside it, in bytes, and their floating-point operations.
+
+    Attributes:
+        weights: of the model as it is loaded.
+        shapes: of its tensors by name.
+        width: bytes of a weight that is not quantised.
+        trained: how many numbers are trained.
+        decode: steps of the decoder of training.
+        evaluate: steps of that of evaluation; None where they take as much.
+        update: a view with gradients, and its backward pass; nothing where the config has checkpointing.
+        update_checkpointed: the same with `model.gradient_checkpointing`; None where the model does not support it.
+        dequantises: whether weights that layers of this package make anew are among these.
+        decode_operations: of a step of the decoder of training, all branches of its guidance; a mean where it has a cache.
+        evaluate_operations: of that of evaluation.
+        update_operations: of the forward pass of a view.
+        launches: functions of PyTorch that it calls, whatever the number of rows.
+    """
+
+    weights: int
+    shapes: dict[str, Shape]
+    width: int
+    trained: int
+    decode: Peaks
+    evaluate: Peaks | None
+    update: Peaks
+    update_checkpointed: Peaks | None
+    dequantises: bool
+    decode_operations: int
+    evaluate_operations: int
+    update_operations: int
+    launches: int
+
+
+class _Unasked(MaskPredictor):
+    """A predictor whose model cannot be tried out: rows without padding, its head asked for what is scored."""
+
+    def __init__(self, model: transformers.PreTrainedModel, block_size: int | None):
+        self.model, self.block_size, self.shift = model, block_size, False
+        self.mask_id, self.pad_id, self.evaluations, self.selects = 0, None, 0, self.head() is not None
+        self._takes_all, self._takes = True, set()
+        self.form = self.padded_form = Form("none" if block_size is None else "4d")
+
+
+def trial(config: TextConfig, prompt: int) -> Trial:
+    """Measure a run's calls.
+
+    Args:
+        prompt: tokens of the longest prompt.
+
+    Raises:
+        InputError: there is no such model, or it has not what the config asks for.
+    """
+    model, hollow = config.model, Hollow()
+    place, _ = model_paths(model.path)
+    network = built(lambda: _made(model.path, place), DTYPES[model.dtype]).requires_grad_(False)
+    network.config._experts_implementation = "grouped_mm"  # a loop over experts asks which of them were chosen
+    weights, shapes = size(network), {name: tuple(p.shape) for name, p in network.named_parameters()}
+    if model.quantise in quantise.FORMS:
+        quantise.quantise(network, model.quantise)
+    lora = model.lora and (
+        start.adapters(model, start.read(model), network)
+        or lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, {"model": network})
+    )
+    with torch.device("meta"):
+        trained = sum(p.numel() for p in Weights({"model": network}, lora).parameters)
+    if model.quantise == "bnb_nf4":
+        cast_inputs_up([network])
+    if model.gradient_checkpointing and not can_checkpoint(network):
+        checkpoint_gradients(network)  # refuses it
+    hollow.empty(network, ())
+    predictor = _Unasked(network, block_size(config))
+    ids = torch.ones(1, prompt + model.length, dtype=torch.long)
+    training, evaluation = training_decoder(config), evaluation_decoder(config)
+    decode, operations = _decoded(hollow, predictor, training, ids)
+    alike = _work(training) == _work(evaluation)
+    evaluate, of_evaluation = (None, operations) if alike else _decoded(hollow, predictor, evaluation, ids)
+    hollow.with_gradients([network])
+    update, checkpointed, forward = Peaks(), None, (0, 0)
+    if not model.gradient_checkpointing:
+        update, *forward = _learnt(hollow, predictor, ids, prompt)
+    if can_checkpoint(network):
+        checkpoint_gradients(network)
+        checkpointed, *forward = _learnt(hollow, predictor, ids, prompt)
+    return Trial(
+        weights=weights,
+        shapes=shapes,
+        width=torch.finfo(DTYPES[model.dtype]).bits // 8,
+        trained=trained,
+        decode=decode,
+        evaluate=evaluate,
+        update=update,
+        update_checkpointed=checkpointed,
+        dequantises=model.quantise in quantise.FORMS,
+        decode_operations=operations,
+        evaluate_operations=of_evaluation,
+        update_operations=forward[0],
+        launches=forward[1],
+    )
+
+
+def _work(decoder: Decoder) -> tuple[object, ...]:
+    """What the memory and the operations of a decoder's steps depend on."""
+    steps = walked(decoder).steps if decoder.cache else None
+    return steps, decoder.guided, decoder.cache, decoder.hidden_layers, decoder.region.blocks, decoder.region.counted
+
+
+@torch.no_grad()
+def _decoded(hollow: Hollow, predictor: _Unasked, decoder: Decoder, ids: torch.Tensor) -> tuple[Peaks, int]:
+    """What steps of a decoder allocate, and the operations of one: a mean of its first and its last block's.
+
+    Where no block sees more than another, the last stands for all. With a cache the first step of a block has other
+    operations than those after it.
+    """
+    prompt, mask = ids.shape[1] - decoder.region.length, torch.ones_like(ids, dtype=torch.bool)
+    parts = decoder.region.parts(torch.tensor([prompt]))
+    blocks = [(prompt + int(s), prompt + int(e)) for s, e in parts if s < e]
+    plain, peaks = predictor.form, Peaks()
+    if decoder.cache is not None:
+        predictor.form = Form("4d")
+    cache = cached(predictor, decoder.cache, decoder.frame.place) if decoder.cache else None
+    ends = [blocks[0], blocks[-1]] if cache is not None or predictor.block_size is not None else [blocks[-1]]
+    steps = list(ends) if cache is None else [block for block in dict.fromkeys(ends) for _ in range(2)]
+    if cache is not None and predictor.block_size is not None and len(blocks) > 2:
+        steps.insert(2, blocks[-2])  # to the last but one it has jumped, which none does
+    operations: dict[tuple[int, int], list[int]] = defaultdict(list)
+    with hollow.phase() as live, hollow.inside():
+        for start, stop in steps:
+            hidden, before = (), live.operations
+            if cache is not None:
+                logits = cache.logits(ids, mask, torch.tensor([0]), start=start, stop=stop)
+            elif decoder.guided:
+                logits = predictor.guided(ids, None, 1.0, prompt=prompt, start=start, stop=stop)
+            else:
+                layers = decoder.hidden_layers
+                logits, hidden = predictor.logits_and_hidden(ids, None, start=start, stop=stop, layers=layers)
+            logits.log_softmax(-1).exp().argmax(-1)  # as scorers and proposals do
+            del logits, hidden
+            if (start, stop) in ends:
+                peaks |= live.peaks
+                operations[start, stop].append(live.operations - before)
+            live.lower()
+        del cache
+    predictor.form = plain
+    later = max(walked(decoder).steps / len(blocks) - 1, 0.0)  # steps of a block after its first
+    means = [(first + later * rest[0]) / (1 + later) if rest else first for first, *rest in operations.values()]
+    return peaks, round(sum(means) / len(means))
+
+
+def _made(path: str, place: str) -> transformers.PreTrainedModel:
+    written = config_of(place)
+    known = architectures.architecture(written)
+    if known is not None:
+        return known.model(architectures.translated(path, written))
+    config = transformers.AutoConfig.from_pretrained(place)
+    kind = transformers.AutoModelForMaskedLM
+    if config.model_type not in transformers.models.auto.modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        kind = transformers.AutoModelForCausalLM
+    return kind.from_config(config)
+
+
+def _learnt(hollow: Hollow, predictor: MaskPredictor, ids: torch.Tensor, prompt: int) -> tuple[Peaks, int, int]:
+    """What the passes of one view that scores a whole answer allocate; operations and launches of the forward one."""
+    scored = torch.ones(1, ids.shape[1] - prompt, dtype=torch.bool)
+    hidden = torch.nn.functional.pad(scored, (prompt, 0))
+    answers = Answers(
+        ids=ids,
+        attention_mask=torch.ones_like(hidden),
+        scored=scored,
+        addresses=[()],
+        block_size=predictor.block_size,
+    )
+    views = Views(hidden[None], scored[None].float(), torch.ones(1))
+    with hollow.phase() as live, hollow.inside():
+        found = log_probs(predictor, answers, views, Call(torch.tensor([0]), torch.tensor([0]))).sum()
+        operations, launches = live.operations, live.launches
+        found.backward()
+        return live.peaks, operations, launches

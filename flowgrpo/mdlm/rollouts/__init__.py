@@ -1,0 +1,1 @@
+"""Rollouts of texts: decode answers and record how they filled."""

@@ -1,0 +1,78 @@
+"""The calls of a language model that sizes of batches are tried with: a decoding, and views of answers with gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+
+from flowgrpo.data.prompts import Prompt
+from flowgrpo.mdlm.decoding.decode import GIVEN, Decoder
+from flowgrpo.mdlm.methods.likelihoods.answers import Answers
+from flowgrpo.mdlm.methods.likelihoods.estimate import Call, log_probs
+from flowgrpo.mdlm.methods.likelihoods.likelihood import Likelihood
+from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
+from flowgrpo.mdlm.policy import TextPolicy
+from flowgrpo.training.fitting.batch_probing import Timed
+from flowgrpo.training.fitting.batch_sizes import ProbeCalls
+from flowgrpo.training.weights.trained_weights import Weights
+
+
+def probe_calls(
+    policy: TextPolicy,
+    weights: Weights,
+    prompts: Sequence[Prompt],
+    *,
+    decoder: Callable[[int], Decoder],
+    likelihood: Likelihood,
+    held_out: Sequence[Prompt] = (),
+    eval_decoder: Callable[[int], Decoder] | None = None,
+) -> ProbeCalls:
+    """The calls, on the longest of some prompts; an answer takes part in a decoding, and has a number of views.
+
+    A decoding is tried whole, for caches, guidance and how many tokens are open at a time are a part of what it takes. Where
+    an evaluation decodes in another way, or has a longer prompt, it is tried, too: it has to fit, its time does not count.
+
+    Args:
+        weights: whose gradient an update takes.
+        decoder: of so many answers.
+        held_out: prompts that are evaluated by this process.
+        eval_decoder: of so many of their answers; None where that is the same.
+    """
+
+    def length(text: str) -> int:
+        return len(policy.tokens(text))
+
+    def decoding(text: str, of: Callable[[int], Decoder]) -> Callable[[int], object]:
+        return lambda count: policy.generate([text] * count, of(count), [("probe", i) for i in range(count)], count)
+
+    longest = max((prompt.text for prompt in prompts), key=length)
+    asked = max((prompt.text for prompt in held_out), key=length, default=None)
+    evaluations = []
+    if asked is not None and (eval_decoder is not None or length(asked) > length(longest)):
+        evaluations = [Timed(0, decoding(asked, eval_decoder or decoder))]
+
+    written = policy.generate([longest], decoder(1), [("probe", 0)], 1).rollout
+
+    @cache
+    def viewed(count: int) -> tuple[Answers, Views]:
+        rows = torch.zeros(count, dtype=torch.long, device=written.ids.device)
+        answers = Answers(
+            ids=written.ids[rows],
+            attention_mask=written.attention_mask[rows],
+            scored=written.step_map[rows] != GIVEN,
+            addresses=[("probe", i) for i in range(count)],
+            steps=written.step_map[rows],
+            block_size=policy.predictor.block_size,
+        )
+        return answers, likelihood.views(answers)
+
+    def learn(count: int) -> None:
+        answers, views = viewed(count)
+        rows, chosen = views.scored.any(2).T.nonzero(as_tuple=True)
+        call = Call(chosen[:count], rows[:count])
+        weights.lockstep.backward(log_probs(policy.predictor, answers, views, call).sum())
+
+    of_answer = int(viewed(1)[1].scored.any(2).sum())
+    return ProbeCalls(rollout=[Timed(1, decoding(longest, decoder)), *evaluations], update=[Timed(of_answer, learn)])

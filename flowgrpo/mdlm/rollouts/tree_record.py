@@ -1,0 +1,136 @@
+"""The answers of a rollout as a run keeps them to be looked at: how each canvas filled, and what each answer earned."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from flowgrpo.mdlm.config import TextConfig
+from flowgrpo.mdlm.policy import TextPolicy
+from flowgrpo.mdlm.rollouts.rollout import Batch
+from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.reward_combination import Combination
+from flowgrpo.training.reports.samples import Text
+from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, encoded, known
+
+MOMENTS = 8  # of a decoding that are shown, beside its start
+MASKED = "▢"
+CELL = 4  # pixels of a token's cell
+EARLY, LATE = (232, 190, 94, 255), (66, 110, 200, 255)  # a cell's colour by when its token was committed
+GIVEN, EMPTY = (127, 127, 127, 255), (127, 127, 127, 60)
+
+
+def parts(
+    config: TextConfig,
+    policy: TextPolicy,
+    combination: Combination,
+    batch: Batch,
+    *,
+    units: Units,
+    advantages: torch.Tensor,
+    trained: torch.Tensor,
+    names: Iterable[str],
+) -> list[KeptTree]:
+    """What this process has of the answers that are kept of an iteration; nothing where none are.
+
+    Each has `MOMENTS` canvases beside its start, evenly apart in its own decoding. A token counts as committed at the step
+    of its last commit, also where a decoder had masked it again before.
+
+    Args:
+        combination: of the rewards, into what is trained on.
+        advantages: (B,) of the answers.
+        trained: (B,) bool, whether each is trained on.
+        names: of the rewards.
+    """
+    asked = config.run.trees
+    if asked is None or not asked.due(batch.iteration, config.train.iterations):
+        return []
+    by_group: dict[int, list[int]] = defaultdict(list)
+    for place, (group, _) in enumerate(batch.members):
+        if group < asked.prompts:
+            by_group[group].append(place)
+    texts, totals = policy.as_samples(batch.completions), combination.total(batch.scores.values).tolist()
+    rewards, advantages, trained = batch.scores.values.tolist(), advantages.tolist(), trained.tolist()
+    found = []
+    for group, own in by_group.items():
+        nodes: list[KeptNode] = []
+        for place in own:
+            steps = max(1, 1 + max(texts[place].steps))
+            nodes += _chain(texts[place], steps, len(nodes), config.algorithm.decoder.name)
+            advantage = known(advantages[place])
+            nodes[-1] = replace(
+                nodes[-1],
+                estimated=False,
+                rewards=tuple(known(value) for value in rewards[place]),
+                total=known(totals[place]),
+                trained=True,
+                updated=trained[place] and advantage is not None and known(totals[place]) is not None,
+                unit=place,
+                compared=(group,),
+                advantage=advantage,
+                weight=float(batch.groups.weights[group]),
+            )
+        height, width = cells(texts[own[0]], 0, 1).shape[:2]
+        tree = KeptTree(
+            step=batch.iteration + 1,
+            group=group,
+            prompt=batch.rows[own[0]].prompt,
+            sigmas=tuple(1 - moment / MOMENTS for moment in range(MOMENTS + 1)),
+            names=tuple(names),
+            size=(width, height),
+            nodes=tuple(nodes),
+        )
+        found.append(tree)
+    return found
+
+
+def _chain(text: Text, steps: int, first: int, decoder: str) -> list[KeptNode]:
+    """The canvases of a text that took so many steps; `first` is the place of the first of them."""
+    found = []
+    for column in range(MOMENTS + 1):
+        moment = round(steps * column / MOMENTS)
+        found.append(
+            KeptNode(
+                parent=first + column - 1 if column else None,
+                step=column,
+                sigma=sum(step >= moment for step in text.steps) / len(text.steps),
+                picture=encoded(cells(text, moment, steps)),
+                estimated=True,
+                text=canvas(text, moment),
+                kernel=decoder if column else None,
+            )
+        )
+    return found
+
+
+def canvas(text: Text, moment: int) -> str:
+    """A text as it stood after so many steps, `MASKED` for what was masked; equal tokens at its end are counted."""
+    tokens = [token if step < moment else MASKED for token, step in zip(text.tokens, text.steps, strict=True)]
+    alike = next((i for i, token in enumerate(reversed(tokens)) if token != tokens[-1]), len(tokens))
+    return "".join(tokens[: len(tokens) - alike + 1]) + (f" ×{alike}" if alike > 1 else "")
+
+
+def cells(text: Text, moment: int, steps: int) -> np.ndarray:
+    """The tokens of a text after so many steps as cells, uint8 (h, w, 4): two to three times as wide as high."""
+    columns = max(1, 2 * math.ceil(math.sqrt(len(text.steps) / 2)))
+    rows = -(-len(text.steps) // columns)
+    picture = np.zeros((rows * CELL, columns * CELL, 4), dtype=np.uint8)
+    for place, step in enumerate(text.steps):
+        row, column = divmod(place, columns)
+        cell = picture[row * CELL : (row + 1) * CELL - 1, column * CELL : (column + 1) * CELL - 1]
+        cell[:] = _colour(step, moment, steps)
+    return picture
+
+
+def _colour(step: int, moment: int, steps: int) -> Sequence[int]:
+    if step >= moment:
+        return EMPTY
+    if step < 0:
+        return GIVEN
+    late = step / max(1, steps - 1)
+    return [round((1 - late) * early + late * end) for early, end in zip(EARLY, LATE, strict=True)]

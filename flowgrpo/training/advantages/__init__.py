@@ -1,0 +1,1 @@
+"""From rewards to advantages: prompt groups, baselines, selection, and the clipped ratio."""

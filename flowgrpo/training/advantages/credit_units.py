@@ -1,0 +1,70 @@
+"""What is compared and credited: trajectories, branches, or gains of steps, and the edges that belong to each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+
+from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.training.advantages.comparison_sets import NestedSets
+
+
+@dataclass(frozen=True)
+class Units:
+    """U units that are compared with each other: trajectories, branches, or gains of steps.
+
+    Attributes:
+        values: (U, R) float64, one column per reward; NaN where a reward does not apply or was lost.
+        comparison: (U, C) integers; units of equal rows are one set, the first column is the group.
+        weight: (U,) float64 weight of its edges in the loss.
+        of_edge: (nodes,) unit that the edge to each node belongs to, -1 for none.
+        root: (U,) index in its group of the root, or the answer, that it belongs to.
+        anchor: (U,) float64; anchor x value is added to the unit's advantage. None adds nothing.
+        nested: further sets that units are compared in, within those of `comparison`; None for those of it alone.
+    """
+
+    values: Tensor
+    comparison: Tensor
+    weight: Tensor
+    of_edge: Tensor
+    _: KW_ONLY
+    root: Tensor
+    anchor: Tensor | None = None
+    nested: NestedSets | None = None
+
+    def to_edges(self, values: Tensor) -> Tensor:
+        """Return the values (U,) of units for the edge to each node, (nodes,); 0 for edges without a unit."""
+        return values[self.of_edge].where(self.of_edge >= 0, torch.zeros((), dtype=values.dtype))
+
+    @property
+    def compares(self) -> bool:
+        """Whether some unit is compared with another one."""
+        if self.nested is not None:
+            return self.nested.compares(self.comparison)
+        return len(self.comparison.unique(dim=0)) < len(self.comparison)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Units]) -> tuple[Units, list[Tensor]]:
+        """The units of several processes as one, to compare them, and the places in it of each process's.
+
+        They are ordered by group and root, so that the order does not depend on who grew what: it breaks ties. `of_edge`
+        stays with the processes.
+        """
+        group, root = (torch.cat(each) for each in zip(*((u.comparison[:, 0], u.root) for u in parts), strict=True))
+        by_root = root.argsort(stable=True)
+        order = by_root[group[by_root].argsort(stable=True)]
+
+        def every(name: str) -> Tensor | None:
+            columns = [getattr(part, name) for part in parts]
+            return None if columns[0] is None else torch.cat(columns)[order]
+
+        joined = cls(
+            every("values"),
+            every("comparison"),
+            every("weight"),
+            torch.empty(0, dtype=torch.long),
+            root=root[order],
+            anchor=every("anchor"),
+            nested=None if parts[0].nested is None else NestedSets.joined([part.nested for part in parts], order),
+        )
+        return joined, list(order.argsort().split([len(part.values) for part in parts]))

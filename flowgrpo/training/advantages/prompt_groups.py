@@ -1,0 +1,60 @@
+"""The groups of an iteration: their prompts, their numbers of roots and their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flowgrpo.data.prompts import shuffled
+from flowgrpo.schema.sections import Pick, RunConfig
+from flowgrpo.training.advantages import unit_selection as selection
+from flowgrpo.training.advantages.prompt_statistics import PromptStats
+from samplers import noise
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The G groups of one iteration on all processes.
+
+    Attributes:
+        prompts: index of each one's prompt among the training prompts.
+        roots: number of starts of each.
+        weights: (G,) of each in the loss.
+    """
+
+    prompts: list[int]
+    roots: list[int]
+    weights: torch.Tensor
+
+
+def groups_of(config: RunConfig, number: int, prompt_stats: PromptStats, iteration: int) -> Groups:
+    """Return the groups of an iteration, by `prompts.pick`; a pure function of its arguments.
+
+    Args:
+        number: of training prompts.
+        prompt_stats: their rewards in earlier iterations.
+    """
+    pick, train, seed = config.prompts.pick, config.train, config.run.seed
+    if pick.by == "variance":
+        drawn = noise.generator(seed, "prompts", iteration)
+        indices = selection.most_uncertain(*_solved(pick, prompt_stats, range(number), iteration), train.groups, drawn)
+    else:
+        indices = shuffled(number, train.groups, seed, iteration)
+    count, total = _solved(pick, prompt_stats, indices, iteration)
+    chance = (1 + total) / (2 + count)
+    roots = config.algorithm.roots(train.group_size)
+    sizes = [roots] * len(indices)
+    if pick.budget == "knapsack":
+        alone = 2 if roots == train.group_size else 1  # a chain needs another to be compared with
+        sizes = selection.knapsack(chance, sum(sizes), max(alone, round(pick.least * roots)), round(pick.most * roots))
+    return Groups(indices, sizes, selection.robust_weights(1 - chance, pick.robust))
+
+
+def _solved(
+    pick: Pick, prompt_stats: PromptStats, indices: Sequence[int], iteration: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the discounted number of samples of each prompt, and how many of them count as solved, (P,) each."""
+    count, total = prompt_stats.counts(indices, iteration)
+    return count, ((total - pick.worst * count) / (pick.best - pick.worst)).clamp(min=0).minimum(count)

@@ -1,0 +1,129 @@
+"""Which prompts, how many samples of each, and which of them are trained on. Pure functions; the trainer has the state.
+
+`p` is always a prompt's mean reward, mapped onto 0 to 1; for a reward of 0 and 1 it is the chance of success.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+import torch
+
+from flowgrpo.schema.base import Choice
+from flowgrpo.schema.sections import Select
+from flowgrpo.training.advantages.baseline import combined
+from flowgrpo.training.advantages.credit_units import Units
+
+Tensor = torch.Tensor
+
+
+def most_uncertain(count: Tensor, total: Tensor, number: int, generator: np.random.Generator) -> list[int]:
+    """The `number` prompts whose reward should vary most: Thompson draws from Beta posteriors (VADE).
+
+    p ~ Beta(1 + total, 1 + count - total), and the largest p (1 - p), the variance of a success, win. A prompt that was
+    never seen is drawn uniformly, so it is tried about as often as one that is known to be half solved.
+
+    Args:
+        count, total: (P,) float64 discounted number and sum of rewards, the rewards between 0 and 1.
+
+    Returns:
+        indices of prompts, the most uncertain first.
+    """
+    p = generator.beta(1 + total.numpy(), 1 + (count - total).numpy())
+    return np.argsort(-p * (1 - p), kind="stable")[:number].tolist()
+
+
+def robust_weights(difficulty: Tensor, rate: float) -> Tensor:
+    """Weights (G,) of groups in the loss, of mean 1, that are larger for the hard ones: softmax(rate x difficulty) x G.
+
+    Prompt-GDRO (arXiv 2601.19280) has them over bins of difficulty by multiplicative updates; here each prompt is a bin
+    of its own and the difficulty, 1 - p, is already a discounted average over its visits. Rate 0 weighs all alike.
+    """
+    return torch.softmax(rate * difficulty, 0) * len(difficulty)
+
+
+def knapsack(p: Tensor, budget: int, least: int, most: int) -> list[int]:
+    """Return the number of samples of each prompt, of a common budget: the knapsack of Knapsack RL (arXiv 2509.25849).
+
+    The value of n samples is (1 - p^n - (1 - p)^n) p (1 - p)^2: the chance that they differ, times what a success would
+    teach. It grows by less with every sample, so taking the best next sample again and again is optimal.
+
+    Args:
+        p: (P,) of the prompts.
+        budget: of all prompts together, between `least` and `most` times their number.
+    """
+    sizes = [least] * len(p)
+
+    def gain(i: int) -> float:
+        q, n = float(p[i]), sizes[i]
+        return (q**n * (1 - q) + (1 - q) ** n * q) * q * (1 - q) ** 2
+
+    heap = [(-gain(i), i) for i in range(len(p))]
+    heapq.heapify(heap)
+    for _ in range(budget - least * len(p)):
+        while True:
+            _, i = heapq.heappop(heap)
+            if sizes[i] < most:
+                break
+        sizes[i] += 1
+        heapq.heappush(heap, (-gain(i), i))
+    return sizes
+
+
+def extremes(values: Tensor, number: int) -> Tensor:
+    """Indices (number,) of the best and the worst of values (B,), the better half rounded up; Sol-RL (arXiv 2604.06916)."""
+    order = values.argsort(descending=True, stable=True)
+    best = (number + 1) // 2
+    return torch.cat([order[:best], order[len(order) - (number - best) :]])
+
+
+def max_variance(values: Tensor, number: int) -> Tensor:
+    """Indices (number,) of those of values (B,) that have the largest variance among all choices of so many.
+
+    Such a choice is always some of the best and some of the worst (PODS, arXiv 2504.13818), so all splits are tried.
+    """
+    order = values.argsort(descending=True, stable=True)
+    choices = [torch.cat([order[:k], order[len(order) - (number - k) :]]) for k in range(number + 1)]
+    return max(choices, key=lambda chosen: float(values[chosen].var(correction=0)))
+
+
+def normalize_advantages(
+    units: Units, weights: Tensor, *, expected: Tensor, baseline: Choice, select: Select | None
+) -> tuple[Tensor, Tensor]:
+    """Advantages (U,) of units, and whether (U,) their edges are trained on.
+
+    Args:
+        weights: (R,) of the rewards.
+        expected: (U,) mean reward of their prompts before, NaN if unknown.
+    """
+    total = combined(units.values, weights)
+    trained = select_units(total, units.comparison, select)
+    left_out = select is not None and select.statistics == "kept"
+    values = units.values.where(trained[:, None], torch.nan) if left_out else units.values
+    advantages = baseline.advantages(
+        values, weights, units.comparison, anchor=units.anchor, expected=expected, nested=units.nested
+    )
+    if left_out:
+        total = total.where(trained, torch.nan)
+    return advantages, trained & ~baseline.dropped(advantages, total, units.comparison)
+
+
+def select_units(values: Tensor, comparison: Tensor, select: Select | None) -> Tensor:
+    """Whether (U,) each unit is among those of its set that are trained on.
+
+    Args:
+        values: (U,) float64, NaN for the lost, which are never chosen.
+        comparison: (U, C) integers, equal rows for units of one set.
+    """
+    if select is None:
+        return torch.ones(len(values), dtype=torch.bool)
+    rule = {"extremes": extremes, "max_variance": max_variance}[select.rule]
+    _, index = comparison.unique(dim=0, return_inverse=True)
+    chosen = torch.zeros(len(values), dtype=torch.bool)
+    for i in range(int(index.max()) + 1):
+        members = ((index == i) & values.isfinite()).nonzero()[:, 0]
+        size = int((index == i).sum())
+        number = min(len(members), max(2, round(select.fraction * size)))
+        chosen[members[rule(values[members], number)]] = True
+    return chosen

@@ -1,0 +1,1 @@
+"""Checkpoints and LoRA files: write, verify, shard, resume."""

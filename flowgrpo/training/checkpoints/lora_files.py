@@ -1,0 +1,218 @@
+"""LoRA files of others and of ours, `model.lora.path`: found and read; `lora_layers` places them on networks.
+
+What a file alone tells is refused here, before a model is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from flowgrpo.data import tables
+from flowgrpo.data.yaml_maps import read_map
+from flowgrpo.errors import InputError
+from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.sections import RunConfig
+from flowgrpo.training.checkpoints import checkpoint
+from flowgrpo.training.model_files.hub_files import HUB_ID, one_sentence
+from flowgrpo.training.weights.lora_adapters import METADATA
+from flowgrpo.training.weights.trained_weights import AVERAGE, OTHER_POLICIES
+
+if TYPE_CHECKING:
+    import huggingface_hub
+else:
+    huggingface_hub = lazy("huggingface_hub")
+
+KEY = "model.lora.path"
+START = "start.safetensors"  # a run's own copy of what it started from
+USUAL = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")
+CONFIG = "adapter_config.json"
+COMFYUI = "comfyui"  # folder of an export; diffusers looks for a LoRA at its top only
+SHIFT = re.compile(r"(.+)\.(diff|diff_b|diff_m|w_norm|b_norm)")  # what is added to a parameter as it is
+OTHERS = {
+    **dict.fromkeys(("lora_magnitude_vector", "dora_scale"), "a DoRA"),
+    **{
+        "lokr_": "a LoKr",
+        "hada_": "a LoHa",
+        "oft_": "an OFT",
+        "vera_lambda": "a VeRA",
+        "lora_embedding": "a LoRA of embeddings",
+    },
+}
+TEXT_ENCODERS = ("text_encoder", "lora_te", "text_model.", "conditioner.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraFile:
+    """What was read.
+
+    Attributes:
+        place: what the user wrote.
+        tensors: by the names in the file, those of text encoders left out.
+        options: peft's options, by the name of a network; of all networks under "".
+    """
+
+    place: str
+    tensors: Mapping[str, torch.Tensor]
+    options: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def size(self) -> int:
+        """Number of weights of the adapters."""
+        return sum(tensor.numel() for key, tensor in self.tensors.items() if not key.endswith(".alpha"))
+
+
+def kept(settings: RunConfig, folder: Path) -> RunConfig:
+    """The configuration of a run that has begun, with the run's own copy in place of the file that it started from.
+
+    Raises:
+        InputError: the copy is gone.
+    """
+    model, own = settings.model, str(folder / START)
+    if model.merge is None and (model.lora is None or model.lora.path is None):
+        return settings
+    if not Path(own).is_file():
+        raise InputError(f"{folder}: {START} is missing, the copy of what the run started from")
+    changed = {"merge": own} if model.lora is None else {"lora": model.lora.model_copy(update={"path": own})}
+    return settings.model_copy(update={"model": model.model_copy(update=changed)})
+
+
+@contextmanager
+def named(key: str) -> Iterator[None]:
+    """Name another key, or an option, in errors about a LoRA."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error).replace(KEY, key)) from error
+
+
+def read(path: str) -> LoraFile:
+    """The LoRA of a file, a folder (an export's or a run's, too) or a hub id, `owner/name` or `owner/name/file`.
+
+    Raises:
+        InputError: there is none, it cannot be read, or it is no LoRA whose adapters can be trained here.
+    """
+    file = _located(path)
+    if file.is_dir():
+        tensors, options = _of_run(path, file)
+    else:
+        tensors, options = _of_file(path, file)
+    if not any("lora" in key for key in tensors) and not any(word in key for key in tensors for word in OTHERS):
+        first = min(tensors, default="nothing")
+        raise InputError(f"{KEY}: {path} is no LoRA, it holds {first}; weights of a whole model go to model.path")
+    for key in sorted(tensors):
+        for word, kind in OTHERS.items():
+            if word in key:
+                raise InputError(f"{KEY}: {path} is {kind} ({key}), only plain LoRA can be trained on")
+    own = {key: tensor for key, tensor in tensors.items() if not key.startswith(TEXT_ENCODERS)}
+    if not own:
+        raise InputError(f"{KEY}: {path} has adapters for text encoders only ({min(tensors)}), which are not trained")
+    if len(own) < len(tensors):
+        warnings.warn(f"{KEY}: {path} has adapters for text encoders too, they are left out", stacklevel=2)
+    zeros = [key for key, tensor in own.items() if SHIFT.fullmatch(key) and not tensor.any()]
+    if zeros:
+        warnings.warn(f"{KEY}: {path} has {len(zeros)} shifts of zeros, {zeros[0]} first; left out", stacklevel=2)
+    return LoraFile(
+        place=path, tensors={key: tensor for key, tensor in own.items() if key not in zeros}, options=options
+    )
+
+
+def _located(path: str) -> Path:
+    """The file that a path means, on this machine; the folder of a run."""
+    here = Path(path)
+    if here.is_file():
+        return here
+    if here.is_dir():
+        if (here / "config.yaml").is_file():
+            return here
+        if (here / COMFYUI).is_dir() and not any(file.suffix == ".safetensors" for file in here.iterdir()):
+            here = here / COMFYUI
+        return here / _chosen(path, [file.name for file in here.iterdir()])
+    parts = path.split("/")
+    if len(parts) < 2 or here.is_absolute() or not re.fullmatch(HUB_ID, "/".join(parts[:2])):
+        raise InputError(f"{KEY}: there is no file or folder {path!r}")
+    name, inside = "/".join(parts[:2]), "/".join(parts[2:])
+    with one_sentence(name, KEY):
+        if huggingface_hub.constants.HF_HUB_OFFLINE:
+            folder = Path(huggingface_hub.snapshot_download(name, local_files_only=True))
+            inside = inside or _chosen(path, [file.name for file in folder.iterdir()])
+            return folder / inside
+        inside = inside or _chosen(path, huggingface_hub.HfApi().list_repo_files(name))
+        if inside.endswith(USUAL[1]):
+            huggingface_hub.hf_hub_download(name, inside.removesuffix(USUAL[1]) + CONFIG)  # lies beside it then
+        return Path(huggingface_hub.hf_hub_download(name, inside))
+
+
+def _chosen(path: str, names: Iterable[str]) -> str:
+    """The file of a folder that holds the LoRA."""
+    names = set(names)
+    if "model_index.json" in names:
+        raise InputError(f"{KEY}: {path} is a whole pipeline, not a LoRA; its place is model.path")
+    found = sorted(name for name in names if name.endswith(".safetensors") and "/" not in name)
+    for usual in USUAL:
+        if usual in found:
+            return usual
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise InputError(f"{KEY}: {path} holds no .safetensors file and is no run's folder")
+    raise InputError(f"{KEY}: {path} holds several files, name one of {', '.join(found[:8])}")
+
+
+def _of_file(path: str, file: Path) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
+    """The tensors of a file, in float32, and peft's options in its header or beside it."""
+    path = path if path.endswith(file.name) else f"{path}/{file.name}"
+    if file.suffix != ".safetensors":
+        raise InputError(f"{KEY}: {path} is no .safetensors file; files of other formats may run code as they are read")
+    try:
+        with safe_open(file, "pt") as opened:
+            header = opened.metadata() or {}
+            tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 - the file is no mapping
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{KEY}: {path} cannot be read ({error})") from error
+    tensors = {key: t.float() if t.is_floating_point() else t for key, t in tensors.items()}
+    for key, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
+            raise InputError(f"{KEY}: {path} holds numbers that are not finite, in {key}")
+    written = tables.value(header[METADATA], f"{KEY}: the header of {path}") if METADATA in header else {}
+    if not isinstance(written, dict):
+        raise InputError(f"{KEY}: the header of {path} holds {METADATA} that is no map")
+    options: dict[str, dict[str, Any]] = defaultdict(dict)
+    for key, value in written.items():
+        network, _, option = key.partition(".")
+        options[network][option] = value
+    if file.name == USUAL[1] and not written:
+        beside = file.with_name(CONFIG)
+        if not beside.is_file():
+            raise InputError(f"{KEY}: {path} needs the {CONFIG} that peft writes beside it, for its alpha")
+        options[""] = tables.document(beside)
+        if not isinstance(options[""], dict) or options[""].get("peft_type") != "LORA":
+            raise InputError(f"{KEY}: {beside} is not peft's configuration of a LoRA")
+    return tensors, dict(options)
+
+
+def _of_run(path: str, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
+    """The adapters that evaluation used (the average, when one is kept) in the last checkpoint of a run."""
+    model = read_map(folder / "config.yaml").get("model")
+    lora = model.get("lora") if isinstance(model, dict) else None
+    if not isinstance(lora, dict):
+        raise InputError(f"{KEY}: the run {path} trained every weight; export it and set model.path to the export")
+    found = checkpoint.find(folder / "checkpoints")
+    checkpoint.check(found)
+    tensors, _ = _of_file(path, found / "weights.safetensors")
+    averaged = {key: tensor for key, tensor in tensors.items() if key.startswith(AVERAGE)}
+    tensors = {key.removeprefix(AVERAGE): tensor for key, tensor in (averaged or tensors).items()}
+    tensors = {key: tensor for key, tensor in tensors.items() if ".lora_" in key and not key.startswith(OTHER_POLICIES)}
+    if lora.get("path") is not None:
+        begun, options = _of_file(path, folder / START)
+        return tensors | {key: tensor for key, tensor in begun.items() if SHIFT.fullmatch(key)}, options
+    return tensors, {"": {"lora_alpha": lora.get("alpha")}}

@@ -1,0 +1,1 @@
+"""What ranks do together: collectives, assignment of work, minibatches, FSDP."""

@@ -1,0 +1,1 @@
+"""Batches that fit into memory: search, measure, and retry after running out."""

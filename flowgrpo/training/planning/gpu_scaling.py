@@ -1,0 +1,220 @@
+"""What `flowgrpo plan CONFIG --gpus N` says: an iteration's seconds and memory on one GPU to many, and what to change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flowgrpo.errors import InputError
+from flowgrpo.schema.sections import RunConfig
+from flowgrpo.training.distributed.minibatches import MOST_SAMPLES, check_geometry
+from flowgrpo.training.planning.collective_traffic import messages
+from flowgrpo.training.planning.gpu_types import GPUS, Gpu
+from flowgrpo.training.planning.iteration_cost import PARTS, UTILISATION, Cost, Work, cost_of
+from flowgrpo.training.planning.memory_budget import GIB, ROLLOUT, UPDATE, Budget, settled, switched, written
+
+NODES = (1, 8, 64)  # machines of which the table has a line
+ENOUGH = 0.7  # of a GPU's time on work: what a change to the batch aims at
+SHOWN = 0.02  # of the seconds that a change must spare to be named
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """What turns work into seconds.
+
+    Attributes:
+        gpu_type: name of the GPU, one of `GPUS`.
+        fixed: seconds of an iteration that no GPU takes away.
+    """
+
+    gpu_type: str
+    fixed: float
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU."""
+        return GPUS[self.gpu_type]
+
+    def cost(self, budget: Budget, work: Work) -> Cost:
+        """The cost of an iteration of a run, on its processes."""
+        config, layout = budget.config, budget.layout
+        sent = messages(config, work.networks, width=work.width, trained=work.trained, layout=layout)
+        rate = UTILISATION * self.gpu.peak(config.model.dtype)
+        return cost_of(work, layout, self.gpu, sent, rate=rate, fixed=self.fixed)
+
+    def efficiency(self, budget: Budget, work: Work) -> float:
+        """The share of the GPUs' time that one GPU alone would need for the same iteration."""
+        alone = self.cost(budget.dealt(1), work).total
+        return alone / (budget.layout.processes * self.cost(budget, work).total)
+
+
+def check_machines(config: RunConfig, of_node: int) -> None:
+    """Refuse a number of processes that a run would refuse.
+
+    Raises:
+        InputError: machines would have unequal numbers of those that share a network, processes share calls, or some do not
+            train.
+    """
+    processes = config.run.processes
+    if config.run.context_parallel > 1:
+        raise InputError("--gpus: the seconds of calls that processes share are not known, set run.context_parallel=1")
+    for key, what in (("generators", "rollouts ahead"), ("evaluators", "evaluations beside the training")):
+        if getattr(config.run, key):
+            raise InputError(f"--gpus: the seconds of {what} are not known, set run.{key}=0")
+    if config.run.sharding == "hsdp" and processes > of_node and processes % of_node:
+        below = processes // of_node * of_node
+        raise InputError(
+            f"--gpus: hsdp needs as many on every machine, and {processes} are not {of_node} on each, take {below} or "
+            f"{below + of_node}"
+        )
+
+
+def priced(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) -> dict[str, Any]:
+    """The costs of a run, as JSON has them: seconds and bytes.
+
+    Args:
+        work_of: the work of an iteration of the same run with a setting made.
+    """
+    budget, found = settled(budget, int(prices.gpu.memory * GIB))
+    work, of_node = work_of(budget), budget.of_node
+    numbers = sorted({1, *(of_node * nodes for nodes in NODES), budget.layout.processes})
+    return {
+        "gpu_type": prices.gpu_type,
+        "found": found,
+        "gpu_bytes": int(prices.gpu.memory * GIB),
+        "utilisation": UTILISATION,
+        "costs": [_as_json(budget.dealt(count), work, prices) for count in numbers],
+        "asked": budget.layout.processes,
+        "limit": _limit(prices.cost(budget, work)),
+        "refused": _refusal(budget.config),
+        "idle": max(0, budget.layout.processes - work.trees),
+        "changes": [each for each in _changes(budget, work_of, prices) if not found.keys() & each["set"].keys()],
+    }
+
+
+def _as_json(budget: Budget, work: Work, prices: Prices) -> dict[str, Any]:
+    cost = prices.cost(budget, work)
+    return {
+        "gpus": cost.layout.processes,
+        "machines": cost.layout.nodes,
+        "samples": cost.samples,
+        "seconds": cost.seconds,
+        "total": cost.total,
+        "efficiency": prices.efficiency(budget, work),
+        "peak": budget.peak(),
+        "sent": cost.sent,
+    }
+
+
+def _changes(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) -> Iterator[dict[str, Any]]:
+    """Settings that spare seconds on the GPUs that were asked for, with what comes of each."""
+    config, layout, work = budget.config, budget.layout, work_of(budget)
+    before = prices.cost(budget, work)
+    settings: list[dict[str, Any]] = []
+    if config.run.sharding == "fsdp2" and layout.nodes > 1 and not layout.processes % layout.of_node:
+        settings.append({"run.sharding": "hsdp"})
+    rows = {ROLLOUT: config.train.rollout_rows, UPDATE: config.train.micro_batch}
+    if more := {key: 2 * own for key, own in rows.items() if own < before.samples}:
+        settings.append(more)
+    if config.model.gradient_checkpointing:
+        settings.append({"model.gradient_checkpointing": False})
+    for setting in settings:
+        after = budget
+        for key, value in setting.items():
+            after = after.switched(key, value)
+        found = _as_json(after, work_of(after), prices)
+        fits = found["peak"] <= prices.gpu.memory * GIB or setting is not more
+        if found["total"] < (1 - SHOWN) * before.total and fits:
+            measured = "model.gradient_checkpointing" not in setting  # the trial of a run with it leaves the rest out
+            keys = ("total", "efficiency", *["peak"] * measured)
+            yield {"set": setting} | {key: found[key] for key in keys}
+    if layout.processes > 1 and _limit(before) == "fixed":
+        factor = ENOUGH / (1 - ENOUGH) * prices.fixed / (before.total - prices.fixed)
+        for groups in _groups(config, math.ceil(config.train.groups * factor)):
+            times = groups / config.train.groups
+            found = _as_json(budget.dealt(layout.processes, times=times), work.times(times), prices)
+            if found["efficiency"] >= 0.98 * ENOUGH:  # not before, where calls that fill up take no longer
+                yield {"set": {"train.groups": groups}} | {key: found[key] for key in ("total", "efficiency", "peak")}
+                return
+
+
+def _groups(config: RunConfig, least: int) -> Iterator[int]:
+    """Numbers of groups that divide among optimizer steps and processes, a fifth more each time, up to the most allowed."""
+    train = config.train
+    while True:
+        most = min(least + train.updates * config.run.processes, MOST_SAMPLES // train.group_size + 1)
+        fitting = (n for n in range(least, most) if _refusal(switched(config, "train.groups", n)) is None)
+        groups = next(fitting, None)
+        if groups is None:
+            return
+        yield groups
+        least = math.ceil(1.2 * groups)
+
+
+def _refusal(config: RunConfig) -> str | None:
+    """What a run on so many processes says of its groups; None if they divide."""
+    try:
+        check_geometry(config.train, config.algorithm, config.run.processes)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def _limit(cost: Cost) -> str:
+    """The part that takes the most."""
+    return max(PARTS, key=cost.seconds.__getitem__)
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """The same for the terminal."""
+    heads = ("machines", "samples", *PARTS, "total", "efficiency", "GiB", "GB sent")
+    yield f"{'GPUs':>5}" + _row(heads, heads)
+    for each in found["costs"]:
+        cells = [
+            str(each["machines"]),
+            str(each["samples"]),
+            *(f"{each['seconds'][part]:.1f}" for part in PARTS),
+            f"{each['total']:.1f}",
+            f"{each['efficiency']:.0%}",
+            f"{each['peak'] / GIB:.1f}",
+            f"{sum(each['sent'].values()) / 1e9:.1f}",
+        ]
+        yield f"{each['gpus']:>5}" + _row(cells, heads)
+    gpu = found["gpu_type"]
+    yield (
+        f"seconds of an iteration on {gpu}, at {found['utilisation']:.0%} of its peak, and no less than a core takes to "
+        "launch its calls; samples, GiB and GB sent of one GPU; fixed: what no GPU takes away, rewards among it, a guess "
+        "(--fixed-seconds)"
+    )
+    if found["found"]:
+        yield f"found when the run starts, and counted with the most that fits {gpu}: {written(found['found'])}"
+    asked = next(each for each in found["costs"] if each["gpus"] == found["asked"])
+    limit = found["limit"]
+    yield f"on {asked['gpus']} GPUs {_MOST[limit]}: {asked['seconds'][limit]:.1f} of {asked['total']:.1f} s"
+    short = [str(each["gpus"]) for each in found["costs"] if each["peak"] > found["gpu_bytes"]]
+    if short:
+        room = f"{found['gpu_bytes'] / GIB:.1f}"
+        yield f"does not fit the {room} GiB of one on {', '.join(short)} GPUs: --gpu-memory {room} says what to set"
+    if found["refused"] is not None:
+        yield f"a run on {asked['gpus']} GPUs is refused: {found['refused']}"
+    if found["idle"]:
+        yield f"{found['idle']} of them have nothing to sample: take fewer, or more train.groups"
+    for change in found["changes"]:
+        memory = f", {change['peak'] / GIB:.1f} GiB" if "peak" in change else "; for its memory ask --gpu-memory"
+        yield f"with {written(change['set'])}: {change['total']:.1f} s, efficiency {change['efficiency']:.0%}{memory}"
+
+
+def _row(cells: Sequence[str], heads: Sequence[str]) -> str:
+    return "".join(f"{cell:>{max(len(head), 6) + 2}}" for cell, head in zip(cells, heads, strict=True))
+
+
+_MOST = {
+    "rollout": "sampling takes the most",
+    "decode": "decoding takes the most",
+    "update": "the update takes the most",
+    "evaluate": "evaluations take the most, once in eval.every iterations; run.evaluators (not planned) spares them",
+    "traffic": "waiting for other GPUs takes the most",
+    "fixed": "the fixed part takes the most",
+}

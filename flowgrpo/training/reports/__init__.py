@@ -1,0 +1,1 @@
+"""What a run writes about itself: metrics, samples, trees, trackers, the model card."""

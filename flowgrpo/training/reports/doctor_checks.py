@@ -1,0 +1,117 @@
+"""Checks that the doctors of both kinds share."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import psutil
+import torch
+
+from flowgrpo.errors import InputError
+from flowgrpo.training.reports.report import LOGGER, peak_bytes
+from rewards import Reward
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of a certificate: what was measured, whether it is as it must be, and what to do if not.
+
+    Attributes:
+        table: what is told beside `value`, rows of the same keys.
+    """
+
+    name: str
+    ok: bool
+    value: str
+    advice: str = ""
+    _: KW_ONLY
+    table: Sequence[dict[str, Any]] = ()
+
+
+def gap_of(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Largest difference in standard deviations of `b`; infinity where the shapes differ."""
+    return float((a - b).float().abs().max() / b.float().std().clamp_min(1e-12)) if a.shape == b.shape else float("inf")
+
+
+@contextmanager
+def warnings_heard() -> Iterator[list[str]]:
+    """Collect what our modules warn of, which has no log here."""
+    heard: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: heard.append(record.getMessage())
+    LOGGER.addHandler(handler)
+    try:
+        yield heard
+    finally:
+        LOGGER.removeHandler(handler)
+
+
+def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor], warned: Sequence[str] = ()) -> Check:
+    """Whether every reward differs within a group, for some group at least, and none failed.
+
+    Args:
+        values: of each group, (B, R) float64.
+        warned: what was warned of meanwhile, such as a reward that failed.
+    """
+    largest = {}
+    for k, reward in enumerate(rewards):
+        stds = [float(v[:, k].std()) for v in values]
+        largest[reward.name] = max((std for std in stds if std == std), default=0.0)
+    flat = [name for name, std in largest.items() if std == 0]
+    advice = (
+        f"the reward {flat[0]!r} gave every sample of a group the same value, so nothing can be learnt from it: is it "
+        "constant, saturated, or None for these prompts?"
+        if flat
+        else ""
+    )
+    stds = ", ".join(f"{name} {std:.2g}" for name, std in largest.items())
+    advice = "; ".join(dict.fromkeys(warned)) or advice
+    return Check("group_spread", not advice, f"standard deviation within {len(values[0])} samples: {stds}", advice)
+
+
+def memory_left(device: torch.device, remedy: str, planned: Callable[[int], dict[str, Any]]) -> Check:
+    """The most memory that the checks took beside what is planned of a run, and what there is.
+
+    Args:
+        remedy: what to do where that is close to the limit.
+        planned: what is planned of the run on a GPU of so many bytes; see `flowgrpo.training.planning.memory_budget.fitted`.
+    """
+    host, total_host = psutil.Process().memory_info().rss, psutil.virtual_memory().total
+    value = f"host {_gib(host)} of {_gib(total_host)} GiB"
+    ok = host < 0.9 * total_host
+    if device.type == "cuda":
+        used, total = peak_bytes(device), torch.cuda.get_device_properties(device).total_memory
+        value = f"GPU {_gib(used)} of {_gib(total)} GiB at its peak, {_planned(planned, total)}, {value}"
+        ok = ok and used < 0.9 * total
+    return Check("memory", ok, value, "" if ok else f"close to the limit: {remedy}")
+
+
+def _planned(planned: Callable[[int], dict[str, Any]], total: int) -> str:
+    """The planned peak of a run and its phase, or why there is none."""
+    try:
+        phases = planned(total)["phases"]
+    except (InputError, NotImplementedError) as error:  # as `training.planning.allocation_counter` raises it
+        return f"a run's is not planned ({error})"
+    highest = max(phases, key=lambda phase: phase["total"])
+    return f"{_gib(highest['total'])} planned of a run, in the phase {highest['phase']}"
+
+
+def seconds_of(work: Callable[[], Any]) -> float:
+    """Seconds of the second of two calls, the GPU's work included."""
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def _gib(number: float) -> str:
+    return f"{number / 2**30:.1f}"

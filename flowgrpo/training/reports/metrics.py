@@ -1,0 +1,93 @@
+"""The numbers of a metric line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from flowgrpo.training.advantages.reward_combination import Combination
+from flowgrpo.training.reports.samples import Sample
+from flowgrpo.training.weights.optimizer_step import UpdateStats
+from rewards import Reward
+
+
+def of_totals(total: torch.Tensor) -> dict[str, float | None]:
+    """Mean and standard deviation of total rewards (B,), NaN for the lost; None where all are."""
+    finite = total[total.isfinite()]
+    return {"reward/mean": mean(total), "reward/std": float(finite.std(correction=0)) if len(finite) else None}
+
+
+def of_policy(stats: Sequence[UpdateStats], gather: Callable[[list[Any]], list[Any]]) -> dict[str, Any]:
+    """Return an iteration's metrics of the policy, from the statistics of its optimizer steps on all processes.
+
+    Args:
+        stats: of this process.
+        gather: the objects of all processes, from those of this one.
+    """
+    everyone = gather([stats])
+    every = [each for of_process in everyone for each in of_process]
+    edges = max(1, sum(each.edges for each in every))
+    kls = [each.kl for each in every if each.kl is not None]
+    drifts = [of_process[0].max_abs_log_ratio for of_process in everyone if of_process[0].max_abs_log_ratio is not None]
+    return {
+        "policy/max_abs_log_ratio": float(torch.tensor(drifts).max()) if drifts else None,
+        "policy/mean_abs_log_ratio": sum(each.sum_abs_log_ratio for each in every) / edges,
+        "policy/clip_fraction": sum(each.clipped for each in every) / edges,
+        "policy/clip_fraction_high": sum(each.clipped_high for each in every) / edges,
+        "policy/clip_fraction_low": sum(each.clipped - each.clipped_high for each in every) / edges,
+        "policy/kl": sum(kls) / edges if kls else None,
+        "policy/grad_norm": float(torch.tensor([each.grad_norm for each in stats]).max()),
+        "policy/updates": sum(each.taken for each in stats),
+        "policy/skipped_updates": sum(each.skipped for each in stats),
+        **_by_step(every, diverges=bool(kls)),
+    }
+
+
+def _by_step(every: Sequence[UpdateStats], *, diverges: bool) -> dict[str, float]:
+    """Mean |log ratio| and divergence of each trained step of the schedule, counted from 1."""
+    found = {}
+    for step in sorted({step for each in every for step in each.by_step}):
+        own = [each.by_step[step] for each in every if step in each.by_step]
+        edges = sum(count for count, _, _ in own)
+        found[f"policy/mean_abs_log_ratio/step_{step + 1}"] = sum(ratio for _, ratio, _ in own) / edges
+        if diverges:
+            found[f"policy/kl/step_{step + 1}"] = sum(kl for _, _, kl in own) / edges
+    return found
+
+
+def of_samples(
+    samples: Sequence[Sample], combination: Combination, rewards: Sequence[Reward], eval_rewards: Sequence[Reward]
+) -> dict[str, float | int | None]:
+    """The rewards of held-out samples.
+
+    Args:
+        combination: of the rewards, which are trained on.
+        eval_rewards: which are watched only.
+    """
+    totals = totals_of(samples, combination, rewards)
+    return {
+        **of_totals(totals),
+        "reward/count": int(totals.isfinite().sum()),
+        **{
+            f"reward/{r.name}/mean": mean(torch.tensor([_nan(sample.rewards[r.name]) for sample in samples]))
+            for r in (*rewards, *eval_rewards)
+        },
+    }
+
+
+def totals_of(samples: Sequence[Sample], combination: Combination, rewards: Sequence[Reward]) -> torch.Tensor:
+    """The number (B,) that counts for each held-out sample; NaN where no reward applies."""
+    own = [[_nan(sample.rewards[r.name]) for r in rewards] for sample in samples]
+    return combination.total(torch.tensor(own, dtype=torch.float64))
+
+
+def mean(values: torch.Tensor) -> float | None:
+    """Return the mean of the finite values; None where no value is finite."""
+    finite = values[values.isfinite()]
+    return float(finite.mean()) if len(finite) else None
+
+
+def _nan(value: float | None) -> float:
+    return float("nan") if value is None else value

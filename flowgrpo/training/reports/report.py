@@ -1,0 +1,248 @@
+"""What a run reports: metric lines, warnings, a progress display, and the environment it ran in."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.tracking import GeneralTracker
+from rich.text import Text
+from typing_extensions import override
+
+from flowgrpo.schema.packages import installed
+from flowgrpo.schema.readable import one_line
+from flowgrpo.training.reports.progress import Display, duration, shown
+from flowgrpo.training.run import phases
+from flowgrpo.training.run.run_files import read_metrics
+from flowgrpo.training.run.run_folder import replace_text
+
+LIBRARIES = ("flowgrpo", "torch", "diffusers", "transformers", "accelerate", "peft", "safetensors", "numpy")
+
+LOGGER = logging.getLogger("flowgrpo")
+
+
+class Report:
+    """Metric lines of a run, in a file, in the trackers and on the terminal. Only the main process writes.
+
+    While it is entered, warnings of the logger `flowgrpo` go to `log.txt`, from every process, and to the terminal, from
+    the main one.
+
+    Args:
+        folder: the run's folder.
+        accelerator: its trackers get every number.
+        iterations: how many the whole run has.
+
+    Attributes:
+        newest: step of which there is a line.
+        forwards: model evaluations of an iteration, counted in forward passes, to guess the end before its first; or None.
+    """
+
+    def __init__(self, folder: Path, accelerator: Accelerator, iterations: int):
+        self.path, self.log = folder / "metrics.jsonl", folder / "log.txt"
+        self.accelerator, self.iterations = accelerator, iterations
+        self.lines: list[dict[str, Any]] = read_metrics(folder)
+        self.newest = max((line["step"] for line in self.lines), default=0)
+        self.forwards: int | None = None
+        self.display: Display | None = None
+        self._started, self._first, self._end = 0.0, 0, None
+        self._entered = ExitStack()
+        self._logging = threading.Lock()  # evaluations may come from another thread
+
+    def forget_after(self, step: int) -> None:
+        """Drop the lines of steps after a checkpoint's."""
+        self.lines = [line for line in self.lines if line["step"] <= step]
+        self.newest = max(step, 0)
+        if self.accelerator.is_main_process:
+            replace_text(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
+
+    def __enter__(self) -> Report:
+        self.display = self._entered.enter_context(shown(self.accelerator.is_main_process))
+        file, terminal = _File(self.log, encoding="utf-8"), _Terminal(self.display)
+        file.setFormatter(_Lines("%(asctime)s %(message)s"))
+        terminal.setFormatter(_Lines())
+        self._handlers = [file, terminal]
+        for handler in self._handlers:
+            LOGGER.addHandler(handler)
+        return self
+
+    def start(self, step: int) -> None:
+        """Show the progress of a run that stands at `step`; one that goes on ends when it would at the pace so far."""
+        self._started, self._first = phases.clock(), step
+        spent = sum(line.get(f"time/{part}", 0.0) for line in self.lines for part in ("rollout", "update", "eval"))
+        if step:
+            self._end = self._started + spent / step * (self.iterations - step)
+        self.display.left = self._left
+        self._stand_at(step)
+
+    def __exit__(self, *error: object) -> None:
+        self.display.step = self.display.numbers = ""
+        self.display.left = lambda: None
+        self._entered.close()
+        for handler in self._handlers:
+            LOGGER.removeHandler(handler)
+            handler.close()
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append one line of numbers: to the file, to the trackers, to the terminal."""
+        self.lines.append(line)
+        if not self.accelerator.is_main_process:
+            return
+        with self.path.open("a") as file:
+            file.write(json.dumps({k: _finite(v) for k, v in line.items()}) + "\n")
+        numbers = {f"{line['phase']}/{k}": v for k, v in line.items() if isinstance(v, (int, float)) and k != "step"}
+        with self._logging:
+            self.newest = max(self.newest, line["step"])
+            for tracker in self.accelerator.trackers:
+                tracker.log(numbers, **place(tracker, line["step"], self.newest))
+        self._show(line)
+
+    def warn(self, sentence: str) -> None:
+        """Say something that a person should look at, once for all processes."""
+        if self.accelerator.is_main_process:
+            LOGGER.warning("%s", sentence)
+
+    def say(self, sentence: str) -> None:
+        """Say something that is as it should be, on the terminal alone."""
+        if self.accelerator.is_main_process:
+            self.display.print(sentence)
+
+    def _show(self, line: dict[str, Any]) -> None:
+        step = line["step"]
+        if line["phase"] == "eval":
+            self.display.print(f"step {step}: held-out reward {_number(line['reward/mean'])}")
+            if step == self._first == self.newest:
+                self._guess(line)
+            return
+        if line["phase"] == "calibration":
+            self.display.print(f"noise levels calibrated in {line['time/calibration']:.0f} s")
+            return
+        seconds = [f"{line[f'time/{name}']:.1f}" for name in ("rollout", "reward", "update")]
+        drift = line["policy/max_abs_log_ratio"]
+        measured = "" if drift is None else f"  drift {drift:.0e}"
+        numbers = f"reward {_number(line['reward/mean'])}{measured}  s {'/'.join(seconds)}"
+        now = phases.clock()
+        self._end = now + (now - self._started) / max(step - self._first, 1) * (self.iterations - step)
+        self.display.numbers = numbers
+        self._stand_at(step)
+        if not self.display.interactive:
+            self.display.print(f"step {step}/{self.iterations}  {numbers}  ETA {duration(self._left())}")
+
+    def _stand_at(self, step: int) -> None:
+        """Say which step is being taken."""
+        self.display.step = f"step {min(step + 1, self.iterations)}/{self.iterations}"
+
+    def _guess(self, line: dict[str, Any]) -> None:
+        """Guess the end by the first evaluation: an iteration has `forwards` model evaluations as long as those."""
+        self._started = phases.clock()  # of the iterations alone
+        if self.forwards is not None and line["cost/model_evaluations"]:
+            each = line["time/eval"] / line["cost/model_evaluations"]
+            self._end = self._started + self.forwards * each * (self.iterations - self._first)
+
+    def _left(self) -> float | None:
+        return None if self._end is None else max(self._end - phases.clock(), 0.0)
+
+
+def place(tracker: GeneralTracker, step: int, newest: int) -> dict[str, Any]:
+    """Arguments of a tracker's `log` that put something of a step where it belongs, once there is something of `newest`.
+
+    Weights & Biases drops what is of an earlier step, and gets it with the newest.
+    """
+    return {"step": None, "commit": False} if tracker.name == "wandb" and step < newest else {"step": step}
+
+
+class _Lines(logging.Formatter):
+    """A warning in one line, whatever is in it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return one_line(super().format(record))
+
+
+class _File(logging.FileHandler):
+    """Warnings in a file; an error on the way there, of a full disk above all, goes to who warns."""
+
+    @override
+    def handleError(self, record: logging.LogRecord) -> None:
+        raise
+
+
+class _Terminal(logging.Handler):
+    """Show warnings above the progress display."""
+
+    def __init__(self, display: Display):
+        super().__init__()
+        self.display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.display.print(Text.assemble(("warning", "yellow"), f" {self.format(record)}"))
+
+
+def _finite(value: Any) -> Any:
+    """A value as JSON can hold it: None in place of NaN and infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"
+
+
+def environment(accelerator: Accelerator) -> dict[str, Any]:
+    """Versions, device and git commit, for `environment.json`."""
+    device = accelerator.device
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "versions": _versions(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "processes": accelerator.num_processes,
+        "torchrun": os.environ.get("TORCHELASTIC_RUN_ID"),
+        "threads": torch.get_num_threads(),
+        "git": _git("rev-parse", "HEAD"),
+        "git_dirty": bool(_git("status", "--porcelain")),
+    }
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Of the libraries that this process has loaded."""
+    return {name: installed(name) for name in LIBRARIES}
+
+
+@cache
+def _git(*arguments: str) -> str | None:
+    """What git prints in the folder of this package, or None outside a checkout; as it was when first asked."""
+    if shutil.which("git") is None:
+        return None
+    package = Path(__file__).parent
+    result = subprocess.run(["git", *arguments], cwd=package, capture_output=True, text=True, check=False)
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def lower_peak(device: torch.device) -> None:
+    """Let `peak_bytes` begin anew from what is in use now; where a system cannot, it stays the most there ever was."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with suppress(OSError):  # Linux's
+            Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Most memory in use so far: of the GPU, or of this process on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    scale = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale

@@ -1,0 +1,1 @@
+"""Score samples: rewards in batches, groups across ranks, held-out evaluation."""

@@ -1,0 +1,55 @@
+"""Held-out evaluation: samples of fixed prompts at fixed seeds, scored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from flowgrpo.data.prompts import Prompt, Row
+from flowgrpo.training.distributed.data_share import Share
+from flowgrpo.training.reports.samples import Sample, Text, is_finite
+from flowgrpo.training.run.phases import phase
+from flowgrpo.training.scoring.scorer import Scorer
+from rewards import Reward
+from samplers.batches import batched
+
+
+def evaluate(
+    generate: Callable[[Sequence[Row]], torch.Tensor | Sequence[Text]],
+    prompts: Sequence[Prompt],
+    rewards: Sequence[Reward],
+    *,
+    micro_batch: int,
+    share: Share,
+    gather: Callable[[list[Sample]], list[Sample]],
+    keep: int = 0,
+) -> list[Sample]:
+    """Sample and score every prompt once; prompt i always has seed i. The work is dealt to the processes.
+
+    Args:
+        generate: samples of rows.
+        share: of the prompts, which this process samples.
+        gather: the samples of all processes, from those of this one.
+        keep: the first so many samples come with what was decoded, on the CPU, if all of it is finite.
+
+    Returns:
+        all samples, in the order of the prompts, on every process.
+    """
+    dealt = list(range(share.index, len(prompts), share.count))
+    samples = []
+    with phase("evaluating", len(prompts)) as evaluating, Scorer(rewards) as scorer:
+        for indices in batched(dealt, micro_batch):
+            rows = [Row(prompts[i].text, i, prompts[i].columns) for i in indices]
+            decoded = generate(rows)
+            scored = decoded if isinstance(decoded, torch.Tensor) else [one.text for one in decoded]
+            evaluating.advance(len(rows) * share.count)  # the others are about as far
+            if not share.leads:
+                continue
+            values = scorer.submit(scored, rows, one_group=False)().values.tolist()
+            for index, row, value, one in zip(indices, rows, values, decoded, strict=True):
+                named = {r.name: None if v != v else v for r, v in zip(rewards, value, strict=True)}
+                kept = one.cpu() if isinstance(one, torch.Tensor) else one
+                shown = index < keep and is_finite(kept)
+                samples.append(Sample(index, row, named, kept if shown else None))
+    return sorted(gather(samples), key=lambda sample: sample.index)

@@ -1,0 +1,49 @@
+"""The samples of an iteration, as the loop sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from flowgrpo.training.advantages.prompt_groups import Groups
+from flowgrpo.training.scoring.scorer import Scores
+
+
+class Batch(Protocol):
+    """What this process rolled out in an iteration, decoded and scored.
+
+    Attributes:
+        groups: of the iteration, on all processes.
+        scores: of the samples.
+    """
+
+    groups: Groups
+    scores: Scores
+
+    @property
+    def outcomes(self) -> tuple[torch.Tensor, list[int]]:
+        """Rewards (E, R) of the trajectories that the policy made by itself, and the group of each."""
+
+    @property
+    def decoded(self) -> int:
+        """How many samples were decoded for it."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Further numbers for the metrics, which are summed over the processes."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A process's samples of an iteration.
+
+    Attributes:
+        evaluations: of the model, that they took.
+        seconds: that they took.
+    """
+
+    batch: Batch
+    evaluations: int
+    seconds: float

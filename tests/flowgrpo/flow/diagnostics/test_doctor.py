@@ -1,0 +1,182 @@
+"""The doctor finds a sound model sound, and names the fault of one that was broken on purpose."""
+
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+import tiny
+import torch
+from zoo import SPECIMENS
+
+from flowgrpo.cli import main
+from flowgrpo.flow.diagnostics import spectrum
+from flowgrpo.flow.pipeline.loading import load as loading
+
+NAMES = [
+    "runs",
+    "conditioning",
+    "times",
+    "drift",
+    "gradients",
+    "group_spread",
+    "spectrum",
+    "time",
+    "memory",
+    "lora_reload",
+]
+
+
+@pytest.fixture(autouse=True)
+def a_small_spectrum(monkeypatch):
+    """As few starts as it takes to compare some."""
+    monkeypatch.setattr(spectrum, "EVALUATIONS", 60)
+
+
+def examined(capsys, *arguments):
+    status = main(["doctor", *arguments, "--format", "json"])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["ok"] == (status == 0) == all(check["ok"] for check in printed["checks"])
+    return {check["name"]: check for check in printed["checks"]}
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Let every loaded pipeline be one that a function has changed."""
+
+    def breaking(change):
+        def load(path, dtype=torch.float32, given=None, quantise=None, variant=None):
+            pipe = tiny.sd3().to(dtype)
+            change(pipe)
+            return pipe
+
+        monkeypatch.setattr(loading, "load_pipeline", load)
+        monkeypatch.setattr(loading, "loads_later", lambda path: False)
+
+    return breaking
+
+
+def test_a_sound_model_gets_a_clean_bill(workplace, capsys):
+    checks = examined(capsys, "tiny.yaml")
+    assert list(checks) == NAMES
+    assert all(check["ok"] and check["advice"] == "" for check in checks.values())
+    assert checks["drift"]["value"].startswith("0.0e+00")
+    spectrum = checks["spectrum"]["table"]
+    assert [row["of"] for row in spectrum] == ["start", *(f"step {i}" for i in range(len(spectrum) - 1))]
+    assert sum(row["share"] for row in spectrum) == pytest.approx(1)
+    assert all(checks[name]["table"] == [] for name in NAMES if name != "spectrum")
+
+
+def test_a_guided_velocity_that_is_fitted_to_samples_is_warned_of(workplace, capsys):
+    guided = ["algorithm.preset=nft", "model.guidance=pipeline", "model.call.guidance_scale=4.5"]
+    checks = examined(capsys, "tiny.yaml", *guided)
+    assert checks["warning"]["value"].startswith("model.guidance: pipeline fits the guided velocity to final samples")
+
+
+def test_the_shares_of_steps_are_shown_as_a_table(workplace, capsys):
+    assert main(["doctor", "tiny.yaml"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    begin = next(i for i, line in enumerate(told) if line.startswith("ok   spectrum"))
+    assert told[begin + 1].split() == ["of", "share", "error"]
+    assert told[begin + 2].split()[0] == "start"
+    assert told[begin + 3].split()[:2] == ["step", "0"]
+    assert -1 < float(told[begin + 3].split()[2]) < 2
+
+
+def test_overrides_reach_a_config_and_a_model_alone_and_a_constant_reward_is_named(workplace, tiny_model, capsys):
+    (workplace / "flat.py").write_text("def flat(images, prompts):\n    return [1.0] * len(prompts)\n")
+    for target, others in (("tiny.yaml", []), (str(tiny_model), ["model.call={height: 16, width: 16}"])):
+        checks = examined(capsys, target, "rewards=[./flat.py:flat]", *others, "model.call.num_inference_steps=4")
+        assert checks["runs"]["value"].startswith("StableDiffusion3Pipeline, 4 steps")
+        assert [name for name, check in checks.items() if not check["ok"]] == ["group_spread"]
+        assert "'flat' gave every sample of a group the same value" in checks["group_spread"]["advice"]
+    assert main(["doctor", "shapes", "train.group=3"]) == 2
+    assert "train.group: unknown key, did you mean 'groups'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "overrides", [["model.call.num_inference_steps=4"], pytest.param([], marks=pytest.mark.zoo)], ids=["4 steps", "all"]
+)
+def test_the_embedded_model_gets_a_clean_bill(capsys, overrides):
+    checks = examined(capsys, "shapes", *overrides)
+    assert list(checks) == NAMES
+    assert all(check["ok"] for check in checks.values())
+
+
+def test_a_method_without_noise_is_examined_by_steps_that_have_some(workplace, capsys):
+    checks = examined(capsys, "tiny.yaml", "algorithm={preset: nft}")
+    assert list(checks) == NAMES
+    assert checks["drift"]["value"].startswith("0.0e+00")
+
+
+def test_an_edit_model_alone_is_told_what_it_lacks(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    SPECIMENS["FluxControlPipeline"].build().save_pretrained("model")
+    checks = examined(capsys, "model")
+    assert list(checks) == ["runs"]
+    assert "give a config whose rows have the column control_image" in checks["runs"]["advice"]
+
+
+def test_random_conditioning_is_named(workplace, capsys, broken):
+    own = torch.Generator().manual_seed(1)
+
+    def change(pipe):
+        def hook(module, args, kwargs):
+            states = kwargs["encoder_hidden_states"]
+            return args, {**kwargs, "encoder_hidden_states": states + torch.randn(states.shape, generator=own)}
+
+        pipe.transformer.register_forward_pre_hook(hook, with_kwargs=True)
+
+    broken(change)
+    checks = examined(capsys, "tiny.yaml")
+    assert not checks["conditioning"]["ok"]
+    assert "is random" in checks["conditioning"]["advice"]
+
+
+def test_half_precision_times_are_named(workplace, capsys, broken):
+    def change(pipe):
+        def hook(module, args, kwargs):
+            return args, {**kwargs, "timestep": kwargs["timestep"].half()}
+
+        pipe.transformer.register_forward_pre_hook(hook, with_kwargs=True)
+
+    broken(change)
+    checks = examined(capsys, "tiny.yaml")
+    assert [name for name, check in checks.items() if not check["ok"]] == ["times"]
+    assert "rounded to float16" in checks["times"]["advice"]
+
+
+def test_a_reward_that_fails_on_real_samples_is_named_with_its_place(workplace, capsys, monkeypatch):
+    # Before it is asked again.
+    monkeypatch.setattr(
+        "flowgrpo.training.scoring.scorer.time", SimpleNamespace(**vars(time) | {"sleep": lambda seconds: None})
+    )
+    (workplace / "late.py").write_text(
+        "calls = []\n"
+        "def late(images, prompts):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) > 2:\n"
+        "        raise KeyError('gone')\n"
+        "    return images.mean((1, 2, 3))\n"
+    )
+    text = (workplace / "tiny.yaml").read_text().replace("./mine.py:redness", "./late.py:late")
+    (workplace / "late.yaml").write_text(text)
+    checks = examined(capsys, "late.yaml")
+    assert [name for name, check in checks.items() if not check["ok"]] == ["group_spread"]
+    said = "the reward 'late' failed 3 times (KeyError: 'gone' at late.py:5); its 4 samples are dropped"
+    assert checks["group_spread"]["advice"] == said
+
+
+def test_wrong_input_is_one_sentence(workplace, capsys):
+    assert main(["doctor", "./nowhere"]) == 2
+    assert "there is no folder './nowhere'" in capsys.readouterr().err
+    assert main(["doctor", "tiny.yml"]) == 2
+    assert "did you mean" in capsys.readouterr().err
+
+
+def test_models_are_listed(capsys):
+    assert main(["models", "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {"class", "task", "drift", "certified", "note"} <= set(rows[0])
+    assert main(["models"]) == 0
+    assert "FluxPipeline" in capsys.readouterr().out

@@ -1,0 +1,126 @@
+"""The shares of a reward's variance, against those of a Gaussian flow, whose are known exactly."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from gaussian_flow import REWARDS, moments, schedule, step, velocity
+
+from flowgrpo.data.prompts import Row
+from flowgrpo.flow.diagnostics.spectrum import EVALUATIONS, FEWEST, check, geometry, nested, spectrum
+from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
+from flowgrpo.flow.rollouts.rollout import rollout
+from flowgrpo.training.advantages.baseline import GroupMean
+from rewards import Reward
+from samplers.kernels import ODE, Kernel
+from samplers.trees import Move, Root, grow
+
+SIGMAS = schedule(6)
+SDE = Kernel("flow_sde", 0.7)
+
+
+class Exact(torch.nn.Module):
+    """The velocity of the Gaussian flow."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, x, sigma, rows):
+        slope, shift = velocity(min(SIGMAS, key=lambda s: abs(s - float(sigma[0]))))
+        return slope * x + shift + self.shift
+
+
+def grown(splits, starts, reward="linear", groups=1):
+    policy = FieldPolicy(Exact(), (1,), SIGMAS)
+    called = Reward(reward, lambda samples, prompts: REWARDS[reward](samples[:, 0]))
+    roots = [Root(g, i, Row("", 1000 * g + i, {})) for g in range(groups) for i in range(starts)]
+    plan = nested([Move(SDE)] * (len(SIGMAS) - 2) + [Move()], splits)
+    tree, scores = rollout(policy, plan, roots, rewards=[called], micro_batch=4096, seed=0, iteration=0)
+    return tree, scores.values[:, 0]
+
+
+def exact_shares():
+    """Of a sum of independent noises: each one's variance at the end over the sum."""
+    pairs = list(pairwise(SIGMAS))
+    steps = [step("flow_sde", 0.7, *pair, SIGMAS[1]) for pair in pairs[:-1]]
+    steps.append(step("ode", 0.0, *pairs[-1], SIGMAS[1]))
+    slopes = [math.prod(each.slope for each in steps[i:]) ** 2 for i in range(len(steps) + 1)]
+    _, total = moments(steps)
+    own = [slopes[0], *(each.noise**2 * slopes[i + 1] for i, each in enumerate(steps[:-1]))]
+    assert sum(own) == pytest.approx(total)
+    return [each / total for each in own], total
+
+
+def test_shares_are_those_of_the_noises_of_a_gaussian_flow():
+    shares, variance = spectrum(*grown(range(5), starts=60, groups=2))
+    exact, total = exact_shares()
+    assert [share.of for share in shares] == ["start", *(f"step {i}" for i in range(5))]
+    assert sum(share.share for share in shares) == pytest.approx(1)
+    assert variance == pytest.approx(total, rel=0.2)
+    for share, own in zip(shares, exact, strict=True):
+        assert abs(share.share - own) < 3 * share.error
+        assert 0 < share.error < 0.2
+
+
+def test_steps_between_two_partings_are_told_as_one():
+    shares, _ = spectrum(*grown((0, 2), starts=40))
+    exact, _ = exact_shares()
+    assert [(share.of, share.steps) for share in shares] == [
+        ("start", None),
+        ("steps 0 to 1", (0, 2)),
+        ("steps 2 to 4", (2, 5)),
+    ]
+    for share, own in zip(shares, (exact[0], sum(exact[1:3]), sum(exact[3:])), strict=True):
+        assert abs(share.share - own) < 3 * share.error
+
+
+def test_prompts_that_differ_add_nothing():
+    """What sets two groups apart is no part of the variance of either."""
+    tree, rewards = grown(range(5), starts=10, groups=2)
+    apart = rewards + torch.tensor([100.0 * tree.nodes[leaf].root.group for leaf in tree.leaves])
+    for one, other in zip(spectrum(tree, rewards)[0], spectrum(tree, apart)[0], strict=True):
+        assert one.share == pytest.approx(other.share, abs=1e-9)
+
+
+def test_lost_rewards_are_left_out_and_equal_ones_have_no_shares():
+    tree, rewards = grown(range(5), starts=10)
+    rewards[3] = torch.nan
+    assert sum(share.share for share in spectrum(tree, rewards)[0]) == pytest.approx(1)
+    assert spectrum(tree, torch.ones_like(rewards)) == ([], 0.0)
+
+
+def counted(steps, splits, starts):
+    """The tree on states of one number."""
+    sigmas, roots = [1 - i / steps for i in range(steps + 1)], [Root(0, i, None) for i in range(starts)]
+    still, flat = lambda x, *_: x, lambda shape, *_: torch.zeros(shape)
+    return grow(
+        nested([Move(SDE)] * (steps - 1) + [Move()], splits), sigmas, roots, (torch.zeros(starts, 1),), still, flat, 64
+    )
+
+
+@pytest.mark.parametrize("steps", [2, 4, 10, 28, 50, 100])
+@pytest.mark.parametrize("prompts", [1, 2])
+def test_evaluations_are_bounded_whatever_the_schedule(steps, prompts):
+    splits, starts = geometry(steps, prompts)
+    tree = counted(steps, splits, starts)
+    rows = prompts * sum(len(evaluation.rows) for evaluation in tree.evaluations)
+    assert splits[0] == 0
+    assert starts >= FEWEST
+    assert rows <= EVALUATIONS or (len(splits) == 1 and starts == FEWEST)
+
+
+def test_a_check_tells_a_table_and_what_it_took():
+    policy = FieldPolicy(Exact(), (1,), SIGMAS)
+    linear = Reward("linear", lambda samples, prompts: samples[:, 0])
+    policy.start([Row("", 0, {})])
+    told = check(policy, [linear], [Row("a", 0, {}), Row("b", 0, {})], baseline=GroupMean(), kernels=[SDE] * 6, size=64)
+    assert (told.ok, told.name) == (True, "spectrum")
+    assert sum(row["share"] for row in told.table) == pytest.approx(1)
+    assert [row["of"] for row in told.table] == ["start", *(f"step {i}" for i in range(5))]
+    # of each of 2 prompts 14 starts, whose chains have 6 evaluations and those that part 5 + 4 + 3 + 2 + 1
+    assert "588 evaluations, 168 samples" in told.value
+    still = check(policy, [linear], [Row("a", 0, {})], baseline=GroupMean(), kernels=[ODE] * 6, size=64)
+    assert still.table == ()
+    assert "ode adds no noise" in still.value

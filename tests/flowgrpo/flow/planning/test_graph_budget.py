@@ -1,0 +1,286 @@
+"""Whether a run keeps graphs: by the memory there is, until memory runs out, and for good."""
+
+import gc
+
+import pytest
+import torch
+from field import Network, lines, settings, trainer, weights_of
+from in_graphs import run_of
+
+from flowgrpo import config
+from flowgrpo.data.prompts import Row
+from flowgrpo.flow.planning import graph_budget as kept_graphs
+from flowgrpo.flow.planning.iteration_forecast import most_graphs, predicted
+from flowgrpo.flow.updates import rollout_graphs as graphs
+from flowgrpo.training.run.out_of_memory import OutOfMemory
+from samplers.trees import Tree
+
+SAID = "CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+def room(monkeypatch, run, times):
+    """Let a process have so many times the memory that its graphs take, beside what else will be there."""
+    row, size = Row("eeeee", 0), most_graphs(run.config, 6).call_rows
+    assert size < run.config.train.rollout_rows
+    kept, call = graphs.measured(run.policy, run.policy.start([row]), row, size=size)
+    need, beside = kept.of(80, times=5, size=size), run.batch_sizes.to_come(call)
+    monkeypatch.setattr(kept_graphs, "free_bytes", lambda device, processes: times * need + beside)
+
+
+def numbers_of(run):
+    return sum(p.numel() for p in run.weights.parameters)
+
+
+@pytest.mark.parametrize(("times", "kept"), [(2.0, (0,)), (1.99, ())])
+def test_auto_keeps_what_fits_into_half_of_the_memory_that_stays_free(tmp_path, monkeypatch, capsys, times, kept):
+    run = trainer(settings(tmp_path, train__micro_batch=32, train__iterations=1), held_out=0)
+    numbers = numbers_of(run)
+    assert run.batch_sizes.to_come(0) == (8 + 4) * numbers  # moments, and while a rollout runs the gradients to come
+    room(monkeypatch, run, times)
+    run.run()
+    assert run.kept_graphs.parts == kept
+    assert lines(run)[0]["cost/update_evaluations"] == 2 * 32 * 5 - (80 if kept else 0)
+    said = "rollouts keep the graphs of 80 rows" if kept else "calls the model anew; graphs of 80 rows would take"
+    told = capsys.readouterr()
+    assert said in " ".join((told.err + told.out).split())
+
+
+def test_one_process_without_room_is_enough(tmp_path, monkeypatch):
+    run = trainer(settings(tmp_path, train__micro_batch=32, train__iterations=1), held_out=0)
+    room(monkeypatch, run, 9)
+    monkeypatch.setattr(type(run.exchange), "sum", lambda own, value: value + 1)
+    with run.report:
+        run.kept_graphs.decide()
+    assert run.kept_graphs.parts == ()
+
+
+def test_calls_whose_size_was_found_take_of_the_room(tmp_path, monkeypatch):
+    run = trainer(settings(tmp_path, train__micro_batch=32, train__iterations=1), held_out=0)
+    room(monkeypatch, run, 9)
+    least = run.batch_sizes.to_come(2**30)
+    run.batch_sizes._asked = ("micro_batch",)
+    run.batch_sizes._tried = {"micro_batch": [{"rows": 32, "peak_bytes": 2**41, "call_bytes": 2**40}]}
+    assert run.batch_sizes.to_come(2**30) == least - 12 * numbers_of(run) + 2**40 - 2**30 + 8 * numbers_of(run)
+    assert run.batch_sizes.to_come(2**41) == least + 2**41 - 2**30  # one of them counts, the larger
+    with run.report:
+        run.kept_graphs.decide()
+    assert run.kept_graphs.parts == ()
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_resume_that_has_the_room_again_does_as_the_run_did(tmp_path, monkeypatch, fits):
+    def begun(folder, iterations, **options):
+        return trainer(settings(folder, train__micro_batch=32, train__iterations=iterations, **options), held_out=0)
+
+    whole = begun(tmp_path / "whole", 4)
+    room(monkeypatch, whole, 9 if fits else 1)
+    whole.run()
+    begun(tmp_path / "half", 2).run()
+    rest = begun(tmp_path / "half", 4)
+    room(monkeypatch, rest, 9)
+    rest.resume()
+    rest.run()
+    assert rest.kept_graphs.parts == whole.kept_graphs.parts == ((0,) if fits else ())
+    assert lines(rest) == lines(whole)
+
+
+class Full(Network):
+    """A network that runs out of memory in the first rollout that keeps graphs."""
+
+    calls = 0
+
+    def forward(self, x, sigma, rows):
+        self.calls += 1
+        if self.calls == self.last and torch.is_grad_enabled():
+            torch.rand(1)
+            raise torch.OutOfMemoryError(SAID)
+        return super().forward(x, sigma, rows)
+
+
+@pytest.mark.parametrize("word", ["auto", "never"])
+def test_a_rollout_without_room_for_its_graphs_is_made_again_without_them(tmp_path, word):
+    """Unless they are asked for: then the run ends in a sentence."""
+    runs = {}
+    for name, last in (("whole", 0), ("full", 10)):
+        network = Full()
+        network.last = last
+        chosen = settings(tmp_path / name, train__replay=word, train__iterations=2, train__updates=1)
+        runs[name] = trainer(chosen, network, held_out=0)
+    runs["whole"].run()
+    if word == "never":
+        with pytest.raises(OutOfMemory):
+            runs["full"].run()
+        return
+    runs["full"].run()
+    assert (runs["whole"].kept_graphs.parts, runs["full"].kept_graphs.parts) == ((0,), ())
+    for name, tensor in weights_of(runs["whole"]).items():
+        assert torch.equal(weights_of(runs["full"])[name], tensor), name
+    said = (runs["full"].folder / "log.txt").read_text()
+    assert (
+        "step 1: out of memory in the rollout phase; the update calls the model anew (train.replay) from here on"
+        in said
+    )
+    again, once = (lines(runs[name])[0]["cost/rollout_evaluations"] for name in ("full", "whole"))
+    assert again == once  # what was thrown away is not counted
+
+
+def test_an_update_that_runs_out_of_memory_lets_go_of_all_graphs(tmp_path):
+    """It is the reference that is called first, beside the graphs of the whole iteration."""
+    network, alive = Network(), []
+    run = trainer(settings(tmp_path, train__iterations=1, train__updates=1), network, held_out=0)
+    real = run.weights.reference
+
+    def reference():
+        trees = [tree for tree in gc.get_objects() if isinstance(tree, Tree)]
+        alive.append(sum(e.velocity is not None for tree in trees for e in tree.evaluations))
+        if len(alive) == 1:
+            raise torch.OutOfMemoryError(SAID)
+        return real()
+
+    run.weights.reference = reference
+    run.run()
+    assert alive[0] > 1
+    assert set(alive[1:]) == {0}
+    replays = run_of(tmp_path, "always", "flow_grpo", {"train__iterations": 1, "train__updates": 1}, {})
+    assert replays.config.algorithm.objective.kl.beta == run.config.algorithm.objective.kl.beta > 0
+    for name, tensor in weights_of(replays).items():
+        assert torch.equal(weights_of(run)[name], tensor), name
+
+
+def test_a_reward_that_runs_out_of_memory_lets_go_of_graphs_too(tmp_path):
+    calls = []
+
+    def hungry(samples, prompts):
+        calls.append(len(samples))
+        if run.kept_graphs.parts:
+            raise torch.OutOfMemoryError(SAID)
+        return [0.5 * (i % 3) for i in range(len(samples))]
+
+    run = trainer(settings(tmp_path, train__iterations=1, train__updates=1), reward=hungry, held_out=0)
+    run.run()
+    assert run.kept_graphs.parts == ()
+    assert (
+        "step 1: out of memory in the rewards phase; the update calls the model anew"
+        in (run.folder / "log.txt").read_text()
+    )
+
+
+def test_a_draft_that_runs_out_of_memory_costs_no_graphs(tmp_path):
+    """It has none: smaller calls help it."""
+    chosen = {"train__micro_batch": "auto", "train__draft": {"pool": 2, "call": {}}}
+    run = trainer(settings(tmp_path, train__iterations=2, train__updates=1, **chosen), held_out=0)
+    real = run._starts
+
+    def starts(*arguments):
+        if run.done == 1 and run.config.train.micro_batch > 4:
+            raise torch.OutOfMemoryError(SAID)
+        return real(*arguments)
+
+    run._starts = starts
+    run.run()
+    assert run.kept_graphs.parts == (0,)
+    assert run.config.train.micro_batch == 4
+
+
+def test_graphs_that_calls_of_other_sizes_hinder_are_not_given_up(tmp_path):
+    run = trainer(settings(tmp_path, train__iterations=1, train__updates=1), held_out=0)
+    run.run()
+    assert run.kept_graphs.held == (0,)
+    run.config = run.config.model_copy(update={"train": run.config.train.model_copy(update={"rollout_batch": 8})})
+    assert run.kept_graphs.held == ()
+    assert run.kept_graphs.give_up() is None
+    run.kept_graphs.stop()
+    assert run.kept_graphs.parts == ()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_memory_that_runs_out_in_an_optimizer_step_tells_whether_graphs_were_there(tmp_path, kept):
+    """Nothing is made again then, so that they were not given up."""
+    run = trainer(settings(tmp_path, train__iterations=1, train__replay="auto" if kept else "always"), held_out=0)
+
+    def step(*_):
+        raise torch.OutOfMemoryError(SAID)
+
+    run.optimizer.step = step
+    with pytest.raises(OutOfMemory) as found:
+        run.run()
+    assert found.value.kept_graphs == kept
+
+
+def test_processes_agree_on_sizes_between_a_calibration_and_graphs(tmp_path):
+    """Or one that halved its own would not ask the others about graphs."""
+    algorithm = {"preset": "dense_grpo", "kernel": {"calibrate": {"rounds": 1}}}
+    run, order = trainer(settings(tmp_path, algorithm=algorithm, train__iterations=1), held_out=0), []
+    run.retrying.agree = lambda within: order.append("agree")
+    run.kept_graphs.decide = lambda: order.append("decide")
+    with run.report:
+        run.on_start()
+    assert order == ["agree", "decide"]
+
+
+@pytest.mark.parametrize("place", ["evaluation", "second part"])
+def test_graphs_stay_where_memory_runs_out_without_them(tmp_path, place):
+    """Where there are none, letting go of them would not help: it ends the run, as without graphs."""
+    run = trainer(settings(tmp_path, train__iterations=2, train__updates=2, eval__every=1))
+    real = run.eval_samples if place == "evaluation" else run._update_part
+
+    def fails(*arguments):
+        if run.done == 1 and (place == "evaluation" or arguments[1] == 1):
+            raise torch.OutOfMemoryError(SAID)
+        return real(*arguments)
+
+    setattr(run, "eval_samples" if place == "evaluation" else "_update_part", fails)
+    with pytest.raises((OutOfMemory, torch.OutOfMemoryError)):
+        run.run()
+    assert run.kept_graphs.parts == (0,)
+
+
+def test_a_part_without_weight_lets_go_of_its_graphs(tmp_path):
+    """No step is taken on it, and later parts have the room."""
+    run = trainer(settings(tmp_path, train__iterations=1, train__updates=2, run__patience=None))
+    alive, real, credit_edges = [], run._update_part, run.credit_edges
+
+    def update_part(credited, part):
+        found = real(credited, part)
+        alive.append(sum(e.velocity is not None for e in credited.tree.evaluations))
+        return found
+
+    def weightless(*arguments):
+        credited = credit_edges(*arguments)
+        alive.append(sum(e.velocity is not None for e in credited.tree.evaluations))
+        credited.units.weight.zero_()
+        return credited
+
+    run._update_part, run.credit_edges = update_part, weightless
+    run.run()
+    assert alive[0] > 0
+    assert alive[1:] == [0, 0]
+
+
+def test_memory_that_runs_out_while_edges_are_credited_costs_the_graphs_at_once(tmp_path):
+    run = trainer(settings(tmp_path, train__iterations=1, train__updates=1), held_out=0)
+    real, alive = run.credit_edges, []
+
+    def credit(batch, *rest):
+        alive.append(sum(evaluation.velocity is not None for evaluation in batch.tree.evaluations))
+        if len(alive) == 1:
+            raise torch.OutOfMemoryError(SAID)
+        return real(batch, *rest)
+
+    run.credit_edges = credit
+    run.run()
+    assert alive[0] > 0
+    assert set(alive[1:]) == {0}
+    assert run.kept_graphs.parts == ()
+
+
+def test_a_tree_that_changes_over_a_run_needs_room_for_the_most_that_it_will_have():
+    written = {
+        "model": {"path": "shapes", "call": {"num_inference_steps": 20}},
+        "rewards": [{"use": "shapes"}],
+        "algorithm": {"preset": "branch_grpo_mix"},
+        "train": {"groups": 2, "group_size": 16, "iterations": 301, "updates": 1},
+    }
+    settings = config.validated(written)
+    every = [predicted(settings, 20, iteration).graphs for iteration in range(0, 301, 25)]
+    assert most_graphs(settings, 20).graphs == max(every) > 2 * every[0]

@@ -1,0 +1,225 @@
+"""What is planned without numbers, beside what the same pipelines allocate with them."""
+
+import gc
+import math
+
+import pytest
+import torch
+from zoo import SPECIMENS
+
+from flowgrpo import config
+from flowgrpo.data.prompts import Row
+from flowgrpo.flow import setup
+from flowgrpo.flow.pipeline.loading.meta_pipeline import configs
+from flowgrpo.flow.planning import memory_trace as trials
+from flowgrpo.flow.planning.memory_trace import Kept, trial
+from flowgrpo.training.planning import meta_networks as hollow
+from flowgrpo.training.planning.allocation_counter import Live, Peaks
+
+pytestmark = pytest.mark.usefixtures("few_objects")
+
+ALLOCATED = ("FluxPipeline", "StableDiffusion3Pipeline", "SanaPipeline", "WanPipeline")
+MEASURED = (("FluxPipeline", False), ("FluxPipeline", True), ("StableDiffusion3Pipeline", False))  # in a plain run
+# Two networks, sounds, pictures in the prompt; then a picture to begin from, and more of the same kinds.
+CLASSES = ("WanPipeline (2.2)", "StableAudio3Pipeline", "QwenImageEditPipeline")
+NO_UPDATE = (Peaks(), Kept(once=0, each=0))  # where it is not asked for
+MORE = (
+    "FluxImg2ImgPipeline",
+    "QwenImagePipeline",
+    "QwenImageEditPlusPipeline",
+    "ZImagePipeline",
+    "Flux2Pipeline",
+    "HunyuanVideo15Pipeline",
+    "LTX2Pipeline",
+)
+
+
+@pytest.fixture
+def no_decoding(monkeypatch):
+    """A trial decodes nothing."""
+    monkeypatch.setattr(trials, "_decoded", lambda *_: trials._Decoded(peaks=Peaks(), operations=0, sample=0))
+
+
+@pytest.fixture
+def no_checkpointing(monkeypatch):
+    """A trial tries no update with checkpointing."""
+    real = trials._learnt
+
+    def learnt(policy, *rest):
+        checkpointed = any(network.is_gradient_checkpointing for network in policy.modules.values())
+        return NO_UPDATE if checkpointed else real(policy, *rest)
+
+    monkeypatch.setattr(trials, "_learnt", learnt)
+
+
+def settings(folder, specimen, **model):
+    lora = {"rank": 2, "alpha": 4, "targets": ["to_q"]}  # each adapted layer takes as many operations as a few others
+    return config.validated(
+        {
+            "model": {"path": str(folder), "call": dict(specimen.call), "lora": lora, **model},
+            "prompts": {"train": "ocr:train", "eval": "ocr:eval"},
+            "rewards": [{"use": "jpeg_size"}],
+        }
+    )
+
+
+def really(chosen, row, *numbers):
+    """Peaks of a step of each number of rows, with numbers: without gradients, and with them there; and a sample's size."""
+    policy, weights = setup.policy_and_weights(chosen, torch.device("cpu"))
+    return [stepped(policy, weights, [row] * rows) for rows in numbers]
+
+
+def stepped(policy, weights, rows):
+    live = Live()
+    for module in policy.modules.values():
+        for tensor in (*module.parameters(), *module.buffers()):
+            live.ignore(tensor)
+    with torch.no_grad():
+        policy.prepare(rows)
+        state = policy.start(rows)
+    for p in weights.parameters:
+        p.grad = torch.zeros_like(p)
+    gc.collect()
+    with live:
+        with torch.no_grad():
+            policy.walk.velocity(state, policy.sigmas[0], rows)
+        rollout = live.peak
+        gc.collect()
+        live.restart()
+        velocity = policy.walk.velocity(state, policy.sigmas[0], rows)
+        sum(v.float().square().mean() for v in velocity).backward()
+    with torch.no_grad():
+        return rollout, live.peak, policy.walk.decode(state, rows, by_landing=False).numel()
+
+
+@pytest.fixture(scope="module")
+def flux(tmp_path_factory):
+    """A folder with a tiny Flux pipeline, and its trial with plain settings."""
+    specimen, folder = SPECIMENS["FluxPipeline"], tmp_path_factory.mktemp("flux")
+    specimen.build().save_pretrained(folder)
+    return folder, trial(settings(folder, specimen), str(folder), specimen.rows[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "checkpointing"),
+    [
+        pytest.param(name, checkpointing, marks=() if (name, checkpointing) in MEASURED else pytest.mark.zoo)
+        for name in ALLOCATED
+        for checkpointing in (False, True)
+    ],
+)
+def test_what_is_planned_is_what_is_allocated(name, checkpointing, tmp_path, request):
+    specimen = SPECIMENS[name]
+    row = specimen.rows[0]
+    if (name, checkpointing) == ("FluxPipeline", False):
+        folder, planned = request.getfixturevalue("flux")
+        chosen = settings(folder, specimen)
+    else:
+        specimen.build().save_pretrained(tmp_path)
+        chosen = settings(tmp_path, specimen, gradient_checkpointing=checkpointing)
+        planned = trial(chosen, str(tmp_path), row)
+    ((rollout, update, sample),) = really(chosen, row, 1)
+    assert planned.rollout.step.of(1) == pytest.approx(rollout, rel=0.15)
+    found = planned.update_checkpointed if checkpointing else planned.update
+    assert found.of(1) == pytest.approx(update, rel=0.15)
+    assert planned.rollout.sample == 4 * sample
+
+
+@pytest.mark.usefixtures("small_pictures")
+@pytest.mark.parametrize("name", [*CLASSES, *(pytest.param(n, marks=pytest.mark.zoo) for n in (*ALLOCATED, *MORE))])
+def test_a_pipeline_is_planned_from_its_configs(name, tmp_path):
+    specimen = SPECIMENS[name]
+    pipe = specimen.build()
+    pipe.save_pretrained(tmp_path)
+    for file in tmp_path.rglob("*.safetensors"):
+        file.unlink()
+    with configs(str(tmp_path)) as folder:
+        planned = trial(settings(tmp_path, specimen), folder, specimen.rows[0])
+    networks = {n: m for n, m in pipe.components.items() if isinstance(m, torch.nn.Module)}
+    for component, network in networks.items():
+        weights = sum(t.numel() * t.element_size() for t in (*network.parameters(), *network.buffers()))
+        assert planned.components[component] == pytest.approx(weights, rel=0.02)
+    sampling, update = planned.rollout, planned.update.of(1)
+    assert min(planned.trained, planned.state, planned.encode, sampling.step.of(1), sampling.decode.of(1)) > 0
+    assert update >= sampling.step.of(1)  # the same where encoding a picture takes the most
+    assert planned.update_checkpointed is None or planned.update_checkpointed.of(1) <= update
+
+
+def test_a_quantised_base_is_planned_with_the_layers_it_makes_anew(flux, monkeypatch):
+    monkeypatch.setattr(trials, "_learnt", lambda *_: NO_UPDATE)
+    specimen, (folder, whole) = SPECIMENS["FluxPipeline"], flux
+    quantised = trial(settings(folder, specimen, quantise="int8"), str(folder), specimen.rows[0])
+    layer = max(
+        math.prod(shape) for name, shape in whole.shapes["transformer"].items() if ".0." in name and len(shape) == 2
+    )
+    before, after = (each.rollout.step.of(100) for each in (whole, quantised))
+    assert 0 <= after - before <= 2 * 4 * layer  # once, for any number of rows
+    assert quantised.dequantises
+    assert not whole.dequantises
+    assert quantised.trained == whole.trained
+
+
+@pytest.mark.usefixtures("no_decoding", "no_checkpointing")
+def test_a_row_of_longer_text_takes_more(tmp_path):
+    specimen = SPECIMENS["QwenImagePipeline"]
+    pipe = specimen.build()
+    pipe.transformer = pipe.transformer.from_config({**pipe.transformer.config, "num_layers": 1})
+    pipe.save_pretrained(tmp_path)
+    chosen = settings(tmp_path, specimen, call={**specimen.call, "true_cfg_scale": 1.0})
+    short, long = (trial(chosen, str(tmp_path), Row(text, 0)) for text in ("a cat", "a cat " * 40))
+    assert long.update.of(1) > 1.2 * short.update.of(1)
+
+
+@pytest.mark.usefixtures("no_decoding", "no_checkpointing")
+def test_copies_of_weights_in_half_precision_are_there_once_for_all_rows(flux):
+    specimen, (folder, _) = SPECIMENS["FluxPipeline"], flux
+    chosen = settings(folder, specimen, lora=None, dtype="bfloat16")
+    planned = trial(chosen, str(folder), specimen.rows[0])
+    numbers = (1, 3)
+    for rows, (rollout, update, _) in zip(numbers, really(chosen, specimen.rows[0], *numbers), strict=True):
+        assert planned.rollout.step.of(rows) == pytest.approx(rollout, rel=0.15)
+        assert planned.update.of(rows) == pytest.approx(update, rel=0.15)
+
+
+@pytest.mark.usefixtures("no_decoding")
+def test_blocks_that_are_not_run_are_counted_nearly_as_if_they_were(tmp_path, monkeypatch):
+    specimen = SPECIMENS["FluxPipeline"]
+    pipe = specimen.build()
+    pipe.transformer = pipe.transformer.from_config(
+        {**pipe.transformer.config, "num_layers": 3, "num_single_layers": 1}
+    )
+    pipe.save_pretrained(tmp_path)
+    chosen = settings(tmp_path, specimen)
+    short = trial(chosen, str(tmp_path), specimen.rows[0])
+    monkeypatch.setattr(hollow, "_repeated_blocks", lambda module: ())
+    whole = trial(chosen, str(tmp_path), specimen.rows[0])
+    assert short.encode == pytest.approx(whole.encode, rel=0.01)
+    for rows in (1, 4):
+        assert short.rollout.step.of(rows) == pytest.approx(whole.rollout.step.of(rows), rel=0.01)
+        assert short.update_checkpointed.of(rows) == pytest.approx(whole.update_checkpointed.of(rows), rel=0.01)
+        assert short.update.of(rows) == pytest.approx(whole.update.of(rows), rel=0.05)
+
+
+def test_an_evaluation_is_tried_where_its_call_takes_more(flux, monkeypatch):
+    monkeypatch.setattr(trials, "_learnt", lambda *_: NO_UPDATE)
+    monkeypatch.setattr(trials, "_decoded_in_tiles", lambda *_: None)
+    specimen, (folder, _) = SPECIMENS["FluxPipeline"], flux
+    chosen = settings(folder, specimen)
+    steps = chosen.model_copy(update={"eval": chosen.eval.model_copy(update={"call": {"num_inference_steps": 9}})})
+    assert trial(steps, str(folder), specimen.rows[0]).evaluate is None
+    larger = {"height": 2 * specimen.call["height"]}
+    chosen = chosen.model_copy(update={"eval": chosen.eval.model_copy(update={"call": larger})})
+    planned = trial(chosen, str(folder), specimen.rows[0])
+    assert planned.evaluate.sample == 2 * planned.rollout.sample
+    assert planned.evaluate.step.of(1) > planned.rollout.step.of(1)
+
+
+@pytest.mark.usefixtures("no_decoding", "no_checkpointing")
+def test_adapters_on_a_base_of_bitsandbytes_keep_their_inputs_in_float32(flux):
+    specimen, (folder, _) = SPECIMENS["FluxPipeline"], flux
+    half = {"dtype": "bfloat16", "lora": {"rank": 2, "alpha": 4, "targets": "all-linear"}}
+    own, other = (
+        trial(settings(folder, specimen, quantise=form, **half), str(folder), specimen.rows[0])
+        for form in (None, "bnb_nf4")
+    )
+    assert other.update.of(1) > 1.2 * own.update.of(1)

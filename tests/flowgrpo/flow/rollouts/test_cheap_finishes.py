@@ -1,0 +1,366 @@
+"""Cheap finishes in runs: what they leave as it is, what they count, what is told of them, and what is refused."""
+
+import functools
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from cut_back import cut_back
+from field import lines, nearness, settings, trainer, weights_of
+from pictures import pictures
+from runs import metrics
+
+from flowgrpo import config
+from flowgrpo.cli import main
+from flowgrpo.errors import InputError
+from flowgrpo.flow.planning.iteration_forecast import compared, predicted
+from flowgrpo.flow.rollouts.cheap_finishes import agreement, check_policy
+from flowgrpo.flow.rollouts.rollout import Pair
+from flowgrpo.training.weights import sharding
+from flowgrpo.training.weights.low_precision_copies import Copies
+from flowgrpo.training.weights.quantisation import quantise
+from rewards import Reward
+
+BRUSH = {"preset": "tempflow", "tree": {"branches": 3}}
+TWIGS = {"preset": "stepwise_flow_grpo", "tree": {"length": None}}
+CHEAP = [{"dtype": "bfloat16"}, {"dtype": "int8"}, {"cache": "first_block", "threshold": 1e9}]
+
+
+def finishing(algorithm, finish):
+    return {**algorithm, "tree": {**algorithm["tree"], "finish": finish}}
+
+
+def rolled(run):
+    """The batch of a run's first rollout."""
+    return run.rollout(0, run.groups(0))
+
+
+@pytest.fixture(scope="module")
+def plain_of(tmp_path_factory):
+    """The batch of a tree without a cheap finish, by its algorithm and whether adapters are trained."""
+
+    @functools.cache
+    def made(preset, lora):
+        algorithm = {own["preset"]: own for own in (BRUSH, TWIGS)}[preset]
+        return rolled(pictures(tmp_path_factory.mktemp("plain"), algorithm, lora=lora, group_size=3))
+
+    return made
+
+
+@pytest.mark.parametrize("algorithm", [BRUSH, TWIGS], ids=["brush", "twigs"])
+@pytest.mark.parametrize(
+    ("finish", "lora"),
+    [
+        pytest.param(finish, lora, marks=pytest.mark.zoo if finish is CHEAP[0] and not lora else ())
+        for lora in (True, False)
+        for finish in CHEAP
+    ],
+    ids=str,
+)
+def test_a_cheap_finish_changes_samples_and_no_trained_step(tmp_path, plain_of, algorithm, finish, lora):
+    plain = plain_of(algorithm["preset"], lora)
+    cheap = rolled(pictures(tmp_path, finishing(algorithm, {**finish, "check": 0}), lora=lora, group_size=3))
+    trained, alike = ([e for e in batch.tree.evaluations if e.trained] for batch in (plain, cheap))
+    assert len(trained) == len(alike) > 0
+    for a, b in zip(trained, alike, strict=True):
+        for edges, like in zip(a.trained, b.trained, strict=True):
+            assert torch.equal(edges.log_prob, like.log_prob)
+            assert all(torch.equal(x, y) for x, y in zip(edges.next_state, like.next_state, strict=True))
+    samples, others = (
+        {(n.root, n.path, n.role): x for n, x in zip(map(t.nodes.__getitem__, t.leaves), t.samples[0], strict=True)}
+        for t in (plain.tree, cheap.tree)
+    )
+    assert samples.keys() == others.keys()
+    assert max(float((x - others[key]).abs().max()) for key, x in samples.items()) > 0
+    assert plain.finished is None
+
+
+FEWER = {"steps": 2}
+ALL = {"steps": 2, "dtype": "int8", "cache": "first_block"}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "finish"),
+    [  # each finish of one tree and all at once of both, the others where the suite runs whole
+        *((BRUSH, finish) for finish in (FEWER, CHEAP[1], ALL)),
+        *((TWIGS, finish) for finish in (CHEAP[0], CHEAP[2], ALL)),
+        *(pytest.param(BRUSH, finish, marks=pytest.mark.zoo) for finish in (CHEAP[0], CHEAP[2])),
+        *(pytest.param(TWIGS, finish, marks=pytest.mark.zoo) for finish in (FEWER, CHEAP[1])),
+    ],
+    ids=lambda case: {"tempflow": "brush", "stepwise_flow_grpo": "twigs"}.get(case.get("preset"), str(case)),
+)
+def test_plan_and_run_agree_also_where_finishes_are_compared(tmp_path, algorithm, finish):
+    checked, iterations = finishing(algorithm, {**finish, "check": 2}), 3 if finish is CHEAP[-1] else 2
+    run = pictures(tmp_path, checked, iterations=iterations, group_size=3, learning_rate=1e-3)
+    run.run()
+    cost, (evaluations, decoded) = predicted(run.config, 4), compared(run.config, 4)
+    assert evaluations > 0
+    assert len(lines(run)) == iterations
+    for i, line in enumerate(lines(run)):
+        due = i % 2 == 0
+        assert line["cost/rollout_evaluations"] == cost.rollout + due * evaluations
+        assert line["cost/decoded"] == cost.decoded + due * decoded
+        assert line.get("cost/check_evaluations", 0) == due * evaluations
+        assert ("finish/rank_agreement" in line) == due
+        if due:
+            assert -1 <= line["finish/rank_agreement"] <= 1
+        if "cache" in finish:
+            assert 0 <= line["cost/cached_evaluations"] <= cost.rollout
+        else:
+            assert "cost/cached_evaluations" not in line
+        assert line["policy/max_abs_log_ratio"] == 0
+
+
+def test_what_is_left_out_is_counted_by_hand(tmp_path):
+    """Of a brush at steps 0 and 1 of 4, children at 1 have three steps to the end, those at 2 two; the first computes."""
+    algorithm = {"preset": "tempflow", "tree": {"branches": 3, "profile": [3, 3], "finish": CHEAP[2]}}
+    run = pictures(tmp_path, algorithm, groups=2, group_size=6)
+    run.run()
+    (line,) = lines(run)
+    starts = 2 * 2  # seeds
+    assert line["cost/cached_evaluations"] == starts * 3 * (2 + 1)
+
+
+@pytest.mark.parametrize("algorithm", [BRUSH, TWIGS], ids=["brush", "twigs"])
+def test_finishes_that_are_exact_agree_and_comparing_them_changes_nothing(tmp_path, algorithm):
+    """Whatever a reward draws; the samples that are compared meet other rows, so values differ by rounding.
+
+    Of one group, for a reward that draws while the next group is decoded draws what the pipeline's seeds leave it.
+    """
+
+    def noisy(images, prompts):
+        return [float(image.mean()) + 1e-9 * float(torch.rand(())) for image in images]
+
+    runs = []
+    for name, finish in (("never", None), ("always", {"check": 1})):
+        own = finishing(algorithm, finish)
+        sizes = {"groups": 1, "group_size": 3, "iterations": 2, "learning_rate": 1e-3}
+        run = pictures(tmp_path / name, own, rewards=[Reward("noisy", noisy)], **sizes)
+        torch.manual_seed(3)
+        run.run()
+        runs.append(run)
+    never, always = runs
+    assert all(torch.equal(x, weights_of(always)[name]) for name, x in weights_of(never).items())
+    own = ("finish/rank_agreement", "cost/check_evaluations", "cost/rollout_evaluations", "cost/model_evaluations")
+    for plain, line in zip(lines(never), lines(always), strict=True):
+        assert line["finish/rank_agreement"] > 0.9
+        assert {k: v for k, v in plain.items() if k not in (*own, "cost/decoded")} == {
+            k: v for k, v in line.items() if k not in (*own, "cost/decoded")
+        }
+
+
+def test_steps_alone_are_those_of_the_plan(tmp_path):
+    runs = [
+        trainer(
+            settings(tmp_path / str(i), algorithm=finishing(BRUSH, finish), train__group_size=6, train__iterations=1),
+            reward=nearness,
+            held_out=0,
+        )
+        for i, finish in enumerate((2, {"steps": 2}))
+    ]
+    for run in runs:
+        run.run()
+    assert lines(runs[0]) == lines(runs[1])
+    assert runs[0].config.algorithm.tree.finish == runs[1].config.algorithm.tree.finish
+
+
+def test_the_correlation_within_siblings():
+    pairs = [
+        *(Pair((0, 1, 1), cheap, exact) for cheap, exact in ((1, 10), (2, 20), (3, 30), (math.nan, 0), (9, math.nan))),
+        *(Pair((0, 1, 2), cheap, exact) for cheap, exact in ((101, 2), (102, 1), (103, 4), (104, 3))),  # 0.6
+        *(Pair((0, 2, 1), 5.0, exact) for exact in (1, 2)),  # the cheap ones are equal: no correlation
+    ]
+    assert agreement(pairs) == {"finish/rank_agreement": pytest.approx((1 + 0.6) / 2)}
+    assert agreement([]) == {"finish/rank_agreement": None}
+
+
+def test_what_is_compared_are_the_siblings_of_the_first_group_by_both_finishes(tmp_path):
+    batch = rolled(pictures(tmp_path, finishing(BRUSH, {"dtype": "int8"})))
+    plain = rolled(pictures(tmp_path / "exact", BRUSH))
+    values, cheap = (
+        {
+            (b.tree.nodes[leaf].root.group, b.tree.nodes[leaf].path): float(value)
+            for leaf, value in zip(b.tree.leaves, b.scores.values[:, 0], strict=True)
+        }
+        for b in (plain, batch)
+    )
+    first = {path: (cheap[group, path], value) for (group, path), value in values.items() if group == 0}
+    found = sorted((pair.cheap, pair.exact) for pair in batch.finished.pairs)
+    assert found == [pytest.approx(own, abs=1e-6) for own in sorted(first.values())]
+    sets = {pair.siblings for pair in batch.finished.pairs}
+    assert len(sets) == 2 * 3  # seeds, and steps
+    assert batch.finished.decoded == len(first)
+
+
+def test_drafts_and_finishes_share_a_copy_where_they_ask_for_the_same(tmp_path):
+    for word, shared in (("int8", True), ("fp8", False)):
+        run = pictures(
+            tmp_path / word,
+            finishing(BRUSH, {"dtype": word}),
+            group_size=3,
+            draft={"pool": 2, "call": {"num_inference_steps": 2}, "precision": "int8"},
+        )
+        copies = run.copies
+        assert (copies._of_drafts is copies._of_finishes) == shared
+        run.run()
+        assert lines(run)[0]["finish/rank_agreement"] is not None
+
+
+def test_weights_that_learn_are_copied_once_in_a_rollout_and_anew_in_the_next(tmp_path):
+    own = finishing(BRUSH, {"dtype": "int8"})
+    run = pictures(tmp_path, own, lora=False, group_size=3, iterations=2, learning_rate=1e-2)
+    seen, finish = [], run.policy.finish
+
+    def watched(*args):
+        seen.append(run.copies._of_finishes._copies)
+        return finish(*args)
+
+    run.policy.finish = watched
+    run.run()
+    apart = list(dict.fromkeys(map(id, seen)))
+    assert len(seen) > len(apart) == 2
+    assert not all(torch.equal(a.codes, b.codes) for a, b in zip(seen[0], seen[-1], strict=True))
+    assert run.copies._of_finishes._copies is None
+
+
+def test_an_int8_finish_is_what_a_quantised_network_samples(tmp_path):
+    run = pictures(tmp_path, finishing(BRUSH, {"dtype": "int8"}))
+    calls, finish = [], run.policy.finish
+    run.policy.finish = lambda *args: calls.append((args, finish(*args))) or calls[-1][1]
+    rolled(run)
+    plain = pictures(tmp_path / "plain", BRUSH)
+    rows = calls[0][0][2]
+    plain.policy.start(rows)
+    whole = plain.policy.finish(*calls[0][0])
+    for network in plain.policy.modules.values():
+        quantise(network, "int8")
+    assert torch.equal(plain.policy.finish(*calls[0][0])[0], calls[0][1][0])
+    assert not torch.equal(whole[0], calls[0][1][0])
+
+
+def test_a_tree_that_is_kept_is_finished_all_the_same(tmp_path):
+    first = []
+    for name, trees in (("kept", {"every": 1, "prompts": 1}), ("plain", None)):
+        run = pictures(tmp_path / name, finishing(BRUSH, {"dtype": "int8"}), trees=trees, group_size=3)
+        run.run()
+        first.append(lines(run)[0])
+    assert first[0] == first[1]
+
+
+def told(folder):
+    """The training lines of a run without its times and its memory."""
+    return [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in metrics(folder)]
+
+
+def test_a_run_by_command_drafts_and_finishes_cheaply_resumes_to_the_bit_and_costs_what_is_planned(workplace, capsys):
+    words = [
+        "algorithm={preset: tempflow, tree: {branches: 2, finish: {dtype: int8, cache: first_block, threshold: 0.5}}}",
+        "train.draft={pool: 2, call: {num_inference_steps: 2}, precision: int8}",
+        "train.group_size=4",
+        "train.micro_batch=8",
+        "eval={every: 9, prompts: 1, save: 0}",
+    ]
+    assert main(["train", "tiny.yaml", *words]) == 0
+    whole = told(workplace / "runs" / "t")
+    cut_back(workplace / "runs" / "t", 1)
+    assert main(["train", "tiny.yaml", "run.resume=true", *words]) == 0
+    assert told(workplace / "runs" / "t") == whole
+    assert all(-1 <= line["draft/rank_agreement"] <= 1 for line in whole)
+    capsys.readouterr()
+    assert main(["plan", "tiny.yaml", "--format", "json", *words]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    compares = planned["comparison"]
+    assert compares["every"] == 10
+    first, second = whole
+    assert first["cost/rollout_evaluations"] == planned["model_evaluations"]["rollout"] + compares["model_evaluations"]
+    assert second["cost/rollout_evaluations"] == planned["model_evaluations"]["rollout"]
+    assert first["cost/check_evaluations"] == compares["model_evaluations"]
+    assert first["cost/decoded"] == planned["decoded"] + compares["decoded"]
+    assert main(["plan", "tiny.yaml", *words]) == 0
+    assert "each 10 iterations from the first on" in " ".join(capsys.readouterr().out.split())
+
+
+KEY = r"algorithm\.tree\.finish"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more", "said"),
+    [
+        ({"tree": {"name": "chain", "finish": 2}}, {}, r"algorithm\.tree\.finish: unknown key"),
+        (finishing(BRUSH, {"cache": "teacache"}), {}, rf"{KEY}\.cache: 'teacache' is not allowed"),
+        (finishing(BRUSH, {"dtype": "int4"}), {}, rf"{KEY}\.dtype: 'int4' is not allowed"),
+        (finishing(BRUSH, {"threshold": 0.2}), {}, rf"{KEY}\.threshold: nothing is cached, take .*cache=first_block"),
+        (finishing(BRUSH, 0), {}, rf"{KEY}\.steps: 0 is wrong"),
+        (
+            finishing(BRUSH, {"dtype": "int8"}),
+            {"model__quantise": "int8"},
+            rf"{KEY}\.dtype: the base is quantised already",
+        ),
+        (
+            finishing(BRUSH, {"dtype": "bfloat16"}),
+            {"model__dtype": "bfloat16"},
+            rf"{KEY}\.dtype: the network computes in bfl",
+        ),
+        (
+            finishing(BRUSH, {"dtype": "int8"}),
+            {"run__sharding": "fsdp2", "run__processes": 2},
+            r"run\.sharding: the copy .*",
+        ),
+        (
+            finishing(BRUSH, {"cache": "first_block"}),
+            {"run__sharding": "fsdp2", "run__processes": 2},
+            rf"{KEY}\.cache: by run\.sharding=fsdp2 processes",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_one_sentence(tmp_path, algorithm, more, said):
+    own = {"model__path": "shapes", "model__lora": {"rank": 2}, "train__group_size": 6, **more}
+    with pytest.raises(InputError, match=said):
+        sharding.check(settings(tmp_path, algorithm=algorithm, **own))
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"preset": "vgpo", "tree": {"finish": CHEAP[1]}},  # one jump, which shares the chain's evaluation
+        {
+            "preset": "tempflow",
+            "tree": {"profile": [0] * 5 + [3], "branches": 3, "last_step": "sde", "finish": CHEAP[1]},
+        },
+    ],
+    ids=["twigs", "brush"],
+)
+def test_a_tree_without_finishes_is_one_sentence(algorithm):
+    chosen = config.validated(
+        {"model": {"path": "shapes"}, "algorithm": algorithm, "train": {"groups": 2, "group_size": 6, "updates": 1}}
+    )
+    with pytest.raises(
+        InputError, match=rf"{KEY}: no evaluation of this \w+ is of ODE steps that only lead to a reward"
+    ):
+        predicted(chosen, 6)
+
+
+def test_a_policy_without_blocks_is_one_sentence(tmp_path):
+    chosen = settings(tmp_path, algorithm=finishing(BRUSH, CHEAP[2]), train__group_size=6)
+    with pytest.raises(InputError, match=rf"{KEY}\.cache: a velocity field has no list of blocks"):
+        trainer(chosen)
+
+
+def test_a_pipeline_that_pins_is_one_sentence(tmp_path):
+    for pins, finish in ((True, CHEAP[1]), (False, CHEAP[1]), (True, {"steps": 2})):
+        chosen = settings(tmp_path, algorithm=finishing(BRUSH, finish), train__group_size=6)
+        if pins and finish is CHEAP[1]:
+            with pytest.raises(InputError, match=rf"{KEY}: this pipeline pins a part of what it samples"):
+                check_policy(chosen, SimpleNamespace(pins=pins))
+        else:
+            check_policy(chosen, SimpleNamespace(pins=pins))
+
+
+def test_no_copy_is_made_where_none_is_asked_for(tmp_path):
+    chosen = settings(tmp_path, algorithm=BRUSH, train__group_size=6)
+    copies = Copies(chosen, [torch.nn.Linear(2, 2)])
+    with copies.kept(), copies.drafting(), copies.finishing():
+        pass
+    assert (copies._of_drafts, copies._of_finishes) == (None, None)

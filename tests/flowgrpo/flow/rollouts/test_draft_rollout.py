@@ -1,0 +1,383 @@
+"""Drafts: which starts they choose, that a chosen start is sampled as if there had been no draft, and what is told of it."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from cut_back import cut_back
+from field import closeness, lines, settings, trainer, weights_of
+from pictures import pictures
+from runs import metrics
+
+from flowgrpo import config
+from flowgrpo.cli import main
+from flowgrpo.data.prompts import Row
+from flowgrpo.errors import InputError
+from flowgrpo.flow.planning.plan import forwards, plan
+from flowgrpo.flow.rollouts.draft_rollout import Foretold, agreement, halves_kept, spearman
+from flowgrpo.flow.rollouts.rollout import rollout as rollout_of
+from flowgrpo.training.weights.quantisation import quantise
+from rewards import Reward
+from samplers import noise
+from samplers.trees import Root
+
+DRAFT = {"train__draft": {"pool": 3, "call": {}}}
+BRIEF = ["train.micro_batch=8", "eval={every: 9, prompts: 1, save: 0}"]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ([1, 2, 3, 4, 5], [5, 6, 7, 8, 7], 8 / math.sqrt(10 * 9.5)),  # ranks of b: 1, 2, 3.5, 5, 3.5
+        ([1, 2, 3], [1, 8, 900], 1.0),
+        ([1, 2, 3], [3, 2, 1], -1.0),
+        ([1, 2, 3, 4], [2, 1, 4, 3], 0.6),  # 1 - 6 * 4 / (4 * 15)
+        ([1, 1, 1], [1, 2, 3], math.nan),
+        ([1], [2], math.nan),
+        ([], [], math.nan),
+    ],
+)
+def test_the_correlation_of_ranks(a, b, expected):
+    assert spearman(*(torch.tensor(x).double() for x in (a, b))) == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ([4, 3, 2, 1], [9, 8, 1, 0], 1.0),
+        ([4, 3, 2, 1], [0, 1, 8, 9], 0.0),
+        ([4, 3, 2, 1], [9, 1, 8, 0], 0.5),
+        ([3, 2, 1], [3, 1, 2], 1 / 3),  # the better half of three is two
+        ([4, 3, 2, 1], [5, 5, 5, 5], 0.5),
+        ([4, 3, 2, 1], [9, 5, 5, 0], 0.75),  # of the two equal ones either, by chance
+        ([1], [1], math.nan),
+    ],
+)
+def test_the_share_of_halves_that_stay(a, b, expected):
+    assert halves_kept(*(torch.tensor(x).double() for x in (a, b))) == pytest.approx(expected, nan_ok=True)
+
+
+def test_groups_are_ranked_by_themselves_and_the_lost_left_out():
+    roots = [
+        *(Foretold(0, draft, final) for draft, final in ((1, 11), (2, 12), (3, 13), (math.nan, 0), (9, math.nan))),
+        *(Foretold(1, draft, final) for draft, final in ((101, 3), (102, 2), (103, 2.5))),
+        *(Foretold(2, 1, final) for final in (1, 2)),  # the draft tells nothing: no correlation
+    ]
+    told = agreement(roots)
+    assert told["draft/rank_agreement"] == pytest.approx((1 - 0.5) / 2)
+    assert told["draft/halves_kept"] == pytest.approx((1 + 1 / 3 + 0.5) / 3)
+    assert agreement([Foretold(0, math.nan, 1.0)]) == {"draft/rank_agreement": None, "draft/halves_kept": None}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"preset": "nft", "kernel": {"name": "ode", "solver": "euler"}},
+        {"preset": "tempflow", "tree": {"branches": 2}},
+        {"preset": "branch_grpo", "tree": {"splits": [0, 2]}},
+    ],
+)
+def test_a_draft_composes_with_any_row_and_tells_how_it_ranked(tmp_path, algorithm):
+    run = trainer(settings(tmp_path, algorithm=algorithm, train__iterations=2, **DRAFT), held_out=0)
+    run.run()
+    for line in lines(run):
+        assert line["policy/grad_norm"] > 0
+        if algorithm["preset"] == "nft":  # the draft is what the rollout is
+            assert (line["draft/rank_agreement"], line["draft/halves_kept"]) == (pytest.approx(1), 1)
+        else:
+            assert -1 <= line["draft/rank_agreement"] <= 1
+            assert 0 <= line["draft/halves_kept"] <= 1
+
+
+def test_without_a_draft_nothing_is_told(tmp_path):
+    run = trainer(settings(tmp_path, train__iterations=1), held_out=0)
+    run.run()
+    assert not [key for key in lines(run)[0] if key.startswith("draft/")]
+
+
+def test_a_broken_draft_ranks_nothing_and_the_run_goes_on(tmp_path):
+    """The samples of a draft are equal: no order, no correlation, and halves as chance has them."""
+    calls = []
+
+    def blind(samples, prompts):
+        calls.append(len(samples))
+        return torch.zeros(len(samples)) if len(calls) == 1 else closeness(samples, prompts)
+
+    chosen = settings(tmp_path, train__iterations=1, train__groups=1, train__updates=1, **DRAFT)
+    run = trainer(chosen, held_out=0, rewards=[Reward("blind", blind, group_wise=True)])
+    run.run()
+    (line,) = lines(run)
+    assert (line["draft/rank_agreement"], line["draft/halves_kept"]) == (None, 0.5)
+
+
+def test_the_policy_that_samples_drafts(tmp_path):
+    """By nft that is the old policy, which after an iteration is not the live one: the draft still ranks to the digit."""
+    algorithm = {
+        "preset": "nft",
+        "kernel": {"name": "ode", "solver": "euler"},
+        "likelihood": {"old": {"flat": 0, "slope": 0.5, "most": 0.5}},
+    }
+    run = trainer(settings(tmp_path, algorithm=algorithm, train__iterations=3, **DRAFT), held_out=0)
+    apart = []
+    real = run._starts
+    swapped = run.weights.swapped
+
+    def starts(iteration, groups):
+        here = [p.detach().clone() for p in run.weights.parameters]
+        with torch.no_grad(), swapped(run.weights._old):
+            apart.append(max(float((p - q).abs().max()) for p, q in zip(here, run.weights.parameters, strict=True)))
+        return real(iteration, groups)
+
+    run._starts = starts
+    run.run()
+    assert apart[1] > 0
+    assert all(line["draft/rank_agreement"] == pytest.approx(1) for line in lines(run))
+
+
+def test_a_resumed_run_drafts_as_the_whole_one(tmp_path):
+    whole = trainer(settings(tmp_path / "whole", train__iterations=2, **DRAFT), held_out=0)
+    whole.run()
+    shutil.copytree(whole.folder, tmp_path / "parts" / "r")
+    cut_back(tmp_path / "parts" / "r", 1)
+    parts = trainer(settings(tmp_path / "parts", train__iterations=2, **DRAFT), held_out=0)
+    parts.resume()
+    parts.run()
+    assert lines(whole) == lines(parts)
+    assert all(torch.equal(tensor, weights_of(parts)[name]) for name, tensor in weights_of(whole).items())
+
+
+# Of four seeds by two: with fewer steps, and a picture of another size, whose noise has another shape.
+CACHE = {"cache": "first_block", "threshold": 1e9}  # which leaves out all that it can
+CALLS = [{"num_inference_steps": 2}, {"height": 8, "width": 8}, {"num_inference_steps": 2, "height": 8}]
+
+
+def drafting(tmp_path, call, *, likelihood=(), **options):
+    """A run whose rollouts are ODE chains, of starts that a draft chooses unless its call is None."""
+    algorithm = {"preset": "nft", "kernel": {"name": "ode", "solver": "euler"}, "likelihood": dict(likelihood)}
+    train = {key: options.pop(key) for key in ("precision", "cache", "threshold") if key in options}
+    draft = None if call is None else {"pool": 2, "call": call, **train}
+    return pictures(tmp_path, algorithm, draft=draft, **{"group_size": 2, **options})
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Such a run without a draft, which never begins."""
+    return drafting(tmp_path_factory.mktemp("plain"), None)
+
+
+@pytest.mark.parametrize(
+    ("call", "cheap"),
+    [*((call, {}) for call in CALLS), ({}, {"precision": "int8"}), (CALLS[0], {"precision": "fp8"}), ({}, CACHE)],
+    ids=json.dumps,
+)
+def test_a_chosen_start_is_sampled_as_if_there_had_been_no_draft(tmp_path, plain, call, cheap):
+    run = drafting(tmp_path, call, **cheap)
+    batches, sizes = [], []
+    rollout, generate = run.rollout, run.policy.generate
+
+    def watched(rows):
+        samples = generate(rows)
+        sizes.append(tuple(samples.shape[2:]))
+        return samples
+
+    run.rollout = lambda *args: batches.append(rollout(*args)) or batches[-1]
+    run.policy.generate = watched
+    run.run()
+    (batch,) = batches
+    assert set(sizes) == {(call.get("height", 16), call.get("width", 16))}
+    (line,) = lines(run)
+    assert line["cost/decoded"] == 4 + 8
+    steps = call.get("num_inference_steps", 4)
+    assert line["cost/rollout_evaluations"] == 4 * 4 + 8 * steps
+
+    roots = list(dict.fromkeys(batch.tree.nodes[leaf].root for leaf in batch.tree.leaves))
+    assert max(pool_place(root) for root in roots) > 1  # not merely the first, without a draft
+    texts = [run.train_prompts[batch.groups.prompts[root.group]].text for root in roots]
+    seeds = [noise.seed(0, "start", 0, root.group, pool_place(root)) for root in roots]
+    rows = [Row(text, seed) for text, seed in zip(texts, seeds, strict=True)]
+    plain.policy.start(rows)  # its sigmas are known from here on
+    direct, _ = rollout_of(
+        plain.policy,
+        plain.config.algorithm.plan(plain.config.algorithm.kernel.kernels(4), 2, 0, 0),
+        [Root(root.group, root.index, row) for root, row in zip(roots, rows, strict=True)],
+        rewards=plain.rewards,
+        micro_batch=8,
+        seed=0,
+        iteration=0,
+    )
+    assert torch.equal(direct.samples[0], batch.tree.samples[0])
+
+
+def pool_place(root):
+    """Which start of its group's pool a root has."""
+    seeds = [noise.seed(0, "start", 0, root.group, start) for start in range(4)]
+    return seeds.index(root.row.seed)
+
+
+def test_the_chosen_are_the_best_and_the_worst_of_the_pool_by_the_draft(tmp_path, plain):
+    run = drafting(tmp_path, {"num_inference_steps": 2}, group_size=2)
+    batch = run.rollout(0, run.groups(0))
+    tree, groups = batch.tree, batch.groups
+    for group in range(2):
+        text = run.train_prompts[groups.prompts[group]].text
+        pool = [Row(text, noise.seed(0, "start", 0, group, start)) for start in range(4)]
+        with plain.policy.call_overrides(num_inference_steps=2):
+            drafts = torch.stack([plain.policy.generate([row])[0].mean() for row in pool])
+        expected = {pool[int(drafts.argmax())].seed, pool[int(drafts.argmin())].seed}
+        assert {
+            tree.nodes[leaf].root.row.seed for leaf in tree.leaves if tree.nodes[leaf].root.group == group
+        } == expected
+
+
+def drafts_of(run):
+    """The samples of the drafts of a run, an iteration each, and the weights that sampled them."""
+    found, generate = [], run.policy.generate
+
+    def watched(rows):
+        samples = generate(rows)
+        if found and not found[-1]["rows"]:
+            found[-1] |= {"rows": rows, "samples": samples}
+        return samples
+
+    starts = run._starts
+
+    def watched_starts(iteration, groups):
+        kept = {name: p.detach().clone() for name, p in run.weights.named.items()}
+        found.append({"rows": None, "weights": kept})
+        return starts(iteration, groups)
+
+    run.policy.generate, run._starts = watched, watched_starts
+    run.run()
+    return found
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_the_weights_that_sample_draft_in_low_precision_as_they_are(tmp_path, lora):
+    """By nft these are the old policy's, from iteration to iteration others: each draft is what they are in int8."""
+    old = {"old": {"flat": 0, "slope": 0.5, "most": 0.5}}
+    options = {"groups": 1, "iterations": 2, "learning_rate": 0.01, "likelihood": old, "lora": lora}
+    drafts = drafts_of(drafting(tmp_path, {}, precision="int8", **options))
+    assert len(drafts) == 2
+    for last, draft in zip([None, *drafts], drafts, strict=False):
+        like = drafting(tmp_path / "like", None, lora=lora)
+        like.weights.put(list(draft["weights"].values()))
+        with torch.no_grad():
+            whole = like.policy.generate(draft["rows"])
+            for network in like.policy.modules.values():
+                quantise(network, "int8")
+            low = like.policy.generate(draft["rows"])
+        assert torch.equal(draft["samples"], low)
+        assert not torch.equal(low, whole)
+        if last is not None:
+            assert any(not torch.equal(p, draft["weights"][name]) for name, p in last["weights"].items())
+
+
+@pytest.mark.parametrize("lora", [True, pytest.param(False, marks=pytest.mark.zoo)])
+def test_a_precision_changes_which_starts_go_on_and_nothing_of_them(tmp_path, lora):
+    """Of starts that go on with either, the samples are the same to the bit."""
+    found = []
+    for precision in (None, "int8", "fp8"):
+        run = drafting(
+            tmp_path / str(precision), {}, precision=precision, lora=lora, group_size=6, groups=2, micro_batch=8
+        )
+        batch = run.rollout(0, run.groups(0))
+        seeds = [batch.tree.nodes[leaf].root.row.seed for leaf in batch.tree.leaves]
+        found.append((dict(zip(seeds, batch.tree.samples[0], strict=True)), batch.draft_rewards))
+    (plain, rewards), *others = found
+    for low, told in others:
+        assert not all(torch.equal(a, b) for a, b in zip(rewards, told, strict=True))
+        both = plain.keys() & low.keys()
+        assert len(both) >= 6
+        for seed in both:
+            torch.testing.assert_close(plain[seed], low[seed], rtol=0, atol=1e-6)  # in batches of other starts
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["model.quantise=int8"], "train.draft.precision: the base is quantised already, by model.quantise=int8"),
+        (["run.sharding=fsdp2"], "run.sharding: the copy of the network that train.draft.precision=int8"),
+    ],
+)
+def test_what_does_not_go_with_a_copy_is_refused_before_anything_is_loaded(workplace, capsys, overrides, said):
+    draft = "train.draft={pool: 2, precision: int8}"
+    assert main(["train", "tiny.yaml", draft, *overrides]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (workplace / "runs").exists()
+
+
+def test_a_plan_counts_what_a_draft_costs():
+    def planned(draft, **model):
+        chosen = config.validated(
+            {
+                "model": {"path": "shapes", **model},
+                "train": {"groups": 2, "group_size": 4, "draft": draft},
+                "algorithm": {"preset": "flow_grpo_window"},
+            }
+        )
+        return plan(chosen), forwards(chosen)
+
+    (plain, passes), (drafted, more) = (
+        planned(draft) for draft in (None, {"pool": 3, "call": {"num_inference_steps": 5}})
+    )
+    assert (plain["drafted"], drafted["drafted"]) == (0, 24)
+    assert drafted["model_evaluations"]["rollout"] - plain["model_evaluations"]["rollout"] == 24 * 5
+    assert drafted["decoded"] - plain["decoded"] == drafted["reward_calls"] - plain["reward_calls"] == 24
+    assert more - passes == 24 * 5
+    guided = {"call": {"guidance_scale": 4.0}}
+    (alone, _), (together, _) = (planned(d, **guided) for d in (None, {"pool": 3, "call": {"num_inference_steps": 5}}))
+    assert together["model_evaluations"]["rollout"] - alone["model_evaluations"]["rollout"] == 2 * 24 * 5
+
+
+def test_what_a_cache_leaves_out_of_drafts_and_finishes_is_counted_by_hand(tmp_path):
+    """A draft of 2 x 2 x 2 starts takes 3 steps of which the first computes; of children of a brush see `test_finishing`."""
+    algorithm = {"preset": "tempflow", "tree": {"branches": 3, "profile": [3, 3], "finish": CACHE}}
+    found = {}
+    for name, draft in (("cached", CACHE), ("exact", {})):
+        asked = {"pool": 2, "call": {"num_inference_steps": 3}, **draft}
+        run = pictures(tmp_path / name, algorithm, draft=asked)
+        run.run()
+        (found[name],) = lines(run)
+    assert found["exact"]["cost/cached_evaluations"] == 2 * 2 * 3 * (2 + 1)
+    assert found["cached"]["cost/cached_evaluations"] == found["exact"]["cost/cached_evaluations"] + 2 * 2 * 2 * 2
+    assert found["cached"]["cost/rollout_evaluations"] == found["exact"]["cost/rollout_evaluations"]
+
+
+@pytest.mark.parametrize(
+    ("draft", "run", "said"),
+    [
+        ({"threshold": 0.2}, {}, "train.draft.threshold: nothing is cached, take train.draft.cache=first_block"),
+        (CACHE, {"sharding": "fsdp2"}, "train.draft.cache: by run.sharding=fsdp2 processes call a network together"),
+    ],
+)
+def test_a_cache_that_cannot_be_is_one_sentence(draft, run, said):
+    with pytest.raises(InputError, match=said):
+        config.validated({"model": {"path": "shapes"}, "train": {"draft": draft}, "run": run})
+
+
+def test_a_network_without_blocks_has_no_cache_for_drafts(tmp_path):
+    with pytest.raises(InputError, match=r"train\.draft\.cache: a velocity field has no list of blocks"):
+        trainer(settings(tmp_path, train__draft=CACHE))
+
+
+def test_an_argument_that_a_draft_s_call_does_not_have_is_named_by_its_place():
+    written = {"model": {"path": "shapes"}, "train": {"draft": {"call": {"hight": 32}}}}
+    with pytest.raises(InputError, match=r"train.draft.call.hight: .* did you mean 'height'"):
+        plan(config.validated(written))
+
+
+def test_a_draft_that_the_model_cannot_make_is_refused_before_anything_is_sampled(workplace, capsys):
+    assert main(["train", "tiny.yaml", "train.draft={pool: 2, call: {height: 17}}"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "train.draft.call: StableDiffusion3Pipeline refuses it: `height` and `width` have to be" in said
+    assert not (workplace / "runs").exists()
+
+
+def test_a_run_by_command_drafts_at_a_lower_resolution_in_one_step(workplace):
+    draft = "train.draft={pool: 2, call: {height: 8, width: 8, num_inference_steps: 1}}"
+    assert main(["train", "tiny.yaml", "train.iterations=1", draft, *BRIEF]) == 0
+    (line,) = metrics(next((workplace / "runs").iterdir()))
+    assert -1 <= line["draft/rank_agreement"] <= 1
+    assert line["policy/grad_norm"] > 0

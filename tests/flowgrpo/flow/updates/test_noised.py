@@ -1,0 +1,343 @@
+"""Updates by final samples: addressed noise, ratios of 1, exact resumes, and what a rollout keeps."""
+
+import shutil
+
+import pytest
+import torch
+from cut_back import cut_back
+from field import MANY_DRAWS, credit, lines, settings, step_in_place, trainer, weights_of
+
+from flowgrpo.errors import InputError
+from flowgrpo.flow.methods import sample_presets
+from flowgrpo.flow.updates.noised import Matching, calls_of, taken
+from flowgrpo.training.weights.old_policies import Bank
+
+ROWS = sorted(sample_presets.PRESETS)
+FEW = dict.fromkeys(MANY_DRAWS, 3)
+
+
+def run_of(folder, preset="nft", reward=None, likelihood=(), objective=(), held_out=0, **overrides):
+    written = {"draws": FEW[preset]} if preset in FEW else {}
+    algorithm = {"preset": preset, "likelihood": {**written, **dict(likelihood)}, "objective": dict(objective)}
+    sizes = {"train__group_size": 6, "train__groups": 2, "train__updates": 1, "train__iterations": 3}
+    chosen = settings(folder, **{"algorithm": algorithm, **sizes, **overrides})
+    return trainer(chosen, held_out=held_out, **({} if reward is None else {"reward": reward}))
+
+
+def rolled(run, iteration=0):
+    """The run's noised samples of an iteration, and what is credited to them."""
+    run.done = iteration
+    batch = run.rollout(iteration, run.groups(iteration))
+    return batch, credit(run, batch)
+
+
+def gradient(run, credited):
+    step_in_place(run, credited)
+    return torch.cat([p.grad.flatten() for p in run.weights.parameters])
+
+
+@pytest.mark.parametrize("preset", ROWS)
+def test_a_rollout_keeps_nothing_but_where_it_ended(tmp_path, preset):
+    run = run_of(tmp_path, preset)
+    batch, _ = rolled(run)
+    assert all(e.state is None and not e.trained for e in batch.tree.evaluations)
+    assert all(edges.next_state is None and edges.mean is None for e in batch.tree.evaluations for edges in e.edges)
+    again, _ = rolled(run)
+    assert torch.equal(batch.tree.samples[0], again.tree.samples[0])
+
+
+@pytest.mark.parametrize("preset", ["epg", "elbo_grpo", "ram", "nft"])
+@pytest.mark.parametrize("micro_batch", [1, 5, 16])
+def test_the_ratio_to_a_copied_old_policy_is_exactly_1(tmp_path, preset, micro_batch):
+    copied = {"old": {"slope": 0.0, "most": 0.0}}
+    sizes = {"train__micro_batch": micro_batch, "train__group_size": 3, "train__iterations": 2}
+    run = run_of(tmp_path, preset, likelihood=copied, **sizes)
+    run.run()
+    assert [line["policy/max_abs_log_ratio"] for line in lines(run)] == [0.0] * 2
+
+
+def test_a_second_optimizer_step_sees_how_far_the_first_has_gone(tmp_path):
+    copied = {"old": {"slope": 0.0, "most": 0.0}}
+    run = run_of(tmp_path, "elbo_grpo", likelihood=copied, train__updates=2)
+    run.run()
+    assert all(line["policy/max_abs_log_ratio"] == 0 for line in lines(run))
+    assert all(line["policy/mean_abs_log_ratio"] > 0 for line in lines(run))
+
+
+def test_noise_and_noise_levels_are_those_of_any_batch(tmp_path):
+    run = run_of(tmp_path)
+    _, credited = rolled(run)
+    noised = credited.noised
+    whole = {}
+    for call in noised.calls:
+        (state,), target = noised.noised(call)
+        for row, draw in enumerate(call.draws):
+            whole[draw.leaf, draw.number] = (call.sigma, state[row], target[row])
+    alone = calls_of(noised.likelihood, noised.tree, torch.ones(12).bool(), micro_batch=1, address=noised.address)
+    assert len(alone) == len(whole) == 12 * 5
+    for call in alone:
+        (state,), target = noised.noised(call)
+        sigma, other, aim = whole[call.draws[0].leaf, call.draws[0].number]
+        assert (sigma, state[0].tolist(), target[0].tolist()) == (call.sigma, other.tolist(), aim.tolist())
+
+
+def test_a_noised_state_lies_between_its_sample_and_its_noise(tmp_path):
+    _, credited = rolled(run_of(tmp_path))
+    noised = credited.noised
+    for call in noised.calls:
+        (state,), target = noised.noised(call)
+        clean = noised.tree.samples[0][[draw.leaf for draw in call.draws]]
+        torch.testing.assert_close(state, clean + call.sigma * target)
+
+
+def test_a_group_may_share_its_noise_and_its_noise_levels(tmp_path):
+    _, credited = rolled(run_of(tmp_path, likelihood={"noise": "group"}))
+    noised, seen = credited.noised, {}
+    for call in noised.calls:
+        _, target = noised.noised(call)
+        drawn = target + noised.tree.samples[0][[draw.leaf for draw in call.draws]]
+        for row, draw in enumerate(call.draws):
+            seen.setdefault((noised.group(draw), draw.number), []).append((call.sigma, drawn[row]))
+    assert len(seen) == 2 * 5
+    for own in seen.values():
+        assert len(own) == 6
+        assert all(sigma == own[0][0] and torch.allclose(noise, own[0][1], atol=1e-6) for sigma, noise in own)
+    assert len({own[0][1][0].item() for own in seen.values()}) == 10  # fresh at each noise level
+
+
+def test_antithetic_draws_come_with_their_negatives(tmp_path):
+    _, credited = rolled(run_of(tmp_path, likelihood={"antithetic": True, "draws": 2}))
+    noised, seen = credited.noised, {}
+    for call in noised.calls:
+        _, target = noised.noised(call)
+        for row, draw in enumerate(call.draws):
+            noise = target[row] + noised.tree.samples[0][draw.leaf]
+            seen.setdefault((draw.leaf, draw.number), {})[draw.sign] = (call.sigma, noise)
+    assert len(seen) == 12 * 2
+    for own in seen.values():
+        (sigma, noise), (other, opposite) = own[1], own[-1]
+        assert sigma == other
+        torch.testing.assert_close(noise, -opposite)
+
+
+@pytest.mark.parametrize("preset", ["nft", "dgpo", "crd"])
+def test_the_gradient_does_not_depend_on_the_micro_batch(tmp_path, preset):
+    found = []
+    for size in (1, 5, 64):
+        run = run_of(tmp_path / str(size), preset, train__micro_batch=size)
+        with torch.no_grad():  # away from the anchor, so that coupled losses differ from plain ones
+            batch = run.rollout(0, run.groups(0))
+            for p in run.weights.parameters:
+                p.mul_(1.02)
+        found.append(gradient(run, credit(run, batch)))
+    assert found[0].abs().max() > 1e-3
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("preset", ROWS)
+def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path, preset):
+    whole = run_of(tmp_path / "a", preset, held_out=2)
+    whole.run()
+    shutil.copytree(whole.folder, tmp_path / "b" / "r")
+    cut_back(tmp_path / "b" / "r", 2)
+    rest = run_of(tmp_path / "b", preset, held_out=2)
+    rest.resume()
+    assert rest.done == 2
+    rest.run()
+    assert lines(whole) == lines(rest)
+    kept = weights_of(rest)
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in weights_of(whole).items())
+    assert any(name.startswith("old.") for name in kept) == (rest.config.algorithm.old is not None)
+
+
+def test_the_old_policy_samples_and_follows(tmp_path):
+    """d is 0.5 at once: half of the way after each iteration, and its samples are not the live policy's."""
+    half = {"old": {"start": 0.5, "slope": 0.0, "most": 0.5}}
+    run = run_of(tmp_path, likelihood=half)
+    start = [p.clone() for p in run.weights.parameters]
+    run.iterate()
+    old = [tensor for name, tensor in weights_of(run).items() if name.startswith("old.")]
+    for kept, begun, p in zip(old, start, run.weights.parameters, strict=True):
+        torch.testing.assert_close(kept, (begun + p) / 2)
+    by_old = run.rollout(1, run.groups(1)).tree.samples[0]
+    run.config = run_of(tmp_path / "live", likelihood={**half, "sampler": "live"}).config
+    by_live = run.rollout(1, run.groups(1)).tree.samples[0]
+    assert not torch.equal(by_old, by_live)
+    with run.weights.policy("old"):
+        assert torch.equal(run.rollout(1, run.groups(1)).tree.samples[0], by_old)
+
+
+SNAPSHOTS = {"bank": {"every": 2, "keep": 3}}
+
+
+def test_an_iteration_is_sampled_by_the_snapshot_that_its_address_draws(tmp_path):
+    run = run_of(tmp_path, "seppo", likelihood=SNAPSHOTS, train__iterations=9)
+    stood, drawn = [[p.detach().clone() for p in run.weights.parameters]], []
+    live = run_of(tmp_path / "live", "seppo", likelihood={"sampler": "live"})
+    for iteration in range(1, 10):
+        run.iterate()
+        run.done = iteration
+        stood.append([p.detach().clone() for p in run.weights.parameters])
+        drawn.append(Bank(every=2, keep=3).draw(iteration, run.config.run.seed, "bank", iteration))
+        samples = run.rollout(iteration, run.groups(iteration)).tree.samples[0]
+        live.weights.put(stood[2 * drawn[-1]])
+        assert torch.equal(samples, live.rollout(iteration, live.groups(iteration)).tree.samples[0])
+    assert len(set(drawn)) > 2
+
+
+def test_a_run_killed_between_snapshots_goes_on_with_the_same_ones(tmp_path):
+    """Whatever the bank has made or dropped by then, what it holds and draws and what is learned are as in the whole run."""
+    whole = run_of(tmp_path / "a", "seppo", likelihood=SNAPSHOTS, train__iterations=8)
+    whole.run()
+    for done in (1, 3, 4, 7):
+        folder = tmp_path / str(done)
+        shutil.copytree(whole.folder, folder / "r")
+        cut_back(folder / "r", done)
+        rest = run_of(folder, "seppo", likelihood=SNAPSHOTS, train__iterations=8)
+        rest.resume()
+        assert rest.done == done
+        rest.run()
+        assert lines(whole) == lines(rest)
+        kept, held = weights_of(rest), weights_of(whole)
+        assert kept.keys() == held.keys()
+        assert all(torch.equal(tensor, kept[name]) for name, tensor in held.items())
+        assert {name.split(".")[1] for name in kept if name.startswith("bank.")} == {"2", "3", "4"}
+
+
+@pytest.mark.parametrize(
+    ("previous", "asked"),
+    [(0.0, {"live": 60, "old": 60, "reference": 60}), (0.5, {"live": 60, "old": 2 * 60, "reference": 60})],
+)
+def test_an_anchor_that_was_looked_at_is_asked_again_only_for_its_velocity(tmp_path, previous, asked, monkeypatch):
+    """12 samples at 5 noise levels by crd, whose old policy anchors; `live` is without the calls that learn."""
+    run = run_of(tmp_path, "crd", objective={"kl": {"previous": previous}})
+    _, credited = rolled(run)
+    drift, seen = [], dict.fromkeys(asked, 0)
+    error, inputs = Matching._error, Matching._inputs
+
+    def counted(self, name, call, state, target):
+        seen[name] += len(call.draws)
+        return error(self, name, call, state, target)
+
+    def compared(self, call, state, target):
+        found = inputs(self, call, state, target)
+        direct = self.noised.likelihood.log_prob(error(self, "old", call, state, target), call.sigma)
+        drift.append(torch.equal(found.old_log_prob, direct))
+        return found
+
+    monkeypatch.setattr(Matching, "_error", counted)
+    monkeypatch.setattr(Matching, "_inputs", compared)
+    step_in_place(run, credited)
+    assert seen == asked
+    assert drift == [True] * len(credited.noised.calls)
+
+
+def test_a_sample_whose_reward_was_lost_has_no_part(tmp_path):
+    def lost(samples, prompts):
+        value = -samples.square().sum(1)
+        value[::3] = torch.nan
+        return value
+
+    run = run_of(tmp_path, "dgpo", reward=lost)
+    _, credited = rolled(run)
+    left = {draw.leaf for call in credited.noised.calls for draw in call.draws}
+    assert len(left) == 8
+    assert gradient(run, credited).isfinite().all()
+
+
+def test_only_the_pair_is_scored(tmp_path):
+    run = run_of(tmp_path, "dpo")
+    batch, credited = rolled(run)
+    left = {draw.leaf for call in credited.noised.calls for draw in call.draws}
+    assert len(left) == 4
+    by_group = {}
+    for leaf, node in enumerate(batch.tree.leaves):
+        by_group.setdefault(batch.tree.nodes[node].root.group, []).append((float(batch.scores.values[leaf, 0]), leaf))
+    assert left == {pick(own)[1] for own in by_group.values() for pick in (min, max)}
+
+
+def test_groups_are_looked_at_one_by_one(tmp_path):
+    run = run_of(tmp_path, "dpo")
+    tree = run.rollout(0, run.groups(0)).tree
+    keep = torch.ones(12).bool()
+    keep[:2] = False
+    advantages = torch.arange(12).double()
+    groups = [tree.nodes[leaf].root.group for leaf in tree.leaves]
+    kept = taken(run.config.algorithm.objective, tree, advantages, keep).nonzero().flatten().tolist()
+    for group in set(groups):
+        own = [leaf for leaf in range(12) if groups[leaf] == group and keep[leaf]]
+        assert [leaf for leaf in kept if groups[leaf] == group] == [own[0], own[-1]]
+
+
+def test_a_pipeline_with_pins_is_refused(tmp_path):
+    run = run_of(tmp_path)
+    run.policy.pins = True
+    with pytest.raises(InputError, match=r"algorithm\.likelihood: the pipeline puts parts of its own"):
+        run.run()
+
+
+def test_a_model_of_one_step_learns_too(tmp_path):
+    written = {"preset": "nft", "kernel": "ode"}
+    chosen = settings(tmp_path, algorithm=written, train__iterations=1, train__updates=1)
+    run = trainer(chosen, steps=1)
+    run.run()
+    assert lines(run)[0]["policy/grad_norm"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tree": "brush"}, r"algorithm\.tree: elbo trains on the ends of chains, brush has others; take chain"),
+        ({"credit": "siblings"}, r"algorithm\.credit: elbo trains on final samples, siblings gives steps their own"),
+        ({"tree": {"start": "shared"}}, r"algorithm\.tree\.start: shared gives a group one start"),
+        ({"tree": "window"}, r"algorithm\.kernel\.solver: dpm2 walks whole chains, not window"),
+        ({"objective": {"step_weights": "noise_aware"}}, r"algorithm\.objective\.step_weights: noise_aware weighs"),
+        ({"objective": {"kl": {"form": "exact"}}}, r"algorithm\.objective\.kl\.form: exact is of a kernel's noise"),
+        ({"objective": "normalised_ratio"}, r"algorithm\.objective: normalised_ratio needs algorithm\.likelihood=traj"),
+        ({"objective": "plackett_luce"}, r"algorithm\.likelihood\.noise: plackett_luce compares samples"),
+        ({"tree": {"train_fraction": 0.5}}, r"algorithm\.tree: which steps are stochastic says nothing of ode"),
+        (
+            {"objective": "centred", "likelihood": {"anchor": "live"}},
+            r"algorithm\.likelihood\.anchor: the ratio to the live",
+        ),
+        (
+            {"objective": "clip", "likelihood": {"anchor": "live"}},
+            r"algorithm\.likelihood\.anchor: the ratio to the live",
+        ),
+        ({"likelihood": {"bank": {"keep": 3}}}, r"algorithm\.likelihood\.bank: nobody asks for a snapshot"),
+        ({"likelihood": {"power": 0.5}}, r"algorithm\.likelihood\.power: the weight adaptive has no power"),
+        ({"likelihood": "trajectory"}, r"algorithm\.objective: two_branch needs algorithm\.likelihood=elbo"),
+        ({"likelihood": "trajectory", "objective": "clip"}, r"algorithm\.kernel: steps of ode have no log-probability"),
+    ],
+)
+def test_what_does_not_go_together_is_one_sentence(tmp_path, options, said):
+    with pytest.raises(InputError, match=said):
+        settings(tmp_path, algorithm={"preset": "nft", **options})
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides", "said"),
+    [
+        ("nft", {"train__split": "edges"}, r"train\.split: elbo trains on samples"),
+        (
+            "dpo",
+            {"train__split": "samples", "train__updates": 2},
+            r"train\.split: pair_preference compares the samples",
+        ),
+        (
+            "seppo",
+            {"train__updates": 4, "algorithm__likelihood__bank__every": 3},
+            r"algorithm\.likelihood\.bank\.every: a snapshot is taken where an iteration ends, .* 4 optimizer steps; take 4",
+        ),
+        (
+            "seppo",
+            {"run__processes": 2, "run__sharding": "fsdp2"},
+            r"run\.sharding: of a network that is trained whole in shards no old policy or snapshot is kept",
+        ),
+        ("nft", {"run__staleness": 1}, r"run\.staleness: what is behind by elbo is algorithm\.likelihood\.old"),
+    ],
+)
+def test_runs_that_keep_steps_are_refused(tmp_path, preset, overrides, said):
+    with pytest.raises(InputError, match=said):
+        settings(tmp_path, algorithm={"preset": preset}, **overrides)

@@ -1,0 +1,157 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from flowgrpo.schema.sections import Select
+from flowgrpo.training.advantages.baseline import Best, Median
+from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.prompt_statistics import PromptStats
+from flowgrpo.training.advantages.unit_selection import (
+    extremes,
+    knapsack,
+    max_variance,
+    most_uncertain,
+    normalize_advantages,
+    robust_weights,
+    select_units,
+)
+from samplers import noise
+
+
+def test_history_forgets_by_half_lives():
+    stats = PromptStats(half_life=2.0)
+    assert stats.expected([7], 0).isnan().all()
+    stats.add([7, 7, 7], torch.tensor([1.0, 0.0, math.nan]), 0)
+    assert [x.tolist() for x in stats.counts([7, 8], 0)] == [[2, 0], [1, 0]]
+    assert [x.item() for x in stats.counts([7], 4)] == [0.5, 0.25]
+    stats.add([7], torch.tensor([1.0]), 4)
+    assert stats.expected([7], 4).item() == pytest.approx((0.25 + 1) / 1.5)
+    other = PromptStats(2.0)
+    other.restore(stats.state())
+    assert other.counts([7], 9)[0] == stats.counts([7], 9)[0]
+
+
+def test_prompts_of_uncertain_outcome_are_drawn_most():
+    count = torch.full((4,), 40.0, dtype=torch.float64)
+    total = torch.tensor([0.0, 20.0, 40.0, 8.0], dtype=torch.float64)
+    drawn = np.bincount(
+        [most_uncertain(count, total, 1, noise.generator(0, "test", i))[0] for i in range(200)], minlength=4
+    )
+    assert drawn[1] > 190
+    both = [set(most_uncertain(count, total, 2, noise.generator(0, "test", i))) for i in range(50)]
+    assert both.count({1, 3}) == 50
+
+
+def test_an_unknown_prompt_is_tried():
+    count, total = torch.tensor([0.0, 40.0, 40.0]).double(), torch.tensor([0.0, 0.0, 40.0]).double()
+    first = [most_uncertain(count, total, 1, noise.generator(0, "test", i))[0] for i in range(100)]
+    assert first.count(0) > 80
+
+
+def test_hard_prompts_weigh_more_and_the_mean_stays():
+    difficulty = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    assert robust_weights(difficulty, 0.0).tolist() == pytest.approx([1, 1, 1])
+    weights = robust_weights(difficulty, 2.0)
+    assert weights.mean() == pytest.approx(1)
+    assert (weights[2] / weights[0]).item() == pytest.approx(math.exp(2 * 0.8))
+
+
+def test_a_budget_is_spent_where_it_teaches_as_exhaustive_search_would():
+    p = torch.tensor([0.05, 0.3, 0.5, 0.95])
+
+    def value(sizes):
+        return sum((1 - q**n - (1 - q) ** n) * q * (1 - q) ** 2 for q, n in zip(p.tolist(), sizes, strict=True))
+
+    sizes = knapsack(p, 20, 2, 9)
+    best = max((s for s in itertools.product(range(2, 10), repeat=4) if sum(s) == 20), key=value)
+    assert value(sizes) == pytest.approx(value(best))
+    assert sum(sizes) == 20
+    assert knapsack(torch.full((3,), 0.4), 12, 2, 8) == [4, 4, 4]
+
+
+def test_the_choice_of_largest_variance_is_found():
+    torch.manual_seed(1)
+    for _ in range(20):
+        values = torch.randn(9, dtype=torch.float64) ** 3
+        best = max(itertools.combinations(range(9), 4), key=lambda c: values[list(c)].var(correction=0).item())
+        assert sorted(max_variance(values, 4).tolist()) == list(best)
+
+
+def test_extremes_are_the_best_and_the_worst():
+    values = torch.tensor([0.3, 0.9, 0.1, 0.5, 0.7])
+    assert extremes(values, 4).tolist() == [1, 4, 0, 2]
+    assert extremes(values, 3).tolist() == [1, 4, 2]
+    assert sorted(extremes(values, 5).tolist()) == [0, 1, 2, 3, 4]
+
+
+def test_selection_is_within_the_sets_and_never_of_the_lost():
+    values = torch.tensor([1.0, 2.0, 3.0, 4.0, math.nan, 1.0, 5.0, 2.0], dtype=torch.float64)
+    sets = torch.tensor([[0]] * 4 + [[1]] * 4)
+    assert select_units(values, sets, None).all()
+    assert select_units(values, sets, Select(fraction=0.5)).tolist() == [
+        True,
+        False,
+        False,
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_two_of_a_set_are_selected_at_least():
+    chosen = select_units(torch.arange(8).double(), torch.zeros(8, 1), Select(fraction=0.1))
+    assert chosen.nonzero()[:, 0].tolist() == [0, 7]
+
+
+@pytest.mark.parametrize("drop_pivot", [False, True])
+def test_the_pivot_leaves_where_it_is_to(drop_pivot):
+    values = torch.tensor([[1.0], [2.0], [6.0]], dtype=torch.float64)
+    zeros = torch.zeros(3, dtype=torch.long)
+    units = Units(values, zeros[:, None], torch.ones(3).double(), zeros, root=zeros)
+    options = {"weights": torch.ones(1).double(), "expected": torch.full((3,), torch.nan), "select": None}
+    advantages, trained = normalize_advantages(units, baseline=Median(std="none", drop_pivot=drop_pivot), **options)
+    assert advantages.tolist() == [-1, 0, 4]
+    assert trained.tolist() == [True, not drop_pivot, True]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "advantages", "trained"),
+    [
+        ([0, 0, 0, 1, 0], [0, 0, 0, 1000, 0], [False, True, True, True, True]),
+        ([1, 1, 0, 1, 0], [0, 0, -1000, 0, -1000], [False, True, True, True, True]),
+        ([0.1, 0.4, 0.9, 0.5], [-0.3 / 0.101, 0, 0.5 / 0.101, 0.1 / 0.101], [True, False, True, True]),
+    ],
+)
+def test_one_pivot_leaves_each_group_as_in_the_code_of_mc_grpo(rewards, advantages, trained):
+    """By the rule of its trainers: the lower median, the lower MAD + 1e-3, no bound, and one sample of the median leaves."""
+    values = torch.tensor(rewards, dtype=torch.float64)[:, None]
+    zeros = torch.zeros(len(rewards), dtype=torch.long)
+    units = Units(values, zeros[:, None], torch.ones(len(rewards)).double(), zeros, root=zeros)
+    options = {"weights": torch.ones(1).double(), "expected": torch.full((len(rewards),), torch.nan), "select": None}
+    found, stays = normalize_advantages(units, baseline=Median(), **options)
+    torch.testing.assert_close(found, torch.tensor(advantages, dtype=torch.float64))
+    assert stays.tolist() == trained
+
+
+def test_the_pivot_is_one_of_the_samples_that_are_selected():
+    values = torch.tensor([[0.0], [0.0], [1.0], [3.0]], dtype=torch.float64)
+    zeros = torch.zeros(4, dtype=torch.long)
+    units = Units(values, zeros[:, None], torch.ones(4).double(), zeros, root=zeros)
+    options = {"weights": torch.ones(1).double(), "expected": torch.full((4,), torch.nan)}
+    select = Select(fraction=0.75, statistics="kept")
+    _, stays = normalize_advantages(units, baseline=Median(), select=select, **options)
+    assert stays.tolist() == [False, True, False, True]  # the third is the median of the three that are selected
+
+
+def test_samples_of_advantage_0_leave_by_another_baseline():
+    values = torch.tensor([[1.0], [1.0], [4.0]], dtype=torch.float64)
+    zeros = torch.zeros(3, dtype=torch.long)
+    units = Units(values, zeros[:, None], torch.ones(3).double(), zeros, root=zeros)
+    options = {"weights": torch.ones(1).double(), "expected": torch.full((3,), torch.nan), "select": None}
+    _, stays = normalize_advantages(units, baseline=Best(), **options)
+    assert stays.tolist() == [False, False, True]

@@ -1,0 +1,369 @@
+"""Work whose memory runs out is made again in calls of half the size, or without graphs, also in one of two processes."""
+
+import json
+from functools import cache, partial
+
+import in_batches
+import pytest
+import torch
+from field import lines, weights_of
+from in_batches import (
+    AUTO,
+    SAID,
+    at,
+    beside_a_generator,
+    counting,
+    equal,
+    few,
+    held,
+    of_two_short_later,
+    of_two_with_graphs,
+    short,
+    told,
+)
+from in_turn import each_in_turn, raised
+from pair import pair
+
+from flowgrpo.training.distributed import replay_journal as journal
+from flowgrpo.training.fitting import batch_probing as probing
+from flowgrpo.training.run.out_of_memory import OutOfMemory
+from rewards import Reward
+
+
+@pytest.fixture(autouse=True)
+def a_clock_that_only_counts(monkeypatch):
+    monkeypatch.setattr(probing, "clock", counting())
+
+
+def begun(folder, net=None, **overrides):
+    return in_batches.begun(folder, net, **{"train__group_size": 8, **overrides})
+
+
+def said(run):
+    return [line.partition(" step ")[2] for line in (run.folder / "log.txt").read_text().splitlines()]
+
+
+def test_graphs_rest_once_rollouts_have_smaller_calls_than_updates(tmp_path):
+    """As after an evaluation without room, during which there are no graphs: the update gathers its rows anew."""
+    net = short()
+    options = {"algorithm__objective__kl__beta": 0.0, "train__replay": "auto", "train__iterations": 4, "eval__every": 2}
+    run = begun(tmp_path, net, **AUTO, **options)
+    real = run.eval_samples
+
+    def eval_samples():
+        net.without = 1 if run.done == 2 else 1000
+        try:
+            return real()
+        finally:
+            net.without = 1000
+
+    run.eval_samples = eval_samples
+    run.run()
+    assert [each[2] for each in held(run)] == [16, 8, 4, 2, 1]
+    assert run.kept_graphs.parts == (0,)
+    calls = [line["cost/update_evaluations"] for line in lines(run)]
+    assert calls[0] == calls[1] < calls[2] == calls[3]
+    assert all(line["policy/max_abs_log_ratio"] <= 1e-6 for line in lines(run))
+
+
+def test_a_rollout_without_memory_is_made_again_in_smaller_calls(tmp_path):
+    net = short()
+    plain_loss = {"algorithm__objective__kl__beta": 0.0}  # or the update asks the reference without a gradient
+    run = begun(tmp_path / "short", net, **AUTO, **plain_loss, train__iterations=4)
+    at(run, 2, lambda: setattr(net, "without", 6))
+    run.run()
+    assert held(run) == [(0, 16, 16, "found"), (3, 16, 8, "out of memory"), (3, 16, 4, "out of memory")]
+    end = "from here on, and what was under way is made again"
+    assert said(run) == [
+        f"3: out of memory in the rollout phase; train.rollout_batch is 8 {end}",
+        f"3: out of memory in the rollout phase; train.rollout_batch is 4 {end}",
+    ]
+    plain = begun(tmp_path / "plain", **plain_loss, train__micro_batch=16, train__iterations=4)
+    plain.run()
+    costs = ("cost/model_evaluations", "cost/rollout_evaluations", "cost/decoded", "policy/updates")
+    assert [[line[key] for key in costs] for line in lines(run)] == [
+        [line[key] for key in costs] for line in lines(plain)
+    ]
+    for name, tensor in weights_of(plain).items():
+        torch.testing.assert_close(weights_of(run)[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_with_one_size_for_both_a_rollout_halves_that(tmp_path):
+    net = short()
+    run = begun(tmp_path, net, train__micro_batch="auto", train__iterations=2)
+    at(run, 1, lambda: setattr(net, "without", 8))
+    run.run()
+    assert held(run) == [(0, 16, None, "found"), (2, 8, None, "out of memory")]
+    assert [line["policy/max_abs_log_ratio"] for line in lines(run)] == [0, 0]
+
+
+def in_the_second_part(run, change):
+    """Let something change before the second optimizer step of the second iteration."""
+    real = run._update_part
+
+    def update_part(credited, part):
+        if (run.done, part) == (1, 1):
+            change()
+        return real(credited, part)
+
+    run._update_part = update_part
+
+
+def options_of(algorithm):
+    size = 12 if algorithm == "tempflow" else 8
+    return {"algorithm__preset": algorithm, "train__iterations": 3, "train__group_size": size, **few(algorithm)}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A run of an algorithm that has enough memory, done; each is made once."""
+
+    @cache
+    def of(algorithm):
+        run = begun(tmp_path_factory.mktemp("plain"), train__micro_batch=16, **options_of(algorithm))
+        run.run()
+        return run
+
+    return of
+
+
+@pytest.mark.parametrize("algorithm", ["flow_grpo", "tempflow", pytest.param("awm", marks=pytest.mark.zoo), "dgpo"])
+def test_an_optimizer_step_without_memory_leaves_no_trace(tmp_path, plain, algorithm):
+    net, most = short(), 3 if algorithm == "tempflow" else 5  # of whose states six edges each leave
+    run = begun(tmp_path, net, **AUTO, **options_of(algorithm))
+    in_the_second_part(run, lambda: setattr(net, "with_gradient", most))
+    run.run()
+    assert held(run)[1:] == [(2, rows, 16, "out of memory") for rows in (8, 4, 2) if 2 * rows > most]
+    costs = ("cost/update_evaluations", "cost/trained_edges", "policy/updates")
+    assert [[line[key] for key in costs] for line in lines(run)] == [
+        [line[key] for key in costs] for line in lines(plain(algorithm))
+    ]
+    for name, tensor in weights_of(plain(algorithm)).items():
+        torch.testing.assert_close(weights_of(run)[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", ["flow_grpo", "tempflow"])
+def test_with_one_size_for_both_an_update_has_its_rows_in_smaller_calls(tmp_path, plain, algorithm):
+    """Also those of the rollout that was made in larger ones."""
+    net, most = short(), 3 if algorithm == "tempflow" else 5
+    run = begun(tmp_path, net, train__micro_batch="auto", **options_of(algorithm))
+    in_the_second_part(run, lambda: setattr(net, "with_gradient", most))
+    run.run()
+    assert held(run)[1:] == [(2, rows, None, "out of memory") for rows in (8, 4, 2) if 2 * rows > most]
+    for name, tensor in weights_of(plain(algorithm)).items():
+        torch.testing.assert_close(weights_of(run)[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def scarce(folder, dying=None):
+    """A run whose second steps have too little memory from the second iteration on; it dies before the one of `dying`."""
+    net = short()
+    run = begun(folder, net, **AUTO, run__checkpoint__every=2)
+    real = run._update_part
+
+    def update_part(credited, part):
+        net.with_gradient = 5 if run.done > 1 or (run.done, part) == (1, 1) else 1000
+        if run.done == dying and part == 1 and net.with_gradient == 5 and run.config.train.micro_batch == 4:
+            raise KeyboardInterrupt
+        return real(credited, part)
+
+    run._update_part = update_part
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Such a run that does not die, done."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probing, "clock", counting())
+        run = scarce(tmp_path_factory.mktemp("whole"))
+        run.run()
+    assert held(run)[-1] == (2, 4, 16, "out of memory")
+    return run
+
+
+@pytest.mark.parametrize("killed", [pytest.param(1, marks=pytest.mark.zoo), 2, 4])
+def test_a_resume_is_the_run_that_ran_out_of_memory_and_was_not_killed(tmp_path, whole, killed):
+    """Bit for bit, whether it is killed before, in or after the iteration whose second step had too little."""
+    with pytest.raises(KeyboardInterrupt):
+        scarce(tmp_path, dying={1: 1, 2: 3, 4: 5}[killed]).run()
+    rest = scarce(tmp_path)
+    rest.resume()
+    rest.run()
+    assert held(rest) == held(whole)
+    equal(told(rest), told(whole))
+
+
+def test_an_evaluation_and_a_decoding_are_made_again_too(tmp_path):
+    net, most = short(), [1000]
+    run = begun(tmp_path, net, **AUTO, train__iterations=2, eval__every=2)
+
+    def decode(state):
+        if len(state) > most[0]:
+            raise torch.OutOfMemoryError(SAID)
+        return state
+
+    run.policy._decode = decode
+    at(run, 1, lambda: most.__setitem__(0, 4))
+    real = run.eval_samples
+
+    def eval_samples():
+        net.without = 1 if run.done == 2 else 1000
+        return real()
+
+    run.eval_samples = eval_samples
+    run.run()
+    assert held(run)[1:] == [
+        (2, 16, 8, "out of memory"),
+        (2, 16, 4, "out of memory"),
+        (2, 16, 2, "out of memory"),
+        (2, 16, 1, "out of memory"),
+    ]
+    assert len(lines(run, "eval")) == 2
+
+
+def test_memory_that_runs_out_where_processes_meet_ends_the_run(tmp_path):
+    """The other one may wait for the rest of what this one sends."""
+    run = begun(tmp_path, **AUTO, train__iterations=2)
+    real = run.retrying.attempt
+
+    def meets(key, work, **options):
+        def full():
+            raise torch.OutOfMemoryError(SAID)
+
+        return real(key, lambda: journal.told(full) if run.done else work(), **options)
+
+    run.retrying.attempt = meets
+    with pytest.raises(OutOfMemory, match="out of memory in the rollout phase"):
+        run.run()
+    assert held(run) == [(0, 16, 16, "found")]
+
+
+def test_the_sentence_of_the_end_knows_the_sizes_of_the_process_that_says_it(tmp_path):
+    run = begun(tmp_path, short(), **AUTO, train__iterations=2)
+    at(run, 1, lambda: run.batch_sizes.use({"rollout_batch": 1}))  # as where it has halved them, and others do not know
+    at(run, 1, lambda: setattr(run.policy.modules["field"], "without", 0))
+    with pytest.raises(OutOfMemory) as ended:
+        run.run()
+    assert ended.value.sizes == {"micro_batch": 16, "rollout_batch": 1}
+
+
+def test_memory_that_runs_out_within_an_optimizer_step_ends_the_run(tmp_path):
+    run = begun(tmp_path, **AUTO, train__iterations=2)
+
+    def step(*arguments, **options):
+        raise torch.OutOfMemoryError(SAID)
+
+    run.optimizer.step = step
+    with pytest.raises(OutOfMemory, match="out of memory in the update phase"):
+        run.run()
+    assert held(run) == [(0, 16, 16, "found")]
+
+
+def test_what_a_reward_takes_is_not_helped_by_smaller_calls(tmp_path):
+    run = begun(tmp_path, **AUTO, train__iterations=2)
+
+    def hungry(samples, prompts):
+        raise torch.OutOfMemoryError(SAID)
+
+    at(run, 1, lambda: run.rewards.__setitem__(0, Reward("closeness", hungry)))
+    with pytest.raises(OutOfMemory, match="out of memory in the rewards phase"):
+        run.run()
+    assert held(run) == [(0, 16, 16, "found")]
+
+
+def test_one_row_that_runs_out_of_memory_ends_the_run(tmp_path):
+    net = short()
+    run = begun(tmp_path, net, **AUTO, train__iterations=2)
+    at(run, 1, lambda: setattr(net, "without", 0))
+    with pytest.raises(OutOfMemory, match="out of memory in the rollout phase"):
+        run.run()
+    assert held(run)[-1] == (2, 16, 1, "out of memory")
+
+
+def test_a_size_that_was_written_is_never_changed(tmp_path):
+    net = short()
+    run = begun(tmp_path, net, train__micro_batch="auto", train__rollout_batch=8, train__iterations=2)
+    at(run, 1, lambda: setattr(net, "without", 4))
+    with pytest.raises(OutOfMemory, match="out of memory in the rollout phase"):
+        run.run()
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """What two processes come to that have enough memory, and those of which the second has not, with their folder."""
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "pair").mkdir()
+
+    def of(name, **options):
+        return partial(of_two_short_later, folder=str(folder / name), **options)
+
+    functions = {
+        "plain": of("plain", short=False),
+        "short": of("short", short=True),
+        "killed": partial(raised, of("killed", short=True, dying=3), RuntimeError),
+        "resumed": of("killed", short=True, resume=True),
+        "with graphs": partial(of_two_with_graphs, folder=str(folder / "graphs"), name="whole"),
+        "without": partial(of_two_with_graphs, folder=str(folder / "graphs"), name="short"),
+    }
+    return each_in_turn(functions, folder / "pair"), folder
+
+
+def test_one_of_two_processes_makes_again_what_it_has_no_memory_for(two):
+    """What it was told before it is told by its notes, and both go on with its sizes."""
+    found, folder = two
+    plain, scarce = found["plain"], found["short"]
+    assert [sizes for sizes, *_ in plain] == [(8, 8), (8, 8)]
+    assert [sizes for sizes, *_ in scarce] == [(4, 2), (4, 2)]
+    written = json.loads((folder / "short/r/batches.json").read_text())["held"]
+    assert [tuple(each.values()) for each in written] == [
+        (0, 8, 8, "found"),
+        (2, 8, 4, "out of memory"),
+        (3, 8, 2, "out of memory"),
+        (4, 4, 2, "out of memory"),
+    ]
+    said = [line.partition(" step ")[2] for line in (folder / "short/r/log.txt").read_text().splitlines()]
+    end = "from here on, and what was under way is made again"
+    assert said == [
+        f"2: process 1 ran out of memory in the rollout phase; train.rollout_batch is 4 {end}",
+        f"3: process 1 ran out of memory in the rollout phase; train.rollout_batch is 2 {end}",
+        f"4: process 1 ran out of memory in the update phase; train.micro_batch is 4 {end}",
+    ]
+    costs = ("cost/model_evaluations", "cost/rollout_evaluations", "cost/decoded", "policy/updates")
+    for (_, told_plain, weights_plain), (_, told_short, weights_short) in zip(plain, scarce, strict=True):
+        assert [[line[key] for key in costs] for line in told_short] == [
+            [line[key] for key in costs] for line in told_plain
+        ]
+        for name, tensor in weights_plain.items():
+            torch.testing.assert_close(weights_short[name], tensor, rtol=1e-3, atol=1e-5)
+    (_, _, first), (_, _, second) = scarce
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def test_two_processes_resume_as_the_run_did_that_was_not_killed(two):
+    """In the iteration in which the second runs out of memory once more."""
+    found, _ = two
+    assert found["killed"] == ["killed", "killed"]
+    for (*numbers, weights), (*expected, wanted) in zip(found["resumed"], found["short"], strict=True):
+        assert numbers == expected
+        assert all(torch.equal(tensor, wanted[name]) for name, tensor in weights.items())
+
+
+def test_graphs_that_one_of_two_processes_gives_up_are_kept_by_none(two):
+    """And the weights are those of a run that kept them."""
+    found, folder = two
+    assert [kept for kept, _ in found["with graphs"]] == [(0,), (0,)]
+    assert [kept for kept, _ in found["without"]] == [(), ()]
+    assert (
+        "step 2: process 1 ran out of memory in the rollout phase; the update calls the model anew"
+        in (folder / "graphs" / "short" / "log.txt").read_text()
+    )
+    for (_, whole), (_, without) in zip(found["with graphs"], found["without"], strict=True):
+        assert all(torch.equal(tensor, without[name]) for name, tensor in whole.items())
+
+
+def test_a_generator_without_memory_ends_the_run_in_one_sentence(tmp_path):
+    """It is not asked when those that train go on."""
+    (tmp_path / "pair").mkdir()
+    first, second = pair(partial(beside_a_generator, folder=str(tmp_path)), tmp_path / "pair", seconds=10)
+    assert second.startswith("OutOfMemory: out of memory in the rollout phase")
+    assert isinstance(first, str)  # whatever it says, it ends when the other does, or when it has waited long enough

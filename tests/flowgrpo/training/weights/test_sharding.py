@@ -1,0 +1,350 @@
+"""A frozen base in shards trains what a whole one trains, to the bit; weights that learn in shards, closely."""
+
+from functools import cache
+
+import pytest
+import torch
+from conftest import furnished
+from in_shards import (
+    experts,
+    experts_apart,
+    held,
+    in_half,
+    learning,
+    of_machines,
+    reference_within_autocast,
+    references_of_two,
+    rows,
+    steps_of_all,
+    unequal_updates_of_all,
+)
+from in_turn import Turn, each_in_turn, trained_in_turn
+from runs import metrics, weights
+from torch.distributed.fsdp import FSDPModule
+
+from flowgrpo import config
+from flowgrpo.cli import main
+from flowgrpo.errors import InputError
+from flowgrpo.schema.sections import Ema
+from flowgrpo.training.weights import sharding
+from flowgrpo.training.weights.optimizer_step import UpdateStats, optimizer_step
+from flowgrpo.training.weights.trained_weights import Weights
+
+TEXTS = """
+kind: mdlm
+model: {path: digits, length: 12, lora: {rank: 2, alpha: 4, targets: all-linear}}
+rewards: [{use: './digits.py:remainder'}]
+algorithm: {preset: gdpo, decoder: {steps: 3}}
+train: {iterations: 2, updates: 1, groups: 2, group_size: 3, micro_batch: 3, learning_rate: 0.01}
+eval: {decoder: {name: low_confidence, steps: 2}}
+"""
+SUMS_EXPERTS = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
+RARELY = ["eval.every=2", "eval.prompts=1", "eval.save=0"]
+REMAINDER = "def remainder(texts, prompts):\n    return [sum(map(ord, text)) % 7 for text in texts]\n"
+CASES = {
+    "pruned trees, a divergence, checkpointing": [
+        "tiny.yaml",
+        "algorithm.preset=branch_grpo",
+        "model.call.num_inference_steps=4",  # a stochastic step has to follow a split
+        "algorithm.tree.prune={rule: extremes}",
+        "algorithm.objective.kl.beta=0.1",
+        "model.gradient_checkpointing=true",
+        "train.updates=1",
+    ],
+    "brushes": [
+        "tiny.yaml",
+        "model.call.num_inference_steps=2",
+        "algorithm.preset=tempflow",
+        "algorithm.tree.branches=2",
+        "train.updates=1",
+    ],
+    "final samples, sampled and anchored by an old policy, guided calls on an int8 base": [
+        "tiny.yaml",
+        "model.call={num_inference_steps: 2, guidance_scale: 2.0}",
+        "model.quantise=int8",
+        "algorithm={preset: nft, likelihood: {old: {start: 0.5, slope: 0.0, most: 0.5}}}",
+        "train.updates=1",
+    ],
+    "final samples in pairs, stored ones beside those of a snapshot": [
+        "tiny.yaml",
+        "model.call.num_inference_steps=2",
+        "algorithm={preset: seppo, likelihood: {bank: {every: 1, keep: 2}}}",
+        "data.groups=stored",
+        "train.updates=1",
+    ],
+    "texts, in one pass and in two": [
+        "texts.yaml",
+        "algorithm.preset=cj_grpo",
+        "algorithm.objective.kl.level=sequence",
+    ],
+}
+
+
+WHOLE = {
+    "a divergence and an average, guided calls in bfloat16, checkpointed": [
+        "tiny.yaml",
+        "model.call={num_inference_steps: 3, guidance_scale: 2.0}",
+        "algorithm.objective.kl.beta=1.0",
+        "train.ema={decay: 0.9}",
+        "model.dtype=bfloat16",
+        "model.gradient_checkpointing=true",
+    ],
+    "final samples in pairs, of the reference": [
+        "tiny.yaml",
+        "model.call.num_inference_steps=2",
+        "algorithm={preset: dpo}",
+    ],
+    "texts held to a reference": [
+        "texts.yaml",
+        "algorithm.preset=gdpo",
+        "algorithm.objective.kl.beta=0.1",
+    ],
+}
+
+FURTHER = ("brushes",)
+
+
+OF_ALL_WEIGHTS = [
+    "model.lora=null",
+    "train.updates=1",
+    "train.optimizer.eps=1",  # steps along the gradient, however small a number of it is
+    "train.learning_rate=1",
+    *RARELY,
+    "run.checkpoint={every: 1, keep: 2}",
+    "run.processes=2",
+]
+FORMS = {"none": ["run.sharding=none"], "fsdp2": ["run.sharding=fsdp2"]}
+
+
+def turns_of(case, folder):
+    """The runs of a case: whole and in shards, and where all weights learn also one that goes on in shards."""
+    if case in WHOLE:
+        config, *chosen = [*WHOLE[case], *OF_ALL_WEIGHTS]
+    else:
+        config, *chosen = [*CASES[case], *RARELY, "run.checkpoint={every: 2, keep: 1}", "run.processes=2"]
+        chosen += ["train.replay=always"] * (config == "tiny.yaml")  # as all must in shards
+    turns = [Turn(str(folder), config, name, [*chosen, *form]) for name, form in FORMS.items()]
+    later = Turn(str(folder), config, "later", [*chosen, *FORMS["fsdp2"]], source="fsdp2")
+    return [*turns, later] if case in WHOLE else turns
+
+
+@pytest.fixture(scope="module")
+def ran(tiny_model, tmp_path_factory):
+    """Gives the runs of a case by two processes: their folder, and how they ended on each process, by name."""
+
+    @cache
+    def of(*cases):
+        folders = {case: tmp_path_factory.mktemp("runs") for case in cases}
+        for case, folder in folders.items():
+            with furnished(folder, tiny_model):
+                (folder / "texts.yaml").write_text(TEXTS)
+                (folder / "digits.py").write_text(REMAINDER)
+                if "data.groups=stored" in CASES.get(case, ()):
+                    words = ["--groups", "stored", "algorithm.preset=rwr", "model.call.num_inference_steps=2"]
+                    assert main(["sample", "tiny.yaml", *words]) == 0
+        turns = [turns_of(case, folder) for case, folder in folders.items()]
+        ends = trained_in_turn(turns, tmp_path_factory.mktemp("two"))
+        return {case: (folder / "runs", own) for (case, folder), own in zip(folders.items(), ends, strict=True)}
+
+    usual = [case for case in (*CASES, *WHOLE) if case not in FURTHER]
+    return lambda case: of(*(FURTHER if case in FURTHER else usual))[case]
+
+
+def marked(cases):
+    return [pytest.param(case, marks=[pytest.mark.zoo] * (case in FURTHER)) for case in cases]
+
+
+@pytest.mark.parametrize("case", marked(CASES))
+def test_a_base_in_shards_trains_as_a_whole_one(case, ran):
+    folder, ends = ran(case)
+    if torch.__version__.startswith("2.9.") and "cannot cut a base of whole numbers" in str(ends):
+        return  # the lowest version
+    assert ends == {"none": [None, None], "fsdp2": [None, None]}
+    lines = {
+        name: [
+            {key: value for key, value in line.items() if not key.startswith(("time/", "memory/"))}
+            for line in metrics(folder / name)
+        ]
+        for name in ends
+    }
+    assert lines["none"] == lines["fsdp2"]
+    whole, sharded = (weights(folder / name, 2) for name in lines)
+    assert whole.keys() == sharded.keys()
+    assert all(torch.equal(whole[key], sharded[key]) for key in whole)
+
+
+@pytest.mark.parametrize("case", marked(WHOLE))
+def test_all_weights_in_shards_train_as_whole_ones_and_go_on_as_such(case, ran):
+    """Gradients are summed in another order, so that numbers are close, and not the same."""
+    folder, ends = ran(case)
+    assert ends == {name: [None, None] for name in ("none", "fsdp2", "later")}
+    folders = [folder / name for name in ends]
+    whole, *others = (weights(folder, 2) for folder in folders)
+    start = weights(folders[2], 1)
+    for other in others:
+        assert other.keys() == whole.keys()
+        moved = sum(float((whole[key] - start[key]).square().sum()) for key in whole) ** 0.5
+        apart = sum(float((whole[key] - other[key]).square().sum()) for key in whole) ** 0.5
+        assert apart < 0.02 * moved
+    drifts = [[line.get("policy/max_abs_log_ratio") for line in metrics(folder)] for folder in folders]
+    assert drifts[0] == drifts[1] == drifts[2]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """What two processes find by each of these functions."""
+    functions = [
+        held,
+        unequal_updates_of_all,
+        references_of_two,
+        reference_within_autocast,
+        steps_of_all,
+        in_half,
+        of_machines,
+        *[experts_apart] * SUMS_EXPERTS,
+    ]
+    return each_in_turn({function.__name__: function for function in functions}, tmp_path_factory.mktemp("found"))
+
+
+def test_each_process_holds_its_part_of_the_base_and_whole_adapters(answers):
+    found = answers["held"]
+    assert sum(each["here"] for each in found) == found[0]["all"]
+    for each in found:
+        assert each["here"] == pytest.approx(each["all"] / 2, rel=0.05)
+        assert each["adapters whole"]
+        assert each["blocks"] == ["", "transformer_blocks.0", "transformer_blocks.1"]
+
+
+def test_gradients_of_all_weights_are_summed_and_references_are_whole(answers):
+    found = answers["unequal_updates_of_all"]
+    assert found[0][1].keys() == found[1][1].keys()
+    nets = learning()
+    with torch.no_grad():
+        assert torch.equal(found[1][0], nets["net2"](rows(1)))
+        for p in (p for net in nets.values() for p in net.parameters()):
+            p.mul_(0.5)
+    first, second = nets.values()
+    (first(rows(0)) + first(2 * rows(0))).sum().backward()
+    second(rows(0)).square().sum().backward()
+    first(rows(1)).sum().backward()
+    for name, gradient in ((f"{net}.{name}", p.grad) for net in nets for name, p in nets[net].named_parameters()):
+        for each in found:
+            torch.testing.assert_close(each[1][name], gradient, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.skipif(not SUMS_EXPERTS, reason="refused before torch 2.15")
+def test_experts_that_one_process_reaches_get_its_gradient(answers):
+    found = answers["experts_apart"]
+    net = experts()["net"]
+    with torch.no_grad():
+        for p in net.parameters():
+            p.mul_(0.5)
+    sum(net(rows(rank)).sum() for rank in (0, 1)).backward()
+    unreached = [name for name, p in net.named_parameters() if p.grad is None]
+    for each in found:
+        assert not any(each[f"net.{name}"].any() for name in unreached)
+        for name, p in net.named_parameters():
+            if name not in unreached:
+                torch.testing.assert_close(each[f"net.{name}"], p.grad)
+
+
+def test_experts_are_refused_where_torch_cannot_sum_their_gradients(monkeypatch):
+    monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params", raising=False)
+    with pytest.raises(InputError, match="run.sharding: torch .* cannot sum the gradients of experts"):
+        sharding._cut_learning(experts()["net"], None, None)
+
+
+def test_references_of_two_networks_at_once_are_whole(answers):
+    nets = learning()
+    for rank, reference in enumerate(answers["references_of_two"]):
+        with torch.no_grad():
+            assert torch.equal(reference, nets[f"net{2 - rank}"](rows(rank)))
+
+
+def test_who_stands_in_for_a_reference_forgets_its_weights(answers):
+    live, reference = answers["reference_within_autocast"]
+    net = learning()["net1"]
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(reference, net(rows(0)))
+    with torch.no_grad():
+        for p in net.parameters():
+            p.mul_(0.5)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(live, net(rows(0)))
+
+
+def test_steps_on_all_weights_are_those_of_one_process(answers):
+    zero, one = answers["steps_of_all"]
+    nets = learning()
+    weights = Weights(nets, None, ema=Ema(decay=0.5, every=1))
+    with torch.no_grad():
+        for p in weights.parameters:
+            p.mul_(0.5)
+    optimizer, stats = torch.optim.AdamW(weights.parameters, lr=0.1), UpdateStats()
+    for step in range(2):
+        optimizer.zero_grad()
+        sum(net(rows(rank) + step).sum() for net in nets.values() for rank in (0, 1)).backward()
+        optimizer_step(
+            weights,
+            stats,
+            optimizer=optimizer,
+            scaler=torch.amp.GradScaler("cpu", enabled=False),
+            max_grad_norm=0.1,
+            reduce=lambda x: x,
+        )
+    assert zero["norm"] == one["norm"] == pytest.approx(stats.grad_norm)
+    torch.testing.assert_close(zero["kept"], weights.tensors(), rtol=1e-5, atol=1e-6)
+    with torch.no_grad(), weights.averaged():
+        torch.testing.assert_close(zero["averaged"], nets["net1"](rows(0)), rtol=1e-5, atol=1e-6)
+    for each in (zero, one):
+        assert each["here"] == sum(p.numel() for p in weights.parameters) / 2
+
+
+def test_what_autocast_casts_travels_in_half_and_changes_no_number(answers):
+    for (whole, cut), wanted, gradients in answers["in_half"]:
+        assert torch.equal(whole, cut)
+        assert wanted.keys() == gradients.keys()
+        for name, gradient in wanted.items():
+            torch.testing.assert_close(gradients[name], gradient, rtol=1e-2, atol=1e-3 * float(gradient.abs().max()))
+
+
+def test_every_machine_holds_all_of_it(answers):
+    assert answers["of_machines"] == [(("replicate", "shard"), (2, 1))] * 2
+
+
+def chosen(**model):
+    return config.validated(
+        {"model": {"path": "shapes", **model}, "rewards": [{"use": "shapes"}], "run": {"sharding": "fsdp2"}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"lora": None, "dtype": "float16"}, "run.sharding: the gradients of float16 are scaled"),
+        (
+            {"lora": {}, "quantise": "torchao_int8"},
+            "run.sharding: the layers of model.quantise=torchao_int8 cannot be cut, take int8 or fp8 or nf4",
+        ),
+        ({"lora": {}, "offload_activations": True}, "run.sharding: model.offload_activations would take each gathered"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(model, said):
+    with pytest.raises(InputError, match=said):
+        sharding.check(chosen(**model))
+
+
+def test_a_copy_that_drafts_are_sampled_by_is_refused():
+    written = {"model": {"path": "shapes"}, "train": {"draft": {"precision": "int8"}}, "run": {"sharding": "fsdp2"}}
+    with pytest.raises(InputError, match=r"run\.sharding: the copy .* train\.draft\.precision=int8 .* cannot be cut"):
+        sharding.check(config.validated(written))
+
+
+def test_a_network_outside_of_blocks_is_refused():
+    network = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ModuleList([torch.nn.Linear(2, 2)]))
+    with pytest.raises(InputError, match="run.sharding: most of Sequential lies in none of its repeated blocks"):
+        sharding.blocks(network)
+
+
+def test_what_can_be_cut_is_taken():
+    sharding.check(chosen(lora={}, quantise="nf4"))

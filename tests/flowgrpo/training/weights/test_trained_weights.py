@@ -1,0 +1,375 @@
+import pytest
+import tiny
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from flowgrpo.errors import InputError
+from flowgrpo.schema.lora import Lora
+from flowgrpo.schema.sections import Ema
+from flowgrpo.training.checkpoints import checkpoint, snapshot
+from flowgrpo.training.fitting.saved_tensor_meter import SavedTensorMeter
+from flowgrpo.training.weights.old_policies import Bank, Decay
+from flowgrpo.training.weights.trained_weights import Weights, adapter_size, lora_config
+
+NAMES = {False: "net.0.weight", True: "net.0.lora_A.default.weight"}  # of the first tensor that is trained
+
+
+def module():
+    torch.manual_seed(0)
+    return {"net": torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))}
+
+
+def test_the_average_follows_the_warm_up_formula():
+    weights = Weights(module(), None, ema=Ema(decay=0.9, warmup=10))
+    p = weights.parameters[0]
+    slow = p.detach().clone()
+    for t in range(30):
+        with torch.no_grad():
+            p.add_(1.0)
+        weights.after_update()
+        decay = min((1 + t) / (10 + t), 0.9)
+        slow = decay * slow + (1 - decay) * p.detach()
+        torch.testing.assert_close(weights.ema[0], slow)
+    live = p.detach().clone()
+    with weights.averaged():
+        torch.testing.assert_close(p.detach(), slow)
+    assert torch.equal(p.detach(), live)
+
+
+def test_an_average_lags_by_a_step_in_its_first_forty():
+    """Of a weight that grows by 1 a step, by t / 40 about; by Flow-GRPO's warm-up of 10 by three steps."""
+    for warmup, lag in ((40, 0.85), (10, 3.1)):
+        weights = Weights(module(), None, ema=Ema(decay=0.9, warmup=warmup))
+        moved_on(weights, 30)
+        gap = float((weights.parameters[0] - weights.ema[0]).detach().mean())
+        assert gap == pytest.approx(lag, abs=0.2), warmup
+
+
+def test_the_average_moves_at_every_eighth_step_and_warms_up_by_steps():
+    """min((1 + t) / (10 + t), 0.9) at t = 7 and t = 15 are 8 / 17 and 16 / 25; the weight is 1, 2, ... above its start."""
+    weights = Weights(module(), None, ema=Ema(decay=0.9, warmup=10, every=8))
+    start, above = weights.ema[0].clone(), []
+    for _ in range(17):
+        moved_on(weights, 1)
+        above.append(float((weights.ema[0] - start).mean()))
+    first = 8 * 9 / 17
+    assert above == pytest.approx([0.0] * 7 + [first] * 8 + [first * 16 / 25 + 16 * 9 / 25] * 2, abs=1e-5)
+
+
+def test_the_reference_of_full_fine_tuning_is_where_it_started():
+    modules = module()
+    weights = Weights(modules, None, reference="fixed")
+    x = torch.randn(4, 3)
+    before = modules["net"](x)
+    with torch.no_grad():
+        for p in weights.parameters:
+            p.add_(0.1)
+    with torch.no_grad(), weights.reference():
+        assert torch.equal(modules["net"](x), before)
+    assert not torch.equal(modules["net"](x), before)
+
+
+def test_the_reference_of_lora_is_the_adapter_switched_off():
+    transformer = tiny.sd3().transformer
+    inputs = {
+        "hidden_states": torch.randn(2, 4, 8, 8),
+        "timestep": torch.tensor([500.0, 500.0]),
+        "encoder_hidden_states": torch.randn(2, 9, 32),
+        "pooled_projections": torch.randn(2, 32),
+    }
+    with torch.no_grad():
+        before = transformer(**inputs).sample
+    modules = {"transformer": transformer}
+    weights = Weights(modules, lora_config(2, 4, "auto", modules), reference="fixed")
+    assert sum(p.numel() for p in weights.parameters) < 0.2 * sum(p.numel() for p in transformer.parameters())
+    with torch.no_grad():
+        torch.testing.assert_close(transformer(**inputs).sample, before)
+        for p in weights.parameters:
+            p.add_(0.1)
+        assert not torch.allclose(transformer(**inputs).sample, before, atol=1e-4)
+        with weights.reference():
+            torch.testing.assert_close(transformer(**inputs).sample, before)
+    assert all(p.requires_grad for p in weights.parameters)
+
+
+def test_a_gradient_survives_a_reference_pass_taken_before_it():
+    weights = Weights(module(), None, reference="fixed")
+    net, x = weights.modules["net"], torch.randn(4, 3)
+    with torch.no_grad(), weights.reference():
+        net(x)
+    net(x).sum().backward()
+    alone = [p.grad.clone() for p in weights.parameters]
+    for p in weights.parameters:
+        p.grad = None
+    net(x).sum().backward()
+    assert all(torch.equal(a, p.grad) for a, p in zip(alone, weights.parameters, strict=True))
+
+
+def test_full_fine_tuning_trains_float32_and_lora_adapters_are_float32():
+    pipe = tiny.sd3().to(torch.bfloat16)
+    modules = {"transformer": pipe.transformer}
+    weights = Weights(modules, lora_config(2, 4, "auto", modules))
+    assert {p.dtype for p in weights.parameters} == {torch.float32}
+    assert pipe.transformer.proj_out.weight.dtype == torch.bfloat16
+    assert {p.dtype for p in Weights({"t": tiny.sd3().to(torch.bfloat16).transformer}, None).parameters} == {
+        torch.float32
+    }
+
+
+def half_precision(dtype, masters=True):
+    """A Llama in a dtype with adapters that are not 0; float32 ones in our way, or ones in the dtype of the base."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=11, **sizes)).to(dtype).requires_grad_(False)
+    lora = lora_config(2, 4, "auto", {"model": model})
+    if masters:
+        Weights({"model": model}, lora)
+    else:
+        inject_adapter_in_model(lora, model)
+        model.to(dtype)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_float32_adapters_keep_the_activations_of_a_half_precision_base_only(dtype):
+    ids, kept, logits, gradients = torch.arange(256).view(4, 64) % 11, [], [], []
+    for masters in (True, False):
+        model = half_precision(dtype, masters)
+        with SavedTensorMeter(model.parameters()) as meter:
+            out = model(ids, use_cache=False).logits
+        kept.append(meter.peak)
+        out.float().square().mean().backward()
+        with torch.no_grad():
+            assert torch.equal(model(ids, use_cache=False).logits, out)  # rollout and update compute the same numbers
+        trained = [p for p in model.parameters() if p.requires_grad]
+        assert {p.dtype for p in trained} == {torch.float32 if masters else dtype}
+        logits.append(out)
+        gradients.append(torch.cat([p.grad.float().flatten() for p in trained]))
+    assert kept[0] < 1.05 * kept[1]  # peft's own casts: 1.5
+    near = 4 * torch.finfo(dtype).eps
+    assert (logits[0] - logits[1]).norm() < near * logits[1].norm()
+    assert (gradients[0] - gradients[1]).norm() < 4 * near * gradients[1].norm()
+
+
+def test_float32_adapters_on_a_float32_base_are_peft_s_own():
+    ids = torch.arange(16).view(2, 8) % 11
+    ours, theirs = (half_precision(torch.float32, masters)(ids).logits for masters in (True, False))
+    assert torch.equal(ours, theirs)
+
+
+def test_targets_that_name_nothing_are_refused():
+    modules = {"transformer": tiny.sd3().transformer}
+    with pytest.raises(InputError, match="no linear layer is named 'to_w', there are"):
+        lora_config(2, 4, ["to_q", "to_w"], modules)
+    assert set(lora_config(2, 4, "auto", modules).target_modules) >= {"to_q", "to_k", "to_v", "to_out.0", "add_q_proj"}
+
+
+def test_projections_that_stand_in_no_module_of_attention_are_found():
+    """As in the blocks of the released LLaDA."""
+    names = ("q_proj", "k_proj", "v_proj", "attn_out", "ff_proj", "ff_out")
+    block = torch.nn.ModuleDict({name: torch.nn.Linear(4, 4, bias=False) for name in names})
+    model = torch.nn.ModuleDict({"blocks": torch.nn.ModuleList([block]), "ff_out": torch.nn.Linear(4, 9)})
+    found = lora_config(2, 4, "auto", {"model": model}).target_modules
+    assert set(found) == {f"blocks.0.{name}" for name in names[:4]}
+    shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    assert adapter_size(shapes, Lora(rank=2)) == 4 * 2 * (4 + 4)
+    with pytest.raises(InputError, match="auto finds no attention"):
+        lora_config(2, 4, "auto", {"model": torch.nn.Sequential(torch.nn.Linear(4, 4))})
+
+
+def llama():
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=11, **sizes))
+
+
+@pytest.mark.parametrize(
+    ("build", "layers"),
+    [
+        (llama, 2 * 7),  # of a layer four projections and three of the MLP; the head is left out
+        (lambda: tiny.sd3().transformer, None),
+    ],
+)
+def test_all_linear_layers_are_those_that_peft_takes(build, layers):
+    network = build()
+    shapes = {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
+    modules = {"network": network}
+    weights = Weights(modules, lora_config(2, 4, "all-linear", modules))
+    theirs = inject_adapter_in_model(LoraConfig(r=2, target_modules="all-linear"), build())
+    expected = {name for name, p in theirs.named_parameters() if "lora_A" in name}
+    assert {name.removeprefix("network.") for name in weights.named if "lora_A" in name} == expected
+    assert layers is None or len(expected) == layers
+    assert sum(p.numel() for p in weights.parameters) == adapter_size(shapes, Lora(rank=2, targets="all-linear"))
+
+
+def moved_on(weights, updates):
+    """What the first tensor was after each of some updates, each of which added 1."""
+    seen = []
+    for _ in range(updates):
+        with torch.no_grad():
+            for p in weights.parameters:
+                p.add_(1.0)
+        weights.after_update()
+        seen.append(weights.parameters[0].detach().clone())
+    return seen
+
+
+def of_reference(weights):
+    with weights.reference():
+        return weights.parameters[0].detach().clone()
+
+
+def test_a_moving_reference_is_the_live_weights_of_every_third_update():
+    modules = module()
+    weights = Weights(modules, None, reference="moving", refresh=3)
+    x = torch.randn(4, 3)
+    seen, outputs = [weights.parameters[0].detach().clone()], []
+    for update in range(8):
+        assert torch.equal(of_reference(weights), seen[update // 3 * 3])
+        assert torch.equal(weights.parameters[0], seen[update])
+        outputs.append(modules["net"](x).detach())
+        with torch.no_grad(), weights.reference():
+            assert torch.equal(modules["net"](x), outputs[update // 3 * 3])
+        seen += moved_on(weights, 1)
+
+
+def test_the_moving_reference_of_lora_is_the_adapter_as_it_was():
+    modules, x = module(), torch.randn(4, 3)
+    net = modules["net"]
+    with torch.no_grad():
+        base = net(x)
+    weights = Weights(modules, lora_config(2, 4, ["0", "2"], modules), reference="moving", refresh=2)
+
+    @torch.no_grad()
+    def outputs():
+        with weights.reference():
+            other = net(x)
+        return net(x), other
+
+    torch.testing.assert_close(outputs()[1], base)  # an adapter starts as nothing
+    moved_on(weights, 1)
+    torch.testing.assert_close(outputs()[1], base)
+    moved_on(weights, 1)
+    second, reference = outputs()
+    assert torch.equal(reference, second)
+    assert not torch.allclose(second, base, atol=1e-2)
+    moved_on(weights, 1)
+    third, reference = outputs()
+    assert torch.equal(reference, second)
+    assert not torch.allclose(third, second, atol=1e-2)
+    assert all(p.requires_grad for p in weights.parameters)
+
+
+@pytest.mark.parametrize("with_lora", [False, True])
+def test_a_moving_reference_is_kept_and_loads_back(with_lora, tmp_path):
+    def fresh(reference="moving"):
+        modules = module()
+        lora = lora_config(2, 4, ["0", "2"], modules) if with_lora else None
+        return Weights(modules, lora, ema=Ema(decay=0.9), reference=reference, refresh=3)
+
+    weights = fresh()
+    moved_on(weights, 4)
+    names = list(weights.named)
+    tensors = {name: tensor.clone() for name, tensor in weights.tensors().items()}
+    assert set(tensors) == {*names, *(f"average.{name}" for name in names), *(f"reference.{name}" for name in names)}
+    for name in names:
+        torch.testing.assert_close(tensors[f"reference.{name}"], tensors[name] - 1)  # as it was after the third
+    taken = snapshot.take(
+        1,
+        weights=weights,
+        optimizer=torch.optim.AdamW(weights.parameters),
+        scaler=torch.amp.GradScaler("cpu", enabled=False),
+        random_states=[],
+        beta=0.0,
+        prompt_stats={},
+    )
+    place = snapshot.write(tmp_path, taken, keep=1)
+    loaded = fresh()
+    checkpoint.load_weights(place, loaded)
+    assert loaded.updates == 4
+    assert torch.equal(of_reference(loaded), tensors[f"reference.{names[0]}"])
+    _, sixth, _ = moved_on(loaded, 3)  # the fifth, the sixth, which refreshes, and the seventh
+    assert torch.equal(of_reference(loaded), sixth)
+    assert not any(name.startswith("reference.") for name in fresh("fixed").tensors())
+    with pytest.raises(InputError, match="not of this model"):
+        checkpoint.load_weights(place, fresh("fixed"))
+
+
+def test_an_old_policy_slows_with_the_optimizer_steps_that_were_taken():
+    """d is 0.25 + 0.1 (updates - 3): 0.25, 0.35 and 0.5 after 2, 4 and 6 of them, each of which adds 1."""
+    weights = Weights(module(), None, old=Decay(flat=3, start=0.25, slope=0.1, most=0.5))
+    start, above = weights.parameters[0].detach().clone(), []
+    for _ in range(3):
+        moved_on(weights, 2)
+        weights.after_iteration()
+        with weights.policy("old"):
+            above.append(float((weights.parameters[0].detach() - start).mean()))
+    first = 0.75 * 2
+    second = 0.35 * first + 0.65 * 4
+    assert above == pytest.approx([first, second, 0.5 * second + 0.5 * 6], abs=1e-5)
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+def test_the_bank_keeps_the_policy_as_it_stood_where_iterations_ended(adapters):
+    """Two optimizer steps an iteration, each of which adds 1; a snapshot is due at every third step."""
+    modules = module()
+    weights = Weights(modules, lora_config(2, 4, ["0"], modules) if adapters else None, bank=Bank(every=3, keep=2))
+    first = weights.parameters[0]
+    start, kept = first.detach().clone(), []
+    for _ in range(6):
+        moved_on(weights, 2)
+        weights.after_iteration()
+        names = [name for name in weights.tensors() if name.startswith("bank.")]
+        snapshots = {
+            int(name.split(".")[1]): weights.tensors()[name] for name in names if name.endswith(NAMES[adapters])
+        }
+        kept.append({number: round(float((own - start).mean()), 5) for number, own in snapshots.items()})
+    assert kept == [{0: 0}, {0: 0, 1: 4}, {1: 4, 2: 6}, {1: 4, 2: 6}, {2: 6, 3: 10}, {3: 10, 4: 12}]
+    seen = set()
+    for iteration in range(20):
+        weights.draw_snapshot(0, "bank", iteration)
+        with weights.policy("bank"):
+            seen.add(round(float((first.detach() - start).mean()), 5))
+        assert round(float((first.detach() - start).mean()), 5) == 12
+    assert seen == {10, 12}
+
+
+@pytest.mark.parametrize("reference", ["fixed", "base"])
+def test_full_weights_without_their_training_are_those_that_they_began_with(reference):
+    modules = module()
+    weights = Weights(modules, None, reference=reference, ema=Ema())
+    x = torch.randn(4, 3)
+    with torch.no_grad():
+        before = modules["net"](x)
+        for p in weights.parameters:
+            p.add_(0.1)
+        after = modules["net"](x)
+        with weights.averaged():
+            averaged = modules["net"](x)
+            weights.enable_training(False)
+            assert torch.equal(modules["net"](x), before)
+            weights.enable_training(True)
+            assert torch.equal(modules["net"](x), averaged)
+        assert torch.equal(modules["net"](x), after)
+
+
+@pytest.mark.parametrize("reference", [None, "moving"])
+def test_full_weights_whose_beginning_is_not_kept_cannot_be_without_training(reference):
+    with pytest.raises(RuntimeError, match="no copy of the weights is kept"):
+        Weights(module(), None, reference=reference).enable_training(False)
+
+
+def test_the_old_policy_and_the_bank_s_are_two():
+    weights = Weights(module(), None, old=Decay(), bank=Bank(every=2, keep=1))
+    start = weights.parameters[0].detach().clone()
+    for _ in range(3):  # the old policy is at 3, and the bank's at 2
+        moved_on(weights, 1)
+        weights.after_iteration()
+    weights.draw_snapshot(0)
+    for name, above in (("old", 3), ("bank", 2), ("live", 3)):
+        with weights.policy(name):
+            assert float((weights.parameters[0].detach() - start).mean()) == pytest.approx(above)
