@@ -20,7 +20,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_that_cannot_write_say_so_before_they_begin(workplace, monkeypatch, unloaded, capsys, command):
-    for name in ("sampling.load_text_policy", "teach.load_predictor"):
+    for name in ("outputs.sampling.load_text_policy", "controller.train_controller.load_predictor"):
         monkeypatch.setattr(f"flowgrpo.mdlm.{name}", lambda *a, **k: pytest.fail("the model was loaded"))
     run = workplace / "runs" / "t"
     run.mkdir(parents=True)

@@ -76,3 +76,9 @@ def test_the_image_is_made_of_what_is_sent_to_its_builder():
     assert sources == sent
     assert {*PACKAGES, "pyproject.toml", PROJECT["project"]["readme"]} <= sources
     assert all((ROOT / source).exists() for source in sources)
+
+
+def test_the_version_is_the_same_wherever_it_stands():
+    version = PROJECT["project"]["version"]
+    assert re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1] == version
+    assert re.findall(r"^## \[(\d[\d.]*)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == version

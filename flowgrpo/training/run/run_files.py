@@ -1,4 +1,4 @@
-"""The metric lines of a run's folder, as anyone may read them: nothing that computes is imported."""
+"""The manifests and metric lines of a run's folder, as anyone may read them: nothing that computes is imported."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     Raises:
         InputError: a line is broken, or says what no metric line says.
     """
-    return [_checked(line, place) for place, line in tables.log(folder / "metrics.jsonl")]
+    return [_checked_metrics(line, place) for place, line in tables.log(folder / "metrics.jsonl")]
 
 
-def _checked(line: dict[str, Any], place: str) -> dict[str, Any]:
+def _checked_metrics(line: dict[str, Any], place: str) -> dict[str, Any]:
     if not isinstance(line.get("step"), int) or not isinstance(line.get("phase"), str):
         raise InputError(f"{place}: a line needs a step, a whole number, and a phase, a text")
     for key, value in line.items():
@@ -38,10 +38,10 @@ def read_manifest(folder: Path) -> list[dict[str, Any]]:
     Raises:
         InputError: a line is broken, says what no manifest says, or names a file that is not in the folder.
     """
-    return [_checked(line, folder, place) for place, line in tables.log(folder / "manifest.jsonl")]
+    return [_checked_manifest(line, folder, place) for place, line in tables.log(folder / "manifest.jsonl")]
 
 
-def _checked(line: dict[str, Any], folder: Path, place: str) -> dict[str, Any]:
+def _checked_manifest(line: dict[str, Any], folder: Path, place: str) -> dict[str, Any]:
     file, rewards = line.get("file"), line.get("rewards", {})
     if not isinstance(file, str) or not isinstance(line.get("prompt"), str):
         raise InputError(
