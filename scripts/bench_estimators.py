@@ -22,8 +22,7 @@ import torch
 from torch import nn
 
 from flowgrpo.mdlm.methods.backward import backward
-from flowgrpo.mdlm.methods.likelihoods import likelihood
-from flowgrpo.mdlm.methods.likelihoods import masked_views as views
+from flowgrpo.mdlm.methods.likelihoods import likelihood, masked_views
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.likelihoods.estimate import estimate
 from flowgrpo.mdlm.methods.objectives import aggregation
@@ -152,7 +151,7 @@ def enumerated(model: Tiny, ids: torch.Tensor) -> tuple[Table, float]:
     return Table(found), elbo
 
 
-def kept(model: Tiny, given: Answers, chosen: views.Views, micro_batch: int) -> int:
+def kept(model: Tiny, given: Answers, chosen: masked_views.Views, micro_batch: int) -> int:
     """Bytes kept for the exact gradient of one answer's ratio, so many evaluations at a time."""
     weights = aggregation.sequence_mean(given.scored, torch.ones(1), chosen.first)
     with SavedTensorMeter(model.parameters()) as meter:

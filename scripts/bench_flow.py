@@ -39,7 +39,7 @@ from paired import Ratio, Work, exactly, in_turns, spread
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.flow.planning import iteration_cost as cost
+from flowgrpo.flow.planning import iteration_cost
 from flowgrpo.flow.planning.memory_budget import FlowBudget, budget_of
 from flowgrpo.flow.planning.plan import plan
 from flowgrpo.flow.rollouts.prompt_encoding import rows_of
@@ -268,7 +268,7 @@ def planned_seconds(budget: FlowBudget) -> dict[str, float] | None:
     """What an iteration's rollout, with its decoding, and its update take by `flowgrpo plan`, if it knows this GPU."""
     if gpu_type() is None:
         return None
-    work = cost.work(budget, plan(budget.config))
+    work = iteration_cost.work(budget, plan(budget.config))
     seconds = Prices(gpu_type=gpu_type(), fixed=0.0).cost(budget, work).seconds
     return {"rollout": seconds["rollout"] + seconds["decode"], "update": seconds["update"]}
 

@@ -16,7 +16,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 from flowgrpo.data import known
-from flowgrpo.flow.pipeline.loading import meta_pipeline as weightless
+from flowgrpo.flow.pipeline.loading import meta_pipeline
 from flowgrpo.flow.pipeline.networks.traits import ENCODERS
 
 SPREAD = 0.02  # standard deviation of a weight
@@ -42,7 +42,7 @@ def folder(path: str, changes: Mapping[str, Mapping[str, Any]] | None = None) ->
 
 def pipeline(place: Path, dtype: torch.dtype, device: torch.device) -> DiffusionPipeline:
     """The pipeline of a folder of configs, with normal weights."""
-    made = weightless.pipeline(str(place), dtype)
+    made = meta_pipeline.pipeline(str(place), dtype)
     generator = torch.Generator(device).manual_seed(0)
     for network in made.components.values():
         if isinstance(network, torch.nn.Module):

@@ -10,8 +10,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from flowgrpo.training.weights import optimizer_step as optimize
-from flowgrpo.training.weights import sharding
+from flowgrpo.training.weights import optimizer_step, sharding
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
 
 SENT = {"_allgather_base_": "gather", "_reduce_scatter_base_": "scatter", "allreduce_": "sum"}
@@ -65,9 +64,9 @@ def in_phases(modules, weights, *, half, reduce):
     for work in (
         torch.no_grad()(call),
         lambda: weights.lockstep.backward(call()),
-        lambda: optimize.optimizer_step(
+        lambda: optimizer_step.optimizer_step(
             weights,
-            optimize.UpdateStats(),
+            optimizer_step.UpdateStats(),
             optimizer=optimizer,
             scaler=scaler,
             max_grad_norm=1.0,

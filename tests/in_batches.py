@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 from field import Network, closeness, lines, settings, trainer, weights_of
 
-from flowgrpo.training.fitting import batch_probing as probing
+from flowgrpo.training.fitting import batch_probing
 from rewards import Reward
 
 SAID = "CUDA out of memory. Tried to allocate 2.00 GiB."
@@ -82,7 +82,7 @@ def equal(some, others):
 
 def of_two(rank, folder, with_gradient, without):
     """The sizes and the numbers of a run of two processes, of which the second has less memory."""
-    probing.clock = counting()
+    batch_probing.clock = counting()
     net = Short()
     if rank:
         net.with_gradient, net.without = with_gradient, without
@@ -101,7 +101,7 @@ def of_two_disks(rank, folder):
 
 def beside_an_evaluator(rank, folder):
     """The sizes of a run of two processes that train and one that only evaluates; larger calls are always faster."""
-    probing.clock = counting()
+    batch_probing.clock = counting()
     run = begun(folder, Short(), Accelerator(cpu=True), **AUTO, train__iterations=1, run__evaluators=1)
     run.run()
     return run.config.train.micro_batch, run.config.train.rollout_batch
@@ -149,7 +149,7 @@ def of_two_short_later(rank, folder, short, dying=None, resume=False):
     Args:
         dying: an iteration in which both are killed.
     """
-    probing.clock = counting()
+    batch_probing.clock = counting()
     net, rewards = Short(), [Reward("closeness", closeness), Reward("ranked", ranked, group_wise=True)]
     sizes = {"train__groups": 2, "train__iterations": 5, "train__draft": {"pool": 2, "call": {}}}
     sizes |= {"train__group_size": 24, "train__replay": "always", "algorithm__objective__kl__beta": 0.0}

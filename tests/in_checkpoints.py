@@ -10,7 +10,7 @@ from in_shards import Chain, learning, of_all, rows
 
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training.checkpoints import checkpoint, snapshot
-from flowgrpo.training.distributed import agreement as peers
+from flowgrpo.training.distributed import agreement
 from flowgrpo.training.distributed.dtensors import gathered, local
 from flowgrpo.training.run import random_states
 from flowgrpo.training.weights import sharding
@@ -88,7 +88,7 @@ def save(rank, folder, form="fsdp2"):
     """What was held when a checkpoint was taken; it is written after all of it has changed."""
     weights, optimizer, versions = trained(form, rank)
     before = held(weights, optimizer, versions)
-    among = peers.of_first(int(os.environ.get("WORLD_SIZE", "1")))
+    among = agreement.of_first(int(os.environ.get("WORLD_SIZE", "1")))
     shot = taken(weights, optimizer, versions, first=among.first)
     spoil(weights, optimizer)
     snapshot.write(folder, shot, keep=1, peers=among)
@@ -113,7 +113,7 @@ def load(rank, folder, form="fsdp2"):
 def without_room(rank, folder):
     """The error of a second checkpoint, for which the last process has no room, and what is left in the folder."""
     weights, optimizer, versions = trained("fsdp2", rank)
-    among = peers.of_first(2)
+    among = agreement.of_first(2)
     snapshot.write(folder, taken(weights, optimizer, versions, first=among.first), keep=2, peers=among)
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
@@ -128,7 +128,7 @@ def without_room(rank, folder):
 
 def failing(rank):
     """What two processes get of a job that one cannot do, and of one that both can."""
-    among = peers.of_first(2)
+    among = agreement.of_first(2)
 
     def job():
         if rank == 1:
@@ -160,7 +160,7 @@ def save_large(rank, folder, form="fsdp2"):
 
     weights = sharding.shard(modules, make, form=form, device=torch.device("cpu"), full=True)
     optimizer = torch.optim.AdamW(weights.parameters)
-    among = peers.of_first(int(os.environ.get("WORLD_SIZE", "1")))
+    among = agreement.of_first(int(os.environ.get("WORLD_SIZE", "1")))
     shot = taken(weights, optimizer, Versions(weights, 0), first=among.first)
     snapshot.write(folder, shot, keep=1, peers=among)
 

@@ -4,7 +4,7 @@ import torch
 from torch import distributed
 from zoo import SPECIMENS
 
-from flowgrpo.flow.model import context_parallel as context
+from flowgrpo.flow.model import context_parallel
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
 
@@ -22,7 +22,7 @@ def velocity_and_gradient(_, name, call, *, degree=2, checkpointing=False):
         module.enable_gradient_checkpointing()
     if degree > 1:
         sharing()
-        context.share_calls(policy.modules, degree, CPU)
+        context_parallel.share_calls(policy.modules, degree, CPU)
     rows = specimen.rows[::2]  # of unequal prompts
     state, sigma = policy.start(rows), policy.sigmas[1]
     with torch.no_grad():

@@ -9,11 +9,11 @@ from flowgrpo import config
 from flowgrpo.commands.endings import remedied
 from flowgrpo.commands.explanation import Explained
 from flowgrpo.errors import InputError
-from flowgrpo.flow.diagnostics import explain_sample as explaining
+from flowgrpo.flow.diagnostics import explain_sample
 from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.fitting import batch_sizes
 from flowgrpo.training.reports.progress import shown
-from flowgrpo.training.run import run_folder as folders
+from flowgrpo.training.run import run_folder
 
 
 def explain(
@@ -42,12 +42,12 @@ def explain(
     page = out or run / f"explain-{prompt:04d}{'' if seed is None else f'-seed-{seed}'}.html"
     if page.exists() and not page.is_file():  # a folder, or a device, which would be replaced
         raise InputError(f"--out: {page} is there and no ordinary file; name one, such as explain.html")
-    folders.check_writable(page.parent, str(page))
+    run_folder.check_writable(page.parent, str(page))
     found = checkpoint.find(run / "checkpoints", step)
     checkpoint.check(found)
     smaller = {f"a smaller train.rollout_batch in {run / 'config.yaml'}": settings.train.rollout_rows > 1}
     with shown(), remedied(smaller):
-        explanation = explaining.explain_sample(
+        explanation = explain_sample.explain_sample(
             settings, run, found, prompt=prompt, seed=seed, redraws=redraws, chains=chains
         )
     told = Explained(
@@ -57,7 +57,7 @@ def explain(
         method=settings.algorithm.preset,
     )
     page.parent.mkdir(parents=True, exist_ok=True)
-    folders.replace_text(page, told.page())
+    run_folder.replace_text(page, told.page())
     return told, page
 
 

@@ -12,7 +12,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.reports.model_card import Exported
-from flowgrpo.training.run import run_folder as folders
+from flowgrpo.training.run import run_folder
 
 
 def export(
@@ -59,7 +59,7 @@ def opened(run: Path, out: Path, step: int | None) -> tuple[RunConfig, Path]:
     settings = config.of_run(run)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out {out}: exists and is not an empty folder")
-    folders.check_writable(out, "--out")
+    run_folder.check_writable(out, "--out")
     folder = checkpoint.find(run / "checkpoints", step)
     checkpoint.check(folder)
     return settings, folder

@@ -13,7 +13,7 @@ from flowgrpo.flow import setup
 from flowgrpo.flow.outputs import group_sampling, preference_pairs
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.reports.progress import shown
-from flowgrpo.training.run import run_folder as folders
+from flowgrpo.training.run import run_folder
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.scoring import scorer
 
@@ -33,7 +33,7 @@ def write(settings: RunConfig, rows: Sequence[Row] | None, folder: Path, pairs: 
         raise InputError(
             f"--groups: samples of {settings.model.path} are texts, which have no latents; take a flow model"
         )
-    folders.check_writable(folder, "--groups")
+    run_folder.check_writable(folder, "--groups")
     setup.check_model(settings.model)
     with shown(), phase("loading"):
         if pairs is not None:

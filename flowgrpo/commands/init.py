@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flowgrpo.data import configs
 from flowgrpo.errors import InputError
-from flowgrpo.training.run import run_folder as folders
+from flowgrpo.training.run import run_folder
 
 
 def listed() -> list[dict[str, str]]:
@@ -37,7 +37,7 @@ def write(name: str, out: Path | None) -> Path:
     if file.exists():
         place, remedy = (f"--out {file}", "choose another file") if out else (file, "write to another with --out FILE")
         raise InputError(f"{place}: is there already, {remedy}")
-    folders.check_writable(file.parent, "--out" if out else str(file))
+    run_folder.check_writable(file.parent, "--out" if out else str(file))
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text((configs.FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), encoding="utf-8")
     return file

@@ -11,7 +11,7 @@ from flowgrpo.data import tables
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training.model_files import folder_files as model_files
+from flowgrpo.training.model_files import folder_files
 from flowgrpo.training.model_files.hub_files import HUB_ID, index_map, one_sentence
 from rewards.base import nearest
 
@@ -71,7 +71,7 @@ def kind_of(path: str) -> str:
     """
     if path in EMBEDDED:
         return EMBEDDED[path].kind
-    model_files.refuse_file(path)
+    folder_files.refuse_file(path)
     if Path(path).is_dir():
         return _kind_of_folder(Path(path))
     if not re.fullmatch(HUB_ID, path):
@@ -91,9 +91,9 @@ def kind_of(path: str) -> str:
 
 def _kind_of_folder(folder: Path) -> str:
     index, own = folder / "model_index.json", folder / "config.json"
-    model_files.refuse_empty(folder)
+    folder_files.refuse_empty(folder)
     for file in (index, own):
-        model_files.refuse_pointer(file)
+        folder_files.refuse_pointer(file)
     if index.is_file():
         with one_sentence(str(folder)):
             return _kind_of_pipeline(index)
@@ -101,7 +101,7 @@ def _kind_of_folder(folder: Path) -> str:
         raise InputError(
             f"model.path: {folder} holds no model, neither a pipeline's model_index.json nor a config.json"
         )
-    return "flow" if model_files.is_network(folder) else "mdlm"  # a network alone is refused there
+    return "flow" if folder_files.is_network(folder) else "mdlm"  # a network alone is refused there
 
 
 def _kind_of_pipeline(index: Path) -> str:

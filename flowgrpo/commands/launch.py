@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training.run import stop_reasons as stopped
+from flowgrpo.training.run import stop_reasons
 from flowgrpo.training.run.stop_reasons import Killed
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ def _passed_on(children: Sequence[subprocess.Popen]) -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
-        for number in stopped.heard((signal.SIGINT, signal.SIGTERM)):
+        for number in stop_reasons.heard((signal.SIGINT, signal.SIGTERM)):
             signal.signal(number, lambda number, _: [child.send_signal(number) for child in children])
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

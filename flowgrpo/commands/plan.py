@@ -19,9 +19,8 @@ from flowgrpo.commands.terminal import out
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.checkpoints import checkpoint
-from flowgrpo.training.distributed import gpu_layout as layout
-from flowgrpo.training.planning import gpu_scaling as scaling
-from flowgrpo.training.planning import memory_budget as budget
+from flowgrpo.training.distributed import gpu_layout
+from flowgrpo.training.planning import gpu_scaling, memory_budget
 from flowgrpo.training.planning.gpu_types import gpu_of
 from flowgrpo.training.planning.iteration_cost import FIXED
 from flowgrpo.training.weights import sharding
@@ -61,7 +60,7 @@ def machines(gpus: int | None, asked: dict[str, Any]) -> Machines | None:
     found = Machines(
         gpus=gpus,
         gpu_type=given.get("--gpu-type", "h100").lower(),
-        of_node=given.get("--gpus-per-node", layout.OF_NODE),
+        of_node=given.get("--gpus-per-node", gpu_layout.OF_NODE),
         fixed=given.get("--fixed-seconds", FIXED),
     )
     gpu_of(found.gpu_type)  # refuses a name that is not known
@@ -100,8 +99,8 @@ def show(
         InputError: the config cannot be run.
     """
     if machines is not None:
-        settings = budget.switched(settings, "run.processes", machines.gpus)
-        scaling.check_machines(settings, machines.of_node)
+        settings = memory_budget.switched(settings, "run.processes", machines.gpus)
+        gpu_scaling.check_machines(settings, machines.of_node)
     sharding.check(settings)
     kind = KINDS[settings.kind]
     planned = kind.plan.plan(settings)
@@ -122,7 +121,7 @@ def show(
             f"{keys}, when the run starts; counted here with {settings.train.most_rows}, the most that one process tries",
         )
     out.print(table)
-    for part, lines in (("gpu", budget.lines), ("cost", scaling.lines)):
+    for part, lines in (("gpu", memory_budget.lines), ("cost", gpu_scaling.lines)):
         for line in lines(planned[part]) if part in planned else ():
             out.print(line, soft_wrap=True)
     if full:
@@ -135,14 +134,14 @@ def _measured(
 ) -> dict[str, Any]:
     """What a trial of the run's calls finds: `gpu`, whether it fits, and `cost`, its seconds, where they are asked for."""
     kind, found = KINDS[settings.kind], {}
-    of_node = layout.OF_NODE if machines is None else machines.of_node
+    of_node = gpu_layout.OF_NODE if machines is None else machines.of_node
     try:
         with kind.budget.budget_of(settings, of_node) as run:
             if gpu_memory is not None:
-                found["gpu"] = budget.fitted(run, int(gpu_memory * 2**30), budget.rewards_of(settings)[1])
+                found["gpu"] = memory_budget.fitted(run, int(gpu_memory * 2**30), memory_budget.rewards_of(settings)[1])
             if machines is not None:
-                prices = scaling.Prices(gpu_type=machines.gpu_type, fixed=machines.fixed)
-                found["cost"] = scaling.priced(run, partial(kind.cost.work, planned=planned), prices)
+                prices = gpu_scaling.Prices(gpu_type=machines.gpu_type, fixed=machines.fixed)
+                found["cost"] = gpu_scaling.priced(run, partial(kind.cost.work, planned=planned), prices)
     except NotImplementedError as error:  # as `training.planning.allocation_counter` raises it
         option = "--gpu-memory" if machines is None else "--gpus"
         raise InputError(f"{option}: {settings.model.path} cannot be planned without its weights: {error}") from error

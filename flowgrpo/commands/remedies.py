@@ -14,9 +14,9 @@ from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.planning import memory_advice
 
 if TYPE_CHECKING:
-    from flowgrpo.training.planning import memory_budget as budget
+    from flowgrpo.training.planning import memory_budget
 else:
-    budget = lazy("flowgrpo.training.planning.memory_budget")
+    memory_budget = lazy("flowgrpo.training.planning.memory_budget")
 
 LOGGER = logging.getLogger(__name__)
 PLANNED = {  # phases of a run -> those of its plan
@@ -54,8 +54,8 @@ def _planned(phase: str, settings: RunConfig, prefixes: tuple[str, ...]) -> str 
     run = settings.run.model_copy(update={"processes": int(os.environ.get("WORLD_SIZE", settings.run.processes))})
     try:
         with KINDS[settings.kind].budget.budget_of(settings.model_copy(update={"run": run})) as memory:
-            found = budget.relief(memory, PLANNED[phase], prefixes)
+            found = memory_budget.relief(memory, PLANNED[phase], prefixes)
     except Exception as error:  # whatever it is, the run must end with its own reason and its command
         LOGGER.warning("the memory of this run cannot be planned (%s: %s)", type(error).__name__, error)
         return None
-    return None if found is None else budget.written(dict([found]))
+    return None if found is None else memory_budget.written(dict([found]))

@@ -15,7 +15,7 @@ from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
 from flowgrpo.training.reports.progress import shown
 from flowgrpo.training.reports.samples import ModelUse, Sample, Switches, manifest_line, save_sample
-from flowgrpo.training.run import run_folder as folders
+from flowgrpo.training.run import run_folder
 from flowgrpo.training.run.phases import phase
 from samplers.batches import batched
 
@@ -82,4 +82,4 @@ def check_folder(out: Path) -> None:
     """
     if (out / "manifest.jsonl").exists():
         raise InputError(f"--out {out}: holds samples already (manifest.jsonl), choose another folder")
-    folders.check_writable(out, "--out")
+    run_folder.check_writable(out, "--out")

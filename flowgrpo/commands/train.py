@@ -27,21 +27,19 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema import sections
 from flowgrpo.schema.sections import RewardUse, RunConfig
 from flowgrpo.training.checkpoints import checkpoint, lora_files, resume
-from flowgrpo.training.distributed import worker_roles as roles
+from flowgrpo.training.distributed import worker_roles
 from flowgrpo.training.distributed.collectives import LONGEST
 from flowgrpo.training.distributed.minibatches import check_geometry
 from flowgrpo.training.fitting import batch_sizes
 from flowgrpo.training.reports import progress, report, trackers
 from flowgrpo.training.reports.tree_store import TreeFolder
-from flowgrpo.training.run import run_folder as folders
+from flowgrpo.training.run import run_folder
 from flowgrpo.training.run.out_of_memory import OutOfMemory, last_resort
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.run.run_data import RunData
 from flowgrpo.training.run.stop_reasons import DiskFull, Finished, Lost, RanOutOfMemory, Stopped
 from flowgrpo.training.scoring import scorer
-from flowgrpo.training.weights import library_quantisation as quantise_libraries
-from flowgrpo.training.weights import lora_adapters as adapters
-from flowgrpo.training.weights import optimizers
+from flowgrpo.training.weights import library_quantisation, lora_adapters, optimizers
 from rewards.base import last_part, matches, nearest
 from rewards.compute import default_device
 
@@ -103,17 +101,17 @@ def train_config(settings: RunConfig, source: Path | None = None) -> Run:
     """
     ends = settings.run.resume == resume.AUTO
     settings = _decided(settings)
-    with folders.held(settings.run.folder) if launch.is_main() else nullcontext():
+    with run_folder.held(settings.run.folder) if launch.is_main() else nullcontext():
         try:
             with progress.shown(launch.is_main()) as display:
                 return _train(settings, source, display, ends=ends)
         except OutOfMemory as error:
             raise _ran_out(error, settings) from error
         except Exception as error:
-            if (said := folders.disk_full(error)) is None:
+            if (said := run_folder.disk_full(error)) is None:
                 raise
             there, overrides = checkpoint.way_on(settings.run.folder)
-            room = folders.disk_room(settings.run.folder)
+            room = run_folder.disk_room(settings.run.folder)
             sentence = f"stopped, {settings.run.folder} cannot be written to ({said}; {room})"
             raise DiskFull(sentence, f"{there}, once there is room,", overrides) from error
 
@@ -121,7 +119,7 @@ def train_config(settings: RunConfig, source: Path | None = None) -> Run:
 def _decided(settings: RunConfig) -> RunConfig:
     """The configuration with what `run.resume: auto` comes to, and true where torchrun starts a run again that has begun."""
     folder = settings.run.folder
-    if settings.run.resume is not False or not folders.is_begun(folder):
+    if settings.run.resume is not False or not run_folder.is_begun(folder):
         return _resuming(settings, resume.decide(settings.run.resume, folder))
     place = folder / "environment.json"
     environment = tables.document(place) if place.is_file() else {}
@@ -140,7 +138,7 @@ def _ran_out(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
     settings = batch_sizes.with_sizes(batch_sizes.settled(settings, folder), error.sizes)
     if not error.kept_graphs:  # what `train.replay` spares is spared already
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"replay": "always"})})
-    begun, step = folders.is_begun(folder), checkpoint.latest(folder / "checkpoints")
+    begun, step = run_folder.is_begun(folder), checkpoint.latest(folder / "checkpoints")
     switch = remedy(error.phase, settings, ("",) if step is None else MAY_DIFFER)
     error.remedy = switch or last_resort(error.phase)
     overrides = [] if switch is None else [switch]
@@ -148,7 +146,7 @@ def _ran_out(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
         there, end = checkpoint.way_on(folder)
         return RanOutOfMemory(f"stopped, {error}", there, [*overrides, *end])
     if begun:
-        overrides.append(f"run.name={folders.free(folder).name}")
+        overrides.append(f"run.name={run_folder.free(folder).name}")
     return RanOutOfMemory(f"stopped, {error}", "begin again", overrides)
 
 
@@ -159,7 +157,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
     if launch.shares_store(os.environ) and launch.is_main():
         LOGGER.warning(SHARED_STORE)
     optimizers.check(settings.train.optimizer.name, default_device())
-    quantise_libraries.check(settings.model.quantise, diffuses=settings.kind == "flow")
+    library_quantisation.check(settings.model.quantise, diffuses=settings.kind == "flow")
     _check_folder(settings, folder)
     if ends:
         _check_left(settings)
@@ -202,10 +200,10 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         if trainer.weights.begun and not settings.run.resume:
-            adapters.save(folder / lora_files.START, trainer.weights.begun)
-        folders.replace_text(folder / "config.yaml", config.dumped(settings))
+            lora_adapters.save(folder / lora_files.START, trainer.weights.begun)
+        run_folder.replace_text(folder / "config.yaml", config.dumped(settings))
         environment = {**report.environment(accelerator), "folder": str(Path.cwd())}
-        folders.replace_text(folder / "environment.json", json.dumps(environment, indent=1) + "\n")
+        run_folder.replace_text(folder / "environment.json", json.dumps(environment, indent=1) + "\n")
         inputs.keep(folder, settings, source)
     accelerator.wait_for_everyone()
     trainer.weights.begun = {}  # the file has them
@@ -271,7 +269,7 @@ def _check_processes(settings: RunConfig, processes: int) -> None:
             f"{'runs' if processes == 1 else 'run'} {processes}; from Python use accelerate launch"
         )
     run = settings.run
-    roles.check(run, processes)
+    worker_roles.check(run, processes)
     trainers = run.trainers(processes)
     check_geometry(
         settings.train, settings.algorithm, trainers, sharing=run.context_parallel, generators=run.generators
@@ -302,18 +300,18 @@ def _check_left(settings: RunConfig) -> None:
 def _check_folder(settings: RunConfig, folder: Path) -> None:
     """Refuse to overwrite a run, and to resume one that is not there, was another, or has files that cannot be read."""
     if not settings.run.resume:
-        if not folders.is_empty(folder):
+        if not run_folder.is_empty(folder):
             raise InputError(
                 f"run.name: {folder} exists already; set run.resume=true to go on with it, or another run.name"
             )
         return
-    if folders.is_empty(folder):
+    if run_folder.is_empty(folder):
         raise InputError(
             f"run.resume: there is no run in {folder} yet; run.resume=auto begins one there, and goes on with it later"
         )
-    if not folders.is_begun(folder):
+    if not run_folder.is_begun(folder):
         raise InputError(
-            f"run.resume: {folder} is not the folder of a run, it holds no {folders.CONFIG}; take another run.name"
+            f"run.resume: {folder} is not the folder of a run, it holds no {run_folder.CONFIG}; take another run.name"
         )
     before = _flat(config.of_run(folder, resolve=False).model_dump())
     now = _flat(settings.model_dump())

@@ -9,8 +9,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, mo
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.methods import CHOICES, presets
-from flowgrpo.flow.methods import likelihood_rules as elbo
+from flowgrpo.flow.methods import CHOICES, likelihood_rules, presets
 from flowgrpo.flow.methods.trees import adaptive, finish
 from flowgrpo.flow.pipeline.networks.attention_backends import AttentionBackend, refuse_lossy_attention
 from flowgrpo.schema import choose
@@ -20,19 +19,19 @@ from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
 from flowgrpo.schema.part import read_part
 from flowgrpo.schema.sections import AUTO, Eval, RewardUse, RunConfig, Train, Variant
 from flowgrpo.training.advantages.baseline import NESTED
-from flowgrpo.training.distributed import worker_roles as roles
+from flowgrpo.training.distributed import worker_roles
 from flowgrpo.training.distributed.minibatches import check_geometry
-from flowgrpo.training.weights import low_precision_copies as low_precision
+from flowgrpo.training.weights import low_precision_copies
 from flowgrpo.training.weights.low_precision_copies import Precision
 from flowgrpo.training.weights.old_policies import Bank, Decay
 
 if TYPE_CHECKING:
-    from flowgrpo.flow.pipeline.loading import load as loading
+    from flowgrpo.flow.pipeline.loading import load
     from samplers import plans
     from samplers.kernels import Kernel
     from samplers.trees import Plan
 else:
-    loading = lazy("flowgrpo.flow.pipeline.loading.load")
+    load = lazy("flowgrpo.flow.pipeline.loading.load")
     plans = lazy("samplers.plans")
 
 
@@ -186,7 +185,7 @@ class Algorithm(Strict):
         if self.reference is None and self.objective.kl.reference != "fixed":
             raise InputError("algorithm.objective.kl.beta: 0 switches a base or moving reference off, raise it")
         if self.likelihood.name == "elbo":
-            elbo.check(self)
+            likelihood_rules.check(self)
         elif self.kernel.name == "ode":
             raise InputError(
                 "algorithm.kernel: steps of ode have no log-probability; take algorithm.likelihood=elbo, or a kernel with "
@@ -335,7 +334,7 @@ class Config(RunConfig):
     @override
     def exchanges_base(self) -> bool:
         teacher = self.model.teacher
-        return self.model.lora is not None and teacher is not None and loading.is_pipeline(teacher)
+        return self.model.lora is not None and teacher is not None and load.is_pipeline(teacher)
 
     @model_validator(mode="before")
     @classmethod
@@ -349,19 +348,19 @@ class Config(RunConfig):
         sharing = self.run.context_parallel
         trainers = sharing  # by this command, or by another
         if self.run.processes > 1:
-            roles.check(self.run, self.run.processes)
+            worker_roles.check(self.run, self.run.processes)
             trainers = self.run.trainers(self.run.processes)
         check_geometry(self.train, self.algorithm, trainers, sharing=sharing, generators=self.run.generators)
-        elbo.check_paths(self)
+        likelihood_rules.check_paths(self)
         if self.algorithm.likelihood.name == "elbo":
-            elbo.check_run(self)
+            likelihood_rules.check_run(self)
         elif self.model.guidance == "rollout":
             raise InputError(
                 "model.guidance: steps of a trajectory are scored as they were walked; take pipeline or none, rollout is "
                 "for algorithm.likelihood=elbo"
             )
         if self.data.groups is not None:
-            elbo.check_stored(self)
+            likelihood_rules.check_stored(self)
         if self.model.teacher is not None and self.algorithm.reference != "teacher":
             raise InputError(
                 "model.teacher: nobody asks it; set algorithm.objective.kl.reference=teacher with a beta, or take null"
@@ -370,8 +369,8 @@ class Config(RunConfig):
             raise InputError(f"train.replay: with {setting} no update can use the graphs of a rollout; take auto")
         if self.train.draft is not None and self.algorithm.tree.start == "shared":
             raise InputError("train.draft: it chooses the starts of a group, set algorithm.tree.start=independent")
-        for word, key in low_precision.of_copies(self).items():
-            low_precision.check(word, self.model, key)
+        for word, key in low_precision_copies.of_copies(self).items():
+            low_precision_copies.check(word, self.model, key)
         finish.check(self)
         self._check_adapter_steps()
         if self.prompts.pick.budget == "knapsack" and roots == 1:

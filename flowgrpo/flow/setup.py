@@ -21,11 +21,8 @@ from flowgrpo.flow.engine import request
 from flowgrpo.flow.engine.adapters import Adapters
 from flowgrpo.flow.engine.client import Client
 from flowgrpo.flow.engine.rollout import EngineRollout
-from flowgrpo.flow.model import context_parallel as context
-from flowgrpo.flow.model import initial_lora as start
-from flowgrpo.flow.model import memory_estimate as memory
-from flowgrpo.flow.model import teacher
-from flowgrpo.flow.offline import stored_groups as offline
+from flowgrpo.flow.model import context_parallel, initial_lora, memory_estimate, teacher
+from flowgrpo.flow.offline import stored_groups
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.call_arguments import checked_call
 from flowgrpo.flow.pipeline.inputs.modality import expected_shape, frame_rate, sampling_rate
@@ -36,8 +33,7 @@ from flowgrpo.flow.pipeline.networks.switches import checkpoint_gradients, compi
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.planning.iteration_forecast import predicted
 from flowgrpo.flow.planning.plan import call_and_branches, check_columns
-from flowgrpo.flow.rollouts import cheap_finishes as finishing
-from flowgrpo.flow.rollouts import noise_calibration as calibration
+from flowgrpo.flow.rollouts import cheap_finishes, noise_calibration
 from flowgrpo.flow.rollouts.prompt_encoding import encode_run, longest_and_shortest, rows_of
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.schema.sections import Ema
@@ -47,8 +43,7 @@ from flowgrpo.training.distributed.worker_roles import roles_of
 from flowgrpo.training.reports.samples import SAMPLING_RATE
 from flowgrpo.training.run.run_data import RunData
 from flowgrpo.training.scoring.scorer import tried
-from flowgrpo.training.weights import low_precision_copies as low_precision
-from flowgrpo.training.weights import sharding
+from flowgrpo.training.weights import low_precision_copies, sharding
 from flowgrpo.training.weights.lora_adapters import Adapter
 from flowgrpo.training.weights.offload_activations import offload_activations
 from flowgrpo.training.weights.old_policies import Bank, Decay
@@ -80,22 +75,22 @@ def check(settings: Config, data: RunData) -> None:
     """
     if settings.algorithm.kernel.calibrate is not None:
         folder = settings.run.folder
-        calibration.read(folder, begun=checkpoint.resumed(folder / "checkpoints") is not None)
+        noise_calibration.read(folder, begun=checkpoint.resumed(folder / "checkpoints") is not None)
     sharding.check(settings)
-    for word, key in low_precision.of_copies(settings).items():
-        low_precision.check_installed(word, key)
+    for word, key in low_precision_copies.of_copies(settings).items():
+        low_precision_copies.check_installed(word, key)
     if settings.run.trees is not None and (settings.run.engine is not None or settings.stored_groups is not None):
         LOGGER.warning("run.trees: no trees are kept, for run.engine or data.groups makes the samples of this run")
-    context.check(settings)
+    context_parallel.check(settings)
     if settings.run.engine is not None:
         request.check(settings, pipeline_class(settings.model.path), data.train_prompts)
         Client(settings.run.engine).greet()
-    start.check_switched(start.adapters(settings.model), settings)
+    initial_lora.check_switched(initial_lora.adapters(settings.model), settings)
     teacher.check(settings)
     check_columns(settings, data.train_prompts)
     check_columns(settings, data.eval_prompts, settings.eval.call)
     call = call_and_branches(settings, columns=data.train_prompts[0].columns)[0]
-    offline.check_model(settings, offline.source_of(settings), call)
+    stored_groups.check_model(settings, stored_groups.source_of(settings), call)
     if settings.train.draft is not None:
         checked_call(pipeline_class(settings.model.path), settings.train.draft.call, "train.draft.call")
     steps = call["num_inference_steps"]
@@ -112,9 +107,9 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
     Raises:
         InputError: the model cannot do it, or does not fit into memory.
     """
-    context.check_device(settings)
-    begun = start.adapters(settings.model)
-    memory.check(settings, accelerator.device, begun)
+    context_parallel.check_device(settings)
+    begun = initial_lora.adapters(settings.model)
+    memory_estimate.check(settings, accelerator.device, begun)
     done = checkpoint.resumed(settings.run.folder / "checkpoints") if settings.run.resume else None
     roles = roles_of(settings.run, accelerator.num_processes)
     shares = shares_of(accelerator, settings.run.context_parallel, roles)
@@ -138,7 +133,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
     steps = call_and_branches(settings, columns=train_prompts[0].columns)[0]["num_inference_steps"]
     with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
         policy.check(train_ends)
-        finishing.check_policy(settings, policy)
+        cheap_finishes.check_policy(settings, policy)
         if settings.model.guidance != "pipeline":
             with policy.call_overrides(**guidance.update_call(settings.model.guidance, policy)):
                 guidance.check_unguided(policy, train_ends)
@@ -159,7 +154,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
             if weights.lockstep.active:
                 _refuse_pins(policy)
     data = replace(data, train_prompts=train_prompts, eval_prompts=eval_prompts)
-    source = offline.source_of(settings)
+    source = stored_groups.source_of(settings)
     made = Trainer(
         settings, policy, weights, **vars(data), accelerator=accelerator, shares=shares, engine=engine, source=source
     )
@@ -221,7 +216,7 @@ def policy_and_weights(
     """
     model = config.model
     check_switches(model, device)
-    begun = start.adapters(model) if begun is None else begun
+    begun = initial_lora.adapters(model) if begun is None else begun
     full_in_half = model.lora is None and model.dtype != "float32"  # weights in float32, computing in half precision
     policy = load_policy(
         model.path,
@@ -254,7 +249,7 @@ def policy_and_weights(
         elif learns and model.teacher is not None:
             teacher.put_pipeline(made, model.teacher, model.variant)
         if distributed.is_initialized() and config.run.context_parallel > 1:  # a doctor or an export is alone
-            context.share_calls(policy.modules, config.run.context_parallel, device)
+            context_parallel.share_calls(policy.modules, config.run.context_parallel, device)
         return made
 
     weights = sharding.shard(

@@ -37,14 +37,13 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.engine import correction
 from flowgrpo.flow.engine.rollout import EngineRollout
-from flowgrpo.flow.methods import likelihood_rules as elbo
+from flowgrpo.flow.methods import likelihood_rules
 from flowgrpo.flow.offline.bank_samples import losers, resampled, root_of
 from flowgrpo.flow.offline.stored_groups import Source
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.planning.graph_budget import KeptGraphs
-from flowgrpo.flow.rollouts import cheap_finishes as finishing
-from flowgrpo.flow.rollouts import noise_calibration as calibration
+from flowgrpo.flow.rollouts import cheap_finishes, noise_calibration
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
 from flowgrpo.flow.rollouts.cheap_finishes import Finishing
 from flowgrpo.flow.rollouts.draft_rollout import Chosen, Drafting, agreement, drafted, first, foretold
@@ -52,7 +51,7 @@ from flowgrpo.flow.rollouts.probe_calls import probe_calls
 from flowgrpo.flow.rollouts.prompt_encoding import encode_run, eval_call, longest_and_shortest, rows_of
 from flowgrpo.flow.rollouts.rollout import Batch, rollout, score_leaves
 from flowgrpo.flow.rollouts.state_preview import Portraits
-from flowgrpo.flow.updates import rollout_graphs as graphs
+from flowgrpo.flow.updates import rollout_graphs
 from flowgrpo.flow.updates.noised import finite, noised_of, taken
 from flowgrpo.flow.updates.replay import replayed
 from flowgrpo.flow.updates.tree_record import parts
@@ -67,7 +66,7 @@ from flowgrpo.training.reports.samples import Sample
 from flowgrpo.training.run import random_states
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.scoring.held_out import evaluate
-from flowgrpo.training.weights import low_precision_copies as low_precision
+from flowgrpo.training.weights import low_precision_copies
 from flowgrpo.training.weights.optimizer_step import UpdateStats
 from flowgrpo.training.weights.trained_weights import Weights
 from samplers import noise
@@ -102,7 +101,7 @@ class Trainer(Loop):
         self.levels: list[float] | None = None  # of the kernel's noise, where they are calibrated
         self.kept_graphs = KeptGraphs(self)
         self.shaping = Shaping(config) if config.algorithm.tree.adapts else None
-        self.copies = low_precision.Copies(config, policy.modules.values())
+        self.copies = low_precision_copies.Copies(config, policy.modules.values())
         self.drafting = Drafting(config, policy, self.copies)
         self.finishing = Finishing(config, policy, self.copies, self.credited)
         self.caches = [own.cache for own in (self.drafting, self.finishing) if own.cache is not None]
@@ -120,7 +119,7 @@ class Trainer(Loop):
         )
         with self.policy.call_overrides(**self.training_call):
             self.policy.start(rows_of(longest_and_shortest(self.train_prompts)[:1]))
-            elbo.check_policy(self.config, self.policy)
+            likelihood_rules.check_policy(self.config, self.policy)
             for own in (self.drafting, self.finishing):
                 own.check(rows_of(longest_and_shortest(self.train_prompts)[:1]))
             self.policy.offload()
@@ -138,7 +137,7 @@ class Trainer(Loop):
         if self.config.algorithm.kernel.calibrate is not None:
             with phase("calibrating"), random_states.random_state_kept():  # a resume does not calibrate again
                 kernels = self.config.algorithm.kernel.kernels(len(self.policy.sigmas) - 1)
-                self.levels = calibration.calibrate(self, [kernel.level for kernel in kernels], self._rollout_at)
+                self.levels = noise_calibration.calibrate(self, [kernel.level for kernel in kernels], self._rollout_at)
             self.retrying.agree(within=False)
         self.kept_graphs.decide()
 
@@ -242,7 +241,7 @@ class Trainer(Loop):
             seen |= agreement([pair for own in self.exchange.gather_shares([pairs]) for pair in own])
         if batch.finished is not None and batch.finished.pairs is not None:
             every = self.exchange.gather_shares([batch.finished.pairs])
-            seen |= finishing.agreement([pair for own in every for pair in own])
+            seen |= cheap_finishes.agreement([pair for own in every for pair in own])
         if batch.engine is None:
             return advantages, trained, seen
         own = correction.mismatch(batch.tree, batch.engine, self.config.run.engine.truncate)
@@ -253,7 +252,7 @@ class Trainer(Loop):
     def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
         """Give each edge its unit's advantage, take an optimizer step on each part of them, and return their statistics."""
         credit = partial(self.credit_edges, batch, units, advantages, trained)
-        spare = {"undo": partial(graphs.drop, batch.tree.evaluations), "give_up": self.kept_graphs.give_up}
+        spare = {"undo": partial(rollout_graphs.drop, batch.tree.evaluations), "give_up": self.kept_graphs.give_up}
         held = [self.retrying.attempt(ROLLOUT, credit, **spare)]
         self.record_trees(
             parts(self.config, self.credited, batch, held[0], iteration=self.done, names=self.reward_names)

@@ -18,7 +18,7 @@ from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
 from flowgrpo.schema.sections import Eval, Prompts, RewardUse, RunConfig, Train, Variant
-from flowgrpo.training.distributed import worker_roles as roles
+from flowgrpo.training.distributed import worker_roles
 from flowgrpo.training.distributed.minibatches import check_geometry
 from rewards.base import last_part, nearest
 
@@ -183,7 +183,7 @@ class TextConfig(RunConfig):
                 "run.context_parallel: a language model's calls are not shared, remove it; run.sharding shares its weights"
             )
         if self.run.processes > 1:
-            roles.check(self.run, self.run.processes)
+            worker_roles.check(self.run, self.run.processes)
         check_geometry(self.train, self.algorithm, self.run.shares, generators=self.run.generators)
         hints = self.algorithm.hints
         if hints.name != "none" and (hints.tail or 0) >= self.model.length:

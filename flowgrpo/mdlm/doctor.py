@@ -18,10 +18,10 @@ from flowgrpo.mdlm.methods.backward import backward
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers, in_scope
 from flowgrpo.mdlm.methods.likelihoods.estimate import estimate
 from flowgrpo.mdlm.methods.likelihoods.likelihood import trajectory
-from flowgrpo.mdlm.models import memory_estimate as memory
+from flowgrpo.mdlm.models import memory_estimate
 from flowgrpo.mdlm.models.load import load_adapter
 from flowgrpo.mdlm.outputs.export import write_weights
-from flowgrpo.mdlm.planning import memory_budget as budget
+from flowgrpo.mdlm.planning import memory_budget
 from flowgrpo.mdlm.planning.plan import plan, training_decoder
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.setup import check as check_rewards
@@ -73,7 +73,7 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     between = [*(prompt for _, prompt in scorer.tried(left, found)), *between]
     check_rewards(settings, RunData(found, chosen, rewards))
     device = default_device()
-    memory.check(settings, device)
+    memory_estimate.check(settings, device)
     with phase("loading"):
         policy, weights = policy_and_weights(settings, device)
     rows = [Row(prompt.text, i, prompt.columns) for prompt in chosen for i in range(SIZE)]
@@ -98,7 +98,7 @@ def examine(settings: TextConfig) -> Iterator[Check]:
         values = [score(rewards, texts, own).values for texts, own in groups]
         check = _spread(settings, policy, rewards, values=values, others=between, warned=warned)
     yield check
-    yield memory_left(device, REMEDY, lambda room: budget.fit(settings, room))
+    yield memory_left(device, REMEDY, lambda room: memory_budget.fit(settings, room))
     yield _reload(settings, policy, weights, answers)
 
 

@@ -13,8 +13,7 @@ from flowgrpo.mdlm.engine.adapters import Adapters
 from flowgrpo.mdlm.engine.client import Client
 from flowgrpo.mdlm.engine.rollout import EngineRollout
 from flowgrpo.mdlm.methods.hints import check_solutions
-from flowgrpo.mdlm.models import initial_lora as start
-from flowgrpo.mdlm.models import memory_estimate as memory
+from flowgrpo.mdlm.models import initial_lora, memory_estimate
 from flowgrpo.mdlm.models.gradient_checkpointing import checkpoint_gradients
 from flowgrpo.mdlm.models.load import check_weights, load_predictor
 from flowgrpo.mdlm.models.lora_targets import write_adapter
@@ -50,7 +49,7 @@ def check(settings: TextConfig, data: RunData) -> None:
         RewardError: a reward fails on a synthetic text.
     """
     sharding.check(settings)
-    start.read(settings.model)
+    initial_lora.read(settings.model)
     if settings.run.engine is not None:
         model = settings.model
         decoder = settings.algorithm.decoder.build(model.length, 0, "algorithm.decoder", block_size=model.block_size)
@@ -95,7 +94,7 @@ def policy_and_weights(
             not a LoRA for it.
     """
     model, algorithm = settings.model, settings.algorithm
-    file = start.read(model)
+    file = initial_lora.read(model)
     policy = load_text_policy(model, torch.device("cpu") if sharding.applies(settings.run.sharding) else device)
     network = policy.predictor.model
     network.requires_grad_(False)
@@ -105,7 +104,7 @@ def policy_and_weights(
     if model.offload_activations:
         offload_activations(network)
     modules = {"model": network}
-    begun, lora = start.adapters(model, file, network), None
+    begun, lora = initial_lora.adapters(model, file, network), None
     if model.lora is not None:
         lora = begun or lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, modules)
     elif begun:
@@ -131,7 +130,7 @@ def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData) -> Te
         InputError: there is no such model, it predicts no masked tokens, or does not fit into memory, or the engine of
             `run.engine` does not tell what a rollout needs.
     """
-    memory.check(settings, accelerator.device)
+    memory_estimate.check(settings, accelerator.device)
     policy, weights = policy_and_weights(settings, accelerator.device)
     policy.prompts([p.text for p in (*data.train_prompts, *data.eval_prompts)])  # refuses what it cannot pad
     if weights.lockstep.active:

@@ -41,7 +41,7 @@ from flowgrpo.mdlm.engine.correction import mismatch
 from flowgrpo.mdlm.engine.rollout import EngineRollout, Rolled
 from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import TextPolicy
-from flowgrpo.mdlm.rollouts import tree_record as kept
+from flowgrpo.mdlm.rollouts import tree_record
 from flowgrpo.mdlm.rollouts.probe_calls import probe_calls
 from flowgrpo.mdlm.rollouts.rollout import Batch, rollout
 from flowgrpo.mdlm.update import UpdateBatch, scored_tokens, update_batches, update_on
@@ -171,7 +171,7 @@ class TextTrainer(Loop):
     def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
         """Take an optimizer step on each part of the completions in each pass."""
         shown = {"units": units, "advantages": advantages, "trained": trained, "names": self.reward_names}
-        self.record_trees(kept.parts(self.config, self.policy, self.combination, batch, **shown))
+        self.record_trees(tree_record.parts(self.config, self.policy, self.combination, batch, **shown))
         parts = parts_of(self.config, batch.groups, batch.iteration)
         steps = self.retrying.attempt(
             UPDATE,

@@ -23,7 +23,7 @@ from accelerate.utils import gather_object
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training.advantages import unit_selection as selection
+from flowgrpo.training.advantages import unit_selection
 from flowgrpo.training.advantages.baseline import combined, zero_std_fraction
 from flowgrpo.training.advantages.credit_units import Units
 from flowgrpo.training.advantages.prompt_groups import Groups, groups_of
@@ -31,7 +31,7 @@ from flowgrpo.training.advantages.prompt_statistics import PromptStats
 from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.checkpoints import checkpoint, resume, snapshot
 from flowgrpo.training.checkpoints.snapshot import Writer
-from flowgrpo.training.distributed import agreement as peers
+from flowgrpo.training.distributed import agreement
 from flowgrpo.training.distributed.assignment import Deal, deal_of
 from flowgrpo.training.distributed.collectives import exchange_of
 from flowgrpo.training.distributed.data_share import Share, shares_of
@@ -39,8 +39,7 @@ from flowgrpo.training.distributed.dtensors import local
 from flowgrpo.training.distributed.worker_roles import roles_of
 from flowgrpo.training.fitting.batch_sizes import ROLLOUT, BatchSizes
 from flowgrpo.training.fitting.oom_retry import NoGraphs, Retrying
-from flowgrpo.training.reports import learning_signal as idle
-from flowgrpo.training.reports import metrics
+from flowgrpo.training.reports import learning_signal, metrics
 from flowgrpo.training.reports.report import Report, peak_bytes
 from flowgrpo.training.reports.samples import SampleFolder
 from flowgrpo.training.reports.tree_store import KeptTree, TreeFolder
@@ -124,7 +123,7 @@ class Loop(Steps):
         self.checkpoints, self.batch_sizes = self.folder / "checkpoints", BatchSizes(self)
         self.retrying, self.kept_graphs = Retrying(self), NoGraphs()
         self.background = Background()
-        group = peers.of_first(self.roles.trainers)
+        group = agreement.of_first(self.roles.trainers)
         self._writer = Writer(self.checkpoints, self.background, keep=config.run.checkpoint.keep, peers=group)
         self.after_evaluation: Callable[[Path], object] = lambda folder: None
 
@@ -178,9 +177,9 @@ class Loop(Steps):
             line = self.iterate()
             self.done += 1
             self.report.write({"step": self.done, "phase": "train", **line})
-            empty = empty + 1 if idle.is_idle(line) else 0
+            empty = empty + 1 if learning_signal.is_idle(line) else 0
             if empty:
-                self.report.warn(f"step {self.done}: nothing to learn, {idle.why(line)}")
+                self.report.warn(f"step {self.done}: nothing to learn, {learning_signal.why(line)}")
             last, tired = self.done == train.iterations, empty == run.patience
             if self.done % self.config.eval.every == 0 or last:
                 self.evaluate()
@@ -188,7 +187,7 @@ class Loop(Steps):
             if self.done % run.checkpoint.every == 0 or last or stopping or tired:
                 self.save_checkpoint()
             if tired:
-                reason = f"nothing to learn since step {self.done - empty}, {idle.why(line)}"
+                reason = f"nothing to learn since step {self.done - empty}, {learning_signal.why(line)}"
                 raise NothingToLearn(f"stopped after step {self.done}: {reason}", self.rest())
             if stopping and not last:
                 raise Interrupted(f"interrupted after step {self.done}", self.rest())
@@ -196,8 +195,8 @@ class Loop(Steps):
     def _check_end(self) -> None:
         """End a run badly that took all its iterations and has nothing to show for it; see `run`."""
         lines, patience = self.report.lines, self.config.run.patience
-        found = [(idle.never_learnt(lines, patience), idle.broken(lines, patience))]  # the first process has all lines
-        (never, broken), *_ = self.exchange.gather(found)
+        verdicts = learning_signal.never_learnt(lines, patience), learning_signal.broken(lines, patience)
+        (never, broken), *_ = self.exchange.gather([verdicts])  # the first process has all lines
         if never is not None:
             raise NothingToLearn(f"ended after step {self.done}: {never}", *self._another())
         if broken is not None:
@@ -254,9 +253,8 @@ class Loop(Steps):
 
     def groups(self, iteration: int) -> Groups:
         """The groups of an iteration, on all processes, by what was known of the prompts when its weights stood."""
-        return groups_of(
-            self.config, len(self.train_prompts), self.versions.known(iteration, self.prompt_stats), iteration
-        )
+        known = self.versions.known(iteration, self.prompt_stats)
+        return groups_of(self.config, len(self.train_prompts), known, iteration)
 
     def deal(self, iteration: int, groups: Groups) -> Deal:
         """The roots of an iteration that this process grows, and those of the others."""
@@ -275,14 +273,16 @@ class Loop(Steps):
         prompts = torch.tensor(groups.prompts)[together.comparison[:, 0]].tolist()
         expected = self.prompt_stats.expected(prompts, self.done)
         weights, select = self.credited.weights, self.config.train.select
-        advantages, trained = selection.normalize_advantages(
+        advantages, trained = unit_selection.normalize_advantages(
             together, weights, expected=expected, baseline=algorithm.baseline, select=select
         )
         rewards = torch.cat([each[1] for each in everyone])
         total = self.credited.total(rewards)
         self.prompt_stats.add([groups.prompts[group] for each in everyone for group in each[2]], total, self.done)
         self.on_compared(together)
-        teaching = trained & together.values.isfinite().any(1) & idle.teaches(algorithm.objective, advantages)
+        teaching = (
+            trained & together.values.isfinite().any(1) & learning_signal.teaches(algorithm.objective, advantages)
+        )
         return (
             advantages[mine],
             trained[mine],
@@ -340,7 +340,7 @@ class Loop(Steps):
         self._writer.begin(taken, partial(self._sound, self.done))
 
     def _sound(self, step: int) -> bool:
-        return idle.is_sound([line for line in self.report.lines if line["step"] == step])
+        return learning_signal.is_sound([line for line in self.report.lines if line["step"] == step])
 
     def keep_what_is_done(self) -> None:
         """Begin to write a checkpoint of the iterations that are done, unless there is one; on all processes together."""

@@ -34,9 +34,9 @@ def _tried():
 @pytest.fixture(scope="module")
 def kept_trials(_tried):
     """The trial of a plan is made once of each model, call and evaluation: it reads no other part of the config."""
-    from flowgrpo.flow.planning import memory_budget as budget
+    from flowgrpo.flow.planning import memory_budget
 
-    real, unread = budget.trial, {"model": {"path", "vae", "text_encoders"}}
+    real, unread = memory_budget.trial, {"model": {"path", "vae", "text_encoders"}}
 
     def trial(config, folder, row):
         files = [(path.name, path.read_text()) for path in sorted(Path(folder).rglob("*.json"))]
@@ -47,5 +47,5 @@ def kept_trials(_tried):
         return _tried[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(budget, "trial", trial)
+        patch.setattr(memory_budget, "trial", trial)
         yield

@@ -22,7 +22,7 @@ from zoo import SPECIMENS
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Model
-from flowgrpo.flow.model import initial_lora as start
+from flowgrpo.flow.model import initial_lora
 from fuzzing.runner import run
 from fuzzing.summary import Summary
 
@@ -222,7 +222,7 @@ def attempt(case: Case) -> str | None:
         (Path(place) / "adapter_config.json").write_text(json.dumps(options))
         model = Model.model_validate({"path": file.folder, "lora": {"path": str(path)}})
         try:
-            adapters = start.adapters(model)
+            adapters = initial_lora.adapters(model)
         except InputError as error:
             return str(error).replace(place, "")
     assert file.known, "it was read with a tensor that it has no place for"

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import ImageSequence
 from scipy.io import wavfile
 
-from flowgrpo.training.reports import video_files as videos
+from flowgrpo.training.reports import video_files
 from rewards import films, media, suffixes
 
 LARGEST_SIDE = 384  # pixels of an embedded picture or video
@@ -84,7 +84,7 @@ def _picture(path: Path) -> bytes:
 
 def _film(path: Path) -> bytes:
     """An MP4 as it is; another film, or one that is too large, as a small MP4."""
-    program, is_mp4 = videos.ffmpeg(), suffixes.suffix_of(path) == ".mp4"
+    program, is_mp4 = video_files.ffmpeg(), suffixes.suffix_of(path) == ".mp4"
     if is_mp4 and program is None:
         return path.read_bytes()
     fits = max(media.film(path)[0].size) <= LARGEST_SIDE
@@ -97,7 +97,7 @@ def _film(path: Path) -> bytes:
         file = Path(folder) / "small.mp4"
         source = ["-protocol_whitelist", "file", "-f", films.container_of(opened), "-i", str(path.absolute())]
         try:
-            videos.run(program, [*source, "-an", "-vf", scale], file)
+            video_files.run(program, [*source, "-an", "-vf", scale], file)
         except OSError as error:
             raise media.MediaError(f"{path} cannot be shown ({error})") from error
         return file.read_bytes()

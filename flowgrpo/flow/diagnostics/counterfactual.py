@@ -25,7 +25,7 @@ from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
 from flowgrpo.flow.rollouts.rollout import edge_noise, rollout, walk
 from flowgrpo.flow.rollouts.state_preview import Foretold, estimates_by_state, small
-from flowgrpo.training.advantages import unit_selection as selection
+from flowgrpo.training.advantages import unit_selection
 from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.reports.tree_store import known
 from flowgrpo.training.run.phases import phase
@@ -253,7 +253,7 @@ def _credit(
     """The advantage of the edge to each node that has a unit."""
     units = algorithm.credit.units(tree, combination.columns(rewards), combination.weights)
     unknown = torch.full((len(units.values),), torch.nan, dtype=torch.float64)  # nobody has trained on the prompt
-    advantages, _ = selection.normalize_advantages(
+    advantages, _ = unit_selection.normalize_advantages(
         units, combination.weights, expected=unknown, baseline=algorithm.baseline, select=config.train.select
     )
     values = advantages.tolist()

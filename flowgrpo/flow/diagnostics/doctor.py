@@ -24,15 +24,14 @@ from flowgrpo.flow.config import Config
 from flowgrpo.flow.diagnostics import spectrum
 from flowgrpo.flow.diagnostics.certificate import replay, rolled_out
 from flowgrpo.flow.methods.kernel import FlowSDE
-from flowgrpo.flow.model import initial_lora as start
-from flowgrpo.flow.model import memory_estimate as memory
+from flowgrpo.flow.model import initial_lora, memory_estimate
 from flowgrpo.flow.outputs.export import encoders_to_save, write_weights
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.inputs import modality
-from flowgrpo.flow.pipeline.loading import load as loading
+from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.loading.load import pipeline_class
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.flow.planning import memory_budget as budget
+from flowgrpo.flow.planning import memory_budget
 from flowgrpo.flow.planning.plan import plan
 from flowgrpo.training.reports.doctor_checks import Check, gap_of, memory_left, seconds_of, spread, warnings_heard
 from flowgrpo.training.run.phases import phase
@@ -77,8 +76,8 @@ def examine(settings: Config) -> Iterator[Check]:
     shape = modality.expected_shape(pipeline_class(settings.model.path), settings.model.call)
     setup.check_rewards(rewards, chosen, shape)
     device = default_device()
-    begun = start.adapters(settings.model)
-    memory.check(settings, device, begun)
+    begun = initial_lora.adapters(settings.model)
+    memory_estimate.check(settings, device, begun)
     kept = settings.model.model_copy(update={"text_encoders": encoders_to_save(settings.model)})
     settings = settings.model_copy(update={"model": kept})
     refused: list[Check] = []
@@ -155,7 +154,7 @@ def _examined(
         size=settings.train.rollout_rows,
     )
     yield _time(policy, weights, rows, settings=settings, cost=cost)
-    yield memory_left(device, REMEDY, lambda room: budget.fit(settings, room))
+    yield memory_left(device, REMEDY, lambda room: memory_budget.fit(settings, room))
     yield _reload(policy, weights, rows[0], settings)
 
 
@@ -315,7 +314,7 @@ def _reload(policy: DiffusersPolicy, weights: Weights, row: Row, settings: Confi
         policy.pipe.to("cpu")  # two models may not fit beside each other
         adapter = None if source == folder else Path(folder)
         of_base = {"quantise": settings.model.quantise, "variant": settings.model.variant if adapter else None}
-        fresh = loading.load_policy(source, dtype, call, device, adapter=adapter, **of_base)
+        fresh = load.load_policy(source, dtype, call, device, adapter=adapter, **of_base)
         with fresh.call_overrides(num_inference_steps=2):
             gap = gap_of(fresh.generate([row]), changed)
     moved = gap_of(before, changed)

@@ -10,8 +10,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow import setup
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.diagnostics.counterfactual import Explanation, explain
-from flowgrpo.flow.model import initial_lora as start
-from flowgrpo.flow.model import memory_estimate as memory
+from flowgrpo.flow.model import initial_lora, memory_estimate
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.inputs import modality
 from flowgrpo.flow.pipeline.loading.load import pipeline_class
@@ -56,8 +55,8 @@ def explain_sample(
         rewards, [chosen], modality.expected_shape(pipeline_class(settings.model.path), settings.model.call)
     )
     device = default_device()
-    begun = start.adapters(settings.model)
-    memory.check(settings, device, begun)
+    begun = initial_lora.adapters(settings.model)
+    memory_estimate.check(settings, device, begun)
     row = Row(chosen.text, prompt if seed is None else seed, chosen.columns)
 
     def encode(policy: DiffusersPolicy) -> None:

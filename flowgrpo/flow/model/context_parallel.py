@@ -21,8 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from flowgrpo.data.embedded import place_of
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.pipeline.loading import load as loading
-from flowgrpo.flow.pipeline.loading import weightless_networks as hollow
+from flowgrpo.flow.pipeline.loading import load, weightless_networks
 from flowgrpo.flow.pipeline.networks.attention_backends import AttentionBackend
 from flowgrpo.flow.pipeline.networks.traits import SHARING, TRAINED
 from flowgrpo.training.model_files.hub_files import one_sentence
@@ -53,11 +52,11 @@ def check(config: Config) -> None:
     if config.model.compile:
         raise InputError(f"{KEY}: it was not seen to work with model.compile, set that to false")
     _check_attention(config.model.attention)
-    index = loading.index_of(config.model.path)
+    index = load.index_of(config.model.path)
     beside = next((name for name in index if name.startswith(SHARING)), None)
     if beside is not None:
         raise InputError(f"{KEY}: the {beside} of {config.model.path} computes on whole sequences; {INSTEAD}")
-    kinds = {name: kind for name, kind in hollow.classes(index).items() if name.startswith(TRAINED)}
+    kinds = {name: kind for name, kind in weightless_networks.classes(index).items() if name.startswith(TRAINED)}
     if not kinds:
         raise InputError(
             f"{KEY}: {config.model.path} has no network of diffusers whose calls could be shared; {INSTEAD}"

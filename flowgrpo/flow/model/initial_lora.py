@@ -17,7 +17,7 @@ from flowgrpo.data import embedded
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.model.layer_names import NAMES, Names
-from flowgrpo.flow.pipeline.loading import load as loading
+from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.networks.traits import TRAINED
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.lora import LoraPath
@@ -124,8 +124,8 @@ def outlines(path: str) -> dict[str, Outline]:
     The networks are built from their configurations alone, without weights.
     """
     found = {}
-    for name, written in loading.index_of(path).items():
-        kind = loading.component_class(written) if name.startswith(TRAINED) else None
+    for name, written in load.index_of(path).items():
+        kind = load.component_class(written) if name.startswith(TRAINED) else None
         if kind is not None:
             with one_sentence(path):
                 config = kind.load_config(embedded.place_of(path), subfolder=name)
@@ -145,7 +145,7 @@ def placed(file: LoraFile, networks: Mapping[str, Outline], path: str) -> dict[s
     """
     index = _index(networks)
     unknown = lora_layers.unknown(file, index)
-    pipeline = loading.pipeline_class(path) if unknown else None
+    pipeline = load.pipeline_class(path) if unknown else None
     if not hasattr(pipeline, "lora_state_dict"):
         return lora_layers.placed(file, index, networks, path)
     refused = InputError(f"{KEY}: {file.place} has an adapter for {unknown[0]}, and {path} has no such layer")
@@ -236,14 +236,14 @@ def _check_used(file: LoraFile, given: Mapping[str, torch.Tensor], state: Mappin
 
 @contextmanager
 def _silent():
-    before = loading.diffusers.utils.logging.get_verbosity()
-    loading.diffusers.utils.logging.set_verbosity_error()
+    before = load.diffusers.utils.logging.get_verbosity()
+    load.diffusers.utils.logging.set_verbosity_error()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield
         finally:
-            loading.diffusers.utils.logging.set_verbosity(before)
+            load.diffusers.utils.logging.set_verbosity(before)
 
 
 def _completed(name: str, found: Mapping[str, Adapter], outline: Outline) -> Adapter:

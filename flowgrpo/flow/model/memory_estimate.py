@@ -13,15 +13,13 @@ import torch
 
 from flowgrpo.data import embedded
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.model import initial_lora as start
-from flowgrpo.flow.pipeline.loading import load as loading
+from flowgrpo.flow.model import initial_lora
+from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.networks.traits import ENCODERS, TRAINED, is_network
 from flowgrpo.schema.lora import Lora
-from flowgrpo.training.model_files import hub_files as hub
+from flowgrpo.training.model_files import hub_files
 from flowgrpo.training.model_files.hub_files import Shape, refuse_too_large, shapes
-from flowgrpo.training.weights import low_precision_copies as low_precision
-from flowgrpo.training.weights import quantisation as quantise
-from flowgrpo.training.weights import sharding
+from flowgrpo.training.weights import low_precision_copies, quantisation, sharding
 from flowgrpo.training.weights.lora_adapters import Adapter
 from flowgrpo.training.weights.optimizers import OPTIMIZERS
 from flowgrpo.training.weights.trained_weights import adapter_size
@@ -66,18 +64,18 @@ def memory_estimate(
         frozen -= trained  # trained in float32 instead
         copies += reference is not None
     else:
-        begun = start.adapters(model) if begun is None else begun
+        begun = initial_lora.adapters(model) if begun is None else begun
         copies += reference == "moving" or (reference == "teacher" and not config.exchanges_base)
         copies += reference == "fixed" and bool(begun)
         frozen += sum(numel[name] for name in whole) * config.exchanges_base
         tensors = {f"{name}.{key}": shape for name, own in whole.items() for key, shape in own.items()}
         trained = sum(each.size for each in begun.values()) if begun else adapter_size(tensors, model.lora)
     moments = OPTIMIZERS[train.optimizer.name].bytes_per_number
-    held = [quantise.size(own, width, model.quantise) // (among if model.lora else 1) for own in whole.values()]
-    spared = sum(quantise.size(own, width, None) for own in whole.values()) - sum(held)
+    held = [quantisation.size(own, width, model.quantise) // (among if model.lora else 1) for own in whole.values()]
+    spared = sum(quantisation.size(own, width, None) for own in whole.values()) - sum(held)
     learnt = frozen * width + round(trained * (4 * copies + moments)) // (1 if model.lora else among) - spared
-    words, of_linear = low_precision.of_copies(config), width if model.lora else 4
-    copied = sum(low_precision.size(own, of_linear, word) for own in whole.values() for word in words)
+    words, of_linear = low_precision_copies.of_copies(config), width if model.lora else 4
+    copied = sum(low_precision_copies.size(own, of_linear, word) for own in whole.values() for word in words)
     return {
         "gpu_bytes": max(loading_peak(config, components), learnt + copied),
         "host_bytes": away * width,
@@ -92,9 +90,9 @@ def loading_peak(config: Config, components: Components) -> int:
     """
     model = config.model
     width = torch.finfo(DTYPES[model.dtype]).bits // 8
-    later = model.text_encoders != "keep" and loading.loads_later(model.path)
+    later = model.text_encoders != "keep" and load.loads_later(model.path)
     sizes = {
-        name: quantise.size(own, width, model.quantise if name.startswith(TRAINED) else None)
+        name: quantisation.size(own, width, model.quantise if name.startswith(TRAINED) else None)
         for name, own in components.items()
     }
     return sum(size for name, size in sizes.items() if not (later and is_network(name)))
@@ -110,7 +108,7 @@ def check(config: Config, device: torch.device, begun: Mapping[str, Adapter] | N
         InputError: the estimate is more than the device, or this machine, has.
     """
     components = component_shapes(config.model.path, variant=config.model.variant)
-    begun = start.adapters(config.model) if begun is None else begun
+    begun = initial_lora.adapters(config.model) if begun is None else begun
 
     def need(other: Config) -> dict[str, int]:
         return memory_estimate(other, components, begun, among=sharding.among(other.run.sharding))
@@ -122,18 +120,18 @@ def check(config: Config, device: torch.device, begun: Mapping[str, Adapter] | N
 
 def smaller(config: Config) -> Iterator[tuple[str, Config]]:
     """Yield settings that may need less memory, as one writes them, and the config with each; some may be made already."""
-    quantised = [("quantise", form) for form in quantise.FORMS] if config.model.lora else [("lora", Lora())]
-    if low_precision.of_copies(config):  # which go with no quantised base
+    quantised = [("quantise", form) for form in quantisation.FORMS] if config.model.lora else [("lora", Lora())]
+    if low_precision_copies.of_copies(config):  # which go with no quantised base
         quantised = [] if config.model.lora else quantised
-    if low_precision.of_drafts(config) is not None:
+    if low_precision_copies.of_drafts(config) is not None:
         draft = config.train.draft.model_copy(update={"precision": None})
         train = config.train.model_copy(update={"draft": draft})
-        yield f"{low_precision.KEY}=null", config.model_copy(update={"train": train})
-    if low_precision.of_finishes(config) is not None:
+        yield f"{low_precision_copies.KEY}=null", config.model_copy(update={"train": train})
+    if low_precision_copies.of_finishes(config) is not None:
         tree = config.algorithm.tree
         tree = tree.model_copy(update={"finish": tree.finish.model_copy(update={"dtype": None})})
         algorithm = config.algorithm.model_copy(update={"tree": tree})
-        yield f"{low_precision.FINISH_KEY}=null", config.model_copy(update={"algorithm": algorithm})
+        yield f"{low_precision_copies.FINISH_KEY}=null", config.model_copy(update={"algorithm": algorithm})
     quantised = [] if config.exchanges_base else quantised
     encoders = [("text_encoders", word) for word in ("offload", "free")]
     for key, value in (*quantised, ("dtype", "bfloat16"), *encoders, ("vae", "offload")):
@@ -156,8 +154,8 @@ def component_shapes(path: str, beginning: str | tuple[str, ...] = "", variant: 
     Raises:
         InputError: there is no such model.
     """
-    components = [name for name in loading.components_of(path) if name.startswith(beginning)]
+    components = [name for name in load.components_of(path) if name.startswith(beginning)]
     source = embedded.place_of(path)
-    with hub.one_sentence(path):
+    with hub_files.one_sentence(path):
         by_component = {name: shapes(source, name, variant) for name in components}
     return {name: own for name, own in by_component.items() if own}

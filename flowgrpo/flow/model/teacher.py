@@ -11,9 +11,8 @@ import torch
 from flowgrpo.data.embedded import place_of
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.model import initial_lora as start
-from flowgrpo.flow.model import memory_estimate as memory
-from flowgrpo.flow.pipeline.loading import load as loading
+from flowgrpo.flow.model import initial_lora, memory_estimate
+from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.networks.traits import TRAINED
 from flowgrpo.training.checkpoints import lora_files
 from flowgrpo.training.model_files.hub_files import one_sentence, variant_of
@@ -38,12 +37,12 @@ def check(config: Config) -> dict[str, Adapter]:
             "a pipeline like it"
         )
     with _as_teacher(), lora_files.named(KEY):
-        if loading.is_pipeline(model.teacher):
+        if load.is_pipeline(model.teacher):
             _check_pipeline(config)
             return {}
         if model.lora is None:
-            loading.index_of(model.teacher)  # which says why it is no pipeline; a LoRA needs a base that stays
-        return start.read(model.teacher, start.outlines(model.path), model.path)
+            load.index_of(model.teacher)  # which says why it is no pipeline; a LoRA needs a base that stays
+        return initial_lora.read(model.teacher, initial_lora.outlines(model.path), model.path)
 
 
 @contextmanager
@@ -68,7 +67,7 @@ def _check_pipeline(config: Config) -> None:
             f"{KEY}: a pipeline's weights take the place of the student's base, which lies in shards; set "
             "run.sharding=none, or name a LoRA"
         )
-    loading.check_weights(model.teacher, model.variant, TRAINED, or_plain=True)
+    load.check_weights(model.teacher, model.variant, TRAINED, or_plain=True)
     own, other = _built(model.path, model.variant), _built(model.teacher, model.variant)
     for name, here in own.items():
         if name not in other:
@@ -84,9 +83,9 @@ def _check_pipeline(config: Config) -> None:
 
 def _built(path: str, variant: str | None) -> dict[str, dict[str, Any]]:
     """What each network of a pipeline is built by: its class, its config, which may leave some out, and shapes."""
-    built, shapes = {}, memory.component_shapes(path, TRAINED, variant)
-    for name, named in loading.index_of(path).items():
-        kind = loading.component_class(named) if name.startswith(TRAINED) else None
+    built, shapes = {}, memory_estimate.component_shapes(path, TRAINED, variant)
+    for name, named in load.index_of(path).items():
+        kind = load.component_class(named) if name.startswith(TRAINED) else None
         if kind is not None:
             with one_sentence(path):
                 config = kind.load_config(place_of(path), subfolder=name)
@@ -103,9 +102,9 @@ def put_pipeline(weights: Weights, path: str, variant: str | None = None) -> Non
         path: of the pipeline; its networks have the shapes of the student's, see `check`.
         variant: of its files, where there are such.
     """
-    kinds, values = loading.index_of(path), {}
+    kinds, values = load.index_of(path), {}
     for name, network in weights.modules.items():
-        kind = loading.component_class(kinds[name])
+        kind = load.component_class(kinds[name])
         dtype = next(p.dtype for at, p in network.named_parameters() if ".lora_" not in at)
         with one_sentence(path, KEY):
             own = variant_of(place_of(path), name, variant)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowgrpo.data.embedded import place_of
-from flowgrpo.flow.pipeline.loading import load as loading
+from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training.model_files.hub_files import one_sentence
 
@@ -32,7 +32,7 @@ def fingerprint(path: str, variant: str | None = None) -> str:
     Raises:
         InputError: there is no such model.
     """
-    components = sorted(name for name in loading.index_of(path) if not name.startswith("_"))
+    components = sorted(name for name in load.index_of(path) if not name.startswith("_"))
     folder = Path(place_of(path))
     if not folder.is_dir():
         with one_sentence(path):

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.model import initial_lora as start
+from flowgrpo.flow.model import initial_lora
 from flowgrpo.flow.model.layer_names import NAMES, Names
 from flowgrpo.flow.pipeline.loading.load import index_of
 from flowgrpo.training.checkpoints.lora_files import COMFYUI
@@ -42,7 +42,7 @@ def check(settings: Config, checkpoint: Path, shifts: Mapping[str, Mapping[str, 
     with safe_open(checkpoint / "weights.safetensors", "pt") as file:
         keys = [key for key in file.keys() if not key.startswith((AVERAGE, *OTHER_POLICIES))]  # noqa: SIM118
         biases = {key.partition(".lora_")[0] for key in keys if key.endswith(".bias") and file.get_tensor(key).any()}
-    outlines = start.outlines(settings.model.path) if biases else {}
+    outlines = initial_lora.outlines(settings.model.path) if biases else {}
     for network, _, layer in sorted(path.partition(".") for path in biases):
         if f"{layer}.bias" not in outlines[network].parameters:
             raise InputError(f"--comfyui: {layer} has no bias, so that ComfyUI would leave out the one of its adapter")

@@ -17,17 +17,16 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow import setup
 from flowgrpo.flow.config import Config, Model
-from flowgrpo.flow.model import initial_lora as start
-from flowgrpo.flow.outputs import comfyui_names as names
+from flowgrpo.flow.model import initial_lora
+from flowgrpo.flow.outputs import comfyui_names
 from flowgrpo.flow.pipeline.inputs.modality import frame_rate, modality_of, sampling_rate, task_of
-from flowgrpo.flow.pipeline.loading import load as loading
+from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.networks import traits
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.schema.lora import LoraPath
 from flowgrpo.schema.part import part_text
 from flowgrpo.training.checkpoints import checkpoint, lora_files
-from flowgrpo.training.reports import markdown
-from flowgrpo.training.reports import model_card as card
+from flowgrpo.training.reports import markdown, model_card
 from flowgrpo.training.reports.model_card import SAMPLES, Exported, Shown
 from flowgrpo.training.reports.samples import SAMPLING_RATE, save_sample
 from flowgrpo.training.weights.library_quantisation import LIBRARY_FORMS
@@ -51,12 +50,12 @@ def check(settings: Config, run: Path, found: Path, *, comfyui: bool) -> None:
             layers have no names in ComfyUI that are known, or without it diffusers' file cannot hold what was trained.
     """
     kept = lora_files.kept(settings, run)
-    loading.check_weights(settings.model.path, settings.model.variant)
+    load.check_weights(settings.model.path, settings.model.variant)
     prompts.load_split(settings.prompts, "eval")
-    begun = {} if settings.model.lora is None else start.adapters(kept.model)
+    begun = {} if settings.model.lora is None else initial_lora.adapters(kept.model)
     shifts = {name: adapter.shifts for name, adapter in begun.items() if adapter.shifts}
     if comfyui:
-        names.check(settings, found, shifts)
+        comfyui_names.check(settings, found, shifts)
     elif shifts:
         name, own = next(iter(shifts.items()))
         raise InputError(
@@ -92,7 +91,7 @@ def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool
     if kind == "full":  # what is written is of no variant
         settings = settings.model_copy(update={"model": settings.model.model_copy(update={"variant": None})})
     out.mkdir(parents=True, exist_ok=True)
-    also = names.write(weights, out, settings.run.name) if comfyui else []
+    also = comfyui_names.write(weights, out, settings.run.name) if comfyui else []
     adapter: LoraPath = "."
     if weights.lora is not None and any(each.shifts for each in weights.begun.values()):
         adapter = also[0] if len(also) == 1 else dict(zip(weights.modules, also, strict=True))
@@ -154,7 +153,7 @@ def _lora_settings(settings: Config, adapters: Mapping[str, LoraConfig]) -> dict
 
 def _shown_with_before(run: Path, row: Row, file: Path) -> Shown:
     """A sample for the card, beside a copy of the run's own from before training."""
-    kept = card.before(run, row)
+    kept = model_card.before(run, row)
     if kept is None:
         return Shown(row, file.name)
     return Shown(row, file.name, shutil.copy(kept, file.with_name(f"before-{row.seed}{kept.suffix}")).name)
@@ -178,7 +177,7 @@ def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:
         return
     pipe.scheduler = policy.stock_scheduler
     try:
-        with policy.embeddings.at_hand(), loading.without_progress_bars("diffusers", "transformers"):
+        with policy.embeddings.at_hand(), load.without_progress_bars("diffusers", "transformers"):
             pipe.save_pretrained(out)
     finally:
         pipe.scheduler = policy.scheduler
@@ -204,8 +203,8 @@ def _card(
     given = {name for s in samples for name, value in s.row.columns.items() if conditions.is_file_name(value)}
     task = task_of(type(policy.pipe), given & policy.takes)
     widget = [{"text": s.row.prompt, "output": {"url": s.after}} for s in samples]
-    return card.text(
-        card.heading(run, settings, library="diffusers", kind=kind, step=step, task=task, widget=widget),
+    return model_card.text(
+        model_card.heading(run, settings, library="diffusers", kind=kind, step=step, task=task, widget=widget),
         snippet=_snippet(policy, settings, adapter=adapter, call=call, row=row),
         command=_command(settings, adapter, call=call, row=row),
         made="sample",
@@ -243,20 +242,20 @@ def _shown(file: str) -> str:
 
 def _command(settings: Config, adapter: LoraPath, *, call: dict[str, Any], row: Row) -> str:
     model, given, part = settings.model, _conditions(row), _adapter_steps(settings)
-    line = card.command(
+    line = model_card.command(
         [
             *("flowgrpo", "sample"),
             *(
                 ["."]
                 if model.lora is None
-                else [model.path, "--adapter", adapter if isinstance(adapter, str) else card.written(adapter)]
+                else [model.path, "--adapter", adapter if isinstance(adapter, str) else model_card.written(adapter)]
             ),
             *(["--prompts", "rows.jsonl"] if given else ["--prompt", row.prompt, "--seed", str(row.seed)]),
             *("--dtype", model.dtype, *(["--quantise", model.quantise] if model.quantise else [])),
             *(["--variant", model.variant] if model.variant else []),
             *(["--adapter-steps", part_text(part)] if part else []),
             *("--out", "samples"),
-            *(f"{key}={card.written(value)}" for key, value in call.items()),
+            *(f"{key}={model_card.written(value)}" for key, value in call.items()),
         ]
     )
     return f"# rows.jsonl holds a line with {', '.join(map(json.dumps, ['prompt', *given]))}\n{line}" if given else line
@@ -274,7 +273,7 @@ def _conditions(row: Row) -> list[str]:
 def _snippet(policy: DiffusersPolicy, settings: Config, *, adapter: LoraPath, call: dict[str, Any], row: Row) -> str:
     model, limits = settings.model, _adapter_steps(settings)
     source, name = model.path, type(policy.pipe).__name__
-    absent = "".join(f", {part}=None" for part in loading.absent_components(source))
+    absent = "".join(f", {part}=None" for part in load.absent_components(source))
     euler = not isinstance(policy.stock_scheduler, FlowMatchEulerDiscreteScheduler)
     lines = ["import torch", f"from diffusers import {', '.join(['FlowMatchEulerDiscreteScheduler'] * euler + [name])}"]
     given = {k: v for k, v in row.columns.items() if k in policy.takes and v is not None}
@@ -295,7 +294,7 @@ def _snippet(policy: DiffusersPolicy, settings: Config, *, adapter: LoraPath, ca
         place = "PATH"
     lines.append("")
     if by_library:
-        networks = loading.network_libraries(source)
+        networks = load.network_libraries(source)
         lines.append(f"quantised = pipeline_options({model.quantise!r}, {networks!r}, torch.{model.dtype})")
     variant = f", variant={model.variant!r}" if model.variant else ""
     options = variant + absent + ", **quantised" * by_library

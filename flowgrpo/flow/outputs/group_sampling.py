@@ -16,7 +16,7 @@ from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow import setup
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.methods import likelihood_rules as elbo
+from flowgrpo.flow.methods import likelihood_rules
 from flowgrpo.flow.offline.model_fingerprint import fingerprint
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.inputs.modality import expected_shape
@@ -86,7 +86,7 @@ def check(config: Config) -> None:
         InputError: its trees have other ends, or its noise must be calibrated first.
     """
     algorithm = config.algorithm
-    if algorithm.tree.name not in elbo.CHAINS:
+    if algorithm.tree.name not in likelihood_rules.CHAINS:
         raise InputError(f"algorithm.tree: groups are the ends of chains, {algorithm.tree.name} has others; take chain")
     if algorithm.kernel.calibrate is not None:
         raise InputError(

@@ -10,10 +10,10 @@ from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow import setup
 from flowgrpo.flow.config import Model
-from flowgrpo.flow.model import initial_lora as start
+from flowgrpo.flow.model import initial_lora
 from flowgrpo.flow.pipeline.adapter_steps import enable
 from flowgrpo.flow.pipeline.inputs.modality import frame_rate, sampling_rate
-from flowgrpo.flow.pipeline.loading import load as loading
+from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.schema.sentences import checked
 from flowgrpo.training.checkpoints import lora_files
@@ -48,16 +48,16 @@ def _policy(use: ModelUse, rows: Sequence[Row]) -> DiffusersPolicy:
     model = checked(Model, {**of_model, "lora": {"path": use.adapter}, **vars(use.switches)}, "model")
     setup.check_model(model)
     with lora_files.named("--adapter"):
-        begun = start.adapters(model)
+        begun = initial_lora.adapters(model)
     if use.adapter_steps is not None:
-        start.refuse_shifts(begun, "--adapter-steps")
+        initial_lora.refuse_shifts(begun, "--adapter-steps")
     setup.check_installed(model, default_device(), learns=False)
 
     def encode(policy: DiffusersPolicy) -> None:
         conditions.check((row.columns for row in rows), policy.takes, "--prompts")
         policy.prepare(rows, "the call")
 
-    policy = loading.load_policy(
+    policy = load.load_policy(
         use.path,
         use.dtype,
         use.call,

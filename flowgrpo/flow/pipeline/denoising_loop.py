@@ -19,8 +19,7 @@ from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.call_arguments import RESERVED, checked_call
-from flowgrpo.flow.pipeline.inputs import masked_state as pins
-from flowgrpo.flow.pipeline.inputs import strength
+from flowgrpo.flow.pipeline.inputs import masked_state, strength
 from flowgrpo.flow.pipeline.inputs.image_cache import EncodedPictures
 from flowgrpo.flow.pipeline.inputs.latents import LatentSlot, LatentSlots, Source
 from flowgrpo.flow.pipeline.inputs.masked_state import Watch
@@ -260,7 +259,7 @@ class Walk:
         if (key := self.conditions_key(rows[0])) not in self._painted:  # a GPU is asked once for each picture
             self._painted.add(key)
             if not watch.frees(recorded[0]):
-                LOGGER.warning(pins.whole(rows[0]))
+                LOGGER.warning(masked_state.whole(rows[0]))
         return (watch.free(recorded[0]),)
 
     def finish(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
@@ -359,11 +358,11 @@ class Walk:
         _, expected = self.run_slice(rows, range(1), state, watch=watch)
         if watch is not None and watch.sees_pins(expected[0]):
             if not watch.frees(expected[0]):
-                raise InputError(pins.whole(rows[0]))
+                raise InputError(masked_state.whole(rows[0]))
             self.pins = True
             for module in self.modules.values():
                 if not self._spared:
-                    pins.spare(module, lambda: self.scheduler.lands)
+                    masked_state.spare(module, lambda: self.scheduler.lands)
             self._spared = True
             return
         takes, velocities = inspect.signature(self._run).parameters, [step.velocity for step in expected]

@@ -12,7 +12,7 @@ from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods.credit.rules import step_signs
 from flowgrpo.flow.updates.noised import calls_of, taken
 from flowgrpo.flow.updates.replay import replayed
-from flowgrpo.training.advantages import unit_selection as selection
+from flowgrpo.training.advantages import unit_selection
 from flowgrpo.training.distributed.minibatches import of_roots
 from samplers.schedule import linear_sigmas
 from samplers.trees import Evaluation, Root, Tree, grow
@@ -66,7 +66,7 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     if units.anchor is None and not units.compares:
         raise InputError("algorithm.credit: every edge would be compared with itself alone, which teaches nothing")
     unseen = torch.full((len(units.values),), torch.nan, dtype=torch.float64)
-    advantages, trained = selection.normalize_advantages(
+    advantages, trained = unit_selection.normalize_advantages(
         units, weights, expected=unseen, baseline=algorithm.baseline, select=train.select
     )
     algorithm.objective.weights(tree.trained_steps, tree.sigma_cap)

@@ -14,8 +14,7 @@ from typing_extensions import override
 from flowgrpo.data import embedded, stored
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.pipeline.loading import load as loading
-from flowgrpo.flow.pipeline.loading import meta_pipeline as weightless
+from flowgrpo.flow.pipeline.loading import load, meta_pipeline
 from flowgrpo.flow.pipeline.networks.switches import DECODERS
 from flowgrpo.flow.pipeline.networks.traits import ENCODERS, is_network
 from flowgrpo.flow.planning.iteration_forecast import kept, most_graphs
@@ -42,9 +41,7 @@ from flowgrpo.training.planning.memory_budget import (
 )
 from flowgrpo.training.planning.meta_networks import few_objects
 from flowgrpo.training.scoring.group_scores import WAITING
-from flowgrpo.training.weights import library_quantisation as quantise_libraries
-from flowgrpo.training.weights import low_precision_copies as low_precision
-from flowgrpo.training.weights import quantisation as quantise
+from flowgrpo.training.weights import library_quantisation, low_precision_copies, quantisation
 
 __all__ = ["budget_of", "fit", "lines"]
 
@@ -127,7 +124,7 @@ class FlowBudget(Budget):
         with_gradients = gathered * (1 if model.lora else 2)  # of a block, until they are summed
         kept = 0  # of the weights, which torchao's graphs keep as they were made
         if not model.gradient_checkpointing:
-            kept = sum(quantise_libraries.kept(own, trial.width, model.quantise) for own in trial.shapes.values())
+            kept = sum(library_quantisation.kept(own, trial.width, model.quantise) for own in trial.shapes.values())
         checkpointed = trial.update_checkpointed if model.gradient_checkpointing else None
         update = (checkpointed or trial.update).shared(degree).beside(max(layer, kept) + with_gradients)
         update |= step(self.config, trial.trained, among=among)
@@ -180,18 +177,18 @@ class FlowBudget(Budget):
             "model.gradient_checkpointing": trial.update_checkpointed is None,
             "model.quantise": model.lora is None
             or model.quantise == "nf4"
-            or low_precision.of_copies(self.config)
+            or low_precision_copies.of_copies(self.config)
             or self.config.exchanges_base
-            or not quantise.can(trial.shapes, "int8"),
+            or not quantisation.can(trial.shapes, "int8"),
             "model.text_encoders": model.text_encoders == "free",
             "run.sharding": not can_share(self.config),
-            "train.draft.precision": low_precision.of_drafts(self.config) is None,
+            "train.draft.precision": low_precision_copies.of_drafts(self.config) is None,
         }
         return [
             (key, value)
             for key, value in SWITCHES
             if not impossible.get(key, False) and at_key(self.config, key) != value
-            if value != "nf4" or quantise.can(trial.shapes, "nf4")
+            if value != "nf4" or quantisation.can(trial.shapes, "nf4")
         ]
 
     @override
@@ -202,25 +199,27 @@ class FlowBudget(Budget):
     def _frozen(self, name: str) -> int:
         """Bytes of a network as it is loaded, quantised where it is."""
         shapes, width = self.trial.shapes[name], self.trial.width
-        spared = quantise.size(shapes, width, None) - quantise.size(shapes, width, self.config.model.quantise)
+        spared = quantisation.size(shapes, width, None) - quantisation.size(shapes, width, self.config.model.quantise)
         return self.trial.components[name] - spared
 
     def _layer(self) -> int:
         """Bytes of the weights that one quantised layer makes anew, where they were not among what was measured."""
         if self.config.model.quantise is None or self.trial.dequantises:
             return 0
-        return quantise.made_anew(self.trial.shapes.values(), self.trial.width)
+        return quantisation.made_anew(self.trial.shapes.values(), self.trial.width)
 
     def _draft_copy(self) -> int:
         """Bytes of the copies that drafts are sampled by, and trees finished."""
-        width, words = self._width_of_linear(), low_precision.of_copies(self.config)
-        return sum(low_precision.size(shapes, width, word) for shapes in self.trial.shapes.values() for word in words)
+        width, words = self._width_of_linear(), low_precision_copies.of_copies(self.config)
+        return sum(
+            low_precision_copies.size(shapes, width, word) for shapes in self.trial.shapes.values() for word in words
+        )
 
     def _layer_of_drafts(self) -> int:
         """Bytes of the weights that one layer of such a copy makes anew."""
-        if not low_precision.of_copies(self.config).keys() & set(low_precision.MADE_ANEW):
+        if not low_precision_copies.of_copies(self.config).keys() & set(low_precision_copies.MADE_ANEW):
             return 0
-        return quantise.made_anew(self.trial.shapes.values(), self._width_of_linear())
+        return quantisation.made_anew(self.trial.shapes.values(), self._width_of_linear())
 
     def _width_of_linear(self) -> int:
         """Bytes of a number of the networks: those that learn are float32."""
@@ -255,7 +254,7 @@ def budget_of(config: Config, of_node: int = OF_NODE) -> Iterator[FlowBudget]:
     longest = max(stored.train_prompts(config), key=lambda p: len(p.text))
     rewards = rewards_of(config)[0]
     own = {**embedded.call_of(config.model.path), **config.model.call}
-    with weightless.configs(config.model.path) as folder, few_objects():
+    with meta_pipeline.configs(config.model.path) as folder, few_objects():
         placed = switched(switched(config, "model.path", folder), "model.call", own)
 
         @cache
@@ -278,7 +277,7 @@ def budget_of(config: Config, of_node: int = OF_NODE) -> Iterator[FlowBudget]:
             **_graphs(placed, longest.columns),
             samples=config.train.groups * group,
             group=group,
-            loads_later=loading.loads_later(folder),
+            loads_later=load.loads_later(folder),
             measure=measure,
             of_node=of_node,
         )

@@ -15,10 +15,9 @@ import torch
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.config import Config, Model
-from flowgrpo.flow.model import initial_lora as start
+from flowgrpo.flow.model import initial_lora
 from flowgrpo.flow.pipeline import guidance
-from flowgrpo.flow.pipeline.loading import load as loading
-from flowgrpo.flow.pipeline.loading import meta_pipeline as weightless
+from flowgrpo.flow.pipeline.loading import load, meta_pipeline
 from flowgrpo.flow.pipeline.networks import traits
 from flowgrpo.flow.pipeline.networks.switches import ENTRANCES, checkpoint_gradients, decoders, tile
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
@@ -27,7 +26,7 @@ from flowgrpo.flow.updates.rollout_graphs import Kept
 from flowgrpo.training.model_files.hub_files import Shape
 from flowgrpo.training.planning.allocation_counter import Peaks
 from flowgrpo.training.planning.meta_networks import Hollow, size
-from flowgrpo.training.weights import quantisation as quantise
+from flowgrpo.training.weights import quantisation
 from flowgrpo.training.weights.trained_weights import Weights, cast_inputs_up, lora_config
 from rewards.compute import DTYPES
 
@@ -103,7 +102,7 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
         InputError: the config asks for what the pipeline has not.
     """
     model, hollow = config.model, Hollow()
-    pipe = weightless.pipeline(folder, DTYPES[model.dtype])
+    pipe = meta_pipeline.pipeline(folder, DTYPES[model.dtype])
     networks = {name: m for name, m in pipe.components.items() if isinstance(m, torch.nn.Module)}
     trained = traits.networks(pipe)
     components = {name: size(network) for name, network in networks.items()}
@@ -113,7 +112,7 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
     full_in_half = model.lora is None and model.dtype != "float32"
     policy = DiffusersPolicy(
         pipe,
-        {**loading.embedded.call_of(model.path), **model.call},
+        {**load.embedded.call_of(model.path), **model.call},
         autocast=DTYPES[model.dtype] if full_in_half else None,
     )
     if model.gradient_checkpointing:
@@ -153,16 +152,17 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
         update_checkpointed=small[0],
         graph=whole[1],
         graph_checkpointed=small[1],
-        dequantises=model.quantise in quantise.FORMS,
+        dequantises=model.quantise in quantisation.FORMS,
     )
 
 
 def _trainable(model: Model, policy: DiffusersPolicy) -> int:
     """Quantise, adapt and unfreeze the networks of a policy as a run does; return how many numbers are trained."""
-    for network in policy.modules.values() if model.quantise in quantise.FORMS else ():
-        quantise.quantise(network, model.quantise)
+    for network in policy.modules.values() if model.quantise in quantisation.FORMS else ():
+        quantisation.quantise(network, model.quantise)
     lora = model.lora and (
-        start.adapters(model) or lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules)
+        initial_lora.adapters(model)
+        or lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules)
     )
     if lora and not isinstance(lora, Mapping):
         lora.init_lora_weights = False  # there are no numbers to draw

@@ -11,16 +11,14 @@ from flowgrpo.data.prompts import STEPS, Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.engine import request
-from flowgrpo.flow.methods import CHOICES
-from flowgrpo.flow.methods import likelihood_rules as elbo
+from flowgrpo.flow.methods import CHOICES, likelihood_rules
 from flowgrpo.flow.methods.objectives.policy_gradient import TrainedStep
 from flowgrpo.flow.methods.published import NOT_SAID, PUBLISHED
-from flowgrpo.flow.model import initial_lora as start
-from flowgrpo.flow.model import memory_estimate as memory
-from flowgrpo.flow.offline import stored_groups as offline
+from flowgrpo.flow.model import initial_lora, memory_estimate
+from flowgrpo.flow.offline import stored_groups
 from flowgrpo.flow.pipeline.call_arguments import checked_call, unguided
 from flowgrpo.flow.pipeline.guidance import guidance_branches
-from flowgrpo.flow.pipeline.loading import load as loading
+from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.loading.load import planned_class
 from flowgrpo.flow.planning.iteration_forecast import compared, predicted
 from flowgrpo.flow.planning.tree_diagram import LEGEND, draw_tree
@@ -33,9 +31,9 @@ from samplers.schedule import euler_sigmas, linear_sigmas
 from samplers.trees import trained_steps
 
 if TYPE_CHECKING:  # only a plan of shared calls needs it
-    from flowgrpo.flow.model import context_parallel as context
+    from flowgrpo.flow.model import context_parallel
 else:
-    context = lazy("flowgrpo.flow.model.context_parallel")
+    context_parallel = lazy("flowgrpo.flow.model.context_parallel")
 
 UNEVEN = 100  # times as hard as another that a step may pull at the velocity without a warning
 UNEVEN_KL = 100_000  # times as strictly as another that a step may be held by the divergence; these are squares
@@ -55,11 +53,11 @@ def plan(config: Config) -> dict[str, Any]:
     Raises:
         InputError: the model, its files, the prompts or the geometry are wrong.
     """
-    if not loading.stands_in(config.model.path):
-        loading.check_weights(config.model.path, config.model.variant, or_configs=True)
-        begun = start.adapters(config.model)
-        start.check_switched(begun, config)
-        return _plan(config) | {"memory": memory.memory_estimate(config, begun=begun)}
+    if not load.stands_in(config.model.path):
+        load.check_weights(config.model.path, config.model.variant, or_configs=True)
+        begun = initial_lora.adapters(config.model)
+        initial_lora.check_switched(begun, config)
+        return _plan(config) | {"memory": memory_estimate.memory_estimate(config, begun=begun)}
     with known.folder(config.model.path, with_tokenizers=False) as folder:
         here = config.model_copy(update={"model": config.model.model_copy(update={"path": folder})})
         return _plan(here) | {"config": config.model_dump(mode="json")}
@@ -67,7 +65,7 @@ def plan(config: Config) -> dict[str, Any]:
 
 def _plan(config: Config) -> dict[str, Any]:
     if config.run.context_parallel > 1:
-        context.check(config)
+        context_parallel.check(config)
     if config.run.engine is not None:
         request.check(config, planned_class(config.model.path))
     train, algorithm = config.train, config.algorithm
@@ -81,7 +79,7 @@ def _plan(config: Config) -> dict[str, Any]:
     if call["num_inference_steps"] is None:
         raise InputError("model.call.num_inference_steps: this pipeline decides it while it runs, set it to plan")
     scorer.rewards(config.rewards, config.eval_rewards)
-    offline.check_model(config, offline.source_of(config), call)
+    stored_groups.check_model(config, stored_groups.source_of(config), call)
     cost = predicted(config, call["num_inference_steps"])
     drafts, draft_evaluations = _draft(config, over, columns)
     rounds = 0 if algorithm.kernel.calibrate is None else algorithm.kernel.calibrate.rounds
@@ -125,7 +123,7 @@ def _plan(config: Config) -> dict[str, Any]:
         "not_said": list(NOT_SAID.get(algorithm.preset, ())),
         "warnings": [
             *uneven(config, sigma_table(config.model.path, call["num_inference_steps"])),
-            *elbo.guidance_warnings(config, call_and_branches(config, columns=columns)[1]),
+            *likelihood_rules.guidance_warnings(config, call_and_branches(config, columns=columns)[1]),
         ],
         "config": config.model_dump(mode="json"),
     }
@@ -276,7 +274,7 @@ def _unguiding(columns: dict[str, Any]) -> dict[str, Any]:
 
 def sigma_table(path: str, num_steps: int) -> list[float]:
     """The sigmas of a model's scheduler; of one whose table its pipeline makes while it runs, linear ones of shift 3."""
-    scheduler = loading.scheduler_config(path)
+    scheduler = load.scheduler_config(path)
     if scheduler is None or scheduler.get("use_dynamic_shifting"):
         return linear_sigmas(num_steps, shift=3.0).tolist()
     if not any(scheduler.get(key) for key in RESHAPED):

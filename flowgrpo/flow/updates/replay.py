@@ -7,7 +7,7 @@ import logging
 import torch
 
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.updates import rollout_graphs as graphs
+from flowgrpo.flow.updates import rollout_graphs
 from flowgrpo.training.advantages.credit_units import Units
 from flowgrpo.training.distributed.minibatches import of_edges
 from samplers.pruning import pruned
@@ -40,7 +40,7 @@ def replayed(config: Config, tree: Tree, *, units: Units, advantages: Tensor, tr
     whole = train.split != "edges" and keep.all() and train.rollout_rows == train.update_rows and fits
     if whole:
         return tree
-    graphs.drop(tree.evaluations)
+    rollout_graphs.drop(tree.evaluations)
     if train.split == "edges":
         parts = of_edges(tree, keep, updates=train.updates, seed=config.run.seed, iteration=iteration)
         return pruned(tree, keep, train.update_rows, parts)

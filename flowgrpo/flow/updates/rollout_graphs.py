@@ -20,11 +20,11 @@ from flowgrpo.schema.lazy import lazy
 if TYPE_CHECKING:
     from flowgrpo.data.prompts import Row
     from flowgrpo.flow.pipeline.policy import Policy
-    from flowgrpo.training.planning import allocation_counter as live
+    from flowgrpo.training.planning import allocation_counter
     from samplers.kernels import State
     from samplers.trees import Evaluation
 else:
-    live = lazy("flowgrpo.training.planning.allocation_counter")
+    allocation_counter = lazy("flowgrpo.training.planning.allocation_counter")
 
 ROOM = 0.5  # of the memory that is free, which graphs may take
 
@@ -71,7 +71,7 @@ def measured(policy: Policy, state: State, row: Row, *, size: int) -> tuple[Kept
 
 
 def _measured(policy: Policy, state: State, row: Row, *, sigma: float, size: int) -> tuple[int, int, int]:
-    with torch.enable_grad(), live.Live() as counted:
+    with torch.enable_grad(), allocation_counter.Live() as counted:
         for network in policy.modules.values():
             for tensor in (*network.parameters(), *network.buffers()):
                 counted.ignore(tensor)

@@ -9,7 +9,7 @@ import torch
 
 from flowgrpo.flow.methods.objectives.policy_gradient import LossInputs, PolicyGradient, TrainedStep
 from flowgrpo.flow.pipeline.policy import Policy
-from flowgrpo.flow.updates import rollout_graphs as graphs
+from flowgrpo.flow.updates import rollout_graphs
 from flowgrpo.flow.updates.noised import Matching, Noised
 from flowgrpo.flow.updates.path_ratios import PathRatios
 from flowgrpo.training.advantages.credit_units import Units
@@ -94,7 +94,7 @@ def update_part(
         local = credited.noised.weight(part)
     total = float(sum_shares(torch.tensor(local, dtype=torch.float64)))
     if total == 0:
-        graphs.drop(evaluations)
+        rollout_graphs.drop(evaluations)
         return stats
     optimizer.zero_grad(set_to_none=True)
     if credited.noised is None:

@@ -22,12 +22,12 @@ from flowgrpo.schema.lazy import lazy
 from samplers.batches import batched
 
 if TYPE_CHECKING:
-    from flowgrpo.mdlm.decoding.network import kv_cache as caches
+    from flowgrpo.mdlm.decoding.network import kv_cache
     from flowgrpo.mdlm.decoding.network.kv_cache import Cache
     from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
     from samplers.noise import Address
 else:
-    caches = lazy("flowgrpo.mdlm.decoding.network.kv_cache")
+    kv_cache = lazy("flowgrpo.mdlm.decoding.network.kv_cache")
 
 Scorer = Callable[[DecodeStep, Proposed], Any]  # returns a tensor, as do the next two
 Modifier = Callable[[DecodeStep, Proposed, Any], Any]
@@ -194,7 +194,7 @@ def _filled(
     step_map = torch.full_like(completion, GIVEN)
     steps = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
     position = torch.arange(completion.shape[1], device=ids.device)
-    cache = caches.cached(predictor, decoder.cache, decoder.frame.place) if decoder.cache else None
+    cache = kv_cache.cached(predictor, decoder.cache, decoder.frame.place) if decoder.cache else None
     written: list[tuple[Tensor, Tensor, Tensor]] = []  # row, position and log-probability of what each step committed
     taken: list[Tensor] = []  # the steps (B,) that rows had taken before it
     for block, (starts, ends) in enumerate(decoder.region.parts(mask[:, :prompt].sum(1))):

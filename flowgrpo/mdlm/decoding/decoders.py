@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import Decoder
-from flowgrpo.mdlm.decoding.rules import commit_rules as committers
-from flowgrpo.mdlm.decoding.rules import confidence as scorers
-from flowgrpo.mdlm.decoding.rules import logit_modifiers as modifiers
+from flowgrpo.mdlm.decoding.rules import commit_rules, confidence, logit_modifiers
 from flowgrpo.mdlm.decoding.rules.logit_modifiers import Tokens
 from flowgrpo.mdlm.decoding.tokens import regions
 from flowgrpo.mdlm.decoding.tokens.step import Frame, Setting
@@ -73,25 +71,25 @@ DECODERS: dict[str, DecoderRow] = {
 AXES: dict[str, dict[str, type[Choice]]] = {
     "proposal": named(Sample),
     "scorer": named(
-        scorers.Confidence,
-        scorers.Sampled,
-        scorers.Margin,
-        scorers.Entropy,
-        scorers.Uniform,
-        scorers.LeftToRight,
-        scorers.LearnedScorer,
+        confidence.Confidence,
+        confidence.Sampled,
+        confidence.Margin,
+        confidence.Entropy,
+        confidence.Uniform,
+        confidence.LeftToRight,
+        confidence.LearnedScorer,
     ),
     "committer": named(
-        committers.Even,
-        committers.Ascending,
-        committers.Remaining,
-        committers.Bernoulli,
-        committers.Threshold,
-        committers.Factor,
+        commit_rules.Even,
+        commit_rules.Ascending,
+        commit_rules.Remaining,
+        commit_rules.Bernoulli,
+        commit_rules.Threshold,
+        commit_rules.Factor,
     ),
     "region": named(regions.Blocks, regions.AscendingBlocks),
 }
-MODIFIERS = named(modifiers.EarlyEosDamping, modifiers.Gumbel, modifiers.HeldBack)
+MODIFIERS = named(logit_modifiers.EarlyEosDamping, logit_modifiers.Gumbel, logit_modifiers.HeldBack)
 
 
 class Others(Strict):
@@ -179,7 +177,7 @@ def build(
     return decoder
 
 
-def _steps(committer: committers.Committer, written: int | None, length: int, place: str) -> int:
+def _steps(committer: commit_rules.Committer, written: int | None, length: int, place: str) -> int:
     """Steps of a decode; where it takes as many as it needs, the most."""
     if written is not None and not committer.paced:
         raise InputError(f"{place}.steps: {committer.name} takes as many steps as it needs")
@@ -190,11 +188,11 @@ def _steps(committer: committers.Committer, written: int | None, length: int, pl
 
 def _check(decoder: Decoder) -> None:
     place = decoder.frame.place
-    judged = isinstance(decoder.committer, committers.Threshold | committers.Factor)
-    damped = any(isinstance(change, modifiers.EarlyEosDamping) for change in decoder.modifiers)
+    judged = isinstance(decoder.committer, commit_rules.Threshold | commit_rules.Factor)
+    damped = any(isinstance(change, logit_modifiers.EarlyEosDamping) for change in decoder.modifiers)
     if not decoder.scorer.probability and (judged or damped):
         raise InputError(f"{place}.scorer: thresholds, factors and eoser need one that is a probability, as confidence")
-    if judged and any(isinstance(change, modifiers.Gumbel) for change in decoder.modifiers):
+    if judged and any(isinstance(change, logit_modifiers.Gumbel) for change in decoder.modifiers):
         raise InputError(f"{place}.modifiers: after gumbel scores are not probabilities, as threshold and factor need")
 
 

@@ -16,12 +16,9 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.network.block_attention import Attention, known_block_size
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training.model_files import folder_files as model_files
-from flowgrpo.training.model_files import weight_check
+from flowgrpo.training.model_files import folder_files, weight_check
 from flowgrpo.training.model_files.hub_files import HUB_ID, file_names, one_sentence, without_progress_bars
-from flowgrpo.training.weights import library_quantisation as quantise_libraries
-from flowgrpo.training.weights import lora_adapters as adapters
-from flowgrpo.training.weights import quantisation as quantising
+from flowgrpo.training.weights import library_quantisation, lora_adapters, quantisation
 from rewards import hub
 from rewards.base import nearest
 from rewards.memory import is_out_of_memory
@@ -94,9 +91,9 @@ def load_predictor(
             quantise=quantise,
             variant=variant,
         )
-    quantise_libraries.refuse_quantised(model, quantise)
-    if quantise in quantising.FORMS:
-        quantising.quantise(model, quantise)
+    library_quantisation.refuse_quantised(model, quantise)
+    if quantise in quantisation.FORMS:
+        quantisation.quantise(model, quantise)
     known = architectures.architecture(config)
     with _one_sentence(path, "no tokenizer", config, trust_remote_code):
         if known:
@@ -125,7 +122,7 @@ def model_paths(path: str) -> tuple[str, str]:
     if path in EMBEDDED and EMBEDDED[path].kind == "flow":
         raise InputError(f"model.path: {path} is a flow model, not a language model: its runs have kind: flow")
     place = embedded.place_of(path)
-    model_files.refuse_file(place, REMEDY)
+    folder_files.refuse_file(place, REMEDY)
     if path not in EMBEDDED and "/" not in path and not Path(path).is_dir():
         raise InputError(
             f"model.path: there is no folder {path!r} and no built-in model of that name, "
@@ -135,7 +132,7 @@ def model_paths(path: str) -> tuple[str, str]:
         _refuse_others(path, Path(place))
     model_path, tokenizer_path = (f"{place}/model", f"{place}/tokenizer") if is_pipeline(place) else (place, place)
     if Path(model_path).is_dir():
-        model_files.refuse_pointer(Path(model_path) / "config.json")
+        folder_files.refuse_pointer(Path(model_path) / "config.json")
     try:
         config = config_of(model_path)
     except Exception as error:  # whatever others wrote into it
@@ -149,15 +146,15 @@ def model_paths(path: str) -> tuple[str, str]:
 
 def _refuse_others(path: str, folder: Path) -> None:
     """Refuse a folder that is none of a language model, as far as its index and its config.json tell."""
-    model_files.refuse_empty(folder)
-    model_files.refuse_pointer(folder / INDEX)
+    folder_files.refuse_empty(folder)
+    folder_files.refuse_pointer(folder / INDEX)
     if is_pipeline(str(folder)):
-        model_files.refuse_missing(folder, PARTS)
+        folder_files.refuse_missing(folder, PARTS)
     elif (folder / INDEX).is_file() and not (folder / "config.json").is_file():
         raise InputError(f"model.path: {path} is the folder of a pipeline; for a flow model set kind: flow")
-    elif model_files.is_network(folder):
+    elif folder_files.is_network(folder):
         raise InputError(
-            f"model.path: {path} is a network of a pipeline alone, not a language model; {model_files.REMEDY}"
+            f"model.path: {path} is a network of a pipeline alone, not a language model; {folder_files.REMEDY}"
         )
 
 
@@ -177,12 +174,12 @@ def check_files(path: str, variant: str | None = None, *, or_configs: bool = Fal
     if not Path(embedded.place_of(path)).is_dir():
         if variant is not None:
             with one_sentence(path):
-                model_files.refuse_absent(path, variant, [file_names(path)])
+                folder_files.refuse_absent(path, variant, [file_names(path)])
         return
     folder, components = (
         (place.parent, PARTS) if is_pipeline(embedded.place_of(path)) else (place, {"": "transformers"})
     )
-    model_files.check(folder, components, variant=variant, or_configs=or_configs)
+    folder_files.check(folder, components, variant=variant, or_configs=or_configs)
 
 
 def config_of(place: str) -> dict[str, Any]:
@@ -217,7 +214,7 @@ def load_adapter(predictor: MaskPredictor, folder: Path) -> None:
         released = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in file.keys()}  # noqa: SIM118
     own = architectures.own_paths(predictor.model, released)
     if own:
-        config = adapters.renamed(config, own)
+        config = lora_adapters.renamed(config, own)
     names = {f"^{re.escape(path)}\\.": f"{here}." for path, here in own.items()}
     try:
         peft.PeftModel.from_pretrained(predictor.model, str(folder), config=config, key_mapping=names)
@@ -271,7 +268,7 @@ def _model(
     variant: str | None,
 ) -> PreTrainedModel:
     """The weights of a model in their class."""
-    options = quantise_libraries.model_options(quantise, dtype)
+    options = library_quantisation.model_options(quantise, dtype)
     if architectures.architecture(config) is not None:
         return architectures.load(path, place, config, dtype, variant=variant, **options)
     loads = _model_class(path, config, trust_remote_code)

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from flowgrpo.mdlm.config import TextConfig
-from flowgrpo.mdlm.models import initial_lora as start
+from flowgrpo.mdlm.models import initial_lora
 from flowgrpo.mdlm.models.load import config_of, model_paths
 from flowgrpo.mdlm.models.released_names import is_released
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.lora import Lora
 from flowgrpo.training.model_files.hub_files import one_sentence, refuse_too_large, shapes
-from flowgrpo.training.weights import quantisation as quantise
-from flowgrpo.training.weights import sharding
+from flowgrpo.training.weights import quantisation, sharding
 from flowgrpo.training.weights.optimizers import OPTIMIZERS
 from flowgrpo.training.weights.trained_weights import adapter_size
 from rewards.compute import DTYPES
@@ -47,15 +46,15 @@ def memory_estimate(config: TextConfig, *, among: int = 1) -> dict[str, int]:
     copies = 2 + (train.ema is not None)  # the weight, its gradient, the average
     moments = OPTIMIZERS[train.optimizer.name].bytes_per_number
     if model.lora is not None:
-        begun = start.read(model)
-        frozen = quantise.size(sizes, width, model.quantise)
+        begun = initial_lora.read(model)
+        frozen = quantisation.size(sizes, width, model.quantise)
         trained = adapter_size(sizes, model.lora) if begun is None else begun.size
         copies += begun is not None and kl.reference == "fixed"
     else:  # trained in float32
         frozen, trained = 0, sum(map(math.prod, sizes.values()))
         copies += kl.reference is not None
     learnt = round(trained * (4 * copies + moments))
-    loaded = quantise.size(sizes, width, model.quantise)
+    loaded = quantisation.size(sizes, width, model.quantise)
     if among > 1:
         return {"gpu_bytes": frozen // among + learnt // (among if model.lora is None else 1), "host_bytes": loaded}
     return {"gpu_bytes": max(loaded, frozen + learnt), "host_bytes": 0}
@@ -78,7 +77,7 @@ def check(config: TextConfig, device: torch.device) -> None:
 
 def smaller(config: TextConfig) -> Iterator[tuple[str, TextConfig]]:
     """Yield settings that may need less memory, as one writes them, and the config with each; some may be made already."""
-    quantised = [("quantise", form) for form in quantise.FORMS] if config.model.lora else [("lora", Lora())]
+    quantised = [("quantise", form) for form in quantisation.FORMS] if config.model.lora else [("lora", Lora())]
     for key, value in (*quantised, ("dtype", "bfloat16")):
         model = config.model.model_copy(update={key: value})
         yield f"model.{key}={'{}' if key == 'lora' else value}", config.model_copy(update={"model": model})

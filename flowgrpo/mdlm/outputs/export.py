@@ -26,8 +26,7 @@ from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.setup import policy_and_weights
 from flowgrpo.training.checkpoints import checkpoint, lora_files, lora_layers
 from flowgrpo.training.model_files.hub_files import without_progress_bars
-from flowgrpo.training.reports import markdown
-from flowgrpo.training.reports import model_card as card
+from flowgrpo.training.reports import markdown, model_card
 from flowgrpo.training.reports.model_card import SAMPLES, Exported, Shown
 from flowgrpo.training.reports.samples import Text, save_sample
 from flowgrpo.training.weights.trained_weights import Weights
@@ -161,11 +160,13 @@ def _card(
 ) -> str:
     """A model card that says how it was made, what it scored, and the exact lines that reproduce its answers."""
     library = "peft" if kind == "lora" else "transformers"
-    texts = [card.before(run, row) for row in rows]
+    texts = [model_card.before(run, row) for row in rows]
     befores = [None if file is None else json.loads(file.read_text(encoding="utf-8"))["text"] for file in texts]
     widget = [{"text": row.prompt, "output": {"text": a.text}} for row, a in zip(rows, answers, strict=True)]
-    head = card.heading(run, settings, library=library, kind=kind, step=step, task="text-generation", widget=widget)
-    return card.text(
+    head = model_card.heading(
+        run, settings, library=library, kind=kind, step=step, task="text-generation", widget=widget
+    )
+    return model_card.text(
         [*head, *([note] if note else [])],
         snippet=_snippet(settings, kind, rows[0]),
         command=_command(settings, kind, rows[0]),
@@ -228,4 +229,6 @@ def _command(settings: TextConfig, kind: str, row: Row) -> str:
     for option, word in {"--quantise": model.quantise, "--variant": model.variant}.items():
         options += [] if word is None else [option, word]
     options += ["--out", "samples"]
-    return card.command(["flowgrpo", "sample", *place, *options, *(f"{k}={card.written(v)}" for k, v in given.items())])
+    return model_card.command(
+        ["flowgrpo", "sample", *place, *options, *(f"{k}={model_card.written(v)}" for k, v in given.items())]
+    )

@@ -12,7 +12,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.config import TextModel
 from flowgrpo.mdlm.methods.decoder import Decoding
-from flowgrpo.mdlm.models import initial_lora as start
+from flowgrpo.mdlm.models import initial_lora
 from flowgrpo.mdlm.outputs.export import SCHEDULE_FILE, with_schedule
 from flowgrpo.mdlm.setup import load_text_policy
 from flowgrpo.schema.lora import Lora
@@ -50,11 +50,11 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
     chosen, decoding = options(use.path, use.dtype, use.call, variant=use.variant)
     chosen = chosen.model_copy(update={"quantise": use.quantise, "lora": checked(Lora, {"path": adapter}, "--adapter")})
     with lora_files.named("--adapter"):
-        file = start.read(chosen)
+        file = initial_lora.read(chosen)
         policy = load_text_policy(chosen, default_device())
         network = policy.predictor.model
-        if begun := start.adapters(chosen, file, network):
-            Weights({start.NETWORK: network}, begun)
+        if begun := initial_lora.adapters(chosen, file, network):
+            Weights({initial_lora.NETWORK: network}, begun)
     decoder = decoding.build(policy.length, policy.eos_id, "decoder", predictor=policy.predictor)
     folder = Path(use.path if adapter is None else adapter)
     learned = decoding.name == "scheduled" and (folder / SCHEDULE_FILE).is_file()

@@ -32,8 +32,7 @@ from flowgrpo.training.planning.memory_budget import (
     switched,
 )
 from flowgrpo.training.planning.meta_networks import few_objects
-from flowgrpo.training.weights import library_quantisation as quantise_libraries
-from flowgrpo.training.weights import quantisation as quantise
+from flowgrpo.training.weights import library_quantisation, quantisation
 
 __all__ = ["budget_of", "fit", "lines"]
 
@@ -68,8 +67,8 @@ class TextBudget(Budget):
     def phases(self) -> list[Phase]:
         model, train, trial, kl = self.config.model, self.config.train, self.trial, self.config.algorithm.objective.kl
         form, whole = model.quantise, model.lora is None
-        spared = quantise.size(trial.shapes, trial.width, None) - quantise.size(trial.shapes, trial.width, form)
-        layer = 0 if form is None or trial.dequantises else quantise.made_anew([trial.shapes], trial.width)
+        spared = quantisation.size(trial.shapes, trial.width, None) - quantisation.size(trial.shapes, trial.width, form)
+        layer = 0 if form is None or trial.dequantises else quantisation.made_anew([trial.shapes], trial.width)
         base, among = trial.weights - spared, self.layout.among
         gathered = gathers(self.config, [trial.shapes], trial.width, among=among)
         with_gradients = gathered * (2 if whole else 1)  # of a block, until they are summed
@@ -78,7 +77,7 @@ class TextBudget(Budget):
             "weights": self.rewards + (0 if whole else -(-base // among)),
             **learnt(self.config, trial.trained, copies=int(begun and kl.reference is not None), among=among),
         }
-        kept = 0 if model.gradient_checkpointing else quantise_libraries.kept(trial.shapes, trial.width, form)
+        kept = 0 if model.gradient_checkpointing else library_quantisation.kept(trial.shapes, trial.width, form)
         checkpointed = trial.update_checkpointed if model.gradient_checkpointing else None
         update = (checkpointed or trial.update).beside(max(layer, kept) + with_gradients)
         update |= step(self.config, trial.trained, among=among)
@@ -98,13 +97,13 @@ class TextBudget(Budget):
         impossible = {
             "model.gradient_checkpointing": self.trial.update_checkpointed is None,
             "run.sharding": not can_share(self.config),
-            "model.quantise": model.lora is None or model.quantise == "nf4" or not quantise.can(shapes, "int8"),
+            "model.quantise": model.lora is None or model.quantise == "nf4" or not quantisation.can(shapes, "int8"),
         }
         return [
             (key, value)
             for key, value in SWITCHES
             if at_key(self.config, key) != value and not impossible[key]
-            if value != "nf4" or quantise.can(shapes, "nf4")
+            if value != "nf4" or quantisation.can(shapes, "nf4")
         ]
 
     @override

@@ -27,7 +27,7 @@ from flowgrpo.mdlm.planning.plan import block_size, evaluation_decoder, training
 from flowgrpo.training.model_files.hub_files import Shape
 from flowgrpo.training.planning.allocation_counter import Peaks
 from flowgrpo.training.planning.meta_networks import Hollow, built, size
-from flowgrpo.training.weights import quantisation as quantise
+from flowgrpo.training.weights import quantisation
 from flowgrpo.training.weights.trained_weights import Weights, cast_inputs_up, lora_config
 from rewards.compute import DTYPES
 
@@ -91,8 +91,8 @@ def trial(config: TextConfig, prompt: int) -> Trial:
     network = built(lambda: _made(model.path, place), DTYPES[model.dtype]).requires_grad_(False)
     network.config._experts_implementation = "grouped_mm"  # a loop over experts asks which of them were chosen
     weights, shapes = size(network), {name: tuple(p.shape) for name, p in network.named_parameters()}
-    if model.quantise in quantise.FORMS:
-        quantise.quantise(network, model.quantise)
+    if model.quantise in quantisation.FORMS:
+        quantisation.quantise(network, model.quantise)
     lora = model.lora and (
         start.adapters(model, start.read(model), network)
         or lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, {"model": network})
@@ -126,7 +126,7 @@ def trial(config: TextConfig, prompt: int) -> Trial:
         evaluate=evaluate,
         update=update,
         update_checkpointed=checkpointed,
-        dequantises=model.quantise in quantise.FORMS,
+        dequantises=model.quantise in quantisation.FORMS,
         decode_operations=operations,
         evaluate_operations=of_evaluation,
         update_operations=forward[0],

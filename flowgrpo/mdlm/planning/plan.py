@@ -27,7 +27,7 @@ from flowgrpo.mdlm.methods.likelihoods.likelihood import Likelihood
 from flowgrpo.mdlm.methods.objectives.objective import Objective, TokenRatio
 from flowgrpo.mdlm.methods.presets import PUBLISHED
 from flowgrpo.mdlm.methods.schedules.learned_schedule import Chosen, scheduled
-from flowgrpo.mdlm.models import memory_estimate as memory
+from flowgrpo.mdlm.models import memory_estimate
 from flowgrpo.mdlm.models.load import block_size_of, check_weights
 from flowgrpo.schema import published
 from flowgrpo.training.model_files.hub_files import stands_in_for
@@ -113,7 +113,7 @@ def _plan(config: TextConfig) -> dict[str, Any]:
             "decoded": held_out,
         },
         "evaluation_branches": evaluation.branches,
-        "memory": memory.memory_estimate(config),
+        "memory": memory_estimate.memory_estimate(config),
     }
 
 

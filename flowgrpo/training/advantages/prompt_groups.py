@@ -9,7 +9,7 @@ import torch
 
 from flowgrpo.data.prompts import shuffled
 from flowgrpo.schema.sections import Pick, RunConfig
-from flowgrpo.training.advantages import unit_selection as selection
+from flowgrpo.training.advantages import unit_selection
 from flowgrpo.training.advantages.prompt_statistics import PromptStats
 from samplers import noise
 
@@ -39,7 +39,9 @@ def groups_of(config: RunConfig, number: int, prompt_stats: PromptStats, iterati
     pick, train, seed = config.prompts.pick, config.train, config.run.seed
     if pick.by == "variance":
         drawn = noise.generator(seed, "prompts", iteration)
-        indices = selection.most_uncertain(*_solved(pick, prompt_stats, range(number), iteration), train.groups, drawn)
+        indices = unit_selection.most_uncertain(
+            *_solved(pick, prompt_stats, range(number), iteration), train.groups, drawn
+        )
     else:
         indices = shuffled(number, train.groups, seed, iteration)
     count, total = _solved(pick, prompt_stats, indices, iteration)
@@ -48,8 +50,10 @@ def groups_of(config: RunConfig, number: int, prompt_stats: PromptStats, iterati
     sizes = [roots] * len(indices)
     if pick.budget == "knapsack":
         alone = 2 if roots == train.group_size else 1  # a chain needs another to be compared with
-        sizes = selection.knapsack(chance, sum(sizes), max(alone, round(pick.least * roots)), round(pick.most * roots))
-    return Groups(indices, sizes, selection.robust_weights(1 - chance, pick.robust))
+        sizes = unit_selection.knapsack(
+            chance, sum(sizes), max(alone, round(pick.least * roots)), round(pick.most * roots)
+        )
+    return Groups(indices, sizes, unit_selection.robust_weights(1 - chance, pick.robust))
 
 
 def _solved(

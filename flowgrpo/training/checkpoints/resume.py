@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from flowgrpo.errors import InputError
 from flowgrpo.training.checkpoints import checkpoint
-from flowgrpo.training.reports import learning_signal as idle
-from flowgrpo.training.run import run_folder as folders
+from flowgrpo.training.reports import learning_signal
+from flowgrpo.training.run import run_folder
 from flowgrpo.training.run.run_files import read_metrics
 
 AUTO = "auto"
@@ -27,7 +27,7 @@ def decide(asked: Literal["auto"] | bool, run: Path) -> bool:
         asked: `run.resume`.
         run: the folder, which need not be there.
     """
-    return not folders.is_empty(run) if asked == AUTO else bool(asked)
+    return not run_folder.is_empty(run) if asked == AUTO else bool(asked)
 
 
 def mark_start(checkpoints: Path) -> None:
@@ -80,7 +80,7 @@ def is_finished(run: Path, *, iterations: int, patience: int | None) -> bool:
     step, lines = checkpoint.resumed(run / "checkpoints"), read_metrics(run)
     if step is None or step < iterations:
         return False
-    return idle.never_learnt(lines, patience) is None and idle.broken(lines, patience) is None
+    return learning_signal.never_learnt(lines, patience) is None and learning_signal.broken(lines, patience) is None
 
 
 def _iterations(lines: Sequence[Mapping[str, Any]]) -> int:

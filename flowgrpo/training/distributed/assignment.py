@@ -9,7 +9,7 @@ from functools import cached_property
 
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.advantages.prompt_groups import Groups
-from flowgrpo.training.distributed import minibatches as parts
+from flowgrpo.training.distributed import minibatches
 from flowgrpo.training.distributed.data_share import Share
 from flowgrpo.training.distributed.minibatches import Member
 
@@ -44,13 +44,15 @@ class Deal:
 def parts_of(config: RunConfig, groups: Groups, iteration: int) -> list[list[int]]:
     """The optimizer step that each root of each group of an iteration belongs to; see `parts.of_roots`."""
     roots = config.algorithm.roots(config.train.group_size)
-    return parts.of_roots(config.train, roots, groups.roots, seed=config.run.seed, iteration=iteration)
+    return minibatches.of_roots(config.train, roots, groups.roots, seed=config.run.seed, iteration=iteration)
 
 
 def deal_of(config: RunConfig, groups: Groups, *, iteration: int, share: Share) -> Deal:
     """The roots of an iteration that a process, or the processes of one share, grow; see `parts.of_processes`."""
     of_roots = parts_of(config, groups, iteration)
-    hands = parts.of_processes(config.train, config.algorithm, of_roots, share.count, generators=config.run.generators)
+    hands = minibatches.of_processes(
+        config.train, config.algorithm, of_roots, share.count, generators=config.run.generators
+    )
     return Deal(hands, share.index)
 
 
@@ -68,4 +70,4 @@ def pool_of(config: RunConfig, groups: Groups, *, iteration: int, share: Share) 
         )
         return Deal([[(group, start) for group in hand for start in range(sizes[group])] for hand in own], share.index)
     every = [(group, start) for group, size in enumerate(sizes) for start in range(size)]
-    return Deal(parts.evenly(every, share.count), share.index)
+    return Deal(minibatches.evenly(every, share.count), share.index)

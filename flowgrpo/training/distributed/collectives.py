@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import distributed
 
-from flowgrpo.training.distributed import replay_journal as journal
+from flowgrpo.training.distributed import replay_journal
 from flowgrpo.training.distributed.data_share import Share
 from flowgrpo.training.distributed.fsdp_lockstep import Lockstep
 from flowgrpo.training.distributed.worker_roles import Roles
@@ -43,7 +43,7 @@ class Exchange:
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over all processes."""
-        return tensor if self.count == 1 else journal.told(lambda: self._sum(tensor))
+        return tensor if self.count == 1 else replay_journal.told(lambda: self._sum(tensor))
 
     @property
     def sum_gradients(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -56,7 +56,7 @@ class Exchange:
 
     def gather(self, objects: list[Any]) -> list[Any]:
         """The objects of all processes, in their order."""
-        return self._gathered(objects) if self.count == 1 else journal.told(lambda: self._gathered(objects))
+        return self._gathered(objects) if self.count == 1 else replay_journal.told(lambda: self._gathered(objects))
 
     def gather_shares(self, objects: list[Any]) -> list[Any]:
         """The objects of all shares of the data, in their order."""

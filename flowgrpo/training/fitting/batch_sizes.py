@@ -27,7 +27,7 @@ from flowgrpo.schema.sections import AUTO, RunConfig
 from flowgrpo.training.distributed.dtensors import local
 from flowgrpo.training.distributed.gpu_layout import of_machine
 from flowgrpo.training.distributed.worker_roles import Roles
-from flowgrpo.training.fitting import batch_probing as probing
+from flowgrpo.training.fitting import batch_probing
 from flowgrpo.training.fitting.batch_probing import Memory, Prober, Timed, Tried
 from flowgrpo.training.reports.report import Report
 from flowgrpo.training.run import phases
@@ -153,11 +153,11 @@ class BatchSizes:
         hands = self._loop.roles.trainers // run.context_parallel  # the same for those that do not train: all try alike
         most = train.part_rows // hands
         for key in keys:
-            taken = probing.taken_bytes(self._loop.accelerator.device)
+            taken = batch_probing.taken_bytes(self._loop.accelerator.device)
             with self._trying(key) as (prober, timed):
                 tried = prober.sizes(timed, max(1, most))
             self._tried[key] = [_as_json(each, taken) for each in tried]
-            found[key] = probing.best(tried, f"train.{key}").rows
+            found[key] = batch_probing.best(tried, f"train.{key}").rows
         return found
 
     def _fit_another(self, found: dict[str, int], machines: list[tuple[str, int]]) -> None:

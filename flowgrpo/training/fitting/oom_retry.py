@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 from accelerate import Accelerator
 
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training.distributed import replay_journal as journal
+from flowgrpo.training.distributed import replay_journal
 from flowgrpo.training.distributed.collectives import Exchange
 from flowgrpo.training.fitting.batch_probing import free
 from flowgrpo.training.fitting.batch_sizes import ROLLOUT, UPDATE, BatchSizes
@@ -112,7 +112,7 @@ class Retrying:
         if not self._can:
             return work()
         loop = self._loop
-        with journal.kept() as notes:
+        with replay_journal.kept() as notes:
             met = notes.met
             while True:
                 state, evaluations = random_state(), loop.evaluations

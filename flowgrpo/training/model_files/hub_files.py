@@ -14,7 +14,7 @@ from flowgrpo.data.embedded import place_of
 from flowgrpo.errors import InputError
 from flowgrpo.schema.heavy import torch
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training.model_files import folder_files as model_files
+from flowgrpo.training.model_files import folder_files
 from rewards import hub
 from rewards.memory import is_out_of_memory
 
@@ -93,12 +93,12 @@ def shapes(place: str, folder: str = "", variant: str | None = None, stems: Coll
     weights = weights_at(place, folder, variant, stems)
     if weights is None:
         names = file_names(place, folder)
-        if model_files.variants_of(names):
-            model_files.refuse_lack(f"{place}/{folder}".rstrip("/"), names)
+        if folder_files.variants_of(names):
+            folder_files.refuse_lack(f"{place}/{folder}".rstrip("/"), names)
         return {}
     source = local_place(place)
     if Path(source).is_dir():
-        return model_files.shapes_of(Path(source) / folder, weights)
+        return folder_files.shapes_of(Path(source) / folder, weights)
     files = [f"{folder}/{name}".lstrip("/") for name in weights.files if name.endswith(".safetensors")]
     return {key: shape for file in files for key, shape in _hub_shapes(place, file).items()}
 
@@ -111,7 +111,7 @@ def variant_of(place: str, folder: str, variant: str | None) -> str | None:
 
 def weights_at(
     place: str, folder: str = "", variant: str | None = None, stems: Collection[str] = ()
-) -> model_files.Weights | None:
+) -> folder_files.Weights | None:
     """The files that weights are read from, of the variant where there are any, otherwise plain ones; None without either.
 
     Args:
@@ -119,7 +119,7 @@ def weights_at(
         folder: of the component.
         stems: see `model_files.weights_of`.
     """
-    return model_files.weights_of(file_names(place, folder), variant, stems)
+    return folder_files.weights_of(file_names(place, folder), variant, stems)
 
 
 def downloaded(place: str) -> str:
@@ -131,7 +131,7 @@ def file_names(place: str, folder: str = "") -> list[str]:
     """The names of the files in a model's folder, here or at the hub, or of one below it; [] where there is none."""
     source = local_place(place)
     if Path(source).is_dir():
-        return model_files.files_of(Path(source) / folder) if (Path(source) / folder).is_dir() else []
+        return folder_files.files_of(Path(source) / folder) if (Path(source) / folder).is_dir() else []
     return [file.rpartition("/")[2] for file in _hub_files(place) if file.rpartition("/")[0] == folder]
 
 

@@ -20,7 +20,7 @@ import torch
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training.model_files import hub_files as hub
+from flowgrpo.training.model_files import hub_files
 from flowgrpo.training.model_files.folder_files import STEMS
 from flowgrpo.training.model_files.hub_files import Shape
 from rewards.weight_names import SHOWN, lacking
@@ -89,12 +89,15 @@ def check(
         InputError: weights are missing or have another shape, or the files hold more of a layer than the class computes.
     """
     stems = stems_of(kind)
-    with hub.one_sentence(model):
-        weights, shapes = hub.weights_at(place, folder, variant, stems), hub.shapes(place, folder, variant, stems)
+    with hub_files.one_sentence(model):
+        weights, shapes = (
+            hub_files.weights_at(place, folder, variant, stems),
+            hub_files.shapes(place, folder, variant, stems),
+        )
     if weights is None or not (shapes or (weights.files and weights.has_headers)):
         return  # no header that could be read alone
     tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    with hub.one_sentence(model), silent(), torch.random.fork_rng(devices=[]):
+    with hub_files.one_sentence(model), silent(), torch.random.fork_rng(devices=[]):
         if issubclass(kind, diffusers.ModelMixin):
             found = _of_diffusers(kind, kind.load_config(place, subfolder=folder), tensors, renames=not weights.sharded)
         else:
@@ -199,7 +202,7 @@ def silent() -> Iterator[None]:
     """Without the tables, bars and warnings of the libraries: what matters of them is said in one sentence."""
     logs = [import_module(f"{library}.utils.logging") for library in ("diffusers", "transformers")]
     before = [log.get_verbosity() for log in logs]
-    with hub.without_progress_bars("diffusers", "transformers"), warnings.catch_warnings():
+    with hub_files.without_progress_bars("diffusers", "transformers"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for log in logs:
             log.set_verbosity_error()

@@ -15,8 +15,7 @@ from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.distributed.gpu_layout import Layout
 from flowgrpo.training.model_files.hub_files import Shape
 from flowgrpo.training.planning.gpu_types import Gpu
-from flowgrpo.training.weights import quantisation as quantise
-from flowgrpo.training.weights import sharding
+from flowgrpo.training.weights import quantisation, sharding
 
 LINK, NETWORK = 0.78, 0.9  # of the peak that collectives reach within a machine and between machines: guesses
 PICKLED = 2048  # bytes of what is gathered of a process beside its numbers
@@ -71,7 +70,7 @@ def messages(
     if among > 1:
         matrices = width if full and sharding.travels_in_half() else 4
         learning = partial(_learning, matrices=matrices)
-        frozen = partial(quantise.size, width=width, form=config.model.quantise)
+        frozen = partial(quantisation.size, width=width, form=config.model.quantise)
         gather = max(_shard(own, among, learning if full else frozen) for own in networks)
     if among > 1 and full:
         scatter = max(_shard(own, among, partial(_learning, matrices=4)) for own in networks)

@@ -10,10 +10,9 @@ from flowgrpo.schema.lazy import lazy
 
 if TYPE_CHECKING:
     from flowgrpo.schema.sections import RunConfig
-    from flowgrpo.training.weights import low_precision_copies as low_precision
-    from flowgrpo.training.weights import sharding
+    from flowgrpo.training.weights import low_precision_copies, sharding
 else:
-    low_precision = lazy("flowgrpo.training.weights.low_precision_copies")
+    low_precision_copies = lazy("flowgrpo.training.weights.low_precision_copies")
     sharding = lazy("flowgrpo.training.weights.sharding")
 
 # For each phase the switches that help there, by the keys of `_values`, in the order in which they help most runs. While
@@ -71,8 +70,8 @@ def _values(settings: RunConfig, on_gpu: bool) -> dict[str, str | None]:
         known = key in type(model).model_fields
         return f"model.{key}={value}" if known and getattr(model, key) not in already else None
 
-    drafts = low_precision.of_drafts(settings)
-    base_is_whole = model.lora is not None and model.quantise is None and not low_precision.of_copies(settings)
+    drafts = low_precision_copies.of_drafts(settings)
+    base_is_whole = model.lora is not None and model.quantise is None and not low_precision_copies.of_copies(settings)
     base_is_whole = base_is_whole and not settings.exchanges_base
 
     encoders = ("offload", ("offload", "free")) if on_gpu else ("free", ("free",))
@@ -81,7 +80,7 @@ def _values(settings: RunConfig, on_gpu: bool) -> dict[str, str | None]:
         "lora": "model.lora={rank: 16}" if model.lora is None else None,
         "quantise": "model.quantise=int8" if base_is_whole else None,
         "replay": _replay(settings),
-        "draft": None if drafts is None else f"{low_precision.KEY}=null",
+        "draft": None if drafts is None else f"{low_precision_copies.KEY}=null",
         "sharding": "run.sharding=fsdp2" if _can_share(settings) else None,
         "text_encoders": unless("text_encoders", *encoders),
         "vae": unless("vae", "offload", ("offload",)) if on_gpu else None,

@@ -19,8 +19,7 @@ from flowgrpo.schema.sections import AUTO, RunConfig
 from flowgrpo.training.distributed.gpu_layout import Layout, layout_of
 from flowgrpo.training.model_files.hub_files import Shape
 from flowgrpo.training.planning.allocation_counter import Peaks
-from flowgrpo.training.weights import quantisation as quantise
-from flowgrpo.training.weights import sharding
+from flowgrpo.training.weights import quantisation, sharding
 from flowgrpo.training.weights.optimizers import MESSAGE, OPTIMIZERS
 from rewards import BUILT_IN
 
@@ -199,7 +198,7 @@ def gathers(config: RunConfig, networks: Iterable[Mapping[str, Shape]], width: i
     if among == 1:
         return 0
     form, width = config.model.quantise, width if config.model.lora else 4
-    return max(gathered(tensors, lambda part: quantise.size(part, width, form)) for tensors in networks)
+    return max(gathered(tensors, lambda part: quantisation.size(part, width, form)) for tensors in networks)
 
 
 def gathered(tensors: Mapping[str, Shape], size: Callable[[Mapping[str, Shape]], int]) -> int:

@@ -14,7 +14,7 @@ from scipy.io import wavfile
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
-from flowgrpo.training.reports import video_files as videos
+from flowgrpo.training.reports import video_files
 from flowgrpo.training.run.run_files import read_manifest
 from flowgrpo.training.run.run_folder import replace_text
 
@@ -132,11 +132,11 @@ def save_sample(
         file = stem.with_name(f"{stem.name}.png")
         Image.fromarray(pixels).save(file)
         return file
-    if (program := videos.ffmpeg()) is not None:
+    if (program := video_files.ffmpeg()) is not None:
         file = stem.with_name(f"{stem.name}.mp4")
-        videos.write_mp4(program, pixels, file, frame_rate)
+        video_files.write_mp4(program, pixels, file, frame_rate)
         return file
-    videos.say_once_that_there_is_no_ffmpeg()
+    video_files.say_once_that_there_is_no_ffmpeg()
     file = stem.with_name(f"{stem.name}.webp")
     first, *others = [Image.fromarray(frame) for frame in pixels]
     milliseconds = round(1000 / frame_rate)

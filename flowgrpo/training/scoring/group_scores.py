@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.training.distributed import replay_journal as journal
+from flowgrpo.training.distributed import replay_journal
 from flowgrpo.training.distributed.assignment import Deal
 from flowgrpo.training.distributed.data_share import WHOLE, Share
 from flowgrpo.training.run.phases import phase
@@ -139,12 +139,12 @@ def _together(group: int, kept: dict[int, Piece], deal: Deal, share: Share) -> P
     home, *others = deal.divided[group]
     if deal.process != home:
         sent = [(kept[group].places, kept[group].samples)]
-        journal.told(lambda: distributed.send_object_list(sent, dst=share.first_of(home)))
+        replay_journal.told(lambda: distributed.send_object_list(sent, dst=share.first_of(home)))
         return None
     own = kept[group]
     every = list(zip(own.places, own.samples, strict=True))
     for other in others:
-        every += zip(*journal.told(partial(_received, share.first_of(other))), strict=True)
+        every += zip(*replay_journal.told(partial(_received, share.first_of(other))), strict=True)
     every.sort(key=lambda each: each[0])
     samples = [sample for _, sample in every]
     if isinstance(own.samples, torch.Tensor):

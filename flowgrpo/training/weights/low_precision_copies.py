@@ -23,15 +23,13 @@ if TYPE_CHECKING:
 
     from flowgrpo.schema.sections import RunConfig
     from flowgrpo.training.model_files.hub_files import Shape
-    from flowgrpo.training.weights import library_quantisation as quantise_libraries
-    from flowgrpo.training.weights import optimizers
-    from flowgrpo.training.weights import quantisation as quantise
+    from flowgrpo.training.weights import library_quantisation, optimizers, quantisation
 else:
     quantization = lazy("torchao.quantization")
     mx_formats = lazy("torchao.prototype.mx_formats")
     optimizers = lazy("flowgrpo.training.weights.optimizers")
-    quantise = lazy("flowgrpo.training.weights.quantisation")
-    quantise_libraries = lazy("flowgrpo.training.weights.library_quantisation")
+    quantisation = lazy("flowgrpo.training.weights.quantisation")
+    library_quantisation = lazy("flowgrpo.training.weights.library_quantisation")
 
 Precision = Literal[
     "int8", "fp8", "nf4", "torchao_nvfp4", "torchao_int8_dynamic", "torchao_fp8_dynamic", "torchao_nvfp4_dynamic"
@@ -221,9 +219,9 @@ class LowPrecision:
 
 def _places(network: torch.nn.Module, word: Copied, key: str) -> Iterator[tuple[torch.nn.Module, str]]:
     """The layers that are copied, each as the module that holds it and its name there."""
-    for path, layer in quantise.layers_in_blocks(network, key).items():
+    for path, layer in quantisation.layers_in_blocks(network, key).items():
         if word in OWN:
-            quantise.check_layer(path, layer, word, key)
+            quantisation.check_layer(path, layer, word, key)
         elif word in SIXTEENTHS and (layer.in_features % 16 or layer.out_features % 16):
             raise InputError(
                 f"{key}: {word} takes multiples of 16 weights, {path} has {layer.out_features} x {layer.in_features}; take "
@@ -237,10 +235,10 @@ def _copy(layer: torch.nn.Linear, word: Copied) -> torch.nn.Module:
     """A layer in low precision, which shares the bias of the one that it is a copy of."""
     with torch.no_grad():
         if word == "bfloat16":
-            return quantise.HalfLinear(layer)
+            return quantisation.HalfLinear(layer)
         if word in OWN:
-            return quantise.QuantisedLinear(layer, word)
-        copy = quantise_libraries.MatrixLinear(layer.in_features, layer.out_features, bias=False, device="meta")
+            return quantisation.QuantisedLinear(layer, word)
+        copy = library_quantisation.MatrixLinear(layer.in_features, layer.out_features, bias=False, device="meta")
         copy.weight, copy.bias = torch.nn.Parameter(layer.weight.detach(), requires_grad=False), layer.bias
         holder = torch.nn.Sequential(copy)
         quantization.quantize_(holder, _config(word))
@@ -270,7 +268,7 @@ def size(tensors: Mapping[str, Shape], width: int, word: Copied | None) -> int:
         width: bytes of one of its weights.
         word: None for no copies.
     """
-    return 0 if word is None else sum(_layer_size(shape, width, word) for shape in quantise.in_blocks(tensors))
+    return 0 if word is None else sum(_layer_size(shape, width, word) for shape in quantisation.in_blocks(tensors))
 
 
 def _layer_size(shape: Shape, width: int, word: Copied) -> int:
@@ -284,4 +282,4 @@ def _layer_size(shape: Shape, width: int, word: Copied) -> int:
             return rows * columns + 4 * rows
         case "torchao_nvfp4" | "torchao_nvfp4_dynamic":  # scales of 16 in tiles of 128 x 4, and one of them all
             return rows * columns // 2 + 512 * math.ceil(rows / 128) * math.ceil(columns / 64) + 4
-    return quantise.layer_size(shape, width, word)
+    return quantisation.layer_size(shape, width, word)

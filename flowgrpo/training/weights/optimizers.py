@@ -20,9 +20,9 @@ from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.sections import Train
 
 if TYPE_CHECKING:
-    from flowgrpo.training.distributed import dtensors as placement
+    from flowgrpo.training.distributed import dtensors
 else:
-    placement = lazy("flowgrpo.training.distributed.dtensors")
+    dtensors = lazy("flowgrpo.training.distributed.dtensors")
 
 MESSAGE = 2**28  # bytes of gradients that processes sum at once; what is made for it is twice as large
 EXTRA = "pip install 'flowgrpo[8bit]'"
@@ -146,7 +146,7 @@ def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     ):  # another number of them is refused by the optimizer
         for key, value in moments.get(index, {}).items():
             if isinstance(value, torch.Tensor) and value.shape == p.shape:
-                moments[index][key] = placement.placed_as(value, p)
+                moments[index][key] = dtensors.placed_as(value, p)
     # How a step is taken is for the machine that takes it.
     fused = [group["fused"] for group in optimizer.param_groups if "fused" in group]
     groups = [{**group, **({"fused": fused[0]} if fused else {})} for group in state["param_groups"]]

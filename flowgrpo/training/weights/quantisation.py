@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from flowgrpo.errors import InputError
 from flowgrpo.training.model_files.hub_files import Shape
-from flowgrpo.training.weights import library_quantisation as quantise_libraries
+from flowgrpo.training.weights import library_quantisation
 
 Tensor = torch.Tensor
 IN_BLOCK = re.compile(r"(?:^|\.)\d+\..+\.weight$")  # a block's name is a number
@@ -246,8 +246,8 @@ def size(tensors: Mapping[str, Shape], width: int, form: str | None) -> int:
         width: bytes of a weight that is not quantised.
         form: `int8`, `fp8`, `nf4`, a library's form, or None for a network as it is.
     """
-    if form in quantise_libraries.LIBRARY_FORMS:
-        return quantise_libraries.size(tensors, width, form)
+    if form in library_quantisation.LIBRARY_FORMS:
+        return library_quantisation.size(tensors, width, form)
     return sum(_size(name, shape, width, form) for name, shape in tensors.items())
 
 

@@ -22,8 +22,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.distributed.fsdp_lockstep import Lockstep
 from flowgrpo.training.distributed.gpu_layout import of_machine
-from flowgrpo.training.weights import low_precision_copies as low_precision
-from flowgrpo.training.weights import quantisation as quantise
+from flowgrpo.training.weights import low_precision_copies, quantisation
 from flowgrpo.training.weights.trained_weights import Weights
 
 # Layers whose matrix autocast casts, whatever the input.
@@ -41,15 +40,15 @@ def check(config: RunConfig) -> None:
         return
     if config.model.lora is None:
         _check_full(config)
-    for word, key in low_precision.of_copies(config).items():
+    for word, key in low_precision_copies.of_copies(config).items():
         raise InputError(
             f"run.sharding: the copy of the network that {key}={word} asks for cannot be cut; set run.sharding=none, or "
             f"{key}=null"
         )
     form = config.model.quantise
-    if form is not None and form not in quantise.FORMS:
+    if form is not None and form not in quantisation.FORMS:
         raise InputError(
-            f"run.sharding: the layers of model.quantise={form} cannot be cut, take {' or '.join(quantise.FORMS)}"
+            f"run.sharding: the layers of model.quantise={form} cannot be cut, take {' or '.join(quantisation.FORMS)}"
         )
     if config.model.offload_activations and not config.model.gradient_checkpointing:
         raise InputError(

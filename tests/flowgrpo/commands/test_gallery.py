@@ -18,7 +18,7 @@ from flowgrpo.commands.gallery.curve import _ticks, curve
 from flowgrpo.commands.gallery.media import data_url, outline
 from flowgrpo.commands.gallery.numbers import Mean, difference, number
 from flowgrpo.errors import InputError
-from flowgrpo.training.reports import video_files as videos
+from flowgrpo.training.reports import video_files
 from flowgrpo.training.reports.samples import save_sample
 from rewards import BUILT_IN
 
@@ -90,7 +90,7 @@ def test_videos_move_on_the_page(tmp_path):
 
 
 def test_without_ffmpeg_videos_move_as_webp(tmp_path, monkeypatch):
-    monkeypatch.setattr(videos, "ffmpeg", lambda: None)
+    monkeypatch.setattr(video_files, "ffmpeg", lambda: None)
     folder = folder_of_samples(tmp_path / "s", {0: [0.2], 4: [0.9]}, (5, 3, 8, 12))
     page = write_gallery([folder], tmp_path / "g.html").read_text()
     before, after = (embedded(url) for url in re.findall(r'<img src="([^"]*)"', page))

@@ -9,7 +9,7 @@ from flowgrpo import config
 from flowgrpo.commands.gallery import write_gallery
 from flowgrpo.commands.gallery.history import held_out_words
 from flowgrpo.commands.report import write_report
-from flowgrpo.training.reports import model_card as card
+from flowgrpo.training.reports import model_card
 
 FEWER = "n = 10 and 7, so not of the same samples"
 
@@ -87,4 +87,4 @@ def test_no_page_tells_a_gain_where_one_of_the_two_has_no_mean(tmp_path, first, 
 def test_a_model_card_says_of_how_many_samples_its_means_are(tmp_path, every, said):
     run = run_of(tmp_path / "r", every)
     settings = config.validated({"model": {"path": "shapes"}, "rewards": "shapes"})
-    assert said in card.heading(run, settings, library="diffusers", kind="full", step=2, task="text-to-image")
+    assert said in model_card.heading(run, settings, library="diffusers", kind="full", step=2, task="text-to-image")

@@ -11,13 +11,13 @@ from film_files import H264, HEVC, VP9, blocks, write_film
 from PIL import Image
 
 from flowgrpo.commands.gallery.media import data_url
-from flowgrpo.training.reports import video_files as videos
+from flowgrpo.training.reports import video_files
 from flowgrpo.training.reports.samples import save_sample
 from rewards.media import MediaError, film
 
 
 def test_a_large_webp_is_made_smaller_and_keeps_its_pace(tmp_path, monkeypatch):
-    monkeypatch.setattr(videos, "ffmpeg", lambda: None)
+    monkeypatch.setattr(video_files, "ffmpeg", lambda: None)
     kind, data = embedded(data_url(save_sample(torch.rand(3, 3, 200, 768), tmp_path / "a")))
     with Image.open(data) as video:
         assert (kind, video.size, video.n_frames, video.info["loop"]) == ("image/webp", (384, 100), 3, 0)
@@ -69,5 +69,5 @@ def test_any_picture_is_one_that_browsers_show(tmp_path, name):
 
 def media_length(file):
     """Seconds of a video, as ffmpeg counts them."""
-    done = subprocess.run([videos.ffmpeg(), "-i", str(file)], capture_output=True, text=True, check=False)
+    done = subprocess.run([video_files.ffmpeg(), "-i", str(file)], capture_output=True, text=True, check=False)
     return float(re.search(r"Duration: 00:00:(\d+\.\d+)", done.stderr)[1])

@@ -6,8 +6,7 @@ import json
 import pytest
 
 from flowgrpo.cli import main
-from flowgrpo.training.planning import gpu_types as gpus
-from flowgrpo.training.planning import iteration_cost as cost
+from flowgrpo.training.planning import gpu_types, iteration_cost
 
 pytestmark = pytest.mark.usefixtures("kept_trials")
 DIVERGENCE = "algorithm.objective.kl.beta=0.01"  # in all plans, so that one trial serves them
@@ -39,7 +38,7 @@ def test_what_can_be_cut_is_planned(workplace, capsys):
 @pytest.fixture
 def launched_at_once(monkeypatch):
     """Calls take as long as their operations, and no longer: those of the tiny model are launched longer than computed."""
-    monkeypatch.setattr(cost, "LAUNCH", 0.0)
+    monkeypatch.setattr(iteration_cost, "LAUNCH", 0.0)
 
 
 def planned(capsys, *options):
@@ -139,8 +138,8 @@ def test_as_many_groups_are_advised_as_keep_gpus_busy_where_their_calls_are_not_
 def test_rows_that_would_not_fit_the_gpu_are_not_advised(workplace, capsys, monkeypatch):
     options = ["train.rollout_batch=2", "train.micro_batch=2", "--fixed-seconds", "0", "--gpus", "1"]
     assert any("train.micro_batch" in each["set"] for each in planned(capsys, *options)["cost"]["changes"])
-    small = dataclasses.replace(gpus.GPUS["h100"], memory=0.5)
-    monkeypatch.setitem(gpus.GPUS, "h100", small)
+    small = dataclasses.replace(gpu_types.GPUS["h100"], memory=0.5)
+    monkeypatch.setitem(gpu_types.GPUS, "h100", small)
     assert not any("train.micro_batch" in each["set"] for each in planned(capsys, *options)["cost"]["changes"])
 
 

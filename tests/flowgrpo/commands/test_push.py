@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import constants, errors
 
 from flowgrpo.cli import main
-from flowgrpo.flow.outputs import comfyui_names as comfyui
+from flowgrpo.flow.outputs import comfyui_names
 
 
 class Hub:
@@ -99,7 +99,7 @@ def test_what_stops_an_upload_is_said_before_the_model_is_loaded(trained, hub, c
 def test_an_export_that_is_refused_makes_no_repository(trained, hub, capsys, monkeypatch, cause):
     played, options = hub(), []
     if cause == "comfyui":
-        monkeypatch.delitem(comfyui.NAMES, "SD3Transformer2DModel")
+        monkeypatch.delitem(comfyui_names.NAMES, "SD3Transformer2DModel")
         options, said = ["--comfyui"], "--comfyui: which names ComfyUI has for the layers of SD3Transformer2DModel"
     elif cause == "prompts":
         Path("prompts.txt").unlink()

@@ -14,14 +14,13 @@ from runs import background, metrics, wait_for, weights
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.training.checkpoints import snapshot
-from flowgrpo.training.run import random_states
-from flowgrpo.training.run import run_folder as folders
+from flowgrpo.training.run import random_states, run_folder
 from flowgrpo.training.weights.trained_weights import Weights
 
 
 @pytest.mark.parametrize("resume", ["false", "true"])
 def test_a_second_run_in_a_folder_ends_with_status_2_before_its_model(workplace, unloaded, capsys, resume):
-    with folders.held(workplace / "runs" / "t"):
+    with run_folder.held(workplace / "runs" / "t"):
         (workplace / "runs" / "t" / "config.yaml").write_text(yaml.safe_dump(config.load("tiny.yaml").model_dump()))
         assert main(["train", "tiny.yaml", f"run.resume={resume}"]) == 2
     said = f"flowgrpo: run.name: another run goes on in runs/t, process {os.getpid()}; wait for its end"
@@ -30,7 +29,7 @@ def test_a_second_run_in_a_folder_ends_with_status_2_before_its_model(workplace,
 
 def test_several_processes_are_not_even_started(workplace, monkeypatch, capsys):
     monkeypatch.setattr("flowgrpo.commands.launch.relaunch", lambda processes, folder: pytest.fail("they were"))
-    with folders.held(workplace / "runs" / "t"):
+    with run_folder.held(workplace / "runs" / "t"):
         assert main(["train", "tiny.yaml", "run.processes=2", "train.groups=4"]) == 2
     assert "another run goes on in runs/t" in capsys.readouterr().err
 

@@ -15,7 +15,7 @@ from zoo import SPECIMENS
 
 from flowgrpo import config
 from flowgrpo.cli import main
-from flowgrpo.flow.planning import memory_budget as budget
+from flowgrpo.flow.planning import memory_budget
 from flowgrpo.training.checkpoints import lora_files
 
 KL = ["algorithm.objective.kl={form: velocity, beta: 0.5}"]
@@ -210,7 +210,7 @@ def test_the_budget_of_a_gpu_counts_the_kept_start(workplace):
     trained = []
     for reference in ("fixed", "base"):
         settings = config.load("tiny.yaml", [START, *KL, f"algorithm.objective.kl.reference={reference}"])
-        found = budget.fit(settings, 8 << 30)
+        found = memory_budget.fit(settings, 8 << 30)
         trained.append({phase["phase"]: phase["trained"] for phase in found["phases"] if phase.get("trained")})
     assert trained[0]
     assert {name: size - 4 * 2 * 2 * 16 for name, size in trained[0].items()} == trained[1]

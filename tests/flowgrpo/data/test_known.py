@@ -8,8 +8,7 @@ import torch
 from transformers import AutoTokenizer
 
 from flowgrpo.data import configs, known
-from flowgrpo.flow.pipeline.loading import load as loading
-from flowgrpo.flow.pipeline.loading import meta_pipeline as weightless
+from flowgrpo.flow.pipeline.loading import load, meta_pipeline
 from flowgrpo.mdlm.models import architectures
 
 # Billions of parameters of the trained networks, of torch's own count of the hub's configs.
@@ -45,8 +44,8 @@ TEXTS = {
 def test_a_known_pipeline_has_the_size_that_is_published(name):
     with known.folder(name, with_tokenizers=False) as place:
         index = json.loads((Path(place) / "model_index.json").read_text())
-        kind = loading.component_class(index["transformer"])
-        network = weightless.network(kind, Path(place) / "transformer", torch.bfloat16)
+        kind = load.component_class(index["transformer"])
+        network = meta_pipeline.network(kind, Path(place) / "transformer", torch.bfloat16)
     billions = sum(p.numel() for p in network.parameters()) / 1e9
     assert billions == pytest.approx(SIZES[name], abs=0.006)
 

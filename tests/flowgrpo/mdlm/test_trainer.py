@@ -13,7 +13,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.network import predictor
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.methods.presets import PRESETS
-from flowgrpo.training.advantages import unit_selection as selection
+from flowgrpo.training.advantages import unit_selection
 from flowgrpo.training.run.run_files import read_metrics
 from flowgrpo.training.run.stop_reasons import Finished, NothingToLearn
 
@@ -168,7 +168,7 @@ def test_the_weights_of_the_groups_scale_the_loss_and_are_not_divided_out(settin
     """The gradient is the loss's: three times as long where every group weighs three times as much."""
 
     def norm(weights):
-        monkeypatch.setattr(selection, "robust_weights", lambda failed, robust: torch.tensor(weights))
+        monkeypatch.setattr(unit_selection, "robust_weights", lambda failed, robust: torch.tensor(weights))
         chosen = {"algorithm__preset": preset, "train__iterations": 1, "train__groups": 2, "train__updates": 1}
         done = run.train_config(settings(run__name=f"by{weights[0]:.0f}", **chosen))
         return lines(done)[0]["policy/grad_norm"]

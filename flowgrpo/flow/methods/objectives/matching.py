@@ -18,7 +18,7 @@ from typing_extensions import override
 from flowgrpo.flow.methods.objectives.policy_gradient import ClipRange, LossInputs, PolicyGradient, plain_ratio
 from flowgrpo.schema.base import NotNegative, Positive, Rate
 from flowgrpo.schema.heavy import Tensor, torch
-from flowgrpo.training.advantages import clipped_ratio as surrogate
+from flowgrpo.training.advantages import clipped_ratio
 from flowgrpo.training.advantages.clipped_ratio import both_bounds, bounded_exp
 
 
@@ -244,7 +244,7 @@ class GroupSigmoid(Coupled):
         if self.clip_range is None:
             return super().clipped(inputs)
         ratio = bounded_exp(inputs.log_prob.detach() - inputs.score(inputs.old_error))
-        return surrogate.clipped(ratio, inputs.advantage, *both_bounds(self.clip_range))
+        return clipped_ratio.clipped(ratio, inputs.advantage, *both_bounds(self.clip_range))
 
     @override
     def above(self, inputs: LossInputs) -> Tensor:

@@ -15,7 +15,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, Positive, Strict
 from flowgrpo.schema.heavy import Tensor, torch
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training.advantages import clipped_ratio as surrogate
+from flowgrpo.training.advantages import clipped_ratio
 from flowgrpo.training.advantages.clipped_ratio import both_bounds, bounded_exp
 
 if TYPE_CHECKING:
@@ -284,11 +284,11 @@ class Clipped(PolicyGradient):
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        return surrogate.clip_loss(self.ratio(inputs), inputs.advantage, *both_bounds(self.clip_range))
+        return clipped_ratio.clip_loss(self.ratio(inputs), inputs.advantage, *both_bounds(self.clip_range))
 
     @override
     def clipped(self, inputs: LossInputs) -> Tensor:
-        return surrogate.clipped(self.ratio(inputs), inputs.advantage, *both_bounds(self.clip_range))
+        return clipped_ratio.clipped(self.ratio(inputs), inputs.advantage, *both_bounds(self.clip_range))
 
     @override
     def above(self, inputs: LossInputs) -> Tensor:
@@ -360,7 +360,7 @@ class SoftGate(PolicyGradient):
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        return surrogate.soft_gate_loss(plain_ratio(inputs), inputs.advantage, *self.temperature)
+        return clipped_ratio.soft_gate_loss(plain_ratio(inputs), inputs.advantage, *self.temperature)
 
     @override
     def clipped(self, inputs: LossInputs) -> Tensor:

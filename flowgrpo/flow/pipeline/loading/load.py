@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # what a plan does without is imported by who loads a model
     from safetensors import torch as safetensors_torch
 
     from flowgrpo.flow.pipeline import policy as policies
-    from flowgrpo.flow.pipeline.loading import weightless_networks as hollow
+    from flowgrpo.flow.pipeline.loading import weightless_networks
     from flowgrpo.flow.pipeline.networks import traits
     from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 else:
@@ -51,7 +51,7 @@ else:
     safetensors = lazy("safetensors")
     safetensors_torch = lazy("safetensors.torch")
     transformers = lazy("transformers")
-    hollow = lazy("flowgrpo.flow.pipeline.loading.weightless_networks")
+    weightless_networks = lazy("flowgrpo.flow.pipeline.loading.weightless_networks")
     policies = lazy("flowgrpo.flow.pipeline.policy")
     traits = lazy("flowgrpo.flow.pipeline.networks.traits")
 
@@ -326,7 +326,7 @@ def load_policy(
     check_files(path, variant)
     call, device = {**embedded.call_of(path), **(call or {})}, torch.device(device or default_device())
     first = encode is not None and options.get("text_encoders", "keep") != "keep" and loads_later(path)
-    later = hollow.classes(index_of(path)) if first else {}
+    later = weightless_networks.classes(index_of(path)) if first else {}
     if not later:
         pipe = load_pipeline(path, DTYPES[dtype], quantise=quantise, variant=variant)
         stay = on_host and loads_later(path)  # prompts are encoded without them
@@ -339,14 +339,14 @@ def load_policy(
         torch.float32 if options.get("autocast") else DTYPES[dtype]
     )  # that of the weights when prompts are sampled
     with one_sentence(path):
-        absent = hollow.networks(later, place_of(path), kept_in, device)
+        absent = weightless_networks.networks(later, place_of(path), kept_in, device)
     pipe = load_pipeline(path, DTYPES[dtype], absent, variant=variant)
     pipe.to(device)
     policy = policies.DiffusersPolicy(pipe, call, **options)
     encode(policy)
     policy.offload()
     with one_sentence(path), without_progress_bars("diffusers"):
-        hollow.fill(pipe, later, place_of(path), DTYPES[dtype], quantise=quantise, variant=variant)
+        weightless_networks.fill(pipe, later, place_of(path), DTYPES[dtype], quantise=quantise, variant=variant)
     _finish(pipe, device, adapter, quantise, on_host=traits.networks(pipe) if on_host else ())
     policy.walk.take_networks()
     return policy

@@ -13,9 +13,9 @@ from diffusers import ConfigMixin, DiffusionPipeline
 
 from flowgrpo.data import known
 from flowgrpo.data.embedded import place_of
-from flowgrpo.flow.pipeline.loading import load as loading
+from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.training.model_files.hub_files import one_sentence
-from flowgrpo.training.planning import meta_networks as hollow
+from flowgrpo.training.planning import meta_networks
 
 FILES = ["*.json", "*.txt", "*.model", "*.jinja"]  # configs and tokenizers
 
@@ -31,7 +31,7 @@ def configs(path: str) -> Iterator[str]:
     """
     if Path(place_of(path)).is_dir():
         yield place_of(path)
-    elif loading.stands_in(path):
+    elif load.stands_in(path):
         with known.folder(path) as place:
             yield place
     else:
@@ -48,22 +48,22 @@ def pipeline(folder: str, dtype: torch.dtype) -> DiffusionPipeline:
     Raises:
         InputError: the folder holds no diffusers pipeline.
     """
-    index = loading.index_of(folder)
+    index = load.index_of(folder)
     components: dict[str, Any] = {}
     for name, written in index.items():
-        kind = loading.component_class(written)
+        kind = load.component_class(written)
         if kind is not None:
             components[name] = _component(kind, Path(folder) / name, dtype)
         elif not name.startswith("_"):  # an absent component, or a number, such as the boundary between two experts
             components[name] = None if written == [None, None] else written
-    return loading.pipeline_class(folder)(**components)
+    return load.pipeline_class(folder)(**components)
 
 
 def network(kind: type[torch.nn.Module], folder: Path, dtype: torch.dtype) -> torch.nn.Module:
     """A network from the config in its folder."""
     if issubclass(kind, ConfigMixin):
-        return hollow.built(lambda: kind.from_config(kind.load_config(folder)), dtype)
-    return hollow.built(lambda: kind(kind.config_class.from_pretrained(folder)), dtype)
+        return meta_networks.built(lambda: kind.from_config(kind.load_config(folder)), dtype)
+    return meta_networks.built(lambda: kind(kind.config_class.from_pretrained(folder)), dtype)
 
 
 def _component(kind: type, folder: Path, dtype: torch.dtype) -> Any:

@@ -19,7 +19,7 @@ from diffusers.models.modeling_utils import no_init_weights
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.networks.traits import is_network
 from flowgrpo.training.model_files.hub_files import variant_of
-from flowgrpo.training.weights import library_quantisation as quantise_libraries
+from flowgrpo.training.weights import library_quantisation
 
 
 class _Hollow:
@@ -110,12 +110,12 @@ def fill(
         quantise: what a library quantises them to; see `training.weights.library_quantisation`.
         variant: of their files, where they have such.
     """
-    form = quantise_libraries.library_config(quantise, "diffusers", dtype)
+    form = library_quantisation.library_config(quantise, "diffusers", dtype)
     quantised = {} if form is None else {"quantization_config": form}
     for name, kind in kinds.items():
         own = variant_of(source, name, variant)
         setattr(pipe, name, kind.from_pretrained(source, subfolder=name, dtype=dtype, variant=own, **quantised))
-        quantise_libraries.refuse_quantised(getattr(pipe, name), quantise)
+        library_quantisation.refuse_quantised(getattr(pipe, name), quantise)
     _construct_again(pipe)
 
 

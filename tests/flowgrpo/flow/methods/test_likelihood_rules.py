@@ -8,8 +8,7 @@ from field import settings, trainer
 
 from flowgrpo.config import validated
 from flowgrpo.errors import InputError
-from flowgrpo.flow.methods import likelihood_rules as elbo
-from flowgrpo.flow.methods import presets
+from flowgrpo.flow.methods import likelihood_rules, presets
 from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from flowgrpo.schema.choose import filled
 
@@ -86,6 +85,6 @@ def test_a_trajectory_is_scored_as_it_was_walked():
 )
 def test_a_guided_call_of_final_samples_is_warned_of(guidance, said):
     config = validated({"model": {"path": "shapes", "guidance": guidance}, "algorithm": {"preset": "nft"}})
-    (sentence,) = elbo.guidance_warnings(config, 2)
+    (sentence,) = likelihood_rules.guidance_warnings(config, 2)
     assert said in sentence
-    assert elbo.guidance_warnings(config, 1) == []
+    assert likelihood_rules.guidance_warnings(config, 1) == []

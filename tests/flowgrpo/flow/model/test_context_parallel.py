@@ -13,7 +13,7 @@ from zoo import SPECIMENS
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
-from flowgrpo.flow.model import context_parallel as context
+from flowgrpo.flow.model import context_parallel
 
 CALLS = {
     "FluxPipeline": {},
@@ -260,13 +260,13 @@ def chosen(path, processes=4, degree=4, **model):
 def test_what_cannot_be_shared_is_refused(name, model, said, tmp_path):
     SPECIMENS[name].build().save_pretrained(tmp_path)
     with pytest.raises(InputError, match=f"run.context_parallel: {said}"):
-        context.check(chosen(tmp_path, **model))
+        context_parallel.check(chosen(tmp_path, **model))
 
 
 def test_what_can_be_shared_is_taken(tmp_path):
     SPECIMENS["WanPipeline (2.2)"].build().save_pretrained(tmp_path)
-    context.check(chosen(tmp_path, degree=2))
-    context.check(chosen("shapes", degree=1))
+    context_parallel.check(chosen(tmp_path, degree=2))
+    context_parallel.check(chosen("shapes", degree=1))
 
 
 def test_a_machine_without_accelerators_is_refused(monkeypatch):
@@ -274,5 +274,5 @@ def test_a_machine_without_accelerators_is_refused(monkeypatch):
     with pytest.raises(
         InputError, match="run.context_parallel: diffusers shares calls among accelerators, and there is none"
     ):
-        context.check_device(chosen("shapes"))
-    context.check_device(chosen("shapes", degree=1))
+        context_parallel.check_device(chosen("shapes"))
+    context_parallel.check_device(chosen("shapes", degree=1))

@@ -14,7 +14,7 @@ from zoo import SPECIMENS
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Model
-from flowgrpo.flow.model import initial_lora as start
+from flowgrpo.flow.model import initial_lora
 from flowgrpo.training.weights.trained_weights import Weights
 
 NAMES = ("FluxPipeline", "StableDiffusion3Pipeline", "WanPipeline", "QwenImagePipeline")
@@ -59,7 +59,7 @@ def started(made, file, **lora):
     """The network of a specimen with the adapters of a file, as a run puts them there."""
     model = Model(path=str(made.folder), lora={"path": str(file), **lora})
     fresh = copy.deepcopy(made.plain)
-    weights = Weights({"transformer": fresh}, start.adapters(model))
+    weights = Weights({"transformer": fresh}, initial_lora.adapters(model))
     assert {p.dtype for p in weights.parameters} == {torch.float32}
     return fresh
 
@@ -166,7 +166,7 @@ def test_pefts_options_hold_for_the_original_names_of_flux2(trained, tmp_path, o
     assert "base_model.model.single_blocks.0.linear1.lora_A.weight" in written
     save_file(written, tmp_path / "adapter_model.safetensors")
     peft.LoraConfig(**given, **options, target_modules=["linear1", "linear2"]).save_pretrained(tmp_path)
-    (found,) = start.adapters(Model(path=str(made.folder), lora={"path": str(tmp_path)})).values()
+    (found,) = initial_lora.adapters(Model(path=str(made.folder), lora={"path": str(tmp_path)})).values()
     assert {layer.alpha for layer in found.layers.values()} == {16, *options.get("alpha_pattern", {}).values()}
     assert found.rslora is ("use_rslora" in options)
     assert_same(matrices(started(made, tmp_path)), matrices(other), exact=True)
@@ -209,7 +209,7 @@ def test_a_sample_is_that_of_the_pipelines_own_loader(trained, tmp_path):
     pipes = [diffusers.DiffusionPipeline.from_pretrained(made.folder) for _ in range(2)]
     pipes[0].load_lora_weights(tmp_path)
     model = Model(path=str(made.folder), lora={"path": str(tmp_path)})
-    Weights({"transformer": pipes[1].transformer}, start.adapters(model))
+    Weights({"transformer": pipes[1].transformer}, initial_lora.adapters(model))
     call = {**specimen.call, "output_type": "pt", "return_dict": False}
     theirs, ours = (
         pipe(prompt=specimen.prompts[0], generator=torch.Generator().manual_seed(5), **call)[0] for pipe in pipes
@@ -233,7 +233,7 @@ def test_a_network_without_adapters_in_the_file_gets_new_ones_on_the_same_layers
     made = trained("WanPipeline (2.2)")
     assert made.pipe.transformer_2 is not None
     made.pipe.save_lora_weights(tmp_path / "lora", get_peft_model_state_dict(made.network))
-    found = start.adapters(Model(path=str(made.folder), lora={"path": str(tmp_path / "lora")}))
+    found = initial_lora.adapters(Model(path=str(made.folder), lora={"path": str(tmp_path / "lora")}))
     assert list(found) == ["transformer", "transformer_2"]
     assert found["transformer"].layers.keys() == found["transformer_2"].layers.keys()
     assert all(not layer.up.any() and layer.down.std() > 0.1 for layer in found["transformer_2"].layers.values())
@@ -247,12 +247,12 @@ def test_each_network_may_have_a_file_of_its_own(trained, tmp_path):
         network = copy.deepcopy(made.plain)  # both are of the same shapes
         network.add_adapter(config(r=2 if name == "transformer" else 4))
         made.pipe.save_lora_weights(path, get_peft_model_state_dict(network))
-    found = start.adapters(Model(path=str(made.folder), lora={"path": paths}))
+    found = initial_lora.adapters(Model(path=str(made.folder), lora={"path": paths}))
     assert {name: {layer.rank for layer in each.layers.values()} for name, each in found.items()} == {
         "transformer": {2}, "transformer_2": {4},
     }  # fmt: skip
     with pytest.raises(InputError, match=r"model\.lora\.path: \S+ has no network 'transformer_3', "):
-        start.adapters(Model(path=str(made.folder), lora={"path": {"transformer_3": paths["transformer"]}}))
+        initial_lora.adapters(Model(path=str(made.folder), lora={"path": {"transformer_3": paths["transformer"]}}))
 
 
 def damaged(state, kind):
@@ -292,7 +292,7 @@ def test_what_is_no_plain_lora_is_refused(trained, tmp_path, kind, said):
     state = {f"transformer.{key}": t.contiguous() for key, t in get_peft_model_state_dict(made.network).items()}
     save_file(damaged(state, kind), tmp_path / "a.safetensors")
     with pytest.raises(InputError) as refused:
-        start.adapters(Model(path=str(made.folder), lora={"path": str(tmp_path / "a.safetensors")}))
+        initial_lora.adapters(Model(path=str(made.folder), lora={"path": str(tmp_path / "a.safetensors")}))
     assert str(refused.value).startswith("model.lora.path: ")
     assert said in str(refused.value)
 
@@ -314,7 +314,9 @@ def test_what_is_no_plain_lora_is_refused(trained, tmp_path, kind, said):
 def test_what_has_nothing_for_the_model_is_refused(trained, tmp_path, keys, said):
     save_file({key: torch.ones(1, 1) for key in keys}, tmp_path / "a.safetensors")
     with pytest.raises(InputError) as refused:
-        start.adapters(Model(path=str(trained("FluxPipeline").folder), lora={"path": str(tmp_path / "a.safetensors")}))
+        initial_lora.adapters(
+            Model(path=str(trained("FluxPipeline").folder), lora={"path": str(tmp_path / "a.safetensors")})
+        )
     assert said in str(refused.value)
 
 
@@ -326,7 +328,7 @@ def test_a_lora_of_a_wider_model_is_refused_by_its_shapes(trained, tmp_path):
     with pytest.raises(
         InputError, match=r"is of another model, its adapter of \S+ is for a weight of 64 x 64, in \S+ it has 32 x 32"
     ):
-        start.adapters(Model(path=str(made.folder), lora={"path": str(tmp_path / "a.safetensors")}))
+        initial_lora.adapters(Model(path=str(made.folder), lora={"path": str(tmp_path / "a.safetensors")}))
 
 
 def test_text_encoders_are_left_out_with_a_warning(trained, tmp_path):
@@ -334,7 +336,7 @@ def test_text_encoders_are_left_out_with_a_warning(trained, tmp_path):
     state = {f"transformer.{key}": t.contiguous() for key, t in get_peft_model_state_dict(made.network).items()}
     save_file(state | {"text_encoder.a.lora_A.weight": torch.ones(2, 2)}, tmp_path / "a.safetensors")
     with pytest.warns(UserWarning, match="a.safetensors has adapters for text encoders too, they are left out"):
-        found = start.adapters(Model(path=str(made.folder), lora={"path": str(tmp_path / "a.safetensors")}))
+        found = initial_lora.adapters(Model(path=str(made.folder), lora={"path": str(tmp_path / "a.safetensors")}))
     assert found["transformer"].layers.keys() == matrices(made.network).keys()
 
 
@@ -356,9 +358,9 @@ def test_what_the_config_says_otherwise_is_refused(trained, tmp_path, lora, said
         transformer_lora_adapter_metadata={"r": 3, "lora_alpha": 5},
     )
     with pytest.raises(InputError, match=said):
-        start.adapters(Model(path=str(made.folder), lora={"path": str(tmp_path), **lora}))
+        initial_lora.adapters(Model(path=str(made.folder), lora={"path": str(tmp_path), **lora}))
     equal = {"rank": 3, "alpha": 5.0, "targets": TARGETS}
-    assert start.adapters(Model(path=str(made.folder), lora={"path": str(tmp_path), **equal}))
+    assert initial_lora.adapters(Model(path=str(made.folder), lora={"path": str(tmp_path), **equal}))
 
 
 def test_layers_are_known_without_weights(trained, tmp_path):
@@ -367,7 +369,7 @@ def test_layers_are_known_without_weights(trained, tmp_path):
     for file in ("model_index.json", "transformer/config.json"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         shutil.copy(folder / file, tmp_path / file)
-    outline = start.outlines(str(tmp_path))["transformer"]
+    outline = initial_lora.outlines(str(tmp_path))["transformer"]
     shapes = outline.layers
     assert outline.kind == "SD3Transformer2DModel"
     assert outline.parameters == {path: tuple(stored[path].shape) for path in stored if path != "pos_embed.pos_embed"}

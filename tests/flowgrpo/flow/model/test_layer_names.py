@@ -13,7 +13,7 @@ from zoo import SPECIMENS
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Model
-from flowgrpo.flow.model import initial_lora as start
+from flowgrpo.flow.model import initial_lora
 from flowgrpo.flow.model.layer_names import NAMES
 
 RECORDED = json.loads((Path(__file__).parents[3] / "data" / "comfyui_names.json").read_text())
@@ -52,7 +52,7 @@ def wan(tmp_path_factory):
 
 def read(wan, tmp_path, tensors):
     save_file(tensors, tmp_path / "a.safetensors")
-    (found,) = start.adapters(Model(path=str(wan[0]), lora={"path": str(tmp_path / "a.safetensors")})).values()
+    (found,) = initial_lora.adapters(Model(path=str(wan[0]), lora={"path": str(tmp_path / "a.safetensors")})).values()
     return found
 
 
@@ -108,7 +108,7 @@ class Dropping:
 
 
 def test_a_translation_that_leaves_a_tensor_out_is_refused_by_the_tensor_s_name(wan, tmp_path, monkeypatch):
-    monkeypatch.setattr(start.loading, "pipeline_class", lambda path: Dropping)
+    monkeypatch.setattr(initial_lora.loading, "pipeline_class", lambda path: Dropping)
     tensors = {
         "theirs.0.attn1.to_q.lora_A.weight": torch.ones(2, 32),
         "theirs.0.attn1.to_q.lora_B.weight": torch.ones(32, 2),

@@ -18,8 +18,7 @@ from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow.model import memory_estimate as memory
-from flowgrpo.flow.model import teacher
+from flowgrpo.flow.model import memory_estimate, teacher
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.training.planning import memory_advice
 from flowgrpo.training.weights.lora_adapters import Adapter, Matrices
@@ -320,8 +319,8 @@ def test_a_resume_learns_from_the_pipeline_as_the_whole_run_does(workplace, taug
 def test_the_estimate_counts_the_networks_of_a_pipeline_that_teaches(workplace):
     own = settings_of(()).model.path
     teachers = [settings_of([f"model.teacher={name}", *OPD]) for name in (own, "runs/t")]
-    whole, lora = (memory.memory_estimate(chosen)["gpu_bytes"] for chosen in teachers)
-    shapes = memory.component_shapes(own)["transformer"].values()
+    whole, lora = (memory_estimate.memory_estimate(chosen)["gpu_bytes"] for chosen in teachers)
+    shapes = memory_estimate.component_shapes(own)["transformer"].values()
     adapters = sum(p.numel() for p in adapted(4, 8.0, tiny.sd3())[1].parameters)
     assert whole - lora == 4 * (sum(math.prod(shape) for shape in shapes) - adapters)
 
@@ -381,7 +380,7 @@ def test_advice_names_nothing_that_a_pipeline_that_teaches_refuses(workplace):
     own = settings_of(()).model.path
     for path, quantises in ((own, False), ("runs/t", True)):
         chosen = settings_of([f"model.teacher={path}", *OPD, "run.processes=2"])
-        named = {key for key, _ in memory.smaller(chosen)}
+        named = {key for key, _ in memory_estimate.smaller(chosen)}
         assert ("model.quantise=int8" in named) == quantises
         assert ("run.sharding=fsdp2" in named) == quantises
         values = memory_advice._values(chosen, on_gpu=True)

@@ -20,7 +20,7 @@ from zoo import SPECIMENS
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.outputs import comfyui_names as comfyui
+from flowgrpo.flow.outputs import comfyui_names
 from flowgrpo.flow.outputs.export import write_weights
 from flowgrpo.flow.pipeline.networks import traits
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
@@ -69,7 +69,7 @@ def layers_of(written):
 def test_what_comfyui_merges_is_what_diffusers_computes(kind):
     recorded = RECORDED[kind]
     network, state = adapted(kind)
-    written = comfyui.renamed(network, state)
+    written = comfyui_names.renamed(network, state)
     assert all(f"{key}.alpha" in written for key in layers_of(written))
     found = {}
     for key in layers_of(written):
@@ -92,7 +92,7 @@ def test_what_comfyui_merges_is_what_diffusers_computes(kind):
 
 def test_a_layer_in_parts_may_be_trained_in_part():
     network, state = adapted("Flux2Transformer2DModel", only=["to_v", "to_add_out"])
-    written = comfyui.renamed(network, state)
+    written = comfyui_names.renamed(network, state)
     whole = change(written, "lora_unet_double_blocks_0_img_attn_qkv")
     query, key, value = whole.chunk(3)
     assert not query.any()
@@ -105,13 +105,13 @@ def test_a_layer_in_parts_may_be_trained_in_part():
 @pytest.mark.parametrize("kind", ["SanaTransformer2DModel", "PRXTransformer2DModel"])
 def test_an_unknown_network_is_refused_by_name(kind):
     with pytest.raises(InputError, match=rf"^--comfyui: which names ComfyUI has for the layers of {kind} is not known"):
-        comfyui.names_of(kind)
+        comfyui_names.names_of(kind)
 
 
 @pytest.mark.parametrize(("kind", "missing"), [(k, []) for k in ("FluxTransformer2DModel", "SD3Transformer2DModel")])
 def test_every_linear_layer_has_a_name(kind, missing):
     network, state = adapted(kind, "all-linear")
-    assert len(layers_of(comfyui.renamed(network, state))) == len(state) // 2
+    assert len(layers_of(comfyui_names.renamed(network, state))) == len(state) // 2
 
 
 def sampled(folder, call, prompt, lora=None):
@@ -144,7 +144,7 @@ def test_diffusers_reads_the_file_for_comfyui_to_the_same_sample(name, tmp_path)
     pipe.save_pretrained(tmp_path / "model")
     weights = randomised(traits.networks(pipe))
     write_weights(SimpleNamespace(pipe=pipe), weights, tmp_path)
-    [file] = comfyui.write(weights, tmp_path, "t")
+    [file] = comfyui_names.write(weights, tmp_path, "t")
     base, own, other = (
         sampled(tmp_path / "model", specimen.call, specimen.prompts[0], lora)
         for lora in (None, tmp_path, tmp_path / file)
@@ -155,7 +155,7 @@ def test_diffusers_reads_the_file_for_comfyui_to_the_same_sample(name, tmp_path)
 
 def test_two_networks_make_two_files(tmp_path):
     weights = randomised(traits.networks(SPECIMENS["WanPipeline (2.2)"].build()))
-    files = comfyui.write(weights, tmp_path, "t")
+    files = comfyui_names.write(weights, tmp_path, "t")
     assert files == ["comfyui/t-high_noise.safetensors", "comfyui/t-low_noise.safetensors"]
     for module, file in zip(("transformer", "transformer_2"), files, strict=True):
         adapter = weights.adapter_state(module)["blocks.0.attn1.to_q.lora_B.weight"]
@@ -185,7 +185,7 @@ def test_what_has_no_name_is_refused(tmp_path, kind, lora, layer, words):
     save_file({f"transformer.{layer}.lora_A.default.weight": torch.zeros(1)}, tmp_path / "weights.safetensors")
     settings = Config.model_validate({"model": {"path": str(tmp_path), "lora": lora}, "rewards": [{"use": "shapes"}]})
     with pytest.raises(InputError, match=f"^--comfyui: {words}"):
-        comfyui.check(settings, tmp_path, {})
+        comfyui_names.check(settings, tmp_path, {})
 
 
 @pytest.mark.parametrize("beside", ["", "average.", "reference.", "old.", "bank.3."])
@@ -195,7 +195,7 @@ def test_what_a_checkpoint_keeps_of_other_policies_needs_no_name(tmp_path, besid
     name = f"{beside}transformer.transformer_blocks.0.attn.to_q.lora_A.default.weight"
     save_file({name: torch.zeros(1)}, tmp_path / "weights.safetensors")
     settings = Config.model_validate({"model": {"path": str(tmp_path)}, "rewards": [{"use": "shapes"}]})
-    comfyui.check(settings, tmp_path, {})
+    comfyui_names.check(settings, tmp_path, {})
 
 
 @pytest.mark.usefixtures("trained")
@@ -209,7 +209,7 @@ def test_the_command_writes_the_file_or_refuses_before_it_loads_the_model(capsys
     assert torch.equal(written[key], adapter[key])
     assert adapter[key].any()
     monkeypatch.setattr("flowgrpo.flow.setup.policy_and_weights", lambda *a: pytest.fail("the model was loaded"))
-    monkeypatch.delitem(comfyui.NAMES, "SD3Transformer2DModel")
+    monkeypatch.delitem(comfyui_names.NAMES, "SD3Transformer2DModel")
     assert main(["export", "runs/t", "--out", "new", "--comfyui"]) == 2
     assert "--comfyui: which names ComfyUI has for the layers of SD3Transformer2DModel" in capsys.readouterr().err
     assert not Path("new").exists()

@@ -11,8 +11,8 @@ from fuzzing.loras import effective
 from zoo import SPECIMENS
 
 from flowgrpo.cli import main
-from flowgrpo.flow.model import initial_lora as start
-from flowgrpo.flow.outputs import comfyui_names as comfyui
+from flowgrpo.flow.model import initial_lora
+from flowgrpo.flow.outputs import comfyui_names
 from flowgrpo.flow.outputs.export import write_weights
 from flowgrpo.training.weights.lora_adapters import Adapter, Matrices
 from flowgrpo.training.weights.trained_weights import Weights
@@ -36,14 +36,14 @@ def specimen(tmp_path_factory):
 
 def chosen(network):
     """Some attention layers, and the first layer outside of the blocks that is one for adapters."""
-    outline = start.Outline.of(network)
+    outline = initial_lora.Outline.of(network)
     return [path for path in outline.layers if path.endswith(("to_q", "to_v", "to_out.0")) and ".0." in path]
 
 
 def adapter(network, kind):
     """An adapter of a kind, nowhere zero."""
     generator = torch.Generator().manual_seed(0)
-    outline = start.Outline.of(network)
+    outline = initial_lora.Outline.of(network)
     layers = {}
     for i, path in enumerate(chosen(network)):
         rank, alpha = (2 + i % 3, 3.0 + i % 2) if kind == "ranks and alphas" else (3, 4.5)
@@ -78,11 +78,11 @@ def test_every_export_gives_the_network_back(specimen, tmp_path, name, kind):
     network = copy.deepcopy(plain)
     weights = Weights({"transformer": network}, {"transformer": adapter(plain, kind)})
     expected = effective(network)
-    files = comfyui.write(weights, tmp_path, "t")
-    read = {"ComfyUI": lambda pipe: start.load_lora(pipe, folder, str(tmp_path / files[0]))}
+    files = comfyui_names.write(weights, tmp_path, "t")
+    read = {"ComfyUI": lambda pipe: initial_lora.load_lora(pipe, folder, str(tmp_path / files[0]))}
     if kind != "shifts":  # which no file of diffusers can hold
         write_weights(SimpleNamespace(pipe=None), weights, tmp_path)
-        read["diffusers"] = lambda pipe: start.load_lora(pipe, folder, str(tmp_path))
+        read["diffusers"] = lambda pipe: initial_lora.load_lora(pipe, folder, str(tmp_path))
         read["diffusers' own loader"] = lambda pipe: pipe.load_lora_weights(str(tmp_path))
     for form, load in read.items():
         pipe = DiffusionPipeline.from_pretrained(folder)
@@ -96,9 +96,9 @@ def test_every_export_gives_the_network_back(specimen, tmp_path, name, kind):
 def test_a_run_with_shifts_is_exported_for_comfyui_and_refused_for_diffusers(specimen, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     folder, plain = specimen("WanPipeline")
-    from flowgrpo.training.weights import lora_adapters as adapters
+    from flowgrpo.training.weights import lora_adapters
 
-    adapters.save(tmp_path / "start.safetensors", {"transformer": adapter(plain, "shifts")})
+    lora_adapters.save(tmp_path / "start.safetensors", {"transformer": adapter(plain, "shifts")})
     (tmp_path / "p.txt").write_text("a cat\na dog\n")
     (tmp_path / "r.py").write_text("def r(images, prompts):\n    return images.mean((1, 2, 3, 4))\n")
     call = "{num_inference_steps: 3, guidance_scale: 1.0, height: 16, width: 16, num_frames: 5, max_sequence_length: 8}"

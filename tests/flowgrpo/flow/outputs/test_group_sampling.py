@@ -16,7 +16,7 @@ from flowgrpo.cli import main
 from flowgrpo.data import prompts, stored
 from flowgrpo.flow import setup
 from flowgrpo.flow.diagnostics import spectrum
-from flowgrpo.flow.offline import model_fingerprint as fingerprint
+from flowgrpo.flow.offline import model_fingerprint
 from flowgrpo.flow.outputs import group_sampling
 from flowgrpo.training.run.run_data import RunData
 from flowgrpo.training.scoring import scorer
@@ -133,30 +133,30 @@ def test_another_model_precision_or_call_is_one_sentence(capsys):
 
 
 def test_the_fingerprint_is_that_of_the_weights(tiny_model, tmp_path):
-    before = fingerprint.fingerprint(str(tiny_model))
+    before = model_fingerprint.fingerprint(str(tiny_model))
     shutil.copytree(tiny_model, tmp_path / "copy")
-    assert fingerprint.fingerprint(str(tmp_path / "copy")) == before
+    assert model_fingerprint.fingerprint(str(tmp_path / "copy")) == before
     (tmp_path / "copy" / "README.md").write_text("of no matter")
-    assert fingerprint.fingerprint(str(tmp_path / "copy")) == before
+    assert model_fingerprint.fingerprint(str(tmp_path / "copy")) == before
     (weights,) = (tmp_path / "copy" / "transformer").glob("*.safetensors")
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    assert fingerprint.fingerprint(str(tmp_path / "copy")) != before
+    assert model_fingerprint.fingerprint(str(tmp_path / "copy")) != before
 
 
 def test_another_variant_of_a_model_is_another_model(tiny_model):
-    found = [fingerprint.fingerprint(str(tiny_model), variant) for variant in (None, "fp16", "bf16")]
+    found = [model_fingerprint.fingerprint(str(tiny_model), variant) for variant in (None, "fp16", "bf16")]
     assert len(set(found)) == 3
-    assert found[0] == fingerprint.fingerprint(str(tiny_model))
+    assert found[0] == model_fingerprint.fingerprint(str(tiny_model))
 
 
 def test_a_model_of_the_hub_is_known_by_its_commit(monkeypatch):
     monkeypatch.setattr("flowgrpo.flow.pipeline.loading.load.index_of", lambda path: {"transformer": ["a", "b"]})
     snapshot = "/cache/models--owner--name/snapshots/0123abc/model_index.json"
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda path, file: snapshot)
-    assert fingerprint.fingerprint("owner/name") == "owner/name@0123abc"
-    assert fingerprint.fingerprint("owner/name", "fp16") == "owner/name@0123abc:fp16"
+    assert model_fingerprint.fingerprint("owner/name") == "owner/name@0123abc"
+    assert model_fingerprint.fingerprint("owner/name", "fp16") == "owner/name@0123abc:fp16"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from runs import CALL, metrics
 from flowgrpo.cli import main
 from flowgrpo.data import stored
 from flowgrpo.data.prompts import Row
-from flowgrpo.flow.outputs import preference_pairs as pairs
+from flowgrpo.flow.outputs import preference_pairs
 from flowgrpo.flow.pipeline.loading.load import load_policy
 from flowgrpo.flow.pipeline.vae_encoder import encoder
 
@@ -104,7 +104,7 @@ def test_pairs_that_were_cut_off_are_gone_on_with(workplace, tiny_model, monkeyp
     write(workplace / "p.parquet", [row(caption, 1.0) for caption in CAPTIONS])
     one = ["--batch-size", "2"]
     assert main([*command(tiny_model, "p.parquet", "whole"), *one]) == 0
-    real, seen = pairs.picture, []
+    real, seen = preference_pairs.picture, []
 
     def cut_off(data, size, place):
         seen.append(place)
@@ -112,7 +112,7 @@ def test_pairs_that_were_cut_off_are_gone_on_with(workplace, tiny_model, monkeyp
             raise KeyboardInterrupt
         return real(data, size, place)
 
-    monkeypatch.setattr(pairs, "picture", cut_off)
+    monkeypatch.setattr(preference_pairs, "picture", cut_off)
     assert main([*command(tiny_model, "p.parquet", "cut"), *one]) == 130
     assert main([*command(tiny_model, "p.parquet", "cut"), *one]) == 0
     assert seen[5:] == ["p.parquet:3", "p.parquet:3"]
@@ -125,7 +125,7 @@ def test_a_picture_is_scaled_to_cover_and_cut_around_its_middle():
     wide.paste("white", (13, 0, 27, 10))
     content = BytesIO()
     wide.save(content, "PNG")
-    found = pairs.picture(content.getvalue(), (20, 20), "here")
+    found = preference_pairs.picture(content.getvalue(), (20, 20), "here")
     assert found.shape == (3, 20, 20)
     assert found.min() > 0.9  # the middle 10 x 10 of it, doubled
 

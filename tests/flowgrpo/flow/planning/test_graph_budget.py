@@ -9,9 +9,9 @@ from in_graphs import run_of
 
 from flowgrpo import config
 from flowgrpo.data.prompts import Row
-from flowgrpo.flow.planning import graph_budget as kept_graphs
+from flowgrpo.flow.planning import graph_budget
 from flowgrpo.flow.planning.iteration_forecast import most_graphs, predicted
-from flowgrpo.flow.updates import rollout_graphs as graphs
+from flowgrpo.flow.updates import rollout_graphs
 from flowgrpo.training.run.out_of_memory import OutOfMemory
 from samplers.trees import Tree
 
@@ -22,9 +22,9 @@ def room(monkeypatch, run, times):
     """Let a process have so many times the memory that its graphs take, beside what else will be there."""
     row, size = Row("eeeee", 0), most_graphs(run.config, 6).call_rows
     assert size < run.config.train.rollout_rows
-    kept, call = graphs.measured(run.policy, run.policy.start([row]), row, size=size)
+    kept, call = rollout_graphs.measured(run.policy, run.policy.start([row]), row, size=size)
     need, beside = kept.of(80, times=5, size=size), run.batch_sizes.to_come(call)
-    monkeypatch.setattr(kept_graphs, "free_bytes", lambda device, processes: times * need + beside)
+    monkeypatch.setattr(graph_budget, "free_bytes", lambda device, processes: times * need + beside)
 
 
 def numbers_of(run):

@@ -8,7 +8,7 @@ import torch
 
 from flowgrpo import config
 from flowgrpo.cli import main
-from flowgrpo.flow.pipeline.loading import meta_pipeline as weightless
+from flowgrpo.flow.pipeline.loading import meta_pipeline
 from flowgrpo.flow.planning.memory_budget import FlowBudget
 from flowgrpo.flow.planning.memory_trace import Sampling, Trial
 from flowgrpo.flow.updates.rollout_graphs import Kept
@@ -224,7 +224,7 @@ def test_plan_says_whether_a_run_fits_and_what_to_set(workplace, capsys):
     ],
 )
 def test_a_switch_that_the_pipeline_has_not_is_refused_as_by_a_run(workplace, setting, said, monkeypatch, capsys):
-    built = weightless.pipeline
+    built = meta_pipeline.pipeline
 
     def lacking(folder, dtype):
         pipe = built(folder, dtype)
@@ -234,7 +234,7 @@ def test_a_switch_that_the_pipeline_has_not_is_refused_as_by_a_run(workplace, se
         pipe.vae.__class__ = type("Untiled", (torch.nn.Module,), {})
         return pipe
 
-    monkeypatch.setattr(weightless, "pipeline", lacking)
+    monkeypatch.setattr(meta_pipeline, "pipeline", lacking)
     assert main(["plan", "tiny.yaml", setting, "--gpu-memory", "2"]) == 2
     assert said in capsys.readouterr().err
 

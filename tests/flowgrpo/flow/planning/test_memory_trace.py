@@ -11,9 +11,9 @@ from flowgrpo import config
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow import setup
 from flowgrpo.flow.pipeline.loading.meta_pipeline import configs
-from flowgrpo.flow.planning import memory_trace as trials
+from flowgrpo.flow.planning import memory_trace
 from flowgrpo.flow.planning.memory_trace import Kept, trial
-from flowgrpo.training.planning import meta_networks as hollow
+from flowgrpo.training.planning import meta_networks
 from flowgrpo.training.planning.allocation_counter import Live, Peaks
 
 pytestmark = pytest.mark.usefixtures("few_objects")
@@ -37,19 +37,21 @@ MORE = (
 @pytest.fixture
 def no_decoding(monkeypatch):
     """A trial decodes nothing."""
-    monkeypatch.setattr(trials, "_decoded", lambda *_: trials._Decoded(peaks=Peaks(), operations=0, sample=0))
+    monkeypatch.setattr(
+        memory_trace, "_decoded", lambda *_: memory_trace._Decoded(peaks=Peaks(), operations=0, sample=0)
+    )
 
 
 @pytest.fixture
 def no_checkpointing(monkeypatch):
     """A trial tries no update with checkpointing."""
-    real = trials._learnt
+    real = memory_trace._learnt
 
     def learnt(policy, *rest):
         checkpointed = any(network.is_gradient_checkpointing for network in policy.modules.values())
         return NO_UPDATE if checkpointed else real(policy, *rest)
 
-    monkeypatch.setattr(trials, "_learnt", learnt)
+    monkeypatch.setattr(memory_trace, "_learnt", learnt)
 
 
 def settings(folder, specimen, **model):
@@ -146,7 +148,7 @@ def test_a_pipeline_is_planned_from_its_configs(name, tmp_path):
 
 
 def test_a_quantised_base_is_planned_with_the_layers_it_makes_anew(flux, monkeypatch):
-    monkeypatch.setattr(trials, "_learnt", lambda *_: NO_UPDATE)
+    monkeypatch.setattr(memory_trace, "_learnt", lambda *_: NO_UPDATE)
     specimen, (folder, whole) = SPECIMENS["FluxPipeline"], flux
     quantised = trial(settings(folder, specimen, quantise="int8"), str(folder), specimen.rows[0])
     layer = max(
@@ -191,7 +193,7 @@ def test_blocks_that_are_not_run_are_counted_nearly_as_if_they_were(tmp_path, mo
     pipe.save_pretrained(tmp_path)
     chosen = settings(tmp_path, specimen)
     short = trial(chosen, str(tmp_path), specimen.rows[0])
-    monkeypatch.setattr(hollow, "_repeated_blocks", lambda module: ())
+    monkeypatch.setattr(meta_networks, "_repeated_blocks", lambda module: ())
     whole = trial(chosen, str(tmp_path), specimen.rows[0])
     assert short.encode == pytest.approx(whole.encode, rel=0.01)
     for rows in (1, 4):
@@ -201,8 +203,8 @@ def test_blocks_that_are_not_run_are_counted_nearly_as_if_they_were(tmp_path, mo
 
 
 def test_an_evaluation_is_tried_where_its_call_takes_more(flux, monkeypatch):
-    monkeypatch.setattr(trials, "_learnt", lambda *_: NO_UPDATE)
-    monkeypatch.setattr(trials, "_decoded_in_tiles", lambda *_: None)
+    monkeypatch.setattr(memory_trace, "_learnt", lambda *_: NO_UPDATE)
+    monkeypatch.setattr(memory_trace, "_decoded_in_tiles", lambda *_: None)
     specimen, (folder, _) = SPECIMENS["FluxPipeline"], flux
     chosen = settings(folder, specimen)
     steps = chosen.model_copy(update={"eval": chosen.eval.model_copy(update={"call": {"num_inference_steps": 9}})})

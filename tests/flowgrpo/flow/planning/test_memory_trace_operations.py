@@ -7,7 +7,7 @@ from zoo import SPECIMENS
 
 from flowgrpo import config
 from flowgrpo.flow import setup
-from flowgrpo.flow.planning import memory_trace as trials
+from flowgrpo.flow.planning import memory_trace
 from flowgrpo.flow.planning.memory_trace import Kept, trial
 from flowgrpo.training.planning.allocation_counter import Peaks
 from flowgrpo.training.planning.iteration_cost import forwards_of
@@ -35,8 +35,8 @@ def counted(call):
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_what_is_planned_is_what_is_computed(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(trials, "_learnt", lambda *_: (Peaks(), Kept(once=0, each=0)))  # no update is asked for
-    monkeypatch.setattr(trials, "_decoded_in_tiles", lambda *_: None)
+    monkeypatch.setattr(memory_trace, "_learnt", lambda *_: (Peaks(), Kept(once=0, each=0)))  # no update is asked for
+    monkeypatch.setattr(memory_trace, "_decoded_in_tiles", lambda *_: None)
     specimen = SPECIMENS[name]
     specimen.build().save_pretrained(tmp_path)
     chosen, row = settings(tmp_path, specimen), specimen.rows[0]

@@ -10,7 +10,7 @@ from runs import metrics, weights
 
 from flowgrpo.cli import main
 from flowgrpo.flow.diagnostics import spectrum
-from flowgrpo.training.fitting import batch_probing as probing
+from flowgrpo.training.fitting import batch_probing
 
 NO_EVAL = "eval={every: 9, prompts: 1, save: 0}"  # but of one sample, at the start and at the end
 AUTO = ["train.micro_batch=auto", "train.rollout_batch=auto"]
@@ -27,7 +27,7 @@ def short(monkeypatch):
         return real(self, hidden_states, *arguments, **options)
 
     monkeypatch.setattr(SD3Transformer2DModel, "forward", forward)
-    monkeypatch.setattr(probing, "clock", counting())
+    monkeypatch.setattr(batch_probing, "clock", counting())
     return most
 
 
@@ -130,7 +130,7 @@ def test_an_evaluation_or_a_draft_that_asks_for_more_has_to_fit_too(workplace, m
         return real(self, hidden_states, *arguments, **options)
 
     monkeypatch.setattr(SD3Transformer2DModel, "forward", forward)
-    monkeypatch.setattr(probing, "clock", counting())
+    monkeypatch.setattr(batch_probing, "clock", counting())
     draft = "train.draft={pool: 2, call: {guidance_scale: 3.0}}"
     cases = {"alike": ([], 8), "guided": (["eval.call={guidance_scale: 3.0}"], 4), "draft": ([draft], 4)}
     for name, (asked, rows) in cases.items():

@@ -14,9 +14,9 @@ from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
-from flowgrpo.flow.pipeline.loading import weightless_networks as hollow
+from flowgrpo.flow.pipeline.loading import weightless_networks
 from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
-from flowgrpo.flow.rollouts import prompt_encoding as encoding
+from flowgrpo.flow.rollouts import prompt_encoding
 from flowgrpo.training.distributed.data_share import Share
 
 SMALL = [
@@ -82,8 +82,10 @@ def test_a_run_is_the_same_to_the_digit(name, tmp_path, monkeypatch):
     options = [reward, f"model.call={json.dumps(call)}", *RUNS[name]]
     kept = trained("kept", *options, "model.text_encoders=keep")
     loaded = []
-    fill = hollow.fill
-    monkeypatch.setattr(hollow, "fill", lambda pipe, *a, **o: (loaded.append(encoders(pipe)), fill(pipe, *a, **o)))
+    fill = weightless_networks.fill
+    monkeypatch.setattr(
+        weightless_networks, "fill", lambda pipe, *a, **o: (loaded.append(encoders(pipe)), fill(pipe, *a, **o))
+    )
     freed = trained("freed", *options, "model.text_encoders=free")
     assert loaded == ([] if name == "OmniGenPipeline" else [[]])
     assert kept[:2] == freed[:2]
@@ -100,9 +102,9 @@ def test_a_run_that_goes_on_encodes_what_is_ahead_of_it(workplace, monkeypatch):
     assert main(["train", "tiny.yaml", "run.name=whole", *small]) == 0
     after_first_step(Path("runs"), "whole", "parts")
     asked = []
-    real = encoding.indices_ahead
+    real = prompt_encoding.indices_ahead
     monkeypatch.setattr(
-        encoding, "indices_ahead", lambda *a, **k: asked.append((k["done"], real(*a, **k))) or asked[-1][1]
+        prompt_encoding, "indices_ahead", lambda *a, **k: asked.append((k["done"], real(*a, **k))) or asked[-1][1]
     )
     assert main(["train", "tiny.yaml", "run.name=parts", *small, "run.resume=true"]) == 0
     assert [done for done, _ in asked] == [1, 1]
@@ -115,7 +117,7 @@ def test_what_is_ahead_is_what_the_iterations_draw(workplace):
     chosen = config.load("tiny.yaml", {"train.groups": 4, "train.iterations": 5})
 
     def ahead(done, process, processes):
-        return set(encoding.indices_ahead(chosen, 100, done=done, shares=[Share(process, processes)]))
+        return set(prompt_encoding.indices_ahead(chosen, 100, done=done, shares=[Share(process, processes)]))
 
     assert ahead(2, 0, 2) | ahead(2, 1, 2) == ahead(2, 0, 1)
     assert len(ahead(2, 0, 1)) <= 12
@@ -137,6 +139,6 @@ def test_a_refusal_while_encoding_names_the_place(workplace, capsys):
 def test_a_field_has_nothing_to_encode(workplace):
     policy = FieldPolicy(torch.nn.Linear(1, 1), (1,), [1.0, 0.0])
     chosen = config.load("tiny.yaml")
-    encoding.encode_run(policy, chosen, [Prompt("a")], [])
+    prompt_encoding.encode_run(policy, chosen, [Prompt("a")], [])
     with pytest.raises(InputError, match="a velocity field takes no call arguments"):
-        encoding.encode_run(policy, config.load("tiny.yaml", {"eval.call.height": 16}), [Prompt("a")], [])
+        prompt_encoding.encode_run(policy, config.load("tiny.yaml", {"eval.call.height": 16}), [Prompt("a")], [])

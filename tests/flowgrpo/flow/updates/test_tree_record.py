@@ -7,7 +7,7 @@ import torch
 from field import MANY_DRAWS, GaussianFlow, closeness, lines, nearness, settings, trainer, weights_of
 
 from flowgrpo.flow.methods.presets import PRESETS
-from flowgrpo.flow.rollouts import state_preview as portrait
+from flowgrpo.flow.rollouts import state_preview
 from flowgrpo.training.reports.tree_store import TreeFolder
 from rewards import Reward
 
@@ -46,8 +46,8 @@ def run_of(folder, preset="flow_grpo", kept=True, resumed=False, **overrides):
 @pytest.fixture(autouse=True)
 def painted(monkeypatch):
     """Points are shown as grey pictures."""
-    small = portrait.small
-    monkeypatch.setattr(portrait, "small", lambda point, side: small(point[0].sigmoid().expand(3, 4, 4), side))
+    small = state_preview.small
+    monkeypatch.setattr(state_preview, "small", lambda point, side: small(point[0].sigmoid().expand(3, 4, 4), side))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 import torch
 from toy_predictor import PLANS, Toy, answers
 
-from flowgrpo.mdlm.decoding.tokens import logit_chunks as portions
+from flowgrpo.mdlm.decoding.tokens import logit_chunks
 from flowgrpo.mdlm.methods.backward import backward
 from flowgrpo.mdlm.methods.likelihoods import likelihood
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
@@ -195,7 +195,7 @@ def test_estimates_that_are_cut_alike_have_ratio_1_to_the_bit(name, micro_batch)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_token_s_log_probability_has_autograd_s_value_and_slope(dtype, monkeypatch):
     """In portions of 5, the last of them not full, and with a token that is never predicted."""
-    monkeypatch.setattr(portions, "CACHED", 5 * 7)
+    monkeypatch.setattr(logit_chunks, "CACHED", 5 * 7)
     random = torch.Generator().manual_seed(0)
     logits = (5 * torch.randn(13, 7, generator=random)).to(dtype)
     logits[:, 3] = -torch.inf

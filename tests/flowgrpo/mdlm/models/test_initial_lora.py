@@ -12,8 +12,7 @@ from flowgrpo.cli import main
 from flowgrpo.commands import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.config import TextModel
-from flowgrpo.mdlm.models import initial_lora as start
-from flowgrpo.mdlm.models import memory_estimate as memory
+from flowgrpo.mdlm.models import initial_lora, memory_estimate
 from flowgrpo.mdlm.models.load import load_adapter, load_predictor
 from flowgrpo.mdlm.outputs.export import write_weights
 from flowgrpo.mdlm.setup import policy_and_weights
@@ -38,7 +37,7 @@ def test_an_adapter_of_peft(model, tmp_path, options):
     theirs = saved(model, tmp_path / "lora", **options)
     settings = TextModel(path=str(model), lora={"path": str(tmp_path / "lora")})
     network = AutoModelForCausalLM.from_pretrained(model)
-    (adapter,) = start.adapters(settings, start.read(settings), network).values()
+    (adapter,) = initial_lora.adapters(settings, initial_lora.read(settings), network).values()
     adapter.inject(network)
     ids = torch.tensor([[3, 4, 1, 5]])
     with torch.no_grad():
@@ -112,7 +111,7 @@ def test_memory_counts_the_files_adapters_and_the_kept_start(settings, model, tm
     own = sum(p.numel() for name, p in theirs.named_parameters() if "lora_" in name)
     lora = {"path": str(tmp_path / "lora")}
     plain, base, held = (
-        memory.memory_estimate(settings(model__lora=lora, algorithm__objective__kl=kl))["gpu_bytes"]
+        memory_estimate.memory_estimate(settings(model__lora=lora, algorithm__objective__kl=kl))["gpu_bytes"]
         for kl in ({"beta": 0.0}, {"beta": 0.5, "target": "base"}, {"beta": 0.5})
     )
     assert plain == base == held - 4 * own
@@ -141,7 +140,7 @@ def test_an_adapter_of_another_model_is_refused(model, tmp_path):
     with pytest.raises(
         InputError, match=r"its adapter of \S+up_proj is for a weight of 48 x 32, in wider it has 48 x 64"
     ):
-        start.adapters(wider, start.read(wider), AutoModelForCausalLM.from_config(sizes))
+        initial_lora.adapters(wider, initial_lora.read(wider), AutoModelForCausalLM.from_config(sizes))
 
 
 def test_names_and_ranks_of_a_released_models_own_code_there_and_back(settings, tmp_path):

@@ -7,11 +7,11 @@ import torch
 
 from flowgrpo import config
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.models import memory_estimate as memory
+from flowgrpo.mdlm.models import memory_estimate
 
 
 def test_a_refusal_names_what_is_not_set_yet_and_what_it_spares(monkeypatch):
-    monkeypatch.setattr(memory, "shapes", lambda place, **_: {"layers.0.q_proj.weight": (16_000, 1_000_000)})
+    monkeypatch.setattr(memory_estimate, "shapes", lambda place, **_: {"layers.0.q_proj.weight": (16_000, 1_000_000)})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=8 * 2**30))
     for quantise, said in (
         (None, "; 21.9 GiB less with model.quantise=nf4, 14.9 GiB less with model.quantise=int8, "),
@@ -19,7 +19,7 @@ def test_a_refusal_names_what_is_not_set_yet_and_what_it_spares(monkeypatch):
     ):
         model = {"path": "digits", "dtype": "bfloat16", "lora": {"rank": 1, "alpha": 1}, "quantise": quantise}
         with pytest.raises(InputError) as refused:
-            memory.check(config.validated({"kind": "mdlm", "model": model}), torch.device("cuda"))
+            memory_estimate.check(config.validated({"kind": "mdlm", "model": model}), torch.device("cuda"))
         assert said in str(refused.value)
         assert f"model.quantise={quantise}" not in str(refused.value)
         assert "model.dtype" not in str(refused.value)

@@ -21,8 +21,7 @@ from flowgrpo.commands import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.methods.presets import PRESETS
-from flowgrpo.mdlm.models import architectures
-from flowgrpo.mdlm.models import memory_estimate as memory
+from flowgrpo.mdlm.models import architectures, memory_estimate
 from flowgrpo.mdlm.models.gradient_checkpointing import checkpoint_gradients
 from flowgrpo.mdlm.models.load import load_adapter, load_predictor
 from flowgrpo.mdlm.models.released_names import TYPES
@@ -273,11 +272,11 @@ def test_every_preset_trains_two_iterations(folders, settings, preset, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_is_that_of_the_weights_and_adapters_of_the_class(folders, settings, name):
     count = sum(t.numel() for key, t in tensors(folders(name)).items() if not key.endswith("expert_bias"))
-    assert memory.memory_estimate(settings(folders(name)))["gpu_bytes"] == count * 4 * 6  # with a reference
+    assert memory_estimate.memory_estimate(settings(folders(name)))["gpu_bytes"] == count * 4 * 6  # with a reference
     chosen = settings(folders(name), model__lora=LORA)
     _, weights = policy_and_weights(chosen, torch.device("cpu"))
     adapters = sum(p.numel() for p in weights.parameters)
-    assert memory.memory_estimate(chosen)["gpu_bytes"] == count * 4 + adapters * 4 * 5
+    assert memory_estimate.memory_estimate(chosen)["gpu_bytes"] == count * 4 + adapters * 4 * 5
 
 
 @pytest.mark.parametrize(

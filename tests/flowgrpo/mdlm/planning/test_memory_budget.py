@@ -14,8 +14,8 @@ from flowgrpo.mdlm import setup
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.likelihoods.estimate import Call, log_probs
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
-from flowgrpo.mdlm.models import gradient_checkpointing as checkpointing_of
-from flowgrpo.mdlm.planning import memory_trace as trials
+from flowgrpo.mdlm.models import gradient_checkpointing
+from flowgrpo.mdlm.planning import memory_trace
 from flowgrpo.mdlm.planning.memory_trace import trial
 from flowgrpo.training.planning.allocation_counter import Live, Peaks
 
@@ -59,7 +59,7 @@ def really(chosen):
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", ["llada", pytest.param("dream", marks=pytest.mark.zoo), "sdar"])
 def test_what_is_planned_is_what_is_allocated(name, checkpointing, tmp_path, monkeypatch):
-    monkeypatch.setattr(trials, "_decoded", lambda *_: (Peaks(), 0))  # decoders have tests of their own
+    monkeypatch.setattr(memory_trace, "_decoded", lambda *_: (Peaks(), 0))  # decoders have tests of their own
     released(name, tmp_path)
     chosen = settings(tmp_path, gradient_checkpointing=checkpointing)
     planned = trial(chosen, PROMPT)
@@ -85,7 +85,7 @@ def test_plan_says_whether_a_run_fits(tmp_path, monkeypatch, capsys):
 @pytest.fixture
 def no_update(monkeypatch):
     """A trial of decoders alone."""
-    monkeypatch.setattr(trials, "_learnt", lambda *_: (Peaks(), 0, 0))
+    monkeypatch.setattr(memory_trace, "_learnt", lambda *_: (Peaks(), 0, 0))
 
 
 def decoded(folder, **decoder):
@@ -106,9 +106,9 @@ def test_a_decoder_is_counted_with_its_branches_and_its_cache(tmp_path, no_updat
 
 
 def test_checkpointing_that_a_model_has_not_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(trials, "_decoded", lambda *_: (Peaks(), 0))
+    monkeypatch.setattr(memory_trace, "_decoded", lambda *_: (Peaks(), 0))
     released("llada", tmp_path)
-    monkeypatch.setattr(checkpointing_of, "GradientCheckpointingLayer", type(None))
+    monkeypatch.setattr(gradient_checkpointing, "GradientCheckpointingLayer", type(None))
     with pytest.raises(InputError, match="does not support it, set it to false"):
         trial(settings(tmp_path, gradient_checkpointing=True), PROMPT)
     assert trial(settings(tmp_path), PROMPT).update_checkpointed is None

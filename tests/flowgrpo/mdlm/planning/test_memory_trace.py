@@ -11,7 +11,7 @@ from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.likelihoods.estimate import Call, log_probs
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
-from flowgrpo.mdlm.planning import memory_trace as trials
+from flowgrpo.mdlm.planning import memory_trace
 from flowgrpo.mdlm.planning.memory_trace import trial
 from flowgrpo.mdlm.planning.plan import training_decoder, walked
 from flowgrpo.training.planning.allocation_counter import Peaks
@@ -59,7 +59,7 @@ SIZES = {"sdar": (8, 16), "llada2": (24, 16)}  # tokens of the prompt and of the
     ],
 )
 def test_what_is_planned_of_a_decode_is_what_it_computes(name, decoder, apart, tmp_path, monkeypatch):
-    monkeypatch.setattr(trials, "_learnt", lambda *_: (Peaks(), 0, 0))  # updates have a test of their own
+    monkeypatch.setattr(memory_trace, "_learnt", lambda *_: (Peaks(), 0, 0))  # updates have a test of their own
     given, length = SIZES.get(name, (PROMPT, LENGTH))
     chosen = settings(released(name, tmp_path, **ONE_LAYER[name]), length, **decoder)
     policy, _ = setup.policy_and_weights(chosen, torch.device("cpu"))
@@ -72,7 +72,7 @@ def test_what_is_planned_of_a_decode_is_what_it_computes(name, decoder, apart, t
 
 @pytest.mark.parametrize("name", ["llada", pytest.param("dream", marks=pytest.mark.zoo), "sdar"])
 def test_what_is_planned_of_a_view_is_what_it_computes(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(trials, "_decoded", lambda *_: (Peaks(), 0))
+    monkeypatch.setattr(memory_trace, "_decoded", lambda *_: (Peaks(), 0))
     chosen = settings(released(name, tmp_path, **ONE_LAYER[name]))
     policy, _ = setup.policy_and_weights(chosen, torch.device("cpu"))
     scored = torch.ones(1, LENGTH, dtype=torch.bool)

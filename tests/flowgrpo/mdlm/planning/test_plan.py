@@ -11,7 +11,7 @@ from flowgrpo.commands import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.methods.presets import PRESETS, PUBLISHED
-from flowgrpo.mdlm.models import memory_estimate as memory
+from flowgrpo.mdlm.models import memory_estimate
 from flowgrpo.mdlm.planning.plan import AXES, plan, predicted, table, walked
 from flowgrpo.mdlm.setup import policy_and_weights
 
@@ -151,7 +151,7 @@ def test_memory_counts_every_copy(settings, lora):
     trained = sum(p.numel() for p in weights.parameters)
     whole = sum(p.numel() for n, p in weights.modules["model"].named_parameters() if "lora_" not in n)
     # weight, gradient, two moments, average; and the reference of diffu_grpo's KL, which adapters do not need
-    assert memory.memory_estimate(chosen) == {
+    assert memory_estimate.memory_estimate(chosen) == {
         "gpu_bytes": 4 * 6 * trained if lora is None else 2 * whole + 4 * 5 * trained,
         "host_bytes": 0,
     }

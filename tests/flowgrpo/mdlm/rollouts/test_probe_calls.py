@@ -11,16 +11,15 @@ from transformers import LlamaForCausalLM
 
 from flowgrpo.commands import train as run
 from flowgrpo.mdlm import doctor
-from flowgrpo.mdlm.planning import memory_budget as budget
-from flowgrpo.mdlm.planning import plan
+from flowgrpo.mdlm.planning import memory_budget, plan
 from flowgrpo.training.checkpoints import checkpoint
-from flowgrpo.training.fitting import batch_probing as probing
+from flowgrpo.training.fitting import batch_probing
 from flowgrpo.training.run.out_of_memory import OutOfMemory
 
 
 @pytest.fixture(autouse=True)
 def a_clock_that_only_counts(monkeypatch):
-    monkeypatch.setattr(probing, "clock", counting())
+    monkeypatch.setattr(batch_probing, "clock", counting())
 
 
 @pytest.fixture
@@ -67,7 +66,7 @@ def test_a_resume_goes_on_with_what_was_found(settings, short, monkeypatch):
     whole = run.train_config(settings(run__name="whole", **AUTO))
     after_first_step(whole.folder.parent, "whole", "half")
     short |= {True: 1000, False: 1000}
-    monkeypatch.setattr(probing.Prober, "fits", lambda *arguments: pytest.fail("it probes"))
+    monkeypatch.setattr(batch_probing.Prober, "fits", lambda *arguments: pytest.fail("it probes"))
     rest = run.train_config(settings(run__name="half", run__resume=True, **AUTO))
     (lines, weights), (others, other) = numbers(whole), numbers(rest)
     assert lines == others
@@ -125,7 +124,7 @@ def test_a_plan_and_a_doctor_count_with_the_most_that_is_tried(settings):
 
 
 def test_with_a_gpu_a_plan_counts_with_the_most_that_fits(settings):
-    found = budget.fit(settings(**AUTO), 24 * 2**30)
+    found = memory_budget.fit(settings(**AUTO), 24 * 2**30)
     assert found["found"] == {"train.micro_batch": 16, "train.rollout_batch": 16}
     assert found["fits"]
 

@@ -6,7 +6,7 @@ import pytest
 
 from flowgrpo.errors import InputError
 from flowgrpo.training.checkpoints import resume
-from flowgrpo.training.run import run_folder as folders
+from flowgrpo.training.run import run_folder
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_auto_begins_where_nothing_is_and_goes_on_where_anything_is(tmp_path, th
         run.mkdir()
     assert resume.decide("auto", run) is begun
     assert (resume.decide(True, run), resume.decide(False, run)) == (True, False)
-    assert folders.is_begun(run) == ("config.yaml" in (there or ()))
+    assert run_folder.is_begun(run) == ("config.yaml" in (there or ()))
 
 
 def told(run, *steps):

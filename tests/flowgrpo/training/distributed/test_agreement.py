@@ -2,7 +2,7 @@ import pytest
 from in_checkpoints import failing
 from pair import pair
 
-from flowgrpo.training.distributed import agreement as peers
+from flowgrpo.training.distributed import agreement
 
 
 def test_what_fails_on_one_fails_on_all_and_the_next_job_goes_on(tmp_path):
@@ -12,7 +12,7 @@ def test_what_fails_on_one_fails_on_all_and_the_next_job_goes_on(tmp_path):
 
 
 def test_one_alone_asks_nobody():
-    alone = peers.of_first(1)
+    alone = agreement.of_first(1)
     assert alone.first
     assert alone.together(lambda: 3) == [3]
     with pytest.raises(OSError, match="full"):

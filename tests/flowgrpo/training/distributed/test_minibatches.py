@@ -13,7 +13,7 @@ from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.flow.planning.iteration_forecast import predicted
 from flowgrpo.schema.sections import Train
-from flowgrpo.training.distributed import minibatches as parts
+from flowgrpo.training.distributed import minibatches
 from flowgrpo.training.distributed.assignment import Deal
 from samplers.kernels import Kernel
 from samplers.trees import TRUNK, Move, Root, grow
@@ -45,8 +45,8 @@ class Method:
 def dealt_to(train, method, processes, iteration=3):
     """The part of each root, and what each process grows."""
     method_roots = method.roots(train.group_size)
-    of_roots = parts.of_roots(train, method_roots, [method_roots] * train.groups, seed=0, iteration=iteration)
-    return of_roots, parts.of_processes(train, method, of_roots, processes)
+    of_roots = minibatches.of_roots(train, method_roots, [method_roots] * train.groups, seed=0, iteration=iteration)
+    return of_roots, minibatches.of_processes(train, method, of_roots, processes)
 
 
 @pytest.mark.parametrize("whole", [None, "a rule"])
@@ -59,7 +59,7 @@ def test_every_process_has_as_many_samples_of_every_part(groups, roots, updates,
     method = Method(roots, whole)
     for processes in (1, 2, 3, 4, 8):
         try:
-            parts.check_geometry(train, method, processes)
+            minibatches.check_geometry(train, method, processes)
         except InputError:
             continue
         of_roots, hands = dealt_to(train, method, processes)
@@ -77,7 +77,7 @@ def test_every_process_has_as_many_samples_of_every_part(groups, roots, updates,
 
 def test_one_group_lies_on_as_many_processes_as_it_has_samples():
     train, method = Train(groups=1, group_size=8, updates=2, split="samples"), Method(8)
-    parts.check_geometry(train, method, 4)
+    minibatches.check_geometry(train, method, 4)
     _, hands = dealt_to(train, method, 4)
     assert [len(hand) for hand in hands] == [2, 2, 2, 2]
     assert Deal(hands, 0).divided == {0: [0, 1, 2, 3]}
@@ -85,15 +85,15 @@ def test_one_group_lies_on_as_many_processes_as_it_has_samples():
 
 def test_groups_of_unequal_sizes_are_shared_out_as_evenly_as_can_be():
     train, method = Train(groups=3, group_size=4, updates=1), Method(4)
-    of_roots = parts.of_roots(train, 4, [2, 7, 3], seed=0, iteration=0)
-    assert [len(hand) for hand in parts.of_processes(train, method, of_roots, 4)] == [3, 3, 3, 3]
-    assert sorted(len(hand) for hand in parts.of_processes(train, Method(4, "a rule"), of_roots, 3)) == [2, 3, 7]
+    of_roots = minibatches.of_roots(train, 4, [2, 7, 3], seed=0, iteration=0)
+    assert [len(hand) for hand in minibatches.of_processes(train, method, of_roots, 4)] == [3, 3, 3, 3]
+    assert sorted(len(hand) for hand in minibatches.of_processes(train, Method(4, "a rule"), of_roots, 3)) == [2, 3, 7]
 
 
 def test_parts_differ_between_iterations_and_seeds():
     train = Train(groups=4, group_size=12, updates=4, split="samples")
     found = [
-        parts.of_roots(train, 12, [12] * 4, seed=seed, iteration=iteration)
+        minibatches.of_roots(train, 12, [12] * 4, seed=seed, iteration=iteration)
         for seed, iteration in ((0, 3), (0, 4), (1, 3))
     ]
     assert all(other != found[0] for other in found[1:])
@@ -114,23 +114,23 @@ def test_what_cannot_be_dealt_evenly_is_refused_with_the_nearest_numbers(split, 
     groups, size, updates, processes = numbers
     train = Train(groups=groups, group_size=size, updates=updates, split=split)
     with pytest.raises(InputError, match=re.escape(said.format("train.updates", "processes"))):
-        parts.check_geometry(train, Method(size, whole), processes)
+        minibatches.check_geometry(train, Method(size, whole), processes)
 
 
 def test_roots_are_dealt_to_processes_that_work_together():
     train, method = Train(groups=4, group_size=4, updates=2, split="groups"), Method(4, "a rule")
-    parts.check_geometry(train, method, 8, sharing=4)
+    minibatches.check_geometry(train, method, 8, sharing=4)
     said = "do not divide into train.updates = 2 parts on 12 processes of which each 4 work together, take 6"
     with pytest.raises(InputError, match=f"4 groups, whole because of a rule, {said}"):
-        parts.check_geometry(train, method, 12, sharing=4)
+        minibatches.check_geometry(train, method, 12, sharing=4)
     with pytest.raises(
         InputError, match="context_parallel: 1 process does not divide into groups of 4, take run.processes=4$"
     ):
-        parts.check_geometry(train, method, 1, sharing=4)
+        minibatches.check_geometry(train, method, 1, sharing=4)
     with pytest.raises(
         InputError, match="context_parallel: 6 processes do not divide into groups of 4, take run.processes=4 or 8"
     ):
-        parts.check_geometry(train, method, 6, sharing=4)
+        minibatches.check_geometry(train, method, 6, sharing=4)
 
 
 def test_more_parts_than_states_are_refused(tmp_path):
@@ -161,7 +161,9 @@ def grown(groups, micro_batch):
 def dealt(groups, micro_batch, updates=4):
     """Of each state with trained edges, by its place, the part; one for all edges that leave it."""
     tree = grown(groups, micro_batch)
-    found = parts.of_edges(tree, torch.ones(len(tree.nodes), dtype=torch.bool), updates=updates, seed=0, iteration=5)
+    found = minibatches.of_edges(
+        tree, torch.ones(len(tree.nodes), dtype=torch.bool), updates=updates, seed=0, iteration=5
+    )
     by_state = {}
     for evaluation in tree.evaluations:
         for edges in evaluation.trained:

@@ -2,16 +2,16 @@
 
 import pytest
 
-from flowgrpo.training.distributed import replay_journal as journal
+from flowgrpo.training.distributed import replay_journal
 
 
 def test_work_that_is_made_again_meets_nobody_twice():
     met = []
 
     def meet(name):
-        return journal.told(lambda: met.append(name) or f"told {name}")
+        return replay_journal.told(lambda: met.append(name) or f"told {name}")
 
-    with journal.kept() as notes:
+    with replay_journal.kept() as notes:
         assert meet("a") == "told a"
         begun = notes.met
         assert meet("b") == "told b"
@@ -21,12 +21,12 @@ def test_work_that_is_made_again_meets_nobody_twice():
 
 
 def test_a_journal_within_another_is_the_same_and_ends_with_it():
-    with journal.kept() as outer, journal.kept() as inner:
+    with replay_journal.kept() as outer, replay_journal.kept() as inner:
         assert inner is outer
-        assert journal.told(lambda: 1) == 1
-    with journal.kept() as another:
+        assert replay_journal.told(lambda: 1) == 1
+    with replay_journal.kept() as another:
         assert another.met == 0
-        assert journal.told(lambda: 2) == 2
+        assert replay_journal.told(lambda: 2) == 2
 
 
 def fail():
@@ -35,27 +35,27 @@ def fail():
 
 def test_work_that_failed_in_a_meeting_is_final():
     """The other process may be in the middle of it."""
-    with journal.kept() as notes:
+    with replay_journal.kept() as notes:
         assert not notes.final
         with pytest.raises(MemoryError):
-            journal.told(fail)
+            replay_journal.told(fail)
         assert notes.final
-    with journal.kept() as another:
+    with replay_journal.kept() as another:
         assert not another.final
 
 
 def test_what_is_taken_once_is_final_where_it_fails():
-    with journal.kept() as notes:
-        with journal.taken_once():
+    with replay_journal.kept() as notes:
+        with replay_journal.taken_once():
             assert not notes.final
         assert not notes.final
-        with pytest.raises(MemoryError), journal.taken_once():
+        with pytest.raises(MemoryError), replay_journal.taken_once():
             fail()
         assert notes.final
-    with pytest.raises(MemoryError), journal.taken_once():  # nothing else happens where no journal is kept
+    with pytest.raises(MemoryError), replay_journal.taken_once():  # nothing else happens where no journal is kept
         fail()
 
 
 def test_without_a_journal_each_meeting_is_made():
     told = iter(range(2))
-    assert [journal.told(told.__next__) for _ in range(2)] == [0, 1]
+    assert [replay_journal.told(told.__next__) for _ in range(2)] == [0, 1]

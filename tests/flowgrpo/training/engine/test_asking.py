@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowgrpo.training.distributed import replay_journal as journal
+from flowgrpo.training.distributed import replay_journal
 from flowgrpo.training.engine.asking import answered
 from flowgrpo.training.engine.service import EngineError
 from flowgrpo.training.run.stop_reasons import EngineLostAlone
@@ -12,13 +12,13 @@ from flowgrpo.training.run.stop_reasons import EngineLostAlone
 
 def test_an_engine_that_fails_where_its_rollout_is_made_again_ends_the_run():
     """What the others said the first time tells nothing of it."""
-    exchange = SimpleNamespace(gather=lambda own: journal.told(lambda: own))
+    exchange = SimpleNamespace(gather=lambda own: replay_journal.told(lambda: own))
     loop = SimpleNamespace(done=3, exchange=exchange, rest=lambda: "go on", keep_what_is_done=lambda: None)
 
     def fails():
         raise EngineError("is gone")
 
-    with journal.kept() as notes:
+    with replay_journal.kept() as notes:
         assert answered(loop, lambda: 7) == 7
         notes.met = 0
         with pytest.raises(EngineLostAlone, match="stopped after step 3: is gone"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flowgrpo.errors import InputError
-from flowgrpo.training.fitting import batch_probing as probing
+from flowgrpo.training.fitting import batch_probing
 from flowgrpo.training.fitting.batch_probing import Memory, Prober, Timed, Tried, best
 
 GIB = 2**30
@@ -23,10 +23,12 @@ class Machine:
     def __init__(self, monkeypatch, seconds, bytes_per_row=0, available=9 * GIB, lowers=True):
         self.now, self.taken, self.peak, self.called, self.cleared = 0.0, GIB, GIB, [], 0
         self.seconds, self.bytes_per_row, self.available = seconds, bytes_per_row, available
-        monkeypatch.setattr(probing, "clock", lambda: self.now)
-        monkeypatch.setattr(probing, "peak_bytes", lambda device: self.peak)
-        monkeypatch.setattr(probing, "lower_peak", lambda device: setattr(self, "peak", self.taken) if lowers else None)
-        monkeypatch.setattr(probing, "psutil", self)
+        monkeypatch.setattr(batch_probing, "clock", lambda: self.now)
+        monkeypatch.setattr(batch_probing, "peak_bytes", lambda device: self.peak)
+        monkeypatch.setattr(
+            batch_probing, "lower_peak", lambda device: setattr(self, "peak", self.taken) if lowers else None
+        )
+        monkeypatch.setattr(batch_probing, "psutil", self)
 
     def Process(self):
         return self
@@ -239,9 +241,9 @@ def test_of_a_host_the_first_half_that_fits_is_taken(monkeypatch):
 
 
 def test_this_host_forgets_the_most_that_was_taken():
-    before = probing.taken_bytes(HOST)
+    before = batch_probing.taken_bytes(HOST)
     torch.ones(2**26).sum()  # 256 MiB
-    assert probing.peak_bytes(HOST) >= before + 2**27
-    probing.free(HOST)
-    probing.lower_peak(HOST)
-    assert probing.peak_bytes(HOST) < before + 2**27
+    assert batch_probing.peak_bytes(HOST) >= before + 2**27
+    batch_probing.free(HOST)
+    batch_probing.lower_peak(HOST)
+    assert batch_probing.peak_bytes(HOST) < before + 2**27

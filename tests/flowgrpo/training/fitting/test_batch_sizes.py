@@ -24,13 +24,12 @@ from in_batches import (
 from pair import pair
 
 from flowgrpo.errors import InputError
-from flowgrpo.training.fitting import batch_probing as probing
-from flowgrpo.training.fitting import batch_sizes
+from flowgrpo.training.fitting import batch_probing, batch_sizes
 
 
 @pytest.fixture(autouse=True)
 def a_clock_that_only_counts(monkeypatch):
-    monkeypatch.setattr(probing, "clock", counting())
+    monkeypatch.setattr(batch_probing, "clock", counting())
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def no_probe(monkeypatch):
     """A function after which nothing may be probed."""
 
     def forbid():
-        monkeypatch.setattr(probing.Prober, "fits", lambda *arguments: pytest.fail("it probes"))
+        monkeypatch.setattr(batch_probing.Prober, "fits", lambda *arguments: pytest.fail("it probes"))
 
     return forbid
 

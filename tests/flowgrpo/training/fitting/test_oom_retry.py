@@ -24,15 +24,15 @@ from in_batches import (
 from in_turn import each_in_turn, raised
 from pair import pair
 
-from flowgrpo.training.distributed import replay_journal as journal
-from flowgrpo.training.fitting import batch_probing as probing
+from flowgrpo.training.distributed import replay_journal
+from flowgrpo.training.fitting import batch_probing
 from flowgrpo.training.run.out_of_memory import OutOfMemory
 from rewards import Reward
 
 
 @pytest.fixture(autouse=True)
 def a_clock_that_only_counts(monkeypatch):
-    monkeypatch.setattr(probing, "clock", counting())
+    monkeypatch.setattr(batch_probing, "clock", counting())
 
 
 def begun(folder, net=None, **overrides):
@@ -174,7 +174,7 @@ def scarce(folder, dying=None):
 def whole(tmp_path_factory):
     """Such a run that does not die, done."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(probing, "clock", counting())
+        patch.setattr(batch_probing, "clock", counting())
         run = scarce(tmp_path_factory.mktemp("whole"))
         run.run()
     assert held(run)[-1] == (2, 4, 16, "out of memory")
@@ -230,7 +230,7 @@ def test_memory_that_runs_out_where_processes_meet_ends_the_run(tmp_path):
         def full():
             raise torch.OutOfMemoryError(SAID)
 
-        return real(key, lambda: journal.told(full) if run.done else work(), **options)
+        return real(key, lambda: replay_journal.told(full) if run.done else work(), **options)
 
     run.retrying.attempt = meets
     with pytest.raises(OutOfMemory, match="out of memory in the rollout phase"):

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from flowgrpo.errors import InputError
-from flowgrpo.training.model_files import folder_files as model_files
+from flowgrpo.training.model_files import folder_files
 from flowgrpo.training.model_files.folder_files import Weights, shapes_of, variants_of, weights_of
 
 DIFFUSERS, INDEX = "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json"
@@ -77,7 +77,7 @@ def test_diffusers_and_transformers_take_the_files_that_are_chosen_here(tmp_path
             for variant in (None, "fp16"):
                 folder = tmp_path / f"{loads.__name__}-{size}-{variant}"
                 network.save_pretrained(folder, max_shard_size=size, variant=variant)
-                chosen = weights_of(model_files.files_of(folder), variant)
+                chosen = weights_of(folder_files.files_of(folder), variant)
                 assert chosen.variant == variant
                 assert chosen.sharded == (size == "20KB")
                 assert {*chosen.files, chosen.index or "config.json"} | {"config.json"} == {
@@ -109,7 +109,7 @@ def folder(tmp_path):
 
 
 def check(folder, **options):
-    model_files.check(folder, {"": "transformers"}, **options)
+    folder_files.check(folder, {"": "transformers"}, **options)
 
 
 def refused(folder, **options):
@@ -137,13 +137,13 @@ def test_a_whole_folder_is_taken_in_every_layout(folder):
 def test_shapes_are_read_of_shards_and_of_pickles(folder, form):
     expected = {"a": (2, 3), "b": (4,), "c": (1,)}
     broken.shard(folder / "model.safetensors", 2, form=form)
-    assert shapes_of(folder, weights_of(model_files.files_of(folder))) == expected
+    assert shapes_of(folder, weights_of(folder_files.files_of(folder))) == expected
 
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_shapes_are_read_of_pickles_of_either_kind(folder, zipped):
     broken.pickle(folder / "model.safetensors", zipped=zipped)
-    assert shapes_of(folder, weights_of(model_files.files_of(folder))) == {"a": (2, 3), "b": (4,), "c": (1,)}
+    assert shapes_of(folder, weights_of(folder_files.files_of(folder))) == {"a": (2, 3), "b": (4,), "c": (1,)}
 
 
 class Harmful:
@@ -158,7 +158,7 @@ def test_a_pickle_that_calls_something_is_not_run(folder, monkeypatch):
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": Harmful()}, protocol=2))
     with pytest.raises(pickle.UnpicklingError):
-        shapes_of(folder, weights_of(model_files.files_of(folder)))
+        shapes_of(folder, weights_of(folder_files.files_of(folder)))
     assert not (folder / "harmed").exists()
 
 
@@ -256,12 +256,12 @@ def test_a_component_without_the_variant_has_plain_weights(folder):
         (folder / name / "config.json").write_text("{}")
         (folder / name / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     broken.name_variant(folder / "one")
-    model_files.check(folder, PAIR, variant="fp16")
+    folder_files.check(folder, PAIR, variant="fp16")
     with pytest.raises(InputError, match="one holds fp16 weights only, set model.variant=fp16"):
-        model_files.check(folder, PAIR)
+        folder_files.check(folder, PAIR)
     broken.name_variant(folder / "two", "bf16")
     with pytest.raises(InputError, match="two holds bf16 weights only, set model.variant=bf16"):
-        model_files.check(folder, PAIR, variant="fp16")
+        folder_files.check(folder, PAIR, variant="fp16")
 
 
 def test_configs_alone_are_taken_where_no_weights_are_asked_for(folder):
@@ -271,4 +271,4 @@ def test_configs_alone_are_taken_where_no_weights_are_asked_for(folder):
     (folder / "half" / "config.json").write_text("{}")
     save_file({"a": torch.zeros(1)}, folder / "model.safetensors")
     with pytest.raises(InputError, match="half has no weights"):
-        model_files.check(folder, {"": "transformers", "half": "transformers"}, or_configs=True)
+        folder_files.check(folder, {"": "transformers", "half": "transformers"}, or_configs=True)

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
-from flowgrpo.training.model_files import hub_files as hub
+from flowgrpo.training.model_files import hub_files
 
 
 def answer(kind, status):
@@ -47,7 +47,7 @@ def test_why_a_model_is_not_there_is_found_below_what_libraries_raise(below, sai
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with (
         pytest.raises(InputError, match=f"^model.path: someone/something.*{said}"),
-        hub.one_sentence("someone/something"),
+        hub_files.one_sentence("someone/something"),
     ):
         load(below)
 
@@ -79,8 +79,8 @@ def repository(monkeypatch):
     def head(_, place, file):
         return SimpleNamespace(tensors={file: SimpleNamespace(shape=[len(file)])})
 
-    hub._hub_files.cache_clear()
-    hub._hub_shapes.cache_clear()
+    hub_files._hub_files.cache_clear()
+    hub_files._hub_shapes.cache_clear()
     monkeypatch.setattr("rewards.hub.answers", lambda: True)
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, place: FILES)
     monkeypatch.setattr(huggingface_hub.HfApi, "parse_safetensors_file_metadata", head)
@@ -99,8 +99,8 @@ def repository(monkeypatch):
     ],
 )
 def test_of_a_repository_the_files_of_the_variant_are_read(repository, folder, variant, read, of):
-    assert hub.shapes(repository, folder, variant) == {file: (len(file),) for file in read}
-    assert hub.variant_of(repository, folder, variant) == of
+    assert hub_files.shapes(repository, folder, variant) == {file: (len(file),) for file in read}
+    assert hub_files.variant_of(repository, folder, variant) == of
 
 
 def test_where_the_hub_does_not_answer_the_cache_is_read(repository, tmp_path, monkeypatch):
@@ -109,14 +109,14 @@ def test_where_the_hub_does_not_answer_the_cache_is_read(repository, tmp_path, m
         save_file({"a": torch.zeros(size)}, tmp_path / "vae" / f"diffusion_pytorch_model{word}.safetensors")
     monkeypatch.setattr("rewards.hub.answers", lambda: False)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda place, local_files_only: str(tmp_path))
-    assert hub.shapes(repository, "vae") == {"a": (2,)}
-    assert hub.shapes(repository, "vae", "fp16") == {"a": (3,)}
-    assert hub.file_names(repository, "unet") == []
+    assert hub_files.shapes(repository, "vae") == {"a": (2,)}
+    assert hub_files.shapes(repository, "vae", "fp16") == {"a": (3,)}
+    assert hub_files.file_names(repository, "unet") == []
 
 
 def test_a_repository_without_plain_weights_asks_for_a_variant(repository, monkeypatch, capsys):
     with pytest.raises(InputError, match="owner/name/unet holds fp16 weights only, set model.variant=fp16"):
-        hub.shapes(repository, "unet")
+        hub_files.shapes(repository, "unet")
     index = {"vae": ["diffusers", "AutoencoderKL"], "unet": ["diffusers", "UNet"], "_class_name": "FluxPipeline"}
     monkeypatch.setattr("flowgrpo.flow.pipeline.loading.load.index_of", lambda path: index)
     assert main(["plan", "flux1-dev", "model.path=owner/name", "model.variant=bf16"]) == 2

@@ -13,9 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
-from flowgrpo.flow.pipeline.loading import load as loading
-from flowgrpo.training.model_files import hub_files as hub
-from flowgrpo.training.model_files import weight_check
+from flowgrpo.flow.pipeline.loading import load
+from flowgrpo.training.model_files import hub_files, weight_check
 
 CLIP = "text_encoder/model.safetensors"
 NETWORK = "transformer/diffusion_pytorch_model.safetensors"
@@ -167,9 +166,9 @@ def test_files_of_the_hub_without_headers_are_held_against_the_class_once_they_a
     tensors = without(QUERY)(load_file(model / CLIP))
     (model / CLIP).unlink()
     torch.save(tensors, model / "text_encoder/pytorch_model.bin")
-    monkeypatch.setattr(loading, "place_of", lambda path: path)
-    monkeypatch.setattr(loading, "index_of", lambda path: json.loads((model / "model_index.json").read_text()))
-    monkeypatch.setattr(loading, "weights_at", lambda path, *args: hub.weights_at(str(model), *args))
-    monkeypatch.setattr(loading, "downloaded", lambda path: str(model))
+    monkeypatch.setattr(load, "place_of", lambda path: path)
+    monkeypatch.setattr(load, "index_of", lambda path: json.loads((model / "model_index.json").read_text()))
+    monkeypatch.setattr(load, "weights_at", lambda path, *args: hub_files.weights_at(str(model), *args))
+    monkeypatch.setattr(load, "downloaded", lambda path: str(model))
     with pytest.raises(InputError, match=r"owner/name: text_encoder/pytorch_model.bin lacks 1 of the 37 weights"):
-        loading._check_downloaded("owner/name", {"text_encoder", "vae"}, None)
+        load._check_downloaded("owner/name", {"text_encoder", "vae"}, None)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flowgrpo.errors import InputError
-from flowgrpo.training.reports import doctor_checks as checks
+from flowgrpo.training.reports import doctor_checks
 
 GIB = 2**30
 
@@ -14,7 +14,7 @@ GIB = 2**30
 @pytest.fixture
 def gpu(monkeypatch):
     """A GPU of 24 GiB, of which 12 were taken."""
-    monkeypatch.setattr(checks, "peak_bytes", lambda device: 12 * GIB)
+    monkeypatch.setattr(doctor_checks, "peak_bytes", lambda device: 12 * GIB)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(total_memory=24 * GIB)
     )
@@ -28,7 +28,7 @@ def test_the_planned_peak_stands_beside_the_measured_one(gpu):
         asked.append(room)
         return {"phases": [{"phase": "rollout", "total": 9 * GIB}, {"phase": "update", "total": 13 * GIB}]}
 
-    check = checks.memory_left(gpu, "lower it", planned)
+    check = doctor_checks.memory_left(gpu, "lower it", planned)
     assert check.value.startswith("GPU 12.0 of 24.0 GiB at its peak, 13.0 planned of a run, in the phase update, host ")
     assert asked == [24 * GIB]
     assert check.ok
@@ -38,9 +38,9 @@ def test_a_model_that_cannot_be_planned_is_measured_all_the_same(gpu):
     def planned(room):
         raise InputError("there are no configs of it")
 
-    check = checks.memory_left(gpu, "lower it", planned)
+    check = doctor_checks.memory_left(gpu, "lower it", planned)
     assert "12.0 of 24.0 GiB at its peak, a run's is not planned (there are no configs of it), host" in check.value
 
 
 def test_without_a_gpu_nothing_is_planned():
-    assert checks.memory_left(torch.device("cpu"), "lower it", None).value.startswith("host ")
+    assert doctor_checks.memory_left(torch.device("cpu"), "lower it", None).value.startswith("host ")

@@ -10,20 +10,21 @@ from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.config import Config
-from flowgrpo.training.reports import markdown
-from flowgrpo.training.reports import model_card as card
+from flowgrpo.training.reports import markdown, model_card
 
 
 @pytest.mark.parametrize("prompt", HOSTILE)
 def test_a_prompt_is_itself_in_table_code_and_command(prompt, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    command = card.command(["flowgrpo", "sample", "--prompt", prompt, f"negative_prompt={card.written(prompt)}"])
-    page = card.text(
+    command = model_card.command(
+        ["flowgrpo", "sample", "--prompt", prompt, f"negative_prompt={model_card.written(prompt)}"]
+    )
+    page = model_card.text(
         ["# a card", ""],
         snippet=f"prompt = {prompt!r}",
         command=command,
         made="answer",
-        samples=[card.Shown(Row(prompt, 3), markdown.escaped(prompt))],
+        samples=[model_card.Shown(Row(prompt, 3), markdown.escaped(prompt))],
     )
     assert table(page) == [[as_shown(prompt), "3", as_shown(prompt)]]
     code, shell = blocks(page)["python"], blocks(page)["sh"]
@@ -38,7 +39,7 @@ def test_a_prompt_is_itself_in_table_code_and_command(prompt, tmp_path, monkeypa
 def test_names_stand_in_the_head_as_they_are(tmp_path):
     for path in ("a: b # c", "`x``", "- [y]"):
         settings = Config.model_validate({"model": {"path": path}, "rewards": [{"use": "./my`reward.py:a_b"}]})
-        head = "\n".join(card.heading(tmp_path, settings, library="diffusers", kind="lora", step=1, task="x"))
+        head = "\n".join(model_card.heading(tmp_path, settings, library="diffusers", kind="lora", step=1, task="x"))
         front = yaml.safe_load(head.split("---\n")[1])
         assert front == {
             "library_name": "diffusers", "license": "other", "license_name": "as-the-base-model", "pipeline_tag": "x",

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from flowgrpo.training.reports import video_files as videos
+from flowgrpo.training.reports import video_files
 from flowgrpo.training.reports.samples import SampleFolder, save_sample
 from rewards import media
 
 
 def described(file):
     """What ffmpeg says of a file's video."""
-    done = subprocess.run([videos.ffmpeg(), "-i", str(file)], capture_output=True, text=True, check=False)
+    done = subprocess.run([video_files.ffmpeg(), "-i", str(file)], capture_output=True, text=True, check=False)
     return re.search(r"Stream #0:0.*: (Video: .*)", done.stderr)[1]
 
 
@@ -68,4 +68,4 @@ def test_a_runs_folder_keeps_its_videos_rate(tmp_path):
 
 def test_what_ffmpeg_cannot_write_is_said(tmp_path):
     with pytest.raises(OSError, match=r"ffmpeg could not write a\.mp4 \("):
-        videos.write_mp4(videos.ffmpeg(), np.zeros((2, 16, 16, 3), np.uint8), tmp_path / "none" / "a.mp4", 8)
+        video_files.write_mp4(video_files.ffmpeg(), np.zeros((2, 16, 16, 3), np.uint8), tmp_path / "none" / "a.mp4", 8)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from flowgrpo.errors import InputError
-from flowgrpo.training.run import run_folder as folders
+from flowgrpo.training.run import run_folder
 
 
 def test_a_text_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
-    folders.replace_text(path, "old")
+    run_folder.replace_text(path, "old")
 
     def killed(*paths):
         raise KeyboardInterrupt
@@ -23,27 +23,27 @@ def test_a_text_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
-            folders.replace_text(path, "new")
+            run_folder.replace_text(path, "new")
     assert path.read_text() == "old"
-    folders.replace_text(path, "half a character \ud800, ö")
+    run_folder.replace_text(path, "half a character \ud800, ö")
     assert path.read_bytes().decode() == "half a character \\ud800, ö"
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_a_held_folder_is_refused_and_free_afterwards(tmp_path):
     folder = tmp_path / "runs" / "a"
-    with folders.held(folder):
+    with run_folder.held(folder):
         said = f"another run goes on in {folder}, process {os.getpid()}; wait for its end"
-        with pytest.raises(InputError, match=said), folders.held(folder):
+        with pytest.raises(InputError, match=said), run_folder.held(folder):
             pass
         (folder / "file").touch()
-    with folders.held(folder):
-        assert sorted(path.name for path in folder.iterdir()) == [folders.LOCK, "file"]
+    with run_folder.held(folder):
+        assert sorted(path.name for path in folder.iterdir()) == [run_folder.LOCK, "file"]
     assert [path.name for path in folder.iterdir()] == ["file"]
 
 
 def test_a_folder_that_nothing_was_put_into_is_gone(tmp_path):
-    with pytest.raises(KeyError), folders.held(tmp_path / "runs" / "a"):
+    with pytest.raises(KeyError), run_folder.held(tmp_path / "runs" / "a"):
         raise KeyError
     assert list(tmp_path.iterdir()) == []
 
@@ -53,12 +53,12 @@ def test_the_kernel_lets_go_of_a_killed_run(tmp_path):
     code += "with folders.held(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code, tmp_path / "a"], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(InputError, match=f"process {other.pid};"), folders.held(tmp_path / "a"):
+        with pytest.raises(InputError, match=f"process {other.pid};"), run_folder.held(tmp_path / "a"):
             pass
         other.send_signal(signal.SIGKILL)
-    assert (tmp_path / "a" / folders.LOCK).exists()
-    assert folders.is_empty(tmp_path / "a")  # to a new run it is as if nothing had been there
-    with folders.held(tmp_path / "a"):
+    assert (tmp_path / "a" / run_folder.LOCK).exists()
+    assert run_folder.is_empty(tmp_path / "a")  # to a new run it is as if nothing had been there
+    with run_folder.held(tmp_path / "a"):
         pass
 
 
@@ -67,11 +67,11 @@ def test_what_cannot_be_written_to_is_one_sentence(tmp_path, monkeypatch, parent
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     folder = type(tmp_path)(parent) / "a"
-    with pytest.raises(InputError, match=rf"^run\.dir: {folder} cannot be written to \(.+\)$"), folders.held(folder):
+    with pytest.raises(InputError, match=rf"^run\.dir: {folder} cannot be written to \(.+\)$"), run_folder.held(folder):
         pass
     with pytest.raises(InputError, match=rf"^--out: {folder} cannot be written to \(.+\)$"):
-        folders.check_writable(folder, "--out")
-    folders.check_writable(tmp_path / "new" / "one", "--out")
+        run_folder.check_writable(folder, "--out")
+    run_folder.check_writable(tmp_path / "new" / "one", "--out")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -79,13 +79,13 @@ def test_what_a_run_leaves_that_dies_as_it_begins_is_nothing(tmp_path):
     """It could neither begin again nor go on otherwise."""
     for name in (".lock", "start.safetensors", "config.yaml.partial"):
         (tmp_path / name).touch()
-    assert folders.is_empty(tmp_path)
+    assert run_folder.is_empty(tmp_path)
     (tmp_path / "config.yaml").touch()
-    assert not folders.is_empty(tmp_path)
+    assert not run_folder.is_empty(tmp_path)
 
 
 def test_a_text_that_cannot_be_written_leaves_the_old_one_and_no_half(tmp_path, monkeypatch):
-    folders.replace_text(tmp_path / "a", "old")
+    run_folder.replace_text(tmp_path / "a", "old")
 
     def full(path, *args, **kwargs):
         path.touch()
@@ -93,6 +93,6 @@ def test_a_text_that_cannot_be_written_leaves_the_old_one_and_no_half(tmp_path, 
 
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(OSError, match="No space left"):
-        folders.replace_text(tmp_path / "a", "new")
+        run_folder.replace_text(tmp_path / "a", "new")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_text() == "old"

@@ -9,23 +9,23 @@ import torch
 from safetensors.torch import save_file
 
 from flowgrpo.training.checkpoints import snapshot
-from flowgrpo.training.run import run_folder as folders
+from flowgrpo.training.run import run_folder
 
 
 def test_errors_of_the_system_are_told_by_their_number():
-    assert folders.disk_full(OSError(errno.ENOSPC, "No space left on device")) == "No space left on device"
-    assert folders.disk_full(OSError(errno.EDQUOT, "Disk quota exceeded")) == "Disk quota exceeded"
-    assert folders.disk_full(OSError(errno.EACCES, "Permission denied")) is None
-    assert folders.disk_full(ValueError("No space left on device")) is None
-    assert folders.disk_full(None) is None
+    assert run_folder.disk_full(OSError(errno.ENOSPC, "No space left on device")) == "No space left on device"
+    assert run_folder.disk_full(OSError(errno.EDQUOT, "Disk quota exceeded")) == "Disk quota exceeded"
+    assert run_folder.disk_full(OSError(errno.EACCES, "Permission denied")) is None
+    assert run_folder.disk_full(ValueError("No space left on device")) is None
+    assert run_folder.disk_full(None) is None
 
 
 def test_the_system_s_error_may_lie_behind_another():
     error = RuntimeError("unexpected pos")
     error.__context__ = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    assert folders.disk_full(error) == "No space left on device"
+    assert run_folder.disk_full(error) == "No space left on device"
     error.__context__ = error  # a circle
-    assert folders.disk_full(error) is None
+    assert run_folder.disk_full(error) is None
 
 
 def write_too_much(way, file):
@@ -33,7 +33,7 @@ def write_too_much(way, file):
     try:
         way(file, {"a": torch.zeros(10_000)})
     except Exception as error:
-        os._exit(7 if folders.disk_full(error) == "File too large" else 1)
+        os._exit(7 if run_folder.disk_full(error) == "File too large" else 1)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,6 @@ def test_what_the_libraries_make_of_it_is_told_too(tmp_path, way):
 def test_the_room_is_that_of_the_disk(tmp_path):
     space = os.statvfs(tmp_path)
     free, total = (space.f_frsize * blocks / 2**30 for blocks in (space.f_bavail, space.f_blocks))
-    said = folders.disk_room(tmp_path)
+    said = run_folder.disk_room(tmp_path)
     assert said.endswith(f" of {total:.2f} GiB are free")
     assert float(said.split()[0]) == pytest.approx(free, abs=1)

@@ -10,7 +10,7 @@ from runs import weights
 
 from flowgrpo import config
 from flowgrpo.cli import main
-from flowgrpo.training.reports import learning_signal as idle
+from flowgrpo.training.reports import learning_signal
 from flowgrpo.training.run.stop_reasons import NothingToLearn
 from flowgrpo.training.weights.trained_weights import Weights
 
@@ -78,7 +78,7 @@ def test_a_model_that_cannot_be_updated_has_nothing_to_learn_though_it_has_rewar
 )
 def test_what_was_sampled_last_says_whether_a_checkpoint_is_sound(trained, evaluated, sound):
     line = dict(zip(("reward/mean", "groups/teaching", "policy/updates"), trained, strict=True))
-    assert idle.is_sound([line, *({"reward/mean": mean} for mean in evaluated)]) == sound
+    assert learning_signal.is_sound([line, *({"reward/mean": mean} for mean in evaluated)]) == sound
 
 
 def poisoned(monkeypatch, value, at):
@@ -205,6 +205,8 @@ def evaluated_line(step, mean):
     ],
 )
 def test_the_end_of_a_run_tells_whether_its_weights_can_be_trusted(lines, why):
-    assert idle.broken(lines, 9) == why
+    assert learning_signal.broken(lines, 9) == why
     updates_alone = why in ("no update had a gradient that is finite", "nothing of its samples can be trained on")
-    assert idle.broken(lines, None) == (None if updates_alone else why)  # of weights that still sample what has rewards
+    assert learning_signal.broken(lines, None) == (
+        None if updates_alone else why
+    )  # of weights that still sample what has rewards

@@ -8,7 +8,7 @@ from PIL import Image
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
-from flowgrpo.training.reports import video_files as videos
+from flowgrpo.training.reports import video_files
 from flowgrpo.training.reports.samples import Sample, SampleFolder, save_sample
 from flowgrpo.training.run.run_files import read_manifest
 
@@ -21,8 +21,8 @@ def test_an_image_is_a_png_of_its_very_pixels(tmp_path):
 
 
 def test_without_ffmpeg_a_video_is_an_endless_webp_of_its_frames(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(videos, "ffmpeg", lambda: None)
-    videos.say_once_that_there_is_no_ffmpeg.cache_clear()
+    monkeypatch.setattr(video_files, "ffmpeg", lambda: None)
+    video_files.say_once_that_there_is_no_ffmpeg.cache_clear()
     levels = [0.2, 0.6, 0.4, 1.0]
     video = torch.tensor(levels).view(4, 1, 1, 1).expand(4, 3, 16, 24)
     file = save_sample(video, tmp_path / "a")

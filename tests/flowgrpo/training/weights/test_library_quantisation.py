@@ -21,7 +21,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.loading.load import load_policy
 from flowgrpo.mdlm.models.load import load_predictor
 from flowgrpo.schema.lora import Quantised
-from flowgrpo.training.weights import library_quantisation as quantise_libraries
+from flowgrpo.training.weights import library_quantisation
 from flowgrpo.training.weights.library_quantisation import LIBRARY_FORMS, library_config
 from flowgrpo.training.weights.quantisation import FORMS, quantise, refuse_dynamic, size
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
@@ -51,7 +51,7 @@ def kept(tensor):
 
 def loaded(llama, word):
     pytest.importorskip(LIBRARY_FORMS[word].library)
-    options = quantise_libraries.model_options(word, DTYPE)
+    options = library_quantisation.model_options(word, DTYPE)
     return LlamaForCausalLM.from_pretrained(llama, dtype=DTYPE, **options)
 
 
@@ -97,13 +97,13 @@ def test_files_that_are_quantised_already_are_refused(llama, tmp_path):
     loaded(llama, "bnb_nf4").save_pretrained(tmp_path)
     model = loaded(tmp_path, "bnb_nf4")
     with pytest.raises(InputError, match="^model.quantise: the model's weights are quantised already in its files"):
-        quantise_libraries.refuse_quantised(model, "bnb_nf4")
-    quantise_libraries.refuse_quantised(model, None)
+        library_quantisation.refuse_quantised(model, "bnb_nf4")
+    library_quantisation.refuse_quantised(model, None)
 
 
 @pytest.mark.parametrize("word", LIBRARY_FORMS)
 def test_without_its_library_it_is_refused_in_a_sentence(workplace, capsys, monkeypatch, word):
-    monkeypatch.setattr(quantise_libraries, "find_spec", lambda name: None)
+    monkeypatch.setattr(library_quantisation, "find_spec", lambda name: None)
     form = LIBRARY_FORMS[word]
     said = f"model.quantise: {word} needs the package {form.library}, pip install 'flowgrpo[8bit]', or take {form.like}"
     assert main(["train", "tiny.yaml", f"model.quantise={word}"]) == 2
@@ -125,14 +125,14 @@ def test_layers_that_are_split_while_they_are_loaded_are_refused_by_torchao(tmp_
 
 
 def test_bitsandbytes_through_diffusers_needs_a_gpu(monkeypatch):
-    monkeypatch.setattr(quantise_libraries, "find_spec", lambda name: object())
+    monkeypatch.setattr(library_quantisation, "find_spec", lambda name: object())
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     with pytest.raises(
         InputError, match="^model.quantise: diffusers lets bitsandbytes quantise on a GPU only, take nf4"
     ):
         library_config("bnb_nf4", "diffusers", DTYPE)
-    quantise_libraries.check("bnb_nf4", diffuses=False)
-    quantise_libraries.check("torchao_int8", diffuses=True)
+    library_quantisation.check("bnb_nf4", diffuses=False)
+    library_quantisation.check("torchao_int8", diffuses=True)
     assert library_config("nf4", "diffusers", DTYPE) is library_config(None, "transformers", DTYPE) is None
 
 

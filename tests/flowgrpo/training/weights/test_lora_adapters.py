@@ -13,7 +13,7 @@ from flowgrpo.schema.lora import Lora
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training.checkpoints import lora_files, lora_layers
 from flowgrpo.training.checkpoints.lora_layers import Index, Outline, names_in
-from flowgrpo.training.weights import lora_adapters as adapters
+from flowgrpo.training.weights import lora_adapters
 from flowgrpo.training.weights.lora_adapters import Adapter, Matrices
 from flowgrpo.training.weights.trained_weights import Weights
 
@@ -114,7 +114,7 @@ def test_a_half_precision_base_gets_the_files_numbers_in_float32():
 def test_what_a_run_keeps_reads_back_to_the_bit(tmp_path):
     layers = {"proj": layer(2, 3.0, torch.arange(4.0)), "block.proj": layer(3, 7.0, torch.ones(4))}
     weights = Weights({"net": Network()}, {"net": Adapter(layers, rslora=True)})
-    adapters.save(tmp_path / lora_files.START, weights.begun)
+    lora_adapters.save(tmp_path / lora_files.START, weights.begun)
     file = lora_files.read(str(tmp_path / lora_files.START))
     found = placed(file, {"net": Network()})["net"]
     assert found.rslora
@@ -129,7 +129,7 @@ def test_networks_that_scale_otherwise_read_back_as_they_were(tmp_path):
     begun = {name: Adapter({"proj": layer(4, 8.0)}, rslora=name == "transformer") for name in networks}
     weights = Weights(networks, begun)
     assert [network.proj.scaling["default"] for network in networks.values()] == [4.0, 2.0]
-    adapters.save(tmp_path / lora_files.START, weights.begun)
+    lora_adapters.save(tmp_path / lora_files.START, weights.begun)
     file = lora_files.read(str(tmp_path / lora_files.START))
     found = placed(file, {name: Network() for name in networks})
     assert {name: each.rslora for name, each in found.items()} == {"transformer": True, "transformer_2": False}
@@ -137,10 +137,10 @@ def test_networks_that_scale_otherwise_read_back_as_they_were(tmp_path):
 
 def test_renamed_keeps_each_layers_rank_and_alpha():
     config = Adapter({"a.q": layer(2, 3.0), "a.k": layer(4, 3.0), "a.v": layer(2, 5.0)}).config()
-    found = adapters.renamed(config, {"a.q": "b.one", "a.k": "b.two", "a.v": "b.three"})
+    found = lora_adapters.renamed(config, {"a.q": "b.one", "a.k": "b.two", "a.v": "b.three"})
     assert sorted(found.target_modules) == ["b.one", "b.three", "b.two"]
     assert (found.r, found.lora_alpha) == (2, 3.0)
-    assert adapters.alpha_in({"alpha_pattern": found.alpha_pattern, "lora_alpha": 3.0}, "b.three", 2) == 5.0
+    assert lora_adapters.alpha_in({"alpha_pattern": found.alpha_pattern, "lora_alpha": 3.0}, "b.three", 2) == 5.0
     assert found.rank_pattern == {r"^b\.two": 4}
 
 
@@ -150,7 +150,7 @@ def test_renamed_keeps_each_layers_rank_and_alpha():
 )
 def test_options_that_peft_does_not_write_are_refused(tmp_path, options):
     weights = Weights({"net": Network()}, {"net": Adapter({"proj": layer()})})
-    adapters.save(tmp_path / "adapter_model.safetensors", weights.begun)
+    lora_adapters.save(tmp_path / "adapter_model.safetensors", weights.begun)
     with safe_open(tmp_path / "adapter_model.safetensors", "pt") as opened:
         tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
     save_file(tensors, tmp_path / "adapter_model.safetensors")

@@ -14,7 +14,7 @@ import torch
 from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.networks.switches import compile_blocks
-from flowgrpo.training.weights import low_precision_copies as low_precision
+from flowgrpo.training.weights import low_precision_copies
 from flowgrpo.training.weights.low_precision_copies import (
     CAPABILITY,
     OWN,
@@ -121,7 +121,7 @@ def test_adapters_act_with_the_values_that_they_have(word):
         quantise(by_hand, word)
     else:
         for block in by_hand.blocks:
-            block["to_q"] = low_precision._copy(block["to_q"], word)
+            block["to_q"] = low_precision_copies._copy(block["to_q"], word)
     like = adapted(by_hand)
     for values in ([p.detach().clone() for p in weights.parameters], [2 * p.detach() for p in weights.parameters]):
         like.put(values)
@@ -170,7 +170,7 @@ def test_the_network_is_put_back_when_something_fails():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_no_row_knows_its_neighbours_and_every_layout_computes(word, dtype):
     module = network(word).to(dtype)
-    layer = low_precision._copy(module.start, word)
+    layer = low_precision_copies._copy(module.start, word)
     x = X.to(dtype)
     with torch.no_grad():
         together = layer(x)
@@ -196,7 +196,7 @@ def held(tensor):
 def test_the_size_is_that_of_what_the_copies_keep(word, columns):
     network(word)
     own = torch.nn.Linear(columns, 192).to(torch.bfloat16)
-    layer = low_precision._copy(own, word)
+    layer = low_precision_copies._copy(own, word)
     kept = [layer.codes, layer.scale] if isinstance(layer, QuantisedLinear) else [layer.weight]
     shapes = {"blocks.0.to_q.weight": (192, columns), "blocks.0.to_q.bias": (192,), "start.weight": (192, columns)}
     assert size(shapes, 2, word) == sum(held(tensor) for tensor in kept) < own.weight.nbytes
@@ -213,7 +213,7 @@ def test_what_multiplies_on_a_gpu_alone_is_made_and_weighs_what_is_planned(word,
     monkeypatch.setattr(quant_api, "_check_hardware_support", lambda granularity: None)
     monkeypatch.setattr(inference_workflow, "is_sm_at_least_100", lambda: True)
     own = torch.nn.Linear(320, 192).to(torch.bfloat16)
-    layer = low_precision._copy(own, word)
+    layer = low_precision_copies._copy(own, word)
     assert size({"blocks.0.to_q.weight": (192, 320)}, 2, word) == held(layer.weight)
     if word == "torchao_fp8_dynamic":
         x = torch.randn(2, 3, 320).to(torch.bfloat16)
@@ -280,12 +280,12 @@ def test_what_goes_together_is_taken():
 
 
 def test_a_library_or_a_gpu_that_is_not_there_is_one_sentence(monkeypatch):
-    monkeypatch.setattr(low_precision, "find_spec", lambda name: None)
+    monkeypatch.setattr(low_precision_copies, "find_spec", lambda name: None)
     for word in (None, *OWN):
         check_installed(word)
     with pytest.raises(InputError, match=r"torchao_int8_dynamic needs the package torchao, pip .* or take int8 or fp8"):
         check_installed("torchao_int8_dynamic")
-    monkeypatch.setattr(low_precision, "find_spec", lambda name: name)
+    monkeypatch.setattr(low_precision_copies, "find_spec", lambda name: name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     for word in ("torchao_int8_dynamic", "torchao_nvfp4", "torchao_fp8_dynamic"):

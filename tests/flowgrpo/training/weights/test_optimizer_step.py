@@ -9,7 +9,7 @@ import torch
 from runs import background
 from safetensors.torch import load_file
 
-from flowgrpo.training.weights import optimizer_step as optimize
+from flowgrpo.training.weights import optimizer_step
 from flowgrpo.training.weights.trained_weights import Weights
 
 
@@ -62,8 +62,8 @@ def test_in_half_precision_a_process_without_a_loss_takes_part_in_the_step():
         optimizer, scaler = torch.optim.SGD(weights.parameters, lr=0.1), torch.amp.GradScaler("cpu")
         if number == 0:
             scaler.scale(2 * weights.parameters[0].sum()).backward()
-        stats = optimize.UpdateStats()
-        optimize.optimizer_step(
+        stats = optimizer_step.UpdateStats()
+        optimizer_step.optimizer_step(
             weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=9.0, reduce=meeting.reduce(number)
         )
         found[number] = weights.parameters[0].item(), stats.grad_norm, stats.skipped, scaler.state_dict()
@@ -79,7 +79,7 @@ def test_in_half_precision_a_process_without_a_loss_takes_part_in_the_step():
 
 def test_gradients_are_summed_in_messages_of_a_bounded_size(monkeypatch):
     """Five of 16 bytes and one of 40, which lies in two messages of 36; sums are the same."""
-    monkeypatch.setattr(optimize, "MESSAGE", 36)
+    monkeypatch.setattr(optimizer_step, "MESSAGE", 36)
     sent, parameters = [], [torch.nn.Parameter(torch.zeros(n)) for n in (4, 4, 4, 10, 4, 4)]
     for value, p in enumerate(parameters[:-1], start=1):  # the last was not reached here, but elsewhere
         p.grad = torch.full_like(p, value)
@@ -88,7 +88,7 @@ def test_gradients_are_summed_in_messages_of_a_bounded_size(monkeypatch):
         sent.append(len(tensor))
         return 2 * tensor if len(sent) > 1 else torch.ones_like(tensor)
 
-    optimize._sum_gradients(parameters, reduce)
+    optimizer_step._sum_gradients(parameters, reduce)
     assert sent == [6, 8, 4, 9, 9]
     assert [p.grad.tolist() for p in parameters] == [
         [2.0 * v] * len(p) for v, p in zip([1, 2, 3, 4, 5, 0], parameters, strict=True)
@@ -97,16 +97,16 @@ def test_gradients_are_summed_in_messages_of_a_bounded_size(monkeypatch):
 
 def test_a_tensor_without_numbers_may_come_first():
     empty, one = torch.zeros(0), torch.zeros(3)
-    assert optimize.messages([empty, one]) == [[empty, one]]
+    assert optimizer_step.messages([empty, one]) == [[empty, one]]
 
 
 def test_a_process_alone_sends_nothing(monkeypatch):
-    monkeypatch.setattr(optimize, "_sum_gradients", None)
+    monkeypatch.setattr(optimizer_step, "_sum_gradients", None)
     weights = Weights({"net": torch.nn.Linear(1, 1, bias=False)}, None)
     weights.parameters[0].data.fill_(1.0)
     weights.parameters[0].grad = torch.full((1, 1), 2.0)
     optimizer = torch.optim.SGD(weights.parameters, lr=0.1)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    stats = optimize.UpdateStats()
-    optimize.optimizer_step(weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=9.0, reduce=None)
+    stats = optimizer_step.UpdateStats()
+    optimizer_step.optimizer_step(weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=9.0, reduce=None)
     assert (weights.parameters[0].item(), stats.grad_norm) == (pytest.approx(0.8), 2.0)

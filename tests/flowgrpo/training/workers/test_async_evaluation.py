@@ -11,7 +11,7 @@ from pair import pair
 from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import Run
-from flowgrpo.training.distributed import worker_roles as roles
+from flowgrpo.training.distributed import worker_roles
 from flowgrpo.training.distributed.worker_roles import Roles
 
 
@@ -113,7 +113,7 @@ def test_an_evaluator_that_ends_stops_the_run(tmp_path):
 )
 def test_roles_that_cannot_be_are_refused(choices, processes, said):
     with pytest.raises(InputError, match=re.escape(said)):
-        roles.check(Run(**choices), processes)
+        worker_roles.check(Run(**choices), processes)
 
 
 def test_roles_stand_in_their_order():

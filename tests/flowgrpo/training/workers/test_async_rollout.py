@@ -12,9 +12,9 @@ from pair import pair
 from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import Run
-from flowgrpo.training.distributed import worker_roles as roles
+from flowgrpo.training.distributed import worker_roles
 from flowgrpo.training.distributed.worker_roles import Roles
-from flowgrpo.training.planning import gpu_scaling as scaling
+from flowgrpo.training.planning import gpu_scaling
 
 AT_ONCE = ("chains", "an average and a reference that follows")
 FURTHER = tuple(case for case in ahead.CASES if case not in AT_ONCE)
@@ -146,14 +146,14 @@ def test_a_message_that_cannot_be_read_is_no_process_that_has_ended(of_two):
 )
 def test_roles_that_cannot_be_shared_out_are_refused(generators, staleness, processes, said):
     with pytest.raises(InputError, match=re.escape(said)):
-        roles.check(Run(generators=generators, staleness=staleness), processes)
+        worker_roles.check(Run(generators=generators, staleness=staleness), processes)
 
 
 def test_a_generator_has_whole_networks():
     with pytest.raises(InputError, match="a generator has whole networks, set run.sharding=none"):
-        roles.check(Run(generators=1, sharding="fsdp2"), 2)
+        worker_roles.check(Run(generators=1, sharding="fsdp2"), 2)
     with pytest.raises(InputError, match="set run.context_parallel=1"):
-        roles.check(Run(generators=1, context_parallel=2), 3)
+        worker_roles.check(Run(generators=1, context_parallel=2), 3)
 
 
 @pytest.mark.parametrize(("trainers", "generators"), [(1, 1), (4, 2), (2, 4), (3, 3), (1, 5)])
@@ -177,7 +177,7 @@ def test_seconds_that_nobody_knows_are_not_planned(key, said):
     chosen = config.validated({"model": {"path": "shapes"}, "train": {"groups": 8}})
     chosen = chosen.model_copy(update={"run": chosen.run.model_copy(update={key: 2})})
     with pytest.raises(InputError, match=rf"--gpus: the seconds of {said} are not known, set run.{key}="):
-        scaling.check_machines(chosen, 8)
+        gpu_scaling.check_machines(chosen, 8)
 
 
 def test_roles_of_texts_are_refused_before_anything_is_loaded():

@@ -8,7 +8,7 @@ import tiny
 import torch
 from zoo import SPECIMENS
 
-from flowgrpo.flow.pipeline.inputs import call_cache as recent
+from flowgrpo.flow.pipeline.inputs import call_cache
 from flowgrpo.flow.pipeline.inputs.image_cache import EncodedPictures
 from flowgrpo.flow.pipeline.inputs.prompt_embeddings import fingerprint
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
@@ -84,7 +84,7 @@ def test_the_encodings_that_were_asked_for_last_stay(vae, monkeypatch):
     with kept.at_hand():
         vae.encode(pictures_of[0])
         ((_, size),) = kept._encodings._results.values()
-        monkeypatch.setattr(recent, "KEPT", 2 * size)
+        monkeypatch.setattr(call_cache, "KEPT", 2 * size)
         for i in (1, 0, 2, 0, 1):
             vae.encode(pictures_of[i])
         assert len(calls) == 4  # the second went as the third came

@@ -12,7 +12,7 @@ from zoo import SPECIMENS
 from flowgrpo.cli import main
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.errors import InputError
-from flowgrpo.flow.pipeline.loading import load as loading
+from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.loading.load import load_policy
 from flowgrpo.shapes import PATH
 
@@ -22,7 +22,7 @@ DIGITS = EMBEDDED["digits"].folder
 @pytest.mark.parametrize(("device", "kept"), [("cpu", 1), ("meta", 0)])
 def test_a_policy_on_a_cpu_keeps_freed_memory(monkeypatch, device, kept):
     called = []
-    monkeypatch.setattr(loading, "keep_freed_memory", lambda: called.append(True))
+    monkeypatch.setattr(load, "keep_freed_memory", lambda: called.append(True))
     load_policy("shapes", device=device)
     assert len(called) == kept
 
@@ -96,16 +96,16 @@ def test_the_files_of_a_model_are_anybody_s(tmp_path, monkeypatch, capsys, model
 def test_a_component_that_a_pipeline_makes_itself_need_not_be_in_its_folder(tmp_path):
     specimen = SPECIMENS["LongCatAudioDiTPipeline"]
     specimen.build().save_pretrained(tmp_path)
-    assert "scheduler" in loading.components_of(str(tmp_path))
+    assert "scheduler" in load.components_of(str(tmp_path))
     assert not (tmp_path / "scheduler").exists()
-    loading.check_files(str(tmp_path))
+    load.check_files(str(tmp_path))
     shutil.rmtree(tmp_path / "vae")
     with pytest.raises(InputError, match="has no folder vae, which its model_index.json names"):
-        loading.check_files(str(tmp_path))
+        load.check_files(str(tmp_path))
 
 
 def test_networks_that_are_cut_later_stay_in_host_memory():
     pipe = tiny.sd3()
-    loading._finish(pipe, torch.device("meta"), None, None, on_host=["transformer"])
+    load._finish(pipe, torch.device("meta"), None, None, on_host=["transformer"])
     assert {p.device.type for p in pipe.transformer.parameters()} == {"cpu"}
     assert {p.device.type for p in pipe.vae.parameters()} == {"meta"}

@@ -10,8 +10,7 @@ from zoo import REPRESENTATIVE, SPECIMENS
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.inputs.prompt_embeddings import EmbeddingCache
-from flowgrpo.flow.pipeline.loading import load as loading
-from flowgrpo.flow.pipeline.loading import weightless_networks as hollow
+from flowgrpo.flow.pipeline.loading import load, weightless_networks
 from flowgrpo.flow.pipeline.loading.load import load_policy
 from flowgrpo.flow.pipeline.networks.traits import networks
 
@@ -59,9 +58,11 @@ def test_prompts_encoded_without_the_networks_give_the_same_samples(name, tmp_pa
 
 
 def test_a_hollow_network_is_what_a_pipeline_reads_of_it(tiny_model):
-    index, real = loading.index_of(str(tiny_model)), load_policy(str(tiny_model), device="cpu").modules["transformer"]
+    index, real = load.index_of(str(tiny_model)), load_policy(str(tiny_model), device="cpu").modules["transformer"]
     before = torch.random.get_rng_state()
-    made = hollow.networks(hollow.classes(index), str(tiny_model), torch.bfloat16, torch.device("cpu"))["transformer"]
+    made = weightless_networks.networks(
+        weightless_networks.classes(index), str(tiny_model), torch.bfloat16, torch.device("cpu")
+    )["transformer"]
     assert torch.equal(torch.random.get_rng_state(), before)
     assert isinstance(made, type(real))
     assert type(made).__name__ == type(real).__name__
@@ -78,8 +79,10 @@ def test_a_hollow_network_is_what_a_pipeline_reads_of_it(tiny_model):
 
 def test_weights_that_stay_in_float32_do_so_without_their_numbers(tmp_path):
     SPECIMENS["WanPipeline"].build().save_pretrained(tmp_path)
-    index = loading.index_of(str(tmp_path))
-    made = hollow.networks(hollow.classes(index), str(tmp_path), torch.bfloat16, torch.device("cpu"))["transformer"]
+    index = load.index_of(str(tmp_path))
+    made = weightless_networks.networks(
+        weightless_networks.classes(index), str(tmp_path), torch.bfloat16, torch.device("cpu")
+    )["transformer"]
     real = load_policy(str(tmp_path), "bfloat16", device="cpu").modules["transformer"]
     kinds = {name: p.dtype for name, p in real.named_parameters()}
     assert {name: p.dtype for name, p in made.named_parameters()} == kinds
@@ -133,9 +136,9 @@ def test_kept_encoders_are_beside_the_networks_from_the_start(tiny_model):
 def test_encoders_have_left_the_device_when_the_networks_are_loaded(tiny_model, monkeypatch):
     """In the order of what happens to the device, which here is only pretended to be another."""
     events = []
-    rest, fill, to = EmbeddingCache.offload, hollow.fill, type(tiny.sd3()).to
+    rest, fill, to = EmbeddingCache.offload, weightless_networks.fill, type(tiny.sd3()).to
     monkeypatch.setattr(EmbeddingCache, "offload", lambda cache: (events.append("rest"), rest(cache)))
-    monkeypatch.setattr(hollow, "fill", lambda *a, **o: (events.append("load"), fill(*a, **o)))
+    monkeypatch.setattr(weightless_networks, "fill", lambda *a, **o: (events.append("load"), fill(*a, **o)))
 
     def moved(pipe, device):
         names = [name for name, m in pipe.components.items() if isinstance(m, torch.nn.Module)]

@@ -13,8 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
-from flowgrpo.flow.pipeline.networks import attention
-from flowgrpo.flow.pipeline.networks import attention_backends as backends
+from flowgrpo.flow.pipeline.networks import attention, attention_backends
 from flowgrpo.training.run.run_files import read_metrics
 
 needs_xformers = pytest.mark.skipif(find_spec("xformers") is None, reason="pip install 'flowgrpo[xformers]'")
@@ -39,7 +38,9 @@ def test_an_exact_attention_gives_the_same_numbers(backend):
 
 def test_attention_names_are_those_of_diffusers_that_do_not_quantise():
     everything = {backend.value for backend in AttentionBackendName}
-    assert set(typing.get_args(backends.AttentionBackend)) == {name for name in everything if "sage" not in name}
+    assert set(typing.get_args(attention_backends.AttentionBackend)) == {
+        name for name in everything if "sage" not in name
+    }
 
 
 @pytest.mark.parametrize(

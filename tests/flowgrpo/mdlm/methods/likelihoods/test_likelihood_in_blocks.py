@@ -14,8 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
-from flowgrpo.mdlm.methods.likelihoods import likelihood
-from flowgrpo.mdlm.methods.likelihoods import masked_views as views
+from flowgrpo.mdlm.methods.likelihoods import likelihood, masked_views
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.likelihoods.estimate import estimate
 from flowgrpo.mdlm.methods.objectives import aggregation
@@ -133,7 +132,7 @@ def test_every_mask_of_the_answer_is_as_often_every_mask_of_its_blocks():
         count = masks.sum(1)
         weight = 1.0 / (count * torch.tensor([math.comb(len(places), int(k)) for k in count]))
         weight = weight[:, None, None] * hidden[:, :, one.prompt_length :]
-        return estimate(predictor, one, views.Views(hidden, weight, torch.ones(len(masks))), 64).seq.item()
+        return estimate(predictor, one, masked_views.Views(hidden, weight, torch.ones(len(masks))), 64).seq.item()
 
     assert elbo(range(5)) == pytest.approx(elbo([0, 1, 2]) + elbo([3, 4]), abs=1e-5)  # weights are float32
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from toy_predictor import PLANS, Toy, answers
 
 from flowgrpo.mdlm.methods.backward import backward
-from flowgrpo.mdlm.methods.likelihoods import likelihood
-from flowgrpo.mdlm.methods.likelihoods import masked_views as views
+from flowgrpo.mdlm.methods.likelihoods import likelihood, masked_views
 from flowgrpo.mdlm.methods.likelihoods.estimate import estimate
 from flowgrpo.mdlm.methods.objectives.objective import (
     KL,
@@ -173,7 +172,7 @@ def test_a_sandwich_holds_the_likelihood():
     weight = torch.tensor([1 / (m.sum() * math.comb(4, int(m.sum()))) for m in masks])[:, None, None] * masks[:, None]
     hidden = torch.zeros(15, *one.ids.shape, dtype=torch.bool)
     hidden[:, 0, one.prompt_length :] = masks
-    every = views.Views(hidden, weight, torch.full((15,), 1 / 15))
+    every = masked_views.Views(hidden, weight, torch.full((15,), 1 / 15))
     each = estimate(toy, one, every, 16).each
     case = replace(terms(torch.zeros(15, 1, 4), [-1.0], weight=weight), new=each)
     lower, upper = Sandwich(beta=4.0).bounds(case)
