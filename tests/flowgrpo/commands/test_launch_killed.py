@@ -27,7 +27,8 @@ DYING = """
 import os, signal
 from pathlib import Path
 from flowgrpo.flow.trainer import Trainer
-from flowgrpo.training import scorer, snapshot
+from flowgrpo.training.checkpoints import snapshot
+from flowgrpo.training.scoring import scorer
 
 def die():
     if os.environ["RANK"] == os.environ["DIES"] and not Path("died").exists():

@@ -30,7 +30,7 @@ SHARDED = ["run.processes=2", "run.sharding=fsdp2"]
 DISTURBED = """
 import os, resource, signal
 from pathlib import Path
-from flowgrpo.training import digests
+from flowgrpo.training.checkpoints import digests
 
 def second():
     return os.environ.get("RANK") == "1" and Path("runs/t/checkpoints/step-000001").exists()

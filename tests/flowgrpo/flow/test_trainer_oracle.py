@@ -90,13 +90,13 @@ def test_leave_one_out_leaves_the_whole_of_a_gradient():
 
 
 def change_baseline(patch):
-    real = loop.selection.normalize_advantages
+    real = loop.unit_selection.normalize_advantages
 
     def changed(*args, **options):
         advantages, trained = real(*args, **options)
         return -advantages, trained
 
-    patch.setattr(loop.selection, "normalize_advantages", changed)
+    patch.setattr(loop.unit_selection, "normalize_advantages", changed)
 
 
 def change_credit(patch):

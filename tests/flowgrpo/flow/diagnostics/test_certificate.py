@@ -107,7 +107,7 @@ def test_the_families_that_people_train_are_certified():
 
 
 def test_the_policy_knows_no_pipeline_by_name():
-    files = [f for f in (Path(flowgrpo.__file__).parent / "flow/pipeline").glob("*.py") if f.name != "traits.py"]
-    assert {"policy.py", "walk.py", "probe.py", "batching.py"} <= {f.name for f in files}
+    files = [f for f in (Path(flowgrpo.__file__).parent / "flow/pipeline").rglob("*.py") if f.name != "traits.py"]
+    assert {"policy.py", "denoising_loop.py", "slice_probe.py", "batching.py"} <= {f.name for f in files}
     assert not [(f.name, r["class"]) for f in files for r in TABLE if r["class"] in f.read_text()]
     assert len(TRAITS) <= 15

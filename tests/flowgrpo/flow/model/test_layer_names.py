@@ -108,7 +108,7 @@ class Dropping:
 
 
 def test_a_translation_that_leaves_a_tensor_out_is_refused_by_the_tensor_s_name(wan, tmp_path, monkeypatch):
-    monkeypatch.setattr(initial_lora.loading, "pipeline_class", lambda path: Dropping)
+    monkeypatch.setattr(initial_lora.load, "pipeline_class", lambda path: Dropping)
     tensors = {
         "theirs.0.attn1.to_q.lora_A.weight": torch.ones(2, 32),
         "theirs.0.attn1.to_q.lora_B.weight": torch.ones(32, 2),

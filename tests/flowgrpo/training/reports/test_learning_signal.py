@@ -74,7 +74,7 @@ def test_a_reward_that_dies_stops_the_run_which_goes_on_when_it_is_back(tmp_path
         run.run()
     why = "nothing to learn, every sample was lost"
     assert str(stopped.value) == "stopped after step 3: nothing to learn since step 1, every sample was lost"
-    place = rf"\S*test_idle\.py:{mortal.__code__.co_firstlineno + 3}"
+    place = rf"\S*test_learning_signal\.py:{mortal.__code__.co_firstlineno + 3}"
     said = rf"ConnectionError: \[/gone\] \[2J away for good at {place}"
     lost = rf"the reward 'closeness' failed \({said}\); its 12 samples are dropped"
     told = log(tmp_path)

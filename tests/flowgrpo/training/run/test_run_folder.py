@@ -49,8 +49,8 @@ def test_a_folder_that_nothing_was_put_into_is_gone(tmp_path):
 
 
 def test_the_kernel_lets_go_of_a_killed_run(tmp_path):
-    code = "import pathlib, sys, time; from flowgrpo.training import folders\n"
-    code += "with folders.held(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    code = "import pathlib, sys, time; from flowgrpo.training.run import run_folder\n"
+    code += "with run_folder.held(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code, tmp_path / "a"], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
         with pytest.raises(InputError, match=f"process {other.pid};"), run_folder.held(tmp_path / "a"):
