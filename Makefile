@@ -49,7 +49,7 @@ docs: .venv/docs-installed
 
 # Prints the tables of docs/oracle.md.
 oracle: .venv/installed
-	$(PY) scripts/oracle_tables.py
+	$(PY) research/oracle_tables.py
 
 # Makes one wrong change of the code at a time, in a copy of it, and prints those that the nearest tests do not see.
 mutants: .venv/installed

@@ -1,4 +1,5 @@
 import gc
+import importlib.util
 import os
 import shutil
 import sys
@@ -12,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `import tiny`
 
 import pytest
 import typer
+
+ROOT = Path(__file__).parents[1]
 
 # Else each call of `main` makes all commands anew.
 typer.main.get_command = cache(typer.main.get_command)
@@ -158,3 +161,19 @@ def _few_objects():
 
     with few_objects():
         yield
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Gives a script as a module, by its name; it finds those beside it."""
+
+    def load(name):
+        (place,) = (path for top in ("research", "scripts") if (path := ROOT / top / f"{name}.py").is_file())
+        monkeypatch.syspath_prepend(str(place.parent))
+        spec = importlib.util.spec_from_file_location(name, place)
+        found = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, found)  # where dataclasses look
+        spec.loader.exec_module(found)
+        return found
+
+    return load

@@ -1,6 +1,6 @@
 """What clip, baselines, selection, drafts, pruning, branch noise, values and stale rollouts make of an update, as a table.
 
-    python scripts/oracle_tables.py effects
+    python research/oracle_tables.py effects
 
 Each row is a preset of `oracle` with something changed, held against the gradient that is exact for the preset.
 """

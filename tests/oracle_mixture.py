@@ -1,6 +1,6 @@
 """Hold updates of chains, brushes and twigs on a mixture of two Gaussians against the exact gradient, as a table.
 
-    python scripts/oracle_tables.py mixture
+    python research/oracle_tables.py mixture
 
 The model is `mixture_flow`, on which a rule of advantage may turn an update, as it cannot on one Gaussian.
 """

@@ -1,6 +1,6 @@
 """Print the table of all presets of docs/oracle.md: each one's update by the code of a run, against exact gradients.
 
-python scripts/oracle_tables.py presets [PRESET ...] [--reward linear] [--set KEY=VALUE ...]
+python research/oracle_tables.py presets [PRESET ...] [--reward linear] [--set KEY=VALUE ...]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hold the gradient of every text preset's update against the exact one, and print the table of docs/oracle.md.
 
-    python scripts/oracle_tables.py texts [PRESET ...]
+    python research/oracle_tables.py texts [PRESET ...]
 
 The model is the table of `tiny_texts`, of which every canvas can be counted. A preset decodes, scores, credits and updates
 by the code of a run.

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 FENCE = re.compile(r"\s*(```+|~~~+)\s*(\w*)")
 SHELLS = ("", "sh", "bash", "shell", "console")
-STARTS = re.compile(r"(flowgrpo [a-z]|python scripts/|accelerate launch |torchrun |srun )|make [a-z-]+ *(#|$)")
+STARTS = re.compile(
+    r"(flowgrpo [a-z]|python (?:scripts|research)/|accelerate launch |torchrun |srun )|make [a-z-]+ *(#|$)"
+)
 VARIABLE = re.compile(r"([A-Z]+)=(\"[^\"]*\"|\S+)(?:; )?")
 
 

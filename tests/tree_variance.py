@@ -1,6 +1,6 @@
 """How much the gradient of an update varies for what it costs, by its tree, beside that of the tree that adapts.
 
-    python scripts/oracle_tables.py variance [--reward linear] [--batches 60]
+    python research/oracle_tables.py variance [--reward linear] [--batches 60]
 
 Trees are of the Gaussian flow of `oracle`, by the code of a run, with one kernel. So that all estimate one gradient, each
 step's signal is divided by its expectation in that tree and multiplied by the target's: what the brush's children earn by

@@ -38,7 +38,7 @@ INSTALLS = "installs packages, or runs this suite"
 # Commands that are not run, by a pattern, with why. The first pattern that is found in a command counts.
 CHECKED = {
     r"^make ": INSTALLS,
-    r"^python scripts/": MINUTES,
+    r"^python (scripts|research)/": MINUTES,
     r"^flowgrpo mdlm tracelock": MINUTES,
     r"^(accelerate launch|torchrun|srun) ": DEVICES,
     r"run\.(processes=[2-9]|sharding=)": DEVICES,
@@ -324,10 +324,10 @@ PLANTED = """
     make tests
 
 ```sh
-$ python scripts/compare_methods.py run OUT --secnods 3
+$ python research/compare_methods.py run OUT --secnods 3
 torchrun --nnodez 4 -m flowgrpo train configs/shapes.yaml
 C="train.group=3"; D="$C"
-python scripts/compare_methods.py run OUT --methods a="awm $D"
+python research/compare_methods.py run OUT --methods a="awm $D"
 ```
 
 ```python

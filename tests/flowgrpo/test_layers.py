@@ -238,6 +238,7 @@ WIDER = {
 }
 
 TOP = ("flowgrpo", "rewards", "samplers")
+PROGRAMS = sorted(path for top in ("research", "scripts") for path in (ROOT / top).glob("*.py"))
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for top in TOP
@@ -299,7 +300,7 @@ def test_the_house_has_few_floors_and_arrows():
     def room(package):
         return ".".join(package.split(".")[: 2 if package.startswith("flowgrpo.") else 1])
 
-    scripts = {name for path in (ROOT / "scripts").glob("*.py") for name in map(module_of, imported(path)) if name}
+    scripts = {name for path in PROGRAMS for name in map(module_of, imported(path)) if name}
     arrows = {(room(name), room(other)) for name, below in BELOW.items() for other in below}
     arrows |= {("scripts", room(package_of(module))) for module in scripts}
     arrows = {(above, below) for above, below in arrows if above != below}

@@ -19,7 +19,7 @@ TEXTS = [
     ROOT / "Makefile",
     *(
         file
-        for top in (*PACKAGES, "configs", "docs", "scripts", "tests")
+        for top in (*PACKAGES, "configs", "docs", "research", "scripts", "tests")
         for file in sorted((ROOT / top).rglob("*"))
         if file.suffix in WORDS
     ),

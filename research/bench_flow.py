@@ -1,0 +1,392 @@
+"""Measure what rollouts and updates of flow models cost beside their transformer alone, in pairs.
+
+    OMP_NUM_THREADS=1 python research/bench_flow.py [--rounds 5] [--json FILE] [--size shapes] [--only rollout]
+    OMP_NUM_THREADS=1 python research/bench_flow.py --size wide --only rollout --groups 4 [--kind chain] [--kind branch]
+    python research/bench_flow.py --size sd35-medium --size flux1-dev [--kind window] [--json FILE]    # on a GPU
+
+The *bare* model is the transformer with the arguments of the very calls that a rollout or an update made, in their order:
+without gradient, or each followed by a backward pass. A rollout is `flow.rollouts.rollout.walk`: starts, growth and noise,
+without decoding. On a CPU a rollout is also compared with the time that it spends in the transformer itself, which a
+machine whose speed changes from turn to turn leaves as it is. A tree is compared with chains of as many leaves:
+*evaluations* counts what a saving could be at the most. A rollout is of one group, or with `--groups N` of N side by side,
+whose rows share calls. Sizes:
+
+ - `shapes`: the embedded model, calls of 8 and of 32 rows, all weights trained.
+ - `wide`: a random SD3 transformer of 24 layers x 256 in the embedded pipeline, calls of 8 rows, adapters trained.
+ - `sd35-medium`, `flux1-dev`, `wan21-1.3b`: networks of these sizes with random weights in bfloat16, of which adapters are
+   trained, by the call (in ten steps) and the checkpointing of the built-in config; on a GPU, unless they are named. There
+   the peak of an iteration and its seconds are compared with what `flowgrpo plan` counts, and the largest |log ratio| of an
+   update that calls the model anew, before its first step, is told.
+
+Where there is a GPU they run on it, in wall seconds. Prints a table in Markdown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import flow_sizes
+import paired
+import random_pipelines
+import torch
+from flow_sizes import begun, settings, trainer_of
+from paired import Ratio, Work, exactly, in_turns, spread
+
+from flowgrpo.data.prompts import Row
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.flow.planning import iteration_cost
+from flowgrpo.flow.planning.memory_budget import FlowBudget, budget_of
+from flowgrpo.flow.planning.plan import plan
+from flowgrpo.flow.rollouts.prompt_encoding import rows_of
+from flowgrpo.flow.rollouts.rollout import edge_noise, walk
+from flowgrpo.flow.trainer import Trainer
+from flowgrpo.training.planning.gpu_scaling import Prices
+from flowgrpo.training.planning.gpu_types import GPUS
+from samplers.trees import Root, Tree, drawn_noise
+
+SAVING = ("brush", "branch")  # which share states among their leaves
+EVERY = tuple(flow_sizes.KINDS)
+
+
+def placed(name: str, rows: int, groups: int = 1) -> str:
+    """What is measured where, as ratios begin: seconds of a GPU have other ratios than those of a CPU."""
+    where = f" on {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{name}{where}, {rows} rows" + (f", {groups} groups" if groups > 1 else "")
+
+
+@contextmanager
+def recorded(policy: DiffusersPolicy) -> Iterator[list[dict[str, Any]]]:
+    """The arguments of the calls of the transformer inside this context."""
+    calls: list[dict[str, Any]] = []
+    (network,) = policy.modules.values()
+    hook = network.register_forward_pre_hook(lambda own, args, given: calls.append(given), with_kwargs=True)
+    try:
+        yield calls
+    finally:
+        hook.remove()
+
+
+def bare(policy: DiffusersPolicy, calls: Sequence[dict[str, Any]], *, learns: bool = False) -> Work:
+    """The same calls of the transformer alone; where it learns, each with a backward pass."""
+    (network,) = policy.modules.values()
+
+    def work() -> None:
+        with torch.set_grad_enabled(learns):
+            for given in calls:
+                (out,) = network(**given)
+                if learns:
+                    out.float().square().mean().backward()
+
+    return work
+
+
+def grown(trainer: Trainer) -> Tree:
+    """The trees of the first iteration, a group for each prompt of the trainer."""
+    train, algorithm = trainer.config.train, trainer.config.algorithm
+    kernels = algorithm.kernel.kernels(len(trainer.policy.sigmas) - 1)
+    plan = algorithm.plan(kernels, train.group_size, 0, 0)
+    seeds = range(algorithm.roots(train.group_size))
+    prompts = enumerate(rows_of(trainer.train_prompts))
+    roots = [Root(group, i, replace(row, seed=i)) for group, row in prompts for i in seeds]
+    return walk(trainer.policy, plan, roots, micro_batch=train.rollout_rows, seed=0, iteration=0)
+
+
+def noises(tree: Tree) -> Work:
+    """All noise of a tree's edges, which is drawn on the host."""
+    drawn, shape = edge_noise(0, 0), tree.samples[0].shape[1:]
+
+    def work() -> None:
+        for evaluation in tree.evaluations:
+            for edges in evaluation.edges:
+                if edges.move.kernel.stochastic:
+                    drawn_noise(tree, edges, shape, 0, drawn)
+
+    return work
+
+
+def rollouts(name: str, rounds: int, kinds: Sequence[str] = EVERY, *, groups: int = 1) -> dict[str, Ratio]:
+    """Rollouts over the bare calls; trees over chains of as many leaves, beside what the evaluations promise."""
+    size, found = flow_sizes.SIZES[name], {}
+    policy, weights = begun(size)
+    for rows in size.rows:
+        place = placed(name, rows, groups)
+        works, evaluations, leaves = {}, {}, {}
+        for kind in kinds:
+            trainer = trainer_of(policy, weights, settings(size, kind, rows, groups=groups))
+            grown(trainer)  # which may see first how rows can share a call
+            with recorded(policy) as calls:
+                tree = grown(trainer)
+            works[kind], works[f"{kind} bare"] = partial(grown, trainer), bare(policy, calls)
+            if kind == "chain":
+                works["noise"] = noises(tree)
+            evaluations[kind], leaves[kind] = sum(len(e.rows) for e in tree.evaluations), len(tree.leaves)
+        taken = in_turns(works, rounds)
+        for kind in kinds:
+            found[f"{place}: rollout of a {kind} / bare"] = paired.paired(taken[kind], taken[f"{kind} bare"])
+        if "chain" in kinds:
+            found[f"{place}: noise of a chain / bare"] = paired.paired(taken["noise"], taken["chain bare"])
+        for kind in [own for own in SAVING if {own, "chain"} <= set(kinds)]:
+            share = evaluations[kind] / leaves[kind] / (evaluations["chain"] / leaves["chain"])
+            each = [taken[kind][i] / leaves[kind] / (taken["chain"][i] / leaves["chain"]) for i in range(rounds)]
+            found[f"{place}: leaf of a {kind} / of a chain"] = spread(each)
+            found[f"{place}: leaf of a {kind} / of a chain, evaluations"] = exactly(share)
+            saved = spread([(1 - ratio) / (1 - share) for ratio in each])
+            found[f"{place}: saving of a {kind} / what evaluations promise"] = saved
+    return found
+
+
+@contextmanager
+def over_inside(network: torch.nn.Module) -> Iterator[Callable[[Work], float]]:
+    """Gives a function: the CPU seconds of a piece of work over those that it spends in a network."""
+    spent, entered = 0.0, 0.0
+
+    def enter(*_: Any) -> None:
+        nonlocal entered
+        entered = time.process_time()
+
+    def leave(*_: Any) -> None:
+        nonlocal spent
+        spent += time.process_time() - entered
+
+    def ratio(work: Work) -> float:
+        nonlocal spent
+        spent = 0.0
+        return paired.cpu(work) / spent
+
+    hooks = [network.register_forward_pre_hook(enter), network.register_forward_hook(leave)]
+    try:
+        yield ratio
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def inside(name: str, rounds: int, kinds: Sequence[str] = EVERY) -> dict[str, Ratio]:
+    """Rollouts over the CPU seconds that they spend in the transformer."""
+    size, found = flow_sizes.SIZES[name], {}
+    policy, weights = begun(size)
+    (network,) = policy.modules.values()
+    with over_inside(network) as ratio:
+        for rows in size.rows:
+            for kind in kinds:
+                trainer = trainer_of(policy, weights, settings(size, kind, rows))
+                taken = in_turns({"rollout": partial(grown, trainer)}, rounds, ratio)
+                found[f"{placed(name, rows)}: rollout of a {kind} / transformer in it"] = spread(taken["rollout"])
+    return found
+
+
+def updates(name: str, rounds: int, kinds: Sequence[str] = EVERY) -> dict[str, Ratio]:
+    """Updates over the bare calls with their backward passes; iterations that keep graphs over those that replay."""
+    size, found = flow_sizes.SIZES[name], {}
+    policy, weights = begun(size)
+    for rows in size.rows:
+        for kind in [own for own in ("chain", "window", "brush") if own in kinds]:
+            trainer = trainer_of(policy, weights, settings(size, kind, rows))
+
+            def rolled(trainer: Trainer = trainer) -> tuple[Any, ...]:
+                batch = trainer.rollout(0, trainer.groups(0))
+                units = trainer.units(batch)
+                return batch, units, *trainer.advantages(units, batch)[:2]
+
+            def iteration(*kept: int, trainer: Trainer = trainer, rolled: Callable = rolled) -> None:
+                trainer.kept_graphs.parts = kept
+                trainer.update(*rolled())
+
+            stands = rolled()
+            with recorded(policy) as calls:
+                trainer.update(*stands)
+            works = {"update": partial(trainer.update, *stands), "bare": bare(policy, calls, learns=True)}
+            with trainer.report:
+                trainer.on_start()
+            if trainer.kept_graphs.parts:  # there is memory for them
+                works |= {"replays": iteration, "keeps": partial(iteration, 0)}
+            taken = in_turns(works, rounds)
+            place = placed(name, rows)
+            found[f"{place}: update of a {kind} / bare"] = paired.paired(taken["update"], taken["bare"])
+            if "keeps" in taken:
+                kept = paired.paired(taken["keeps"], taken["replays"])
+                found[f"{place}: iteration of a {kind}, graphs kept / replayed"] = kept
+    return found
+
+
+def decoding(name: str, rounds: int) -> dict[str, Ratio]:
+    """Decoding over the decoder alone."""
+    size, found = flow_sizes.SIZES[name], {}
+    policy, _ = begun(size)
+    for rows in size.rows:
+        asked = [Row("a red circle", seed) for seed in range(rows)]
+        state = policy.start(asked)
+        vae = policy.pipe.vae
+        latents = state[0] / vae.config.scaling_factor + vae.config.shift_factor
+
+        def alone(vae: torch.nn.Module = vae, latents: torch.Tensor = latents) -> None:
+            with torch.no_grad():
+                vae.decode(latents)
+
+        taken = in_turns({"ours": partial(policy.decode, state, asked), "bare": alone}, rounds)
+        found[f"{placed(name, rows)}: decoding / bare"] = paired.paired(taken["ours"], taken["bare"])
+    return found
+
+
+def memory(name: str, kinds: Sequence[str] = EVERY) -> dict[str, float]:
+    """An iteration on a GPU: its seconds and its peak, with what is planned of both, and the largest |log ratio|."""
+    size, found = flow_sizes.SIZES[name], {}
+    policy, weights = begun(size)
+    for rows in size.rows:
+        for kind in [own for own in REMEMBERED if own in kinds]:
+            chosen = settings(size, kind, rows)
+            trainer = trainer_of(policy, weights, chosen)
+            with trainer.report:
+                trainer.on_start()
+            place, keeps = f"{placed(name, rows)}: iteration of a {kind}", bool(trainer.kept_graphs.parts)
+            trainer.iterate()  # whose kernels are chosen, and whose moments made
+            torch.cuda.reset_peak_memory_stats()
+            line = trainer.iterate()
+            peak = torch.cuda.max_memory_allocated()
+            trainer.kept_graphs.stop()  # for the ratio of a velocity to itself says nothing
+            found[f"{place}, largest |log ratio|"] = trainer.iterate()["policy/max_abs_log_ratio"]
+            with random_pipelines.folder(chosen.model.path) as folder:
+                model = chosen.model.model_copy(update={"path": str(folder), "text_encoders": "keep"})
+                with budget_of(chosen.model_copy(update={"model": model})) as budget:
+                    kept = budget.kept_graphs(torch.cuda.mem_get_info()[1])
+                    found[f"{place}, peak / planned"] = peak / (budget.peak() + (kept["bytes"] if keeps else 0))
+                    found[f"{place}, peak GiB"] = peak / 2**30
+                    seconds = planned_seconds(budget)
+            for part in ("rollout", "update"):
+                found[f"{place}, seconds of the {part}"] = line[f"time/{part}"]
+                if seconds is not None:
+                    found[f"{place}, seconds of the {part} / planned"] = line[f"time/{part}"] / seconds[part]
+    return found
+
+
+def planned_seconds(budget: FlowBudget) -> dict[str, float] | None:
+    """What an iteration's rollout, with its decoding, and its update take by `flowgrpo plan`, if it knows this GPU."""
+    if gpu_type() is None:
+        return None
+    work = iteration_cost.work(budget, plan(budget.config))
+    seconds = Prices(gpu_type=gpu_type(), fixed=0.0).cost(budget, work).seconds
+    return {"rollout": seconds["rollout"] + seconds["decode"], "update": seconds["update"]}
+
+
+def gpu_type() -> str | None:
+    """The name by which `flowgrpo plan` knows this GPU; None where it knows none."""
+    words = torch.cuda.get_device_name().lower().replace("rtx ", "rtx").split()
+    return next((name for name in GPUS if name in words), None)
+
+
+def fullness(name: str, rounds: int) -> dict[str, Ratio]:
+    """Calls of fewer rows with their backward passes, as many as make up one full call, over that one."""
+    size, found = flow_sizes.SIZES[name], {}
+    policy, weights = begun(size)
+    most = max(size.rows)
+    trainer = trainer_of(policy, weights, settings(size, "chain", most))
+    grown(trainer)
+    with recorded(policy) as calls:
+        grown(trainer)
+    call = calls[0]
+    batch = len(call["hidden_states"])  # which guidance makes twice the rows
+    works = {}
+    for count in sorted({1, 2, 4, 8, most}):
+        if most % count == 0:
+            parts = [{key: _part(x, batch, i, count) for key, x in call.items()} for i in range(count)]
+            works[count] = bare(policy, parts, learns=True)
+    taken = in_turns(works, rounds)
+    for count in works:
+        if count > 1:
+            told = f"{placed(name, most)}: forward and backward passes in {count} calls / in one"
+            found[told] = paired.paired(taken[count], taken[1])
+    return found
+
+
+def _part(value: Any, batch: int, index: int, count: int) -> Any:
+    """One of so many equal parts of a call's argument; what has no entry for each row, as ids of places, is whole."""
+    whole = not isinstance(value, torch.Tensor) or not value.ndim or len(value) != batch
+    return value if whole else value.chunk(count)[index]
+
+
+PARTS = {"rollout": rollouts, "inside": inside, "update": updates, "fullness": fullness, "decoding": decoding}
+BY_KIND = ("rollout", "inside", "update")
+MEMORY = "memory"
+REMEMBERED = ("chain", "window")  # whose iterations have their memory measured
+
+
+def parts_of(name: str) -> list[str]:
+    """What is measured of a size.
+
+    Decoding of `shapes` alone (`wide` has its decoder), memory of real models on a GPU, and what lies inside on a CPU alone:
+    there a call returns when it is done.
+    """
+    left_out = {
+        "inside": torch.cuda.is_available(),
+        "decoding": name != "shapes",
+        MEMORY: flow_sizes.SIZES[name].config is None or not torch.cuda.is_available(),
+    }
+    return [part for part in (*PARTS, MEMORY) if not left_out.get(part)]
+
+
+def ratios(
+    rounds: int,
+    names: Sequence[str] = tuple(flow_sizes.SIZES),
+    parts: Sequence[str] = tuple(PARTS),
+    kinds: Sequence[str] = EVERY,
+    *,
+    groups: int = 1,
+) -> Iterator[dict[str, Ratio]]:
+    """The ratios of each part of some sizes, when they are measured."""
+    given = {part: {"kinds": kinds} for part in BY_KIND}
+    given["rollout"]["groups"] = groups
+    for name in names:
+        for part in parts:
+            if part in parts_of(name):
+                yield PARTS[part](name, rounds, **given.get(part, {}))
+
+
+def main() -> None:
+    """The command line."""
+    parser = paired.parser(__doc__, rounds=5)
+    parser.add_argument(
+        "--size",
+        action="append",
+        choices=list(flow_sizes.SIZES),
+        help="without a GPU the first two, unless some are named",
+    )
+    parser.add_argument("--only", action="append", choices=[*PARTS, MEMORY], help="all, unless some are named")
+    parser.add_argument("--kind", action="append", choices=EVERY, help="of runs; all, unless some are named")
+    parser.add_argument("--groups", type=int, default=1, help="of a rollout, grown side by side; 1 unless given")
+    options = parser.parse_args()
+    if options.groups != 1 and set(options.only or ()) != {"rollout"}:
+        parser.error(f"--groups {options.groups}: it goes with --only rollout and no other part")
+    most = flow_sizes.most_groups()
+    if not 1 <= options.groups <= most:
+        parser.error(f"--groups {options.groups}: must be 1 to {most}, the prompts of the embedded model")
+    torch.set_num_threads(1)
+    sizes = options.size or [
+        name for name, size in flow_sizes.SIZES.items() if size.config is None or torch.cuda.is_available()
+    ]
+    parts = options.only or [*PARTS, MEMORY]
+    if parts == [MEMORY] and options.kind and not set(options.kind) & set(REMEMBERED):
+        parser.error(f"--only memory measures --kind {' and '.join(REMEMBERED)}, not {', '.join(options.kind)}")
+    if not any(part in parts_of(name) for name in sizes for part in parts):
+        parser.error(f"--only {' --only '.join(parts)} measures nothing of {', '.join(sizes)} on this machine")
+    found: dict[str, Ratio] = {}
+    numbers: dict[str, float] = {}
+    timed = [part for part in parts if part != MEMORY]
+    for own in ratios(options.rounds, sizes, timed, options.kind or EVERY, groups=options.groups):
+        found |= own
+        paired.keep(found, options)
+    for name in sizes:
+        if MEMORY in parts and MEMORY in parts_of(name):
+            numbers |= memory(name, options.kind or EVERY)
+            paired.keep(found, options, numbers=numbers)
+    paired.tell(found, options, numbers=numbers)
+    for told, number in numbers.items():
+        print(f"{told}: {number:.4g}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Measure an iteration of training a language model of LLaDA-8B's shape, of random weights: peak memory and tokens a second.
+
+    python research/bench_large_text.py [--preset gdpo] [--cache dual] [--gradient-checkpointing] [--micro-batch 4] ...
+
+The sizes are those of LLaDA-8B's config (arXiv 2502.09992), with a LoRA on its attention; smaller ones run anywhere. Nothing
+is downloaded, and nothing of the model is kept. Prints a table in Markdown with a row for each iteration. Tokens a second of
+the rollout are those of the answers, of the update those of all canvases that the model sees; the peak is of the GPU, or of
+this process on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from flowgrpo import config
+from flowgrpo.data.prompts import Prompt
+from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
+from flowgrpo.mdlm.models.gradient_checkpointing import checkpoint_gradients
+from flowgrpo.mdlm.planning.plan import predicted
+from flowgrpo.mdlm.policy import TextPolicy
+from flowgrpo.mdlm.trainer import TextTrainer
+from flowgrpo.schema.sections import RunConfig
+from flowgrpo.training.weights.trained_weights import Weights, lora_config
+from rewards import Reward
+
+PAD, MASK, END = "<pad>", "<mask>", "<end>"
+
+
+def network(options: argparse.Namespace, device: torch.device) -> LlamaForCausalLM:
+    """A random model: LLaDA is a Llama without causality."""
+    sizes = LlamaConfig(
+        vocab_size=options.vocabulary,
+        hidden_size=options.hidden,
+        intermediate_size=3 * options.hidden,
+        num_hidden_layers=options.layers,
+        num_attention_heads=options.heads,
+        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
+        rms_norm_eps=1e-5,
+        max_position_embeddings=4096,
+    )
+    with device:
+        return LlamaForCausalLM._from_config(sizes, dtype=getattr(torch, options.dtype)).eval()
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Letters are tokens; the other tokens of the model have no text."""
+    words = [PAD, MASK, END, *"abcdefghijklmnopqrstuvwxyz"]
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=PAD))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=PAD, mask_token=MASK, eos_token=END)
+
+
+def alternating(texts: Sequence[str], prompts: Sequence[str], **columns: Any) -> list[float]:
+    """A reward that differs in every group."""
+    return [float(i % 2) for i in range(len(texts))]
+
+
+def settings(options: argparse.Namespace, folder: Path) -> RunConfig:
+    """The configuration of the run."""
+    blocks = {"steps": options.steps, "region": {"block_length": options.block_length}, "cache": options.cache}
+    return config.validated(
+        {
+            "kind": "mdlm",
+            "model": {"path": str(folder / "model"), "dtype": options.dtype, "length": options.length},
+            "algorithm": {"preset": options.preset, "decoder": blocks, "likelihood": {"scope": "canvas"}},
+            "train": {
+                "iterations": options.iterations,
+                "groups": options.groups,
+                "group_size": options.group_size,
+                "updates": 1,
+                "passes": options.passes,
+                "learning_rate": 3e-6,
+                "micro_batch": options.micro_batch,
+                "rollout_batch": options.rollout_batch,
+            },
+            "run": {"name": "bench", "dir": str(folder), "checkpoint": {"every": options.iterations}},
+        }
+    )
+
+
+def measured(options: argparse.Namespace) -> list[dict[str, float]]:
+    """Of each iteration: peak in bytes, and tokens a second of the rollout and of the update."""
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    model = network(options, accelerator.device).requires_grad_(False)
+    if options.gradient_checkpointing:
+        checkpoint_gradients(model)
+    words = tokenizer()
+    policy = TextPolicy(MaskPredictor(model, words.mask_token_id, words.pad_token_id), words, options.length)
+    modules = {"model": model}
+    weights = Weights(modules, lora_config(options.rank, options.rank / 2, "auto", modules))
+    rows = [Prompt("a" * options.prompt) for _ in range(options.groups)]
+    with tempfile.TemporaryDirectory() as folder:
+        model.config.save_pretrained(Path(folder) / "model")  # from which the plan knows its attention
+        chosen = settings(options, Path(folder))
+        chosen.run.folder.mkdir()
+        rewards = [Reward("alternating", alternating)]
+        trainer = TextTrainer(chosen, policy, weights, rewards=rewards, train_prompts=rows, accelerator=accelerator)
+        trainer.run()
+        cost = predicted(chosen)
+    lines = [line for line in trainer.report.lines if line["phase"] == "train"]
+    assert all(line["cost/model_evaluations"] == cost.rollout + cost.update for line in lines)
+    canvas = options.prompt + options.length
+    return [
+        {
+            "peak": line["memory/peak_bytes"],
+            "rollout": line["cost/decoded"] * options.length / line["time/rollout"],
+            "update": line["cost/update_evaluations"] * canvas / line["time/update"],
+        }
+        for line in lines
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    numbers = {"vocabulary": 126_464, "hidden": 4096, "layers": 32, "heads": 32, "rank": 128}
+    numbers |= {"prompt": 128, "length": 256, "steps": 128, "block_length": 32, "iterations": 1}
+    numbers |= {"groups": 2, "group_size": 6, "passes": 1, "micro_batch": 4, "rollout_batch": 12}
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"{default}")
+    parser.add_argument("--preset", default="gdpo")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--cache", choices=("prefix", "dual"), help="of keys and values, for the decoder")
+    parser.add_argument("--gradient-checkpointing", action="store_true")
+    options = parser.parse_args(arguments)
+    print("| iteration | peak GiB | rollout, tokens a second | update, tokens a second |\n|---|---|---|---|")
+    for number, found in enumerate(measured(options), start=1):
+        print(f"| {number} | {found['peak'] / 2**30:.1f} | {found['rollout']:.0f} | {found['update']:.0f} |")
+
+
+if __name__ == "__main__":
+    main()

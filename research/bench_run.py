@@ -1,0 +1,162 @@
+"""Measure what a run takes beside its models: rewards beside decoding, two processes for one, and starting.
+
+    OMP_NUM_THREADS=1 python research/bench_run.py [--rounds 5] [--json FILE] [--only rewards|processes|start]
+
+ - `rewards`: wall seconds in which samples of the embedded model are decoded and scored, group by group, over those of
+   decoding all of them and scoring them then. One reward computes on this machine as long as decoding takes, another waits
+   as long, as one that is served elsewhere does.
+ - `processes`: wall seconds of an iteration of `configs/shapes.yaml` in two processes over those in one: a half at best, on
+   a machine that has a core for each. An iteration is the difference of a long and a short run, without the start.
+ - `start`: CPU seconds of commands over those of a process that imports PyTorch alone.
+
+Prints a table in Markdown.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import paired
+import torch
+from paired import Ratio, Work
+
+from flowgrpo.data.prompts import Row
+from flowgrpo.flow.pipeline.loading.load import load_pipeline
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.training.scoring.group_scores import Piece, score_pieces
+from rewards import Reward
+
+GROUPS, SIZE = 8, 8  # samples that are scored
+ITERATIONS = 4  # by which the long run is longer
+QUIET = ("eval.every=100000", "eval.prompts=1", "eval.save=0", "run.checkpoint.every=100000", "run.trees=null")
+COMMANDS = {"--help": ["--help"], "plan of configs/shapes.yaml": ["plan", "configs/shapes.yaml"]}
+
+
+def waiting(seconds: float) -> Reward:
+    """A reward that another machine computes in so many seconds for each sample."""
+
+    def function(samples: torch.Tensor, rows: Sequence[Row]) -> list[float]:
+        time.sleep(seconds * len(samples))
+        return [0.0] * len(samples)
+
+    function.remote = True
+    return Reward("waiting", function)
+
+
+def computing(work: Work) -> Reward:
+    """A reward of this machine that does some work for each call."""
+
+    def function(samples: torch.Tensor, rows: Sequence[Row]) -> list[float]:
+        work()
+        return [0.0] * len(samples)
+
+    return Reward("computing", function)
+
+
+def rewards(rounds: int) -> dict[str, Ratio]:
+    """Decoding and scoring at once, over one after the other."""
+    settings = {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64}
+    policy = DiffusersPolicy(load_pipeline("shapes", torch.float32), settings)
+    other = load_pipeline("shapes", torch.float32).vae  # works in another thread, so it is another one
+    asked = [[Row("a red circle", SIZE * group + i) for i in range(SIZE)] for group in range(GROUPS)]
+    states = [policy.start(rows) for rows in asked]
+
+    def decode(group: int) -> torch.Tensor:
+        with torch.no_grad():
+            return policy.decode(states[group], asked[group])
+
+    def as_long() -> None:
+        with torch.no_grad():
+            other.decode(states[0][0])
+
+    def pieces():
+        return (Piece(group, range(SIZE), decode(group), asked[group]) for group in range(GROUPS))
+
+    alone = min(paired.wall(lambda: list(pieces())) for _ in range(3))
+    found = {}
+    for name, reward in {
+        "a reward that waits": waiting(alone / GROUPS / SIZE),
+        "a reward that computes": computing(as_long),
+    }.items():
+        works = {
+            "at once": lambda reward=reward: score_pieces([reward], pieces()),
+            "in turn": lambda reward=reward: score_pieces([reward], iter(list(pieces()))),
+        }
+        taken = paired.in_turns(works, rounds, paired.wall)
+        found[f"decoding and {name}: at once / one after the other"] = paired.paired(taken["at once"], taken["in turn"])
+    return found
+
+
+def command(arguments: Sequence[str]) -> None:
+    """Run a command in a process.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(arguments)} ended with status {done.returncode}: {done.stderr.strip()[-500:]}")
+
+
+def trained(processes: int, iterations: int) -> None:
+    """A run of so many iterations."""
+    with tempfile.TemporaryDirectory() as folder:
+        own = [f"run.processes={processes}", f"train.iterations={iterations}", f"run.dir={folder}", "run.name=run"]
+        command(["-m", "flowgrpo", "train", "configs/shapes.yaml", *QUIET, *own])
+
+
+def processes(rounds: int) -> dict[str, Ratio]:
+    """An iteration in two processes over one in one."""
+    works = {(count, length): partial(trained, count, length) for count in (1, 2) for length in (1, 1 + ITERATIONS)}
+    taken = paired.in_turns(works, rounds, paired.wall)
+    each = {
+        count: [long - short for short, long in zip(taken[count, 1], taken[count, 1 + ITERATIONS], strict=True)]
+        for count in (1, 2)
+    }
+    return {"iteration of configs/shapes.yaml: two processes / one": paired.paired(each[2], each[1])}
+
+
+def spent_by_children(work: Work) -> float:
+    """CPU seconds of the processes that a piece of work starts and waits for."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    work()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def start(rounds: int) -> dict[str, Ratio]:
+    """Commands over the import of PyTorch."""
+    works: dict[str, Work] = {"torch": partial(command, ["-c", "import torch"])}
+    works |= {name: partial(command, ["-m", "flowgrpo", *own]) for name, own in COMMANDS.items()}
+    taken = paired.in_turns(works, rounds, spent_by_children)
+    return {f"flowgrpo {name} / import torch": paired.paired(taken[name], taken["torch"]) for name in COMMANDS}
+
+
+PARTS: dict[str, Callable[[int], dict[str, Ratio]]] = {"rewards": rewards, "processes": processes, "start": start}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = paired.parser(__doc__, rounds=5)
+    parser.add_argument("--only", action="append", choices=list(PARTS), help="all, unless some are named")
+    options = parser.parse_args(arguments)
+    os.chdir(Path(__file__).parents[1])  # where configs is
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    for part in options.only or PARTS:
+        found |= PARTS[part](options.rounds)
+        paired.keep(found, options)
+    paired.tell(found, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,384 @@
+"""Compare methods on an embedded model, at equal wall time or at equal model evaluations; writes a table and curves.
+
+    python research/compare_methods.py run OUT --seeds 0 1 2 --seconds 100 [--methods tempflow branch_grpo ...]
+    python research/compare_methods.py report OUT [OUT ...] [--picture curves.svg]
+    python research/compare_methods.py run OUT --config configs/mdlm.yaml --work 50000 [--methods gdpo ...]
+    python research/compare_methods.py report OUT --config configs/mdlm.yaml --work 50000
+    python research/compare_methods.py run OUT --seeds 0 1 2 --work 8000 --rates 3e-5 1e-4 3e-4 [--methods ...]
+
+`run` trains each method (a preset, or NAME='preset key=value ...') with each seed through the command line, one thread each,
+two at a time (--at-once), until its calibration, rollouts and updates have taken so many seconds, or so much work, which is
+model evaluations.
+Held-out evaluation, start-up and checkpoints do not count. A seed fixes the prompts for all methods alike. Runs that are
+complete are not run again. `report` reads the runs' own metrics and interpolates their held-out reward at the budget, and
+after a budget of seconds also at as many model evaluations as all of them have made, or at --evaluations; --rise adds the
+evaluations that a rise of the reward took. --picture needs matplotlib (pip install -e '.[docs]').
+
+--rates gives each method a learning rate of its own: of those named, the one by which a run with --rates-seed, which is none
+of the table's, came furthest, after --rates-budget if that is given. Those runs are kept in OUT/rates, and not run again.
+
+An idle machine is part of the method: the seconds are those of a clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from flowgrpo import config
+from flowgrpo.commands.kinds import KINDS
+from flowgrpo.flow.methods.presets import PRESETS
+from flowgrpo.mdlm.methods.presets import PRESETS as TEXT_PRESETS
+
+CONFIG = Path(__file__).parents[1] / "configs" / "shapes.yaml"
+Lines = Sequence[dict[str, Any]]
+Methods = dict[str, list[str]]  # names, and the settings of each
+ENDLESS = ("train.iterations=10000", "eval.save=0", "run.checkpoint.every=100000", "run.processes=1")
+SHAPES = (  # what all methods share; a method's own numbers stay as published, but for its clip range
+    "train.groups=2",
+    "train.group_size=24",
+    "train.updates=2",  # the second is a step off the rollout's policy, so that ratios and their clips do something
+    "train.learning_rate=1e-4",
+    "train.schedule=constant",
+    "train.ema={decay: 0.9, warmup: 10}",
+    "eval.prompts=128",
+    *ENDLESS,
+)
+SETTINGS = {"flow": SHAPES, "mdlm": ENDLESS}
+ALL = {"flow": PRESETS, "mdlm": TEXT_PRESETS}
+CLIPS = {
+    "normalised_ratio": 2e-5,
+    "constant_free": 1e-4,
+}  # ten times as published, for latents of 1024 dimensions; else 1e-3
+UPDATE = 3.3  # cost of an evaluation with its backward pass, in evaluations without
+
+
+def trained_seconds(lines: Iterable[dict[str, Any]]) -> float:
+    """Seconds of rollouts, updates and calibration in metric lines."""
+    keys = ("time/rollout", "time/update", "time/calibration")
+    return sum(line.get(key, 0.0) for line in lines for key in keys)
+
+
+def curve(lines: list[dict[str, Any]], cost: Callable[[list[dict[str, Any]]], float]) -> list[tuple[float, float]]:
+    """(cost so far, held-out reward) at each evaluation; a calibration before the first changes no reward."""
+    points = [(cost(lines[:i]), line["reward/mean"]) for i, line in enumerate(lines) if line["phase"] == "eval"]
+    return points if points[0][0] == 0 else [(0.0, points[0][1]), *points]
+
+
+def evaluations(lines: Iterable[dict[str, Any]]) -> float:
+    """Model evaluations of training in metric lines."""
+    return sum(line["cost/model_evaluations"] for line in lines if line["phase"] != "eval")
+
+
+def within(lines: Lines, budget: Budget) -> int:
+    """How many iterations end within the budget."""
+    used = [budget.used(lines[: i + 1]) for i, line in enumerate(lines) if line["phase"] == "train"]
+    return sum(amount <= budget.amount for amount in used)
+
+
+def at(points: list[tuple[float, float]], cost: float) -> float:
+    """The reward at a cost, on straight lines between evaluations."""
+    for (before, low), (after, high) in pairwise(points):
+        if before <= cost <= after:
+            return low + (high - low) * (cost - before) / (after - before)
+    raise ValueError(f"a run ended at {points[-1][0]:.0f}, before {cost:.0f}")
+
+
+def reached(points: list[tuple[float, float]], rise: float) -> float | None:
+    """The cost at which a curve is first so far above its start; None where it never is."""
+    goal = points[0][1] + rise
+    for (before, low), (after, high) in pairwise(points):
+        if high >= goal:
+            return before + (after - before) * (goal - low) / (high - low)
+    return None
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a run goes on: its `amount`, what metric lines have `used` of it, and its word."""
+
+    amount: float
+    used: Callable[[Lines], float]
+    word: str
+
+    def iteration(self, cost: dict[str, Any]) -> float:
+        """A guess of what an iteration uses, from its plan; how often to look depends on it, and nothing else."""
+        rollout, update = cost["model_evaluations"]["rollout"], cost["model_evaluations"]["update"]
+        if self.used is evaluations:
+            return rollout + update
+        return 3.6e-3 * (rollout + cost["decoded"] + UPDATE * update)
+
+
+def clip_range(settings: Sequence[str], path: Path) -> list[str]:
+    """The clip range of a method of flows by the form of its ratio, as a setting; none where it has no clip."""
+    algorithm = config.load(path, settings).algorithm
+    if not hasattr(algorithm.objective, "clip_range") or not hasattr(algorithm, "kernel"):
+        return []
+    words = (algorithm.objective.name, algorithm.kernel.log_prob)
+    return [f"algorithm.objective.clip_range={next((CLIPS[word] for word in words if word in CLIPS), 1e-3)}"]
+
+
+def settings_of(overrides: Sequence[str], path: Path) -> list[str]:
+    """What a run of a method is told: what all share, its preset, its clip range, and what was asked for of it by name."""
+    shared, (preset, *asked) = SETTINGS[config.load(path).kind], overrides
+    return [*shared, preset, *clip_range([*shared, *overrides], path), *asked]
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The complete metric lines of a run."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def finished(folder: Path, budget: Budget) -> bool:
+    """Whether a run has been evaluated at or after its budget."""
+    lines = read(folder)
+    return any(line["phase"] == "eval" and budget.used(lines[:i]) >= budget.amount for i, line in enumerate(lines))
+
+
+def train(name: str, path: Path, overrides: list[str], seed: int, budget: Budget, looks: int, out: Path) -> float:
+    """Train one run of a config to its budget, unless that was done before; its held-out reward there."""
+    run = f"{name}-seed{seed}"
+    settings = settings_of(overrides, path)
+    if finished(out / run, budget):
+        rate = config.load(path, settings).train.learning_rate
+        if rates_of([out / run]) != f"{rate:g}":
+            raise SystemExit(
+                f"{out / run} was trained by another learning rate than {rate:g}, take it away, or another folder"
+            )
+        return at(curve(read(out / run), budget.used), budget.amount)
+    shutil.rmtree(out / run, ignore_errors=True)
+    settings += [f"run.seed={seed}", f"run.dir={out}", f"run.name={run}"]
+    chosen = config.load(path, settings)
+    cost = KINDS[chosen.kind].plan.plan(chosen)
+    every = max(1, round(budget.amount / looks / budget.iteration(cost)))
+    command = [sys.executable, "-m", "flowgrpo", "train", str(path), *settings, f"eval.every={every}"]
+    log = out / f"{run}.log"
+    with log.open("w") as file:
+        child = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    while child.poll() is None and not finished(out / run, budget):
+        time.sleep(0.5)
+    if child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+    if child.wait() not in (0, 130):
+        raise Failed(f"{shlex.join(command)} failed: {log.read_text()[-2000:]}")
+    points = curve(read(out / run), budget.used)
+    print(f"{run}: {points[0][1]:.3f} -> {at(points, budget.amount):.3f}", flush=True)
+    return at(points, budget.amount)
+
+
+class Failed(RuntimeError):
+    """A run ended before its budget, with the end of its log."""
+
+
+def with_rates(methods: Methods, rates: list[str], train_all: Callable[[Methods], dict[str, float]]) -> Methods:
+    """Each method with that of some learning rates by which it came furthest.
+
+    Args:
+        train_all: the rewards of methods after a run of each, minus infinity of those that ended early.
+    """
+    tried = {
+        f"{name}-lr{rate}": [*overrides, f"train.learning_rate={rate}"]
+        for name, overrides in methods.items()
+        for rate in rates
+    }
+    rewards = train_all(tried)
+    chosen = {name: max((f"{name}-lr{rate}" for rate in rates), key=rewards.__getitem__) for name in methods}
+    for name, best in chosen.items():
+        seen = ", ".join(f"{rewards[f'{name}-lr{rate}']:.3f} by {rate}" for rate in rates)
+        print(f"{best} of {seen}", flush=True)
+    return {name: tried[best] for name, best in chosen.items()}
+
+
+def spread(values: list[float]) -> str:
+    """Mean and standard error of a few seeds."""
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return f"{statistics.mean(values):.3f} ± {error:.3f}"
+
+
+def runs_in(folders: list[Path], budget: Budget) -> dict[str, list[Path]]:
+    """The folders of complete runs, by the names of their methods."""
+    found: dict[str, list[Path]] = {}
+    for folder in folders:
+        for path in sorted(folder.iterdir()):
+            if path.is_dir() and finished(path, budget):
+                found.setdefault(path.name.rpartition("-seed")[0], []).append(path)
+    if not found:
+        places = ", ".join(map(str, folders))
+        sys.exit(f"no run in {places} has been evaluated at or after {budget.amount:g} {budget.word}")
+    return found
+
+
+def rates_of(paths: list[Path]) -> str:
+    """The learning rates of runs, as their own copies of the config have them."""
+    return ", ".join(sorted({f"{config.load(path / 'config.yaml').train.learning_rate:g}" for path in paths}))
+
+
+def report(folders: list[Path], budget: Budget, *, work: float | None = None, rise: float | None = None) -> None:
+    """Print the table of all complete runs in some folders.
+
+    Args:
+        work: model evaluations of the second comparison, by default as many as all runs made.
+        rise: of the reward, whose evaluations are told.
+    """
+    paths = runs_in(folders, budget)
+    runs = {name: [read(path) for path in own] for name, own in paths.items()}
+    spent = {name: [curve(lines, budget.used) for lines in own] for name, own in runs.items()}
+    by_work = {name: [curve(lines, evaluations) for lines in own] for name, own in runs.items()}
+    timed = budget.used is trained_seconds
+    work = work or least_work(by_work)
+    also = [f"after {work / 1000:.0f}k evaluations"] if timed else []
+    also += [] if rise is None else [f"evaluations to +{rise:g}"]
+    after = f"after {budget.amount:.0f} s" if timed else f"after {budget.amount / 1000:.0f}k evaluations"
+    header = ["method", "learning rate", "seeds", "before", after, "gain", *also, "iterations"]
+    print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
+    final = {name: [at(points, budget.amount) for points in own] for name, own in spent.items()}
+    for name in sorted(final, key=lambda name: -statistics.mean(final[name])):
+        before = statistics.mean(points[0][1] for points in spent[name])
+        gain = spread([value - points[0][1] for value, points in zip(final[name], spent[name], strict=True)])
+        iterations = statistics.mean(within(lines, budget) for lines in runs[name])
+        enough = all(points[-1][0] >= work for points in by_work[name])
+        worked = [spread([at(points, work) for points in by_work[name]]) if enough else "made fewer"] if timed else []
+        if rise is not None:
+            met = [cost for points in by_work[name] if (cost := reached(points, rise)) is not None]
+            short = "" if len(met) == len(by_work[name]) else f" in {len(met)} of {len(by_work[name])}"
+            worked.append(f"{statistics.mean(met) / 1000:.1f}k{short}" if met else "more")
+        cells = [
+            f"`{name}`",
+            rates_of(paths[name]),
+            len(final[name]),
+            f"{before:.3f}",
+            spread(final[name]),
+            gain,
+            *worked,
+            f"{iterations:.0f}",
+        ]
+        print("| " + " | ".join(map(str, cells)) + " |")
+
+
+def least_work(by_work: dict[str, list[list[tuple[float, float]]]]) -> float:
+    """The evaluations that all curves have made."""
+    return min(points[-1][0] for own in by_work.values() for points in own)
+
+
+def draw(folders: list[Path], budget: Budget, work: float | None, picture: Path) -> None:
+    """Mean curves over the seeds, by the budget and by work."""
+    import matplotlib.pyplot as plt
+
+    runs = {name: [read(path) for path in own] for name, own in runs_in(folders, budget).items()}
+    spent = {name: [curve(lines, budget.used) for lines in own] for name, own in runs.items()}
+    by_work = {name: [curve(lines, evaluations) for lines in own] for name, own in runs.items()}
+    panels = [(by_work, work or least_work(by_work), "model evaluations")]
+    if budget.used is trained_seconds:
+        panels.insert(0, (spent, budget.amount, "seconds of rollout and update, one thread"))
+    names = sorted(spent, key=lambda name: -statistics.mean(at(points, budget.amount) for points in spent[name]))
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(5.5 * len(panels), 4.2), sharey=True, layout="constrained", squeeze=False
+    )
+    colours, styles = plt.colormaps["tab20"].colors, ("-", "--")
+    for axis, (data, limit, label) in zip(axes[0], panels, strict=True):
+        for place, name in enumerate(names):
+            end = min([limit, *(points[-1][0] for points in data[name])])
+            costs = [end * i / 40 for i in range(41)]
+            means = [statistics.mean(at(points, cost) for points in data[name]) for cost in costs]
+            look = {"color": colours[place % len(colours)], "linestyle": styles[place // len(colours) % len(styles)]}
+            axis.plot(costs, means, label=name, linewidth=1.6, **look)
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].set_ylabel("held-out reward")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
+    figure.savefig(picture)
+
+
+def parsed(methods: list[str]) -> dict[str, list[str]]:
+    """Name and overrides of each method."""
+    found = {}
+    for method in methods:
+        name, _, rest = method.partition("=")
+        preset, *overrides = shlex.split(rest) if rest else [name]
+        found[name] = [f"algorithm={{preset: {preset}}}", *overrides]  # without what the config says of another
+    return found
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["run", "report"])
+    parser.add_argument("folders", nargs="+", type=Path, metavar="OUT")
+    parser.add_argument("--config", type=Path, default=CONFIG)
+    parser.add_argument("--methods", nargs="+", help="by default all presets")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--seconds", type=float, default=100.0)
+    parser.add_argument("--work", type=float, metavar="EVALUATIONS", help="the budget, in place of seconds")
+    parser.add_argument("--evaluations", type=float, help="of a report's second comparison")
+    parser.add_argument("--looks", type=int, default=3, help="held-out evaluations of a run after the first, at least")
+    parser.add_argument("--at-once", type=int, default=2, help="runs side by side; one for each core")
+    parser.add_argument("--rise", type=float, help="of the held-out reward, whose evaluations a report tells")
+    parser.add_argument("--rates", nargs="+", metavar="RATE", help="learning rates to choose each method's from")
+    parser.add_argument("--rates-seed", type=int, default=7, help="the seed that chooses")
+    parser.add_argument("--rates-budget", type=float, help="of the runs that choose; by default as --work or --seconds")
+    parser.add_argument("--picture", type=Path)
+    options = parser.parse_args()
+    budget = Budget(options.seconds, trained_seconds, "seconds")
+    if options.work is not None:
+        budget = Budget(options.work, evaluations, "evaluations")
+    if options.command == "report":
+        report(options.folders, budget, work=options.evaluations, rise=options.rise)
+        if options.picture is not None:
+            draw(options.folders, budget, options.evaluations, options.picture)
+        return
+    (out,) = options.folders
+    methods = parsed(options.methods or list(ALL[config.load(options.config).kind]))
+
+    def reward(job: Future[float], may_fail: bool) -> float:
+        try:
+            return job.result()
+        except Failed as failed:
+            if not may_fail:
+                raise
+            print(failed, flush=True)
+            return -math.inf
+
+    def train_all(
+        chosen: Methods, seeds: list[int], folder: Path, budget: Budget = budget, may_fail: bool = False
+    ) -> list[dict[str, float]]:
+        folder.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(options.at_once) as pool:
+            jobs = {
+                (seed, name): pool.submit(train, name, options.config, overrides, seed, budget, options.looks, folder)
+                for seed in seeds
+                for name, overrides in chosen.items()
+            }
+            return [{name: reward(jobs[seed, name], may_fail) for name in chosen} for seed in seeds]
+
+    if options.rates:
+        if options.rates_seed in options.seeds:
+            parser.error(f"--rates-seed {options.rates_seed}: it chooses the rates, take one that is not in --seeds")
+        short = replace(budget, amount=options.rates_budget or budget.amount)
+        methods = with_rates(
+            methods,
+            options.rates,
+            lambda tried: train_all(tried, [options.rates_seed], out / "rates", short, may_fail=True)[0],
+        )
+    train_all(methods, options.seeds, out)
+
+
+if __name__ == "__main__":
+    main()

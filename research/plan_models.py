@@ -1,0 +1,88 @@
+"""Plan the memory of every built-in config on the GPU that it is for; prints the table of docs/real_models.md.
+
+    HF_HUB_OFFLINE=1 python research/plan_models.py [NAME ...]
+
+Nothing is downloaded. 4 to 60 seconds of one core for each config. Where a config's prompts are a corpus
+that has to be fetched, a prompt as long as its longest stands in.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from flowgrpo import config
+from flowgrpo.commands.kinds import KINDS
+from flowgrpo.data import configs
+
+GIB = 2**30
+ROOM = 0.985  # GiB that a card offers for each GB of its name: 23.6 of 24, 78.8 of 80
+LONGEST = 1000  # letters of GSM8K's longest questions, about
+PHASES = ("encode", "rollout", "decode", "reward", "update", "evaluate")
+KEYS = ("rollout_batch", "micro_batch")
+
+
+def gpu_of(name: str) -> int:
+    """GB of the GPU that a built-in config says it is for."""
+    return int(re.match(r"one of (\d+) GB", configs.head(name)["GPU"]).group(1))
+
+
+def room_of(name: str) -> float:
+    """GiB that such a GPU offers."""
+    return ROOM * gpu_of(name)
+
+
+def stand_in(name: str, folder: Path) -> list[str]:
+    """Overrides by which a built-in config reads a stand-in, in a folder, of a corpus that would have to be fetched."""
+    if not config.load(name).prompts.train.startswith("gsm8k:"):
+        return []
+    for split in ("train", "test"):
+        row = {"question": "a" * LONGEST, "answer": "#### 1"}
+        (folder / "gsm8k").mkdir(exist_ok=True)
+        (folder / "gsm8k" / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
+    return [f"prompts.folder={folder}"]
+
+
+def planned(name: str, folder: Path) -> dict[str, Any]:
+    """What `flowgrpo plan NAME --gpu-memory` says of a built-in config.
+
+    Args:
+        folder: for the stand-in of a corpus.
+    """
+    settings = config.load(name, stand_in(name, folder))
+    return KINDS[settings.kind].budget.fit(settings, int(room_of(name) * GIB))
+
+
+def row(name: str, found: dict[str, Any]) -> str:
+    """A config's row of the table: GiB of each phase with the rows of its calls, and the largest calls that fit."""
+    sizes = {phase["phase"]: f"{phase['total'] / GIB:.1f} ({phase['rows']})" for phase in found["phases"]}
+    phases = (sizes.get(phase, "") for phase in PHASES)
+    largest = (str(found["largest"][f"train.{key}"]) for key in KEYS)
+    return f"| {' | '.join((f'`{name}`', f'{gpu_of(name)} GB', *phases, *largest))} |"
+
+
+def main(names: list[str]) -> int:
+    """Print the rows; the status is 1 if a config does not fit its GPU."""
+    short = []
+    heads = ("config", "GPU", *PHASES, *KEYS)
+    print(f"A card of N GB is taken to offer {ROOM} N GiB.\n")
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names or configs.names():
+            started = time.process_time()
+            found = planned(name, Path(folder))
+            print(row(name, found), flush=True)
+            print(f"{name}: {time.process_time() - started:.0f} CPU seconds", file=sys.stderr)
+            short += [] if found["fits"] else [name]
+    if short:
+        print(f"do not fit: {', '.join(short)}", file=sys.stderr)
+    return bool(short)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
