@@ -41,7 +41,6 @@ from flowgrpo.training.run.stop_reasons import DiskFull, Finished, Lost, RanOutO
 from flowgrpo.training.scoring import scorer
 from flowgrpo.training.weights import library_quantisation, lora_adapters, optimizers
 from rewards.base import last_part, matches, nearest
-from rewards.compute import default_device
 
 if TYPE_CHECKING:  # a run has one of them
     from flowgrpo.flow.pipeline.policy import DiffusersPolicy
@@ -156,7 +155,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
     launch.check_alone(os.environ)
     if launch.shares_store(os.environ) and launch.is_main():
         LOGGER.warning(SHARED_STORE)
-    optimizers.check(settings.train.optimizer.name, default_device())
+    optimizers.check(settings.train.optimizer.name)
     library_quantisation.check(settings.model.quantise, diffuses=settings.kind == "flow")
     _check_folder(settings, folder)
     if ends:

@@ -96,8 +96,8 @@ class RewardUse(Strict):
 class Optimizer(Strict):
     """Which AdamW moves the weights, and its numbers beside the learning rate. A word is its name."""
 
-    name: Literal["adamw", "adamw8bit", "adamw4bit", "adamwfp8"] = "adamw"
-    """adamw: PyTorch's, moments in float32; adamw8bit: bitsandbytes'; adamw4bit, adamwfp8: torchao's (flowgrpo[8bit])."""
+    name: Literal["adamw", "adamw8bit"] = "adamw"
+    """adamw: PyTorch's, moments in float32; adamw8bit: bitsandbytes', in 8 bits (flowgrpo[8bit])."""
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.999]
     """Decays of the first and the second moment."""
     eps: float = Field(1e-8, gt=0, le=1e30)

@@ -397,4 +397,4 @@ class Loop(Steps):
         train = self.config.train
         factor = train.schedule.factor(self.done * train.steps + number, train.iterations * train.steps)
         for group, rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
-            optimizers.set_learning_rate(group, rate * factor)
+            group["lr"] = rate * factor

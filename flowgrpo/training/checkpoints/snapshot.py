@@ -24,7 +24,6 @@ from flowgrpo.training.checkpoints import checkpoint, digests, resume, shards
 from flowgrpo.training.checkpoints.checkpoint import MOMENTS, OLDER, VERSIONS, WEIGHTS, WHOLE
 from flowgrpo.training.distributed.agreement import Peers
 from flowgrpo.training.run.background import Background
-from flowgrpo.training.weights import optimizers
 from flowgrpo.training.weights.policy_versions import Versions
 from flowgrpo.training.weights.trained_weights import Weights
 
@@ -77,7 +76,7 @@ def take(
         own: what a resume goes on with beside that, likewise.
         first: whether this is the process that writes what is whole; the others copy their shards alone.
     """
-    trained, moments = weights.tensors(), optimizers.state_of(optimizer)
+    trained, moments = weights.tensors(), optimizer.state_dict()
     older, older_stats = {}, {}
     if versions is not None:
         older = {f"{i}.{name}": t for i, own in versions.tensors().items() for name, t in own.items()}

@@ -1,7 +1,6 @@
-"""The optimizers of `train.optimizer.name`: PyTorch's AdamW, and AdamW with moments in 8 or 4 bits by other libraries.
+"""The optimizers of `train.optimizer.name`: PyTorch's AdamW, and bitsandbytes' with moments in 8 bits.
 
-The small ones keep moments of tensors of fewer than 4,096 numbers in float32, as their libraries do. torchao's take the
-learning rate as a tensor, for they compile their step, and keep moments in tensors of classes of their own.
+The latter keeps the moments of tensors of fewer than 4,096 numbers in float32.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ else:
     dtensors = lazy("flowgrpo.training.distributed.dtensors")
 
 MESSAGE = 2**28  # bytes of gradients that processes sum at once; what is made for it is twice as large
-EXTRA = "pip install 'flowgrpo[8bit]'"
 
 
 @dataclass(frozen=True)
@@ -36,45 +34,30 @@ class Maker:
         module: that holds its class; the first part is the library.
         name: of the class.
         bytes_per_number: of both moments of a trained number, with their scales.
-        compiles: whether its step is compiled.
     """
 
     module: str
     name: str
     bytes_per_number: float
-    compiles: bool = False
 
 
 OPTIMIZERS = {
     "adamw": Maker("torch.optim", "AdamW", 8),
     "adamw8bit": Maker("bitsandbytes.optim", "AdamW8bit", 2 * (1 + 4 / 256)),  # a float32 scale for each block
-    "adamw4bit": Maker("torchao.optim", "AdamW4bit", 2 * (1 / 2 + 4 / 128), compiles=True),
-    "adamwfp8": Maker("torchao.optim", "AdamWFp8", 2 * (1 + 4 / 256), compiles=True),
 }
-# The classes of torchao's moments, by the modules that hold them; a checkpoint has their parts as ordinary tensors.
-MOMENTS = {"OptimState4bit": "torchao.optim.subclass_4bit", "OptimStateFp8": "torchao.optim.subclass_fp8"}
 
 
-def check(name: str, device: torch.device) -> None:
-    """Refuse an optimizer that cannot run here.
+def check(name: str) -> None:
+    """Refuse an optimizer whose library is not installed.
 
     Raises:
-        InputError: its library is not installed, or the compiler that its step needs.
+        InputError: says how to install it.
     """
-    maker = OPTIMIZERS[name]
-    library = maker.module.partition(".")[0]
+    library = OPTIMIZERS[name].module.partition(".")[0]
     if find_spec(library) is None:
         raise InputError(
-            f"train.optimizer.name: {name} needs the package {library}, {EXTRA}, or take {_installed(without=library)}"
+            f"train.optimizer.name: {name} needs the package {library}, pip install 'flowgrpo[8bit]', or take adamw"
         )
-    if maker.compiles:
-        check_compiler(f"train.optimizer.name: {name} compiles its step", device, "take adamw8bit or adamw")
-
-
-def _installed(without: str) -> str:
-    """The words whose libraries are there, as a choice."""
-    libraries = {word: maker.module.partition(".")[0] for word, maker in OPTIMIZERS.items()}
-    return " or ".join(word for word, own in libraries.items() if own != without and find_spec(own) is not None)
 
 
 def check_compiler(what: str, device: torch.device, instead: str) -> None:
@@ -114,32 +97,14 @@ def build(train: Train, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimiz
     )
 
 
-def set_learning_rate(group: dict[str, Any], rate: float) -> None:
-    """Set the learning rate of a group of parameters."""
-    if isinstance(group["lr"], torch.Tensor):  # a compiled step would be compiled anew for each number
-        group["lr"].fill_(rate)
-    else:
-        group["lr"] = rate
-
-
 def parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     """What an optimizer moves, in the order of their numbers in its state."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimizer's `state_dict`, of ordinary tensors and plain values alone: files of it need no library to be read."""
-    state = optimizer.state_dict()
-    moments = {
-        index: {key: _parts(value) for key, value in own.items()} if isinstance(own, Mapping) else own
-        for index, own in state["state"].items()
-    }
-    return {**state, "state": moments}
-
-
 def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Put what `state_of` returned in place, whole or in the shards of its parameters; of a whole each keeps its part."""
-    moments = {index: {key: _whole(value) for key, value in own.items()} for index, own in state["state"].items()}
+    """Put a `state_dict` in place, whole or in the shards of its parameters; of a whole each keeps its part."""
+    moments = {index: dict(own) for index, own in state["state"].items()}
     indices = [index for group in state["param_groups"] for index in group["params"]]
     for index, p in zip(
         indices, parameters(optimizer), strict=False
@@ -151,19 +116,3 @@ def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     fused = [group["fused"] for group in optimizer.param_groups if "fused" in group]
     groups = [{**group, **({"fused": fused[0]} if fused else {})} for group in state["param_groups"]]
     optimizer.load_state_dict({**state, "state": moments, "param_groups": groups})
-
-
-def _parts(value: Any) -> Any:
-    kind = type(value).__name__
-    if kind not in MOMENTS:
-        return value
-    names, context = value.__tensor_flatten__()
-    return {"moment": kind, "parts": {name: getattr(value, name) for name in names}, "context": context}
-
-
-def _whole(value: Any) -> Any:
-    if not isinstance(value, Mapping) or "moment" not in value:
-        return value
-    kind = value["moment"]
-    moments = getattr(importlib.import_module(MOMENTS[kind]), kind)
-    return moments.__tensor_unflatten__(value["parts"], value["context"], None, None)

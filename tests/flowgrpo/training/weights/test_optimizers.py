@@ -21,7 +21,7 @@ from flowgrpo.training.weights.trained_weights import Weights
 
 LIBRARIES = {word: maker.module.partition(".")[0] for word, maker in optimizers.OPTIMIZERS.items()}
 # The distance after 20 steps at a rate of 1e-3, as a part of the weights, twice as large as it was measured.
-NEAR = {"adamw8bit": 2e-4, "adamw4bit": 3e-3, "adamwfp8": 4e-4}
+NEAR = {"adamw8bit": 2e-4}
 SMALL = ["model.lora.rank=256", "train.schedule=linear", "eval.every=9", "eval.prompts=1", "eval.save=0"]
 
 
@@ -64,7 +64,7 @@ def test_how_a_step_is_taken_is_for_the_machine_that_takes_it():
         saved, optimizer = (torch.optim.AdamW([p], fused=fused) for fused in (there, here))
         p.grad = torch.ones(3)
         saved.step()
-        optimizers.restore(optimizer, optimizers.state_of(saved))
+        optimizers.restore(optimizer, saved.state_dict())
         assert optimizer.param_groups[0]["fused"] is here
         assert torch.equal(optimizer.state[p]["exp_avg"], saved.state[p]["exp_avg"])
         optimizer.step()
@@ -74,7 +74,7 @@ def test_a_checkpoint_of_more_groups_is_refused():
     a, b = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     two = torch.optim.AdamW([{"params": [a]}, {"params": [b], "lr": 1.0}])
     with pytest.raises(ValueError, match="different number of parameter groups"):
-        optimizers.restore(torch.optim.AdamW([a]), optimizers.state_of(two))
+        optimizers.restore(torch.optim.AdamW([a]), two.state_dict())
 
 
 def test_a_gradient_that_is_not_finite_moves_nothing(word):
@@ -91,10 +91,10 @@ def test_a_gradient_that_is_not_finite_moves_nothing(word):
 def test_a_rate_of_0_moves_nothing(word):
     weights, optimizer, _ = stepped(word, 2)
     before = weights.parameters[0].detach().clone()
-    optimizers.set_learning_rate(optimizer.param_groups[0], 0.0)
+    optimizer.param_groups[0]["lr"] = 0.0
     optimizer.step()
     assert torch.equal(weights.parameters[0], before)
-    optimizers.set_learning_rate(optimizer.param_groups[0], 1e-3)
+    optimizer.param_groups[0]["lr"] = 1e-3
     optimizer.step()
     assert not torch.equal(weights.parameters[0], before)
 
@@ -110,7 +110,7 @@ def tensors(value):
 
 def test_the_moments_have_the_bytes_that_the_memory_estimate_counts(word):
     for name in (word, "adamw"):
-        state = optimizers.state_of(stepped(name, 1)[1])
+        state = stepped(name, 1)[1].state_dict()
         kept = list(tensors(state["state"][0]))
         assert {type(tensor) for tensor in kept} == {torch.Tensor}
         assert sum(tensor.nbytes for tensor in kept) == 64 * 64 * optimizers.OPTIMIZERS[name].bytes_per_number
@@ -124,8 +124,6 @@ def test_the_memory_estimate_counts_fewer_bytes_of_each_trained_number(tiny_mode
     }
     trained = (needs["adamw"] - needs["adamw8bit"]) / (8 - 2 - 8 / 256)
     assert trained == int(trained) > 0
-    assert needs["adamw"] - needs["adamw4bit"] == trained * (8 - 1 - 8 / 128)
-    assert needs["adamwfp8"] == needs["adamw8bit"]
 
 
 def run(name, *options):
@@ -155,33 +153,23 @@ def test_two_iterations_are_one_and_a_resume_and_one_to_the_bit(workplace, word)
     assert rates == pytest.approx([0.01 * 3 / 4, 0.01 * 1 / 4])
 
 
-@pytest.mark.parametrize("library", ["bitsandbytes", "torchao"])
-def test_without_its_library_it_is_refused_in_a_sentence(workplace, capsys, monkeypatch, library):
+def test_without_its_library_it_is_refused_in_a_sentence(workplace, capsys, monkeypatch):
     find = optimizers.find_spec
-    monkeypatch.setattr(optimizers, "find_spec", lambda name: None if name == library else find(name))
-    chosen = next(word for word, own in LIBRARIES.items() if own == library)
-    assert main(["train", "tiny.yaml", f"train.optimizer.name={chosen}"]) == 2
+    monkeypatch.setattr(optimizers, "find_spec", lambda name: None if name == "bitsandbytes" else find(name))
+    assert main(["train", "tiny.yaml", "train.optimizer.name=adamw8bit"]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert f"train.optimizer.name: {chosen} needs the package {library}, pip install 'flowgrpo[8bit]', or take " in said
-    assert "adamw" in said.partition("or take ")[2]
+    assert (
+        "train.optimizer.name: adamw8bit needs the package bitsandbytes, pip install 'flowgrpo[8bit]', or take adamw"
+        in said
+    )
     assert not Path("runs").exists()
 
 
 def test_a_word_is_its_name():
-    asked = {"model": {"path": "shapes"}, "train": {"optimizer": "adamwfp8"}}
+    asked = {"model": {"path": "shapes"}, "train": {"optimizer": "adamw8bit"}}
     settings = config.overridden(asked, ["train.optimizer.eps=1e-6"]).train.optimizer
-    assert (settings.name, settings.eps, settings.betas) == ("adamwfp8", 1e-6, [0.9, 0.999])
+    assert (settings.name, settings.eps, settings.betas) == ("adamw8bit", 1e-6, [0.9, 0.999])
     with pytest.raises(
         optimizers.InputError, match=r"train\.optimizer\.name: 'adam8bit' is not allowed, did you mean 'adamw8bit'"
     ):
         config.overridden({"model": {"path": "shapes"}}, ["train.optimizer=adam8bit"])
-
-
-def test_without_a_compiler_torchaos_is_refused(monkeypatch):
-    monkeypatch.setattr(optimizers, "find_spec", lambda name: object())
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(
-        optimizers.InputError, match="adamw4bit compiles its step: PyTorch compiles for cpu with no-such"
-    ):
-        optimizers.check("adamw4bit", torch.device("cpu"))
-    optimizers.check("adamw8bit", torch.device("cpu"))
