@@ -77,6 +77,7 @@ def take(
         first: whether this is the process that writes what is whole; the others copy their shards alone.
     """
     trained, moments = weights.tensors(), optimizer.state_dict()
+    moments["state"] = {number: dict(own) for number, own in moments["state"].items()}  # the optimizer keeps its own
     older, older_stats = {}, {}
     if versions is not None:
         older = {f"{i}.{name}": t for i, own in versions.tensors().items() for name, t in own.items()}
@@ -104,7 +105,7 @@ def take(
 
 
 def _cut_out(moments: dict[int, dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Take what lies in shards out of an optimizer's state, and return it by its name in a checkpoint."""
+    """Take what lies in shards out of a copy of an optimizer's state, and return it by its name in a checkpoint."""
     found = {}
     for number, own in moments.items():
         for key in [key for key, value in own.items() if shards.any_in([value])]:

@@ -17,7 +17,6 @@ from flowgrpo.training.checkpoints import checkpoint, snapshot
 from flowgrpo.training.checkpoints.snapshot import Writer
 from flowgrpo.training.distributed.agreement import Peers
 from flowgrpo.training.run.background import Background
-from flowgrpo.training.weights import optimizers
 from flowgrpo.training.weights.trained_weights import Weights
 
 
@@ -135,15 +134,6 @@ def test_what_evaluation_used_is_read_in_the_place_of_what_is_trained(of_two, sh
         weights = Weights(learning(), None)
         assert checkpoint.load_averaged(checkpoint.find(place), weights) == 1
         same(weights.tensors(), {k[8:]: v for k, v in before["weights"].items() if k.startswith("average.")})
-
-
-def test_a_snapshot_is_a_copy_also_of_a_learning_rate_that_is_a_tensor():
-    """torchao's optimizers have one."""
-    weights, optimizer, versions = trained(None)
-    optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
-    shot = taken(weights, optimizer, versions)
-    optimizers.set_learning_rate(optimizer.param_groups[0], 0.25)
-    assert float(shot.optimizer["optimizer"]["param_groups"][0]["lr"]) == 0.5
 
 
 def test_the_next_checkpoint_waits_for_the_one_before_and_gets_its_error(tmp_path, monkeypatch):
