@@ -35,7 +35,7 @@ RewardDtype = Annotated[
     typer.Option("--dtype", help="for the rewards that hold a model; by default their own"),
 ]
 Quantise = Annotated[
-    Literal["int8", "fp8", "nf4", "torchao_int8", "torchao_fp8", "bnb_nf4"] | None,
+    Literal["int8", "nf4"] | None,
     typer.Option("--quantise", help="keep the base so, as model.quantise does"),
 ]
 TextEncoders = Annotated[

@@ -39,7 +39,7 @@ from flowgrpo.training.run.phases import phase
 from flowgrpo.training.run.run_data import RunData
 from flowgrpo.training.run.stop_reasons import DiskFull, Finished, Lost, RanOutOfMemory, Stopped
 from flowgrpo.training.scoring import scorer
-from flowgrpo.training.weights import library_quantisation, lora_adapters, optimizers
+from flowgrpo.training.weights import lora_adapters, optimizers
 from rewards.base import last_part, matches, nearest
 
 if TYPE_CHECKING:  # a run has one of them
@@ -156,7 +156,6 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
     if launch.shares_store(os.environ) and launch.is_main():
         LOGGER.warning(SHARED_STORE)
     optimizers.check(settings.train.optimizer.name)
-    library_quantisation.check(settings.model.quantise, diffuses=settings.kind == "flow")
     _check_folder(settings, folder)
     if ends:
         _check_left(settings)

@@ -52,8 +52,7 @@ class Model(Strict):
     """Whose policy is the reference `teacher`: a LoRA over the same base (a file, a folder, an export's or a run's, or a hub
     id), or a pipeline whose networks have the same shapes (a built-in name, a folder or a hub id); null: none."""
     quantise: Quantised | None = None
-    """Keep the linear layers of the frozen base in int8, fp8 (e4m3) or nf4, by layers of this package or by a library's
-    (torchao_int8, torchao_fp8, bnb_nf4; flowgrpo[8bit]); needs adapters. null: as the files have them."""
+    """Keep the linear layers of the frozen base's blocks in int8 or nf4; needs adapters. null: as the files have them."""
     call: dict[str, Any] = {}
     """Arguments of the pipeline's own call, handed to it as they are."""
     text_encoders: Literal["keep", "offload", "free"] = "offload"
@@ -234,8 +233,8 @@ class Draft(Strict):
     call: dict[str, Any] = {"num_inference_steps": 6}
     """Arguments over model.call while the draft is sampled; few steps are enough to rank the starts."""
     precision: Precision | None = None
-    """Sample the draft by a copy of the linear layers in low precision: weights alone in int8, fp8, nf4 or torchao_nvfp4, or
-    activations too (dynamic), by torchao (flowgrpo[8bit]); adapters act on it as they are. null: by the network as it is."""
+    """Sample the draft by a copy of the linear layers with weights in int8 or nf4; adapters act on it as they are. null: by
+    the network as it is."""
     cache: Literal["first_block"] | None = None
     """first_block: where a step changes what the first block adds by less than threshold, take what the other blocks added
     at the last step that computed them; null: compute every block."""

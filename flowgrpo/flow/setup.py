@@ -43,7 +43,7 @@ from flowgrpo.training.distributed.worker_roles import roles_of
 from flowgrpo.training.reports.samples import SAMPLING_RATE
 from flowgrpo.training.run.run_data import RunData
 from flowgrpo.training.scoring.scorer import tried
-from flowgrpo.training.weights import low_precision_copies, sharding
+from flowgrpo.training.weights import sharding
 from flowgrpo.training.weights.lora_adapters import Adapter
 from flowgrpo.training.weights.offload_activations import offload_activations
 from flowgrpo.training.weights.old_policies import Bank, Decay
@@ -77,8 +77,6 @@ def check(settings: Config, data: RunData) -> None:
         folder = settings.run.folder
         noise_calibration.read(folder, begun=checkpoint.resumed(folder / "checkpoints") is not None)
     sharding.check(settings)
-    for word, key in low_precision_copies.of_copies(settings).items():
-        low_precision_copies.check_installed(word, key)
     if settings.run.trees is not None and (settings.run.engine is not None or settings.stored_groups is not None):
         LOGGER.warning("run.trees: no trees are kept, for run.engine or data.groups makes the samples of this run")
     context_parallel.check(settings)

@@ -41,8 +41,7 @@ class TextModel(Strict):
     merge: LoraPath | None = None
     """A LoRA, as lora.path takes it, to merge into the weights before all of these are trained (lora: null); null: none."""
     quantise: Quantised | None = None
-    """Keep the linear layers of the frozen base in int8, fp8 (e4m3) or nf4, by layers of this package or by a library's
-    (torchao_int8, torchao_fp8, bnb_nf4; flowgrpo[8bit]); needs adapters. null: as the files have them."""
+    """Keep the linear layers of the frozen base's blocks in int8 or nf4; needs adapters. null: as the files have them."""
     length: int = Field(256, ge=1, le=LONGEST)
     """Tokens of an answer, filled up with end tokens; 20 for the embedded model."""
     chat: bool = False

@@ -41,7 +41,7 @@ class Lora(Strict):
         return self
 
 
-Quantised = Literal["int8", "fp8", "nf4", "torchao_int8", "torchao_fp8", "bnb_nf4"]
+Quantised = Literal["int8", "nf4"]
 
 
 def check_base(lora: Lora | None, quantise: Quantised | None, merge: LoraPath | None) -> None:

@@ -79,7 +79,7 @@ PRESETS: dict[str, PresetRow] = {
     },
     # Sol-RL: arXiv 2604.06916 and its code in NVlabs/Sana; the configs of SD3.5 and FLUX.1 were read in a fork. DiffusionNFT
     # on drafts: `train.draft` is part of the row.
-    # 1. The draft is by the run's own network, by Euler's method; there in NVFP4 (`train.draft.precision`) and by dpm2.
+    # 1. The draft is by the run's own network, by Euler's method; there in NVFP4 and by dpm2.
     # 2. Starts whose reward was lost rank in the middle.
     # 3. Six of ten noise levels are drawn, as for SD3.5 and SANA; for FLUX.1 four.
     "sol_rl": {

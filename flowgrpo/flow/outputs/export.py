@@ -29,8 +29,6 @@ from flowgrpo.training.checkpoints import checkpoint, lora_files
 from flowgrpo.training.reports import markdown, model_card
 from flowgrpo.training.reports.model_card import SAMPLES, Exported, Shown
 from flowgrpo.training.reports.samples import SAMPLING_RATE, save_sample
-from flowgrpo.training.weights.library_quantisation import LIBRARY_FORMS
-from flowgrpo.training.weights.quantisation import FORMS
 from flowgrpo.training.weights.trained_weights import Weights
 from rewards import suffixes
 from rewards.compute import default_device
@@ -279,13 +277,7 @@ def _snippet(policy: DiffusersPolicy, settings: Config, *, adapter: LoraPath, ca
     given = {k: v for k, v in row.columns.items() if k in policy.takes and v is not None}
     files = [v for v in given.values() if conditions.is_file_name(v)]
     lines += ["from flowgrpo.conditions import loaded"] * bool(files)
-    by_library = model.quantise in LIBRARY_FORMS
-    if model.quantise:
-        lines.append(
-            "from flowgrpo.training.weights.library_quantisation import pipeline_options"
-            if by_library
-            else "from flowgrpo.training.weights.quantisation import quantise"
-        )
+    lines += ["from flowgrpo.training.weights.quantisation import quantise"] * (model.quantise is not None)
     lines += ["from flowgrpo.flow.model.initial_lora import load_lora"] * (adapter != ".")
     lines += ["from flowgrpo.flow.pipeline.adapter_steps import limit_adapters"] * (limits is not None)
     place = repr("." if model.lora is None else source)
@@ -293,12 +285,8 @@ def _snippet(policy: DiffusersPolicy, settings: Config, *, adapter: LoraPath, ca
         lines.append(f"from flowgrpo.{source} import PATH")
         place = "PATH"
     lines.append("")
-    if by_library:
-        networks = load.network_libraries(source)
-        lines.append(f"quantised = pipeline_options({model.quantise!r}, {networks!r}, torch.{model.dtype})")
     variant = f", variant={model.variant!r}" if model.variant else ""
-    options = variant + absent + ", **quantised" * by_library
-    lines.append(f"pipe = {name}.from_pretrained({place}, dtype=torch.{model.dtype}{options})")
+    lines.append(f"pipe = {name}.from_pretrained({place}, dtype=torch.{model.dtype}{variant}{absent})")
     if adapter != ".":
         lines.append(f"load_lora(pipe, {place}, {adapter!r})")
     elif model.lora is not None:
@@ -306,7 +294,7 @@ def _snippet(policy: DiffusersPolicy, settings: Config, *, adapter: LoraPath, ca
         lines += ['pipe.load_lora_weights(".")'] * own
         others = [name for name in policy.modules if not own or name != "transformer"]
         lines += [f'pipe.{name}.load_lora_adapter(".", prefix="{name}")' for name in others]
-    lines += [f"quantise(pipe.{network}, {model.quantise!r})" for network in policy.modules if model.quantise in FORMS]
+    lines += [f"quantise(pipe.{network}, {model.quantise!r})" for network in policy.modules if model.quantise]
     if limits is not None:
         lines.append(f"limit_adapters(pipe, {limits[0]!r}, {limits[1]!r})")
     if euler:  # the policy walks by Euler's method, whatever solver the model ships with

@@ -41,7 +41,7 @@ from flowgrpo.training.planning.memory_budget import (
 )
 from flowgrpo.training.planning.meta_networks import few_objects
 from flowgrpo.training.scoring.group_scores import WAITING
-from flowgrpo.training.weights import library_quantisation, low_precision_copies, quantisation
+from flowgrpo.training.weights import low_precision_copies, quantisation
 
 __all__ = ["budget_of", "fit", "lines"]
 
@@ -122,11 +122,8 @@ class FlowBudget(Budget):
             train.rollout_rows,
         )
         with_gradients = gathered * (1 if model.lora else 2)  # of a block, until they are summed
-        kept = 0  # of the weights, which torchao's graphs keep as they were made
-        if not model.gradient_checkpointing:
-            kept = sum(library_quantisation.kept(own, trial.width, model.quantise) for own in trial.shapes.values())
         checkpointed = trial.update_checkpointed if model.gradient_checkpointing else None
-        update = (checkpointed or trial.update).shared(degree).beside(max(layer, kept) + with_gradients)
+        update = (checkpointed or trial.update).shared(degree).beside(layer + with_gradients)
         update |= step(self.config, trial.trained, among=among)
         encode = {"weights": sum(loaded.values()) - networks}
         decoding = while_drafted | {"weights": while_drafted["weights"] + away, "samples": waiting}
@@ -217,7 +214,7 @@ class FlowBudget(Budget):
 
     def _layer_of_drafts(self) -> int:
         """Bytes of the weights that one layer of such a copy makes anew."""
-        if not low_precision_copies.of_copies(self.config).keys() & set(low_precision_copies.MADE_ANEW):
+        if not low_precision_copies.of_copies(self.config).keys() - {"bfloat16"}:
             return 0
         return quantisation.made_anew(self.trial.shapes.values(), self._width_of_linear())
 

@@ -27,7 +27,7 @@ from flowgrpo.training.model_files.hub_files import Shape
 from flowgrpo.training.planning.allocation_counter import Peaks
 from flowgrpo.training.planning.meta_networks import Hollow, size
 from flowgrpo.training.weights import quantisation
-from flowgrpo.training.weights.trained_weights import Weights, cast_inputs_up, lora_config
+from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from rewards.compute import DTYPES
 
 
@@ -152,13 +152,13 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
         update_checkpointed=small[0],
         graph=whole[1],
         graph_checkpointed=small[1],
-        dequantises=model.quantise in quantisation.FORMS,
+        dequantises=model.quantise is not None,
     )
 
 
 def _trainable(model: Model, policy: DiffusersPolicy) -> int:
     """Quantise, adapt and unfreeze the networks of a policy as a run does; return how many numbers are trained."""
-    for network in policy.modules.values() if model.quantise in quantisation.FORMS else ():
+    for network in policy.modules.values() if model.quantise else ():
         quantisation.quantise(network, model.quantise)
     lora = model.lora and (
         initial_lora.adapters(model)
@@ -168,8 +168,6 @@ def _trainable(model: Model, policy: DiffusersPolicy) -> int:
         lora.init_lora_weights = False  # there are no numbers to draw
     with torch.device("meta"):
         weights = Weights(policy.modules, lora)
-    if model.quantise == "bnb_nf4":
-        cast_inputs_up(policy.modules.values())
     return sum(p.numel() for p in weights.parameters)
 
 

@@ -306,9 +306,7 @@ def translated(path: str, written: Written) -> PreTrainedConfig:
         raise InputError(f"model.path: config.json of {path!r} is not of a {kind} ({reason})") from error
 
 
-def load(
-    path: str, place: str, written: Written, dtype: torch.dtype, *, variant: str | None = None, **quantised: Any
-) -> PreTrainedModel:
+def load(path: str, place: str, written: Written, dtype: torch.dtype, *, variant: str | None = None) -> PreTrainedModel:
     """The model, tensor by tensor from its files.
 
     Args:
@@ -316,21 +314,13 @@ def load(
         place: its folder or hub id.
         written: its config.json.
         variant: word in the names of the files of its weights.
-        quantised: of `from_pretrained`, how a library quantises the weights meanwhile.
 
     Raises:
         InputError: its config.json or its weights are not those of its type.
     """
     config, kind = translated(path, written), ARCHITECTURES[written["model_type"]].model
-    options = {"dtype": dtype, "variant": variant, "output_loading_info": True, **quantised}
     with weight_check.silent():
-        model, found = kind.from_pretrained(place, config=config, **options)
-    if found["missing_keys"]:
-        raise InputError(
-            f"model.quantise: files of a {written['model_type']} hold several layers in one, which transformers does not "
-            "split and quantise at once; take int8, fp8 or nf4"
-        )
-    return model
+        return kind.from_pretrained(place, config=config, dtype=dtype, variant=variant)
 
 
 def check_weights(path: str, place: str, written: Written, variant: str | None = None) -> None:

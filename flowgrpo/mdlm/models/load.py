@@ -18,7 +18,7 @@ from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training.model_files import folder_files, weight_check
 from flowgrpo.training.model_files.hub_files import HUB_ID, file_names, one_sentence, without_progress_bars
-from flowgrpo.training.weights import library_quantisation, lora_adapters, quantisation
+from flowgrpo.training.weights import lora_adapters, quantisation
 from rewards import hub
 from rewards.base import nearest
 from rewards.memory import is_out_of_memory
@@ -69,8 +69,7 @@ def load_predictor(
         shift: whether output i is about token i + 1; None for what is known of the type.
         attention: whether positions see all others or no later block; None for what is known of the type.
         block_size: tokens of a block; None likewise.
-        quantise: `int8`, `fp8` or `nf4`, before the model is put on the device, or a library's form, while it is loaded
-            (`training.weights`).
+        quantise: `int8` or `nf4`, before the model is put on the device.
         variant: word in the names of the files of weights that are read, such as `fp16`; None for plain files.
 
     Raises:
@@ -88,11 +87,9 @@ def load_predictor(
             config=config,
             dtype=dtype,
             trust_remote_code=trust_remote_code,
-            quantise=quantise,
             variant=variant,
         )
-    library_quantisation.refuse_quantised(model, quantise)
-    if quantise in quantisation.FORMS:
+    if quantise:
         quantisation.quantise(model, quantise)
     known = architectures.architecture(config)
     with _one_sentence(path, "no tokenizer", config, trust_remote_code):
@@ -264,19 +261,16 @@ def _model(
     config: dict[str, Any],
     dtype: torch.dtype,
     trust_remote_code: bool,
-    quantise: str | None,
     variant: str | None,
 ) -> PreTrainedModel:
     """The weights of a model in their class."""
-    options = library_quantisation.model_options(quantise, dtype)
     if architectures.architecture(config) is not None:
-        return architectures.load(path, place, config, dtype, variant=variant, **options)
+        return architectures.load(path, place, config, dtype, variant=variant)
     loads = _model_class(path, config, trust_remote_code)
-    options |= {"dtype": dtype, "variant": variant, "trust_remote_code": trust_remote_code}
+    options = {"dtype": dtype, "variant": variant, "trust_remote_code": trust_remote_code}
     with weight_check.silent():
         model, info = loads.from_pretrained(place, output_loading_info=True, **options)
-    if not quantise:
-        weight_check.refuse(weight_check.loaded(info, model), type(model).__name__, path)
+    weight_check.refuse(weight_check.loaded(info, model), type(model).__name__, path)
     return model
 
 

@@ -32,7 +32,7 @@ from flowgrpo.training.planning.memory_budget import (
     switched,
 )
 from flowgrpo.training.planning.meta_networks import few_objects
-from flowgrpo.training.weights import library_quantisation, quantisation
+from flowgrpo.training.weights import quantisation
 
 __all__ = ["budget_of", "fit", "lines"]
 
@@ -77,9 +77,8 @@ class TextBudget(Budget):
             "weights": self.rewards + (0 if whole else -(-base // among)),
             **learnt(self.config, trial.trained, copies=int(begun and kl.reference is not None), among=among),
         }
-        kept = 0 if model.gradient_checkpointing else library_quantisation.kept(trial.shapes, trial.width, form)
         checkpointed = trial.update_checkpointed if model.gradient_checkpointing else None
-        update = (checkpointed or trial.update).beside(max(layer, kept) + with_gradients)
+        update = (checkpointed or trial.update).beside(layer + with_gradients)
         update |= step(self.config, trial.trained, among=among)
         rows = train.rollout_rows
         phases = [

@@ -28,7 +28,7 @@ from flowgrpo.training.model_files.hub_files import Shape
 from flowgrpo.training.planning.allocation_counter import Peaks
 from flowgrpo.training.planning.meta_networks import Hollow, built, size
 from flowgrpo.training.weights import quantisation
-from flowgrpo.training.weights.trained_weights import Weights, cast_inputs_up, lora_config
+from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from rewards.compute import DTYPES
 
 
@@ -91,7 +91,7 @@ def trial(config: TextConfig, prompt: int) -> Trial:
     network = built(lambda: _made(model.path, place), DTYPES[model.dtype]).requires_grad_(False)
     network.config._experts_implementation = "grouped_mm"  # a loop over experts asks which of them were chosen
     weights, shapes = size(network), {name: tuple(p.shape) for name, p in network.named_parameters()}
-    if model.quantise in quantisation.FORMS:
+    if model.quantise:
         quantisation.quantise(network, model.quantise)
     lora = model.lora and (
         start.adapters(model, start.read(model), network)
@@ -99,8 +99,6 @@ def trial(config: TextConfig, prompt: int) -> Trial:
     )
     with torch.device("meta"):
         trained = sum(p.numel() for p in Weights({"model": network}, lora).parameters)
-    if model.quantise == "bnb_nf4":
-        cast_inputs_up([network])
     if model.gradient_checkpointing and not can_checkpoint(network):
         checkpoint_gradients(network)  # refuses it
     hollow.empty(network, ())
@@ -126,7 +124,7 @@ def trial(config: TextConfig, prompt: int) -> Trial:
         evaluate=evaluate,
         update=update,
         update_checkpointed=checkpointed,
-        dequantises=model.quantise in quantisation.FORMS,
+        dequantises=model.quantise is not None,
         decode_operations=operations,
         evaluate_operations=of_evaluation,
         update_operations=forward[0],

@@ -17,7 +17,6 @@ from torch.autograd.function import once_differentiable
 
 from flowgrpo.errors import InputError
 from flowgrpo.training.model_files.hub_files import Shape
-from flowgrpo.training.weights import library_quantisation
 
 Tensor = torch.Tensor
 IN_BLOCK = re.compile(r"(?:^|\.)\d+\..+\.weight$")  # a block's name is a number
@@ -67,20 +66,6 @@ class Int8:
         return codes.to(dtype)
 
 
-class Float8:
-    """Floats of 8 bits (e4m3) and a scale for each row, kept as bytes: a cast of the whole network must not reach them."""
-
-    most, shared, bits, table = 448.0, None, 8, None
-
-    def codes(self, normed: Tensor) -> Tensor:
-        """See `Form`."""
-        return normed.clamp(-self.most, self.most).to(torch.float8_e4m3fn).view(torch.uint8)
-
-    def values(self, codes: Tensor, dtype: torch.dtype, pairs: Tensor | None) -> Tensor:
-        """See `Form`."""
-        return codes.view(torch.float8_e4m3fn).to(dtype)
-
-
 class NormalFloat4:
     """The nearest of the 16 values of NormalFloat4, two in a byte, and a scale for each 64 of a row."""
 
@@ -97,7 +82,7 @@ class NormalFloat4:
         return torch.nn.functional.embedding(codes.int(), pairs.to(dtype)).flatten(1)
 
 
-FORMS: dict[str, Form] = {"int8": Int8(), "fp8": Float8(), "nf4": NormalFloat4()}
+FORMS: dict[str, Form] = {"int8": Int8(), "nf4": NormalFloat4()}
 
 
 def _weight(form: Form, codes: Tensor, scale: Tensor, pairs: Tensor | None) -> Tensor:
@@ -176,7 +161,7 @@ def quantise(module: torch.nn.Module, form: str) -> None:
     """Quantise the linear layers in the blocks of a network in place, with adapters on it or without; adapters stay.
 
     Args:
-        form: `int8`, `fp8` or `nf4`.
+        form: `int8` or `nf4`.
 
     Raises:
         InputError: it has no such layers, is quantised already, or has a layer that cannot be.
@@ -244,10 +229,8 @@ def size(tensors: Mapping[str, Shape], width: int, form: str | None) -> int:
     Args:
         tensors: shapes of the network's, by name.
         width: bytes of a weight that is not quantised.
-        form: `int8`, `fp8`, `nf4`, a library's form, or None for a network as it is.
+        form: `int8`, `nf4`, or None for a network as it is.
     """
-    if form in library_quantisation.LIBRARY_FORMS:
-        return library_quantisation.size(tensors, width, form)
     return sum(_size(name, shape, width, form) for name, shape in tensors.items())
 
 

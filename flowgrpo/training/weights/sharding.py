@@ -22,7 +22,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.distributed.fsdp_lockstep import Lockstep
 from flowgrpo.training.distributed.gpu_layout import of_machine
-from flowgrpo.training.weights import low_precision_copies, quantisation
+from flowgrpo.training.weights import low_precision_copies
 from flowgrpo.training.weights.trained_weights import Weights
 
 # Layers whose matrix autocast casts, whatever the input.
@@ -33,7 +33,7 @@ def check(config: RunConfig) -> None:
     """Refuse what cannot be cut into shards.
 
     Raises:
-        InputError: another library quantises the base, drafts are sampled or trees finished by a copy of it, activations are
+        InputError: drafts are sampled or trees finished by a copy of it, activations are
             offloaded with it, or what trains all weights cannot train shards.
     """
     if config.run.sharding == "none":
@@ -44,11 +44,6 @@ def check(config: RunConfig) -> None:
         raise InputError(
             f"run.sharding: the copy of the network that {key}={word} asks for cannot be cut; set run.sharding=none, or "
             f"{key}=null"
-        )
-    form = config.model.quantise
-    if form is not None and form not in quantisation.FORMS:
-        raise InputError(
-            f"run.sharding: the layers of model.quantise={form} cannot be cut, take {' or '.join(quantisation.FORMS)}"
         )
     if config.model.offload_activations and not config.model.gradient_checkpointing:
         raise InputError(

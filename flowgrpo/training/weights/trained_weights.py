@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from types import MappingProxyType
@@ -318,13 +318,6 @@ def _compute_as_their_input(module: torch.nn.Module) -> None:
             for halves in (layer.lora_A, layer.lora_B):
                 for name, linear in halves.items():
                     halves[name] = Half(linear)
-
-
-def cast_inputs_up(modules: Iterable[torch.nn.Module]) -> None:
-    """Let adapters compute as on a base of bitsandbytes, whose layers peft has a class for: their inputs cast to float32."""
-    for layer in (m for module in modules for m in module.modules()):
-        if isinstance(layer, lora_layers.Linear):
-            layer.cast_input_dtype_enabled = True
 
 
 def _attention_layers(modules: dict[str, torch.nn.Module]) -> tuple[str, ...]:

@@ -32,8 +32,8 @@ def test_two_iterations_are_one_and_a_resume_and_one_and_the_card_makes_their_pi
     lines = [json.loads(line) for line in Path("runs/whole/metrics.jsonl").read_text().splitlines()]
     assert [line["policy/max_abs_log_ratio"] for line in lines if line["phase"] == "train"] == [0.0] * 2
     capsys.readouterr()
-    assert main(["train", "tiny.yaml", "run.name=parts", *SMALL, "run.resume=true", "model.quantise=fp8"]) == 2
-    assert "model.quantise was 'int8' in runs/parts and is 'fp8' now" in " ".join(capsys.readouterr().err.split())
+    assert main(["train", "tiny.yaml", "run.name=parts", *SMALL, "run.resume=true", "model.quantise=nf4"]) == 2
+    assert "model.quantise was 'int8' in runs/parts and is 'nf4' now" in " ".join(capsys.readouterr().err.split())
     assert main(["export", "runs/whole", "--out", "out"]) == 0
     card = Path("out/README.md").read_text()
     assert "The base was kept in int8" in card
@@ -45,58 +45,29 @@ def test_two_iterations_are_one_and_a_resume_and_one_and_the_card_makes_their_pi
     assert Path("again.png").read_bytes() == Path("sample-0.png").read_bytes()
 
 
-def test_a_base_quantised_by_torchao_trains_resumes_and_is_exported(workplace):
-    pytest.importorskip("torchao")
-    tiny.flux().save_pretrained("flux")
-    options = ["model.path=flux", "model.call.max_sequence_length=8", "model.quantise=torchao_int8"]
-    whole = trained("whole", *options)
-    assert main(["train", "tiny.yaml", "run.name=parts", *SMALL, *options, "train.iterations=1"]) == 0
-    parts = trained("parts", *options, "run.resume=true")
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
-    assert all(whole[name].any() for name in whole if "lora_B" in name)  # which start from 0: each has learnt
-    lines = [json.loads(line) for line in Path("runs/whole/metrics.jsonl").read_text().splitlines()]
-    assert [line["policy/max_abs_log_ratio"] for line in lines if line["phase"] == "train"] == [0.0] * 2
-    assert main(["export", "runs/whole", "--out", "out"]) == 0
-    card = Path("out/README.md").read_text()
-    assert "The base was kept in torchao_int8" in card
-    assert "--quantise torchao_int8" in blocks(card)["sh"]
-    names = {}
-    exec(blocks(card)["python"].replace('load_lora_weights(".")', 'load_lora_weights("out")'), names)
-    names["image"].save("again.png")
-    assert Path("again.png").read_bytes() == Path("out/sample-0.png").read_bytes()
-
-
-def test_doctor_knows_a_base_quantised_by_torchao(workplace, capsys):
-    pytest.importorskip("torchao")
-    assert main(["doctor", "tiny.yaml", "model.quantise=torchao_int8", "--format", "json"]) == 0
-    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
-    assert checks["lora_reload"]["ok"]
-
-
 @pytest.mark.usefixtures("few_objects")
 def test_doctor_and_plan_know_it(workplace, capsys):
-    assert main(["doctor", "tiny.yaml", "model.quantise=fp8", "--format", "json"]) == 0
+    assert main(["doctor", "tiny.yaml", "model.quantise=int8", "--format", "json"]) == 0
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
     assert checks["lora_reload"]["ok"]
     needs = []
-    for form in ("null", "int8", "torchao_int8", "nf4"):
+    for form in ("null", "int8", "nf4"):
         assert main(["plan", "tiny.yaml", f"model.quantise={form}", "--format", "json"]) == 0
         needs.append(json.loads(capsys.readouterr().out)["memory"]["gpu_bytes"])
-    assert needs[0] > max(needs[1:])
-    assert needs[1] > needs[3]
+    assert needs[0] > needs[1] > needs[2]
 
 
 def test_an_adapter_goes_on_a_quantised_base_of_a_pipeline_that_compares_shapes(tmp_path):
     tiny.flux().save_pretrained(tmp_path / "flux")
     call = {"num_inference_steps": 2, "height": 16, "width": 16, "max_sequence_length": 4}
     place, row = str(tmp_path / "flux"), [Row("a red circle", 0)]
-    policy = load_policy(place, call=call, device="cpu", quantise="fp8")
+    policy = load_policy(place, call=call, device="cpu", quantise="int8")
     weights = Weights(policy.modules, lora_config(2, 4, "auto", policy.modules))
     for p in weights.parameters:
         torch.nn.init.normal_(p, std=0.2)
     write_weights(policy, weights, tmp_path / "lora")
     options = {"call": call, "device": "cpu", "adapter": tmp_path / "lora"}
-    fresh, whole = (load_policy(place, quantise=form, **options) for form in ("fp8", None))
+    fresh, whole = (load_policy(place, quantise=form, **options) for form in ("int8", None))
     pictures = [each.generate(row) for each in (policy, fresh, whole)]
     torch.testing.assert_close(pictures[0], pictures[1], rtol=0, atol=1e-6)  # an older MKL rounds by addresses
-    assert (pictures[0] - pictures[2]).abs().max() > 1e-3
+    assert (pictures[0] - pictures[2]).abs().max() > 1e-5

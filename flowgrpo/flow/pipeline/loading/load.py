@@ -28,7 +28,7 @@ from flowgrpo.training.model_files.hub_files import (
     weights_at,
     without_progress_bars,
 )
-from flowgrpo.training.weights import library_quantisation, quantisation
+from flowgrpo.training.weights import quantisation
 from rewards.base import nearest
 from rewards.compute import DTYPES, default_device
 from rewards.heap import keep_freed_memory
@@ -63,7 +63,6 @@ def load_pipeline(
     path: str,
     dtype: torch.dtype = torch.float32,
     given: Mapping[str, Any] = MappingProxyType({}),
-    quantise: str | None = None,
     *,
     variant: str | None = None,
 ) -> DiffusionPipeline:
@@ -71,7 +70,6 @@ def load_pipeline(
 
     Args:
         given: components by name that are not loaded, but taken as they are.
-        quantise: what a library quantises its networks to; see `training.weights.library_quantisation`.
         variant: of the files of weights, see `check_files`.
 
     Raises:
@@ -79,16 +77,11 @@ def load_pipeline(
     """
     check_weights(path, variant)
     absent = dict.fromkeys(absent_components(path))
-    loaded = {name: library for name, library in network_libraries(path).items() if name not in given}
-    quantised = library_quantisation.pipeline_options(quantise, loaded, dtype)
     with one_sentence(path), without_progress_bars("diffusers", "transformers"):
         # The common class does not know which components of this one may be given though they have defaults.
         kind = pipeline_class(path) if given else diffusers.DiffusionPipeline
-        pipe = kind.from_pretrained(place_of(path), dtype=dtype, variant=variant, **absent, **given, **quantised)
+        pipe = kind.from_pretrained(place_of(path), dtype=dtype, variant=variant, **absent, **given)
     _check_downloaded(path, set(pipe.components) - set(given), variant)
-    for name, network in traits.networks(pipe).items():
-        if name not in given:
-            library_quantisation.refuse_quantised(network, quantise)
     return pipe
 
 
@@ -135,11 +128,6 @@ def component_class(written: Any) -> type | None:
     library, name = written
     places = {"diffusers": diffusers, "transformers": transformers}
     return getattr(places.get(library) or getattr(diffusers.pipelines, library, None), name, None)
-
-
-def network_libraries(path: str) -> dict[str, str]:
-    """The components of a model that compute the velocity, and the library that each is of."""
-    return {name: library for name, (library, _) in components_of(path).items() if name.startswith(traits.TRAINED)}
 
 
 def load_lora(pipe: DiffusionPipeline, folder: Path) -> None:
@@ -310,8 +298,7 @@ def load_policy(
         call: arguments for the pipeline's call; a built-in model has defaults.
         device: by default the first GPU, if there is one.
         adapter: a folder that `flowgrpo export` wrote, for its transformer.
-        quantise: `int8`, `fp8` or `nf4` for its transformer, before it is put on the device, or a library's form, while it
-            is loaded (`training.weights`).
+        quantise: `int8` or `nf4` for its transformer, before it is put on the device.
         variant: of the files of weights that are read, such as `fp16`; see `check_files`.
         encode: prepares the rows to come. Unless `text_encoders` is `keep`, it is called before the networks are loaded,
             and these come onto the device when the text encoders have left it; so the policy can do nothing else yet.
@@ -328,7 +315,7 @@ def load_policy(
     first = encode is not None and options.get("text_encoders", "keep") != "keep" and loads_later(path)
     later = weightless_networks.classes(index_of(path)) if first else {}
     if not later:
-        pipe = load_pipeline(path, DTYPES[dtype], quantise=quantise, variant=variant)
+        pipe = load_pipeline(path, DTYPES[dtype], variant=variant)
         stay = on_host and loads_later(path)  # prompts are encoded without them
         _finish(pipe, device, adapter, quantise, on_host=traits.networks(pipe) if stay else ())
         policy = policies.DiffusersPolicy(pipe, call, **options)
@@ -346,7 +333,7 @@ def load_policy(
     encode(policy)
     policy.offload()
     with one_sentence(path), without_progress_bars("diffusers"):
-        weightless_networks.fill(pipe, later, place_of(path), DTYPES[dtype], quantise=quantise, variant=variant)
+        weightless_networks.fill(pipe, later, place_of(path), DTYPES[dtype], variant=variant)
     _finish(pipe, device, adapter, quantise, on_host=traits.networks(pipe) if on_host else ())
     policy.walk.take_networks()
     return policy
@@ -368,7 +355,7 @@ def _finish(
     """Load an adapter, quantise the networks, and put everything on the device but what stays in host memory."""
     if adapter is not None:  # before the base is quantised: some pipelines compare its weights' shapes
         load_lora(pipe, adapter)
-    for network in traits.networks(pipe).values() if quantise in quantisation.FORMS else ():
+    for network in traits.networks(pipe).values() if quantise else ():
         quantisation.quantise(network, quantise)
     if on_host:
         for name, component in pipe.components.items():

@@ -19,7 +19,6 @@ from diffusers.models.modeling_utils import no_init_weights
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.networks.traits import is_network
 from flowgrpo.training.model_files.hub_files import variant_of
-from flowgrpo.training.weights import library_quantisation
 
 
 class _Hollow:
@@ -99,7 +98,6 @@ def fill(
     source: str,
     dtype: torch.dtype,
     *,
-    quantise: str | None = None,
     variant: str | None = None,
 ) -> None:
     """Load the weights of a pipeline's hollow networks into host memory, and put the real networks in their place.
@@ -107,15 +105,11 @@ def fill(
     Args:
         kinds, source: see `networks`.
         dtype: of the weights.
-        quantise: what a library quantises them to; see `training.weights.library_quantisation`.
         variant: of their files, where they have such.
     """
-    form = library_quantisation.library_config(quantise, "diffusers", dtype)
-    quantised = {} if form is None else {"quantization_config": form}
     for name, kind in kinds.items():
         own = variant_of(source, name, variant)
-        setattr(pipe, name, kind.from_pretrained(source, subfolder=name, dtype=dtype, variant=own, **quantised))
-        library_quantisation.refuse_quantised(getattr(pipe, name), quantise)
+        setattr(pipe, name, kind.from_pretrained(source, subfolder=name, dtype=dtype, variant=own))
     _construct_again(pipe)
 
 

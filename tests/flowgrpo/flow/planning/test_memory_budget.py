@@ -298,7 +298,6 @@ def test_what_learns_in_shards_lies_in_parts_with_its_gradients_and_moments():
         ({"run__processes": 4, "model__lora": None, "model__dtype": "float16"}, False),
         ({"run__processes": 4, "run__sharding": "hsdp"}, False),
         ({"run__processes": 4, "run__sharding": "fsdp2"}, False),
-        ({"run__processes": 4, "model__quantise": "torchao_int8"}, False),
     ],
 )
 def test_shards_are_offered_where_processes_can_share_a_base(changes, offered):

@@ -214,14 +214,3 @@ def test_an_evaluation_is_tried_where_its_call_takes_more(flux, monkeypatch):
     planned = trial(chosen, str(folder), specimen.rows[0])
     assert planned.evaluate.sample == 2 * planned.rollout.sample
     assert planned.evaluate.step.of(1) > planned.rollout.step.of(1)
-
-
-@pytest.mark.usefixtures("no_decoding", "no_checkpointing")
-def test_adapters_on_a_base_of_bitsandbytes_keep_their_inputs_in_float32(flux):
-    specimen, (folder, _) = SPECIMENS["FluxPipeline"], flux
-    half = {"dtype": "bfloat16", "lora": {"rank": 2, "alpha": 4, "targets": "all-linear"}}
-    own, other = (
-        trial(settings(folder, specimen, quantise=form, **half), str(folder), specimen.rows[0])
-        for form in (None, "bnb_nf4")
-    )
-    assert other.update.of(1) > 1.2 * own.update.of(1)

@@ -195,7 +195,7 @@ def test_what_is_compared_are_the_siblings_of_the_first_group_by_both_finishes(t
 
 
 def test_drafts_and_finishes_share_a_copy_where_they_ask_for_the_same(tmp_path):
-    for word, shared in (("int8", True), ("fp8", False)):
+    for word, shared in (("int8", True), ("bfloat16", False)):
         run = pictures(
             tmp_path / word,
             finishing(BRUSH, {"dtype": word}),

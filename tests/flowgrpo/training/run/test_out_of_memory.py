@@ -181,7 +181,6 @@ def test_advice_taken_is_never_given_again_and_comes_to_an_end(phase, on_gpu):
         ({"dtype": "bfloat16"}, "loading", True, "model.quantise=int8"),
         ({"dtype": "bfloat16", "lora": None}, "loading", True, "model.lora={rank: 16}"),
         ({"dtype": "bfloat16", "quantise": "nf4"}, "loading", True, None),
-        ({"dtype": "bfloat16", "quantise": "bnb_nf4"}, "loading", True, None),
         ({"dtype": "bfloat16"}, "encoding", True, None),
         ({}, "checking", True, "model.gradient_checkpointing=true"),
         ({}, "decoding", True, "model.vae_tiling=true"),
@@ -224,7 +223,6 @@ def test_a_copy_of_weights_that_learn_is_there_while_drafts_are_sampled():
     [
         ({"dtype": "bfloat16"}, "run.sharding=fsdp2"),
         ({"dtype": "bfloat16", "quantise": "nf4"}, "run.sharding=fsdp2"),
-        ({"dtype": "bfloat16", "quantise": "bnb_nf4"}, None),
     ],
 )
 def test_several_processes_are_told_to_share_the_base(monkeypatch, written, switch):

@@ -1,7 +1,4 @@
-"""Layers in low precision that stand in a network's blocks for a while: what computes, what stays, and what is refused.
-
-What needs torchao runs where it is installed.
-"""
+"""Layers in low precision that stand in a network's blocks for a while: what computes, what stays, and what is refused."""
 
 import copy
 from types import SimpleNamespace
@@ -15,18 +12,11 @@ from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.networks.switches import compile_blocks
 from flowgrpo.training.weights import low_precision_copies
-from flowgrpo.training.weights.low_precision_copies import (
-    CAPABILITY,
-    OWN,
-    LowPrecision,
-    Precision,
-    check_installed,
-    size,
-)
+from flowgrpo.training.weights.low_precision_copies import LowPrecision, Precision, size
 from flowgrpo.training.weights.quantisation import QuantisedLinear, quantise
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
 
-HERE = (*OWN, "torchao_int8_dynamic", "torchao_nvfp4")  # the words that any processor can do
+WORDS = get_args(Precision)
 SIZE = 64
 
 
@@ -46,9 +36,7 @@ class Blocks(torch.nn.Module):
         return x
 
 
-def network(word="int8", size=SIZE):
-    if word not in OWN:
-        pytest.importorskip("torchao")
+def network(size=SIZE):
     torch.manual_seed(0)
     return Blocks(size).requires_grad_(False)
 
@@ -65,9 +53,9 @@ def adapted(module):
 X = torch.randn(3, 5, SIZE, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("word", HERE)
+@pytest.mark.parametrize("word", WORDS)
 def test_what_computes_is_the_copy_and_what_stays_is_the_network(word):
-    module = network(word)
+    module = network()
     layers = [block["to_q"] for block in module.blocks]
     with torch.no_grad():
         whole = module(X)
@@ -77,9 +65,8 @@ def test_what_computes_is_the_copy_and_what_stays_is_the_network(word):
         assert torch.equal(module(X), whole)
     assert all(block["to_q"] is layer for block, layer in zip(module.blocks, layers, strict=True))
     assert 0 < (low - whole).norm() < 0.1 * whole.norm()
-    if word in OWN:
-        quantise(module, word)
-        assert torch.equal(module(X), low)
+    quantise(module, word)
+    assert torch.equal(module(X), low)
 
 
 def test_bfloat16_multiplies_in_it_and_returns_what_came_in():
@@ -108,20 +95,16 @@ def test_copies_that_are_kept_are_made_once_and_gone_behind_the_context():
         assert (copies._copies is not None) == frozen
 
 
-@pytest.mark.parametrize("word", HERE)
+@pytest.mark.parametrize("word", WORDS)
 def test_adapters_act_with_the_values_that_they_have(word):
     """On copies made before: as on a base that is quantised itself, and of swapped values those."""
-    module = network(word)
+    module = network()
     weights = adapted(module)
     copies = LowPrecision([module], word, frozen=True)
     with torch.no_grad(), copies.computing():
         module(X)
-    by_hand = network(word)
-    if word in OWN:
-        quantise(by_hand, word)
-    else:
-        for block in by_hand.blocks:
-            block["to_q"] = low_precision_copies._copy(block["to_q"], word)
+    by_hand = network()
+    quantise(by_hand, word)
     like = adapted(by_hand)
     for values in ([p.detach().clone() for p in weights.parameters], [2 * p.detach() for p in weights.parameters]):
         like.put(values)
@@ -166,10 +149,10 @@ def test_the_network_is_put_back_when_something_fails():
     assert torch.equal(module(X), whole)
 
 
-@pytest.mark.parametrize("word", HERE)
+@pytest.mark.parametrize("word", WORDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_no_row_knows_its_neighbours_and_every_layout_computes(word, dtype):
-    module = network(word).to(dtype)
+    module = network().to(dtype)
     layer = low_precision_copies._copy(module.start, word)
     x = X.to(dtype)
     with torch.no_grad():
@@ -179,59 +162,22 @@ def test_no_row_knows_its_neighbours_and_every_layout_computes(word, dtype):
             torch.testing.assert_close(layer(alone[None])[0], row, rtol=1e-2, atol=1e-2)
         assert layer(x[:, :2]).shape == (3, 2, SIZE)
         assert layer(x[0, 0]).shape == (SIZE,)
-        if word == "torchao_int8_dynamic":  # whose scales are of each row
-            assert torch.equal(layer(torch.cat([x, 100 * x]))[:3], together)
 
 
-def held(tensor):
-    """Bytes of a tensor, of a library's with all its parts."""
-    if not hasattr(tensor, "__tensor_flatten__"):
-        return tensor.nbytes
-    parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-    return sum(part.nbytes for part in parts if part is not None)
-
-
-@pytest.mark.parametrize("word", HERE)
+@pytest.mark.parametrize("word", WORDS)
 @pytest.mark.parametrize("columns", [64, 320])
 def test_the_size_is_that_of_what_the_copies_keep(word, columns):
-    network(word)
     own = torch.nn.Linear(columns, 192).to(torch.bfloat16)
     layer = low_precision_copies._copy(own, word)
-    kept = [layer.codes, layer.scale] if isinstance(layer, QuantisedLinear) else [layer.weight]
     shapes = {"blocks.0.to_q.weight": (192, columns), "blocks.0.to_q.bias": (192,), "start.weight": (192, columns)}
-    assert size(shapes, 2, word) == sum(held(tensor) for tensor in kept) < own.weight.nbytes
+    assert size(shapes, 2, word) == layer.codes.nbytes + layer.scale.nbytes < own.weight.nbytes
     assert size(shapes, 2, None) == 0
-
-
-@pytest.mark.parametrize("word", CAPABILITY)
-def test_what_multiplies_on_a_gpu_alone_is_made_and_weighs_what_is_planned(word, monkeypatch):
-    """torchao's own look at the machine is left out; of the products that of fp8 can be tried on a CPU as well."""
-    pytest.importorskip("torchao")
-    from torchao.prototype.mx_formats import inference_workflow
-    from torchao.quantization import quant_api
-
-    monkeypatch.setattr(quant_api, "_check_hardware_support", lambda granularity: None)
-    monkeypatch.setattr(inference_workflow, "is_sm_at_least_100", lambda: True)
-    own = torch.nn.Linear(320, 192).to(torch.bfloat16)
-    layer = low_precision_copies._copy(own, word)
-    assert size({"blocks.0.to_q.weight": (192, 320)}, 2, word) == held(layer.weight)
-    if word == "torchao_fp8_dynamic":
-        x = torch.randn(2, 3, 320).to(torch.bfloat16)
-        with torch.no_grad():
-            low, whole = layer(x), own(x)
-            assert 0 < (low - whole).norm() < 0.1 * whole.norm()
-            assert torch.equal(layer(torch.cat([x, 100 * x]))[:2], low)  # a scale for each row
 
 
 @pytest.mark.parametrize(
     ("word", "module", "said"),
     [
         ("nf4", lambda: Blocks(48), r"nf4 takes blocks of 64 weights, blocks\.0\.to_q has rows of 48; take int8"),
-        (
-            "torchao_nvfp4",
-            lambda: Blocks(24),
-            r"torchao_nvfp4 takes multiples of 16 weights, blocks\.0\.to_q has 24 x 24",
-        ),
         ("int8", lambda: torch.nn.Linear(4, 4), r"Linear has no linear layers in repeated blocks, set it to null"),
     ],
 )
@@ -246,55 +192,16 @@ def drafting(word, **model):
     return config.validated({"model": {"path": "shapes", **model}, "train": {"draft": {"precision": word}}})
 
 
-@pytest.mark.parametrize(
-    ("word", "model", "said"),
-    [
-        ("int8", {"quantise": "int8"}, r"the base is quantised already, by model\.quantise=int8, .* one of the two"),
-        (
-            "torchao_nvfp4",
-            {"lora": None, "dtype": "bfloat16"},
-            r"those that model\.lora=null trains are float32; take int8",
-        ),
-        (
-            "torchao_fp8_dynamic",
-            {"lora": None},
-            r"computes in the type of the weights, .* are float32; take int8, fp8, nf4",
-        ),
-        ("torchao_nvfp4", {"dtype": "float16"}, r"takes weights in bfloat16 or float32, set model\.dtype=bfloat16"),
-        ("torchao_fp8_dynamic", {}, r"takes weights in bfloat16, set model\.dtype=bfloat16"),
-        ("torchao_nvfp4_dynamic", {"dtype": "float16"}, r"takes weights in bfloat16, set"),
-    ],
-)
-def test_what_does_not_go_together_is_one_sentence(word, model, said):
+def test_a_quantised_base_is_drafted_with_as_it_is():
+    said = r"the base is quantised already, by model\.quantise=int8, .* one of the two"
     with pytest.raises(InputError, match=rf"train\.draft\.precision: .*{said}"):
-        drafting(word, **model)
+        drafting("int8", quantise="int8")
 
 
 def test_what_goes_together_is_taken():
-    for word in get_args(Precision):
+    for word in WORDS:
         assert drafting(word, dtype="bfloat16").train.draft.precision == word
-    for word in HERE:
-        assert drafting(word, lora=None).train.draft.precision == word
-    for word in OWN:
         assert drafting(word, lora=None, dtype="bfloat16").train.draft.precision == word
-
-
-def test_a_library_or_a_gpu_that_is_not_there_is_one_sentence(monkeypatch):
-    monkeypatch.setattr(low_precision_copies, "find_spec", lambda name: None)
-    for word in (None, *OWN):
-        check_installed(word)
-    with pytest.raises(InputError, match=r"torchao_int8_dynamic needs the package torchao, pip .* or take int8 or fp8"):
-        check_installed("torchao_int8_dynamic")
-    monkeypatch.setattr(low_precision_copies, "find_spec", lambda name: name)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    for word in ("torchao_int8_dynamic", "torchao_nvfp4", "torchao_fp8_dynamic"):
-        check_installed(word)
-    with pytest.raises(InputError, match=r"nvfp4_dynamic multiplies on GPUs of compute capability 10\.0 or later"):
-        check_installed("torchao_nvfp4_dynamic")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InputError, match=r"fp8_dynamic multiplies on GPUs of compute capability 8\.9 or later"):
-        check_installed("torchao_fp8_dynamic")
 
 
 def test_a_network_trained_whole_under_autocast_computes_in_its_type():

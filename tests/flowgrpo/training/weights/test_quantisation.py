@@ -15,10 +15,9 @@ from flowgrpo.training.weights.quantisation import FORMS, NORMAL_FLOAT, Quantise
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Half a step of the form as a part of the largest weight that shares a scale; e4m3 has 3 bits of mantissa.
+# Half a step of the form as a part of the largest weight that shares a scale.
 ERROR = {
     "int8": 0.5 / 127,
-    "fp8": 2**-4,
     "nf4": max(b - a for a, b in pairwise(NORMAL_FLOAT)) / 2,
 }
 

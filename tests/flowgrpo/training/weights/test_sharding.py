@@ -322,10 +322,6 @@ def chosen(**model):
     ("model", "said"),
     [
         ({"lora": None, "dtype": "float16"}, "run.sharding: the gradients of float16 are scaled"),
-        (
-            {"lora": {}, "quantise": "torchao_int8"},
-            "run.sharding: the layers of model.quantise=torchao_int8 cannot be cut, take int8 or fp8 or nf4",
-        ),
         ({"lora": {}, "offload_activations": True}, "run.sharding: model.offload_activations would take each gathered"),
     ],
 )
