@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import CHOICES, likelihood_rules, presets
-from flowgrpo.flow.methods.trees import adaptive, finish
+from flowgrpo.flow.methods.trees import adaptive
 from flowgrpo.flow.pipeline.networks.attention_backends import AttentionBackend, refuse_lossy_attention
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
@@ -235,16 +235,6 @@ class Draft(Strict):
     precision: Precision | None = None
     """Sample the draft by a copy of the linear layers with weights in int8 or nf4; adapters act on it as they are. null: by
     the network as it is."""
-    cache: Literal["first_block"] | None = None
-    """first_block: where a step changes what the first block adds by less than threshold, take what the other blocks added
-    at the last step that computed them; null: compute every block."""
-    threshold: float = Field(finish.THRESHOLD, gt=0)
-    """Largest change of the first block's part, over its size, at which the other blocks are left out."""
-
-    @model_validator(mode="after")
-    def _used(self) -> Draft:
-        finish.check_threshold(self, "train.draft")
-        return self
 
 
 class FlowTrain(Train):
@@ -370,7 +360,6 @@ class Config(RunConfig):
             raise InputError("train.draft: it chooses the starts of a group, set algorithm.tree.start=independent")
         for word, key in low_precision_copies.of_copies(self).items():
             low_precision_copies.check(word, self.model, key)
-        finish.check(self)
         self._check_adapter_steps()
         if self.prompts.pick.budget == "knapsack" and roots == 1:
             raise InputError(

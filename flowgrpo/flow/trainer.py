@@ -104,7 +104,6 @@ class Trainer(Loop):
         self.copies = low_precision_copies.Copies(config, policy.modules.values())
         self.drafting = Drafting(config, policy, self.copies)
         self.finishing = Finishing(config, policy, self.copies, self.credited)
-        self.caches = [own.cache for own in (self.drafting, self.finishing) if own.cache is not None]
 
     @override
     def run(self) -> None:
@@ -120,8 +119,6 @@ class Trainer(Loop):
         with self.policy.call_overrides(**self.training_call):
             self.policy.start(rows_of(longest_and_shortest(self.train_prompts)[:1]))
             likelihood_rules.check_policy(self.config, self.policy)
-            for own in (self.drafting, self.finishing):
-                own.check(rows_of(longest_and_shortest(self.train_prompts)[:1]))
             self.policy.offload()
             super().run()
 
@@ -183,8 +180,6 @@ class Trainer(Loop):
         plan = algorithm.plan(kernels, config.train.group_size, config.run.seed, iteration)
         if self.engine is not None:
             return self._by_engine(iteration, groups, plan)
-        for cache in self.caches:
-            cache.skipped = 0
         self.kept_graphs.growing = False
         with self.weights.policy(algorithm.sampler), self.copies.kept():  # who samples, drafts
             starts = self._starts(iteration, groups)
@@ -208,9 +203,9 @@ class Trainer(Loop):
             )
             finished = self.finishing.finished(algorithm, tree, scores, kernels=kernels, **scoring)
             portraits = made.of(tree, scores, watched, leads=self.share.leads)
-        drafts, cached = len(self._pool(iteration, groups).own), sum(cache.skipped for cache in self.caches)
+        drafts = len(self._pool(iteration, groups).own)
         seen = {"draft_rewards": starts.rewards, "portraits": portraits, "finished": finished}
-        return Batch(groups, tree, scores, drafts, cached=cached if self.caches else None, **seen)
+        return Batch(groups, tree, scores, drafts, **seen)
 
     def _by_engine(self, iteration: int, groups: Groups, plan: Plan) -> Batch:
         """Let the engine walk this process's chains, and score them as they stand here; errors as of `rolled_out`."""

@@ -25,7 +25,6 @@ from flowgrpo.flow.pipeline.inputs.latents import LatentSlot, LatentSlots, Sourc
 from flowgrpo.flow.pipeline.inputs.masked_state import Watch
 from flowgrpo.flow.pipeline.inputs.prompt_embeddings import EmbeddingCache, EmbeddingShape, fingerprint
 from flowgrpo.flow.pipeline.networks import attention, traits
-from flowgrpo.flow.pipeline.networks.block_cache import BlockCache
 from flowgrpo.flow.pipeline.networks.switches import remember_components, silence
 from flowgrpo.training.distributed.fsdp_lockstep import stands_in
 from flowgrpo.training.run.random_states import seeded
@@ -87,7 +86,6 @@ class Walk:
         self.pins = self._spared = False
         self._painted: set[str] = set()  # the conditions of rows of which a step with pins was looked at
         self.evaluations = 0
-        self._cache: BlockCache | None = None
         self.modules: dict[str, torch.nn.Module] = {}
         self.take_networks()
         self._sigmas: tuple[float, ...] | None = None
@@ -143,20 +141,6 @@ class Walk:
         finally:
             self.evaluations = before
 
-    def cache(self, threshold: float, key: str) -> BlockCache:
-        """A cache of blocks over the steps of each call, for `cached`; arguments and errors as of it."""
-        return BlockCache(self.modules.values(), threshold, lambda: self.scheduler.step_index, key)
-
-    @contextmanager
-    def cached(self, cache: BlockCache) -> Iterator[None]:
-        """Context that leaves blocks out where a cache says that they may be; every call begins with nothing kept."""
-        self._cache = cache
-        try:
-            with cache.on():
-                yield
-        finally:
-            self._cache = None
-
     def run_slice(
         self,
         rows: Sequence[Row],
@@ -184,8 +168,6 @@ class Walk:
         self.scheduler.restrict(steps, landing)
         self.scheduler.recording = record or steps is not None
         self.latents.reset(state)
-        if self._cache is not None:
-            self._cache.reset()
         # Not of a whole call: where its latents are given a pipeline draws other noise later on, as some do to decode.
         latents = self.latents.arguments() if output_type == "latent" else {}
         given = {**latents, **self.call, **self._conditions(rows[0])}

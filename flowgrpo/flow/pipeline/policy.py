@@ -18,7 +18,6 @@ from flowgrpo.flow.pipeline import adapter_steps
 from flowgrpo.flow.pipeline.batching import Capabilities, cut, join
 from flowgrpo.flow.pipeline.call_arguments import unguided
 from flowgrpo.flow.pipeline.denoising_loop import Walk, check_equal_shapes
-from flowgrpo.flow.pipeline.networks.block_cache import BlockCache
 from flowgrpo.flow.pipeline.slice_probe import probe, probe_batching, refusals
 from flowgrpo.training.run.phases import phase
 from rewards.compute import leave_out_cudnn_attention
@@ -73,12 +72,6 @@ class Policy(Protocol):
 
     def limited(self, part: Sequence[float] | None, switch: Callable[[bool], object]) -> AbstractContextManager[None]:
         """Return a context in which `generate` takes steps outside a part of the schedule with its training off."""
-
-    def cache(self, threshold: float, key: str) -> Any:
-        """A cache of activations over the steps of one call, which a key asks for; see `BlockCache`."""
-
-    def cached(self, cache: Any) -> AbstractContextManager[None]:
-        """Return a context in which the model computes with a cache of its own making."""
 
 
 class DiffusersPolicy:
@@ -151,14 +144,6 @@ class DiffusersPolicy:
             part, switch, key: see `adapter_steps.limited`.
         """
         return nullcontext() if part is None else adapter_steps.limited(self.pipe, part, switch, key)
-
-    def cache(self, threshold: float, key: str) -> BlockCache:
-        """A cache of blocks over the steps of each call; arguments and errors as of `BlockCache`."""
-        return self.walk.cache(threshold, key)
-
-    def cached(self, cache: BlockCache) -> AbstractContextManager[None]:
-        """Return a context in which blocks are left out where a cache says that they may be."""
-        return self.walk.cached(cache)
 
     def prepare(self, rows: Sequence[Row], key: str = "model.call") -> None:
         """Encode the prompts of rows; this needs no network of the pipeline.

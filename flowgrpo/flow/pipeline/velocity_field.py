@@ -67,18 +67,6 @@ class FieldPolicy:
             raise InputError("eval.adapter_steps: a velocity field is sampled with all of its training, take null")
         return nullcontext()
 
-    def cache(self, threshold: float, key: str) -> None:
-        """Refuse: a field is called as a whole.
-
-        Raises:
-            InputError: always.
-        """
-        raise InputError(f"{key}: a velocity field has no list of blocks to leave out, take null")
-
-    def cached(self, cache: None) -> AbstractContextManager[None]:
-        """Return a context that changes nothing: there is no cache."""
-        return nullcontext()
-
     def start(self, rows: Sequence[Row]) -> State:
         """Standard normal states, from each row's seed."""
         device = next(self.modules["field"].parameters()).device

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Algorithm, Config
 from flowgrpo.flow.pipeline.policy import Policy
-from flowgrpo.flow.rollouts.draft_rollout import spearman, try_out
+from flowgrpo.flow.rollouts.draft_rollout import spearman
 from flowgrpo.flow.rollouts.rollout import Finished, Pair, score_leaves, walk
 from flowgrpo.flow.rollouts.state_preview import Foretold
 from flowgrpo.training.advantages.baseline import combined
@@ -58,39 +57,21 @@ class Finishing:
 
     Attributes:
         cheap: whether other numbers come out than the network's own.
-        cache: of blocks, that they are asked to be made with; None for none.
 
     Args:
         copies: of the policy's layers, in low precision.
         credited: the rewards that are trained on.
-
-    Raises:
-        InputError: the policy has no blocks to leave out.
     """
 
     def __init__(self, config: Config, policy: Policy, copies: Copies, credited: Combination):
         self._config, self._policy, self._copies, self._credited = config, policy, copies, credited
         self._asked = getattr(config.algorithm.tree, "finish", None)
         self.cheap = self._asked is not None and self._asked.cheap
-        cached = self._asked is not None and self._asked.cache is not None
-        self.cache = policy.cache(self._asked.threshold, "algorithm.tree.finish.cache") if cached else None
 
     def __call__(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
-        """Where ODE steps take a state, by the copy and with the cache that are asked for."""
-        with self._copies.finishing(), nullcontext() if self.cache is None else self._policy.cached(self.cache):
+        """Where ODE steps take a state, by the copy that is asked for."""
+        with self._copies.finishing():
             return self._policy.finish(state, sigmas, rows)
-
-    def check(self, rows: Sequence[Row]) -> None:
-        """Take a step through the cache, if there is one, so that blocks that it cannot stand in for are seen at once.
-
-        Args:
-            rows: that the policy has begun with.
-
-        Raises:
-            InputError: they return something else than what they take.
-        """
-        if self.cache is not None:
-            try_out(self._policy, self.cache, rows)
 
     def over(self, watched: Foretold | None) -> Finish | None:
         """What is handed to growth; None where the policy finishes as it walks.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,6 @@ from flowgrpo.training.advantages.unit_selection import extremes
 from flowgrpo.training.distributed.assignment import Deal
 from flowgrpo.training.distributed.data_share import WHOLE, Share
 from flowgrpo.training.reports.metrics import mean
-from flowgrpo.training.run.random_states import random_state_kept
 from flowgrpo.training.scoring.group_scores import Gather, Piece, score_pieces
 from flowgrpo.training.weights.low_precision_copies import Copies
 from rewards import Reward
@@ -55,39 +54,15 @@ class Foretold:
     final: float
 
 
-@torch.no_grad()
-def try_out(policy: Policy, cache: Any, rows: Sequence[Row]) -> None:
-    """Take a step through a cache of blocks; nothing of it is counted.
-
-    Args:
-        rows: that the policy has begun with.
-
-    Raises:
-        InputError: a block is called, or returns, in a way that the cache cannot stand in for.
-    """
-    before = policy.evaluations
-    with random_state_kept(), policy.cached(cache):
-        policy.velocity(policy.start(rows), policy.sigmas[0], rows)
-    policy.evaluations, cache.skipped = before, 0
-
-
 class Drafting:
-    """How a run samples its drafts: by other arguments of the pipeline's call, by a copy of its layers, with a cache.
-
-    Attributes:
-        cache: of blocks, that they are asked to be made with; None for none.
+    """How a run samples its drafts: by other arguments of the pipeline's call, and by a copy of its layers.
 
     Args:
         copies: of the policy's layers, in low precision.
-
-    Raises:
-        InputError: the policy has no blocks to leave out.
     """
 
     def __init__(self, config: Config, policy: Policy, copies: Copies):
         self._asked, self._policy, self._copies = config.train.draft, policy, copies
-        cached = self._asked is not None and self._asked.cache is not None
-        self.cache = policy.cache(self._asked.threshold, "train.draft.cache") if cached else None
 
     @property
     def call(self) -> dict[str, Any]:
@@ -97,18 +72,8 @@ class Drafting:
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Let the policy sample as drafts ask for inside this context."""
-        with ExitStack() as stack:
-            stack.enter_context(self._policy.call_overrides(**self.call))
-            stack.enter_context(self._copies.drafting())
-            if self.cache is not None:
-                stack.enter_context(self._policy.cached(self.cache))
+        with self._policy.call_overrides(**self.call), self._copies.drafting():
             yield
-
-    def check(self, rows: Sequence[Row]) -> None:
-        """Take a step through the cache, if there is one; arguments and errors as of `try_out`."""
-        if self.cache is not None:
-            with self._policy.call_overrides(**self.call):
-                try_out(self._policy, self.cache, rows)
 
 
 def first(numbers: Sequence[int]) -> Chosen:

@@ -69,7 +69,6 @@ class Batch:
         stored: whether the samples were there before, so that nothing was decoded.
         portraits: of the trees that are kept to be looked at.
         finished: how trees were finished cheaply, as far as that is known; None where they were not.
-        cached: evaluations of drafts and finishes whose blocks, but for the first, were left out; None without a cache.
     """
 
     groups: Groups
@@ -82,7 +81,6 @@ class Batch:
     stored: bool = False
     portraits: Sequence[Portrait] = ()
     finished: Finished | None = None
-    cached: int | None = None
 
     @property
     def outcomes(self) -> tuple[torch.Tensor, list[int]]:
@@ -98,9 +96,8 @@ class Batch:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Further counts for the metrics: of trees that were finished cheaply, and of caches."""
-        cached = {} if self.cached is None else {"cost/cached_evaluations": self.cached}
-        return cached | ({} if self.finished is None else self.finished.counts)
+        """Further counts for the metrics: of trees that were finished cheaply."""
+        return {} if self.finished is None else self.finished.counts
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from rewards import Reward
 
 BRUSH = {"preset": "tempflow", "tree": {"branches": 3}}
 TWIGS = {"preset": "stepwise_flow_grpo", "tree": {"length": None}}
-CHEAP = [{"dtype": "bfloat16"}, {"dtype": "int8"}, {"cache": "first_block", "threshold": 1e9}]
+CHEAP = [{"dtype": "bfloat16"}, {"dtype": "int8"}]
 
 
 def finishing(algorithm, finish):
@@ -78,15 +78,15 @@ def test_a_cheap_finish_changes_samples_and_no_trained_step(tmp_path, plain_of, 
 
 
 FEWER = {"steps": 2}
-ALL = {"steps": 2, "dtype": "int8", "cache": "first_block"}
+ALL = {"steps": 2, "dtype": "int8"}
 
 
 @pytest.mark.parametrize(
     ("algorithm", "finish"),
     [  # each finish of one tree and all at once of both, the others where the suite runs whole
         *((BRUSH, finish) for finish in (FEWER, CHEAP[1], ALL)),
-        *((TWIGS, finish) for finish in (CHEAP[0], CHEAP[2], ALL)),
-        *(pytest.param(BRUSH, finish, marks=pytest.mark.zoo) for finish in (CHEAP[0], CHEAP[2])),
+        *((TWIGS, finish) for finish in (CHEAP[0], ALL)),
+        pytest.param(BRUSH, CHEAP[0], marks=pytest.mark.zoo),
         *(pytest.param(TWIGS, finish, marks=pytest.mark.zoo) for finish in (FEWER, CHEAP[1])),
     ],
     ids=lambda case: {"tempflow": "brush", "stepwise_flow_grpo": "twigs"}.get(case.get("preset"), str(case)),
@@ -106,21 +106,7 @@ def test_plan_and_run_agree_also_where_finishes_are_compared(tmp_path, algorithm
         assert ("finish/rank_agreement" in line) == due
         if due:
             assert -1 <= line["finish/rank_agreement"] <= 1
-        if "cache" in finish:
-            assert 0 <= line["cost/cached_evaluations"] <= cost.rollout
-        else:
-            assert "cost/cached_evaluations" not in line
         assert line["policy/max_abs_log_ratio"] == 0
-
-
-def test_what_is_left_out_is_counted_by_hand(tmp_path):
-    """Of a brush at steps 0 and 1 of 4, children at 1 have three steps to the end, those at 2 two; the first computes."""
-    algorithm = {"preset": "tempflow", "tree": {"branches": 3, "profile": [3, 3], "finish": CHEAP[2]}}
-    run = pictures(tmp_path, algorithm, groups=2, group_size=6)
-    run.run()
-    (line,) = lines(run)
-    starts = 2 * 2  # seeds
-    assert line["cost/cached_evaluations"] == starts * 3 * (2 + 1)
 
 
 @pytest.mark.parametrize("algorithm", [BRUSH, TWIGS], ids=["brush", "twigs"])
@@ -256,7 +242,7 @@ def told(folder):
 
 def test_a_run_by_command_drafts_and_finishes_cheaply_resumes_to_the_bit_and_costs_what_is_planned(workplace, capsys):
     words = [
-        "algorithm={preset: tempflow, tree: {branches: 2, finish: {dtype: int8, cache: first_block, threshold: 0.5}}}",
+        "algorithm={preset: tempflow, tree: {branches: 2, finish: {dtype: int8}}}",
         "train.draft={pool: 2, call: {num_inference_steps: 2}, precision: int8}",
         "train.group_size=4",
         "train.micro_batch=8",
@@ -289,9 +275,7 @@ KEY = r"algorithm\.tree\.finish"
     ("algorithm", "more", "said"),
     [
         ({"tree": {"name": "chain", "finish": 2}}, {}, r"algorithm\.tree\.finish: unknown key"),
-        (finishing(BRUSH, {"cache": "teacache"}), {}, rf"{KEY}\.cache: 'teacache' is not allowed"),
         (finishing(BRUSH, {"dtype": "int4"}), {}, rf"{KEY}\.dtype: 'int4' is not allowed"),
-        (finishing(BRUSH, {"threshold": 0.2}), {}, rf"{KEY}\.threshold: nothing is cached, take .*cache=first_block"),
         (finishing(BRUSH, 0), {}, rf"{KEY}\.steps: 0 is wrong"),
         (
             finishing(BRUSH, {"dtype": "int8"}),
@@ -307,11 +291,6 @@ KEY = r"algorithm\.tree\.finish"
             finishing(BRUSH, {"dtype": "int8"}),
             {"run__sharding": "fsdp2", "run__processes": 2},
             r"run\.sharding: the copy .*",
-        ),
-        (
-            finishing(BRUSH, {"cache": "first_block"}),
-            {"run__sharding": "fsdp2", "run__processes": 2},
-            rf"{KEY}\.cache: by run\.sharding=fsdp2 processes",
         ),
     ],
 )
@@ -340,12 +319,6 @@ def test_a_tree_without_finishes_is_one_sentence(algorithm):
         InputError, match=rf"{KEY}: no evaluation of this \w+ is of ODE steps that only lead to a reward"
     ):
         predicted(chosen, 6)
-
-
-def test_a_policy_without_blocks_is_one_sentence(tmp_path):
-    chosen = settings(tmp_path, algorithm=finishing(BRUSH, CHEAP[2]), train__group_size=6)
-    with pytest.raises(InputError, match=rf"{KEY}\.cache: a velocity field has no list of blocks"):
-        trainer(chosen)
 
 
 def test_a_pipeline_that_pins_is_one_sentence(tmp_path):

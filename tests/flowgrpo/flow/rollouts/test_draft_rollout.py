@@ -149,14 +149,13 @@ def test_a_resumed_run_drafts_as_the_whole_one(tmp_path):
 
 
 # Of four seeds by two: with fewer steps, and a picture of another size, whose noise has another shape.
-CACHE = {"cache": "first_block", "threshold": 1e9}  # which leaves out all that it can
 CALLS = [{"num_inference_steps": 2}, {"height": 8, "width": 8}, {"num_inference_steps": 2, "height": 8}]
 
 
 def drafting(tmp_path, call, *, likelihood=(), **options):
     """A run whose rollouts are ODE chains, of starts that a draft chooses unless its call is None."""
     algorithm = {"preset": "nft", "kernel": {"name": "ode", "solver": "euler"}, "likelihood": dict(likelihood)}
-    train = {key: options.pop(key) for key in ("precision", "cache", "threshold") if key in options}
+    train = {key: options.pop(key) for key in ("precision",) if key in options}
     draft = None if call is None else {"pool": 2, "call": call, **train}
     return pictures(tmp_path, algorithm, draft=draft, **{"group_size": 2, **options})
 
@@ -169,7 +168,7 @@ def plain(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("call", "cheap"),
-    [*((call, {}) for call in CALLS), ({}, {"precision": "int8"}), (CALLS[0], {"precision": "int8"}), ({}, CACHE)],
+    [*((call, {}) for call in CALLS), ({}, {"precision": "int8"}), (CALLS[0], {"precision": "int8"})],
     ids=json.dumps,
 )
 def test_a_chosen_start_is_sampled_as_if_there_had_been_no_draft(tmp_path, plain, call, cheap):
@@ -329,37 +328,6 @@ def test_a_plan_counts_what_a_draft_costs():
     guided = {"call": {"guidance_scale": 4.0}}
     (alone, _), (together, _) = (planned(d, **guided) for d in (None, {"pool": 3, "call": {"num_inference_steps": 5}}))
     assert together["model_evaluations"]["rollout"] - alone["model_evaluations"]["rollout"] == 2 * 24 * 5
-
-
-def test_what_a_cache_leaves_out_of_drafts_and_finishes_is_counted_by_hand(tmp_path):
-    """A draft of 2 x 2 x 2 starts takes 3 steps of which the first computes; of children of a brush see `test_finishing`."""
-    algorithm = {"preset": "tempflow", "tree": {"branches": 3, "profile": [3, 3], "finish": CACHE}}
-    found = {}
-    for name, draft in (("cached", CACHE), ("exact", {})):
-        asked = {"pool": 2, "call": {"num_inference_steps": 3}, **draft}
-        run = pictures(tmp_path / name, algorithm, draft=asked)
-        run.run()
-        (found[name],) = lines(run)
-    assert found["exact"]["cost/cached_evaluations"] == 2 * 2 * 3 * (2 + 1)
-    assert found["cached"]["cost/cached_evaluations"] == found["exact"]["cost/cached_evaluations"] + 2 * 2 * 2 * 2
-    assert found["cached"]["cost/rollout_evaluations"] == found["exact"]["cost/rollout_evaluations"]
-
-
-@pytest.mark.parametrize(
-    ("draft", "run", "said"),
-    [
-        ({"threshold": 0.2}, {}, "train.draft.threshold: nothing is cached, take train.draft.cache=first_block"),
-        (CACHE, {"sharding": "fsdp2"}, "train.draft.cache: by run.sharding=fsdp2 processes call a network together"),
-    ],
-)
-def test_a_cache_that_cannot_be_is_one_sentence(draft, run, said):
-    with pytest.raises(InputError, match=said):
-        config.validated({"model": {"path": "shapes"}, "train": {"draft": draft}, "run": run})
-
-
-def test_a_network_without_blocks_has_no_cache_for_drafts(tmp_path):
-    with pytest.raises(InputError, match=r"train\.draft\.cache: a velocity field has no list of blocks"):
-        trainer(settings(tmp_path, train__draft=CACHE))
 
 
 def test_an_argument_that_a_draft_s_call_does_not_have_is_named_by_its_place():
