@@ -249,7 +249,7 @@ def _measure(stats: UpdateStats, outcome: Outcome, objective: Objective, *, scor
         objective.above(outcome.inputs),
     )
     log_ratio, stopped, above = (x[:, None].expand(scored.shape) if x.ndim == 1 else x for x in found)
-    stats.edges = int(scored.sum())
+    stats.edges = stats.ratios = int(scored.sum())
     stats.max_abs_log_ratio = float(log_ratio[scored].max()) if moved else None
     stats.sum_abs_log_ratio = float(log_ratio[scored].sum())
     stats.clipped = int(stopped[scored].sum())

@@ -14,6 +14,7 @@ from flowgrpo.commands.report.curves import points
 KNOWN = (
     ("groups/zero_std_fraction", "zero-variance groups", "share of groups whose rewards are all alike"),
     ("groups/left_out_fraction", "left out", "share of units that the selection left out"),
+    ("policy/loss", "loss", "of the objective over final samples, without divergences"),
     (
         "policy/clip_fraction",
         "clip fraction",

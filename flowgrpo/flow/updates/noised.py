@@ -196,6 +196,7 @@ class Matching:
     Attributes:
         anchored: log-probability of each draw under the anchor, where samples are coupled: known before the first loss.
         coefficients: of each draw the loss's derivative in its own log-probability, where a group is coupled.
+        shares: of each draw its part of the group's loss, likewise.
         centre: means of log ratio and optimality over the step.
     """
 
@@ -206,6 +207,7 @@ class Matching:
     beta: float
     anchored: dict[Draw, Tensor] = field(default_factory=dict)
     coefficients: dict[Draw, Tensor] = field(default_factory=dict)
+    shares: dict[Draw, Tensor] = field(default_factory=dict)
     centre: tuple[float, float] | None = None
 
     def losses(self, part: int, stats: UpdateStats, sum_shares: Sum) -> Iterator[Tensor]:
@@ -219,6 +221,7 @@ class Matching:
         state, target = self.noised.noised(call)
         inputs = self._inputs(call, state, target)
         loss = self.objective.loss(inputs)
+        told = torch.stack([self.shares[draw] for draw in call.draws]) if self.shares else loss
         divergence = self.objective.divergence(inputs) if self.beta > 0 else None
         if divergence is not None:
             loss = loss + self.beta * divergence
@@ -229,7 +232,9 @@ class Matching:
             self.objective.clipped(inputs),
             self.objective.above(inputs),
             divergence=divergence,
+            loss=told,
             exact=self._exact,
+            anchored=self.noised.likelihood.anchor != "live",
         )
         return (loss * weight.to(loss)).sum()
 
@@ -271,6 +276,7 @@ class Matching:
         with self.weights.policy(name):
             return flattened(self.policy.velocity(state, call.sigma, self.noised.rows(call))) - target
 
+    @torch.no_grad()
     def _look(self, part: int, sum_shares: Sum) -> None:
         """Compute the log ratios of a part without gradient, and from them what couples its samples."""
         ratios: dict[Draw, Tensor] = {}
@@ -287,6 +293,7 @@ class Matching:
             self._centre(ratios, sum_shares)
             return
         self.coefficients = {draw: 0 * own for draw, own in ratios.items()}
+        self.shares = dict(self.coefficients)
         together = defaultdict(list)
         for draw in ratios:
             together[self.noised.group(draw), draw.number, draw.sign].append(draw)
@@ -295,8 +302,9 @@ class Matching:
             if len(draws) > 1:
                 ell = torch.stack([ratios[draw] for draw in draws])
                 advantage = self.noised.advantages[[draw.leaf for draw in draws]].to(ell)
+                share = objective.group_loss(ell, advantage)
                 for draw, found in zip(draws, objective.coefficients(ell, advantage), strict=True):
-                    self.coefficients[draw] = found
+                    self.coefficients[draw], self.shares[draw] = found, share
 
     def _centre(self, ratios: dict[Draw, Tensor], sum_shares: Sum) -> None:
         self.weights.lockstep.join()  # before processes meet in another way

@@ -28,15 +28,22 @@ def of_policy(stats: Sequence[UpdateStats], gather: Callable[[list[Any]], list[A
     """
     everyone = gather([stats])
     every = [each for of_process in everyone for each in of_process]
-    edges = max(1, sum(each.edges for each in every))
+    edges, ratios = max(1, sum(each.edges for each in every)), sum(each.ratios for each in every)
+    losses = [each.loss for each in every if each.loss is not None]
     kls = [each.kl for each in every if each.kl is not None]
     drifts = [of_process[0].max_abs_log_ratio for of_process in everyone if of_process[0].max_abs_log_ratio is not None]
+
+    def of_ratios(total: float) -> float | None:
+        """A mean over the edges that have a ratio; 0 where nothing was trained, None where no ratio can be but 1."""
+        return total / max(1, ratios) if ratios or not any(each.edges for each in every) else None
+
     return {
+        "policy/loss": sum(losses) / edges if losses else None,
         "policy/max_abs_log_ratio": float(torch.tensor(drifts).max()) if drifts else None,
-        "policy/mean_abs_log_ratio": sum(each.sum_abs_log_ratio for each in every) / edges,
-        "policy/clip_fraction": sum(each.clipped for each in every) / edges,
-        "policy/clip_fraction_high": sum(each.clipped_high for each in every) / edges,
-        "policy/clip_fraction_low": sum(each.clipped - each.clipped_high for each in every) / edges,
+        "policy/mean_abs_log_ratio": of_ratios(sum(each.sum_abs_log_ratio for each in every)),
+        "policy/clip_fraction": of_ratios(sum(each.clipped for each in every)),
+        "policy/clip_fraction_high": of_ratios(sum(each.clipped_high for each in every)),
+        "policy/clip_fraction_low": of_ratios(sum(each.clipped - each.clipped_high for each in every)),
         "policy/kl": sum(kls) / edges if kls else None,
         "policy/grad_norm": float(torch.tensor([each.grad_norm for each in stats]).max()),
         "policy/updates": sum(each.taken for each in stats),

@@ -23,6 +23,8 @@ class UpdateStats:
 
     Attributes:
         edges: how many were trained.
+        ratios: how many of them have a ratio to another policy than the trained one itself.
+        loss: sum of the objective's loss, without divergences; None where its value says nothing.
         max_abs_log_ratio: largest |log ratio|, None if it was not measured; before the first update of an iteration it must
             be 0. Where the graphs of a rollout are kept, that of the first call alone, which is made again for it.
         sum_abs_log_ratio: sum of |log ratio|.
@@ -36,6 +38,8 @@ class UpdateStats:
     """
 
     edges: int = 0
+    ratios: int = 0
+    loss: float | None = None
     max_abs_log_ratio: float | None = None
     sum_abs_log_ratio: float = 0.0
     clipped: int = 0
@@ -54,8 +58,10 @@ class UpdateStats:
         above: torch.Tensor,
         *,
         divergence: torch.Tensor | None = None,
+        loss: torch.Tensor | None = None,
         step: int | None = None,
         exact: bool = True,
+        anchored: bool = True,
     ) -> None:
         """Count edges in.
 
@@ -64,14 +70,20 @@ class UpdateStats:
             clipped: (E,) bool, which the objective stops.
             above: (E,) bool, whether the ratio that it looks at is above 1.
             divergence: (E,) from the reference; None if none is computed.
+            loss: (E,) of each, where its value says something.
             step: of the schedule, counted from 0, that they are of; None where there is no such step.
             exact: whether the ratio is to be 1 before the first update of an iteration; only then the largest is kept.
+            anchored: whether the ratio is to another policy; else it is 1 whatever is trained, and does not count.
         """
         gap = log_ratio.abs()
         asked = [gap.max(), gap.sum(), clipped.sum(), (clipped & above).sum()]
         asked += [] if divergence is None else [divergence.sum()]
+        asked += [] if loss is None else [loss.sum()]
         largest, total, clips, high, *apart = torch.stack([x.double() for x in asked]).tolist()  # a GPU is asked once
+        if loss is not None:
+            self.loss = (self.loss or 0.0) + apart.pop()
         self.edges += len(gap)
+        self.ratios += len(gap) * anchored
         if exact:
             before = -1.0 if self.max_abs_log_ratio is None else self.max_abs_log_ratio
             self.max_abs_log_ratio = float(np.maximum(before, largest))  # unlike Python's max, this keeps NaN

@@ -1,5 +1,6 @@
 """Updates by final samples: addressed noise, ratios of 1, exact resumes, and what a rollout keeps."""
 
+import math
 import shutil
 
 import pytest
@@ -62,6 +63,23 @@ def test_a_second_optimizer_step_sees_how_far_the_first_has_gone(tmp_path):
     run.run()
     assert all(line["policy/max_abs_log_ratio"] == 0 for line in lines(run))
     assert all(line["policy/mean_abs_log_ratio"] > 0 for line in lines(run))
+
+
+@pytest.mark.parametrize("preset", ["dpo", "seppo"])
+def test_the_loss_of_a_pair_begins_at_the_logarithm_of_2(tmp_path, preset):
+    run = run_of(tmp_path, preset, train__iterations=2, train__learning_rate=0.05)
+    run.run()
+    first, second = (line["policy/loss"] for line in lines(run))
+    assert first == pytest.approx(math.log(2), rel=1e-6)
+    assert second != first
+
+
+def test_a_ratio_to_the_live_policy_is_null_and_the_loss_is_told(tmp_path):
+    run = run_of(tmp_path, "awm_fast", train__iterations=1)
+    run.run()
+    (line,) = lines(run)
+    assert line["policy/loss"] not in (0, None)
+    assert [line[f"policy/{key}"] for key in ("mean_abs_log_ratio", "clip_fraction", "max_abs_log_ratio")] == [None] * 3
 
 
 def test_noise_and_noise_levels_are_those_of_any_batch(tmp_path):

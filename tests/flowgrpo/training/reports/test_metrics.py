@@ -45,6 +45,24 @@ def test_ratio_and_divergence_are_told_by_step_over_all_updates_and_processes():
     assert found["policy/kl"] == pytest.approx(17 / 4)
 
 
+def test_a_loss_is_a_mean_over_edges_and_null_where_it_says_nothing():
+    stats = [UpdateStats(taken=1, grad_norm=1.0) for _ in range(2)]
+    for each, loss in zip(stats, ([1.0, 2.0], [6.0]), strict=True):
+        zeros = torch.zeros(len(loss))
+        each.measure(zeros, zeros.bool(), zeros.bool(), divergence=torch.ones(len(loss)), loss=torch.tensor(loss))
+    found = of_policy(stats, alone)
+    assert (found["policy/loss"], found["policy/kl"]) == (3.0, 1.0)
+    assert of_policy([counted(0, [0.5], [False])], alone)["policy/loss"] is None
+
+
+def test_a_ratio_that_can_be_nothing_but_1_is_null():
+    stats, zeros = UpdateStats(taken=1), torch.zeros(3)
+    stats.measure(zeros, zeros.bool(), zeros.bool(), exact=False, anchored=False)
+    found = of_policy([stats], alone)
+    assert {found[f"policy/{key}"] for key in ("mean_abs_log_ratio", "clip_fraction", "clip_fraction_high")} == {None}
+    assert of_policy([UpdateStats()], alone)["policy/mean_abs_log_ratio"] == 0  # nothing was trained
+
+
 def test_edges_of_no_step_are_counted_together_alone():
     found = of_policy([counted(None, [0.5], [False])], alone)
     assert found["policy/mean_abs_log_ratio"] == 0.5
