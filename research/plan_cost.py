@@ -111,7 +111,7 @@ def predicted(run: Published, prompts: Path) -> Cost:
     kind = KINDS[settings.kind]
     with kind.budget.budget_of(settings) as budget:
         work = as_theirs(kind.cost.work(budget, kind.plan.plan(settings)))
-        return Prices(gpu_type=run.gpu_type, fixed=FIXED).cost(budget.dealt(run.gpus), work)
+        return Prices(gpu_type=run.gpu_type, fixed=FIXED).cost(budget.on_processes(run.gpus), work)
 
 
 def row(run: Published, cost: Cost) -> str:

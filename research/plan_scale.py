@@ -49,7 +49,7 @@ def cells(budget: Budget, of: Callable[[Budget], str]) -> list[str]:
     """What is said of each number of GPUs: whole on each for one, in shards over all and within a machine for others."""
     found = []
     for processes in PROCESSES:
-        many = budget.dealt(processes, times=processes)
+        many = budget.on_processes(processes, times=processes)
         forms = ("none",) if processes == 1 else ("fsdp2", "hsdp")
         found.append(
             " / ".join(of(replace(many, config=switched(many.config, "run.sharding", form))) for form in forms)

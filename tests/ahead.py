@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from field import closeness, lines, settings, trainer, weights_of
 from torch import distributed
 
-from flowgrpo.training.distributed.channel import Post, packed
+from flowgrpo.training.distributed.channel import Channel, packed
 from flowgrpo.training.run.stop_reasons import Interrupted
 from rewards import Reward
 
@@ -119,7 +119,7 @@ def lost(rank):
 
 def posted(rank):
     """How many messages are under way after each of six, of which two may not have been asked for; or what was received."""
-    post = Post(torch.device("cpu"))
+    post = Channel(torch.device("cpu"))
     if rank == 1:
         return [post.unpacked(post.receive(0)) for _ in range(6)]
     found = []

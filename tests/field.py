@@ -138,8 +138,8 @@ def step_in_place(run, credited, part=0):
         scaler=run.scaler,
         objective=run.config.algorithm.objective,
         max_grad_norm=math.inf,
-        sum_shares=run.exchange.sum_shares,
-        sum_processes=run.exchange.sum,
+        sum_shares=run.collectives.sum_shares,
+        sum_processes=run.collectives.sum,
     )
 
 

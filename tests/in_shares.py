@@ -4,9 +4,9 @@ import torch
 from accelerate import Accelerator
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.training.distributed.assignment import Deal
-from flowgrpo.training.distributed.collectives import Exchange
-from flowgrpo.training.distributed.data_share import shares_of
+from flowgrpo.training.distributed.assignment import Assignment
+from flowgrpo.training.distributed.collectives import Collectives
+from flowgrpo.training.distributed.data_share import data_shards
 from flowgrpo.training.distributed.fsdp_lockstep import Lockstep
 from flowgrpo.training.distributed.worker_roles import Roles
 from flowgrpo.training.scoring.group_scores import Piece, score_pieces
@@ -15,7 +15,7 @@ from rewards import Reward
 
 def of_pairs():
     accelerator = Accelerator(cpu=True)
-    return accelerator, *shares_of(accelerator, 2, Roles(accelerator.num_processes))
+    return accelerator, *data_shards(accelerator, 2, Roles(accelerator.num_processes))
 
 
 def told(rank):
@@ -24,7 +24,7 @@ def told(rank):
     One reward differs by process and call, the other compares all samples of a group.
     """
     accelerator, share = of_pairs()
-    exchange, asked = Exchange(accelerator, share, Lockstep(), count=accelerator.num_processes), []
+    collectives, asked = Collectives(accelerator, share, Lockstep(), count=accelerator.num_processes), []
 
     def luck(samples, prompts):
         asked.append(len(samples))
@@ -35,27 +35,27 @@ def told(rank):
 
     torch.manual_seed(rank)
     hands = [[(0, 0), (0, 1), (1, 0)], [(1, 1), (1, 2)]]
-    deal, pieces = Deal(hands, share.index), []
+    assignment, pieces = Assignment(hands, share.index), []
     for group in (0, 1):
-        places = [index for other, index in deal.own if other == group]
+        places = [index for other, index in assignment.own if other == group]
         samples = torch.stack([torch.full((3, 2, 2), -float(index)) for index in places]) if places else None
         if places:
             pieces.append(Piece(group, places, samples, [Row("a", index) for index in places]))
     rewards = [Reward("luck", luck), Reward("place", place, group_wise=True)]
-    scores = score_pieces(rewards, pieces, deal, exchange.gather_shares, share=share)
+    scores = score_pieces(rewards, pieces, assignment, collectives.gather_shares, share=share)
     return (share.index, share.count, share.leads), share.told(f"from {rank}"), scores.values, asked
 
 
 def exchanged(rank):
     """Sums and lists over processes and over shares."""
     accelerator, share = of_pairs()
-    exchange = Exchange(accelerator, share, Lockstep(), count=accelerator.num_processes)
+    collectives = Collectives(accelerator, share, Lockstep(), count=accelerator.num_processes)
     number = torch.tensor([10.0**rank])
     return {
-        "sum": exchange.sum(number.clone()).tolist(),
-        "sum_shares": exchange.sum_shares(number).tolist(),
+        "sum": collectives.sum(number.clone()).tolist(),
+        "sum_shares": collectives.sum_shares(number).tolist(),
         "kept": number.tolist(),
-        "gather": exchange.gather([rank] * (1 + rank)),
-        "gather_shares": exchange.gather_shares([rank] * (1 + rank)),
-        "totals": exchange.totals({"a": 1 + rank, "b": 5}),
+        "gather": collectives.gather([rank] * (1 + rank)),
+        "gather_shares": collectives.gather_shares([rank] * (1 + rank)),
+        "totals": collectives.totals({"a": 1 + rank, "b": 5}),
     }

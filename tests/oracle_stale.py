@@ -132,8 +132,8 @@ def _stepped(run: Trainer, made: Made, rate: float) -> dict[int, Gradient]:
                 scaler=run.scaler,
                 objective=run.config.algorithm.objective,
                 max_grad_norm=math.inf,
-                sum_shares=run.exchange.sum_shares,
-                sum_processes=run.exchange.sum,
+                sum_shares=run.collectives.sum_shares,
+                sum_processes=run.collectives.sum,
             )
     model, each = run.policy.modules["field"], (STEPS - 1) / (rate * run.config.train.updates)
     return {i: Gradient(each * float(model.theta[i]), each * float(model.phi[i])) for i in range(STEPS - 1)}

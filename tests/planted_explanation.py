@@ -5,7 +5,7 @@ import numpy as np
 from flowgrpo.commands.explanation import Explained
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.diagnostics.counterfactual import Explanation, Look, Step
-from flowgrpo.flow.diagnostics.spectrum import Share
+from flowgrpo.flow.diagnostics.spectrum import VarianceShare
 
 
 def look(reward, grey=100):
@@ -25,7 +25,7 @@ def step(index, rewards, *, share=None, advantage=None, before=0.1, after=0.3):
         after=look(after),
         redraws=[look(reward, 10 * place) for place, reward in enumerate(rewards)],
         advantage=advantage,
-        share=share and Share(steps=(index, index + 1), share=share, error=0.125),
+        share=share and VarianceShare(steps=(index, index + 1), share=share, error=0.125),
     )
 
 
@@ -37,7 +37,7 @@ def explained(*steps, prompt="a cat", variance=0.04, residual=0.1, lost=0, lent=
         steps=steps,
         of_steps=4,
         variance=variance,
-        residual=None if residual is None else Share(steps=None, share=residual, error=0.05),
+        residual=None if residual is None else VarianceShare(steps=None, share=residual, error=0.05),
         lost=lost,
         lent=lent,
         evaluations=1234,

@@ -10,23 +10,23 @@ from typing import Any
 import torch
 
 
-def mapped(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
+def map_tensors(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
     """A value with each of its tensors changed: in lists, maps, dataclasses, and the objects that networks return."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, (torch.Generator, torch.nn.Module, type)) or callable(value):
         return value
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(change, x) for x in value))
+        return type(value)(*(map_tensors(change, x) for x in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(mapped(change, x) for x in value)
+        return type(value)(map_tensors(change, x) for x in value)
     if is_dataclass(value):
-        return replace(value, **{f.name: mapped(change, getattr(value, f.name)) for f in fields(value) if f.init})
+        return replace(value, **{f.name: map_tensors(change, getattr(value, f.name)) for f in fields(value) if f.init})
     if isinstance(value, Mapping):
-        return type(value)({key: mapped(change, x) for key, x in value.items()})
+        return type(value)({key: map_tensors(change, x) for key, x in value.items()})
     # Such as the distribution of a VAE's latents.
     if any(isinstance(x, torch.Tensor) for x in getattr(value, "__dict__", {}).values()):
         changed = copy.copy(value)
-        vars(changed).update({key: mapped(change, x) for key, x in vars(value).items()})
+        vars(changed).update({key: map_tensors(change, x) for key, x in vars(value).items()})
         return changed
     return value

@@ -38,7 +38,7 @@ from flowgrpo.flow.rollouts.prompt_encoding import encode_run, longest_and_short
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training.checkpoints import checkpoint
-from flowgrpo.training.distributed.data_share import shares_of
+from flowgrpo.training.distributed.data_share import data_shards
 from flowgrpo.training.distributed.worker_roles import roles_of
 from flowgrpo.training.reports.samples import SAMPLING_RATE
 from flowgrpo.training.run.run_data import RunData
@@ -110,7 +110,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
     memory_estimate.check(settings, accelerator.device, begun)
     done = checkpoint.resumed(settings.run.folder / "checkpoints") if settings.run.resume else None
     roles = roles_of(settings.run, accelerator.num_processes)
-    shares = shares_of(accelerator, settings.run.context_parallel, roles)
+    shares = data_shards(accelerator, settings.run.context_parallel, roles)
 
     def encode(policy: DiffusersPolicy) -> None:
         for part, key in ((data.train_prompts, "prompts.train"), (data.eval_prompts, "prompts.eval")):

@@ -50,15 +50,15 @@ from flowgrpo.flow.rollouts.draft_rollout import Chosen, Drafting, agreement, dr
 from flowgrpo.flow.rollouts.probe_calls import probe_calls
 from flowgrpo.flow.rollouts.prompt_encoding import encode_run, eval_call, longest_and_shortest, rows_of
 from flowgrpo.flow.rollouts.rollout import Batch, rollout, score_leaves
-from flowgrpo.flow.rollouts.state_preview import Portraits
+from flowgrpo.flow.rollouts.state_preview import StatePreviews
 from flowgrpo.flow.updates import rollout_graphs
 from flowgrpo.flow.updates.noised import finite, noised_of, taken
 from flowgrpo.flow.updates.replay import replayed
 from flowgrpo.flow.updates.tree_record import parts
 from flowgrpo.flow.updates.update import Credited, update_part
-from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.advantages.prompt_groups import Groups
-from flowgrpo.training.distributed.assignment import Deal, parts_of, pool_of
+from flowgrpo.training.distributed.assignment import Assignment, parts_of, pool_of
 from flowgrpo.training.engine.asking import rolled_out, seed_of, told
 from flowgrpo.training.fitting.batch_sizes import ROLLOUT, ProbeCalls
 from flowgrpo.training.loop import Loop
@@ -163,7 +163,7 @@ class Trainer(Loop):
         return self.copies.to_come
 
     @override
-    def on_compared(self, units: Units) -> None:
+    def on_compared(self, units: CreditUnits) -> None:
         """Learn what the siblings of each step tell, where the tree adapts."""
         if self.shaping is not None:
             self.shaping.learn(units, self.combination.weights, self.policy.sigmas, self.done)
@@ -171,10 +171,10 @@ class Trainer(Loop):
     @override
     def rollout(self, iteration: int, groups: Groups) -> Batch:
         """Grow this process's trees, whose leaves are the samples; or take stored ones."""
-        config, deal, sigmas = self.config, self.deal(iteration, groups), self.policy.sigmas
+        config, assignment, sigmas = self.config, self.assignment(iteration, groups), self.policy.sigmas
         self.weights.draw_snapshot(config.run.seed, "bank", iteration)
         if self.source is not None:
-            return self.source.batch(groups, deal, sigmas, iteration=iteration, device=self.accelerator.device)
+            return self.source.batch(groups, assignment, sigmas, iteration=iteration, device=self.accelerator.device)
         algorithm = config.algorithm if self.shaping is None else self.shaping.algorithm(iteration)
         kernels = algorithm.kernel.kernels(len(self.policy.sigmas) - 1, self.levels)
         plan = algorithm.plan(kernels, config.train.group_size, config.run.seed, iteration)
@@ -185,10 +185,10 @@ class Trainer(Loop):
             starts = self._starts(iteration, groups)
             self.kept_graphs.growing = True
             roots = self._roots(iteration, groups, starts.starts)
-            made = Portraits(config, self.policy, self.rewards)
+            made = StatePreviews(config, self.policy, self.rewards)
             watched = made.watch(iteration, roots)
             scoring = {"rewards": self.rewards, "iteration": iteration, "micro_batch": config.train.rollout_rows}
-            scoring |= {"deal": deal, "gather": self.gather_rolled, "share": self.share}
+            scoring |= {"assignment": assignment, "gather": self.gather_rolled, "share": self.share}
             tree, scores = rollout(
                 self.policy,
                 plan,
@@ -202,9 +202,9 @@ class Trainer(Loop):
                 **scoring,
             )
             finished = self.finishing.finished(algorithm, tree, scores, kernels=kernels, **scoring)
-            portraits = made.of(tree, scores, watched, leads=self.share.leads)
+            previews = made.of(tree, scores, watched, leads=self.share.leads)
         drafts = len(self._pool(iteration, groups).own)
-        seen = {"draft_rewards": starts.rewards, "portraits": portraits, "finished": finished}
+        seen = {"draft_rewards": starts.rewards, "previews": previews, "finished": finished}
         return Batch(groups, tree, scores, drafts, **seen)
 
     def _by_engine(self, iteration: int, groups: Groups, plan: Plan) -> Batch:
@@ -217,25 +217,25 @@ class Trainer(Loop):
             lambda leaves, rows: rolled.samples[list(leaves)],
             self.rewards,
             size,
-            deal=self.deal(iteration, groups),
+            assignment=self.assignment(iteration, groups),
             gather=self.gather_rolled,
             share=self.share,
         )
         return Batch(groups, rolled.tree, scores, 0, engine=rolled.engine)
 
     @override
-    def units(self, batch: Batch) -> Units:
+    def units(self, batch: Batch) -> CreditUnits:
         columns, weights = self.credited.columns(batch.scores.values), self.credited.weights
         return self.config.algorithm.credit.units(batch.tree, columns, weights)
 
     @override
-    def advantages(self, units: Units, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    def advantages(self, units: CreditUnits, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         advantages, trained, seen = super().advantages(units, batch)
         if batch.draft_rewards is not None:
             pairs = foretold(batch.tree, self.combination.total(batch.scores.values), batch.draft_rewards)
-            seen |= agreement([pair for own in self.exchange.gather_shares([pairs]) for pair in own])
+            seen |= agreement([pair for own in self.collectives.gather_shares([pairs]) for pair in own])
         if batch.finished is not None and batch.finished.pairs is not None:
-            every = self.exchange.gather_shares([batch.finished.pairs])
+            every = self.collectives.gather_shares([batch.finished.pairs])
             seen |= cheap_finishes.agreement([pair for own in every for pair in own])
         if batch.engine is None:
             return advantages, trained, seen
@@ -244,7 +244,9 @@ class Trainer(Loop):
         return advantages, trained, seen | metrics
 
     @override
-    def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
+    def update(
+        self, batch: Batch, units: CreditUnits, advantages: torch.Tensor, trained: torch.Tensor
+    ) -> list[UpdateStats]:
         """Give each edge its unit's advantage, take an optimizer step on each part of them, and return their statistics."""
         credit = partial(self.credit_edges, batch, units, advantages, trained)
         spare = {"undo": partial(rollout_graphs.drop, batch.tree.evaluations), "give_up": self.kept_graphs.give_up}
@@ -271,11 +273,13 @@ class Trainer(Loop):
                 [*self.rewards, *self.eval_rewards],
                 micro_batch=self.config.train.rollout_rows,
                 share=self.share,
-                gather=self.exchange.gather_shares,
+                gather=self.collectives.gather_shares,
                 keep=self.config.eval.save,
             )
 
-    def credit_edges(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> Credited:
+    def credit_edges(
+        self, batch: Batch, units: CreditUnits, advantages: torch.Tensor, trained: torch.Tensor
+    ) -> Credited:
         """Return the tree that the update replays, with its edges' advantages and weights; arguments as of `update`."""
         algorithm, tree = self.config.algorithm, batch.tree
         known = units.values.isfinite().any(1)
@@ -299,7 +303,7 @@ class Trainer(Loop):
             correction=correction.edge_weights(batch.tree, batch.engine, self.config.run.engine),
         )
 
-    def _noised(self, batch: Batch, units: Units, *, advantages: torch.Tensor, trained: torch.Tensor) -> Credited:
+    def _noised(self, batch: Batch, units: CreditUnits, *, advantages: torch.Tensor, trained: torch.Tensor) -> Credited:
         """The samples that the update scores, for `likelihood: elbo`; arguments as of `credit_edges`."""
         config, tree = self.config, batch.tree
         keep, of_leaves = (units.to_edges(each.double())[tree.leaves] for each in (trained, advantages))
@@ -340,8 +344,8 @@ class Trainer(Loop):
                 scaler=self.scaler,
                 objective=self.config.algorithm.objective,
                 max_grad_norm=self.config.train.max_grad_norm,
-                sum_shares=self.exchange.sum_shares,
-                sum_processes=self.exchange.sum_gradients,
+                sum_shares=self.collectives.sum_shares,
+                sum_processes=self.collectives.sum_gradients,
             )
 
     def _rollout_at(self, iteration: int, levels: list[float]) -> Batch:
@@ -359,7 +363,7 @@ class Trainer(Loop):
                 self._row_at(iteration, groups, group, 0 if shared else starts[group][index]),
                 of_roots[group][index],
             )
-            for group, index in self.deal(iteration, groups).own
+            for group, index in self.assignment(iteration, groups).own
         ]
 
     def _starts(self, iteration: int, groups: Groups) -> Chosen:
@@ -388,6 +392,6 @@ class Trainer(Loop):
             seed = seed_of(self.config.run.seed, iteration, group) + start
         return Row(prompt.text, seed, prompt.columns)
 
-    def _pool(self, iteration: int, groups: Groups) -> Deal:
+    def _pool(self, iteration: int, groups: Groups) -> Assignment:
         """The starts that are sampled for the draft of an iteration; none without one."""
         return pool_of(self.config, groups, iteration=iteration, share=self.share)

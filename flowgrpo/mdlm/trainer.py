@@ -45,7 +45,7 @@ from flowgrpo.mdlm.rollouts import tree_record
 from flowgrpo.mdlm.rollouts.probe_calls import probe_calls
 from flowgrpo.mdlm.rollouts.rollout import Batch, rollout
 from flowgrpo.mdlm.update import UpdateBatch, scored_tokens, update_batches, update_on
-from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.advantages.prompt_groups import Groups
 from flowgrpo.training.distributed.assignment import parts_of
 from flowgrpo.training.distributed.minibatches import Member
@@ -112,8 +112,8 @@ class TextTrainer(Loop):
     @override
     def rollout(self, iteration: int, groups: Groups) -> Batch:
         """Complete this process's share of the prompts; the completions are the samples."""
-        deal = self.deal(iteration, groups)
-        members = list(deal.own)
+        assignment = self.assignment(iteration, groups)
+        members = list(assignment.own)
         prompts = [self.train_prompts[groups.prompts[group]] for group, _ in members]
         texts = [prompt.text for prompt in prompts]
         return rollout(
@@ -127,7 +127,7 @@ class TextTrainer(Loop):
             decoder=self.decoder,
             schedule=self.schedule,
             rolled=None if self.engine is None else self._by_engine(iteration, members, texts),
-            deal=deal,
+            assignment=assignment,
             gather=self.gather_rolled,
         )
 
@@ -136,7 +136,7 @@ class TextTrainer(Loop):
         engine, config = self.engine, self.config
 
         def roll() -> Rolled:
-            adapter, *_ = self.exchange.gather([engine.adapters.pushed])  # which the main process knows
+            adapter, *_ = self.collectives.gather([engine.adapters.pushed])  # which the main process knows
             return engine.roll_out(
                 self.policy.prompts(texts),
                 members,
@@ -150,16 +150,16 @@ class TextTrainer(Loop):
         return rolled_out(self, roll)
 
     @override
-    def units(self, batch: Batch) -> Units:
+    def units(self, batch: Batch) -> CreditUnits:
         """The completions, each compared with the others of its group."""
         count = len(batch.members)
         ones, units = torch.ones(count, dtype=torch.float64), torch.arange(count)
         root = torch.tensor([index for _, index in batch.members])
         values = self.combination.columns(batch.scores.values)
-        return Units(values, batch.group[:, None], ones, units, root=root)
+        return CreditUnits(values, batch.group[:, None], ones, units, root=root)
 
     @override
-    def advantages(self, units: Units, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    def advantages(self, units: CreditUnits, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         advantages, trained, seen = super().advantages(units, batch)
         if batch.engine is None:
             return advantages, trained, seen
@@ -168,7 +168,9 @@ class TextTrainer(Loop):
         return advantages, trained, seen | told(self, own, unit="token", same="model, precision and blocks")
 
     @override
-    def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
+    def update(
+        self, batch: Batch, units: CreditUnits, advantages: torch.Tensor, trained: torch.Tensor
+    ) -> list[UpdateStats]:
         """Take an optimizer step on each part of the completions in each pass."""
         shown = {"units": units, "advantages": advantages, "trained": trained, "names": self.reward_names}
         self.record_trees(tree_record.parts(self.config, self.policy, self.combination, batch, **shown))
@@ -201,7 +203,7 @@ class TextTrainer(Loop):
             [*self.rewards, *self.eval_rewards],
             micro_batch=config.train.rollout_rows,
             share=self.share,
-            gather=self.exchange.gather_shares,
+            gather=self.collectives.gather_shares,
             keep=config.eval.save,
         )
 
@@ -216,7 +218,7 @@ class TextTrainer(Loop):
             optimizer=self.optimizer,
             scaler=self.scaler,
             schedule=self.schedule,
-            exchange=self.exchange,
+            collectives=self.collectives,
         )
 
     def _generate(self, rows: Sequence[Row]) -> list[Text]:

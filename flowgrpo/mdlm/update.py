@@ -20,7 +20,7 @@ from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, act
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollouts.rollout import BROKEN, Batch
 from flowgrpo.training.advantages.clipped_ratio import bounded_exp
-from flowgrpo.training.distributed.collectives import Exchange
+from flowgrpo.training.distributed.collectives import Collectives
 from flowgrpo.training.weights.optimizer_step import UpdateStats, optimizer_step
 from flowgrpo.training.weights.policy_versions import Versions
 from flowgrpo.training.weights.trained_weights import Weights
@@ -154,7 +154,7 @@ def update_on(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     schedule: SchedulePolicy | None,
-    exchange: Exchange,
+    collectives: Collectives,
 ) -> UpdateStats:
     """Take one optimizer step on some completions of a batch; returns what was measured of it on this process.
 
@@ -170,12 +170,12 @@ def update_on(
     algorithm, train = config.algorithm, config.train
     answers, advantage, views = update_batch.answers, update_batch.advantage.float(), update_batch.views
     # Not of what the views happen to score: a weight must not depend on the masks.
-    token_weight = algorithm.aggregation.weights(answers.scored, advantage, views.first, exchange.sum)
+    token_weight = algorithm.aggregation.weights(answers.scored, advantage, views.first, collectives.sum)
     token_weight = token_weight * update_batch.weight.float()[:, None]  # not divided out again
     if update_batch.correction is not None:  # nor this
         token_weight = token_weight * update_batch.correction.to(token_weight)
     scored = views.scored.any(0)
-    total, tokens = exchange.sum(torch.tensor([float(len(update_batch.rows)), float(scored.sum())])).tolist()
+    total, tokens = collectives.sum(torch.tensor([float(len(update_batch.rows)), float(scored.sum())])).tolist()
     stats, objective = UpdateStats(max_abs_log_ratio=None), algorithm.objective
     optimizer.zero_grad(set_to_none=True)
     if scored.any():
@@ -202,7 +202,7 @@ def update_on(
             optimizer=optimizer,
             scaler=scaler,
             max_grad_norm=train.max_grad_norm,
-            reduce=exchange.sum_gradients,
+            reduce=collectives.sum_gradients,
         )
     return stats
 

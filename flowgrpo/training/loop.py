@@ -25,16 +25,16 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.advantages import unit_selection
 from flowgrpo.training.advantages.baseline import combined, zero_std_fraction
-from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.advantages.prompt_groups import Groups, groups_of
 from flowgrpo.training.advantages.prompt_statistics import PromptStats
 from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.checkpoints import checkpoint, resume, snapshot
 from flowgrpo.training.checkpoints.snapshot import Writer
 from flowgrpo.training.distributed import agreement
-from flowgrpo.training.distributed.assignment import Deal, deal_of
-from flowgrpo.training.distributed.collectives import exchange_of
-from flowgrpo.training.distributed.data_share import Share, shares_of
+from flowgrpo.training.distributed.assignment import Assignment, assign_roots
+from flowgrpo.training.distributed.collectives import collectives_of
+from flowgrpo.training.distributed.data_share import DataShard, data_shards
 from flowgrpo.training.distributed.dtensors import local
 from flowgrpo.training.distributed.worker_roles import roles_of
 from flowgrpo.training.fitting.batch_sizes import ROLLOUT, BatchSizes
@@ -53,8 +53,8 @@ from flowgrpo.training.steps import Steps
 from flowgrpo.training.weights import optimizers
 from flowgrpo.training.weights.policy_versions import Versions
 from flowgrpo.training.weights.trained_weights import Weights
-from flowgrpo.training.workers.async_evaluation import Evaluating
-from flowgrpo.training.workers.async_rollout import Generating
+from flowgrpo.training.workers.async_evaluation import AsyncEvaluation
+from flowgrpo.training.workers.async_rollout import AsyncRollout
 from rewards import Reward
 
 
@@ -93,18 +93,18 @@ class Loop(Steps):
         eval_rewards: Sequence[Reward] = (),
         folder: Path | None = None,
         accelerator: Accelerator | None = None,
-        shares: Sequence[Share] | None = None,
+        shares: Sequence[DataShard] | None = None,
     ):
         self.config, self.weights = config, weights
         self.rewards, self.eval_rewards = list(rewards), list(eval_rewards)
         self.train_prompts, self.eval_prompts = train_prompts, eval_prompts[: config.eval.prompts]
         self.folder, self.accelerator = folder or config.run.folder, accelerator or Accelerator()
         self.roles = roles_of(config.run, self.accelerator.num_processes)
-        self.shares = shares or shares_of(self.accelerator, config.run.context_parallel, self.roles)
+        self.shares = shares or data_shards(self.accelerator, config.run.context_parallel, self.roles)
         self.share = self.shares[0]
-        self.generating = Generating(self, self.roles) if self.roles.generators else None
-        self.evaluating = Evaluating(self, self.roles)
-        self.exchange = exchange_of(self.accelerator, self.share, weights.lockstep, self.roles)
+        self.generating = AsyncRollout(self, self.roles) if self.roles.generators else None
+        self.evaluating = AsyncEvaluation(self, self.roles)
+        self.collectives = collectives_of(self.accelerator, self.share, weights.lockstep, self.roles)
         groups = self.parameter_groups()
         self.learning_rates = [group.get("lr", config.train.learning_rate) for group in groups]
         self.optimizer = optimizers.build(config.train, groups)
@@ -183,7 +183,7 @@ class Loop(Steps):
             last, tired = self.done == train.iterations, empty == run.patience
             if self.done % self.config.eval.every == 0 or last:
                 self.evaluate()
-            stopping = bool(self.exchange.sum(torch.tensor(float(stop.is_set))) > 0)
+            stopping = bool(self.collectives.sum(torch.tensor(float(stop.is_set))) > 0)
             if self.done % run.checkpoint.every == 0 or last or stopping or tired:
                 self.save_checkpoint()
             if tired:
@@ -196,7 +196,7 @@ class Loop(Steps):
         """End a run badly that took all its iterations and has nothing to show for it; see `run`."""
         lines, patience = self.report.lines, self.config.run.patience
         verdicts = learning_signal.never_learnt(lines, patience), learning_signal.broken(lines, patience)
-        (never, broken), *_ = self.exchange.gather([verdicts])  # the first process has all lines
+        (never, broken), *_ = self.collectives.gather([verdicts])  # the first process has all lines
         if never is not None:
             raise NothingToLearn(f"ended after step {self.done}: {never}", *self._another())
         if broken is not None:
@@ -216,7 +216,7 @@ class Loop(Steps):
             stats = self.update(batch, units, advantages, trained)  # the optimizer steps
         self.retrying.agree(within=True)
         updated = self.evaluations - begun
-        moved = metrics.of_policy(stats, self.exchange.gather_shares) | {
+        moved = metrics.of_policy(stats, self.collectives.gather_shares) | {
             "policy/learning_rate": float(self.optimizer.param_groups[0]["lr"])
         }
         self.on_updated(moved)
@@ -229,9 +229,9 @@ class Loop(Steps):
         }
         return {
             **seen,
-            **self.exchange.totals(batch.counts),
+            **self.collectives.totals(batch.counts),
             **moved,
-            **self.exchange.totals(costs),
+            **self.collectives.totals(costs),
             "time/rollout": rolled_out - started,
             "time/reward": batch.scores.seconds,
             **({} if self.generating is None else {"time/generate": made.seconds}),
@@ -249,26 +249,26 @@ class Loop(Steps):
 
     def gather_rolled(self, objects: list[Any]) -> list[Any]:
         """The objects of all processes that roll out together: of this one alone, where there are generators."""
-        return objects if self.generating is not None else self.exchange.gather_shares(objects)
+        return objects if self.generating is not None else self.collectives.gather_shares(objects)
 
     def groups(self, iteration: int) -> Groups:
         """The groups of an iteration, on all processes, by what was known of the prompts when its weights stood."""
         known = self.versions.known(iteration, self.prompt_stats)
         return groups_of(self.config, len(self.train_prompts), known, iteration)
 
-    def deal(self, iteration: int, groups: Groups) -> Deal:
+    def assignment(self, iteration: int, groups: Groups) -> Assignment:
         """The roots of an iteration that this process grows, and those of the others."""
-        return deal_of(self.config, groups, iteration=iteration, share=self.share)
+        return assign_roots(self.config, groups, iteration=iteration, share=self.share)
 
-    def advantages(self, units: Units, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    def advantages(self, units: CreditUnits, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         """Compare the units of all processes, and return the advantages of this process's.
 
         Returns:
             of this process's units the advantages (U,) and whether (U,) they are trained on, and the rewards' metrics.
         """
         algorithm, groups = self.config.algorithm, batch.groups
-        everyone = self.exchange.gather_shares([(units, *batch.outcomes, batch.scores.lost)])
-        together, places = Units.joined([each[0] for each in everyone])
+        everyone = self.collectives.gather_shares([(units, *batch.outcomes, batch.scores.lost)])
+        together, places = CreditUnits.joined([each[0] for each in everyone])
         mine = places[self.share.index]
         prompts = torch.tensor(groups.prompts)[together.comparison[:, 0]].tolist()
         expected = self.prompt_stats.expected(prompts, self.done)
@@ -301,7 +301,7 @@ class Loop(Steps):
         asked = self.config.run.trees
         if asked is None or not asked.due(self.done, self.config.train.iterations):
             return
-        everyone = self.exchange.gather_shares(list(parts))
+        everyone = self.collectives.gather_shares(list(parts))
         if self.accelerator.is_main_process:
             self.background.submit(partial(self.trees.write, everyone))
 
@@ -320,10 +320,10 @@ class Loop(Steps):
         """
         self._writer.wait()
         broken = sum(not bool(local(tensor).isfinite().all()) for tensor in self.weights.tensors().values())
-        if self.exchange.sum(torch.tensor(float(broken))) > 0:
+        if self.collectives.sum(torch.tensor(float(broken))) > 0:
             self.report.warn(f"step {self.done}: the trained weights are not finite")
             raise Diverged(f"stopped after step {self.done}: the trained weights are not finite", *self._way_on())
-        states = self.exchange.gather([random_states.random_state()])
+        states = self.collectives.gather([random_states.random_state()])
         taken = snapshot.take(
             self.done,
             weights=self.weights,
@@ -345,7 +345,7 @@ class Loop(Steps):
     def keep_what_is_done(self) -> None:
         """Begin to write a checkpoint of the iterations that are done, unless there is one; on all processes together."""
         self.background.wait()
-        there, *_ = self.exchange.gather([checkpoint.latest(self.checkpoints) == self.done])
+        there, *_ = self.collectives.gather([checkpoint.latest(self.checkpoints) == self.done])
         if self.done and not there:
             self.save_checkpoint()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.advantages.prompt_groups import Groups
 from flowgrpo.training.fitting.batch_sizes import ProbeCalls
 from flowgrpo.training.reports.samples import Sample
@@ -57,11 +57,13 @@ class Steps(ABC):
         """
 
     @abstractmethod
-    def units(self, batch: Any) -> Units:
+    def units(self, batch: Any) -> CreditUnits:
         """Return the units of a batch that are compared with each other: trajectories, branches, gains of steps."""
 
     @abstractmethod
-    def update(self, batch: Any, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
+    def update(
+        self, batch: Any, units: CreditUnits, advantages: torch.Tensor, trained: torch.Tensor
+    ) -> list[UpdateStats]:
         """Take the optimizer steps of an iteration; return the statistics of each on this process.
 
         Args:
@@ -98,6 +100,6 @@ class Steps(ABC):
         """Adapt to the policy's metrics after the optimizer steps of an iteration; by default nothing."""
         return
 
-    def on_compared(self, units: Units) -> None:
+    def on_compared(self, units: CreditUnits) -> None:
         """Learn from the units of all processes, once their advantages are known; by default nothing."""
         return

@@ -20,7 +20,7 @@ import torch
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.config import Algorithm, Config
-from flowgrpo.flow.diagnostics.spectrum import Share, nested, spectrum
+from flowgrpo.flow.diagnostics.spectrum import VarianceShare, nested, spectrum
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
 from flowgrpo.flow.rollouts.rollout import edge_noise, rollout, walk
@@ -79,7 +79,7 @@ class Step:
     after: Look
     redraws: Sequence[Look]
     advantage: float | None
-    share: Share | None
+    share: VarianceShare | None
 
     @property
     def deviation(self) -> float | None:
@@ -110,15 +110,15 @@ class Explanation:
     steps: Sequence[Step]
     of_steps: int
     variance: float
-    residual: Share | None
+    residual: VarianceShare | None
     lost: int
     lent: bool
     evaluations: int
 
 
 @dataclass(frozen=True)
-class Walk:
-    """How a method walks from a start: a move, a noise and a credit at each step of the schedule that has noise."""
+class Trajectory:
+    """How a method leads from a start: a move, a noise and a credit at each step of the schedule that has noise."""
 
     moves: Sequence[Move]
     noises: Mapping[int, State]
@@ -218,7 +218,7 @@ class _Scoring:
 
 def _by_method(
     config: Config, policy: Policy, scoring: _Scoring, row: Row, *, iteration: int, rollout_state: Any
-) -> Walk:
+) -> Trajectory:
     """What the method draws from the start of a row, and the credit that it gives, in a group whose first start it is."""
     algorithm, size, seed = config.algorithm, config.train.group_size, config.run.seed
     levels = rollout_state
@@ -260,7 +260,7 @@ def _credit(
     return {node: known(values[unit]) for node, unit in enumerate(units.of_edge.tolist()) if unit >= 0}
 
 
-def _first_walk(tree: Tree, credit: Mapping[int, float | None], drawn: Any) -> Walk:
+def _first_walk(tree: Tree, credit: Mapping[int, float | None], drawn: Any) -> Trajectory:
     """The first edge that has noise at each step, of the first start, as one walk; of a tree without noise a lent one."""
     last = len(tree.sigmas) - 2
     first: dict[int, tuple[tuple[int, ...], int, Any, int]] = {}  # by step: path, node, its edges, place in them
@@ -277,18 +277,18 @@ def _first_walk(tree: Tree, credit: Mapping[int, float | None], drawn: Any) -> W
         leaf = next(leaf for leaf in tree.leaves if tree.nodes[leaf].root.index == 0)
         path = tree.nodes[leaf].path
         noises = {s: tuple(drawn(shape, 0, path, s, c) for c, shape in enumerate(shapes)) for s in range(last)}
-        return Walk([lent] * last + [Move()], noises, dict.fromkeys(range(last), credit.get(leaf)), True)
+        return Trajectory([lent] * last + [Move()], noises, dict.fromkeys(range(last), credit.get(leaf)), True)
     moves, noises = [Move()] * (last + 1), {}
     for step, (_, _, edges, place) in first.items():
         moves[step] = Move(edges.move.kernel, noise_scale=edges.move.noise_scale)
         noises[step] = tuple(
             drawn_noise(tree, edges, shape, c, drawn)[place] / edges.move.noise_scale for c, shape in enumerate(shapes)
         )
-    return Walk(moves, noises, {step: credit.get(node) for step, (_, node, _, _) in first.items()}, False)
+    return Trajectory(moves, noises, {step: credit.get(node) for step, (_, node, _, _) in first.items()}, False)
 
 
 def _redrawn(
-    policy: Policy, scoring: _Scoring, row: Row, own: Walk, *, redraws: int, fresh: tuple[Any, ...]
+    policy: Policy, scoring: _Scoring, row: Row, own: Trajectory, *, redraws: int, fresh: tuple[Any, ...]
 ) -> Explanation:
     """The sample, what its states foretold, and its redraws; nothing yet of the spectrum.
 
@@ -346,7 +346,7 @@ def _left_at(tree: Tree, way: Sequence[int]) -> int | None:
     return tree.nodes[tree.nodes[redrawn[-1]].parent].step if redrawn else None
 
 
-def _redraw_plan(own: Walk, redraws: int) -> Plan:
+def _redraw_plan(own: Trajectory, redraws: int) -> Plan:
     """The own walk, from each step of which redraws leave it, and one without noise from the start."""
 
     def plan(role: str, step: int) -> tuple[Move, ...]:
@@ -361,7 +361,7 @@ def _redraw_plan(own: Walk, redraws: int) -> Plan:
     return plan
 
 
-def _kept_but_one(own: Walk, fresh: tuple[Any, ...]) -> Any:
+def _kept_but_one(own: Trajectory, fresh: tuple[Any, ...]) -> Any:
     """The noise of `_redraw_plan`: the own one, but for the step at which a redraw left the own walk."""
     partings = sorted({0, *own.splits})  # where a path gets one number longer, which is 0 on the own walk
 

@@ -37,7 +37,7 @@ START = -1  # the last common state of samples from two starts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class VarianceShare:
     """What adds to the variance: the start, where `steps` is None, or the steps [first, end) of the schedule."""
 
     steps: tuple[int, int] | None
@@ -80,7 +80,7 @@ def geometry(steps: int, prompts: int) -> tuple[range, int]:
         stride *= 2
 
 
-def spectrum(tree: Tree, rewards: torch.Tensor) -> tuple[list[Share], float]:
+def spectrum(tree: Tree, rewards: torch.Tensor) -> tuple[list[VarianceShare], float]:
     """Return the shares of the start and of the steps after it, with their standard errors, and the variance itself.
 
     Errors are those of leaving out one start at a time. Without variance there are no shares.
@@ -103,7 +103,7 @@ def spectrum(tree: Tree, rewards: torch.Tensor) -> tuple[list[Share], float]:
     parts = _shares(total - sums)
     errors = ((len(parts) - 1) * (parts - parts.mean(0)).square().mean(0)).sqrt()
     shares = zip(steps, _shares(total).tolist(), errors.tolist(), strict=True)
-    return [Share(steps=own, share=share, error=error) for own, share, error in shares], float(
+    return [VarianceShare(steps=own, share=share, error=error) for own, share, error in shares], float(
         total[0, 0] / total[0, 1]
     )
 

@@ -19,7 +19,7 @@ from flowgrpo.flow.offline.model_fingerprint import fingerprint
 from flowgrpo.flow.rollouts.rollout import Batch
 from flowgrpo.training.advantages.prompt_groups import Groups
 from flowgrpo.training.advantages.reward_combination import Combination
-from flowgrpo.training.distributed.assignment import Deal, parts_of
+from flowgrpo.training.distributed.assignment import Assignment, parts_of
 from flowgrpo.training.scoring.scorer import Scores
 from rewards.base import last_part
 from samplers import noise
@@ -43,17 +43,17 @@ class Source:
     columns: list[int]
 
     def batch(
-        self, groups: Groups, deal: Deal, sigmas: Sequence[float], *, iteration: int, device: torch.device
+        self, groups: Groups, assignment: Assignment, sigmas: Sequence[float], *, iteration: int, device: torch.device
     ) -> Batch:
         """This process's samples of an iteration as the leaves of a tree, each an edge from its root, and their scores.
 
         Of a group with more samples than the iteration takes, some are drawn, others the next time.
 
         Args:
-            deal: which samples are this process's: a group of the iteration and a place in it each.
+            assignment: which samples are this process's: a group of the iteration and a place in it each.
             sigmas: the schedule that noise levels are drawn from.
         """
-        own, parts = deal.own, parts_of(self.config, groups, iteration)
+        own, parts = assignment.own, parts_of(self.config, groups, iteration)
         members = {group: self._members(groups, group, iteration) for group in dict.fromkeys(group for group, _ in own)}
         taken = [(groups.prompts[group], members[group][index]) for group, index in own]
         roots = []

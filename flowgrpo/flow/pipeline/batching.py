@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.flow.pipeline.denoising_loop import Walk
+from flowgrpo.flow.pipeline.denoising_loop import DenoisingLoop
 from samplers.kernels import State
 
 
@@ -31,7 +31,7 @@ class Capabilities:
 
 
 def cut(
-    walk: Walk, capabilities: Capabilities, rows: Sequence[Row], state: State = ()
+    walk: DenoisingLoop, capabilities: Capabilities, rows: Sequence[Row], state: State = ()
 ) -> list[tuple[Sequence[Row], State]]:
     """Neighbouring rows that one call can take, in their order, each batch with its part of the state (B, ...).
 

@@ -34,7 +34,7 @@ from samplers.scheduler import FlowSDEScheduler, StepRecord
 LOGGER = logging.getLogger(__name__)
 
 
-class Walk:
+class DenoisingLoop:
     """A pipeline that is called for one slice of its schedule at a time.
 
     Attributes:

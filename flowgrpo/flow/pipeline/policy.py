@@ -17,7 +17,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline import adapter_steps
 from flowgrpo.flow.pipeline.batching import Capabilities, cut, join
 from flowgrpo.flow.pipeline.call_arguments import unguided
-from flowgrpo.flow.pipeline.denoising_loop import Walk, check_equal_shapes
+from flowgrpo.flow.pipeline.denoising_loop import DenoisingLoop, check_equal_shapes
 from flowgrpo.flow.pipeline.slice_probe import probe, probe_batching, refusals
 from flowgrpo.training.run.phases import phase
 from rewards.compute import leave_out_cudnn_attention
@@ -87,7 +87,7 @@ class DiffusersPolicy:
     Args:
         pipe: the pipeline; its scheduler is replaced, its text encoder calls are cached.
         call: arguments for the pipeline's `__call__`, handed through as they are.
-        options: `autocast` and `text_encoders`, see `Walk`.
+        options: `autocast` and `text_encoders`, see `DenoisingLoop`.
 
     Raises:
         InputError: the pipeline is not a flow pipeline, or `call` names an argument it does not have.
@@ -95,7 +95,7 @@ class DiffusersPolicy:
 
     def __init__(self, pipe: DiffusionPipeline, call: dict[str, Any] | None = None, **options: Any):
         leave_out_cudnn_attention()
-        self.walk = walk = Walk(pipe, call, **options)
+        self.walk = walk = DenoisingLoop(pipe, call, **options)
         self.pipe, self.modules, self.embeddings = walk.pipe, walk.modules, walk.embeddings
         self.scheduler, self.stock_scheduler = walk.scheduler, walk.stock_scheduler
         self.autocast, self.takes = walk.autocast, walk.takes
@@ -123,7 +123,9 @@ class DiffusersPolicy:
 
     @property
     def pins(self) -> bool:
-        """Whether the pipeline's loop puts something else in place of a part of what each step moved to; see `Walk`."""
+        """Whether the pipeline's loop puts something else in place of a part of what each step moved to; see
+        `DenoisingLoop`.
+        """
         return self.walk.pins
 
     def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
@@ -184,7 +186,7 @@ class DiffusersPolicy:
 
     @torch.no_grad()
     def finish(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
-        """Where ODE steps take a state, all of them in one call of the pipeline; see `Walk.finish`."""
+        """Where ODE steps take a state, all of them in one call of the pipeline; see `DenoisingLoop.finish`."""
         return join([self.walk.finish(part, sigmas, batch) for batch, part in self._cut(rows, state)])
 
     @torch.no_grad()

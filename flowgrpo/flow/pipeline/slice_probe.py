@@ -17,7 +17,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.batching import Capabilities, cut, join
 from flowgrpo.flow.pipeline.call_arguments import SIZES
-from flowgrpo.flow.pipeline.denoising_loop import Walk, check_equal_shapes
+from flowgrpo.flow.pipeline.denoising_loop import DenoisingLoop, check_equal_shapes
 from flowgrpo.training.run.stop_reasons import is_lost
 from rewards.memory import is_out_of_memory
 from samplers.kernels import State
@@ -27,7 +27,7 @@ BATCHING = [(True, None), (False, None), (False, 1)]  # (pads_prompts, max_batch
 
 
 @torch.no_grad()
-def probe(walk: Walk, rows: Sequence[Row], key: str, known: Capabilities) -> Capabilities:
+def probe(walk: DenoisingLoop, rows: Sequence[Row], key: str, known: Capabilities) -> Capabilities:
     """Run one sample whole and again step by step, which must agree, then rows together and alone; return what was found.
 
     Args:
@@ -49,7 +49,7 @@ def probe(walk: Walk, rows: Sequence[Row], key: str, known: Capabilities) -> Cap
 
 
 @contextmanager
-def refusals(walk: Walk, key: str) -> Iterator[None]:
+def refusals(walk: DenoisingLoop, key: str) -> Iterator[None]:
     """Context that turns what a pipeline raises into an `InputError`, but for a lack of memory or of another process.
 
     Args:
@@ -68,7 +68,7 @@ def refusals(walk: Walk, key: str) -> Iterator[None]:
 
 
 @torch.no_grad()
-def probe_batching(walk: Walk, rows: Sequence[Row], known: Capabilities) -> Capabilities:
+def probe_batching(walk: DenoisingLoop, rows: Sequence[Row], known: Capabilities) -> Capabilities:
     """Find out how far rows can share a call with each sample as it is alone; the first row is tried with two seeds.
 
     Returns:
@@ -92,14 +92,14 @@ def probe_batching(walk: Walk, rows: Sequence[Row], known: Capabilities) -> Capa
 
 
 def _shares(
-    walk: Walk, capabilities: Capabilities, rows: Sequence[Row], *, state: State, sigma: float, alone: State
+    walk: DenoisingLoop, capabilities: Capabilities, rows: Sequence[Row], *, state: State, sigma: float, alone: State
 ) -> bool:
     """Whether batches of these capabilities give each row the velocity that it has `alone` at `sigma`."""
     batches = cut(walk, capabilities, rows, state)
     return _is_as_alone(walk, lambda: [walk.velocity(part, sigma, batch) for batch, part in batches], alone)
 
 
-def _draws_together(walk: Walk, capabilities: Capabilities, rows: Sequence[Row], state: State) -> bool:
+def _draws_together(walk: DenoisingLoop, capabilities: Capabilities, rows: Sequence[Row], state: State) -> bool:
     """Whether batches of these capabilities start from other states than each row does alone: from `state`."""
     if capabilities.max_batch == 1:
         return False
@@ -107,7 +107,7 @@ def _draws_together(walk: Walk, capabilities: Capabilities, rows: Sequence[Row],
     return not _is_as_alone(walk, lambda: [walk.start(batch) for batch, _ in batches], state)
 
 
-def _decodes_together(walk: Walk, capabilities: Capabilities, rows: Sequence[Row], state: State) -> bool:
+def _decodes_together(walk: DenoisingLoop, capabilities: Capabilities, rows: Sequence[Row], state: State) -> bool:
     """Whether batches of these capabilities decode states, of which no call that decodes is given any, as each row does."""
 
     def decoded(by: Capabilities) -> list[State]:
@@ -118,7 +118,7 @@ def _decodes_together(walk: Walk, capabilities: Capabilities, rows: Sequence[Row
     return _is_as_alone(walk, lambda: decoded(capabilities), alone)
 
 
-def _is_as_alone(walk: Walk, make: Callable[[], list[State]], alone: State) -> bool:
+def _is_as_alone(walk: DenoisingLoop, make: Callable[[], list[State]], alone: State) -> bool:
     """Whether what is made in batches is what each row makes alone."""
     try:
         together = join(make())
@@ -130,14 +130,14 @@ def _is_as_alone(walk: Walk, make: Callable[[], list[State]], alone: State) -> b
     return all((a - b).float().abs().max() <= _tolerance(walk) * b.float().std() for a, b in pairs)
 
 
-def _whole_run(walk: Walk, rows: Sequence[Row]) -> tuple[State, torch.Tensor]:
+def _whole_run(walk: DenoisingLoop, rows: Sequence[Row]) -> tuple[State, torch.Tensor]:
     """Final states of the pipeline's own loop, and what it decodes them to."""
     decoded, recorded = walk.run_slice(rows, None, output_type="pt", record=True)
     last = recorded[-1].sigma
     return tuple(step.next_sample for step in recorded if step.sigma == last), decoded
 
 
-def _slicing_gap(walk: Walk, rows: Sequence[Row], whole: State) -> float:
+def _slicing_gap(walk: DenoisingLoop, rows: Sequence[Row], whole: State) -> float:
     """Largest difference of final states between a whole run and its slices, in standard deviations."""
     state = walk.start(rows)
     for step in range(len(walk.sigmas) - 1):
@@ -147,7 +147,7 @@ def _slicing_gap(walk: Walk, rows: Sequence[Row], whole: State) -> float:
     return float(torch.stack(gaps).max())  # unlike Python's max, this keeps NaN
 
 
-def _slicing_fault(walk: Walk, rows: Sequence[Row], gap: float, key: str) -> str:
+def _slicing_fault(walk: DenoisingLoop, rows: Sequence[Row], gap: float, key: str) -> str:
     """Which call argument makes a slice differ, if one does."""
     name = type(walk.pipe).__name__
     if gap != gap:
@@ -169,7 +169,7 @@ def _slicing_fault(walk: Walk, rows: Sequence[Row], gap: float, key: str) -> str
     )
 
 
-def _suspects(walk: Walk) -> Iterator[tuple[str, float | None, str, str]]:
+def _suspects(walk: DenoisingLoop) -> Iterator[tuple[str, float | None, str, str]]:
     """Arguments that may make a slice differ, each with a value that may help: those given, without them, then any number at
     0, the smallest first; and what is to be said of it.
     """
@@ -183,7 +183,9 @@ def _suspects(walk: Walk) -> Iterator[tuple[str, float | None, str, str]]:
         yield argument, 0.0, "changes its steps by it as they go on", "set it to 0"
 
 
-def _decodes_by_landing(walk: Walk, rows: Sequence[Row], state: State, *, expected: torch.Tensor, known: bool) -> bool:
+def _decodes_by_landing(
+    walk: DenoisingLoop, rows: Sequence[Row], state: State, *, expected: torch.Tensor, known: bool
+) -> bool:
     """False where decoding final states alone gives what a whole run gives, True where landing on them does."""
     for by_landing in (known, True):
         gap = (walk.decode(state, rows, by_landing).float() - expected.float()).abs().max()
@@ -195,12 +197,12 @@ def _decodes_by_landing(walk: Walk, rows: Sequence[Row], state: State, *, expect
     )
 
 
-def _tolerance(walk: Walk) -> float:
+def _tolerance(walk: DenoisingLoop) -> float:
     exact = next(iter(walk.modules.values())).dtype == torch.float32 and walk.autocast is None
     return EXACT if exact else HALF_PRECISION
 
 
-def _refusal(walk: Walk, error: Exception) -> str:
+def _refusal(walk: DenoisingLoop, error: Exception) -> str:
     name = type(walk.pipe).__name__
     kind = "" if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: "
     reason = kind + " ".join(str(error).split())[:300]

@@ -92,7 +92,7 @@ class KeptGraphs(NoGraphs):
         device, processes = trainer.accelerator.device, of_machine(trainer.accelerator.num_processes)
         free = max(free_bytes(device, processes) - trainer.batch_sizes.to_come(call), 0)
         fits = need <= ROOM * free
-        short = float(trainer.exchange.sum(torch.tensor(float(not fits)))) > 0
+        short = float(trainer.collectives.sum(torch.tensor(float(not fits)))) > 0
         taken, there = f"{need / 2**30:.2f} GiB", f"{free / 2**30:.2f} GiB that are free"
         if not short:
             self.parts = (0,)

@@ -86,7 +86,7 @@ class FlowBudget(Budget):
     of_node: int = OF_NODE
 
     @override
-    def dealt(self, processes: int, *, times: float = 1) -> FlowBudget:
+    def on_processes(self, processes: int, *, times: float = 1) -> FlowBudget:
         config = switched(self.config, "run.processes", processes)
         counts = ("states", "graphs", "samples")
         return replace(self, config=config, **{name: math.ceil(getattr(self, name) * times) for name in counts})

@@ -25,7 +25,7 @@ from flowgrpo.flow.rollouts.prompt_encoding import changed, eval_call
 from flowgrpo.flow.updates.rollout_graphs import Kept
 from flowgrpo.training.model_files.hub_files import Shape
 from flowgrpo.training.planning.allocation_counter import Peaks
-from flowgrpo.training.planning.meta_networks import Hollow, size
+from flowgrpo.training.planning.meta_networks import MetaNetworks, size
 from flowgrpo.training.weights import quantisation
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from rewards.compute import DTYPES
@@ -101,7 +101,7 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
     Raises:
         InputError: the config asks for what the pipeline has not.
     """
-    model, hollow = config.model, Hollow()
+    model, hollow = config.model, MetaNetworks()
     pipe = meta_pipeline.pipeline(folder, DTYPES[model.dtype])
     networks = {name: m for name, m in pipe.components.items() if isinstance(m, torch.nn.Module)}
     trained = traits.networks(pipe)
@@ -174,7 +174,7 @@ def _trainable(model: Model, policy: DiffusersPolicy) -> int:
 @torch.no_grad()
 def _sampling(
     policy: DiffusersPolicy,
-    hollow: Hollow,
+    hollow: MetaNetworks,
     row: Row,
     *,
     tiled: bool,
@@ -219,14 +219,14 @@ class _Decoded:
     sample: int
 
 
-def _decoded(policy: DiffusersPolicy, hollow: Hollow, row: Row, state: tuple[torch.Tensor, ...]) -> _Decoded:
+def _decoded(policy: DiffusersPolicy, hollow: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...]) -> _Decoded:
     with hollow.phase() as live:
         sample = policy.walk.decode(state, [row], by_landing=False)
         return _Decoded(peaks=live.peaks, operations=live.operations, sample=4 * sample.numel())
 
 
 def _decoded_in_tiles(
-    policy: DiffusersPolicy, hollow: Hollow, row: Row, state: tuple[torch.Tensor, ...]
+    policy: DiffusersPolicy, hollow: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...]
 ) -> _Decoded | None:
     tiling = [d for d in decoders(policy.pipe).values() if hasattr(d, "enable_tiling") and hasattr(d, "use_tiling")]
     if not tiling:
@@ -246,7 +246,7 @@ def _decoded_in_tiles(
 
 
 def _update(
-    policy: DiffusersPolicy, hollow: Hollow, row: Row, state: tuple[torch.Tensor, ...], *, checkpointed: bool
+    policy: DiffusersPolicy, hollow: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...], *, checkpointed: bool
 ) -> tuple[tuple[Peaks, Kept], tuple[Peaks | None, Kept]]:
     """What a step and its backward pass allocate, and what it keeps between, without checkpointing and with it."""
     networks = policy.modules.values()
@@ -259,7 +259,9 @@ def _update(
     return whole, _learnt(policy, hollow, row, state)
 
 
-def _learnt(policy: DiffusersPolicy, hollow: Hollow, row: Row, state: tuple[torch.Tensor, ...]) -> tuple[Peaks, Kept]:
+def _learnt(
+    policy: DiffusersPolicy, hollow: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...]
+) -> tuple[Peaks, Kept]:
     with hollow.phase() as live:
         velocity = policy.walk.velocity(state, policy.sigmas[0], [row])
         once, each = live.parts

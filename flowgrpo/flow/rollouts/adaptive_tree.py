@@ -21,7 +21,7 @@ import torch
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Algorithm, Config
 from flowgrpo.training.advantages.baseline import combined
-from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.run.run_files import is_number
 
 Tensor = torch.Tensor
@@ -64,7 +64,7 @@ class Shaping:
         begun = [first for first in self.shapes if first <= iteration]
         return with_shape(self._config.algorithm, self.shapes[max(begun)]) if begun else self._config.algorithm
 
-    def learn(self, units: Units, reward_weights: Tensor, sigmas: Sequence[float], iteration: int) -> None:
+    def learn(self, units: CreditUnits, reward_weights: Tensor, sigmas: Sequence[float], iteration: int) -> None:
         """Remember the rewards of an iteration, and settle the shape of the first whose rollout has not begun.
 
         Args:

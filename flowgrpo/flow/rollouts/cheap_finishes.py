@@ -21,10 +21,10 @@ from flowgrpo.flow.rollouts.draft_rollout import spearman
 from flowgrpo.flow.rollouts.rollout import Finished, Pair, score_leaves, walk
 from flowgrpo.flow.rollouts.state_preview import Foretold
 from flowgrpo.training.advantages.baseline import combined
-from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.advantages.reward_combination import Combination
-from flowgrpo.training.distributed.assignment import Deal
-from flowgrpo.training.distributed.data_share import WHOLE, Share
+from flowgrpo.training.distributed.assignment import Assignment
+from flowgrpo.training.distributed.data_share import WHOLE, DataShard
 from flowgrpo.training.reports.metrics import mean
 from flowgrpo.training.run.random_states import random_state_kept
 from flowgrpo.training.scoring.group_scores import Gather
@@ -103,9 +103,9 @@ class Finishing:
         rewards: Sequence[Reward],
         micro_batch: int,
         iteration: int,
-        deal: Deal,
+        assignment: Assignment,
         gather: Gather,
-        share: Share = WHOLE,
+        share: DataShard = WHOLE,
     ) -> Finished:
         """Grow this process's trees of the first group again, finish them exactly, and return what either says of siblings.
 
@@ -115,12 +115,14 @@ class Finishing:
             scores: of its leaves.
             kernels: of the steps.
             micro_batch: rows in one call of the model.
-            deal, gather, share: see `score_pieces`.
+            assignment, gather, share: see `score_pieces`.
         """
         train, run, policy = self._config.train, self._config.run, self._policy
         roots = [node.root for node in tree.nodes if node.parent is None and node.root.group == FIRST]
         before = policy.evaluations
-        of_group = Deal([[member for member in hand if member[0] == FIRST] for hand in deal.hands], deal.process)
+        of_group = Assignment(
+            [[member for member in hand if member[0] == FIRST] for hand in assignment.hands], assignment.process
+        )
         if not roots:
             if FIRST in of_group.divided and any(reward.group_wise for reward in rewards):
                 gather([])  # as often as those gather that score the group together
@@ -140,7 +142,7 @@ class Finishing:
             return policy.decode(tuple(x[list(leaves)] for x in again.samples), rows)
 
         with random_state_kept(), unheard():
-            exactly = score_leaves(again, decode, rewards, micro_batch, deal=of_group, gather=gather, share=share)
+            exactly = score_leaves(again, decode, rewards, micro_batch, assignment=of_group, gather=gather, share=share)
         found = self._values(exact, again, exactly)
         siblings = self._values(algorithm, tree, scores)
         return Finished(
@@ -153,7 +155,7 @@ class Finishing:
         self, algorithm: Algorithm, tree: Tree, scores: Scores
     ) -> Mapping[tuple[tuple[int, ...], int], tuple[tuple[int, ...], float]]:
         """What each unit of the first group is compared by, and its value, by the path and the step of its first node."""
-        units: Units = algorithm.credit.units(tree, self._credited.columns(scores.values), self._credited.weights)
+        units: CreditUnits = algorithm.credit.units(tree, self._credited.columns(scores.values), self._credited.weights)
         values = combined(units.values, self._credited.weights)
         found = {}
         for node, unit in reversed(list(enumerate(units.of_edge.tolist()))):

@@ -20,8 +20,8 @@ from flowgrpo.flow.methods.credit.rules import trunk_ends
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.advantages.unit_selection import extremes
-from flowgrpo.training.distributed.assignment import Deal
-from flowgrpo.training.distributed.data_share import WHOLE, Share
+from flowgrpo.training.distributed.assignment import Assignment
+from flowgrpo.training.distributed.data_share import WHOLE, DataShard
 from flowgrpo.training.reports.metrics import mean
 from flowgrpo.training.scoring.group_scores import Gather, Piece, score_pieces
 from flowgrpo.training.weights.low_precision_copies import Copies
@@ -84,7 +84,7 @@ def first(numbers: Sequence[int]) -> Chosen:
 @torch.no_grad()
 def drafted(
     policy: Policy,
-    pool: Deal,
+    pool: Assignment,
     rows: Sequence[Row],
     *,
     rewards: Sequence[Reward],
@@ -92,7 +92,7 @@ def drafted(
     numbers: Sequence[int],
     micro_batch: int,
     gather: Gather,
-    share: Share = WHOLE,
+    share: DataShard = WHOLE,
 ) -> Chosen:
     """Sample a pool of starts by ODE; return which of each group have the best and the worst rewards (Sol-RL, 2604.06916).
 

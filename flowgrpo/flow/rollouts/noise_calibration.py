@@ -103,7 +103,7 @@ def search(loop: Loop, levels: list[float], roll_out: Callable[[int, list[float]
         batch = roll_out(past - settings.rounds, levels)
         decoded += batch.decoded
         signs = step_signs(batch.tree, loop.combination.total(batch.scores.values))
-        positive, negative = loop.exchange.sum_shares(signs)
+        positive, negative = loop.collectives.sum_shares(signs)
         rounds.append({"levels": levels, "positive": positive.tolist(), "negative": negative.tolist()})
         steps = level_steps(loop.config.algorithm.kernel.name, batch.tree, settings.step)
         levels = calibrated(levels, positive, negative, steps=steps, difference=settings.difference, highest=highest)
@@ -111,7 +111,7 @@ def search(loop: Loop, levels: list[float], roll_out: Callable[[int, list[float]
     line = {
         "step": 0,
         "phase": "calibration",
-        **loop.exchange.totals(costs),
+        **loop.collectives.totals(costs),
         "time/calibration": time.perf_counter() - started,
     }
     found = Calibration(levels, line)

@@ -14,8 +14,8 @@ from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.training.advantages.prompt_groups import groups_of
 from flowgrpo.training.advantages.prompt_statistics import PromptStats
-from flowgrpo.training.distributed.assignment import deal_of, pool_of
-from flowgrpo.training.distributed.data_share import WHOLE, Share
+from flowgrpo.training.distributed.assignment import assign_roots, pool_of
+from flowgrpo.training.distributed.data_share import WHOLE, DataShard
 
 
 @torch.no_grad()
@@ -26,7 +26,7 @@ def encode_run(
     eval_prompts: Sequence[Prompt],
     *,
     done: int = 0,
-    shares: Sequence[Share] = (WHOLE,),
+    shares: Sequence[DataShard] = (WHOLE,),
     rolls_out: bool = True,
 ) -> None:
     """Encode the prompts that a process will sample, and those that its policy is tried on.
@@ -73,7 +73,7 @@ def changed(call: Mapping[str, Any], policy: Policy) -> set[str]:
     return {key for key, value in call.items() if policy.call.get(key) != value} - {"num_inference_steps"}
 
 
-def indices_ahead(config: Config, number: int, *, done: int, shares: Sequence[Share]) -> list[int]:
+def indices_ahead(config: Config, number: int, *, done: int, shares: Sequence[DataShard]) -> list[int]:
     """Return which training prompts a process will sample, by index, each once.
 
     Args:
@@ -88,9 +88,9 @@ def indices_ahead(config: Config, number: int, *, done: int, shares: Sequence[Sh
     own: dict[int, None] = {}
     for iteration in ahead:
         groups = groups_of(config, number, stats, iteration)
-        for dealt, share in product((deal_of, pool_of), shares):
-            deal = dealt(config, groups, iteration=iteration, share=share)
-            own |= dict.fromkeys(groups.prompts[group] for group, _ in deal.own)
+        for assign, share in product((assign_roots, pool_of), shares):
+            assignment = assign(config, groups, iteration=iteration, share=share)
+            own |= dict.fromkeys(groups.prompts[group] for group, _ in assignment.own)
     return list(own)
 
 

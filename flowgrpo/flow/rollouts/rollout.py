@@ -11,10 +11,10 @@ import torch
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.methods.credit.rules import trunk_ends
 from flowgrpo.flow.pipeline.policy import Policy
-from flowgrpo.flow.rollouts.state_preview import Portrait
+from flowgrpo.flow.rollouts.state_preview import StatePreview
 from flowgrpo.training.advantages.prompt_groups import Groups
-from flowgrpo.training.distributed.assignment import Deal
-from flowgrpo.training.distributed.data_share import WHOLE, Share
+from flowgrpo.training.distributed.assignment import Assignment
+from flowgrpo.training.distributed.data_share import WHOLE, DataShard
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.scoring.group_scores import Gather, Piece, score_pieces
 from flowgrpo.training.scoring.scorer import Scores
@@ -67,7 +67,7 @@ class Batch:
             lost; None without a draft.
         engine: (nodes,) log-probability of each trained edge under the engine that rolled it out; None without one.
         stored: whether the samples were there before, so that nothing was decoded.
-        portraits: of the trees that are kept to be looked at.
+        previews: of the trees that are kept to be looked at.
         finished: how trees were finished cheaply, as far as that is known; None where they were not.
     """
 
@@ -79,7 +79,7 @@ class Batch:
     draft_rewards: Sequence[torch.Tensor] | None = None
     engine: torch.Tensor | None = None
     stored: bool = False
-    portraits: Sequence[Portrait] = ()
+    previews: Sequence[StatePreview] = ()
     finished: Finished | None = None
 
     @property
@@ -113,9 +113,9 @@ def rollout(
     solver: str | None = None,
     keep_means: bool = False,
     keep_graphs: Container[int] = (),
-    deal: Deal | None = None,
+    assignment: Assignment | None = None,
     gather: Gather | None = None,
-    share: Share = WHOLE,
+    share: DataShard = WHOLE,
     evaluate: Evaluate | None = None,
     finish: Finish | None = None,
 ) -> tuple[Tree, Scores]:
@@ -128,7 +128,7 @@ def rollout(
         solver: a multistep one (`samplers.solvers`) that walks chains to their ends, instead of the plan; None: the plan.
         keep_means: whether trained edges keep the mean of their step.
         keep_graphs: parts whose trained evaluations keep the graph of their velocity.
-        deal, gather, share: see `score_pieces`.
+        assignment, gather, share: see `score_pieces`.
         evaluate: what trees grow by; None: the policy's velocity.
         finish: what walks ODE steps that only lead to a reward, several in a call; None: what trees grow by.
     """
@@ -149,7 +149,7 @@ def rollout(
     def decode(leaves: Sequence[int], own: Sequence[Row]) -> torch.Tensor:
         return policy.decode(tuple(x[list(leaves)] for x in tree.samples), own)
 
-    return tree, score_leaves(tree, decode, rewards, micro_batch, deal=deal, gather=gather, share=share)
+    return tree, score_leaves(tree, decode, rewards, micro_batch, assignment=assignment, gather=gather, share=share)
 
 
 @torch.no_grad()
@@ -192,23 +192,23 @@ def score_leaves(
     rewards: Sequence[Reward],
     micro_batch: int,
     *,
-    deal: Deal | None = None,
+    assignment: Assignment | None = None,
     gather: Gather | None = None,
-    share: Share = WHOLE,
+    share: DataShard = WHOLE,
 ) -> Scores:
     """Decode the leaves of a tree, score them, and return the scores in the order of the leaves.
 
     Args:
         decode: the samples of some leaves, given by their places among all, with the rows of each.
         micro_batch: most leaves of one call of it.
-        deal, gather, share: see `score_pieces`.
+        assignment, gather, share: see `score_pieces`.
     """
     by_group = defaultdict(list)
     for index, leaf in enumerate(tree.leaves):
         by_group[tree.nodes[leaf].root.group].append(index)
     for own in by_group.values():  # in an order that does not depend on who grew what
         own.sort(key=lambda index: tree.nodes[tree.leaves[index]].path)
-    scores = score_pieces(rewards, _decoded(decode, tree, by_group, micro_batch), deal, gather, share=share)
+    scores = score_pieces(rewards, _decoded(decode, tree, by_group, micro_batch), assignment, gather, share=share)
     order = torch.tensor([index for own in by_group.values() for index in own]).argsort()
     return Scores(scores.values[order], scores.lost[order], scores.seconds)
 

@@ -62,12 +62,12 @@ class Foretold:
 
 
 @dataclass(frozen=True)
-class Portrait:
+class StatePreview:
     """A state as it is kept.
 
     Attributes:
         node: of the tree that it is; None of one that a solver passed on its way.
-        parent: its place among the portraits of its group.
+        parent: its place among the previews of its group.
         step: how many steps of the schedule lie before it.
         estimated: whether what is shown is foretold, not sampled.
         state: what is shown, before it is decoded; None where nothing is known of it.
@@ -87,8 +87,8 @@ class Portrait:
 
 
 @dataclass(frozen=True)
-class Portraits:
-    """Makes the portraits of the trees that `run.trees` asks for."""
+class StatePreviews:
+    """Makes the previews of the trees that `run.trees` asks for."""
 
     config: Config
     policy: Policy
@@ -102,7 +102,7 @@ class Portraits:
         return Foretold(self.policy.velocity, [root.row for root in roots if root.group < asked.prompts])
 
     @torch.no_grad()
-    def of(self, tree: Tree, scores: Scores, foretold: Foretold | None, *, leads: bool = True) -> list[Portrait]:
+    def of(self, tree: Tree, scores: Scores, foretold: Foretold | None, *, leads: bool = True) -> list[StatePreview]:
         """What the kept states look like, parents before children; nothing where nothing was watched.
 
         What is foretold is scored unless a reward compares the samples of a group, for it would need one of them. Calls are
@@ -140,19 +140,19 @@ class Portraits:
         return found
 
 
-def _states(tree: Tree, foretold: Foretold, groups: int) -> list[Portrait]:
+def _states(tree: Tree, foretold: Foretold, groups: int) -> list[StatePreview]:
     """The states of the first groups, parents before children, with those that a solver passed between two nodes."""
     estimates = estimates_by_state(tree, foretold)
     foretold.by_call.clear()
     leaves = {node: index for index, node in enumerate(tree.leaves)}
     places: dict[int, int] = {}
-    found: list[Portrait] = []
+    found: list[StatePreview] = []
     counts: dict[int, int] = defaultdict(int)
 
-    def add(portrait: Portrait) -> int:
-        found.append(portrait)
-        counts[portrait.root.group] += 1
-        return counts[portrait.root.group] - 1
+    def add(preview: StatePreview) -> int:
+        found.append(preview)
+        counts[preview.root.group] += 1
+        return counts[preview.root.group] - 1
 
     for i, node in enumerate(tree.nodes):
         if node.root.group >= groups:
@@ -162,10 +162,10 @@ def _states(tree: Tree, foretold: Foretold, groups: int) -> list[Portrait]:
             parent = places[node.parent]
             for step in range(tree.nodes[node.parent].step + 1, node.step):
                 if (passed := estimates.get((node.parent, step))) is not None:
-                    parent = add(Portrait(None, parent, step, node.root, estimated=True, state=passed))
+                    parent = add(StatePreview(None, parent, step, node.root, estimated=True, state=passed))
         leaf = leaves.get(i)
         state = estimates.get((i, node.step)) if leaf is None else tuple(x[leaf].cpu() for x in tree.samples)
-        places[i] = add(Portrait(i, parent, node.step, node.root, estimated=leaf is None, state=state))
+        places[i] = add(StatePreview(i, parent, node.step, node.root, estimated=leaf is None, state=state))
     return found
 
 

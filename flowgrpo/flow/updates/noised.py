@@ -19,7 +19,7 @@ from flowgrpo.flow.methods.likelihood import Elbo, flattened
 from flowgrpo.flow.methods.objectives.matching import Coupled, optimality
 from flowgrpo.flow.methods.objectives.policy_gradient import LossInputs, PolicyGradient
 from flowgrpo.flow.pipeline.policy import Policy
-from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.weights.optimizer_step import UpdateStats
 from flowgrpo.training.weights.trained_weights import Weights
 from samplers import noise
@@ -159,7 +159,7 @@ def calls_of(likelihood: Elbo, tree: Tree, keep: Tensor, *, micro_batch: int, ad
 def noised_of(
     config: Config,
     tree: Tree,
-    units: Units,
+    units: CreditUnits,
     *,
     keep: Tensor,
     advantages: Tensor,

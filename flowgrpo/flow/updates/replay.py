@@ -8,7 +8,7 @@ import torch
 
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.updates import rollout_graphs
-from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.distributed.minibatches import of_edges
 from samplers.pruning import pruned
 from samplers.trees import Tree
@@ -17,7 +17,9 @@ Tensor = torch.Tensor
 LOGGER = logging.getLogger(__name__)
 
 
-def replayed(config: Config, tree: Tree, *, units: Units, advantages: Tensor, trained: Tensor, iteration: int) -> Tree:
+def replayed(
+    config: Config, tree: Tree, *, units: CreditUnits, advantages: Tensor, trained: Tensor, iteration: int
+) -> Tree:
     """Return the tree whose evaluations the update replays, without the edges that leave the update.
 
     With `train.split: edges` its edges are dealt to the parts of the update here. The evaluations are the rollout's own, and

@@ -71,7 +71,7 @@ def measured(policy: Policy, state: State, row: Row, *, size: int) -> tuple[Kept
 
 
 def _measured(policy: Policy, state: State, row: Row, *, sigma: float, size: int) -> tuple[int, int, int]:
-    with torch.enable_grad(), allocation_counter.Live() as counted:
+    with torch.enable_grad(), allocation_counter.AllocationCounter() as counted:
         for network in policy.modules.values():
             for tensor in (*network.parameters(), *network.buffers()):
                 counted.ignore(tensor)

@@ -1,4 +1,4 @@
-"""The trees of a rollout as a run keeps them: of every node its portrait, and what the edge that led there earned."""
+"""The trees of a rollout as a run keeps them: of every node its preview, and what the edge that led there earned."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.rollouts.rollout import Batch
-from flowgrpo.flow.rollouts.state_preview import Portrait
+from flowgrpo.flow.rollouts.state_preview import StatePreview
 from flowgrpo.flow.updates.update import Credited
 from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, encoded, known
@@ -21,17 +21,17 @@ Fields = dict[str, Any]  # of a `KeptNode`
 def parts(
     config: Config, combination: Combination, batch: Batch, credited: Credited, *, iteration: int, names: Iterable[str]
 ) -> list[KeptTree]:
-    """What this process has of the trees that are kept of an iteration; nothing of one without portraits.
+    """What this process has of the trees that are kept of an iteration; nothing of one without previews.
 
     Args:
         combination: of the rewards, into what is trained on.
         credited: what the update trains on.
         names: of the rewards.
     """
-    by_group: dict[int, list[Portrait]] = defaultdict(list)
-    for each in batch.portraits:
+    by_group: dict[int, list[StatePreview]] = defaultdict(list)
+    for each in batch.previews:
         by_group[each.root.group].append(each)
-    earned = _earned(batch, credited, {each.node for each in batch.portraits})
+    earned = _earned(batch, credited, {each.node for each in batch.previews})
     found = []
     for group, own in by_group.items():
         nodes = []
@@ -56,7 +56,7 @@ def parts(
     return found
 
 
-def _seen(each: Portrait, combination: Combination) -> Fields:
+def _seen(each: StatePreview, combination: Combination) -> Fields:
     """What is known of a state itself."""
     fields: Fields = {"estimated": each.estimated}
     if each.parent is None:

@@ -12,7 +12,7 @@ from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.updates import rollout_graphs
 from flowgrpo.flow.updates.noised import Matching, Noised
 from flowgrpo.flow.updates.path_ratios import PathRatios
-from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.weights.optimizer_step import UpdateStats, optimizer_step
 from flowgrpo.training.weights.trained_weights import Weights
 from samplers.kernels import State, log_prob
@@ -36,7 +36,7 @@ class Credited:
     """
 
     tree: Tree
-    units: Units
+    units: CreditUnits
     advantages: torch.Tensor
     step_weights: dict[TrainedStep, float]
     beta: float

@@ -26,7 +26,7 @@ from flowgrpo.mdlm.models.load import config_of, model_paths
 from flowgrpo.mdlm.planning.plan import block_size, evaluation_decoder, training_decoder, walked
 from flowgrpo.training.model_files.hub_files import Shape
 from flowgrpo.training.planning.allocation_counter import Peaks
-from flowgrpo.training.planning.meta_networks import Hollow, built, size
+from flowgrpo.training.planning.meta_networks import MetaNetworks, built, size
 from flowgrpo.training.weights import quantisation
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from rewards.compute import DTYPES
@@ -86,7 +86,7 @@ def trial(config: TextConfig, prompt: int) -> Trial:
     Raises:
         InputError: there is no such model, or it has not what the config asks for.
     """
-    model, hollow = config.model, Hollow()
+    model, hollow = config.model, MetaNetworks()
     place, _ = model_paths(model.path)
     network = built(lambda: _made(model.path, place), DTYPES[model.dtype]).requires_grad_(False)
     network.config._experts_implementation = "grouped_mm"  # a loop over experts asks which of them were chosen
@@ -139,7 +139,7 @@ def _work(decoder: Decoder) -> tuple[object, ...]:
 
 
 @torch.no_grad()
-def _decoded(hollow: Hollow, predictor: _Unasked, decoder: Decoder, ids: torch.Tensor) -> tuple[Peaks, int]:
+def _decoded(hollow: MetaNetworks, predictor: _Unasked, decoder: Decoder, ids: torch.Tensor) -> tuple[Peaks, int]:
     """What steps of a decoder allocate, and the operations of one: a mean of its first and its last block's.
 
     Where no block sees more than another, the last stands for all. With a cache the first step of a block has other
@@ -192,7 +192,7 @@ def _made(path: str, place: str) -> transformers.PreTrainedModel:
     return kind.from_config(config)
 
 
-def _learnt(hollow: Hollow, predictor: MaskPredictor, ids: torch.Tensor, prompt: int) -> tuple[Peaks, int, int]:
+def _learnt(hollow: MetaNetworks, predictor: MaskPredictor, ids: torch.Tensor, prompt: int) -> tuple[Peaks, int, int]:
     """What the passes of one view that scores a whole answer allocate; operations and launches of the forward one."""
     scored = torch.ones(1, ids.shape[1] - prompt, dtype=torch.bool)
     hidden = torch.nn.functional.pad(scored, (prompt, 0))

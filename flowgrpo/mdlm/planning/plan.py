@@ -162,7 +162,7 @@ def _bounded(number: int, at_most: bool) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Walk:
+class DecodingCost:
     """What one answer takes.
 
     Attributes:
@@ -214,7 +214,7 @@ def evaluation_decoder(config: TextConfig) -> Decoder:
     return scheduled(decoder, schedule.typical(1)) if learned else decoder
 
 
-def walked(decoder: Decoder) -> Walk:
+def walked(decoder: Decoder) -> DecodingCost:
     """The steps of an answer of full length, exact where no score decides how many positions a step commits.
 
     In a block-causal model they may depend on where the prompt ends in its block: the most, and exact where they do not.
@@ -232,7 +232,7 @@ def walked(decoder: Decoder) -> Walk:
             for block, (start, end) in enumerate(region.blocks)
         ]
         steps, commits = (sum(part) for part in zip(*parts, strict=True))
-        return Walk(steps=steps, commits=commits, branches=branches, fixed=fixed)
+        return DecodingCost(steps=steps, commits=commits, branches=branches, fixed=fixed)
     part = [
         _counted(decoder, 0, size) if counted else _most(decoder, size, narrow) for size in range(region.counted + 1)
     ]
@@ -240,7 +240,7 @@ def walked(decoder: Decoder) -> Walk:
     ends = torch.stack(borders)  # (parts, 2, offsets)
     steps = [sum(part[size][0] for size in sizes) for sizes in (ends[:, 1] - ends[:, 0]).T.tolist()]
     commits = part[region.counted][1] * (region.block_size // region.counted)
-    return Walk(
+    return DecodingCost(
         steps=max(steps),
         commits=commits,
         branches=branches,
@@ -354,7 +354,7 @@ def _trained(config: TextConfig) -> tuple[int, bool]:
 
 
 def _views(
-    likelihood: Likelihood, objective: Objective, *, walk: Walk, length: int, micro_batch: int
+    likelihood: Likelihood, objective: Objective, *, walk: DecodingCost, length: int, micro_batch: int
 ) -> tuple[int, int, bool]:
     """Views of an answer, evaluations of each for the gradient (see `methods.backward`), and whether that is sure."""
     in_order = likelihood.name in ("autoregressive", "trajectory")  # no chance, and many views
@@ -365,7 +365,7 @@ def _views(
     return count, 2 if several and not separable else 1, sure and _same_for_all(likelihood, walk, length)
 
 
-def _answers(count: int, length: int, walk: Walk) -> Answers:
+def _answers(count: int, length: int, walk: DecodingCost) -> Answers:
     """Answers of full length without prompts, whose tokens were committed in so many steps, of each block by itself."""
     ids = torch.zeros(count, length, dtype=torch.long)
     steps = (torch.arange(length) % (walk.block_size or length)).clamp(max=walk.commits - 1).expand(count, -1)
@@ -380,7 +380,7 @@ def _answers(count: int, length: int, walk: Walk) -> Answers:
     )
 
 
-def _same_for_all(likelihood: Likelihood, walk: Walk, length: int) -> bool:
+def _same_for_all(likelihood: Likelihood, walk: DecodingCost, length: int) -> bool:
     """Whether every answer has as many views, whatever its length, its decoding and the masks that are drawn."""
     whole = likelihood.scope == "canvas"
     full = walk.block_size is None or length >= 2 * walk.block_size - 1  # some block is, wherever the prompt ends

@@ -18,7 +18,7 @@ from flowgrpo.mdlm.methods.hints import draw_hints, failed_groups, replace_faile
 from flowgrpo.mdlm.methods.schedules.learned_schedule import Actions, SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import Completions, TextPolicy
 from flowgrpo.training.advantages.prompt_groups import Groups
-from flowgrpo.training.distributed.assignment import Deal
+from flowgrpo.training.distributed.assignment import Assignment
 from flowgrpo.training.distributed.minibatches import Member
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.scoring.group_scores import Gather, Piece, score_pieces
@@ -93,7 +93,7 @@ def rollout(
     decoder: Decoder,
     schedule: SchedulePolicy | None,
     rolled: Rolled | None = None,
-    deal: Deal | None = None,
+    assignment: Assignment | None = None,
     gather: Gather | None = None,
 ) -> Batch:
     """Decode and score a completion of each row, and help the groups of which none succeeded, which are whole here then.
@@ -111,7 +111,7 @@ def rollout(
         completions = policy.generate([row.prompt for row in rows], acting, seeds, config.train.rollout_rows)
     else:
         completions = Completions(rolled.rollout, policy.texts(rolled.rollout.completion))
-    scores = _score(rewards, completions, rows, members, deal=deal, gather=gather)
+    scores = _score(rewards, completions, rows, members, assignment=assignment, gather=gather)
     batch = Batch(
         iteration=iteration,
         groups=groups,
@@ -136,7 +136,7 @@ def _score(
     rows: Sequence[Row],
     members: Sequence[Member],
     *,
-    deal: Deal | None = None,
+    assignment: Assignment | None = None,
     gather: Gather | None = None,
 ) -> Scores:
     """Rewards of completions, a call for each group; lost where a token's log-probability is not a number."""
@@ -146,7 +146,7 @@ def _score(
         of_group, texts, rows_of_group = zip(*own, strict=True)
         pieces.append(Piece(group, [index for _, index in of_group], list(texts), rows_of_group))
     with phase("rewards"):
-        scores = score_pieces(rewards, pieces, deal, gather)
+        scores = score_pieces(rewards, pieces, assignment, gather)
     broken = ~completions.rollout.commit_logp.isfinite().all(1).cpu()
     if broken.any():
         LOGGER.warning(BROKEN, int(broken.sum()), len(broken), "dropped")

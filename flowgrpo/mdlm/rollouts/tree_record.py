@@ -13,7 +13,7 @@ import torch
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollouts.rollout import Batch
-from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.reports.samples import Text
 from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, encoded, known
@@ -31,7 +31,7 @@ def parts(
     combination: Combination,
     batch: Batch,
     *,
-    units: Units,
+    units: CreditUnits,
     advantages: torch.Tensor,
     trained: torch.Tensor,
     names: Iterable[str],

@@ -65,11 +65,11 @@ class NestedSets:
     """The L sets that each of U units is in, from the largest to the smallest.
 
     Attributes:
-        members: (U, L, 2) integers; units that are compared with each other by `Units.comparison` and have equal pairs at a
-            level are one set there.
+        members: (U, L, 2) integers; units that are compared with each other by `CreditUnits.comparison` and have equal
+            pairs at a level are one set there.
         weight: (U, L) float64 weight of each level; 0 where a unit has no such level.
-        kin: (U, K) integers; units that are compared with each other by `Units.comparison` and have equal rows share a part
-            of their noise.
+        kin: (U, K) integers; units that are compared with each other by `CreditUnits.comparison` and have equal rows share
+            a part of their noise.
         alike: (U,) float64 covariance of a unit's noise and that of its kin, below 1.
     """
 
@@ -85,7 +85,7 @@ class NestedSets:
         return cls(*(torch.cat([getattr(part, name) for part in parts])[order] for name in names))
 
     def compares(self, comparison: Tensor) -> bool:
-        """Whether some unit has another one in a set that has a weight; `comparison` as of `Units`."""
+        """Whether some unit has another one in a set that has a weight; `comparison` as of `CreditUnits`."""
         for level, weight in enumerate(self.weight.unbind(1)):
             own = torch.cat([comparison, self.members[:, level]], 1)[weight > 0]
             if len(own.unique(dim=0)) < len(own):

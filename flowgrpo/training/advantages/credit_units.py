@@ -10,7 +10,7 @@ from flowgrpo.training.advantages.comparison_sets import NestedSets
 
 
 @dataclass(frozen=True)
-class Units:
+class CreditUnits:
     """U units that are compared with each other: trajectories, branches, or gains of steps.
 
     Attributes:
@@ -44,7 +44,7 @@ class Units:
         return len(self.comparison.unique(dim=0)) < len(self.comparison)
 
     @classmethod
-    def joined(cls, parts: Sequence[Units]) -> tuple[Units, list[Tensor]]:
+    def joined(cls, parts: Sequence[CreditUnits]) -> tuple[CreditUnits, list[Tensor]]:
         """The units of several processes as one, to compare them, and the places in it of each process's.
 
         They are ordered by group and root, so that the order does not depend on who grew what: it breaks ties. `of_edge`

@@ -13,7 +13,7 @@ import torch
 from flowgrpo.schema.base import Choice
 from flowgrpo.schema.sections import Select
 from flowgrpo.training.advantages.baseline import combined
-from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.credit_units import CreditUnits
 
 Tensor = torch.Tensor
 
@@ -89,7 +89,7 @@ def max_variance(values: Tensor, number: int) -> Tensor:
 
 
 def normalize_advantages(
-    units: Units, weights: Tensor, *, expected: Tensor, baseline: Choice, select: Select | None
+    units: CreditUnits, weights: Tensor, *, expected: Tensor, baseline: Choice, select: Select | None
 ) -> tuple[Tensor, Tensor]:
     """Advantages (U,) of units, and whether (U,) their edges are trained on.
 

@@ -10,12 +10,12 @@ from functools import cached_property
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.advantages.prompt_groups import Groups
 from flowgrpo.training.distributed import minibatches
-from flowgrpo.training.distributed.data_share import Share
+from flowgrpo.training.distributed.data_share import DataShard
 from flowgrpo.training.distributed.minibatches import Member
 
 
 @dataclass(frozen=True)
-class Deal:
+class Assignment:
     """Which samples each process makes.
 
     Attributes:
@@ -47,16 +47,16 @@ def parts_of(config: RunConfig, groups: Groups, iteration: int) -> list[list[int
     return minibatches.of_roots(config.train, roots, groups.roots, seed=config.run.seed, iteration=iteration)
 
 
-def deal_of(config: RunConfig, groups: Groups, *, iteration: int, share: Share) -> Deal:
+def assign_roots(config: RunConfig, groups: Groups, *, iteration: int, share: DataShard) -> Assignment:
     """The roots of an iteration that a process, or the processes of one share, grow; see `parts.of_processes`."""
     of_roots = parts_of(config, groups, iteration)
     hands = minibatches.of_processes(
         config.train, config.algorithm, of_roots, share.count, generators=config.run.generators
     )
-    return Deal(hands, share.index)
+    return Assignment(hands, share.index)
 
 
-def pool_of(config: RunConfig, groups: Groups, *, iteration: int, share: Share) -> Deal:
+def pool_of(config: RunConfig, groups: Groups, *, iteration: int, share: DataShard) -> Assignment:
     """The starts that a process samples for the draft of an iteration (`train.draft`); none without one.
 
     Where generators make the samples, each drafts for its own groups, for it never meets the others.
@@ -66,8 +66,10 @@ def pool_of(config: RunConfig, groups: Groups, *, iteration: int, share: Share) 
     if config.run.generators:
         own = (
             dict.fromkeys(group for group, _ in hand)
-            for hand in deal_of(config, groups, iteration=iteration, share=share).hands
+            for hand in assign_roots(config, groups, iteration=iteration, share=share).hands
         )
-        return Deal([[(group, start) for group in hand for start in range(sizes[group])] for hand in own], share.index)
+        return Assignment(
+            [[(group, start) for group in hand for start in range(sizes[group])] for hand in own], share.index
+        )
     every = [(group, start) for group, size in enumerate(sizes) for start in range(size)]
-    return Deal(minibatches.evenly(every, share.count), share.index)
+    return Assignment(minibatches.evenly(every, share.count), share.index)

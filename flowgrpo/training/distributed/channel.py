@@ -40,7 +40,7 @@ PATIENCE = timedelta(
 )  # whoever ends is noticed at once; a rollout or an evaluation may take longer than any limit
 
 
-class Post:
+class Channel:
     """Messages between two processes each; what one sends to another arrives in that order. All must make theirs together.
 
     Args:

@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from torch import distributed
 
 from flowgrpo.training.distributed import replay_journal
-from flowgrpo.training.distributed.data_share import Share
+from flowgrpo.training.distributed.data_share import DataShard
 from flowgrpo.training.distributed.fsdp_lockstep import Lockstep
 from flowgrpo.training.distributed.worker_roles import Roles
 
@@ -23,7 +23,7 @@ LONGEST = timedelta(hours=6)
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Collectives:
     """Sums and lists of what processes have; all of them must ask for each together.
 
     Work that is made again finds in its journal what it was told before; gradients alone are not noted there.
@@ -35,7 +35,7 @@ class Exchange:
     """
 
     accelerator: Accelerator
-    share: Share
+    share: DataShard
     lockstep: Lockstep
     _: KW_ONLY
     count: int
@@ -84,12 +84,12 @@ class Exchange:
         return [each for own in everyone for each in own]
 
 
-def exchange_of(accelerator: Accelerator, share: Share, lockstep: Lockstep, roles: Roles) -> Exchange:
+def collectives_of(accelerator: Accelerator, share: DataShard, lockstep: Lockstep, roles: Roles) -> Collectives:
     """What this process tells those of its role; all processes must ask for theirs together."""
     if roles.trainers == accelerator.num_processes:
-        return Exchange(accelerator, share, lockstep, count=roles.trainers)
+        return Collectives(accelerator, share, lockstep, count=roles.trainers)
     trainers = distributed.new_group(range(roles.trainers), timeout=LONGEST)
     evaluators = distributed.new_group(roles.ranks_of_evaluators, timeout=LONGEST) if roles.evaluators else None
     if roles.evaluates(accelerator.process_index):
-        return Exchange(accelerator, share, lockstep, count=roles.evaluators, group=evaluators)
-    return Exchange(accelerator, share, lockstep, count=roles.trainers, group=trainers)
+        return Collectives(accelerator, share, lockstep, count=roles.evaluators, group=evaluators)
+    return Collectives(accelerator, share, lockstep, count=roles.trainers, group=trainers)

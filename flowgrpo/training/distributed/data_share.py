@@ -12,7 +12,7 @@ from flowgrpo.training.distributed.worker_roles import Roles
 
 
 @dataclass(frozen=True)
-class Share:
+class DataShard:
     """One of the shares into which the data of a run are dealt; by default all of them, to one process.
 
     Several processes may work on one share, with the same rows, noise and rewards: they share each call of the network
@@ -46,10 +46,10 @@ class Share:
         return index * self.together
 
 
-WHOLE = Share()
+WHOLE = DataShard()
 
 
-def shares_of(accelerator: Accelerator, together: int, roles: Roles) -> list[Share]:
+def data_shards(accelerator: Accelerator, together: int, roles: Roles) -> list[DataShard]:
     """The share of this process, or those that it generates for; all processes must ask for theirs together.
 
     That of an evaluator is of the held-out prompts alone.
@@ -60,11 +60,11 @@ def shares_of(accelerator: Accelerator, together: int, roles: Roles) -> list[Sha
     """
     index, processes = accelerator.process_index, roles.trainers
     if roles.generates(index):
-        return [Share(hand, processes) for hand in roles.every_hand(index)]
+        return [DataShard(hand, processes) for hand in roles.every_hand(index)]
     if roles.evaluates(index):
-        return [Share(index - roles.ranks_of_evaluators.start, roles.evaluators)]
+        return [DataShard(index - roles.ranks_of_evaluators.start, roles.evaluators)]
     if together == 1:
-        return [Share(index, processes)]
+        return [DataShard(index, processes)]
     group, _ = distributed.new_subgroups(together, backend="gloo")  # a reward may take longer than a GPU's group waits
     place = index // together, processes // together
-    return [Share(*place, together=together, leads=index % together == 0, group=group)]
+    return [DataShard(*place, together=together, leads=index % together == 0, group=group)]

@@ -26,7 +26,7 @@ def answered(loop: Loop, ask: Callable[[], T]) -> T:
         answer = ask()
     except EngineError as error:
         problem = str(error)
-    problems = [each for each in loop.exchange.gather([problem]) if each is not None]
+    problems = [each for each in loop.collectives.gather([problem]) if each is not None]
     if problems:
         loop.keep_what_is_done()
         raise EngineLost(f"stopped after step {loop.done}: {problems[0]}", loop.rest())
@@ -66,7 +66,7 @@ def told(loop: Loop, own: Mismatch, *, unit: str, same: str) -> dict[str, Any]:
         unit: of which `Mismatch.each` is one.
         same: what of an engine may differ.
     """
-    found = metrics(loop.exchange.gather_shares([own]))
+    found = metrics(loop.collectives.gather_shares([own]))
     if (gap := found["engine/mean_abs_log_ratio"]) is not None and gap > FAR:
         loop.report.warn(
             f"step {loop.done + 1}: the engine's log-probabilities are {gap:.3g} nats per {unit} from ours; are its {same} "

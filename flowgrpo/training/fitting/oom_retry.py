@@ -19,7 +19,7 @@ from accelerate import Accelerator
 
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.distributed import replay_journal
-from flowgrpo.training.distributed.collectives import Exchange
+from flowgrpo.training.distributed.collectives import Collectives
 from flowgrpo.training.fitting.batch_probing import free
 from flowgrpo.training.fitting.batch_sizes import ROLLOUT, UPDATE, BatchSizes
 from flowgrpo.training.reports.report import Report
@@ -54,7 +54,7 @@ class Retried(Protocol):
 
     accelerator: Accelerator
     config: RunConfig
-    exchange: Exchange
+    collectives: Collectives
     report: Report
     batch_sizes: BatchSizes
     kept_graphs: NoGraphs
@@ -180,7 +180,7 @@ class Retrying:
         if self._alone or not self._can:
             return
         loop = self._loop
-        everyone = loop.exchange.gather([(loop.batch_sizes.sizes, self._shortages)])
+        everyone = loop.collectives.gather([(loop.batch_sizes.sizes, self._shortages)])
         self._shortages = []
         happened = [each for _, shortages in everyone for each in shortages]
         if any(each.gave_up for each in happened):

@@ -251,8 +251,8 @@ def shapes_of(folder: Path, weights: Weights) -> dict[str, tuple[int, ...]]:
             with safetensors.safe_open(folder / name, "pt") as opened:
                 found |= {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
         else:
-            mapped = zipfile.is_zipfile(folder / name)  # older pickles are read whole
-            tensors = torch.load(folder / name, map_location="meta", mmap=mapped, weights_only=True)
+            map_tensors = zipfile.is_zipfile(folder / name)  # older pickles are read whole
+            tensors = torch.load(folder / name, map_location="meta", mmap=map_tensors, weights_only=True)
             found |= {key: tuple(tensor.shape) for key, tensor in tensors.items()}
     return found
 

@@ -70,7 +70,7 @@ class Peaks:
         return Peaks(self.points + other.points)
 
 
-class Live(TorchDispatchMode):
+class AllocationCounter(TorchDispatchMode):
     """Counts the bytes of the storages that operations allocate while it is entered, until they are freed.
 
     And the floating-point operations of matrix products, convolutions and attention in forward passes; the rest is small

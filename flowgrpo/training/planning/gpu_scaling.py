@@ -46,7 +46,7 @@ class Prices:
 
     def efficiency(self, budget: Budget, work: Work) -> float:
         """The share of the GPUs' time that one GPU alone would need for the same iteration."""
-        alone = self.cost(budget.dealt(1), work).total
+        alone = self.cost(budget.on_processes(1), work).total
         return alone / (budget.layout.processes * self.cost(budget, work).total)
 
 
@@ -85,7 +85,7 @@ def priced(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) ->
         "found": found,
         "gpu_bytes": int(prices.gpu.memory * GIB),
         "utilisation": UTILISATION,
-        "costs": [_as_json(budget.dealt(count), work, prices) for count in numbers],
+        "costs": [_as_json(budget.on_processes(count), work, prices) for count in numbers],
         "asked": budget.layout.processes,
         "limit": _limit(prices.cost(budget, work)),
         "refused": _refusal(budget.config),
@@ -134,7 +134,7 @@ def _changes(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) 
         factor = ENOUGH / (1 - ENOUGH) * prices.fixed / (before.total - prices.fixed)
         for groups in _groups(config, math.ceil(config.train.groups * factor)):
             times = groups / config.train.groups
-            found = _as_json(budget.dealt(layout.processes, times=times), work.times(times), prices)
+            found = _as_json(budget.on_processes(layout.processes, times=times), work.times(times), prices)
             if found["efficiency"] >= 0.98 * ENOUGH:  # not before, where calls that fill up take no longer
                 yield {"set": {"train.groups": groups}} | {key: found[key] for key in ("total", "efficiency", "peak")}
                 return

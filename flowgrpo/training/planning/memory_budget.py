@@ -92,7 +92,7 @@ class Budget(ABC):
         """How its processes lie on machines."""
         return layout_of(self.config, self.of_node)
 
-    def dealt(self, processes: int, *, times: float = 1) -> Budget:
+    def on_processes(self, processes: int, *, times: float = 1) -> Budget:
         """The same run on so many processes, with so many times the samples."""
         return replace(self, config=switched(self.config, "run.processes", processes))
 

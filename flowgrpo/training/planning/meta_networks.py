@@ -25,8 +25,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from flowgrpo.data.tensor_maps import mapped
-from flowgrpo.training.planning.allocation_counter import Live
+from flowgrpo.data.tensor_maps import map_tensors
+from flowgrpo.training.planning.allocation_counter import AllocationCounter
 
 Tensor = torch.Tensor
 TABLE = 2**24  # numbers of the largest table that a network that is built computes
@@ -38,7 +38,7 @@ class _Bridge(torch.autograd.Function):
     """Real zeros in the place of fake results; their gradient starts the backward pass of the fake ones."""
 
     @staticmethod
-    def forward(ctx, anchor: Tensor, hollow: Hollow, results: list[Tensor]) -> tuple[Tensor, ...]:
+    def forward(ctx, anchor: Tensor, hollow: MetaNetworks, results: list[Tensor]) -> tuple[Tensor, ...]:
         ctx.hollow, ctx.results = hollow, results
         return tuple(_zeros(x) for x in results)
 
@@ -90,7 +90,7 @@ class _Again(torch.autograd.Function):
         return None, None, *(torch.empty_like(x) if n else None for x, n in zip(inputs, needed, strict=True))
 
 
-class Hollow:
+class MetaNetworks:
     """Makes hollow networks, and counts what they allocate.
 
     A call that only repeats an earlier one of the same shapes is not run again: without gradients it allocates nothing that
@@ -103,7 +103,7 @@ class Hollow:
     """
 
     def __init__(self):
-        self.live, self._mode = Live(), FakeTensorMode(allow_non_fake_inputs=True)
+        self.live, self._mode = AllocationCounter(), FakeTensorMode(allow_non_fake_inputs=True)
         self._anchor = torch.zeros((), requires_grad=True)
         self._depth = 0
         # What a call returned, bytes that stayed, its operations, and its launches.
@@ -148,7 +148,7 @@ class Hollow:
             p.grad = self._fresh(p)
 
     @contextmanager
-    def phase(self) -> Iterator[Live]:
+    def phase(self) -> Iterator[AllocationCounter]:
         """Forget earlier calls; what is allocated inside this context is counted from 0."""
         self._seen, self._again, self._runs = {}, [], {}
         gc.collect()
@@ -177,15 +177,15 @@ class Hollow:
             if self._depth:  # called by another method, or by a block that is computed again
                 return method(*args, **kwargs)
             shapes: list[Any] = []
-            mapped(lambda x: shapes.append((x.shape, x.dtype)), (args, kwargs))
+            map_tensors(lambda x: shapes.append((x.shape, x.dtype)), (args, kwargs))
             key = (id(method), torch.is_grad_enabled(), tuple(shapes))
             if key in self._seen:
                 return self._repeated(*self._seen[key])
             _, before, operations, launches = self._counted  # another branch has the same copies of weights
             with self.inside():
-                out = method(*mapped(self._fake, args), **mapped(self._fake, kwargs))
+                out = method(*map_tensors(self._fake, args), **map_tensors(self._fake, kwargs))
             self._seen[key] = (
-                mapped(lambda x: torch.zeros((), dtype=x.dtype).expand(x.shape), out),
+                map_tensors(lambda x: torch.zeros((), dtype=x.dtype).expand(x.shape), out),
                 self.live.parts[1] - before,
                 self.live.operations - operations,
                 self.live.launches - launches,
@@ -260,15 +260,15 @@ class Hollow:
         if torch.is_grad_enabled():
             with self.inside(), self._mode:
                 self._again.append(torch.empty(stayed, dtype=torch.uint8))
-        return mapped(Tensor.clone, out)
+        return map_tensors(Tensor.clone, out)
 
     def _real(self, out: Any) -> Any:
         """What a network returns, with real zeros in the place of its fake results."""
         found: list[Tensor] = []
-        mapped(found.append, out)
+        map_tensors(found.append, out)
         learns = torch.is_grad_enabled() and any(x.requires_grad for x in found)
         real = iter(_Bridge.apply(self._anchor, self, found) if learns else map(_zeros, found))
-        return mapped(lambda _: next(real), out)
+        return map_tensors(lambda _: next(real), out)
 
     def _fake(self, x: Tensor) -> Tensor:
         """A float tensor of three dimensions or more as a fake one; any other as it is, masks of floats among them."""
@@ -279,7 +279,7 @@ class Hollow:
 
 @contextmanager
 def few_objects() -> Iterator[None]:
-    """Put all objects that are there aside, of which there are millions, so that `Hollow.phase` collects garbage fast.
+    """Put all objects that are there aside, of which there are millions, so that `MetaNetworks.phase` collects garbage fast.
 
     What had been put aside before stays so.
     """

@@ -17,8 +17,8 @@ from torch import distributed
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.training.distributed import replay_journal
-from flowgrpo.training.distributed.assignment import Deal
-from flowgrpo.training.distributed.data_share import WHOLE, Share
+from flowgrpo.training.distributed.assignment import Assignment
+from flowgrpo.training.distributed.data_share import WHOLE, DataShard
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.scoring.scorer import Samples, Scorer, Scores
 from rewards import Reward
@@ -47,20 +47,20 @@ class Piece:
 def score_pieces(
     rewards: Sequence[Reward],
     pieces: Iterable[Piece],
-    deal: Deal | None = None,
+    assignment: Assignment | None = None,
     gather: Gather | None = None,
     *,
-    share: Share = WHOLE,
+    share: DataShard = WHOLE,
 ) -> Scores:
     """Scores of this process's samples, in the order of the pieces, which are scored while the next are made.
 
     Args:
         pieces: one of each of its groups.
-        deal: of which they are; None for groups that all lie here.
-        gather: of the processes, where there is a deal.
+        assignment: of which they are; None for groups that all lie here.
+        gather: of the processes, where there is an assignment.
         share: of the data, of which the pieces are; the first process that works on it scores them, and tells the others.
     """
-    divided = deal.divided if deal is not None and any(reward.group_wise for reward in rewards) else {}
+    divided = assignment.divided if assignment is not None and any(reward.group_wise for reward in rewards) else {}
     if not share.leads:
         for _ in pieces:  # made by all that work on the share, which call the network together
             pass
@@ -87,7 +87,9 @@ def score_pieces(
             scored += [wait() for wait in pending]
             by_group = dict(zip(groups, scored, strict=True))
             if divided:
-                finished, seconds = _scored_together(rewards, by_group, kept, deal=deal, gather=gather, share=share)
+                finished, seconds = _scored_together(
+                    rewards, by_group, kept, assignment=assignment, gather=gather, share=share
+                )
                 by_group |= finished
     every = by_group.values()
     return share.told(
@@ -104,16 +106,16 @@ def _scored_together(
     scored: dict[int, Scores],
     kept: dict[int, Piece],
     *,
-    deal: Deal,
+    assignment: Assignment,
     gather: Gather,
-    share: Share,
+    share: DataShard,
 ) -> tuple[dict[int, Scores], float]:
     """The scores of this process's parts of divided groups, with those of the rewards that compare whole groups.
 
     Beside them the seconds that these rewards took here.
     """
     gather([])  # all processes are through with their networks: what follows is between two of them
-    whole = {group: _together(group, kept, deal, share) for group in deal.divided if group in kept}
+    whole = {group: _together(group, kept, assignment, share) for group in assignment.divided if group in kept}
     asked = [reward.group_wise for reward in rewards]
     told: dict[tuple[int, Hashable], tuple[list[float], bool]] = {}
     seconds = 0.0
@@ -134,10 +136,10 @@ def _scored_together(
     return finished, seconds
 
 
-def _together(group: int, kept: dict[int, Piece], deal: Deal, share: Share) -> Piece | None:
+def _together(group: int, kept: dict[int, Piece], assignment: Assignment, share: DataShard) -> Piece | None:
     """A whole group on the first process that has a part of it; None on the others, which send theirs."""
-    home, *others = deal.divided[group]
-    if deal.process != home:
+    home, *others = assignment.divided[group]
+    if assignment.process != home:
         sent = [(kept[group].places, kept[group].samples)]
         replay_journal.told(lambda: distributed.send_object_list(sent, dst=share.first_of(home)))
         return None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from flowgrpo.data.prompts import Prompt, Row
-from flowgrpo.training.distributed.data_share import Share
+from flowgrpo.training.distributed.data_share import DataShard
 from flowgrpo.training.reports.samples import Sample, Text, is_finite
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.scoring.scorer import Scorer
@@ -21,7 +21,7 @@ def evaluate(
     rewards: Sequence[Reward],
     *,
     micro_batch: int,
-    share: Share,
+    share: DataShard,
     gather: Callable[[list[Sample]], list[Sample]],
     keep: int = 0,
 ) -> list[Sample]:

@@ -22,8 +22,8 @@ from torch import distributed
 
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.checkpoints import checkpoint
-from flowgrpo.training.distributed.channel import PATIENCE, End, Post, packed
-from flowgrpo.training.distributed.collectives import Exchange
+from flowgrpo.training.distributed.channel import PATIENCE, Channel, End, packed
+from flowgrpo.training.distributed.collectives import Collectives
 from flowgrpo.training.distributed.worker_roles import Roles
 from flowgrpo.training.fitting.batch_sizes import ROLLOUT
 from flowgrpo.training.fitting.oom_retry import Retrying
@@ -62,7 +62,7 @@ class Evaluated(Protocol):
     weights: Weights
     rewards: list[Reward]
     eval_rewards: list[Reward]
-    exchange: Exchange
+    collectives: Collectives
     background: Background
     report: Report
     samples: SampleFolder
@@ -80,7 +80,7 @@ class Evaluated(Protocol):
         """Sample each held-out prompt with the weights as they are."""
 
 
-class Evaluating:
+class AsyncEvaluation:
     """The evaluations of a run, as one of its processes meets them; all processes must make theirs together.
 
     Args:
@@ -94,7 +94,7 @@ class Evaluating:
         self._loop, self._rank, self._ranks = loop, loop.accelerator.process_index, roles.ranks_of_evaluators
         self.evaluates = roles.evaluates(self._rank)
         if self._ranks:  # a thread waits for answers while questions are sent, so each way has a group of its own
-            self._questions, self._answers = (Post(loop.accelerator.device) for _ in range(2))
+            self._questions, self._answers = (Channel(loop.accelerator.device) for _ in range(2))
             self._trainers = distributed.new_group(range(roles.trainers), backend="gloo", timeout=PATIENCE)
 
     def evaluate(self) -> None:
@@ -154,7 +154,7 @@ class Evaluating:
             "step": loop.done,
             "phase": "eval",
             **metrics.of_samples(samples, loop.combination, loop.rewards, loop.eval_rewards),
-            **loop.exchange.totals({"cost/model_evaluations": loop.evaluations - evaluations}),
+            **loop.collectives.totals({"cost/model_evaluations": loop.evaluations - evaluations}),
             "cost/decoded": len(samples),
             "time/eval": time.perf_counter() - started,
         }

@@ -19,8 +19,8 @@ from torch import distributed
 
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.advantages.prompt_statistics import PromptStats
-from flowgrpo.training.distributed.channel import PATIENCE, End, Post, packed
-from flowgrpo.training.distributed.data_share import Share
+from flowgrpo.training.distributed.channel import PATIENCE, Channel, End, packed
+from flowgrpo.training.distributed.data_share import DataShard
 from flowgrpo.training.distributed.worker_roles import Roles
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.run.stop_reasons import Stopped
@@ -56,8 +56,8 @@ class Rolling(Protocol):
     weights: Weights
     versions: Versions
     prompt_stats: PromptStats
-    shares: Sequence[Share]
-    share: Share
+    shares: Sequence[DataShard]
+    share: DataShard
     done: int
 
     def made(self, iteration: int) -> Made:
@@ -70,7 +70,7 @@ class Rolling(Protocol):
         """Take over what `rollout_state` returned elsewhere."""
 
 
-class Generating:
+class AsyncRollout:
     """The generators of a run, as one of its processes meets them; all processes must make theirs together.
 
     Args:
@@ -83,7 +83,7 @@ class Generating:
     def __init__(self, loop: Rolling, roles: Roles):
         self._loop, self._roles, self._rank = loop, roles, loop.accelerator.process_index
         self.generates = roles.generates(self._rank)
-        self._post, self._lost = Post(loop.accelerator.device), set[int]()
+        self._post, self._lost = Channel(loop.accelerator.device), set[int]()
         self._trainers = distributed.new_group(range(roles.trainers), backend="gloo", timeout=PATIENCE)
 
     def received(self, iteration: int) -> Made | None:

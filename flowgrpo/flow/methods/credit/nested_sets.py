@@ -12,7 +12,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.credit.rules import Credit, stochastic_edges, trunk_ends
 from flowgrpo.schema.heavy import Tensor, torch
 from flowgrpo.training.advantages.comparison_sets import NestedSets
-from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.credit_units import CreditUnits
 
 if TYPE_CHECKING:
     from samplers.trees import Tree
@@ -39,11 +39,11 @@ class Nested(Credit):
         return self
 
     @override
-    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
+    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
         return nested(tree, rewards, group=self.group, between=self.between, siblings=self.siblings)
 
 
-def nested(tree: Tree, rewards: Tensor, *, group: float, between: float, siblings: float) -> Units:
+def nested(tree: Tree, rewards: Tensor, *, group: float, between: float, siblings: float) -> CreditUnits:
     """Each stochastic edge of a trajectory has the mean reward of the ends below it, and the sets it is compared in.
 
     The rule is `training.advantages.comparison_sets.nested_leave_one_out`. A mean over a set that has the edge's own leaves
@@ -66,7 +66,7 @@ def nested(tree: Tree, rewards: Tensor, *, group: float, between: float, sibling
     kin, alike = _kin(tree, edges)
     of_edge = torch.full((len(tree.nodes),), -1)
     of_edge[edges] = torch.arange(len(edges))
-    return Units(
+    return CreditUnits(
         subtree_means(tree, rewards)[edges],
         torch.tensor([(node.root.group, node.step) for node in nodes]),
         torch.ones(len(edges), dtype=torch.float64),

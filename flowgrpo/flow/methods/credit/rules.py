@@ -1,8 +1,8 @@
 """Which edge earned the reward: from the rewards of a tree's leaves to units that can be compared.
 
 Every rule takes a tree and `rewards` (leaves, R), float64 in the order of `tree.leaves`, NaN where a reward does not apply
-or was lost, and returns `Units`. Deterministic steps add nothing of their own, so the *value* of a state is the reward of
-the sample that ODE steps lead to from it, if the tree walked them.
+or was lost, and returns `CreditUnits`. Deterministic steps add nothing of their own, so the *value* of a state is the
+reward of the sample that ODE steps lead to from it, if the tree walked them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flowgrpo.schema.base import Choice
 from flowgrpo.schema.heavy import Tensor, torch
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training.advantages.baseline import combined
-from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.credit_units import CreditUnits
 
 if TYPE_CHECKING:
     from samplers import trees
@@ -35,7 +35,7 @@ class Credit(Choice):
     """What every credit rule has."""
 
     @abstractmethod
-    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
+    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
         """The units of a scored tree: what is compared, and which edges each belongs to.
 
         Args:
@@ -47,7 +47,7 @@ class Credit(Choice):
         """
 
 
-def terminal(tree: Tree, rewards: Tensor) -> Units:
+def terminal(tree: Tree, rewards: Tensor) -> CreditUnits:
     """Every edge of a trajectory shares the reward of its end; trajectories of one group are compared.
 
     Flow-GRPO (arXiv 2505.05470), DanceGRPO, MixGRPO. Twigs are no trajectories.
@@ -67,7 +67,9 @@ def terminal(tree: Tree, rewards: Tensor) -> Units:
             of_edge[edge] = unit
     roots = [tree.nodes[tree.leaves[index]].root for index in ends]
     group, index = torch.tensor([[root.group] for root in roots]), torch.tensor([root.index for root in roots])
-    return Units(rewards[ends], group, torch.ones(len(ends), dtype=torch.float64), torch.tensor(of_edge), root=index)
+    return CreditUnits(
+        rewards[ends], group, torch.ones(len(ends), dtype=torch.float64), torch.tensor(of_edge), root=index
+    )
 
 
 class Terminal(Credit):
@@ -76,11 +78,11 @@ class Terminal(Credit):
     name: Literal["terminal"] = "terminal"
 
     @override
-    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
+    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
         return terminal(tree, rewards)
 
 
-def siblings(tree: Tree, rewards: Tensor, within: str = "seed", weights: str = "edges") -> Units:
+def siblings(tree: Tree, rewards: Tensor, within: str = "seed", weights: str = "edges") -> CreditUnits:
     """Each stochastic edge that ODE steps finish has the value of its child; edges of one step are compared.
 
     TempFlow-GRPO (arXiv 2508.04324, process reward): A = (r - mean) / std over the children of one state.
@@ -118,11 +120,11 @@ class Siblings(Credit):
     """What weighs alike in the update: edges, or steps, whatever their numbers of children."""
 
     @override
-    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
+    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
         return siblings(tree, rewards, self.within, self.weights)
 
 
-def depthwise(tree: Tree, rewards: Tensor, weights: str = "uniform", beta: float = 1.0) -> Units:
+def depthwise(tree: Tree, rewards: Tensor, weights: str = "uniform", beta: float = 1.0) -> CreditUnits:
     """Each node has the fused reward of the leaves below it; nodes of one depth in a group are compared.
 
     BranchGRPO (arXiv 2509.06040): r(n) = sum of w_l r_l over the leaves l below n, with w uniform, or
@@ -167,11 +169,11 @@ class Depthwise(Credit):
     """Sharpness of path weights."""
 
     @override
-    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
+    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
         return depthwise(tree, rewards, self.weights, self.beta)
 
 
-def step_gain(tree: Tree, rewards: Tensor, compare: str = "step") -> Units:
+def step_gain(tree: Tree, rewards: Tensor, compare: str = "step") -> CreditUnits:
     """Each stochastic edge has what its step changed: the value of its child minus that of its parent.
 
     DenseGRPO (arXiv 2601.20218) and Stepwise-Flow-GRPO (2603.28718). Along a chain the gains add up to the value of the end
@@ -203,13 +205,13 @@ class StepGain(Credit):
     """Compare gains within their step, or those of all steps jointly."""
 
     @override
-    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
+    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
         return step_gain(tree, rewards, self.compare)
 
 
 def discounted_value(
     tree: Tree, rewards: Tensor, reward_weights: Tensor, *, discount: float, anchor: float, anchored_steps: int
-) -> Units:
+) -> CreditUnits:
     """Each stochastic edge has the discounted value to come, Q_k = r_k + discount Q_(k+1), r_k of the state it led to.
 
     VGPO (arXiv 2512.12387), *reconstructed*: its abstract has the expected cumulative reward of each stage, its reviews
@@ -264,7 +266,7 @@ class DiscountedValue(Credit):
     """How many steps have the anchor, the first ones."""
 
     @override
-    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
+    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
         return discounted_value(
             tree,
             rewards,
@@ -318,12 +320,14 @@ def stochastic_edges(tree: Tree) -> list[int]:
     return sorted(nodes)
 
 
-def _per_edge(tree: Tree, edges: list[int], values: Tensor, comparison: list[tuple[int, ...]]) -> Units:
-    """Return a unit for each of some edges; `comparison` as in `Units`."""
+def _per_edge(tree: Tree, edges: list[int], values: Tensor, comparison: list[tuple[int, ...]]) -> CreditUnits:
+    """Return a unit for each of some edges; `comparison` as in `CreditUnits`."""
     of_edge = torch.full((len(tree.nodes),), -1)
     of_edge[edges] = torch.arange(len(edges))
     root = torch.tensor([tree.nodes[i].root.index for i in edges])
-    return Units(values, torch.tensor(comparison), torch.ones(len(edges), dtype=torch.float64), of_edge, root=root)
+    return CreditUnits(
+        values, torch.tensor(comparison), torch.ones(len(edges), dtype=torch.float64), of_edge, root=root
+    )
 
 
 def _summed_log_probs(tree: Tree) -> Tensor:

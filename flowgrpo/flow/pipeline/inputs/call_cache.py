@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from flowgrpo.data.tensor_maps import mapped
+from flowgrpo.data.tensor_maps import map_tensors
 
 # Bytes of tensors. With larger ones a step takes so long that making them anew is nothing.
 KEPT = 64 * 2**20
 
 
-class Recent:
+class CallCache:
     """The results that were asked for last, on their device, of `KEPT` bytes at most; none that is larger by itself."""
 
     def __init__(self) -> None:
@@ -26,10 +26,10 @@ class Recent:
             self._results[key] = found  # the last that will be dropped
             while sum(size for _, size in self._results.values()) > KEPT:
                 del self._results[next(iter(self._results))]
-        return mapped(torch.clone, found[0])
+        return map_tensors(torch.clone, found[0])
 
 
 def _with_size(result: Any) -> tuple[Any, int]:
     sizes: list[int] = []
-    mapped(lambda x: sizes.append(x.nbytes) or x, result)
+    map_tensors(lambda x: sizes.append(x.nbytes) or x, result)
     return result, sum(sizes)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 
-from flowgrpo.flow.pipeline.inputs.call_cache import Recent
+from flowgrpo.flow.pipeline.inputs.call_cache import CallCache
 from flowgrpo.flow.pipeline.inputs.prompt_embeddings import fingerprint
 from flowgrpo.flow.pipeline.networks.switches import decoders
 
@@ -28,7 +28,7 @@ class EncodedPictures:
     """
 
     def __init__(self, pipe: DiffusionPipeline):
-        self._pipe, self._encodings = pipe, Recent()
+        self._pipe, self._encodings = pipe, CallCache()
         self._names = [name for name, vae in decoders(pipe).items() if hasattr(vae, "encode")]
 
     @contextmanager

@@ -13,7 +13,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.pipeline.inputs.call_cache import Recent
+from flowgrpo.flow.pipeline.inputs.call_cache import CallCache
 from flowgrpo.flow.pipeline.inputs.cut_prompts import CutPrompts
 from flowgrpo.flow.pipeline.networks.traits import ENCODERS
 from samplers.transfer import sent
@@ -70,7 +70,7 @@ class EmbeddingCache:
         self.pipe, self.after_encoding = pipe, after_encoding
         self.seen: list[EmbeddingShape] | None = None
         self.cut = CutPrompts()
-        self._batches = Recent()
+        self._batches = CallCache()
         self._outputs: dict[str, Any] = {}
         self._offloaded: dict[str, torch.nn.Module] = {}
         self._freed = False

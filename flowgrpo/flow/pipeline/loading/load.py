@@ -290,7 +290,7 @@ def load_policy(
     on_host: bool = False,
     **options: Any,
 ) -> DiffusersPolicy:
-    """A pipeline as a policy; see `Walk` for `options`.
+    """A pipeline as a policy; see `DenoisingLoop` for `options`.
 
     Args:
         path: a built-in name, a local folder or a hub id.

@@ -11,8 +11,8 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow import trainer as trainers
 from flowgrpo.flow.offline import stored_groups
 from flowgrpo.flow.planning.iteration_forecast import predicted
-from flowgrpo.training.distributed.assignment import deal_of
-from flowgrpo.training.distributed.data_share import Share
+from flowgrpo.training.distributed.assignment import assign_roots
+from flowgrpo.training.distributed.data_share import DataShard
 from rewards import Reward
 
 ISSUE = ["gdro", "dpo", "rwr", "awm"]
@@ -77,8 +77,8 @@ def test_processes_take_their_parts_of_an_iteration(tmp_path):
     run = offline_run(tmp_path, "rwr", train__split="samples")
     groups, places = run.groups(3), {"iteration": 3, "device": torch.device("cpu")}
     whole = run.rollout(3, groups)
-    deals = [deal_of(run.config, groups, iteration=3, share=Share(index, 2)) for index in range(2)]
-    parts = [run.source.batch(groups, deal, run.policy.sigmas, **places) for deal in deals]
+    deals = [assign_roots(run.config, groups, iteration=3, share=DataShard(index, 2)) for index in range(2)]
+    parts = [run.source.batch(groups, assignment, run.policy.sigmas, **places) for assignment in deals]
     assert [len(part.tree.leaves) for part in parts] == [6, 6]
     found = {}
     for batch in (whole, *parts):

@@ -13,7 +13,7 @@ from zoo.base import seeded
 from zoo.ltx import LTX_CALL, LTX_SCHEDULE, ltx
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.flow.pipeline.denoising_loop import Walk
+from flowgrpo.flow.pipeline.denoising_loop import DenoisingLoop
 
 ROWS = [Row("a red circle", 3), Row("a green circle", 4)]
 
@@ -21,7 +21,7 @@ ROWS = [Row("a red circle", 3), Row("a green circle", 4)]
 @pytest.mark.parametrize("name", tiny.PIPELINES)
 @torch.no_grad()
 def test_slices_of_any_length_add_up_to_the_whole_run(name):
-    walk = Walk(tiny.PIPELINES[name](), tiny.CALLS[name])
+    walk = DenoisingLoop(tiny.PIPELINES[name](), tiny.CALLS[name])
     whole = walk.generate(ROWS)
     state = walk.start(ROWS)
     for steps in (range(1), range(1, len(walk.sigmas) - 1)):
@@ -32,7 +32,7 @@ def test_slices_of_any_length_add_up_to_the_whole_run(name):
 
 @torch.no_grad()
 def test_only_steps_that_are_not_for_decoding_or_finding_out_are_counted():
-    walk = Walk(tiny.sd3(), tiny.CALLS["sd3"])
+    walk = DenoisingLoop(tiny.sd3(), tiny.CALLS["sd3"])
     state = walk.start(ROWS)
     assert walk.evaluations == 0
     walk.velocity(state, walk.sigmas[1], ROWS)
@@ -44,7 +44,7 @@ def test_only_steps_that_are_not_for_decoding_or_finding_out_are_counted():
 
 
 def test_a_call_that_failed_keeps_nothing_of_its_steps(monkeypatch):
-    walk = Walk(tiny.sd3(), tiny.CALLS["sd3"])
+    walk = DenoisingLoop(tiny.sd3(), tiny.CALLS["sd3"])
     state, step = walk.start(ROWS), walk.scheduler.step
 
     def full(*arguments, **options):
@@ -59,7 +59,7 @@ def test_a_call_that_failed_keeps_nothing_of_its_steps(monkeypatch):
 
 
 def test_what_autocast_copies_of_weights_is_not_kept_until_the_call_ends():
-    walk, seen = Walk(tiny.sd3(), tiny.CALLS["sd3"], autocast=torch.bfloat16), set()
+    walk, seen = DenoisingLoop(tiny.sd3(), tiny.CALLS["sd3"], autocast=torch.bfloat16), set()
     walk.pipe.transformer.register_forward_pre_hook(
         lambda *_: seen.add((torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()))
     )
@@ -68,7 +68,7 @@ def test_what_autocast_copies_of_weights_is_not_kept_until_the_call_ends():
 
 
 def test_draws_past_the_generators_are_the_same_each_time_and_leave_no_trace():
-    walk = Walk(tiny.sd3(), tiny.CALLS["sd3"])
+    walk = DenoisingLoop(tiny.sd3(), tiny.CALLS["sd3"])
     state, drawn = walk.start(ROWS), []
     walk.pipe.transformer.register_forward_pre_hook(lambda *_: drawn.append(float(torch.rand(()))))
     before = torch.get_rng_state()
@@ -79,7 +79,7 @@ def test_draws_past_the_generators_are_the_same_each_time_and_leave_no_trace():
 
 
 def test_a_row_that_could_not_be_encoded_does_not_keep_batches_from_being_kept(monkeypatch):
-    walk = Walk(tiny.sd3(), tiny.CALLS["sd3"])
+    walk = DenoisingLoop(tiny.sd3(), tiny.CALLS["sd3"])
     state = walk.start(ROWS)
     with monkeypatch.context() as patch:
         patch.setattr(walk, "run_slice", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError))
@@ -105,7 +105,7 @@ def draws(walk, monkeypatch):
 @pytest.mark.parametrize("name", ["sd3_guided", "flux"])
 @torch.no_grad()
 def test_a_step_draws_no_latents_where_the_call_takes_some(name, monkeypatch):
-    walk = Walk(tiny.PIPELINES[name](), tiny.CALLS[name])
+    walk = DenoisingLoop(tiny.PIPELINES[name](), tiny.CALLS[name])
     none, velocity = draws(walk, monkeypatch)
     assert not none
     assert [slot.argument for slot in walk.latents.slots] == ["latents"]
@@ -122,7 +122,7 @@ def test_what_a_pipeline_draws_to_decode_is_what_it_draws_in_its_own_run():
         lambda: ltx(LTXPipeline, guided_vae=True, use_dynamic_shifting=True, shift_terminal=0.1, **LTX_SCHEDULE)
     )
     call = {**LTX_CALL, "guidance_scale": 1.0, "decode_timestep": 0.05, "decode_noise_scale": 0.1}
-    walk = Walk(pipe(), call)
+    walk = DenoisingLoop(pipe(), call)
     state = walk.start(ROWS)
     assert [slot.argument for slot in walk.latents.slots] == ["latents"]
     whole, last = walk.generate(ROWS), range(len(walk.sigmas) - 1)
@@ -133,7 +133,7 @@ def test_what_a_pipeline_draws_to_decode_is_what_it_draws_in_its_own_run():
 
 @torch.no_grad()
 def test_another_call_is_looked_at_once():
-    walk, calls = Walk(tiny.sd3(), tiny.CALLS["sd3"]), []
+    walk, calls = DenoisingLoop(tiny.sd3(), tiny.CALLS["sd3"]), []
     walk.start(ROWS)
     walk.pipe.transformer.register_forward_pre_hook(lambda *_: calls.append(1))
     for first in (True, False):
@@ -175,6 +175,6 @@ def test_a_pipeline_that_makes_something_else_of_its_latents_draws_them(told, mo
 
         __call__.__signature__ = inspect.signature(StableDiffusion3Pipeline.__call__)
 
-    walk = Walk(Pipeline(**tiny.sd3().components), tiny.CALLS["sd3"])
+    walk = DenoisingLoop(Pipeline(**tiny.sd3().components), tiny.CALLS["sd3"])
     walk.start(ROWS)
     assert [slot.argument for slot in walk.latents.slots] == [None]

@@ -9,7 +9,7 @@ from zoo import SPECIMENS
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.batching import Capabilities
-from flowgrpo.flow.pipeline.denoising_loop import Walk
+from flowgrpo.flow.pipeline.denoising_loop import DenoisingLoop
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.pipeline.slice_probe import probe, probe_batching
 
@@ -47,7 +47,7 @@ def test_decoding_lands_only_where_the_loop_does_what_decoding_needs(name, lands
 
 def test_what_was_found_is_only_ever_tightened():
     specimen = SPECIMENS["FluxPipeline"]
-    walk = Walk(specimen.build(), specimen.call)
+    walk = DenoisingLoop(specimen.build(), specimen.call)
     loosest, tightest = Capabilities(), Capabilities(pads_prompts=False, max_batch=1, decodes_by_landing=True)
     assert probe(walk, specimen.rows, "model.call", loosest) == loosest
     assert probe(walk, specimen.rows, "model.call", tightest) == tightest

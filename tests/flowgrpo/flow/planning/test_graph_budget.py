@@ -48,7 +48,7 @@ def test_auto_keeps_what_fits_into_half_of_the_memory_that_stays_free(tmp_path, 
 def test_one_process_without_room_is_enough(tmp_path, monkeypatch):
     run = trainer(settings(tmp_path, train__micro_batch=32, train__iterations=1), held_out=0)
     room(monkeypatch, run, 9)
-    monkeypatch.setattr(type(run.exchange), "sum", lambda own, value: value + 1)
+    monkeypatch.setattr(type(run.collectives), "sum", lambda own, value: value + 1)
     with run.report:
         run.kept_graphs.decide()
     assert run.kept_graphs.parts == ()

@@ -14,7 +14,7 @@ from flowgrpo.flow.pipeline.loading.meta_pipeline import configs
 from flowgrpo.flow.planning import memory_trace
 from flowgrpo.flow.planning.memory_trace import Kept, trial
 from flowgrpo.training.planning import meta_networks
-from flowgrpo.training.planning.allocation_counter import Live, Peaks
+from flowgrpo.training.planning.allocation_counter import AllocationCounter, Peaks
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 
@@ -72,7 +72,7 @@ def really(chosen, row, *numbers):
 
 
 def stepped(policy, weights, rows):
-    live = Live()
+    live = AllocationCounter()
     for module in policy.modules.values():
         for tensor in (*module.parameters(), *module.buffers()):
             live.ignore(tensor)

@@ -17,7 +17,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.loading import weightless_networks
 from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from flowgrpo.flow.rollouts import prompt_encoding
-from flowgrpo.training.distributed.data_share import Share
+from flowgrpo.training.distributed.data_share import DataShard
 
 SMALL = [
     "train.iterations=2",
@@ -117,7 +117,7 @@ def test_what_is_ahead_is_what_the_iterations_draw(workplace):
     chosen = config.load("tiny.yaml", {"train.groups": 4, "train.iterations": 5})
 
     def ahead(done, process, processes):
-        return set(prompt_encoding.indices_ahead(chosen, 100, done=done, shares=[Share(process, processes)]))
+        return set(prompt_encoding.indices_ahead(chosen, 100, done=done, shares=[DataShard(process, processes)]))
 
     assert ahead(2, 0, 2) | ahead(2, 1, 2) == ahead(2, 0, 1)
     assert len(ahead(2, 0, 1)) <= 12

@@ -11,7 +11,7 @@ from field import settings
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.rollouts.rollout import rollout
-from flowgrpo.flow.rollouts.state_preview import GREY, Portraits, small
+from flowgrpo.flow.rollouts.state_preview import GREY, StatePreviews, small
 from rewards import Reward
 from samplers.kernels import Kernel
 from samplers.plans import chain
@@ -30,8 +30,8 @@ def test_the_last_state_foretells_the_sample_that_its_ode_step_leads_to(tmp_path
 
     rewards = [Reward("mean", mean)]
     roots = [Root(g, i, Row(prompt, 7 * g + i)) for g, prompt in enumerate(("a red circle", "a")) for i in range(2)]
-    portraits = Portraits(chosen, policy, rewards)
-    watched = portraits.watch(0, roots)
+    previews = StatePreviews(chosen, policy, rewards)
+    watched = previews.watch(0, roots)
     policy.start([roots[0].row])
     steps = len(policy.sigmas) - 1
     plan = chain([Kernel("flow_sde", 0.7)] * steps, range(steps - 1), ())
@@ -42,7 +42,7 @@ def test_the_last_state_foretells_the_sample_that_its_ode_step_leads_to(tmp_path
     asked.clear()
     again, again_too = copy.copy(watched), copy.copy(watched)
     again.by_call, again_too.by_call = list(watched.by_call), list(watched.by_call)
-    seen = portraits.of(tree, scores, watched)
+    seen = previews.of(tree, scores, watched)
     assert watched.by_call == []  # nothing of it is held any longer
     assert sum(asked) == 2 * steps  # the leaves have been scored
     assert {each.root.group for each in seen} == {0}
@@ -56,8 +56,8 @@ def test_the_last_state_foretells_the_sample_that_its_ode_step_leads_to(tmp_path
         assert float(last.rewards[0]) == pytest.approx(float(end.rewards[0]), abs=1e-5)
     assert (seen[0].picture != ends[0].picture).any()
     for unasked in (
-        portraits.of(tree, scores, again_too, leads=False),
-        Portraits(chosen, policy, [Reward("mean", mean, group_wise=True)]).of(tree, scores, again),
+        previews.of(tree, scores, again_too, leads=False),
+        StatePreviews(chosen, policy, [Reward("mean", mean, group_wise=True)]).of(tree, scores, again),
     ):
         assert [each.rewards is None for each in unasked] == [each.estimated for each in unasked]
         assert all(each.picture is not None for each in unasked)
@@ -67,10 +67,10 @@ def test_the_last_state_foretells_the_sample_that_its_ode_step_leads_to(tmp_path
 def test_nothing_is_watched_that_is_not_due(tmp_path):
     roots = [Root(0, 0, Row("a", 0))]
     policy = DiffusersPolicy(tiny.sd3(), tiny.CALLS["sd3"])
-    never = Portraits(settings(tmp_path), policy, [])
+    never = StatePreviews(settings(tmp_path), policy, [])
     assert never.watch(0, roots) is None
     assert never.of(None, None, None) == []
-    some = Portraits(settings(tmp_path, run__trees={"every": 4}), policy, [])
+    some = StatePreviews(settings(tmp_path, run__trees={"every": 4}), policy, [])
     assert [some.watch(iteration, roots) is not None for iteration in (-4, 0, 1, 4, 5)] == [
         False,
         True,

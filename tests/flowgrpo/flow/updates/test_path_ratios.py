@@ -16,7 +16,7 @@ from flowgrpo.flow.methods.objectives.policy_gradient import Clip
 from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from flowgrpo.flow.updates.path_ratios import PathRatios
 from flowgrpo.flow.updates.update import Credited, update_part
-from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.weights.trained_weights import Weights
 from samplers.kernels import Kernel, log_prob, transition
 from samplers.plans import branch, chain
@@ -295,7 +295,7 @@ def test_in_expectation_a_gradient_is_that_of_the_new_path_to_its_step_and_the_o
     nothing = torch.zeros(len(digits), 1)
     credited = Credited(
         tree=tree,
-        units=Units(nothing, nothing, mass, of_edge, root=nothing[:, 0]),
+        units=CreditUnits(nothing, nothing, mass, of_edge, root=nothing[:, 0]),
         advantages=tree.samples[0][:, 0] ** 2,
         step_weights=dict.fromkeys(tree.trained_steps, 1.0),
         beta=0.0,

@@ -18,7 +18,7 @@ from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from flowgrpo.flow.planning.iteration_forecast import predicted
 from flowgrpo.flow.updates import rollout_graphs
-from flowgrpo.training.planning.allocation_counter import Live
+from flowgrpo.training.planning.allocation_counter import AllocationCounter
 from samplers.schedule import linear_sigmas
 
 # Chains with a divergence, windows, brushes with all their edges at one state, branches, twigs; one part and two.
@@ -168,7 +168,7 @@ def test_copies_of_weights_are_kept_by_each_call():
     assert kept.once > matrices  # two bytes each, but for those of embeddings
 
     def held(calls):
-        with torch.enable_grad(), Live() as counted:
+        with torch.enable_grad(), AllocationCounter() as counted:
             for tensor in (*policy.modules["transformer"].parameters(), *policy.modules["transformer"].buffers()):
                 counted.ignore(tensor)
             state = policy.start(rows)

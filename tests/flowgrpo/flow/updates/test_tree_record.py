@@ -62,7 +62,7 @@ def test_the_trees_of_every_preset_are_kept_and_change_nothing(tmp_path, preset)
     assert not (plain.folder / "trees").exists()
     kept = TreeFolder(run.folder).read()
     assert [tree.step for tree in kept] == [1, 2]
-    batches = [batch for batch in run.batches if batch.portraits]
+    batches = [batch for batch in run.batches if batch.previews]
     for tree, batch in zip(kept, batches, strict=True):
         assert tree.group == 0
         assert tree.sigmas == batch.tree.sigmas

@@ -17,7 +17,7 @@ from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
 from flowgrpo.mdlm.models import gradient_checkpointing
 from flowgrpo.mdlm.planning import memory_trace
 from flowgrpo.mdlm.planning.memory_trace import trial
-from flowgrpo.training.planning.allocation_counter import Live, Peaks
+from flowgrpo.training.planning.allocation_counter import AllocationCounter, Peaks
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 
@@ -44,7 +44,7 @@ def really(chosen):
         block_size=policy.predictor.block_size,
     )
     views = Views(hidden[None], scored[None].float(), torch.ones(1))
-    live = Live()
+    live = AllocationCounter()
     for tensor in (*policy.predictor.model.parameters(), *policy.predictor.model.buffers()):
         live.ignore(tensor)
     for p in weights.parameters:

@@ -7,7 +7,7 @@ import torch
 
 from flowgrpo.schema.sections import Select
 from flowgrpo.training.advantages.baseline import Best, Median
-from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.advantages.prompt_statistics import PromptStats
 from flowgrpo.training.advantages.unit_selection import (
     extremes,
@@ -112,7 +112,7 @@ def test_two_of_a_set_are_selected_at_least():
 def test_the_pivot_leaves_where_it_is_to(drop_pivot):
     values = torch.tensor([[1.0], [2.0], [6.0]], dtype=torch.float64)
     zeros = torch.zeros(3, dtype=torch.long)
-    units = Units(values, zeros[:, None], torch.ones(3).double(), zeros, root=zeros)
+    units = CreditUnits(values, zeros[:, None], torch.ones(3).double(), zeros, root=zeros)
     options = {"weights": torch.ones(1).double(), "expected": torch.full((3,), torch.nan), "select": None}
     advantages, trained = normalize_advantages(units, baseline=Median(std="none", drop_pivot=drop_pivot), **options)
     assert advantages.tolist() == [-1, 0, 4]
@@ -131,7 +131,7 @@ def test_one_pivot_leaves_each_group_as_in_the_code_of_mc_grpo(rewards, advantag
     """By the rule of its trainers: the lower median, the lower MAD + 1e-3, no bound, and one sample of the median leaves."""
     values = torch.tensor(rewards, dtype=torch.float64)[:, None]
     zeros = torch.zeros(len(rewards), dtype=torch.long)
-    units = Units(values, zeros[:, None], torch.ones(len(rewards)).double(), zeros, root=zeros)
+    units = CreditUnits(values, zeros[:, None], torch.ones(len(rewards)).double(), zeros, root=zeros)
     options = {"weights": torch.ones(1).double(), "expected": torch.full((len(rewards),), torch.nan), "select": None}
     found, stays = normalize_advantages(units, baseline=Median(), **options)
     torch.testing.assert_close(found, torch.tensor(advantages, dtype=torch.float64))
@@ -141,7 +141,7 @@ def test_one_pivot_leaves_each_group_as_in_the_code_of_mc_grpo(rewards, advantag
 def test_the_pivot_is_one_of_the_samples_that_are_selected():
     values = torch.tensor([[0.0], [0.0], [1.0], [3.0]], dtype=torch.float64)
     zeros = torch.zeros(4, dtype=torch.long)
-    units = Units(values, zeros[:, None], torch.ones(4).double(), zeros, root=zeros)
+    units = CreditUnits(values, zeros[:, None], torch.ones(4).double(), zeros, root=zeros)
     options = {"weights": torch.ones(1).double(), "expected": torch.full((4,), torch.nan)}
     select = Select(fraction=0.75, statistics="kept")
     _, stays = normalize_advantages(units, baseline=Median(), select=select, **options)
@@ -151,7 +151,7 @@ def test_the_pivot_is_one_of_the_samples_that_are_selected():
 def test_samples_of_advantage_0_leave_by_another_baseline():
     values = torch.tensor([[1.0], [1.0], [4.0]], dtype=torch.float64)
     zeros = torch.zeros(3, dtype=torch.long)
-    units = Units(values, zeros[:, None], torch.ones(3).double(), zeros, root=zeros)
+    units = CreditUnits(values, zeros[:, None], torch.ones(3).double(), zeros, root=zeros)
     options = {"weights": torch.ones(1).double(), "expected": torch.full((3,), torch.nan), "select": None}
     _, stays = normalize_advantages(units, baseline=Best(), **options)
     assert stays.tolist() == [False, False, True]

@@ -14,7 +14,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.planning.iteration_forecast import predicted
 from flowgrpo.schema.sections import Train
 from flowgrpo.training.distributed import minibatches
-from flowgrpo.training.distributed.assignment import Deal
+from flowgrpo.training.distributed.assignment import Assignment
 from samplers.kernels import Kernel
 from samplers.trees import TRUNK, Move, Root, grow
 
@@ -80,7 +80,7 @@ def test_one_group_lies_on_as_many_processes_as_it_has_samples():
     minibatches.check_geometry(train, method, 4)
     _, hands = dealt_to(train, method, 4)
     assert [len(hand) for hand in hands] == [2, 2, 2, 2]
-    assert Deal(hands, 0).divided == {0: [0, 1, 2, 3]}
+    assert Assignment(hands, 0).divided == {0: [0, 1, 2, 3]}
 
 
 def test_groups_of_unequal_sizes_are_shared_out_as_evenly_as_can_be():

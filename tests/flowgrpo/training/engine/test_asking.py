@@ -12,8 +12,8 @@ from flowgrpo.training.run.stop_reasons import EngineLostAlone
 
 def test_an_engine_that_fails_where_its_rollout_is_made_again_ends_the_run():
     """What the others said the first time tells nothing of it."""
-    exchange = SimpleNamespace(gather=lambda own: replay_journal.told(lambda: own))
-    loop = SimpleNamespace(done=3, exchange=exchange, rest=lambda: "go on", keep_what_is_done=lambda: None)
+    collectives = SimpleNamespace(gather=lambda own: replay_journal.told(lambda: own))
+    loop = SimpleNamespace(done=3, collectives=collectives, rest=lambda: "go on", keep_what_is_done=lambda: None)
 
     def fails():
         raise EngineError("is gone")

@@ -5,8 +5,8 @@ import torch
 import transformers
 from torch import nn
 
-from flowgrpo.training.planning.allocation_counter import Live
-from flowgrpo.training.planning.meta_networks import Hollow, built
+from flowgrpo.training.planning.allocation_counter import AllocationCounter
+from flowgrpo.training.planning.meta_networks import MetaNetworks, built
 
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
@@ -26,7 +26,7 @@ ATTENTION = torch.nn.functional.scaled_dot_product_attention
     ],
 )
 def test_products_convolutions_and_attention_are_counted(call, operations):
-    live = Live()
+    live = AllocationCounter()
     with torch.no_grad(), live:
         call()
     assert live.operations == operations
@@ -34,14 +34,14 @@ def test_products_convolutions_and_attention_are_counted(call, operations):
 
 def test_rows_go_through_one_expert_each():
     rows, experts = torch.ones(8, 16, dtype=torch.bfloat16), torch.ones(4, 16, 32, dtype=torch.bfloat16)
-    live = Live()
+    live = AllocationCounter()
     with torch.no_grad(), live:
         torch._grouped_mm(rows, experts, offs=torch.tensor([2, 4, 6, 8], dtype=torch.int32))
     assert live.operations == 2 * 8 * 16 * 32
 
 
 def test_a_count_begins_anew():
-    live = Live()
+    live = AllocationCounter()
     with live:
         torch.ones(3, 5) @ torch.ones(5, 7)
         live.restart()
@@ -56,7 +56,7 @@ LLAMA = transformers.LlamaConfig(
 
 @pytest.mark.parametrize("run_all", [True, False])
 def test_blocks_that_are_not_run_and_repeated_calls_are_counted(run_all):
-    hollow = Hollow()
+    hollow = MetaNetworks()
     made = built(lambda: transformers.LlamaModel(LLAMA), torch.float32)
     hollow.empty(made, run_all=run_all)
     embeddings, layer = torch.ones(1, 8, 16), 2 * 8 * 16 * (4 * 16 + 3 * 48) + 2 * 2 * 8 * 8 * 16
@@ -69,7 +69,7 @@ def test_blocks_that_are_not_run_and_repeated_calls_are_counted(run_all):
 def test_blocks_that_are_not_run_launch_as_much_as_those_that_are():
     found = []
     for run_all in (True, False):
-        hollow = Hollow()
+        hollow = MetaNetworks()
         made = built(lambda: transformers.LlamaModel(LLAMA), torch.float32)
         hollow.empty(made, run_all=run_all)
         with torch.no_grad(), hollow.phase() as live:

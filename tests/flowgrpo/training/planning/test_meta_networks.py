@@ -5,9 +5,9 @@ import torch
 import transformers
 from torch import nn
 
-from flowgrpo.data.tensor_maps import mapped
+from flowgrpo.data.tensor_maps import map_tensors
 from flowgrpo.training.planning import meta_networks as hollow
-from flowgrpo.training.planning.meta_networks import Hollow, Live, built, few_objects, size
+from flowgrpo.training.planning.meta_networks import AllocationCounter, MetaNetworks, built, few_objects, size
 
 
 class Layers(nn.Module):
@@ -38,7 +38,7 @@ def test_keys_and_values_of_blocks_that_are_not_run_are_counted():
     )
     peaks, runs = [], []
     for run_all in (True, False):
-        hollow = Hollow()
+        hollow = MetaNetworks()
         made = built(lambda: transformers.LlamaModel(config), torch.float32)
         for layer in made.layers:
             layer.self_attn.register_forward_hook(lambda *_: runs.append(1))
@@ -53,7 +53,7 @@ def test_keys_and_values_of_blocks_that_are_not_run_are_counted():
 
 
 def test_live_counts_what_is_allocated_and_freed():
-    live = Live()
+    live = AllocationCounter()
     with live:
         a = torch.zeros(256)
         b = a + 1
@@ -69,7 +69,7 @@ def test_live_counts_what_is_allocated_and_freed():
 
 
 def test_a_hollow_network_allocates_what_a_real_one_does():
-    hollow, live, x = Hollow(), Live(), torch.randn(8, 16, 64)
+    hollow, live, x = MetaNetworks(), AllocationCounter(), torch.randn(8, 16, 64)
     real, made = Layers(), hollow_of(Layers, hollow)
     for tensor in (*real.parameters(), *real.buffers()):
         live.ignore(tensor)
@@ -84,7 +84,7 @@ def test_a_hollow_network_allocates_what_a_real_one_does():
 
 
 def test_outputs_are_real_zeros_of_the_same_shape_and_the_backward_runs_once():
-    hollow = Hollow()
+    hollow = MetaNetworks()
     made, x = hollow_of(Layers, hollow), torch.randn(2, 3, 64)
     out = made(x)
     assert type(out["out"]) is torch.Tensor
@@ -115,13 +115,13 @@ def test_objects_that_were_put_aside_stay_so_when_more_were():
 
 
 def test_real_masks_choose_as_many_rows_as_they_do():
-    made = hollow_of(Layers, Hollow())
+    made = hollow_of(Layers, MetaNetworks())
     mask = torch.tensor([[True, False, True], [False, False, True]])
     assert made(torch.randn(2, 3, 64), mask)["out"].shape == (3, 64)
 
 
 def test_a_repeated_call_is_not_run_again_and_keeps_as_much():
-    hollow = Hollow()
+    hollow = MetaNetworks()
     made, x = hollow_of(Layers, hollow), torch.randn(4, 16, 64)
     calls = []
     made.layers[0].register_forward_hook(lambda *_: calls.append(1))
@@ -145,7 +145,7 @@ def test_a_number_that_does_not_exist_is_not_made_up():
             return x if float(x.sum()) > 1 else -x
 
     with pytest.raises(NotImplementedError, match="numbers that do not exist is read"):
-        hollow_of(Asks, Hollow())(torch.randn(2, 3, 4))
+        hollow_of(Asks, MetaNetworks())(torch.randn(2, 3, 4))
 
 
 def test_built_networks_have_the_type_asked_for_and_no_numbers():
@@ -161,7 +161,7 @@ def test_mapped_reaches_tensors_inside_what_networks_return():
             self.mean, self.name = torch.ones(2), "normal"
 
     value = {"a": (torch.ones(1), [torch.ones(2)]), "b": Distribution(), "c": 3}
-    doubled = mapped(lambda x: 2 * x, value)
+    doubled = map_tensors(lambda x: 2 * x, value)
     assert float(doubled["a"][0]) == 2
     assert doubled["a"][1][0].tolist() == [2, 2]
     assert doubled["b"].mean.tolist() == [2, 2]

@@ -11,7 +11,7 @@ from flowgrpo.flow.methods.credit.nested_sets import nested, subtree_means
 from flowgrpo.flow.methods.credit.rules import depthwise, siblings
 from flowgrpo.training.advantages.baseline import LeaveOneOut
 from flowgrpo.training.advantages.comparison_sets import nested_leave_one_out
-from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.credit_units import CreditUnits
 from samplers.plans import branch, brush, chain
 from samplers.trees import Move, Root, grow
 
@@ -234,7 +234,7 @@ def test_joined_units_of_two_processes_give_the_numbers_of_one():
         )
 
     parts = [nested(alone(i), column(rewards[i]), **weights) for i in (0, 1)]
-    together, places = Units.joined([parts[1], parts[0]])
+    together, places = CreditUnits.joined([parts[1], parts[0]])
     apart = worth(together)
     whole_tree = tree(split_twice(4.0), 1, 2)
     whole = nested(whole_tree, column([*rewards[0], *rewards[1]]), **weights)

@@ -24,7 +24,7 @@ from flowgrpo.flow.methods.objectives.policy_gradient import (
 from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from flowgrpo.flow.updates.update import Credited, update_part
 from flowgrpo.training.advantages.clipped_ratio import clip_loss, clipped, soft_gate_loss
-from flowgrpo.training.advantages.credit_units import Units
+from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.weights.trained_weights import Weights
 from samplers.kernels import Kernel, cps, flow_sde, log_prob
 from samplers.plans import chain
@@ -349,7 +349,9 @@ def test_a_step_weight_scales_the_policy_loss_and_not_the_divergence(weight):
             lambda *address: noise,
             1,
         )
-    units = Units(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1), torch.tensor([-1, 0, 0]), root=torch.zeros(1))
+    units = CreditUnits(
+        torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1), torch.tensor([-1, 0, 0]), root=torch.zeros(1)
+    )
     credited = Credited(
         tree=tree,
         units=units,

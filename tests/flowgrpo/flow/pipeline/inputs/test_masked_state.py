@@ -9,7 +9,7 @@ from PIL import Image
 from zoo import SPECIMENS
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.pipeline.denoising_loop import Walk
+from flowgrpo.flow.pipeline.denoising_loop import DenoisingLoop
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 
 NAME = "FluxInpaintPipeline (from a picture)"
@@ -17,7 +17,7 @@ ROW = SPECIMENS[NAME].rows[0]
 
 
 def started(name=NAME):
-    walk = Walk(SPECIMENS[name].build(), SPECIMENS[name].call)
+    walk = DenoisingLoop(SPECIMENS[name].build(), SPECIMENS[name].call)
     return walk, walk.start(SPECIMENS[name].rows[:1])
 
 

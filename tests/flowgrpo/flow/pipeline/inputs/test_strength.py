@@ -5,14 +5,14 @@ import torch
 from zoo import SPECIMENS
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.pipeline.denoising_loop import Walk
+from flowgrpo.flow.pipeline.denoising_loop import DenoisingLoop
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 
 FROM_PICTURE = "FluxImg2ImgPipeline"
 
 
 def walk_of(name, **call):
-    return Walk(SPECIMENS[name].build(), {**SPECIMENS[name].call, **call})
+    return DenoisingLoop(SPECIMENS[name].build(), {**SPECIMENS[name].call, **call})
 
 
 @torch.no_grad()
