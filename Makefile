@@ -58,6 +58,7 @@ mutants: .venv/installed
 lint: .venv/installed
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m mypy
 
 # The sdist and the wheel, in dist/, after both were tried: their files, and the commands from the wheel in an empty folder.
 dist: .venv/installed
