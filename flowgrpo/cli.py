@@ -36,7 +36,7 @@ app = typer.Typer(
 )
 # What the file system says of names that nobody could know: too long, forbidden, a circle of links.
 UNUSABLE = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EROFS)
-UsageError = typer.BadParameter.__base__  # click's, which typer ships under a private name
+UsageError: Any = typer.BadParameter.__base__  # click's, which typer ships under a private name
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="key=value with dotted keys; values are YAML", metavar="[KEY=VALUE ...]")

@@ -115,7 +115,7 @@ def _set(written: dict[str, Any], key: str, value: Any) -> None:
         raise InputError(f"{key[:40]}...: has {len(parents)} dots, at most {tables.DEEPEST} are read")
     at = written
     for i, parent in enumerate(parents):
-        inner = at.get(parent)
+        inner: Any = at.get(parent)
         if isinstance(inner, str) and (parents[:1] == ["algorithm"] or parent in ("decoder", "optimizer", "schedule")):
             inner = {"name": inner}
         if isinstance(inner, int | float) and parent == "ema":

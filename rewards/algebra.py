@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 
 from rewards import latex
 from rewards.base import RewardError
@@ -79,11 +80,12 @@ class MathVerify:
     def _asked(self, expected: str, given: str) -> bool | None:
         with self._lock:
             process = self._process or self._started()
+            questions, answers = _pipes(process)
             line = ""
             with suppress(BrokenPipeError):
-                process.stdin.write(json.dumps([expected, given]) + "\n")
-                process.stdin.flush()
-                line = process.stdout.readline()
+                questions.write(json.dumps([expected, given]) + "\n")
+                questions.flush()
+                line = answers.readline()
             if not line:  # it took too long, or too much
                 self._end()
                 return False
@@ -98,7 +100,7 @@ class MathVerify:
             encoding="utf-8",
             env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": "0", "PATH": os.defpath},
         )
-        said = process.stdout.readline().strip()
+        said = _pipes(process)[1].readline().strip()
         if said != "ready":
             self._end()
             raise RewardError(f"math_verify: math-verify cannot be started here ({said or 'its process ended'})")
@@ -106,8 +108,17 @@ class MathVerify:
 
     def _end(self) -> None:
         process, self._process = self._process, None
+        assert process is not None
         process.kill()
         process.wait()
-        process.stdout.close()
+        questions, answers = _pipes(process)
+        answers.close()
         with suppress(BrokenPipeError):  # of what was not written
-            process.stdin.close()
+            questions.close()
+
+
+def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
+    """Where questions go, and answers come from."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return process.stdin, process.stdout

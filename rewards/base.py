@@ -22,7 +22,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rewards.cards import BUILT_IN
 from rewards.memory import is_out_of_memory
@@ -32,8 +32,18 @@ if TYPE_CHECKING:
     import torch
 
 ENTRY_POINTS = "flowgrpo.rewards"
-S = TypeVar("S", bound=Sequence)
 LONGEST = 500  # characters of what a plug-in says when it fails, or a server of what it refuses
+
+
+class _Rows(Protocol):
+    """What has rows: a sequence, a tensor, an array."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> Any: ...
+
+
+S = TypeVar("S", bound=_Rows)
 
 
 class RewardError(ValueError):
@@ -285,6 +295,8 @@ def _load_file(path: Path, what: str) -> Any:
         raise RewardError(f"{what}: there is no file {path}")
     digest = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
     spec = importlib.util.spec_from_file_location(f"flowgrpo_plugin_{path.stem}_{digest}", path)
+    assert spec is not None  # the file ends in .py
+    assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses and pickle look there
     with _one_sentence(f"{what}: {path} could not be imported", spec.name), kept(what, path, imports=True):
         spec.loader.exec_module(module)

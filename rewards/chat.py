@@ -143,6 +143,7 @@ class Chat:
                 model = names[0]
             if model not in names:
                 raise RewardError(f"model: {url} serves no model {model!r}, {nearest(model or '', names)}")
+        assert model is not None  # there is one replica at least
         return model
 
 

@@ -103,16 +103,18 @@ class code:
         if isinstance(tests, str) or not tests:
             raise ValueError(f"code takes a list of tests for each prompt, not {tests!r}")
         program = program_of(text, whole)
-        if _format(program) < 1:
+        if program is None or _format(program) < 1:
             return 0.0
         return sum(self._run(program, tests).passed) / len(tests)
 
     def _run(self, program: str, tests: Sequence[str]) -> sandbox.Outcome:
         """What the sandbox says; a machine that is busy, or short of something, is asked again."""
-        for pause in (*_PAUSES, None):
+        pauses = iter(_PAUSES)
+        while True:
             try:
                 return sandbox.run(program, tests, self.limits, needed=self.layers)
             except sandbox.SandboxError as error:
+                pause = next(pauses, None)
                 if pause is None:
                     raise RewardError(f"code: {error}") from None
                 time.sleep(pause)

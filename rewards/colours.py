@@ -22,7 +22,7 @@ class ColourNamer:
         self.processor = AutoProcessor.from_pretrained(path)
         self.model = pretrained(CLIPModel, path, dtype).eval()
         self.colours = colours
-        self.texts = {}  # of each class, features (colours, D) on the CPU
+        self.texts: dict[str, torch.Tensor] = {}  # of each class, features (colours, D) on the CPU
 
     def to(self, device: str | torch.device) -> ColourNamer:
         """Move the model."""

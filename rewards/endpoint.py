@@ -59,7 +59,7 @@ class Endpoint:
         headers = {"Accept-Encoding": "identity"}  # what is packed may be of any size
         if token_env is not None:
             headers["Authorization"] = f"Bearer {os.environ[token_env]}"
-        local = all(is_loopback(urlsplit(url).hostname) for url in self.urls)
+        local = all(is_loopback(urlsplit(url).hostname or "") for url in self.urls)
         encrypted = any(urlsplit(url).scheme == "https" for url in self.urls)  # else no certificates are read, 30 ms
         # no proxy reaches what is on this machine
         self._http = httpx.AsyncClient(headers=headers, verify=encrypted, trust_env=not local)
@@ -165,7 +165,7 @@ def _reason(error: BaseException) -> str:
             below := error.exceptions[0] if isinstance(error, ExceptionGroup) else error.__cause__ or error.__context__
         ):
             error = below
-    if isinstance(error, OSError) and error.errno in errno.errorcode:
+    if isinstance(error, OSError) and error.errno is not None and error.errno in errno.errorcode:
         return os.strerror(error.errno)
     return str(error) or type(error).__name__
 

@@ -161,8 +161,8 @@ class Sitting:
                 return True
             case ast.Call(ast.Attribute(ast.Name("math"), "isclose"), [left, right], options) if _is_number(
                 left
-            ) != _is_number(right) and all(is_literal(option.value) for option in options):
-                given = {option.arg: ast.literal_eval(option.value) for option in options}
+            ) != _is_number(right) and all(option.arg and is_literal(option.value) for option in options):
+                given = {str(option.arg): ast.literal_eval(option.value) for option in options}
                 return math.isclose(self._operand(left), self._operand(right), **given)
             case ast.Compare(left, [ast.Eq() | ast.NotEq() | ast.In() | ast.NotIn() as sign], [right]):
                 return self._compared(left, type(sign), right)

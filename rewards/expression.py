@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+from collections.abc import Callable
 
 LONGEST = 1000  # characters; far more than any answer needs, far less than the parser's stack
 _ALLOWED = re.compile(r"[0-9+\-*/().\s]+")
@@ -31,7 +32,7 @@ def value(text: str) -> int | float:
 
 
 def _computed(node: ast.expr) -> int | float:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    if isinstance(node, ast.Constant) and (type(node.value) is int or type(node.value) is float):
         return node.value
     if isinstance(node, ast.UnaryOp) and type(node.op) in _SIGNS:
         return _SIGNS[type(node.op)](_computed(node.operand))
@@ -49,8 +50,8 @@ def _power(base: int | float, exponent: int | float) -> int | float:
     return result
 
 
-_SIGNS = {ast.UAdd: operator.pos, ast.USub: operator.neg}
-_OPERATIONS = {
+_SIGNS: dict[type[ast.unaryop], Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+_OPERATIONS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,

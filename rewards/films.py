@@ -10,8 +10,8 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from typing import BinaryIO
+from collections.abc import Generator
+from typing import IO, BinaryIO
 
 from PIL import Image
 
@@ -27,7 +27,7 @@ EIGHT_BITS = (
 )
 
 
-def decode(file: BinaryIO, largest: int) -> Iterator[Image.Image]:
+def decode(file: BinaryIO, largest: int) -> Generator[Image.Image, None, None]:
     """Yield the RGB frames of a film as a player shows them: turned, cropped, stretched to square pixels.
 
     Every stored frame comes once, however long it is shown. Opacity is left out.
@@ -45,7 +45,9 @@ def decode(file: BinaryIO, largest: int) -> Iterator[Image.Image]:
         subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE, stderr=log) as ffmpeg,
     ):
         try:
-            for number, frame in enumerate(iter(lambda: _read_frame(ffmpeg.stdout, largest), None)):
+            stream = ffmpeg.stdout
+            assert stream is not None  # a pipe
+            for number, frame in enumerate(iter(lambda: _read_frame(stream, largest), None)):
                 if not number:
                     _check_colours(_read_log(log))
                 yield frame
@@ -87,7 +89,7 @@ def _command(container: str, largest: int) -> list[str]:
     return [get_ffmpeg_exe(), *log, "-xerror", "-nostdin", *bounds, *source, *stream, *target]
 
 
-def _read_frame(stream: BinaryIO, largest: int) -> Image.Image | None:
+def _read_frame(stream: IO[bytes], largest: int) -> Image.Image | None:
     """Return the next frame; None where the stream ends, in the middle of a frame too."""
     magic, size, depth = (stream.readline(64) for _ in range(3))
     if not depth:

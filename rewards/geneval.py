@@ -93,7 +93,7 @@ class GenEval:
             raise RewardError("the geneval reward needs prompts with the column include, see GenEval's metadata")
         nothing = [None] * len(prompts)
         rows = list(zip(prompts, include, exclude or nothing, tag or nothing, strict=True))
-        values = list(nothing)
+        values: list[float | None] = list(nothing)
         asked = [i for i, row in enumerate(rows) if row[1]]
         for part in batched(asked, self.batch_size):
             pictures = images[part].float().to(self.device)

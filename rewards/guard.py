@@ -11,6 +11,7 @@ import errno
 import hmac
 import socket
 from collections import Counter
+from typing import cast
 from urllib.parse import urlsplit
 
 import h11
@@ -79,13 +80,24 @@ def _names_this_machine(host: str) -> bool:
 class Connection(H11Protocol):
     """A connection of uvicorn's that ends when a request's head does not come in time."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         """Start the clock, and make room."""
         super().connection_made(transport)
         self._close_at(self.loop.time() + FIRST)
         if len(self.connections) > CONNECTIONS:
-            silent = [each for each in self.connections if each.silent and not each.transport.is_closing()]
-            min(silent, key=lambda each: each.timeout_keep_alive_task.when()).timeout_keep_alive_handler()
+            ours = (each for each in self.connections if isinstance(each, Connection))
+            silent = [each for each in ours if each.silent and not each.transport.is_closing()]
+            min(silent, key=Connection.ends_at).timeout_keep_alive_handler()
+
+    def ends_at(self) -> float:
+        """When it is closed if no head comes."""
+        assert self.timeout_keep_alive_task is not None  # one that is silent has its clock
+        return self.timeout_keep_alive_task.when()
+
+    @property
+    def refused(self) -> Counter[str]:
+        """What the application counts."""
+        return cast(Guard, self.config.app).refused
 
     @property
     def silent(self) -> bool:
@@ -102,12 +114,12 @@ class Connection(H11Protocol):
     def timeout_keep_alive_handler(self) -> None:
         """End, whether or not the other side reads what it was sent."""
         if self.cycle is None and not self.transport.is_closing():
-            self.config.app.refused["late"] += 1
+            self.refused["late"] += 1
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP, or a longer head than `HEAD`; nobody answers besides, or a second time."""
-        self.config.app.refused["400"] += 1
+        self.refused["400"] += 1
         if self.cycle is not None:
             self.cycle.disconnected = True
         headless = self.conn.our_state is h11.SEND_RESPONSE and self.scope["method"] == "HEAD"

@@ -144,9 +144,10 @@ class Judge:
         return filled(question, fields)
 
     def _grade(self, values: Sequence[float | None]) -> float | None:
-        if None in values:
+        read = [value for value in values if value is not None]
+        if len(read) < len(values):
             return None
-        return (mean(values) - self.low) / (self.high - self.low)
+        return (mean(read) - self.low) / (self.high - self.low)
 
 
 def filled(template: str, fields: Mapping[str, Any]) -> str:

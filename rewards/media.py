@@ -92,7 +92,7 @@ def opened(path: str | Path) -> Iterator[Image.Image]:
     """
     with _regular(path) as file, Image.open(file, formats=FORMATS) as image:
         _check_size(path, *image.size)
-        if image.format == "TIFF":
+        if isinstance(image, TiffImagePlugin.TiffImageFile):
             _check_tiff(path, image)
         yield image
 
@@ -164,7 +164,7 @@ def _check_size(path: str | Path, width: int, height: int) -> None:
         raise MediaError(f"{path} has {width} x {height} pixels, at most {LARGEST_PICTURE} are read")
 
 
-def _check_tiff(path: str | Path, image: Image.Image) -> None:
+def _check_tiff(path: str | Path, image: TiffImagePlugin.TiffImageFile) -> None:
     """Refuse a TIFF with tiles above the bound, for one is decoded whole, with an unknown white, or of several pages."""
     tags = image.tag_v2
     _check_size(path, tags.get(TiffImagePlugin.TILEWIDTH, 0), tags.get(TiffImagePlugin.TILELENGTH, 0))

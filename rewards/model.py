@@ -63,8 +63,8 @@ class ModelReward(ABC):
         self.device = torch.device("cpu")
 
     @cached_property
-    def model(self) -> nn.Module:
-        """The model, ready to be called; loaded here."""
+    def model(self) -> Any:
+        """The module, ready to be called, with methods of its own library; loaded here."""
         leave_out_cudnn_attention()  # a server's scores are then those of the process that trains
         with self.loading(self.path):
             return self._load().eval().requires_grad_(False).to(self.device)
@@ -140,7 +140,9 @@ class ModelReward(ABC):
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            said = f"{type(error).__name__}: {FIRST_SENTENCE.match(str(error).strip()).group()}"
+            sentence = FIRST_SENTENCE.match(str(error).strip())
+            assert sentence is not None  # any text has one, if only an empty one
+            said = f"{type(error).__name__}: {sentence.group()}"
             reason = None if local else hub.why(error, path, "give a folder that holds it")
             otherwise = "could not be loaded" if local else "is not here, and the hub did not give it either"
             raise RewardError(f"{self.called}: {path} {reason or f'{otherwise} ({said})'}") from error
@@ -163,7 +165,7 @@ class PictureReward(ModelReward):
         with self.loading(self.path):
             return of_transformers(AutoImageProcessor.from_pretrained(self.path))
 
-    def __call__(self, images: torch.Tensor, prompts: Sequence[str]) -> list[float]:
+    def __call__(self, images: torch.Tensor, prompts: Sequence[str]) -> Sequence[float | None]:
         """One score per picture.
 
         Args:

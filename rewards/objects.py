@@ -52,7 +52,7 @@ def read_clauses(rows: Sequence[Mapping[str, Any]], place: str) -> tuple[Clause,
     Raises:
         RewardError: a row is not of that form.
     """
-    clauses = []
+    clauses: list[Clause] = []
     for row in rows:
         try:
             relation, target = row.get("position") or (None, 0)
@@ -127,7 +127,7 @@ def strict(objects: Objects, include: Sequence[Clause]) -> bool:
 
 def _matched(objects: Objects, include: Sequence[Clause], look_at: Callable) -> list[Sequence[Detection] | None]:
     """For each clause the objects that satisfy it, or None."""
-    groups = []
+    groups: list[Sequence[Detection] | None] = []
     for clause in include:
         chosen = look_at(objects.get(clause.name, ()), clause)
         right = len(chosen) == clause.count and (not clause.colour or all(o.colour == clause.colour for o in chosen))

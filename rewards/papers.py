@@ -51,7 +51,7 @@ def paper(test: str) -> Paper:
     steps: list[Do | Check] = []
     for asserted, statements in itertools.groupby(body, lambda statement: isinstance(statement, ast.Assert)):
         if asserted:
-            steps += [Check(statement.test) for statement in statements]
+            steps += [Check(each.test) for each in statements if isinstance(each, ast.Assert)]
         else:
             block = ast.fix_missing_locations(_Guarded().visit(ast.Module(list(statements), [])))
             inner = any(isinstance(node, ast.Assert) for node in ast.walk(block))
@@ -110,6 +110,7 @@ def _is_only_compared(name: str, body: list[ast.stmt]) -> bool:
 
 def _unrolled(statement: ast.stmt) -> list[ast.stmt]:
     """The assertions of a loop over literals one by one; any other statement as it is."""
+    rounds: list[dict[str, ast.expr] | None]
     match statement:
         case ast.For(target, ast.List(items) | ast.Tuple(items), body, []) if all(
             isinstance(inner, ast.Assert) for inner in body
@@ -118,12 +119,12 @@ def _unrolled(statement: ast.stmt) -> list[ast.stmt]:
         case ast.For(ast.Name(name), ast.Call(ast.Name("range"), [*ends], []), body, []) if all(
             isinstance(inner, ast.Assert) for inner in body
         ) and all(isinstance(end, ast.Constant) and isinstance(end.value, int) for end in ends):
-            numbers = range(*(end.value for end in ends))[: _MOST_ROUNDS + 1]
+            numbers = range(*(ast.literal_eval(end) for end in ends))[: _MOST_ROUNDS + 1]
             rounds = [{name: ast.Constant(number)} for number in numbers]
         case _:
             return [statement]
-    unrolled = [_filled(body, names) for names in rounds if names is not None]
-    if len(unrolled) < len(rounds) or None in unrolled or len(rounds) > _MOST_ROUNDS:
+    unrolled = [new for names in rounds if names is not None and (new := _filled(body, names)) is not None]
+    if len(unrolled) < len(rounds) or len(rounds) > _MOST_ROUNDS:
         return [statement]
     return [inner for assertions in unrolled for inner in assertions]
 
@@ -135,12 +136,14 @@ def _bound(target: ast.expr, item: ast.expr, body: list[ast.stmt]) -> dict[str, 
     else:
         pairs = [(target, item)]
     used = [node.id for node in ast.walk(ast.Module(body, [])) if isinstance(node, ast.Name)]
+    bound: dict[str, ast.expr] = {}
     for name, literal in pairs:
         if not isinstance(name, ast.Name) or not is_literal(literal):
             return None
         if used.count(name.id) > 1 and any(isinstance(part, _CHANGEABLE) for part in ast.walk(literal)):
             return None
-    return {name.id: literal for name, literal in pairs}
+        bound[name.id] = literal
+    return bound
 
 
 _CHANGEABLE = (ast.List, ast.Set, ast.Dict)

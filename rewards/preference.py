@@ -76,7 +76,7 @@ class Preference:
             )
         if endpoint is None and options:
             raise RewardError(f"preference by {given[0]} asks no endpoint and takes no {', '.join(options)}")
-        use = {"use": scores} if isinstance(scores, str) else dict(scores or {})
+        use: dict[str, Any] = {"use": scores} if isinstance(scores, str) else dict(scores or {})
         if scores is not None and (not isinstance(use.get("use"), str) or use.keys() - {"use", "options"}):
             raise RewardError("preference: scores is a reward, a name or a map of use and options")
         self.scores = None if scores is None else load(use["use"], options=use.get("options"))
@@ -130,11 +130,13 @@ class Preference:
     def _asked(
         self, samples: torch.Tensor, prompt: str, row: Mapping[str, Any], pairs: Sequence[tuple[int, int]]
     ) -> list[float | None]:
+        assert self.chat is not None
         parts = [pictures(sample, self.frames) for sample in samples]
         question = text(filled(self.template, {**row, "prompt": prompt}))
         return self.chat.ask([[text("First:"), *parts[i], text("Second:"), *parts[j], question] for i, j in pairs])
 
     def _compared(self, samples: torch.Tensor, prompt: str, pairs: Sequence[tuple[int, int]]) -> list[float | None]:
+        assert self.compare is not None
         with kept("the function that compares", self.compare, calls=True):
             outcomes = [self.compare(samples[i], samples[j], prompt) for i, j in pairs]
         for outcome in outcomes:

@@ -10,6 +10,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
 BILINEAR = 2  # as PIL and transformers number it; the models served here use this or bicubic
+Fit = Literal["cover", "contain", "exact"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Preprocessing:
     """
 
     size: tuple[int, int]
-    fit: Literal["cover", "contain", "exact"]
+    fit: Fit
     crop: tuple[int, int] | None
     _: KW_ONLY
     mean: tuple[float, float, float]
@@ -63,6 +64,7 @@ def of_transformers(processor: Any) -> Preprocessing:
         ValueError: it resizes in a way of its own.
     """
     size = {key: value for key, value in dict(processor.size).items() if value is not None}
+    fit: Fit
     if set(size) == {"shortest_edge"}:
         fit, edges = "cover", (size["shortest_edge"],) * 2
     elif set(size) == {"height", "width"}:
@@ -86,7 +88,7 @@ def of_open_clip(config: dict[str, Any]) -> Preprocessing:
     """What open_clip says of a model (`open_clip.get_model_preprocess_cfg`)."""
     size = config["size"]
     edges = (size, size) if isinstance(size, int) else tuple(size)
-    fit = {"shortest": "cover", "longest": "contain", "squash": "exact"}[config["resize_mode"]]
+    fits: dict[str, Fit] = {"shortest": "cover", "longest": "contain", "squash": "exact"}
     interpolation = InterpolationMode.BILINEAR if config["interpolation"] == "bilinear" else InterpolationMode.BICUBIC
     mean, std = tuple(config["mean"]), tuple(config["std"])
-    return Preprocessing(edges, fit, edges, mean=mean, std=std, interpolation=interpolation)
+    return Preprocessing(edges, fits[config["resize_mode"]], edges, mean=mean, std=std, interpolation=interpolation)

@@ -98,7 +98,7 @@ def _of_main_thread() -> tuple[Setting, ...]:
                 signal.signal(number, handler)
 
     def put_filters(filters: list[Any]) -> None:
-        warnings.filters[:] = filters
+        warnings.filters[:] = filters  # type: ignore[index]  # the stubs call this list a Sequence
         with warnings.catch_warnings():  # leaving it tells Python that the filters have changed
             pass
 

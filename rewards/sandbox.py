@@ -200,8 +200,11 @@ class _Process:
         except BaseException:
             _remove(self._place)
             raise
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._questions, self._replies = self._process.stdin, self._process.stdout
         try:
-            os.set_blocking(self._process.stdin.fileno(), False)
+            os.set_blocking(self._questions.fileno(), False)
             self.layers = self._ready(job)
             self._check(needed)
         except BaseException:
@@ -254,9 +257,9 @@ class _Process:
     def _write(self, message: Any) -> None:
         rest = memoryview(json.dumps(message).encode() + b"\n")
         while rest:
-            self._wait(self._process.stdin.fileno(), select.POLLOUT)
+            self._wait(self._questions.fileno(), select.POLLOUT)
             try:
-                rest = rest[os.write(self._process.stdin.fileno(), rest) :]
+                rest = rest[os.write(self._questions.fileno(), rest) :]
             except BlockingIOError:  # room for less than the pipe takes in one piece
                 time.sleep(0.001)
             except BrokenPipeError:
@@ -266,8 +269,8 @@ class _Process:
         while b"\n" not in self._unread:
             if len(self._unread) > _LONGEST_REPLY:
                 raise Cheating("it writes without end")
-            self._wait(self._process.stdout.fileno(), select.POLLIN)
-            said = os.read(self._process.stdout.fileno(), 1 << 16)
+            self._wait(self._replies.fileno(), select.POLLIN)
+            said = os.read(self._replies.fileno(), 1 << 16)
             if not said:
                 self._over()
             self._unread += said
@@ -290,13 +293,13 @@ class _Process:
         raise _Ended(_TIMED_OUT if status == _TIMED_OUT_STATUS else f"ended with status {status}")
 
     def _end(self) -> None:
-        self._process.stdin.close()
+        self._questions.close()
         try:
             self._process.wait(_GOODBYE)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        self._process.stdout.close()
+        self._replies.close()
         _remove(self._place)
 
 

@@ -20,7 +20,7 @@ import re
 import socket
 import time
 import traceback
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -108,7 +108,8 @@ def app(
         return JSONResponse({"error": one_line(_encodable(error.detail))}, error.status_code, error.headers)
 
     routes = [Route("/health", health), Route("/metrics", metrics), Route("/{name}", score, methods=["POST"])]
-    application = Starlette(routes=routes, exception_handlers={HTTPException: fault})
+    handlers = {HTTPException: fault}
+    application = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]  # typed for Exception
     application.router.redirect_slashes = False  # to an address that the client names
     return Guard(application, token, refused)
 
@@ -173,7 +174,7 @@ class _Lane:
         self.bodies, self.headers = _Room(ROOM * max_bytes), _Room(ROOM * MOST_HEADER)
         self.waiting: deque[_Call] = deque()
         self.free, self.thread = asyncio.Lock(), ThreadPoolExecutor(1, initializer=own_directory)
-        self.counted: Counter[str] = Counter()
+        self.counted: defaultdict[str, float] = defaultdict(float)
         self.started: float | None = None  # the call that is under way
 
     def card(self) -> dict[str, object]:
@@ -229,6 +230,7 @@ class _Lane:
 
     def _settle(self, calls: Sequence[_Call]) -> None:
         """Give each of some requests its outcome; where they fail together, each is tried alone."""
+        outcomes: Sequence[list[float | str | None] | BaseException]
         try:
             outcomes = self._scored([call.batch for call in calls])
         except BaseException as error:  # a plug-in may raise anything, SystemExit too; the server outlives it
@@ -283,7 +285,7 @@ def _shape(batch: Batch) -> torch.Size | None:
 
 def _joined(parts: Sequence[torch.Tensor | list[str]], device: torch.device | str) -> torch.Tensor | list[str]:
     if isinstance(parts[0], torch.Tensor):
-        floats = [as_floats(part) for part in parts]
+        floats = [as_floats(part) for part in parts if isinstance(part, torch.Tensor)]
         return (torch.cat(floats) if len(floats) > 1 else floats[0]).to(device)
     return [text for part in parts for text in part]
 

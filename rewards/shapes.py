@@ -84,7 +84,7 @@ def parse(caption: str) -> Caption:
         )
     words = {name: value.lower() for name, value in match.groupdict().items() if value is not None}
     kinds = [(words[f"colour{i}"], words[f"shape{i}"]) for i in "12" if f"colour{i}" in words]
-    objects = Counter()
+    objects: Counter[tuple[str, str]] = Counter()
     for i, kind in zip("12", kinds, strict=False):
         objects[kind] += COUNTS[words[f"count{i}"]]
     joint = words.get("joint", "and")
@@ -105,7 +105,7 @@ def detect(images_BCHW: np.ndarray) -> list[list[Found]]:
     used = sheet.any(1)
     lines = np.flatnonzero(used | np.roll(used, 1))
     labels, _ = ndimage.label(sheet[lines])
-    found = [[] for _ in range(count)]
+    found: list[list[Found]] = [[] for _ in range(count)]
     for label, (rows, columns) in enumerate(ndimage.find_objects(labels), start=1):
         component = labels[rows, columns] == label
         if component.size < SMALLEST_AREA:
@@ -231,7 +231,8 @@ def features(images: torch.Tensor, prompts: Sequence[str]) -> list[list[float]]:
 
 def _seen(found: list[Found], caption: Caption) -> list[float]:
     asked = sum(caption.objects.values())
-    colours, shapes = Counter(), Counter()
+    colours: Counter[str] = Counter()
+    shapes: Counter[str | None] = Counter()
     for (colour, shape), count in caption.objects.items():
         colours[colour] += count
         shapes[shape] += count
@@ -242,4 +243,4 @@ def _seen(found: list[Found], caption: Caption) -> list[float]:
     return [matched, coloured / asked, shaped / asked, float(_relation_holds(found, caption))]
 
 
-shapes.features = features
+shapes.features = features  # type: ignore[attr-defined]  # mypy knows no attributes of functions

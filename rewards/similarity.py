@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ class _Features(PictureReward):
     def _load(self) -> nn.Module:
         return self.pretrained(AutoModel)
 
-    def _features(self, pictures: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _features(self, pictures: Iterable[torch.Tensor]) -> torch.Tensor:
         """Features (b, D), of length 1, of pictures (3, H, W) of any sizes: a CLIP's projection, a DINO's first token."""
         pixels = torch.cat([self.pixels(picture[None]) for picture in pictures])
         encode = getattr(self.model, "get_image_features", self.model)

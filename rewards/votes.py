@@ -50,8 +50,8 @@ def read_votes(file: Path) -> list[Vote]:
     for number, line in enumerate(file.read_bytes().splitlines(), 1):
         try:
             told = json.loads(line)
-            pictures = [file.parent / told[side] for side in ("a", "b")]
-            found.append(Vote(str(told["prompt"]), *pictures, OUTCOMES[told["vote"]]))
+            first, second = (file.parent / told[side] for side in ("a", "b"))
+            found.append(Vote(str(told["prompt"]), first, second, OUTCOMES[told["vote"]]))
         except (ValueError, KeyError, TypeError) as error:
             raise RewardError(
                 f"votes: line {number} of {file} is no vote; one has prompt, a, b, and vote, one of {', '.join(OUTCOMES)}"
@@ -98,7 +98,7 @@ def learn(first: np.ndarray, second: np.ndarray, outcomes: np.ndarray, prompts: 
     gaps = (first - second) / std
     own = np.unique(prompts, return_inverse=True)[1] if len({*prompts}) > 1 else np.arange(len(gaps))
     folds = own % FOLDS
-    best = None
+    best: tuple[float, float, float] | None = None  # loss, strength, agreement
     for strength in STRENGTHS:
         odds = np.empty(len(gaps))
         for fold in np.unique(folds):
@@ -108,6 +108,7 @@ def learn(first: np.ndarray, second: np.ndarray, outcomes: np.ndarray, prompts: 
             decided = outcomes != 0.5
             right = np.where(odds == 0, 0.5, (odds > 0) == (outcomes > 0.5))[decided]
             best = loss, strength, float(right.mean()) if decided.any() else math.nan
+    assert best is not None
     _, strength, agreement = best
     return Learned(mean, std, fitted(gaps, outcomes, strength), strength=strength, agreement=agreement)
 
@@ -153,7 +154,7 @@ class Votes:
     def __init__(self, file: str, of: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] = "clip_score"):
         self.file = Path(file)
         uses = [of] if isinstance(of, (str, Mapping)) else list(of)
-        maps = [{"use": use} if isinstance(use, str) else dict(use) for use in uses]
+        maps: list[dict[str, Any]] = [{"use": use} if isinstance(use, str) else dict(use) for use in uses]
         if not maps or any(not isinstance(use.get("use"), str) or use.keys() - {"use", "options"} for use in maps):
             raise RewardError("votes: `of` is a reward, or a list of them, each a name or a map of use and options")
         self._rewards = [load(use["use"], options=use.get("options")) for use in maps]

@@ -50,7 +50,7 @@ def encode(
     samples = samples.detach().float().cpu()
     if transport == "uint8":
         samples = samples.mul(255).round().clamp(0, 255).byte()
-    data = memoryview(samples.contiguous().numpy()).cast("B")
+    data = samples.contiguous().numpy().data.cast("B")
     kind = "U8" if transport == "uint8" else "F32"
     card = {"dtype": kind, "shape": list(samples.shape), "data_offsets": [0, len(data)]}
     return _file({"__metadata__": metadata, "samples": card}, data)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from typing import Protocol, Self, TypeVar
 
-S = TypeVar("S", bound=Sequence)
+
+class Sliced(Protocol):
+    """A sequence whose parts are of its own type."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice, /) -> Self: ...
+
+
+S = TypeVar("S", bound=Sliced)
 
 
 def batched(rows: S, size: int) -> list[S]:

@@ -54,6 +54,7 @@ def grow_and_finish(
         together[tree.nodes[i].step, tree.nodes[i].root.part, move].append(i)
     finals = [tree.samples] if tree.leaves else []
     for (step, _, move), alike in together.items():
+        assert move.ode_stops is not None  # `grow` holds no others
         stops = (step, *move.ode_stops)
         for batch in batched(alike, micro_batch):
             state = stacked([held.pop(i)[1] for i in batch])
@@ -67,6 +68,7 @@ def grow_and_finish(
 def _record(tree: Tree, batch: Sequence[int], rows: list[Any], move: Move) -> list[int]:
     """Put the nodes and the evaluations of finished states into the tree; return their last nodes."""
     nodes = list(batch)
+    assert move.ode_stops is not None
     for place, stop in enumerate(move.ode_stops):
         first = len(tree.nodes)
         before = tree.nodes[nodes[0]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,13 +26,17 @@ class _Key(ISeedSequence):
         self.key = key
 
     @override
-    def generate_state(self, n_words: int, dtype: type = np.uint64) -> np.ndarray:
+    def generate_state(self, n_words: int, dtype: Any = np.uint64) -> np.ndarray:
         return np.frombuffer(self.key, "<u8")
 
 
 def generator(*address: Address) -> np.random.Generator:
     """A fresh generator at `address`; the same address always starts the same stream."""
-    return np.random.Generator(np.random.Philox(_Key(_key(address))))
+    return np.random.Generator(_philox(address))
+
+
+def _philox(address: tuple[Address, ...]) -> np.random.Philox:
+    return np.random.Philox(_Key(_key(address)))  # type: ignore[arg-type]  # numpy's stubs take no ISeedSequence
 
 
 def _key(address: tuple[Address, ...]) -> bytes:
@@ -46,7 +51,7 @@ def uniforms(addresses: Sequence[tuple[Address, ...]], width: int) -> torch.Tens
     found = np.empty((len(addresses), width))
     if not len(addresses):
         return torch.from_numpy(found)
-    philox = np.random.Philox(_Key(_key(addresses[0])))
+    philox = _philox(addresses[0])
     started, drawing = philox.state, np.random.Generator(philox)
     for address, row in zip(addresses, found, strict=True):
         started["state"]["key"] = np.frombuffer(_key(address), "<u8")

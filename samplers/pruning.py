@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
 from samplers.batches import batched
 from samplers.trees import Edges, Evaluation, Move, Tree, stacked
+
+T = TypeVar("T")
 
 
 def pruned(tree: Tree, keep: torch.Tensor, micro_batch: int, parts: torch.Tensor | None = None) -> Tree:
@@ -48,17 +51,25 @@ def _gathered(rows: list[tuple[Evaluation, int]], part: int, keep: torch.Tensor)
         rows[0][0].sigma,
         [evaluation.rows[row] for evaluation, row in rows],
         part,
-        stacked([tuple(x[row] for x in evaluation.state) for evaluation, row in rows]),
+        stacked([tuple(x[row] for x in _kept(evaluation.state)) for evaluation, row in rows]),
         [
             Edges(
                 move,
                 picks[0][1].sigma_next,
                 torch.tensor([new for new, _, _ in picks]),
                 torch.stack([edges.nodes[e] for _, edges, e in picks]),
-                stacked([tuple(x[e] for x in edges.next_state) for _, edges, e in picks]),
-                torch.stack([edges.log_prob[e] for _, edges, e in picks]),
-                stacked([tuple(x[e] for x in edges.mean) for _, edges, e in picks]) if picks[0][1].mean else None,
+                stacked([tuple(x[e] for x in _kept(edges.next_state)) for _, edges, e in picks]),
+                torch.stack([_kept(edges.log_prob)[e] for _, edges, e in picks]),
+                stacked([tuple(x[e] for x in _kept(edges.mean)) for _, edges, e in picks])
+                if picks[0][1].mean
+                else None,
             )
             for move, picks in taken.items()
         ],
     )
+
+
+def _kept(value: T | None) -> T:
+    """Return what trained edges and their evaluations have."""
+    assert value is not None
+    return value

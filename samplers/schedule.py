@@ -26,7 +26,8 @@ def euler_sigmas(num_steps: int, shift: float = 1.0, train_steps: int = 1000) ->
     Bit for bit: the ends are those of its shifted training table in float32, the steps between them are shifted once more.
     """
     ends = shifted(torch.tensor([train_steps, 1], dtype=torch.float32) / train_steps, shift).tolist()
-    times = np.linspace(*(end * train_steps for end in ends), num_steps)
+    first, last = (end * train_steps for end in ends)
+    times = np.linspace(first, last, num_steps)
     sigmas = shifted(torch.from_numpy(times / train_steps), shift)
     return torch.cat([sigmas.float(), torch.zeros(1)])
 

@@ -33,7 +33,7 @@ class Timesteps(torch.Tensor):
     A pipeline that asks which step is its last by their number, or looks one ahead, so reads what it reads in a whole run.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch says to disable it
     steps: range
 
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -74,6 +74,9 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         recording: whether steps are kept in `history`.
         generator: source of the steps' noise when the pipeline hands none to `step`; None is torch's global one.
     """
+
+    _begin_index: Any  # the parent's, as the next one; None before a run
+    _step_index: Any
 
     @register_to_config
     def __init__(
@@ -290,7 +293,9 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         """
         if per_token_timesteps is not None:
             moving = self._moving_tokens(per_token_timesteps, timestep, sample.shape[1])
-            moved = self.step(-model_output[:, moving], timestep, sample[:, moving], generator=generator).prev_sample
+            moved = self.step(
+                -model_output[:, moving], timestep, sample[:, moving], generator=generator, return_dict=False
+            )[0]
             following = sample.clone()
             following[:, moving] = moved.to(sample.dtype)
             return FlowMatchEulerDiscreteSchedulerOutput(prev_sample=following) if return_dict else (following,)

@@ -268,7 +268,8 @@ def grow(
 def trained_steps(plan: Plan, sigmas: Sequence[float]) -> list[tuple[Kernel, float, float]]:
     """What `Tree.trained_steps` would be of any tree of a plan, without growing one; those of one sigma in any order."""
     found: dict[tuple[Kernel, float, float], None] = {}
-    arrived = {step: {} for step in range(len(sigmas))}  # by step, the (role, remaining stops) of nodes
+    # By step, the (role, remaining stops) of nodes.
+    arrived: list[dict[tuple[str, tuple[int, ...]], None]] = [{} for _ in sigmas]
     arrived[0][TRUNK, ()] = None
     for step, sigma in enumerate(sigmas[:-1]):
         for role, stops in arrived[step]:
@@ -305,7 +306,7 @@ def _trains(moves: Sequence[Move]) -> bool:
 def _branched(tree: Tree, batch: Sequence[int], moves: dict[int, Sequence[Move]]) -> Evaluation:
     """Record the evaluation of some nodes, with its edges and the nodes they lead to; their states are yet to come."""
     nodes = [tree.nodes[i] for i in batch]
-    leaving = defaultdict(list)  # move -> (row, ordinal among its siblings), rows in order
+    leaving: dict[Move, list[tuple[int, int]]] = defaultdict(list)  # (row, ordinal among its siblings), rows in order
     siblings = [sum(move.count for move in moves[i]) for i in batch]
     for row, i in enumerate(batch):
         ordinals = iter(range(siblings[row]))
@@ -360,15 +361,16 @@ def _begin(ahead: Ahead, tree: Tree, evaluation: Evaluation, state: State) -> No
 
 def _families(tree: Tree, edges: Edges, component: int) -> list[Family]:
     """Where each edge's noise lies; what siblings share is drawn at their parent's own path, which leads to no edge."""
-    move, found = edges.move, []
-    shares = move.sibling_strength is not None and move.count > 1
+    move = edges.move
+    found: list[Family] = []
+    strength = move.sibling_strength if move.count > 1 else None
     children = [tree.nodes[i] for i in edges.nodes.tolist()]
     for parent, siblings in groupby(children, key=lambda node: node.parent):
         above = tree.nodes[parent]
         group, step = above.root.group, above.step
         own = [(group, node.path, step, component) for node in siblings]
-        if shares:
-            found.append(Family(own, (group, above.path, step, component), move.sibling_strength, move.noise_scale))
+        if strength is not None:
+            found.append(Family(own, (group, above.path, step, component), strength, move.noise_scale))
         else:
             found += [Family([address], None, 1.0, move.noise_scale) for address in own]
     return found

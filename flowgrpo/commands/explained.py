@@ -37,7 +37,7 @@ def explain(
         InputError: there is no such run, checkpoint or prompt, it is a run of texts, or the page cannot be written.
     """
     settings = batch_sizes.settled(config.of_run(run), run)
-    if settings.kind != "flow":
+    if not isinstance(settings, config.Config):
         raise InputError(f"explain: {run} is a run of texts; steps of noise are of pictures, videos and sounds")
     page = out or run / f"explain-{prompt:04d}{'' if seed is None else f'-seed-{seed}'}.html"
     if page.exists() and not page.is_file():  # a folder, or a device, which would be replaced

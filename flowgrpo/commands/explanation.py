@@ -115,13 +115,13 @@ class Explained:
     @property
     def sentences(self) -> list[str]:
         """What a look at the page should tell first."""
-        shared = [row for row in self.rows if row.step.share is not None]
+        shared = [(row, row.step.share) for row in self.rows if row.step.share is not None]
         if not shared and self.of.lost:
             return [f"{self.of.lost} samples have no reward, so that the steps cannot be told apart."]
         if not shared:
             return ["Other noise changes nothing: all samples from this start have the same reward."]
-        most = max(shared, key=lambda row: row.step.share.share)
-        if most.step.share.share > 2 * most.step.share.error:
+        most, share = max(shared, key=lambda each: each[1].share)
+        if share.share > 2 * share.error:
             where = f"step {most.step.index + 1}"
             found = [
                 f"The noise of {where} has the largest share of the reward's variance from this start: {most.share}."
@@ -129,9 +129,9 @@ class Explained:
         else:
             found = ["No step stands out: the shares are small beside their errors, which more --chains make smaller."]
         chances = [(look.reward, row) for row in self.rows for look in row.step.redraws if look.reward is not None]
-        best, row = max(chances, key=lambda each: each[0], default=(None, None))
         own = self.of.sample.reward
-        if best is not None and own is not None:
+        if chances and own is not None:
+            best, row = max(chances, key=lambda each: each[0])
             if best > own:
                 words = f"would have given reward {number(best)} in place of {number(own)}"
                 found.append(f"The best of all redraws, other noise in step {row.step.index + 1} alone, {words}.")

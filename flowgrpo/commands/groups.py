@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flowgrpo.config import Config
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
@@ -29,7 +30,7 @@ def write(settings: RunConfig, rows: Sequence[Row] | None, folder: Path, pairs: 
         InputError: the model is a language model, or there is nothing to sample, or the folder holds something else.
         RewardError: a reward cannot be found, or fails on synthetic samples.
     """
-    if settings.kind != "flow":
+    if not isinstance(settings, Config):
         raise InputError(
             f"--groups: samples of {settings.model.path} are texts, which have no latents; take a flow model"
         )

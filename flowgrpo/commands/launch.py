@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from flowgrpo.errors import InputError
@@ -272,11 +273,16 @@ def end_with_launcher() -> None:
 @contextmanager
 def _passed_on(children: Sequence[subprocess.Popen]) -> Iterator[None]:
     """Start processes in which Ctrl-C waits until they can hear it (see `__main__`), and pass signals on to them then."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        for child in children:
+            child.send_signal(number)
+
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
         for number in stop_reasons.heard((signal.SIGINT, signal.SIGTERM)):
-            signal.signal(number, lambda number, _: [child.send_signal(number) for child in children])
+            signal.signal(number, pass_on)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -64,7 +64,7 @@ def _imported(reward: Any) -> tuple[str | None, Options | None]:
     """The docstring of a function or a class, and the options of a class; None of a function."""
     if not inspect.isclass(reward):
         return inspect.getdoc(reward), None
-    kinds = [kind for kind in reward.__mro__ if "__init__" in vars(kind) and kind is not object]
+    kinds: list[Any] = [kind for kind in reward.__mro__ if "__init__" in vars(kind) and kind is not object]
     parameters = ([*inspect.signature(kind.__init__).parameters.values()][1:] for kind in kinds)  # without self
     constructors = (
         ({p.name: p.default for p in own if p.kind is not p.VAR_KEYWORD}, any(p.kind is p.VAR_KEYWORD for p in own))
@@ -111,7 +111,7 @@ def _constructors(module: str, name: str) -> Iterator[tuple[Options, bool]]:
             yield own, taken.kwarg is not None
     for base in names[name].bases:
         definition = names.get(base.id) if isinstance(base, ast.Name) else None
-        if isinstance(definition, ast.ImportFrom):
+        if isinstance(definition, ast.ImportFrom) and definition.module is not None:
             yield from _constructors(definition.module, base.id)
         elif isinstance(definition, ast.ClassDef):
             yield from _constructors(module, base.id)
@@ -128,7 +128,10 @@ def _value(node: ast.expr | None, names: Mapping[str, Any]) -> Any:
 def _defined(module: str) -> dict[str, Any]:
     """What each name of a module stands for in its source: a function, a class, an assignment, an import."""
     definitions: dict[str, Any] = {}
-    for node in ast.parse(Path(find_spec(module).origin).read_text()).body:
+    spec = find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    for node in ast.parse(Path(spec.origin).read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             definitions[node.name] = node
         elif isinstance(node, ast.ImportFrom):

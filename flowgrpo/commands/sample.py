@@ -30,7 +30,7 @@ def sample_to_folder(use: ModelUse, rows: Sequence[Row], out: Path, batch_size: 
     with shown(), phase("loading"):
         sampler = KINDS[kind_of(use.path)].sampling.sampler(use, rows)
     out.mkdir(parents=True, exist_ok=True)
-    lines = []
+    lines: list[dict[str, Any]] = []
     with (out / "manifest.jsonl").open("w") as manifest, shown(), phase("sampling", len(rows)) as sampling:
         for part in batched(sampler.rows, batch_size):
             for row, sample in zip(part, sampler.generate(part), strict=True):
@@ -53,7 +53,11 @@ def asked(texts: Sequence[str] | None, prompts_file: str | None, seed: int, colu
     if texts and column != "prompt":
         raise InputError("--column: it is one of the file that --prompts names, there is none")
     tables.check_plain(list(texts or []), "--prompt")
-    chosen = [Prompt(text) for text in texts] if texts else prompts.load(prompts_file, "--prompts", column=column)
+    if texts:
+        chosen = [Prompt(text) for text in texts]
+    else:
+        assert prompts_file is not None
+        chosen = prompts.load(prompts_file, "--prompts", column=column)
     return [Row(prompt.text, seed + i, prompt.columns) for i, prompt in enumerate(chosen)]
 
 

@@ -110,7 +110,7 @@ def sample(
     if groups is not None:
         if pairs is None and reward is None:
             raise InputError("--reward: groups are scored as they are sampled, name a reward (once or more)")
-        written = {
+        written: dict[str, Any] = {
             "model": {"path": model, "call": arguments, "dtype": dtype, "quantise": quantise, "variant": variant}
             | switches,
             "rewards": [_written(text, "REWARD") for text in reward or []],
@@ -126,6 +126,7 @@ def sample(
         rows = None if pairs is not None else asked(prompt, prompts_file, 0, column)
         with remedied(spare), as_options():
             return _write_groups(settings, rows, groups, pairs=pairs, form=form)
+    assert out_folder is not None
     use = ModelUse(
         path=model,
         call=arguments,

@@ -206,9 +206,11 @@ def _scored(
     names = dict.fromkeys(name for file in chosen for name in file.columns)
     columns = {name: [file.columns.get(name) for file in chosen] for name in names}
     batch = [samples[indices.index(i)] for i in alike]
+    texts = [sample for sample in batch if isinstance(sample, str)]
+    tensors = [sample for sample in batch if isinstance(sample, torch.Tensor)]
     try:
         values = reward(
-            batch if isinstance(batch[0], str) else torch.stack(batch),
+            texts or torch.stack(tensors),
             [file.prompt for file in chosen],
             columns,
         )

@@ -166,7 +166,8 @@ class Ballot:
 
     def _key(self, pair: Pair) -> tuple[str, str]:
         """The files as the file of votes names them, from where it lies."""
-        return tuple(Path(os.path.relpath(file, self.file.parent)).as_posix() for file in (pair.a, pair.b))
+        a, b = (Path(os.path.relpath(file, self.file.parent)).as_posix() for file in (pair.a, pair.b))
+        return a, b
 
 
 def application(ballot: Ballot, name: str) -> guard.Guard:

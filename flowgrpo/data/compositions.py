@@ -90,7 +90,7 @@ def two_object(rng: np.random.Generator) -> Draft:
 def counting(rng: np.random.Generator) -> Draft:
     """Two, three or four of an object, and not one more."""
     (name,), (count,) = chosen(rng, OBJECTS), chosen(rng, list(NUMBERS))
-    parts = [("count", name, count)]
+    parts: list[Part] = [("count", name, count)]
     exclude = [_clause(name, count + 1)]
     return _draft("counting", phrase(name, count), parts, [_clause(name, count)], exclude=exclude)
 

@@ -149,7 +149,7 @@ def _prompts(written: Mapping[str, Any], place: str) -> Iterator[Named]:
 
 
 def _code(holder: Any, key: str | int, place: str) -> Iterator[Named]:
-    use = holder[key] if isinstance(holder, list) else holder.get(key)
+    use = holder.get(key) if isinstance(holder, Mapping) else holder[key]
     found = _CODE.fullmatch(use) if isinstance(use, str) else None
     if found:
         yield Named(place=place, holder=holder, key=key, path=found["path"], after=found["after"] or "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -64,11 +65,7 @@ def together(parts: Sequence[Sequence[Row]]) -> list[Row]:
 
 def built_in(sets: Mapping[str, PromptSet]) -> dict[str, Callable[[], list[Row]]]:
     """What makes the rows of each set, by its name, a colon and the split."""
-    return {
-        f"{name}:{split}": lambda name=name, one=one, split=split: rows(name, one, split)
-        for name, one in sets.items()
-        for split in SPLITS
-    }
+    return {f"{name}:{split}": partial(rows, name, one, split) for name, one in sets.items() for split in SPLITS}
 
 
 def chosen(rng: np.random.Generator, words: Sequence, count: int = 1) -> list:

@@ -60,12 +60,12 @@ def edit(rng: np.random.Generator) -> Draft:
     return Draft(_instruction(word, kind, new), ((word, *kind, *new),), columns)
 
 
-def caption(kinds: Sequence[Kind]) -> str:
+def caption(kinds: Sequence[tuple[str, ...]]) -> str:
     """What a scene of single objects shows, in the words of the reward `shapes`."""
     return " and ".join(f"a {colour} {shape}" for colour, shape in kinds)
 
 
-def _instruction(word: str, kind: Kind, new: Kind | tuple[()]) -> str:
+def _instruction(word: str, kind: Kind, new: tuple[str, ...]) -> str:
     shape = " ".join(kind)
     return {
         "recolour": lambda: f"make the {shape} {new[0]}",

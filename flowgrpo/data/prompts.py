@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,14 @@ from samplers import noise
 SPLITS = ("train", "eval")
 STEPS = "num_inference_steps"
 LONGEST_NUMBER = 1000  # characters; Python reads some 4,000 digits
+
+
+def _shapes(split: str) -> list[tables.Row]:
+    return [{"prompt": text} for text in scenes.captions(split)]
+
+
 SMALL: dict[str, Callable[[], list[tables.Row]]] = {  # made for the embedded models
-    **{
-        f"shapes:{split}": lambda split=split: [{"prompt": text} for text in scenes.captions(split)] for split in SPLITS
-    },
+    **{f"shapes:{split}": partial(_shapes, split) for split in SPLITS},
     **tasks.BUILT_IN,
 }
 BUILT_IN = SMALL | compositions.BUILT_IN | writing.BUILT_IN | moves.BUILT_IN | sounds.BUILT_IN

@@ -83,16 +83,14 @@ def arrange(caption: str, rng: np.random.Generator) -> list[Drawn]:
     asked = parse(caption)
     while True:
         cells = rng.choice(9, sum(asked.objects.values()), replace=False)
-        objects = [
-            Drawn(
-                kind,
-                *((np.array(divmod(cell, 3)) + 0.5) * SIZE / 3 + rng.uniform(-JITTER, JITTER, 2)),
-                rng.uniform(*RADII),
-            )
-            for kind, cell in zip(asked.objects.elements(), cells, strict=True)
-        ]
+        objects = [_placed(kind, cell, rng) for kind, cell in zip(asked.objects.elements(), cells, strict=True)]
         if _in_relation(objects, asked.relation):
             return objects
+
+
+def _placed(kind: Kind, cell: int, rng: np.random.Generator) -> Drawn:
+    x, y = (np.array(divmod(cell, 3)) + 0.5) * SIZE / 3 + rng.uniform(-JITTER, JITTER, 2)
+    return Drawn(kind, x, y, rng.uniform(*RADII))
 
 
 def _in_relation(objects: list[Drawn], relation: tuple[tuple[str, str], str, tuple[str, str]] | None) -> bool:

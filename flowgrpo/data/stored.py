@@ -12,7 +12,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,16 +173,15 @@ class Writer:
     def _found(self) -> list[dict[str, Any]]:
         """The rows of the parts that are whole; a part's table is written after its latents."""
         rows: list[dict[str, Any]] = []
-        for number in count():
-            path = self.folder / _part(number)
-            if not path.exists():
-                return rows
+        for path in takewhile(Path.exists, (self.folder / _part(number) for number in count())):
             rows += [row for _, row in tables.rows(path, "--groups")]
+        return rows
 
     def _flush(self) -> None:
         if not self._waiting:
             return
-        file, rows = f"latents-{self._parts:05d}.safetensors", []
+        file = f"latents-{self._parts:05d}.safetensors"
+        rows: list[dict[str, Any]] = []
         for number, (group, _) in enumerate(self._waiting, start=self.done):
             columns = _plain(group.prompt)
             for member, (seed, values, lost) in enumerate(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import combinations, permutations
 from math import prod
 from typing import Any
@@ -204,7 +204,8 @@ def _in_rows(digits: str) -> str:
 def arithmetic(rng: np.random.Generator) -> Problem:
     """A sum of two or three terms of 1 to 99, one of which may be a product of factors of 2 to 12."""
     pattern = SUMS[rng.integers(len(SUMS))]
-    text, terms = "", []
+    text = ""
+    terms: list[tuple[int, tuple[int, ...]]] = []
     for term in pattern.replace("-", "+-").split("+"):
         product = "*" in term
         low, high = (2, LARGEST_FACTOR) if product else (1, LARGEST_TERM)
@@ -226,5 +227,5 @@ _COUNTS = {"train": 1024, "eval": 512}
 _SETS = {"+".join(some): some for size in (1, 2) for some in combinations(TASKS, size)} | {"tasks": tuple(TASKS)}
 
 BUILT_IN: dict[str, Callable[[], list[Row]]] = {
-    f"{name}:{s}": lambda some=some, s=s: mixed(some, s, _COUNTS[s]) for name, some in _SETS.items() for s in SPLITS
+    f"{name}:{s}": partial(mixed, some, s, _COUNTS[s]) for name, some in _SETS.items() for s in SPLITS
 }

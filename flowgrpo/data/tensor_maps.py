@@ -20,10 +20,11 @@ def map_tensors(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
         return type(value)(*(map_tensors(change, x) for x in value))
     if isinstance(value, (list, tuple)):
         return type(value)(map_tensors(change, x) for x in value)
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{f.name: map_tensors(change, getattr(value, f.name)) for f in fields(value) if f.init})
     if isinstance(value, Mapping):
-        return type(value)({key: map_tensors(change, x) for key, x in value.items()})
+        kind: Any = type(value)
+        return kind({key: map_tensors(change, x) for key, x in value.items()})
     # Such as the distribution of a VAE's latents.
     if any(isinstance(x, torch.Tensor) for x in getattr(value, "__dict__", {}).values()):
         changed = copy.copy(value)

@@ -23,7 +23,8 @@ class _Loader(yaml.SafeLoader):
 
     def __init__(self, text: str):
         super().__init__(text)
-        self._depth, self._sizes = 0, {}
+        self._depth = 0
+        self._sizes: dict[yaml.Node, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
         """The next node, if it is not nested too deep and not too large with its aliases followed."""
@@ -31,7 +32,7 @@ class _Loader(yaml.SafeLoader):
         if self._depth == tables.DEEPEST:
             self._refuse(event, f"lists and maps are nested deeper than {tables.DEEPEST}")
         self._depth += 1
-        node = super().compose_node(parent, index)
+        node: Any = super().compose_node(parent, index)  # None is of documents alone
         self._depth -= 1
         if not isinstance(event, yaml.AliasEvent):
             inner = node.value if isinstance(node, yaml.CollectionNode) else []
@@ -43,7 +44,7 @@ class _Loader(yaml.SafeLoader):
             self._refuse(event, f"holds more than {LARGEST_VALUE} values where its aliases are followed")
         return node
 
-    def _refuse(self, event: yaml.Event, problem: str) -> None:
+    def _refuse(self, event: Any, problem: str) -> None:
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

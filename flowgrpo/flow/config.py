@@ -9,8 +9,12 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, mo
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.methods import CHOICES, likelihood_rules, presets
+from flowgrpo.flow.methods import CHOICES, OBJECTIVES, likelihood_rules, presets
+from flowgrpo.flow.methods.credit.rules import Credit
+from flowgrpo.flow.methods.likelihood import Likelihood
+from flowgrpo.flow.methods.objectives.policy_gradient import PolicyGradient
 from flowgrpo.flow.methods.trees import adaptive
+from flowgrpo.flow.methods.trees.tree import Rooted
 from flowgrpo.flow.pipeline.networks.attention_backends import AttentionBackend, refuse_lossy_attention
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
@@ -18,7 +22,8 @@ from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
 from flowgrpo.schema.part import read_part
 from flowgrpo.schema.sections import AUTO, Eval, RewardUse, RunConfig, Train, Variant
-from flowgrpo.training.advantages.baseline import NESTED
+from flowgrpo.schema.wings import AlgorithmSection, Drafted, ModelSection
+from flowgrpo.training.advantages.baseline import NESTED, Baseline
 from flowgrpo.training.distributed import worker_roles
 from flowgrpo.training.distributed.minibatches import check_geometry
 from flowgrpo.training.weights import low_precision_copies
@@ -26,16 +31,22 @@ from flowgrpo.training.weights.low_precision_copies import Precision
 from flowgrpo.training.weights.old_policies import Bank, Decay
 
 if TYPE_CHECKING:
+    from flowgrpo.flow.methods.kernel import Ode, Stochastic
+    from flowgrpo.flow.methods.likelihood import Elbo, Trajectory
     from flowgrpo.flow.pipeline.loading import load
     from samplers import plans
     from samplers.kernels import Kernel
     from samplers.trees import Plan
+
+    AnyKernel = Stochastic | Ode
+    AnyLikelihood = Trajectory | Elbo  # told apart by their names
 else:
+    AnyKernel, AnyLikelihood = Choice, Likelihood
     load = lazy("flowgrpo.flow.pipeline.loading.load")
     plans = lazy("samplers.plans")
 
 
-class Model(Strict):
+class Model(ModelSection):
     """The model, what of it is trained, and switches of memory and speed."""
 
     path: str
@@ -100,22 +111,22 @@ class Model(Strict):
         return self
 
 
-class Algorithm(Strict):
+class Algorithm(AlgorithmSection):
     """A preset with any of its six axes replaced; see `flowgrpo.flow.methods.presets`."""
 
     preset: str
     """The method: a row of the table of presets."""
-    tree: SerializeAsAny[Choice]
+    tree: SerializeAsAny[Rooted]
     """Which latents are visited."""
-    kernel: SerializeAsAny[Choice]
+    kernel: SerializeAsAny[AnyKernel]
     """How one step moves."""
-    likelihood: SerializeAsAny[Choice]
+    likelihood: SerializeAsAny[AnyLikelihood]
     """What the policy makes more or less likely: the steps of trajectories, or final samples."""
-    credit: SerializeAsAny[Choice]
+    credit: SerializeAsAny[Credit]
     """Which edge earned the reward."""
-    baseline: SerializeAsAny[Choice]
+    baseline: SerializeAsAny[Baseline]
     """What a unit's reward is compared with."""
-    objective: SerializeAsAny[Choice]
+    objective: SerializeAsAny[PolicyGradient]
     """How the policy moves: loss, weights of the steps, divergences."""
 
     @model_validator(mode="before")
@@ -123,8 +134,8 @@ class Algorithm(Strict):
     def _choose(cls, written: Any) -> dict[str, Any]:
         return choose.build_axes(written, presets.PRESETS, CHOICES, "flow_grpo")
 
+    @override
     def roots(self, group_size: int) -> int:
-        """Number of initial states of a group of `group_size` trained trajectories."""
         return self.tree.roots(group_size)
 
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
@@ -134,8 +145,8 @@ class Algorithm(Strict):
         return self.likelihood.plan(self.tree.plan(kernels, group_size, seed, iteration))
 
     @property
+    @override
     def keeps_groups_whole(self) -> str | None:
-        """The setting, as it is written, for which all samples of a group must lie on one process; None if none does."""
         coupled = f"algorithm.objective={self.objective.name}" if self.objective.couples == "group" else None
         return self.tree.keeps_groups_whole or coupled
 
@@ -153,8 +164,10 @@ class Algorithm(Strict):
     @property
     def old(self) -> Decay | None:
         """How the old policy follows the live one; None where nothing asks for it."""
-        asked = self.likelihood.name == "elbo" and "old" in self.likelihood.policies | self.objective.policies
-        return self.likelihood.old if asked else None
+        likelihood = self.likelihood
+        if likelihood.name != "elbo" or "old" not in likelihood.policies | self.objective.policies:
+            return None
+        return likelihood.old
 
     @property
     def bank(self) -> Bank | None:
@@ -176,7 +189,7 @@ class Algorithm(Strict):
     def _agree(self) -> Algorithm:
         objective, form = self.objective.name, self.kernel.log_prob
         if self.likelihood.name not in self.objective.likelihoods:
-            fitting = [name for name, kind in CHOICES["objective"].items() if self.likelihood.name in kind.likelihoods]
+            fitting = [name for name, kind in OBJECTIVES.items() if self.likelihood.name in kind.likelihoods]
             raise InputError(
                 f"algorithm.objective: {objective} needs algorithm.likelihood={self.objective.likelihoods[0]}; by "
                 f"{self.likelihood.name} there are {', '.join(fitting)}"
@@ -225,7 +238,7 @@ class Algorithm(Strict):
             )
 
 
-class Draft(Strict):
+class Draft(Drafted):
     """Choose the starts of a group's roots by a draft (Sol-RL): the best half and the worst half of what is needed go on."""
 
     pool: int = Field(4, ge=2)

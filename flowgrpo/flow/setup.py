@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from diffusers.utils.constants import DIFFUSERS_ATTN_BACKEND
+from peft import LoraConfig
 from torch import distributed
 
 from flowgrpo.data import conditions
@@ -234,7 +236,7 @@ def policy_and_weights(
     for name, adapter in begun.items() if model.lora is None else ():
         adapter.merge(policy.modules[name])
     algorithm = config.algorithm
-    kept = {"ema": None}
+    kept: dict[str, Any] = {"ema": None}
     if learns:
         kept = {"ema": config.train.ema} | {name: getattr(algorithm, name) for name in ("reference", "old", "bank")}
 
@@ -277,9 +279,13 @@ def trainable(
     Args:
         begun: what `start.adapters` returned.
     """
-    lora = None
-    if model.lora is not None:
-        lora = begun or lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules)
+    own = model.lora
+    lora: LoraConfig | Mapping[str, Adapter] | None = None if own is None else begun
+    if own is not None and not begun:
+        assert own.rank is not None  # else adapters have begun
+        assert own.alpha is not None
+        assert own.targets is not None
+        lora = lora_config(own.rank, own.alpha, own.targets, policy.modules)
     weights = Weights(policy.modules, lora, ema=ema, reference=reference, refresh=refresh, old=old, bank=bank)
     weights.begun = begun
     return weights

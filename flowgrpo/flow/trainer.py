@@ -65,6 +65,7 @@ from flowgrpo.training.loop import Loop
 from flowgrpo.training.reports.samples import Sample
 from flowgrpo.training.run import random_states
 from flowgrpo.training.run.phases import phase
+from flowgrpo.training.scoring import rollout_batch
 from flowgrpo.training.scoring.held_out import evaluate
 from flowgrpo.training.weights import low_precision_copies
 from flowgrpo.training.weights.optimizer_step import UpdateStats
@@ -81,6 +82,10 @@ class Trainer(Loop):
         engine: that rolls out; None where the policy does.
         source: of samples that were made before; None where they are rolled out.
     """
+
+    config: Config
+    policy: Policy
+    kept_graphs: KeptGraphs
 
     def __init__(
         self,
@@ -125,8 +130,8 @@ class Trainer(Loop):
     @override
     def probe_calls(self) -> ProbeCalls:
         held_out = self.eval_prompts if self.roles.samples_held_out(self.accelerator.process_index) else ()
-        others = {"held_out": held_out, "call": self.eval_call, "draft": self.drafting.call}
-        return probe_calls(self.policy, self.weights, self.train_prompts, **others)
+        call, draft = self.eval_call, self.drafting.call
+        return probe_calls(self.policy, self.weights, self.train_prompts, held_out=held_out, call=call, draft=draft)
 
     @override
     def on_start(self) -> None:
@@ -179,7 +184,7 @@ class Trainer(Loop):
         kernels = algorithm.kernel.kernels(len(self.policy.sigmas) - 1, self.levels)
         plan = algorithm.plan(kernels, config.train.group_size, config.run.seed, iteration)
         if self.engine is not None:
-            return self._by_engine(iteration, groups, plan)
+            return self._by_engine(self.engine, iteration, groups, plan)
         self.kept_graphs.growing = False
         with self.weights.policy(algorithm.sampler), self.copies.kept():  # who samples, drafts
             starts = self._starts(iteration, groups)
@@ -187,8 +192,8 @@ class Trainer(Loop):
             roots = self._roots(iteration, groups, starts.starts)
             made = StatePreviews(config, self.policy, self.rewards)
             watched = made.watch(iteration, roots)
-            scoring = {"rewards": self.rewards, "iteration": iteration, "micro_batch": config.train.rollout_rows}
-            scoring |= {"assignment": assignment, "gather": self.gather_rolled, "share": self.share}
+            scoring: dict[str, Any] = {"rewards": self.rewards, "assignment": assignment, "gather": self.gather_rolled}
+            scoring |= {"iteration": iteration, "micro_batch": config.train.rollout_rows, "share": self.share}
             tree, scores = rollout(
                 self.policy,
                 plan,
@@ -204,14 +209,13 @@ class Trainer(Loop):
             finished = self.finishing.finished(algorithm, tree, scores, kernels=kernels, **scoring)
             previews = made.of(tree, scores, watched, leads=self.share.leads)
         drafts = len(self._pool(iteration, groups).own)
-        seen = {"draft_rewards": starts.rewards, "previews": previews, "finished": finished}
-        return Batch(groups, tree, scores, drafts, **seen)
+        return Batch(groups, tree, scores, drafts, draft_rewards=starts.rewards, previews=previews, finished=finished)
 
-    def _by_engine(self, iteration: int, groups: Groups, plan: Plan) -> Batch:
+    def _by_engine(self, engine: EngineRollout, iteration: int, groups: Groups, plan: Plan) -> Batch:
         """Let the engine walk this process's chains, and score them as they stand here; errors as of `rolled_out`."""
         size, means = self.config.train.rollout_rows, self.config.algorithm.objective.needs_old_means
         roots = self._roots(iteration, groups, first(groups.roots).starts)  # a draft is refused
-        rolled = rolled_out(self, lambda: self.engine.roll_out(plan, roots, micro_batch=size, keep_means=means))
+        rolled = rolled_out(self, lambda: engine.roll_out(plan, roots, micro_batch=size, keep_means=means))
         scores = score_leaves(
             rolled.tree,
             lambda leaves, rows: rolled.samples[list(leaves)],
@@ -229,19 +233,22 @@ class Trainer(Loop):
         return self.config.algorithm.credit.units(batch.tree, columns, weights)
 
     @override
-    def advantages(self, units: CreditUnits, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    def advantages(
+        self, units: CreditUnits, batch: rollout_batch.Batch
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         advantages, trained, seen = super().advantages(units, batch)
+        assert isinstance(batch, Batch)
         if batch.draft_rewards is not None:
             pairs = foretold(batch.tree, self.combination.total(batch.scores.values), batch.draft_rewards)
             seen |= agreement([pair for own in self.collectives.gather_shares([pairs]) for pair in own])
         if batch.finished is not None and batch.finished.pairs is not None:
             every = self.collectives.gather_shares([batch.finished.pairs])
             seen |= cheap_finishes.agreement([pair for own in every for pair in own])
-        if batch.engine is None:
-            return advantages, trained, seen
-        own = correction.mismatch(batch.tree, batch.engine, self.config.run.engine.truncate)
-        metrics = told(self, own, unit="dimension", same="model, precision and guidance")
-        return advantages, trained, seen | metrics
+        section = self.config.run.engine
+        if batch.engine is not None and section is not None:
+            own = correction.mismatch(batch.tree, batch.engine, section.truncate)
+            seen |= told(self, own, unit="dimension", same="model, precision and guidance")
+        return advantages, trained, seen
 
     @override
     def update(
@@ -249,12 +256,12 @@ class Trainer(Loop):
     ) -> list[UpdateStats]:
         """Give each edge its unit's advantage, take an optimizer step on each part of them, and return their statistics."""
         credit = partial(self.credit_edges, batch, units, advantages, trained)
-        spare = {"undo": partial(rollout_graphs.drop, batch.tree.evaluations), "give_up": self.kept_graphs.give_up}
-        held = [self.retrying.attempt(ROLLOUT, credit, **spare)]
+        undo, free = partial(rollout_graphs.drop, batch.tree.evaluations), self.kept_graphs.give_up
+        held = [self.retrying.attempt(ROLLOUT, credit, undo=undo, give_up=free)]
         self.record_trees(
             parts(self.config, self.credited, batch, held[0], iteration=self.done, names=self.reward_names)
         )
-        return self.retrying.steps(held, credit, self._update_part, self.config.train.updates, **spare)
+        return self.retrying.steps(held, credit, self._update_part, self.config.train.updates, undo=undo, give_up=free)
 
     @override
     def on_updated(self, moved: dict[str, Any]) -> None:
@@ -356,15 +363,11 @@ class Trainer(Loop):
         """This process's roots of the iteration, from the starts of each group; groups are integers."""
         of_roots = parts_of(self.config, groups, iteration)
         shared = self.config.algorithm.tree.start == "shared"
-        return [
-            Root(
-                group,
-                index,
-                self._row_at(iteration, groups, group, 0 if shared else starts[group][index]),
-                of_roots[group][index],
-            )
-            for group, index in self.assignment(iteration, groups).own
-        ]
+        roots = []
+        for group, index in self.assignment(iteration, groups).own:
+            row = self._row_at(iteration, groups, group, 0 if shared else starts[group][index])
+            roots.append(Root(group, index, row, of_roots[group][index]))
+        return roots
 
     def _starts(self, iteration: int, groups: Groups) -> Chosen:
         """The starts of each group's roots: the first, or those that a draft chose."""

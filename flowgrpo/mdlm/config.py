@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 from typing_extensions import override
@@ -10,24 +10,38 @@ from typing_extensions import override
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.network.block_attention import Attention
 from flowgrpo.mdlm.methods import CHOICES
-from flowgrpo.mdlm.methods.decoder import Decoding
-from flowgrpo.mdlm.methods.objectives.objective import Ratio
+from flowgrpo.mdlm.methods.decoder import Decoding, Rollouts
+from flowgrpo.mdlm.methods.likelihoods.likelihood import Likelihood
+from flowgrpo.mdlm.methods.objectives.aggregation import Aggregation
+from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio
 from flowgrpo.mdlm.methods.objectives.path_objectives import ORDERED, PrefixRatio
 from flowgrpo.mdlm.methods.presets import PRESETS
+from flowgrpo.mdlm.methods.schedules.schedule import Schedule
 from flowgrpo.schema import choose
-from flowgrpo.schema.base import Choice, Strict
+from flowgrpo.schema.base import Choice
 from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
 from flowgrpo.schema.sections import Eval, Prompts, RewardUse, RunConfig, Train, Variant
+from flowgrpo.schema.wings import AlgorithmSection, ModelSection
+from flowgrpo.training.advantages.baseline import Baseline
 from flowgrpo.training.distributed import worker_roles
 from flowgrpo.training.distributed.minibatches import check_geometry
 from rewards.base import last_part, nearest
+
+if TYPE_CHECKING:
+    from flowgrpo.mdlm.methods.hints import Inpainting, NoHints
+    from flowgrpo.mdlm.methods.schedules.schedule import LearnedSchedule, Unscheduled
+
+    AnySchedule = Unscheduled | LearnedSchedule  # told apart by their names
+    AnyHints = NoHints | Inpainting
+else:
+    AnySchedule, AnyHints = Schedule, Choice
 
 DIGITS = "digits"
 LONGEST = 1 << 17  # tokens of an answer; a decoder lists its blocks
 DIGITS_LENGTH = 20  # tokens of the answers that it was trained on
 
 
-class TextModel(Strict):
+class TextModel(ModelSection):
     """What is trained."""
 
     path: str
@@ -91,24 +105,24 @@ class TextPrompts(Prompts):
         return {**super().load_options, "template": self.template}
 
 
-class TextAlgorithm(Strict):
+class TextAlgorithm(AlgorithmSection):
     """A preset with any of its axes replaced; see `flowgrpo.mdlm.methods`."""
 
     preset: str
     """A row of the table of methods."""
-    decoder: SerializeAsAny[Choice]
+    decoder: SerializeAsAny[Rollouts]
     """How are answers made?"""
-    schedule: SerializeAsAny[Choice]
+    schedule: SerializeAsAny[AnySchedule]
     """Are the decoder's numbers actions too?"""
-    hints: SerializeAsAny[Choice]
+    hints: SerializeAsAny[AnyHints]
     """What helps a group that fails?"""
-    likelihood: SerializeAsAny[Choice]
+    likelihood: SerializeAsAny[Likelihood]
     """From which masked views is log p estimated?"""
-    baseline: SerializeAsAny[Choice]
+    baseline: SerializeAsAny[Baseline]
     """Compared with what?"""
-    objective: SerializeAsAny[Choice]
+    objective: SerializeAsAny[Objective]
     """How does the policy move?"""
-    aggregation: SerializeAsAny[Choice]
+    aggregation: SerializeAsAny[Aggregation]
     """What does a token weigh?"""
 
     @model_validator(mode="before")
@@ -133,13 +147,14 @@ class TextAlgorithm(Strict):
             raise InputError("algorithm.schedule: its loss is one of a ratio, take token_ratio or sequence_ratio")
         return self
 
+    @override
     def roots(self, group_size: int) -> int:
         """How many answers a group has."""
         return group_size
 
     @property
+    @override
     def keeps_groups_whole(self) -> str | None:
-        """The setting, as it is written, for which all answers of a group must lie on one process; None if none does."""
         return None if self.hints.name == "none" else f"algorithm.hints={self.hints.name}"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
@@ -23,10 +25,14 @@ from flowgrpo.training.distributed.worker_roles import roles_of
 from flowgrpo.training.run.run_data import RunData
 from flowgrpo.training.scoring.scorer import tried
 from flowgrpo.training.weights import sharding
+from flowgrpo.training.weights.lora_adapters import Adapter
 from flowgrpo.training.weights.offload_activations import offload_activations
 from flowgrpo.training.weights.quantisation import refuse_dynamic
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from rewards.compute import DTYPES
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 SYNTHETIC = "<answer>1 + 2</answer>"
 
@@ -104,17 +110,26 @@ def policy_and_weights(
     if model.offload_activations:
         offload_activations(network)
     modules = {"model": network}
-    begun, lora = initial_lora.adapters(model, file, network), None
-    if model.lora is not None:
-        lora = begun or lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, modules)
-    elif begun:
+    begun, own = initial_lora.adapters(model, file, network), model.lora
+    lora: LoraConfig | Mapping[str, Adapter] | None = None if own is None else begun
+    if own is None and begun:
         begun["model"].merge(network)
+    elif own is not None and not begun:
+        assert own.rank is not None  # else adapters have begun
+        assert own.alpha is not None
+        assert own.targets is not None
+        lora = lora_config(own.rank, own.alpha, own.targets, modules)
     schedule = algorithm.schedule.policy(model.length)
     extra_modules = {} if schedule is None else {"schedule": schedule.to(device)}
-    kept = {"ema": settings.train.ema, "reference": algorithm.objective.kl.reference} if learns else {}
     weights = sharding.shard(
         modules,
-        lambda: Weights(modules, lora, extra_modules=extra_modules, **kept),
+        lambda: Weights(
+            modules,
+            lora,
+            ema=settings.train.ema if learns else None,
+            reference=algorithm.objective.kl.reference if learns else None,
+            extra_modules=extra_modules,
+        ),
         form=settings.run.sharding,
         device=device,
         full=lora is None,
@@ -136,6 +151,7 @@ def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData) -> Te
     if weights.lockstep.active:
         with torch.no_grad(), weights.lockstep.meeting():
             policy.predictor.logits(*policy.prompts([data.train_prompts[0].text]))
+    schedule: Any = weights.extra_modules.get("schedule")  # of a layer that stands not below
     evaluates = roles_of(settings.run, accelerator.num_processes).evaluates(accelerator.process_index)
     return TextTrainer(
         settings,
@@ -143,7 +159,7 @@ def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData) -> Te
         weights,
         **vars(data),
         accelerator=accelerator,
-        schedule=weights.extra_modules.get("schedule"),
+        schedule=schedule,
         engine=None if evaluates else _engine(settings, policy, weights, data.train_prompts[0].text),
     )
 

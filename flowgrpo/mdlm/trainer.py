@@ -40,6 +40,7 @@ from flowgrpo.mdlm.engine import request
 from flowgrpo.mdlm.engine.correction import mismatch
 from flowgrpo.mdlm.engine.rollout import EngineRollout, Rolled
 from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, scheduled
+from flowgrpo.mdlm.methods.schedules.schedule import LearnedSchedule
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollouts import tree_record
 from flowgrpo.mdlm.rollouts.probe_calls import probe_calls
@@ -53,6 +54,7 @@ from flowgrpo.training.engine.asking import rolled_out, told
 from flowgrpo.training.fitting.batch_sizes import UPDATE, ProbeCalls
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.reports.samples import Sample, Text
+from flowgrpo.training.scoring import rollout_batch
 from flowgrpo.training.scoring.held_out import evaluate
 from flowgrpo.training.weights.optimizer_step import UpdateStats
 from flowgrpo.training.weights.trained_weights import Weights
@@ -66,6 +68,8 @@ class TextTrainer(Loop):
         schedule: the policy of the decoder's numbers, one of the trained modules, or None.
         engine: that rolls out; None where the policy does.
     """
+
+    config: TextConfig
 
     def __init__(
         self,
@@ -105,9 +109,10 @@ class TextTrainer(Loop):
         """The model's parameters and, with a learning rate of their own, the schedule's."""
         if self.schedule is None:
             return super().parameter_groups()
-        own = list(self.schedule.parameters())
+        section, own = self.config.algorithm.schedule, list(self.schedule.parameters())
+        assert isinstance(section, LearnedSchedule), "it has made the policy"
         others = [p for p in self.weights.parameters if all(p is not one for one in own)]
-        return [{"params": others}, {"params": own, "lr": self.config.algorithm.schedule.learning_rate}]
+        return [{"params": others}, {"params": own, "lr": section.learning_rate}]
 
     @override
     def rollout(self, iteration: int, groups: Groups) -> Batch:
@@ -126,14 +131,16 @@ class TextTrainer(Loop):
             rewards=self.rewards,
             decoder=self.decoder,
             schedule=self.schedule,
-            rolled=None if self.engine is None else self._by_engine(iteration, members, texts),
+            rolled=None if self.engine is None else self._by_engine(self.engine, iteration, members, texts),
             assignment=assignment,
             gather=self.gather_rolled,
         )
 
-    def _by_engine(self, iteration: int, members: Sequence[Member], texts: Sequence[str]) -> Rolled:
+    def _by_engine(
+        self, engine: EngineRollout, iteration: int, members: Sequence[Member], texts: Sequence[str]
+    ) -> Rolled:
         """Let the engine complete this process's prompts, scored here where somebody asks; errors as of `rolled_out`."""
-        engine, config = self.engine, self.config
+        config = self.config
 
         def roll() -> Rolled:
             adapter, *_ = self.collectives.gather([engine.adapters.pushed])  # which the main process knows
@@ -159,12 +166,17 @@ class TextTrainer(Loop):
         return CreditUnits(values, batch.group[:, None], ones, units, root=root)
 
     @override
-    def advantages(self, units: CreditUnits, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    def advantages(
+        self, units: CreditUnits, batch: rollout_batch.Batch
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         advantages, trained, seen = super().advantages(units, batch)
+        assert isinstance(batch, Batch)
         if batch.engine is None:
             return advantages, trained, seen
+        section = self.config.run.engine
+        assert section is not None
         logp, scored = batch.completions.rollout.commit_logp, scored_tokens(self.config, self.policy, batch)
-        own = mismatch(logp, batch.engine, scored, self.config.run.engine.truncate)
+        own = mismatch(logp, batch.engine, scored, section.truncate)
         return advantages, trained, seen | told(self, own, unit="token", same="model, precision and blocks")
 
     @override
@@ -172,8 +184,18 @@ class TextTrainer(Loop):
         self, batch: Batch, units: CreditUnits, advantages: torch.Tensor, trained: torch.Tensor
     ) -> list[UpdateStats]:
         """Take an optimizer step on each part of the completions in each pass."""
-        shown = {"units": units, "advantages": advantages, "trained": trained, "names": self.reward_names}
-        self.record_trees(tree_record.parts(self.config, self.policy, self.combination, batch, **shown))
+        self.record_trees(
+            tree_record.parts(
+                self.config,
+                self.policy,
+                self.combination,
+                batch,
+                units=units,
+                advantages=advantages,
+                trained=trained,
+                names=self.reward_names,
+            )
+        )
         parts = parts_of(self.config, batch.groups, batch.iteration)
         steps = self.retrying.attempt(
             UPDATE,

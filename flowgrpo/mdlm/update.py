@@ -11,11 +11,11 @@ from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
 from flowgrpo.mdlm.engine.correction import token_weights
 from flowgrpo.mdlm.methods.backward import Outcome, backward
-from flowgrpo.mdlm.methods.hints import highest_entropy
+from flowgrpo.mdlm.methods.hints import Inpainting, highest_entropy
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers, in_scope
 from flowgrpo.mdlm.methods.likelihoods.estimate import estimate
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
-from flowgrpo.mdlm.methods.objectives.objective import Objective
+from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio
 from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, acted
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollouts.rollout import BROKEN, Batch
@@ -98,6 +98,7 @@ def update_batches(
     kl = config.algorithm.objective.kl
     correction = None
     if batch.engine is not None:
+        assert config.run.engine is not None
         correction = token_weights(rollout.commit_logp, batch.engine, config.run.engine.truncate)
     batches = []
     for number in range(mask_draws):
@@ -140,8 +141,8 @@ def update_batches(
 def log_probs(policy: TextPolicy, update_batch: UpdateBatch, config: TextConfig) -> Tensor:
     """Log p (n, B, L) of the tokens that each view scores, under the policy as it is; 0 elsewhere. Cut as the update is."""
     views, separable = update_batch.views, config.algorithm.objective.separable(update_batch.views)
-    micro_batch = config.train.micro_batch
-    return estimate(policy.predictor, update_batch.answers, views, micro_batch, separable=separable).each
+    rows = config.train.update_rows
+    return estimate(policy.predictor, update_batch.answers, views, rows, separable=separable).each
 
 
 def update_on(
@@ -188,11 +189,12 @@ def update_on(
             token_weight=token_weight,
             old=update_batch.old,
             reference=update_batch.reference,
-            micro_batch=train.micro_batch,
+            micro_batch=train.update_rows,
             send=lambda loss: weights.lockstep.backward(scaler.scale(loss)),
         )
         _measure(stats, outcome, objective, scored=scored, moved=update_batch.old is not None)
         if batch.actions is not None:
+            assert schedule is not None, "it has drawn them"
             loss = _schedule_loss(config, schedule, update_batch, batch)
             scaler.scale(loss / total).backward()
     if tokens > 0:
@@ -213,9 +215,10 @@ def scored_tokens(config: TextConfig, policy: TextPolicy, batch: Batch) -> Tenso
     scope = in_scope(rollout.completion, policy.eos_id, algorithm.likelihood.scope)
     # Neither what was given nor what fills a row up behind its end was decided.
     scored = scope & (rollout.step_map != GIVEN) & (rollout.step_map < rollout.steps[:, None])
-    if batch.hinted:
+    hints = algorithm.hints
+    if isinstance(hints, Inpainting) and batch.hinted:
         scored |= highest_entropy(
-            policy.predictor, rollout, scope, share=algorithm.hints.entropy, micro_batch=config.train.update_rows
+            policy.predictor, rollout, scope, share=hints.entropy, micro_batch=config.train.update_rows
         )
     return scored
 
@@ -228,10 +231,12 @@ def _committed(update_batch: UpdateBatch, rollout: Rollout) -> Tensor:
 
 def _schedule_loss(config: TextConfig, schedule: SchedulePolicy, update_batch: UpdateBatch, batch: Batch) -> Tensor:
     """Loss of the schedule's actions, the weighted sum over completions of the mean over the steps they took."""
-    actions, rows = batch.actions, update_batch.rows
+    objective, actions, rows = config.algorithm.objective, batch.actions, update_batch.rows
+    assert isinstance(objective, Ratio), "the config refuses others"
+    assert actions is not None
     took = acted(batch.completions.rollout, actions)[rows]
     gap = schedule.log_prob(actions.raw[rows]) - actions.log_prob[rows]
-    loss = config.algorithm.objective.ratio_loss(bounded_exp(gap), update_batch.advantage.float()[:, None])
+    loss = objective.ratio_loss(bounded_exp(gap), update_batch.advantage.float()[:, None])
     each = (loss * took).sum(1) / took.sum(1).clamp(min=1)
     return (each * update_batch.weight.float()).sum()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,6 +25,9 @@ class Choice(Strict):
     """The name of the choice."""
 
 
-def named(*choices: type[Choice]) -> dict[str, type[Choice]]:
+C = TypeVar("C", bound=Choice)
+
+
+def named(*choices: type[C]) -> dict[str, type[C]]:
     """Return choices by their names."""
     return {choice.model_fields["name"].default: choice for choice in choices}

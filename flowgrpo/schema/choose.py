@@ -81,7 +81,7 @@ def options(row: Mapping[str, Any], written: Any, choices: Mapping[str, Any], pl
     return _merged(row if word == row.get("name") and not isinstance(written, str) else {}, chosen, word)
 
 
-def _merged(row: Mapping[str, Any], options: Mapping[str, Any], word: str) -> dict[str, Any]:
+def _merged(row: Mapping[str, Any], options: Mapping[str, Any], word: object) -> dict[str, Any]:
     merged = {**row, **options, "name": word}
     for key, value in row.items():
         if isinstance(value, Mapping) and isinstance(options.get(key), Mapping):

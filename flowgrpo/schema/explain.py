@@ -53,8 +53,11 @@ def sentences(model: type[Strict]) -> dict[str, str]:
         if not (issubclass(owner, Strict) and owner is not Strict):
             continue
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        assert isinstance(body, ast.ClassDef)
         for field, below in zip(body.body, body.body[1:], strict=False):
             if not isinstance(field, ast.AnnAssign) or not isinstance(below, ast.Expr):
+                continue
+            if not isinstance(field.target, ast.Name):
                 continue
             if isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
                 found[field.target.id] = " ".join(below.value.value.split())
@@ -71,26 +74,27 @@ def explain(settings: Strict, key: str) -> Explained:
     Raises:
         InputError: there is no such key.
     """
-    model, value, parts = type(settings), settings, key.split(".")
+    model: type[Strict] | None = type(settings)
+    value: Any = settings
+    parts = key.split(".")
     for i, part in enumerate(parts):
-        field = model.model_fields.get(part) if isinstance(model, type) else None
-        if field is None:
-            names = list(model.model_fields) if isinstance(model, type) else []
+        fields = {} if model is None else model.model_fields
+        field = fields.get(part)
+        if model is None or field is None:
             place = ".".join(parts[:i])
-            if not names:
+            if not fields:
                 raise InputError(f"--explain {key}: {place} has no keys of its own")
-            known = [".".join((*parts[:i], name)) for name in names]
+            known = [".".join((*parts[:i], name)) for name in fields]
             raise InputError(f"--explain {key}: there is no such key, {nearest('.'.join(parts[: i + 1]), known)}")
         owner, value = model, _of(value, part)
         model = type(value) if isinstance(value, Strict) else section(field.annotation)
-    below = model if isinstance(model, type) else None
     return Explained(
         key=key,
         meaning=sentences(owner).get(parts[-1], ""),
         takes=takes(field),
         default=field.default,
         value=value,
-        below={name: text for name, text in sentences(below).items() if name != "name"} if below else {},
+        below={name: text for name, text in sentences(model).items() if name != "name"} if model else {},
         home=owner.__module__,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 
@@ -14,7 +15,8 @@ class lazy:
     """
 
     def __init__(self, name: str):
-        self._name, self._module = name, None
+        self._name = name
+        self._module: ModuleType | None = None
 
     def __getattr__(self, attribute: str) -> Any:
         if self._module is None:

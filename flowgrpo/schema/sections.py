@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -13,6 +13,7 @@ from flowgrpo.schema.base import Strict
 from flowgrpo.schema.engine import Engine
 from flowgrpo.schema.kept import Checkpoint, Tracker, Trees
 from flowgrpo.schema.schedule import Schedule
+from flowgrpo.schema.wings import AlgorithmSection, Drafted, ModelSection
 
 AUTO = "auto"  # a number that the run finds when it starts
 MOST_ROWS = 2**20  # of a call
@@ -165,6 +166,9 @@ class Train(Strict):
     adaptive."""
     select: Select | None = None
     """Train on a part of the units that are compared; null: on all."""
+    if TYPE_CHECKING:  # of flow models alone
+        draft: Drafted | None = None
+        replay: str = "auto"
 
     @property
     def found(self) -> tuple[str, ...]:
@@ -184,13 +188,13 @@ class Train(Strict):
     @property
     def update_rows(self) -> int:
         """Rows in one call of the model in an update; the most that are tried, as long as none are found."""
-        return self.most_rows if self.micro_batch == AUTO else self.micro_batch
+        return self.most_rows if isinstance(self.micro_batch, str) else self.micro_batch
 
     @property
     def rollout_rows(self) -> int:
         """Rows in one call of the model of a rollout, an evaluation or a decoding; likewise."""
         rows = self.update_rows if self.rollout_batch is None else self.rollout_batch
-        return self.most_rows if rows == AUTO else rows
+        return self.most_rows if isinstance(rows, str) else rows
 
     @field_validator("micro_batch", "rollout_batch", mode="before")
     @classmethod
@@ -309,7 +313,7 @@ class RunConfig(Strict):
 
     kind: str
     """flow: images, videos and sounds; mdlm: texts."""
-    model: Strict
+    model: ModelSection
     """What is trained."""
     prompts: Prompts = Prompts()
     """Where prompts come from."""
@@ -317,7 +321,7 @@ class RunConfig(Strict):
     """Rewards that are trained on, put together as algorithm.baseline.combine says; one alone needs no list."""
     eval_rewards: list[RewardUse] = []
     """Rewards that are measured at evaluations only; the same keys."""
-    algorithm: Strict
+    algorithm: AlgorithmSection
     """A preset with any word or number of its axes replaced."""
     train: Train = Train()
     """Sizes and numbers of the training loop."""

@@ -22,7 +22,7 @@ from json import dumps, loads
 LONGEST_REPLY = 1 << 20  # bytes
 MOST_HASHED = 1000  # elements of a set or a dictionary, which take long to rebuild if made to collide
 _LONGEST_COMPLAINT = 500
-_DICT_VIEWS = type({}.keys()), type({}.items())
+_DICT_VIEWS: tuple[type, ...] = type({}.keys()), type({}.items())
 
 
 def run(questions, say):

@@ -75,11 +75,12 @@ BELOW = {
     ),
     "flowgrpo.flow.config": (
         "samplers errors schema training.advantages training.distributed training.weights "
-        "flow.pipeline.networks flow.methods.trees flow.methods flow.pipeline.loading"
+        "flow.pipeline.networks flow.methods.credit flow.methods.objectives flow.methods.trees flow.methods "
+        "flow.pipeline.loading"
     ),
     "flowgrpo.flow.engine": (
         "samplers rewards errors schema data training.run training.weights training.engine "
-        "flow.pipeline.inputs flow.pipeline"
+        "flow.pipeline.inputs flow.pipeline flow.config"
     ),
     "flowgrpo.flow.model": (
         "rewards errors schema data training.model_files training.weights training.checkpoints "
@@ -101,9 +102,9 @@ BELOW = {
     "flowgrpo.flow.planning": (
         "samplers rewards errors schema data training.advantages training.model_files training.run "
         "training.distributed training.weights training.planning training.reports training.fitting "
-        "training.scoring training flow.pipeline.networks flow.methods.credit flow.methods.objectives "
-        "flow.methods flow.pipeline flow.pipeline.loading flow.config flow.engine flow.model flow.rollouts "
-        "flow.offline flow.updates"
+        "training.scoring flow.pipeline.networks flow.methods.credit flow.methods.objectives "
+        "flow.methods.trees flow.methods flow.pipeline flow.pipeline.loading flow.config flow.engine flow.model "
+        "flow.rollouts flow.offline flow.updates"
     ),
     "flowgrpo.flow.trainer": (
         "samplers data training.advantages training.run training.distributed training.weights "
@@ -157,7 +158,8 @@ BELOW = {
         "samplers errors training.reports mdlm.decoding.network mdlm.decoding.decode mdlm.decoding.decoders"
     ),
     "flowgrpo.mdlm.config": (
-        "rewards errors schema training.distributed mdlm.decoding.network mdlm.methods.objectives mdlm.methods"
+        "rewards errors schema training.advantages training.distributed mdlm.decoding.network "
+        "mdlm.methods.likelihoods mdlm.methods.objectives mdlm.methods.schedules mdlm.methods"
     ),
     "flowgrpo.mdlm.engine": (
         "samplers errors schema training.run training.distributed training.weights training.engine "

@@ -169,6 +169,11 @@ def test_loops_and_checks_are_taken_apart_only_where_nothing_changes():
     assert conditions == ["f(1) == 1", "f(3) == 3", "f(5) == 5"]
 
 
+def test_options_of_isclose_that_come_as_one_dictionary_are_no_failure(reward):
+    test = 'import math\nassert math.isclose(third(), 0.33, **{"abs_tol": 0.01})'
+    assert graded(reward, ["def third():\n    return 1 / 3", "def third():\n    return 1 / 4"], [[test]] * 2) == [1, 0]
+
+
 def test_a_test_is_asked_for_once_in_a_process_whatever_it_is(reward):
     program = "calls = []\ndef f(x):\n    calls.append(x)\n    return x"
     tests = ["assert f(1) == 1", "assert f(True)", "assert f(2) == f(2)", "f(3)", "for i in f('ab'):\n    assert i"]

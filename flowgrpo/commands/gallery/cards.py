@@ -169,7 +169,8 @@ def read_cards(folder: Path, trained: Totals, folders: int = 1) -> list[Card]:
         raise InputError(f"{folder}: there are no samples to show, it has no manifest.jsonl with lines")
     totals = [total for line in lines if (total := trained.total(line["rewards"])) is not None]
     seen_bounds = min(totals, default=0.0), max(totals, default=0.0)
-    by_prompt, seen = defaultdict(list), Counter()
+    by_prompt: defaultdict[tuple[str, int | None, int], list[dict[str, Any]]] = defaultdict(list)
+    seen: Counter[tuple[str, int | None, int]] = Counter()
     for line in manifest:
         key = line["prompt"], line["seed"], line["step"]
         by_prompt[line["prompt"], line["seed"], seen[key]].append(line)  # alike in all three: another card

@@ -83,13 +83,13 @@ class Forest:
         return rows
 
     @cached_property
-    def ends(self) -> list[int]:
-        """The ends of trajectories whose reward is known; twigs are none."""
-        return [
-            place
+    def ends(self) -> dict[int, float]:
+        """The ends of trajectories whose reward is known, with it; twigs are none."""
+        return {
+            place: node.total
             for place, node in enumerate(self.nodes)
             if not self.children[place] and not node.estimated and not node.twig and node.total is not None
-        ]
+        }
 
     @cached_property
     def values(self) -> list[float | None]:
@@ -139,7 +139,7 @@ class Forest:
     @cached_property
     def best(self) -> int | None:
         """The end with the largest reward."""
-        return max(self.ends, key=lambda place: self.nodes[place].total, default=None)
+        return max(self.ends, key=self.ends.__getitem__, default=None)
 
     def path(self, place: int) -> list[int]:
         """The nodes from the root to one, which is among them."""
@@ -152,8 +152,8 @@ class Forest:
 
     def rises(self, place: int) -> list[Rise]:
         """How the reward of what is shown changed on the way to a node; steps that were not scored are passed over."""
-        scored = [each for each in self.path(place) if self.nodes[each].total is not None]
-        return [Rise(after, self.nodes[before].total, self.nodes[after].total) for before, after in pairwise(scored)]
+        scored = [(each, total) for each in self.path(place) if (total := self.nodes[each].total) is not None]
+        return [Rise(node, before, after) for (_, before), (node, after) in pairwise(scored)]
 
     def largest_rise(self, place: int) -> Rise | None:
         """The step on the way to a node at which the reward rose most; None where it never did."""

@@ -40,7 +40,7 @@ class Column:
     @property
     def gain(self) -> float | None:
         """Reward of the last sample minus that of the base; None where one of them is unknown."""
-        return self.card.gain if self.base else None
+        return self.card.gain if self.card and self.base else None
 
     def at(self, step: int) -> Shown | None:
         """The latest sample whose step is not after this one."""
@@ -136,8 +136,9 @@ def disagreements(found: Sequence[Match], comparable: bool) -> list[float]:
 def _shared_rewards(found: Sequence[Match]) -> list[str]:
     """The rewards that the last samples of every run have which has samples."""
     names: dict[int, set[str]] = {}
-    for column in (column for match in found for column in match.columns if column.final):
-        names.setdefault(column.run.index, set()).update(column.final.rewards)
+    for column in (column for match in found for column in match.columns):
+        if (final := column.final) is not None:
+            names.setdefault(column.run.index, set()).update(final.rewards)
     return sorted(set.intersection(*names.values())) if names else []
 
 

@@ -90,6 +90,7 @@ def _film(path: Path) -> bytes:
     fits = max(media.film(path)[0].size) <= LARGEST_SIDE
     if is_mp4 and fits:
         return path.read_bytes()
+    assert program is not None  # or `media.film` had said so
     sides = f"'min(iw,{LARGEST_SIDE})':'min(ih,{LARGEST_SIDE})'"
     colours = "out_color_matrix=bt709:out_range=tv"  # as `videos.run` says that they are
     scale = f"scale={sides}:force_original_aspect_ratio=decrease:force_divisible_by=2:{colours}"

@@ -54,8 +54,10 @@ class Mean:
     def of(cls, line: Mapping[str, Any]) -> Mean:
         """The mean reward of a metric line; its standard deviation is that of the samples themselves, divided by n."""
         count, deviation = line.get("reward/count"), line.get("reward/std")
-        known = count is not None and count > 1 and deviation is not None
-        return cls(line["reward/mean"], deviation / math.sqrt(count - 1) if known else None, count)
+        error = None
+        if count is not None and count > 1 and deviation is not None:
+            error = deviation / math.sqrt(count - 1)
+        return cls(line["reward/mean"], error, count)
 
 
 def counts(before: Mean, after: Mean) -> str:

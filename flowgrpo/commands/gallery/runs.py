@@ -129,7 +129,8 @@ def _read(folder: Path, index: int, name: str, folders: int) -> Run:
     with readable(folder):
         config = read_config(folder)
         trained = Totals.of(config)
-        cards, seen = {}, Counter()
+        cards: dict[Key, Card] = {}
+        seen: Counter[tuple[str, int | None]] = Counter()
         for card in read_cards(folder, trained, folders):
             cards[card.prompt, card.seed, seen[card.prompt, card.seed]] = card
             seen[card.prompt, card.seed] += 1

@@ -80,9 +80,9 @@ class Totals:
     def total_bounds(self, rewards: Mapping[str, float | None]) -> tuple[float, float] | None:
         """The bounds of that total; None where a part has none, or where a mean is cautious."""
         parts = [member for member in self.members if rewards.get(member.name) is not None]
-        if not parts or self.form == "cautious" or any(member.bounds is None for member in parts):
+        ends = [sorted(map(member.of, member.bounds)) for member in parts if member.bounds is not None]
+        if not parts or self.form == "cautious" or len(ends) < len(parts):
             return None
-        ends = [sorted(member.of(end) for end in member.bounds) for member in parts]
         together = min if self.form == "worst" else sum
         return together(low for low, _ in ends), together(high for _, high in ends)
 

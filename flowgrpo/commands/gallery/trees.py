@@ -204,8 +204,7 @@ class Drawing:
         forest = self.forest
         if forest.best is None:
             return "No sample of it has a reward."
-        totals = [forest.nodes[end].total for end in forest.ends]
-        best = forest.nodes[forest.best].total
+        totals, best = list(forest.ends.values()), forest.ends[forest.best]
         mean = number(sum(totals) / len(totals))
         words = f"The best of {len(totals)} samples has reward {number(best)}, their mean is {mean}."
         rise = forest.largest_rise(forest.best)

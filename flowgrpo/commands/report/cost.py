@@ -75,11 +75,11 @@ class Cost:
 
 def cost(lines: Lines) -> Cost | None:
     """Return what the iterations and evaluations of some metric lines cost; None without any."""
-    sums = []
-    for name, phase, *keys in PHASES:
+    sums: list[tuple[str, float, int, int]] = []
+    for name, phase, seconds_key, evaluations_key, decoded_key in PHASES:
         own = [line for line in lines if line["phase"] == phase]
         if own:
-            sums.append((name, *(sum(line.get(key) or 0 for line in own) for key in keys)))
+            sums.append((name, _sum(own, seconds_key), _sum(own, evaluations_key), _sum(own, decoded_key)))
     if not sums:
         return None
     seconds = sum(each[1] for each in sums)
@@ -93,7 +93,12 @@ def cost(lines: Lines) -> Cost | None:
         total=Phase(
             "total", seconds, 100, evaluations=sum(each[2] for each in sums), decoded=sum(each[3] for each in sums)
         ),
-        rewards=sum(line.get("time/reward") or 0 for line in train),
+        rewards=_sum(train, "time/reward"),
         per_iteration=sum(spent) / len(train) if train else None,
         peak=max((line["memory/peak_bytes"] for line in train if line.get("memory/peak_bytes")), default=None),
     )
+
+
+def _sum(lines: Lines, key: str | None) -> Any:
+    """The sum of a number of some lines, of which one may lack it; 0 without a key."""
+    return 0 if key is None else sum(line.get(key) or 0 for line in lines)

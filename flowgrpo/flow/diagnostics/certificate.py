@@ -162,11 +162,11 @@ def drift_and_gradients(policy: DiffusersPolicy, weights: Weights, tree: Tree, r
 @torch.no_grad()
 def _matter(policy: DiffusersPolicy, tree: Tree, parameters: Sequence[torch.nn.Parameter]) -> bool:
     """Whether other values of these weights would change a velocity of the rollout; they are left changed."""
-    trained = [evaluation for evaluation in tree.evaluations if evaluation.trained]
-    before = [policy.velocity(e.state, e.sigma, e.rows) for e in trained]
+    trained = [(e.state, e.sigma, e.rows) for e in tree.evaluations if e.state is not None]
+    before = [policy.velocity(*each) for each in trained]
     for p in parameters:
         p.copy_(torch.randn(p.shape) + 1)
-    after = [policy.velocity(e.state, e.sigma, e.rows) for e in trained]
+    after = [policy.velocity(*each) for each in trained]
     return any(not torch.equal(a, b) for x, y in zip(before, after, strict=True) for a, b in zip(x, y, strict=True))
 
 
@@ -245,8 +245,12 @@ def replay(policy: DiffusersPolicy, tree: Tree) -> float:
     gaps = [0.0]
     for evaluation in tree.evaluations:
         for edges in evaluation.trained:
-            velocity = policy.velocity(evaluation.state, evaluation.sigma, evaluation.rows)
-            mean, std = edge_transition(edges, evaluation.sigma, evaluation.state, velocity, tree.sigma_cap)
+            state = evaluation.state
+            assert state is not None
+            assert edges.next_state is not None
+            assert edges.log_prob is not None
+            velocity = policy.velocity(state, evaluation.sigma, evaluation.rows)
+            mean, std = edge_transition(edges, evaluation.sigma, state, velocity, tree.sigma_cap)
             scored = log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob)
             scored.sum().backward()
             gaps.append(float((scored.detach() - edges.log_prob).abs().max()))

@@ -310,7 +310,7 @@ def _redrawn(
         move = own.moves[step]
         if not move.kernel.stochastic:
             continue
-        _, std = slope(move.kernel, *policy.sigmas[step : step + 2], tree.sigma_cap)
+        _, std = slope(move.kernel, policy.sigmas[step], policy.sigmas[step + 1], tree.sigma_cap)
         others = [leaf for leaf, way in ways.items() if _left_at(tree, way) == step]
         steps.append(
             Step(
@@ -343,7 +343,8 @@ def _redrawn(
 def _left_at(tree: Tree, way: Sequence[int]) -> int | None:
     """The step at which a redraw left the sample's own way; None of what is no redraw."""
     redrawn = [node for node in way if tree.nodes[node].role == REDRAWN]
-    return tree.nodes[tree.nodes[redrawn[-1]].parent].step if redrawn else None
+    parent = tree.nodes[redrawn[-1]].parent if redrawn else None
+    return None if parent is None else tree.nodes[parent].step
 
 
 def _redraw_plan(own: Trajectory, redraws: int) -> Plan:

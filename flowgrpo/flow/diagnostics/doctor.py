@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -207,7 +207,8 @@ def _times(policy: DiffusersPolicy, row: Row) -> Check:
     policy.velocity(policy.start([row]), policy.sigmas[1], [row])
     for handle in handles:
         handle.remove()
-    stored = torch.float32 if policy.autocast else next(iter(policy.modules.values())).dtype
+    network: Any = next(iter(policy.modules.values()))  # a model of diffusers has a dtype
+    stored = torch.float32 if policy.autocast else network.dtype
     kinds = [t.dtype for t in (*seen, policy.scheduler.timesteps, policy.scheduler.sigmas) if t.is_floating_point()]
     worst = max((torch.finfo(kind).eps for kind in kinds), default=0.0)
     names = ", ".join(sorted({str(kind).removeprefix("torch.") for kind in kinds}))
@@ -281,7 +282,8 @@ def _time(
             decoding = seconds_of(lambda: policy.decode(rolled, own))
 
         def learn() -> None:
-            sum(v.float().square().mean() for v in policy.velocity(replayed, sigma, learnt)).backward()
+            losses = (v.float().square().mean() for v in policy.velocity(replayed, sigma, learnt))
+            cast("torch.Tensor", sum(losses)).backward()
 
         update = seconds_of(learn)
     for p in weights.parameters:
@@ -313,8 +315,10 @@ def _reload(policy: DiffusersPolicy, weights: Weights, row: Row, settings: Confi
         policy.embeddings.restore()
         policy.pipe.to("cpu")  # two models may not fit beside each other
         adapter = None if source == folder else Path(folder)
-        of_base = {"quantise": settings.model.quantise, "variant": settings.model.variant if adapter else None}
-        fresh = load.load_policy(source, dtype, call, device, adapter=adapter, **of_base)
+        variant = settings.model.variant if adapter else None
+        fresh = load.load_policy(
+            source, dtype, call, device, adapter=adapter, quantise=settings.model.quantise, variant=variant
+        )
         with fresh.call_overrides(num_inference_steps=2):
             gap = gap_of(fresh.generate([row]), changed)
     moved = gap_of(before, changed)

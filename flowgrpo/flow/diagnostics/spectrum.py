@@ -156,7 +156,8 @@ def _squares(tree: Tree, rewards: torch.Tensor) -> dict[tuple[int, int], Squares
     for leaf, value in zip(tree.leaves, rewards.tolist(), strict=True):
         if value == value:
             root = tree.nodes[leaf].root
-            states = {tree.nodes[edge].parent for edge in tree.ancestry(leaf)}
+            parents = (tree.nodes[edge].parent for edge in tree.ancestry(leaf))
+            states = {parent for parent in parents if parent is not None}
             of_group[root.group].append(((root.group, root.index), states, value))
     found: dict[tuple[int, int], Squares] = defaultdict(dict)
     for samples in of_group.values():

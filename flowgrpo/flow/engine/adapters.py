@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 from typing_extensions import override
@@ -91,8 +92,9 @@ class Adapters(Pushes):
         for network, module in self.weights.modules.items():
             state = {}
             for key, tensor in self.weights.adapter_state(network).items():
-                layer, _, matrix = key.rpartition(".lora_")
-                scale = module.get_submodule(layer).scaling["default"] if matrix == "B.weight" else 1.0
+                path, _, matrix = key.rpartition(".lora_")
+                layer: Any = module.get_submodule(path)  # of peft
+                scale = layer.scaling["default"] if matrix == "B.weight" else 1.0
                 state[key] = (tensor.detach().float().cpu() * scale).contiguous()
             found[network] = state
         return found

@@ -25,10 +25,11 @@ def edge_weights(tree: Tree, engine: torch.Tensor | None, section: Engine | None
         engine: (nodes,) log-probability of each edge under the engine, in the form that its kernel has here.
         section: `run.engine`, whose `truncate` is C, the largest weight.
     """
-    if engine is None:
+    if engine is None or section is None:
         return None
     weights = torch.ones(len(tree.nodes), dtype=torch.float64)
     for _, edges in _trained(tree):
+        assert edges.log_prob is not None
         difference = edges.log_prob.double().cpu() - engine[edges.nodes]
         weights[edges.nodes] = truncated(difference, section.truncate)
     return weights
@@ -44,6 +45,8 @@ def mismatch(tree: Tree, engine: torch.Tensor, truncate: float) -> Mismatch:
     differences, weights, cut = [], [], 0
     joint = torch.zeros(len(tree.nodes), dtype=torch.float64)  # of the way to each node
     for evaluation, edges in _trained(tree):
+        assert edges.next_state is not None
+        assert edges.log_prob is not None
         dimensions = sum(x[0].numel() for x in edges.next_state)
         gap = edges.log_prob.double().cpu() - engine[edges.nodes]
         known = gap.isfinite()

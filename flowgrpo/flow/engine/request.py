@@ -17,11 +17,11 @@ from typing import Any
 from flowgrpo.data import embedded
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
+from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline.call_arguments import RESERVED
 from flowgrpo.flow.pipeline.guidance import guidance_branches
 from flowgrpo.flow.pipeline.inputs.modality import modality_of
 from flowgrpo.schema.engine import Engine
-from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.engine import service
 from flowgrpo.training.engine.service import INSTEAD, KEY
 from rewards.base import nearest
@@ -55,7 +55,7 @@ class Steps:
         return sorted({step + after for step in self.trained for after in (0, 1)})
 
 
-def check(config: RunConfig, pipeline: type, prompts: Sequence[Prompt] = ()) -> None:
+def check(config: Config, pipeline: type, prompts: Sequence[Prompt] = ()) -> None:
     """Refuse a run that an engine cannot roll out for, by its configuration and the class of its pipeline.
 
     Args:
@@ -68,6 +68,7 @@ def check(config: RunConfig, pipeline: type, prompts: Sequence[Prompt] = ()) -> 
     if run.context_parallel > 1:
         raise InputError(f"run.context_parallel: an engine shares calls by itself; set it to 1, {INSTEAD}")
     service.check(config)
+    assert run.engine is not None
     if run.engine.log_probs:
         raise InputError(f"{KEY}.log_probs: an engine of flow models always tells them, remove it")
     if config.train.draft is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from diffusers import ModelMixin
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
@@ -68,8 +69,8 @@ class EngineRollout:
 
     def __init__(self, section: Engine, policy: DiffusersPolicy, adapters: Adapters):
         self.section, self.policy, self.adapters, self.client = section, policy, adapters, adapters.client
-        networks = policy.modules.values()
-        self._distilled = any(module.config.get("guidance_embeds") for module in networks)
+        networks: Iterable[ModelMixin] = policy.modules.values()
+        self._distilled = any(network.config.get("guidance_embeds") for network in networks)
         self._like: State | None = None  # our own initial state of some row
 
     def try_out(self, plan: Plan, row: Row) -> None:
@@ -129,8 +130,9 @@ class EngineRollout:
         with phase("engine", len(roots)) as asking:
             answers = self.client.rollouts([each for _, each in requests], 2 * numbers + HEADERS)
             asking.advance(len(roots))
-        states = {step: [None] * len(roots) for step in steps.returned}
-        samples, log_probs = [None] * len(roots), [None] * len(roots)
+        states: dict[int, dict[int, torch.Tensor]] = {step: {} for step in steps.returned}  # by root, as the others
+        samples: dict[int, torch.Tensor] = {}
+        log_probs: dict[int, torch.Tensor] = {}
         for (own, asked), answer in zip(requests, answers, strict=True):
             for i, sample in zip(own, answer, strict=True):
                 with naming(self.client.place):
@@ -143,9 +145,9 @@ class EngineRollout:
                     count = len(self.policy.sigmas) - 1
                     log_probs[i] = wire.tensor(sample.get("rollout_log_probs"), "rollout_log_probs", [count]).double()
         return Sent(
-            states={step: torch.stack(column) for step, column in states.items()},
-            samples=torch.stack(samples),
-            log_probs=torch.stack(log_probs),
+            states={step: _in_order(column) for step, column in states.items()},
+            samples=_in_order(samples),
+            log_probs=_in_order(log_probs),
         )
 
     def _states(self, sample: Mapping[str, Any], steps: Steps, like: torch.Tensor) -> torch.Tensor:
@@ -174,6 +176,11 @@ class EngineRollout:
             call["negative_prompt"] = row.columns["negative_prompt"]
         pipeline, untold = type(self.policy.pipe), self.section.untold
         return request.call_of(pipeline, call, distilled=self._distilled, untold=untold)
+
+
+def _in_order(found: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """What was found of each root, as one tensor."""
+    return torch.stack([found[i] for i in range(len(found))])
 
 
 def _picture(written: Any, pipeline: type, shape: Sequence[int]) -> torch.Tensor:
@@ -210,6 +217,7 @@ def _of_nodes(tree: Tree, root_of: Sequence[int], log_probs: torch.Tensor, dimen
         for edges in evaluation.trained:
             nodes = edges.nodes.tolist()
             own = torch.stack([log_probs[root_of[node], tree.nodes[node].step - 1] for node in nodes])
+            assert edges.log_prob is not None
             engine[edges.nodes] = own * (dimensions if edges.move.kernel.log_prob == "sum" else 1)
             edges.log_prob = edges.log_prob.masked_fill(~own.isfinite().to(edges.log_prob.device), torch.nan)
     return engine

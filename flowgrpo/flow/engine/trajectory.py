@@ -86,6 +86,8 @@ def chains_of(
 def _score(tree: Tree, evaluation: Evaluation, velocity: Evaluate, keep_means: bool) -> None:
     """Fill in the log-probabilities of the edges of an evaluation, and the means of their step where they are kept."""
     (edges,), state = evaluation.edges, evaluation.state
+    assert state is not None
+    assert edges.next_state is not None
     moved: State = velocity(state, evaluation.sigma, evaluation.rows)
     mean, std = edge_transition(edges, evaluation.sigma, state, moved, tree.sigma_cap)
     edges.log_prob = log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob)

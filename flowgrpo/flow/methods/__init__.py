@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from flowgrpo.flow.methods.credit.nested_sets import Nested
 from flowgrpo.flow.methods.credit.rules import Depthwise, DiscountedValue, Siblings, StepGain, Terminal
 from flowgrpo.flow.methods.kernel import CPS, DDIMSDE, DanceSDE, FlowSDE, Manifold, Ode
@@ -20,34 +22,36 @@ from flowgrpo.flow.methods.objectives.matching import (
     VelocityTarget,
 )
 from flowgrpo.flow.methods.objectives.path_objectives import PrefixRatio
-from flowgrpo.flow.methods.objectives.policy_gradient import Clip, NormalisedRatio, SoftGate
+from flowgrpo.flow.methods.objectives.policy_gradient import Clip, NormalisedRatio, PolicyGradient, SoftGate
 from flowgrpo.flow.methods.trees.adaptive import Adaptive
 from flowgrpo.flow.methods.trees.custom_tree import Custom
 from flowgrpo.flow.methods.trees.tree import Branch, BranchWindow, Brush, Chain, Twigs, Window
 from flowgrpo.schema.base import Choice, named
 from flowgrpo.training.advantages.baseline import BASELINES
 
-CHOICES: dict[str, dict[str, type[Choice]]] = {
+OBJECTIVES: Mapping[str, type[PolicyGradient]] = named(
+    Clip,
+    NormalisedRatio,
+    SoftGate,
+    PrefixRatio,
+    KlMask,
+    Gradient,
+    Proximal,
+    TwoBranch,
+    VelocityTarget,
+    Centred,
+    PairPreference,
+    SemiPolicy,
+    GroupSigmoid,
+    PlackettLuce,
+    Distill,
+)
+
+CHOICES: Mapping[str, Mapping[str, type[Choice]]] = {
     "tree": named(Chain, Window, Brush, Adaptive, Branch, BranchWindow, Twigs, Custom),
     "kernel": named(FlowSDE, DanceSDE, CPS, DDIMSDE, Manifold, Ode),
     "likelihood": named(Trajectory, Elbo),
     "credit": named(Terminal, Siblings, Depthwise, Nested, StepGain, DiscountedValue),
     "baseline": BASELINES,
-    "objective": named(
-        Clip,
-        NormalisedRatio,
-        SoftGate,
-        PrefixRatio,
-        KlMask,
-        Gradient,
-        Proximal,
-        TwoBranch,
-        VelocityTarget,
-        Centred,
-        PairPreference,
-        SemiPolicy,
-        GroupSigmoid,
-        PlackettLuce,
-        Distill,
-    ),
+    "objective": OBJECTIVES,
 }

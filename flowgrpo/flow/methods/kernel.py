@@ -42,6 +42,8 @@ class Stochastic(Choice):
     """Form of the log-probability: mean over the latent's dimensions, sum (the true joint), or constant_free (CPS')."""
     calibrate: Calibration | None = None
     """Search the levels before training (DenseGRPO); null: take them as they are."""
+    if TYPE_CHECKING:
+        level: float | list[float]  # which each gives bounds and a default of its own
 
     def kernels(self, num_steps: int, levels: Sequence[float] | None = None) -> tuple[Kernel, ...]:
         """Return the kernel of each step.

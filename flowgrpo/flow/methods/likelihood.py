@@ -179,7 +179,8 @@ class Elbo(Likelihood):
     @property
     @override
     def policies(self) -> set[str]:
-        return {self.sampler, self.anchor} - {"live"}
+        asked: set[str] = {self.sampler, self.anchor}
+        return asked - {"live"}
 
     def log_prob(self, error: Tensor, sigma: float) -> Tensor:
         """Minus the weighted error (B,), in place of a log-probability.

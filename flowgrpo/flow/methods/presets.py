@@ -23,7 +23,7 @@ _GROUP_STD = {"name": "group_mean", "std": "group", "eps": 1e-8, "ddof": 1}
 _GLOBAL_STD = {"name": "group_mean", "std": "global", "eps": 1e-4, "ddof": 0}
 _PLAIN_STD = {"name": "group_mean", "std": "group", "eps": 1e-4, "ddof": 0}
 _TERMINAL = {"name": "terminal"}
-_TEMPFLOW = {
+_TEMPFLOW: PresetRow = {
     "kernel": {"name": "flow_sde", "level": 0.7},
     "credit": {"name": "siblings", "within": "seed"},
     "baseline": _PLAIN_STD,
@@ -34,7 +34,7 @@ _TEMPFLOW = {
         "kl": {"form": "exact", "beta": 0.004},
     },
 }
-_BRANCH = {
+_BRANCH: PresetRow = {
     "kernel": {"name": "dance_sde", "level": 0.3},
     "credit": {"name": "depthwise", "weights": "uniform"},
     "baseline": {**_GROUP_STD, "min_std": 1e-6},

@@ -17,8 +17,8 @@ from flowgrpo.schema.choose import PresetRow
 
 _DPM2 = {"name": "ode", "solver": "dpm2"}
 _EULER = {"name": "ode"}
-_NOISY = {"tree": {"name": "chain", "last_step": "sde"}, "kernel": {"name": "flow_sde", "level": 0.7}}
-_SHARED = {"tree": {"name": "chain"}, "credit": {"name": "terminal"}}
+_NOISY: PresetRow = {"tree": {"name": "chain", "last_step": "sde"}, "kernel": {"name": "flow_sde", "level": 0.7}}
+_SHARED: PresetRow = {"tree": {"name": "chain"}, "credit": {"name": "terminal"}}
 _GLOBAL_STD = {"name": "group_mean", "std": "global", "eps": 1e-4, "ddof": 0}
 _UNCUT = {"name": "none", "clip": 1e9}  # rewards themselves
 _RISING = {"slope": 0.001, "most": 0.5}  # the old policy's decay

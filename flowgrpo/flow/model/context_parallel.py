@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from diffusers import ContextParallelConfig
+from diffusers import ContextParallelConfig, ModelMixin
 from diffusers.hooks.context_parallel import ContextParallelSplitHook
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from torch import distributed
@@ -88,7 +88,7 @@ def check_device(config: Config) -> None:
         raise InputError(f"{KEY}: diffusers shares calls among accelerators, and there is none here; set it to 1")
 
 
-def share_calls(networks: Mapping[str, torch.nn.Module], degree: int, device: torch.device) -> None:
+def share_calls(networks: Mapping[str, ModelMixin], degree: int, device: torch.device) -> None:
     """Let groups of `degree` processes, neighbours by their number, share the calls of networks from now on.
 
     Args:
@@ -115,7 +115,7 @@ def _check_attention(name: AttentionBackend | None) -> None:
         raise InputError(f"{KEY}: calls with the attention {asked.value} cannot be shared, take {choices}")
 
 
-def _heads(kind: type, written: Mapping[str, Any]) -> int:
+def _heads(kind: type[ModelMixin], written: Mapping[str, Any]) -> int:
     """Attention heads of a network, by its config, or as its class has them."""
     default = inspect.signature(kind.__init__).parameters["num_attention_heads"].default
     return written.get("num_attention_heads", default)
@@ -157,9 +157,9 @@ def _padding(degree: int) -> Callable[..., Any]:
         network: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]] | None:
         text = kwargs.get(TEXT)
-        missing = 0 if text is None else -text.shape[1] % degree
-        if not missing:
+        if text is None or text.shape[1] % degree == 0:
             return None
+        missing = -text.shape[1] % degree
         mask = kwargs.get(MASK)
         mask = torch.ones(text.shape[:2], dtype=torch.bool, device=text.device) if mask is None else mask
         padded = torch.nn.functional.pad

@@ -31,7 +31,7 @@ from rewards.base import nearest
 
 if TYPE_CHECKING:
     import accelerate
-    from diffusers import DiffusionPipeline
+    from diffusers import DiffusionPipeline, ModelMixin
 else:
     accelerate = lazy("accelerate")
 
@@ -125,7 +125,7 @@ def outlines(path: str) -> dict[str, Outline]:
     """
     found = {}
     for name, written in load.index_of(path).items():
-        kind = load.component_class(written) if name.startswith(TRAINED) else None
+        kind: type[ModelMixin] | None = load.component_class(written) if name.startswith(TRAINED) else None
         if kind is not None:
             with one_sentence(path):
                 config = kind.load_config(embedded.place_of(path), subfolder=name)

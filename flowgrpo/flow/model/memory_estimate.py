@@ -123,13 +123,13 @@ def smaller(config: Config) -> Iterator[tuple[str, Config]]:
     quantised = [("quantise", form) for form in quantisation.FORMS] if config.model.lora else [("lora", Lora())]
     if low_precision_copies.of_copies(config):  # which go with no quantised base
         quantised = [] if config.model.lora else quantised
-    if low_precision_copies.of_drafts(config) is not None:
-        draft = config.train.draft.model_copy(update={"precision": None})
-        train = config.train.model_copy(update={"draft": draft})
+    draft = config.train.draft
+    if draft is not None and draft.precision is not None:
+        train = config.train.model_copy(update={"draft": draft.model_copy(update={"precision": None})})
         yield f"{low_precision_copies.KEY}=null", config.model_copy(update={"train": train})
-    if low_precision_copies.of_finishes(config) is not None:
-        tree = config.algorithm.tree
-        tree = tree.model_copy(update={"finish": tree.finish.model_copy(update={"dtype": None})})
+    finish = getattr(config.algorithm.tree, "finish", None)
+    if finish is not None and finish.dtype is not None:
+        tree = config.algorithm.tree.model_copy(update={"finish": finish.model_copy(update={"dtype": None})})
         algorithm = config.algorithm.model_copy(update={"tree": tree})
         yield f"{low_precision_copies.FINISH_KEY}=null", config.model_copy(update={"algorithm": algorithm})
     quantised = [] if config.exchanges_base else quantised

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from diffusers import ModelMixin
 
 from flowgrpo.data.embedded import place_of
 from flowgrpo.errors import InputError
@@ -38,7 +39,7 @@ def check(config: Config) -> dict[str, Adapter]:
         )
     with _as_teacher(), lora_files.named(KEY):
         if load.is_pipeline(model.teacher):
-            _check_pipeline(config)
+            _check_pipeline(config, model.teacher)
             return {}
         if model.lora is None:
             load.index_of(model.teacher)  # which says why it is no pipeline; a LoRA needs a base that stays
@@ -54,7 +55,7 @@ def _as_teacher() -> Iterator[None]:
         raise InputError(str(error).replace("model.path:", f"{KEY}:")) from error
 
 
-def _check_pipeline(config: Config) -> None:
+def _check_pipeline(config: Config, teacher: str) -> None:
     """Refuse a pipeline whose networks cannot stand where the student's do."""
     model = config.model
     if model.lora is not None and model.quantise is not None:
@@ -67,16 +68,16 @@ def _check_pipeline(config: Config) -> None:
             f"{KEY}: a pipeline's weights take the place of the student's base, which lies in shards; set "
             "run.sharding=none, or name a LoRA"
         )
-    load.check_weights(model.teacher, model.variant, TRAINED, or_plain=True)
-    own, other = _built(model.path, model.variant), _built(model.teacher, model.variant)
+    load.check_weights(teacher, model.variant, TRAINED, or_plain=True)
+    own, other = _built(model.path, model.variant), _built(teacher, model.variant)
     for name, here in own.items():
         if name not in other:
-            raise InputError(f"{KEY}: {model.teacher} has no {name}, as {model.path} has")
+            raise InputError(f"{KEY}: {teacher} has no {name}, as {model.path} has")
         there = other[name]
         odd = next((key for key in here if key in there and here[key] != there[key]), None)
         if odd is not None:
             raise InputError(
-                f"{KEY}: the {name} of {model.teacher} is not built as that of {model.path}: its {odd} is {there[odd]}, the "
+                f"{KEY}: the {name} of {teacher} is not built as that of {model.path}: its {odd} is {there[odd]}, the "
                 f"student's {here[odd]}"
             )
 
@@ -85,7 +86,7 @@ def _built(path: str, variant: str | None) -> dict[str, dict[str, Any]]:
     """What each network of a pipeline is built by: its class, its config, which may leave some out, and shapes."""
     built, shapes = {}, memory_estimate.component_shapes(path, TRAINED, variant)
     for name, named in load.index_of(path).items():
-        kind = load.component_class(named) if name.startswith(TRAINED) else None
+        kind: type[ModelMixin] | None = load.component_class(named) if name.startswith(TRAINED) else None
         if kind is not None:
             with one_sentence(path):
                 config = kind.load_config(place_of(path), subfolder=name)
@@ -102,9 +103,11 @@ def put_pipeline(weights: Weights, path: str, variant: str | None = None) -> Non
         path: of the pipeline; its networks have the shapes of the student's, see `check`.
         variant: of its files, where there are such.
     """
-    kinds, values = load.index_of(path), {}
+    values: dict[str, torch.Tensor] = {}
+    kinds = load.index_of(path)
     for name, network in weights.modules.items():
-        kind = load.component_class(kinds[name])
+        kind: type[ModelMixin] | None = load.component_class(kinds[name])
+        assert kind is not None
         dtype = next(p.dtype for at, p in network.named_parameters() if ".lora_" not in at)
         with one_sentence(path, KEY):
             own = variant_of(place_of(path), name, variant)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -128,7 +129,7 @@ def renamed(network: torch.nn.Module, state: State, shifts: State | None = None)
     for name, parts in dict(_found(names, kind, layer) for layer in layers).items():
         down, up, alpha, bias = names.keys(name)
         own = [part for part in parts if part in layers]
-        scales = {part: network.get_submodule(part).scaling["default"] for part in own}  # alpha / rank
+        scales = {part: _layer(network, part).scaling["default"] for part in own}  # alpha / rank
         written[down] = torch.cat([state[part + DOWN] for part in own]).contiguous()
         ups = [state[part + UP] * (scales[part] / scales[own[0]]) for part in own]
         written[up] = (
@@ -144,9 +145,14 @@ def renamed(network: torch.nn.Module, state: State, shifts: State | None = None)
     return written | _shifts(names, kind, shifts or {})
 
 
+def _layer(network: torch.nn.Module, path: str) -> Any:
+    """A linear layer, of PyTorch or as peft wraps it."""
+    return network.get_submodule(path)
+
+
 def _stacked(network: torch.nn.Module, found: State, parts: Sequence[str]) -> torch.Tensor:
     """Matrices (rows, rank) of the parts of a layer, each in a block of its own, or biases (rows,); zeros for the others."""
-    sizes = {part: network.get_submodule(part).out_features for part in parts}
+    sizes = {part: _layer(network, part).out_features for part in parts}
     if next(iter(found.values())).ndim == 1:
         return torch.cat([found.get(part, torch.zeros(sizes[part])) for part in parts])
     return torch.block_diag(*(found.get(part, torch.zeros(sizes[part], 0)) for part in parts)).contiguous()

@@ -34,6 +34,7 @@ from rewards import suffixes
 from rewards.compute import default_device
 
 if TYPE_CHECKING:
+    import torch
     from peft import LoraConfig
 
 SETTINGS = "sampler.json"
@@ -144,7 +145,8 @@ def sampler_settings(
 def _lora_settings(settings: Config, adapters: Mapping[str, LoraConfig]) -> dict[str, Any]:
     """Of a LoRA that a run started from layers may differ: in rank, and in alpha, which only the weights' header tells."""
     lora, part = settings.model.lora, settings.eval.adapter_steps
-    rank = max(rank for each in adapters.values() for rank in (each.r, *each.rank_pattern.values()))
+    assert lora is not None
+    rank = max(rank for each in adapters.values() for rank in (each.r, *(each.rank_pattern or {}).values()))
     found = {"rank": rank, **({"alpha": lora.alpha} if lora.path is None else {}), "strength": 1.0}
     return found | ({"adapter_steps": part} if part else {})
 
@@ -154,7 +156,9 @@ def _shown_with_before(run: Path, row: Row, file: Path) -> Shown:
     kept = model_card.before(run, row)
     if kept is None:
         return Shown(row, file.name)
-    return Shown(row, file.name, shutil.copy(kept, file.with_name(f"before-{row.seed}{kept.suffix}")).name)
+    before = file.with_name(f"before-{row.seed}{kept.suffix}")
+    shutil.copy(kept, before)
+    return Shown(row, file.name, before.name)
 
 
 def encoders_to_save(model: Model) -> str:
@@ -166,7 +170,8 @@ def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:
     """The weights as they are now, in diffusers' own format."""
     pipe = policy.pipe
     if weights.lora is not None:
-        layers, metadata = {}, {}
+        layers: dict[str, torch.Tensor] = {}
+        metadata: dict[str, Any] = {}
         for name in weights.modules:
             state = {k: v.float().cpu() for k, v in weights.adapter_state(name).items()}
             layers |= LoraBaseMixin.pack_weights(state, name)

@@ -30,9 +30,9 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
     """
     policy = _policy(use, rows)
 
-    def generate(part: Sequence[Row]) -> torch.Tensor:
+    def generate(part: Sequence[Row]) -> list[torch.Tensor]:
         with policy.limited(use.adapter_steps, lambda on: enable(policy.modules.values(), on), "--adapter-steps"):
-            return policy.generate(part)
+            return list(policy.generate(part))
 
     return Sampler(
         rows,

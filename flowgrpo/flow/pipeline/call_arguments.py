@@ -63,21 +63,22 @@ def outline(name: str) -> type | None:
     if not all(map(_literal, (*taken.defaults, *filter(None, taken.kw_defaults)))):
         return None
     call.body, call.decorator_list = [ast.Pass()], []
-    kept: list[ast.stmt] = [call]
+    kept = [call]
     if guided is not None:
         names = {inner.id for inner in ast.walk(ast.Module(guided.body, [])) if isinstance(inner, ast.Name)}
         if names - {"self"} or [getattr(mark, "id", None) for mark in guided.decorator_list] != ["property"]:
             return None
         kept.append(guided)
     if "encode_prompt" in methods:
-        kept += ast.parse("def encode_prompt(self): ...").body
+        encoding = ast.parse("def encode_prompt(self): ...")
+        kept += [method for method in encoding.body if isinstance(method, ast.FunctionDef)]
     for method in kept:
         method.returns = None
         for argument in (*method.args.posonlyargs, *method.args.args, *method.args.kwonlyargs):
             argument.annotation = None
         for rest in filter(None, (method.args.vararg, method.args.kwarg)):
             rest.annotation = None
-    node.bases, node.keywords, node.decorator_list, node.body = [], [], [], kept
+    node.bases, node.keywords, node.decorator_list, node.body = [], [], [], [*kept]
     made: dict[str, Any] = {}
     tree = ast.fix_missing_locations(ast.Module([node], []))
     exec(compile(tree, f"the outline of {name}", "exec"), made)
@@ -86,7 +87,9 @@ def outline(name: str) -> type | None:
 
 def _class_node(name: str) -> ast.ClassDef | None:
     """The definition of a class that diffusers offers, in the one file of its pipelines that has it."""
-    root = Path(find_spec("diffusers").origin).parent
+    spec = find_spec("diffusers")
+    assert spec is not None
+    root = Path(str(spec.origin)).parent
     if f'"{name}"' not in (root / "__init__.py").read_text(encoding="utf-8"):
         return None
     for file in sorted((root / "pipelines").glob("*/*.py")):
@@ -149,7 +152,7 @@ def unguided(pipeline: type, embedded: bool = False) -> dict[str, Any]:
         off.pop("guidance_scale", None)
     elif isinstance(declared, property):
         try:
-            if declared.fget(SimpleNamespace(_guidance_scale=1.0, guidance_scale=1.0)):
+            if declared.__get__(SimpleNamespace(_guidance_scale=1.0, guidance_scale=1.0)):
                 off["guidance_scale"] = 0.0  # pipelines that add guidance_scale * (cond - uncond) to cond
         except AttributeError:  # it reads more of the pipeline than its scale
             pass

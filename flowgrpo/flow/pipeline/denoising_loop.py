@@ -117,6 +117,7 @@ class DenoisingLoop:
         """The pipeline's own schedule for its call arguments: float32 sigmas that descend to 0; found by starting a row."""
         if self._sigmas is None:
             self.start([Row("", 0)])
+        assert self._sigmas is not None
         return self._sigmas
 
     @contextmanager
@@ -236,7 +237,7 @@ class DenoisingLoop:
             index = self.sigmas.index(sigma)
             steps = range(index, index + 1)
         recorded, watch = self.step(rows, steps, state)
-        if not self.pins:
+        if watch is None:
             return tuple(step.velocity for step in recorded)
         if (key := self.conditions_key(rows[0])) not in self._painted:  # a GPU is asked once for each picture
             self._painted.add(key)

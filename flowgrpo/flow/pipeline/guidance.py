@@ -77,7 +77,7 @@ def guidance_branches(pipeline: type, call: dict[str, Any]) -> int:
     declared = getattr(pipeline, "do_classifier_free_guidance", None)
     if isinstance(declared, property) and isinstance(value.get("guidance_scale"), int | float):
         try:
-            return 2 if declared.fget(SimpleNamespace(_guidance_scale=value["guidance_scale"])) else 1
+            return 2 if declared.__get__(SimpleNamespace(_guidance_scale=value["guidance_scale"])) else 1
         except AttributeError:  # it reads more of the pipeline than its scale
             return 2 if value["guidance_scale"] > 1 else 1
     return 1

@@ -6,12 +6,12 @@ unmodified (see `walk`), for any number of rows at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModelMixin
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline import adapter_steps
@@ -29,15 +29,23 @@ class Policy(Protocol):
 
     Attributes:
         modules: the networks that compute the velocity, by name; these are trained.
-        sigmas: the schedule, float32 values from (about) 1 down to 0.
         evaluations: how many samples the modules have processed so far; a guided sample in two branches counts 2.
-        pins: whether something else stands in place of a part of each state; known once a row was started.
     """
 
     modules: dict[str, torch.nn.Module]
-    sigmas: tuple[float, ...]
     evaluations: int
-    pins: bool
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """The arguments of the model's call."""
+
+    @property
+    def sigmas(self) -> tuple[float, ...]:
+        """The schedule, float32 values from (about) 1 down to 0."""
+
+    @property
+    def pins(self) -> bool:
+        """Whether something else stands in place of a part of each state; known once a row was started."""
 
     def prepare(self, rows: Sequence[Row], key: str = "model.call") -> None:
         """Compute once what depends on the rows' conditions only (embeddings), before training starts.
@@ -134,7 +142,8 @@ class DiffusersPolicy:
 
     def unguided(self) -> dict[str, Any]:
         """The call arguments that switch guidance off; a guidance-distilled model is told the same scale as before."""
-        embedded = any(module.config.get("guidance_embeds") for module in self.modules.values())
+        networks: Iterable[ModelMixin] = self.modules.values()
+        embedded = any(network.config.get("guidance_embeds") for network in networks)
         return unguided(type(self.pipe), embedded)
 
     def limited(

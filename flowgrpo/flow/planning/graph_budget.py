@@ -4,19 +4,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
+from accelerate import Accelerator
 from typing_extensions import override
 
+from flowgrpo.data.prompts import Prompt
+from flowgrpo.flow.config import Config
+from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.planning.iteration_forecast import most_graphs
 from flowgrpo.flow.rollouts.prompt_encoding import longest_and_shortest, rows_of
 from flowgrpo.flow.updates.rollout_graphs import ROOM, measured
+from flowgrpo.training.distributed.collectives import Collectives
+from flowgrpo.training.distributed.data_share import DataShard
 from flowgrpo.training.distributed.gpu_layout import of_machine
 from flowgrpo.training.fitting.batch_probing import free_bytes
+from flowgrpo.training.fitting.batch_sizes import BatchSizes
 from flowgrpo.training.fitting.oom_retry import NoGraphs
-from flowgrpo.training.loop import Loop
+from flowgrpo.training.reports.report import Report
 from flowgrpo.training.run.random_states import random_state_kept
 from rewards.memory import is_out_of_memory
+
+
+class Training(Protocol):
+    """What `KeptGraphs` uses of a `Trainer`; see there."""
+
+    config: Config
+    policy: Policy
+    done: int
+    share: DataShard
+    train_prompts: Sequence[Prompt]
+    accelerator: Accelerator
+    collectives: Collectives
+    report: Report
+    batch_sizes: BatchSizes
 
 
 class KeptGraphs(NoGraphs):
@@ -31,7 +53,7 @@ class KeptGraphs(NoGraphs):
         trainer: of the run.
     """
 
-    def __init__(self, trainer: Loop):
+    def __init__(self, trainer: Training):
         self.parts: Sequence[int] = ()
         self.growing = False
         self._trainer, self._gave_up = trainer, False

@@ -10,6 +10,7 @@ import torch
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods.credit.rules import step_signs
+from flowgrpo.flow.methods.trees.adaptive import Adaptive
 from flowgrpo.flow.updates.noised import calls_of, taken
 from flowgrpo.flow.updates.replay import replayed
 from flowgrpo.training.advantages import unit_selection
@@ -134,9 +135,10 @@ def compared(config: Config, num_steps: int) -> tuple[int, int]:
 
 def _of_samples(config: Config, tree: Tree, trained: torch.Tensor) -> Cost:
     """The cost of an iteration whose update scores final samples, see `flowgrpo.flow.updates.noised`."""
-    algorithm = config.algorithm
+    algorithm, likelihood = config.algorithm, config.algorithm.likelihood
+    assert likelihood.name == "elbo"
     calls = calls_of(
-        algorithm.likelihood, tree, trained, micro_batch=config.train.update_rows, address=(config.run.seed, "elbo", 0)
+        likelihood, tree, trained, micro_batch=config.train.update_rows, address=(config.run.seed, "elbo", 0)
     )
     if not calls:
         raise InputError(
@@ -146,7 +148,7 @@ def _of_samples(config: Config, tree: Tree, trained: torch.Tensor) -> Cost:
     forwards = sum(len(call.draws) for call in calls)
     asked, looks = algorithm.objective.policies, 0
     if algorithm.objective.couples == "nothing":
-        asked = asked | {algorithm.likelihood.anchor} - {"live"}
+        asked = asked | {likelihood.anchor} - {"live"}
     else:  # before the samples are coupled, at the policy and its anchor, whose log-probabilities are kept
         looks = 2
     beside = 0  # chains of a snapshot, in the place of the worse one of each stored pair
@@ -183,9 +185,10 @@ def _grown(config: Config, num_steps: int, iteration: int, rows: int) -> Tree:
 
 def kept(config: Config, num_steps: int) -> tuple[int, int]:
     """What the rollout of an iteration keeps: how many latent states on all processes, and samples of its largest group."""
-    if config.algorithm.tree.adapts:  # to the shape of most samples, which a run may come to
-        widest = config.algorithm.tree.widest(config.algorithm.kernel.kernels(num_steps))
-        algorithm = config.algorithm.model_copy(update={"tree": widest})
+    algorithm = config.algorithm
+    if isinstance(algorithm.tree, Adaptive):  # to the shape of most samples, which a run may come to
+        widest = algorithm.tree.widest(algorithm.kernel.kernels(num_steps))
+        algorithm = algorithm.model_copy(update={"tree": widest})
         config = config.model_copy(update={"algorithm": algorithm})
     tree = _grown(config, num_steps, 0, config.train.groups * config.train.group_size)
     states = {id(x): x.numel() for e in tree.evaluations for x in e.state or ()}

@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
+from peft import LoraConfig
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.config import Config, Model
@@ -27,6 +29,7 @@ from flowgrpo.training.model_files.hub_files import Shape
 from flowgrpo.training.planning.allocation_counter import Peaks
 from flowgrpo.training.planning.meta_networks import MetaNetworks, size
 from flowgrpo.training.weights import quantisation
+from flowgrpo.training.weights.lora_adapters import Adapter
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from rewards.compute import DTYPES
 
@@ -158,13 +161,16 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
 
 def _trainable(model: Model, policy: DiffusersPolicy) -> int:
     """Quantise, adapt and unfreeze the networks of a policy as a run does; return how many numbers are trained."""
-    for network in policy.modules.values() if model.quantise else ():
-        quantisation.quantise(network, model.quantise)
-    lora = model.lora and (
-        initial_lora.adapters(model)
-        or lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules)
-    )
-    if lora and not isinstance(lora, Mapping):
+    if model.quantise is not None:
+        for network in policy.modules.values():
+            quantisation.quantise(network, model.quantise)
+    own = model.lora
+    lora: LoraConfig | Mapping[str, Adapter] | None = None if own is None else initial_lora.adapters(model)
+    if own is not None and not lora:
+        assert own.rank is not None  # else adapters have begun
+        assert own.alpha is not None
+        assert own.targets is not None
+        lora = lora_config(own.rank, own.alpha, own.targets, policy.modules)
         lora.init_lora_weights = False  # there are no numbers to draw
     with torch.device("meta"):
         weights = Weights(policy.modules, lora)
@@ -199,13 +205,13 @@ def _sampling(
     if before is not None and [x.shape for x in before[1]] == [x.shape for x in state]:
         return replace(before[0], **found), state
     in_tiles = _decoded_in_tiles(policy, hollow, row, state)
-    whole = None if tiled and in_tiles is not None else _decoded(policy, hollow, row, state)
+    as_run = in_tiles if tiled and in_tiles is not None else _decoded(policy, hollow, row, state)
     sampling = Sampling(
         **found,
-        decode=Peaks() if whole is None else whole.peaks,
+        decode=Peaks() if as_run is in_tiles else as_run.peaks,
         decode_tiled=None if in_tiles is None else in_tiles.peaks,
-        sample=(in_tiles or whole).sample,
-        decode_operations=(whole or in_tiles).operations,
+        sample=(in_tiles or as_run).sample,
+        decode_operations=as_run.operations,
     )
     return sampling, state
 
@@ -228,7 +234,8 @@ def _decoded(policy: DiffusersPolicy, hollow: MetaNetworks, row: Row, state: tup
 def _decoded_in_tiles(
     policy: DiffusersPolicy, hollow: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...]
 ) -> _Decoded | None:
-    tiling = [d for d in decoders(policy.pipe).values() if hasattr(d, "enable_tiling") and hasattr(d, "use_tiling")]
+    known: list[Any] = [*decoders(policy.pipe).values()]
+    tiling = [d for d in known if hasattr(d, "enable_tiling") and hasattr(d, "use_tiling")]
     if not tiling:
         return None
     for decoder in tiling:
@@ -265,5 +272,5 @@ def _learnt(
     with hollow.phase() as live:
         velocity = policy.walk.velocity(state, policy.sigmas[0], [row])
         once, each = live.parts
-        sum(v.float().square().mean() for v in velocity).backward()
+        cast("torch.Tensor", sum(v.float().square().mean() for v in velocity)).backward()
         return live.peaks, Kept(once=once, each=each)

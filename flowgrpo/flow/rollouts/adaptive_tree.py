@@ -20,6 +20,7 @@ import torch
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Algorithm, Config
+from flowgrpo.flow.methods import Adaptive
 from flowgrpo.training.advantages.baseline import combined
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.run.run_files import is_number
@@ -73,8 +74,10 @@ class Shaping:
             sigmas: the schedule.
         """
         algorithm, train = self._config.algorithm, self._config.train
+        tree = algorithm.tree
+        assert isinstance(tree, Adaptive)
         kernels = algorithm.kernel.kernels(len(sigmas) - 1)
-        steps = len(algorithm.tree.costs(kernels))
+        steps = len(tree.costs(kernels))
         found = sibling_squares(combined(units.values, reward_weights), units.comparison, steps)
         kept = 0.5 ** (1 / train.half_life)
         before = (self.squares or [0.0] * steps, self.freedom or [0.0] * steps)
@@ -83,7 +86,7 @@ class Shaping:
             for was, now in zip(before, found, strict=True)
         )
         coming = iteration + 1 + self._config.run.staleness
-        if coming % algorithm.tree.every == 0 and any(self.squares) and all(self.freedom):
+        if coming % tree.every == 0 and any(self.squares) and all(self.freedom):
             taken = [(kernels[i], sigmas[i], sigmas[i + 1]) for i in range(steps)]
             pulls = algorithm.objective.pulls(taken, sigmas[1])
             variances = [
@@ -92,7 +95,7 @@ class Shaping:
             ]
             older = max((first for first in self.shapes if first <= iteration + 1), default=0)
             self.shapes = {first: shape for first, shape in self.shapes.items() if first >= older}
-            self.shapes[coming] = algorithm.tree.reshaped(kernels, variances)
+            self.shapes[coming] = tree.reshaped(kernels, variances)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, as JSON."""
@@ -105,9 +108,10 @@ class Shaping:
         Raises:
             InputError: it is something else.
         """
+        kept = state or {}
         try:
-            squares, freedom = ([float(x) for x in state[key]] for key in ("squares", "freedom"))
-            shapes = {int(first): [int(n) for n in shape] for first, shape in state["shapes"].items()}
+            squares, freedom = ([float(x) for x in kept[key]] for key in ("squares", "freedom"))
+            shapes = {int(first): [int(n) for n in shape] for first, shape in kept["shapes"].items()}
             whole = len(squares) == len(freedom) and all(map(is_number, squares + freedom))
             whole = whole and all(len(shape) == len(squares) and min(shape) >= 2 for shape in shapes.values())
         except (LookupError, TypeError, ValueError, AttributeError):

@@ -118,7 +118,8 @@ def drafted(
     total = combination.total(score_pieces(rewards, pieces(), pool, gather, share=share).values).tolist()
     told = dict(zip(pool.own, total, strict=True))
     everyone = {member: value for process in gather([told]) for member, value in process.items()}
-    starts, scores = [], []
+    starts: list[list[int]] = []
+    scores: list[Tensor] = []
     for group, number in enumerate(numbers):
         values = torch.tensor([value for member, value in sorted(everyone.items()) if member[0] == group]).double()
         if not len(values):  # a group that no process here has a part of

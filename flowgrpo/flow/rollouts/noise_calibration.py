@@ -13,6 +13,7 @@ from typing import Any
 
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
+from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods.credit.rules import calibrated, step_signs
 from flowgrpo.flow.methods.kernel import Preserving
 from flowgrpo.flow.rollouts.rollout import Batch
@@ -96,8 +97,11 @@ def search(loop: Loop, levels: list[float], roll_out: Callable[[int, list[float]
         levels: to begin with.
         roll_out: by some levels, at a number of an iteration below 0, whose noise is its own.
     """
-    settings, started = loop.config.algorithm.kernel.calibrate, time.perf_counter()
-    highest = 1.0 if isinstance(loop.config.algorithm.kernel, Preserving) else math.inf
+    assert isinstance(loop.config, Config)
+    kernel, started = loop.config.algorithm.kernel, time.perf_counter()
+    settings = kernel.calibrate
+    assert settings is not None
+    highest = 1.0 if isinstance(kernel, Preserving) else math.inf
     evaluations, decoded, rounds = loop.evaluations, 0, []
     for past in range(settings.rounds):
         batch = roll_out(past - settings.rounds, levels)
@@ -105,7 +109,7 @@ def search(loop: Loop, levels: list[float], roll_out: Callable[[int, list[float]
         signs = step_signs(batch.tree, loop.combination.total(batch.scores.values))
         positive, negative = loop.collectives.sum_shares(signs)
         rounds.append({"levels": levels, "positive": positive.tolist(), "negative": negative.tolist()})
-        steps = level_steps(loop.config.algorithm.kernel.name, batch.tree, settings.step)
+        steps = level_steps(kernel.name, batch.tree, settings.step)
         levels = calibrated(levels, positive, negative, steps=steps, difference=settings.difference, highest=highest)
     costs = {"cost/model_evaluations": loop.evaluations - evaluations, "cost/decoded": decoded}
     line = {

@@ -60,7 +60,8 @@ def probe_calls(
 
     def learn(count: int) -> None:
         state, rows = begun(count)
-        weights.lockstep.backward(sum(v.float().square().mean() for v in policy.velocity(state, sigma, rows)))
+        squares = [v.float().square().mean() for v in policy.velocity(state, sigma, rows)]
+        weights.lockstep.backward(sum(squares[1:], squares[0]))
 
     def other(of: Sequence[Prompt], over: Mapping[str, Any]) -> Callable[[int], None]:
         @torch.no_grad()

@@ -114,7 +114,7 @@ def rollout(
     keep_means: bool = False,
     keep_graphs: Container[int] = (),
     assignment: Assignment | None = None,
-    gather: Gather | None = None,
+    gather: Gather = list,
     share: DataShard = WHOLE,
     evaluate: Evaluate | None = None,
     finish: Finish | None = None,
@@ -174,9 +174,9 @@ def walk(
 
     evaluate = evaluate or policy.velocity
     if solver is None:
-        given = (plan, policy.sigmas, roots, start, evaluate, edge_noise(seed, iteration), micro_batch, keep_means)
-        kept = {"keep_graphs": keep_graphs}
-        return grow(*given, **kept) if finish is None else grow_and_finish(*given, **kept, finish=finish)
+        noises = edge_noise(seed, iteration)
+        given = (plan, policy.sigmas, roots, start, evaluate, noises, micro_batch, keep_means, keep_graphs)
+        return grow(*given) if finish is None else grow_and_finish(*given, finish=finish)
     return solve(solver, policy.sigmas, roots, start, evaluate, micro_batch)
 
 
@@ -193,7 +193,7 @@ def score_leaves(
     micro_batch: int,
     *,
     assignment: Assignment | None = None,
-    gather: Gather | None = None,
+    gather: Gather = list,
     share: DataShard = WHOLE,
 ) -> Scores:
     """Decode the leaves of a tree, score them, and return the scores in the order of the leaves.

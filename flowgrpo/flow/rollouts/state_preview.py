@@ -111,11 +111,11 @@ class StatePreviews:
         Args:
             leads: whether this process scores for those that make its samples with it.
         """
-        if foretold is None:
-            return []
         asked = self.config.run.trees
+        if foretold is None or asked is None:
+            return []
         found = _states(tree, foretold, asked.prompts)
-        leaves = {node: index for index, node in enumerate(tree.leaves)}
+        leaves: dict[int | None, int] = {node: index for index, node in enumerate(tree.leaves)}
         scored = leads and asked.score and not any(reward.group_wise for reward in self.rewards)
         shown: dict[tuple[int, bool], list[int]] = defaultdict(list)  # by group, and whether it is foretold
         for place, each in enumerate(found):
@@ -128,7 +128,8 @@ class StatePreviews:
                 most = min(self.config.train.rollout_rows, max(1, len(shown[group, False])))
                 for own in batched(places, most):
                     rows = [found[i].root.row for i in own]
-                    state = tuple(x.to(tree.samples[0].device) for x in stacked([found[i].state for i in own]))
+                    states = [state for i in own if (state := found[i].state) is not None]  # all
+                    state = tuple(x.to(tree.samples[0].device) for x in stacked(states))
                     samples = self.policy.decode(state, rows)
                     if not estimated:
                         rewards = scores.values[[leaves[found[i].node] for i in own]]

@@ -16,7 +16,7 @@ import torch
 
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods.likelihood import Elbo, flattened
-from flowgrpo.flow.methods.objectives.matching import Coupled, optimality
+from flowgrpo.flow.methods.objectives.matching import Centred, Coupled, optimality
 from flowgrpo.flow.methods.objectives.policy_gradient import LossInputs, PolicyGradient
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.training.advantages.credit_units import CreditUnits
@@ -178,10 +178,11 @@ def noised_of(
         InputError: the likelihood asks for more steps than the schedule has.
     """
     likelihood, address = config.algorithm.likelihood, (config.run.seed, "elbo", iteration)
+    assert isinstance(likelihood, Elbo)
     return Noised(
         likelihood=likelihood,
         tree=tree,
-        calls=calls_of(likelihood, tree, keep, micro_batch=config.train.micro_batch, address=address),
+        calls=calls_of(likelihood, tree, keep, micro_batch=config.train.update_rows, address=address),
         advantages=advantages,
         weights=units.to_edges(units.weight)[tree.leaves],
         factors=units.to_edges(group_weight)[tree.leaves],
@@ -256,7 +257,7 @@ class Matching:
         if self.anchored:
             old = torch.stack([self.anchored[draw] for draw in call.draws])
         else:
-            old = log_prob.detach() if likelihood.anchor == "live" else score(anchor_error)
+            old = log_prob.detach() if likelihood.anchor == "live" else score(others[likelihood.anchor])
         return LossInputs(
             log_prob=log_prob,
             old_log_prob=old,
@@ -297,17 +298,18 @@ class Matching:
         together = defaultdict(list)
         for draw in ratios:
             together[self.noised.group(draw), draw.number, draw.sign].append(draw)
-        objective: Coupled = self.objective
+        assert isinstance(self.objective, Coupled)
         for draws in together.values():
             if len(draws) > 1:
                 ell = torch.stack([ratios[draw] for draw in draws])
                 advantage = self.noised.advantages[[draw.leaf for draw in draws]].to(ell)
-                share = objective.group_loss(ell, advantage)
-                for draw, found in zip(draws, objective.coefficients(ell, advantage), strict=True):
+                share = self.objective.group_loss(ell, advantage)
+                for draw, found in zip(draws, self.objective.coefficients(ell, advantage), strict=True):
                     self.coefficients[draw], self.shares[draw] = found, share
 
     def _centre(self, ratios: dict[Draw, Tensor], sum_shares: Sum) -> None:
         self.weights.lockstep.join()  # before processes meet in another way
+        assert isinstance(self.objective, Centred)
         good = optimality(self.noised.advantages[[draw.leaf for draw in ratios]].double(), self.objective.most)
         own = torch.stack(list(ratios.values())).double().cpu() if ratios else good
         sums = torch.stack([own.sum(), good.sum(), torch.tensor(float(len(ratios)), dtype=torch.float64)])

@@ -58,5 +58,6 @@ def finite(tree: Tree) -> Tensor:
     keep = torch.ones(len(tree.nodes), dtype=torch.bool)
     for evaluation in tree.evaluations:
         for edges in evaluation.trained:
+            assert edges.log_prob is not None
             keep[edges.nodes] = edges.log_prob.isfinite().cpu()
     return keep

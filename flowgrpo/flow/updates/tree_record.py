@@ -36,7 +36,7 @@ def parts(
     for group, own in by_group.items():
         nodes = []
         for each in own:
-            fields = {**_seen(each, combination), **earned.get(each.node, {})}
+            fields = {**_seen(each, combination), **({} if each.node is None else earned.get(each.node, {}))}
             if config.algorithm.solver is not None and each.parent is not None:
                 fields["kernel"] = config.algorithm.solver
             twig = each.node is not None and batch.tree.nodes[each.node].role == TWIG

@@ -136,11 +136,14 @@ def _drift(policy: Policy, tree: Tree, evaluation: Evaluation) -> float:
     By its graph it is 0 whatever a replay would make of it.
     """
     counted, state, sigma = policy.evaluations, evaluation.state, evaluation.sigma
+    assert state is not None  # of what is trained on
     velocity = policy.velocity(state, sigma, evaluation.rows)
     policy.evaluations = counted
     gaps = []
     for edges in evaluation.trained:
         mean, std = edge_transition(edges, sigma, state, velocity, tree.sigma_cap)
+        assert edges.next_state is not None
+        assert edges.log_prob is not None
         gaps.append((log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob) - edges.log_prob).abs())
     return float(torch.cat(gaps).max())
 
@@ -157,6 +160,7 @@ def _loss(
 ) -> torch.Tensor:
     """Weighted sum of the loss of an evaluation's edges, whose log ratios are added to `paths`."""
     beta, state, sigma = credited.beta, evaluation.state, evaluation.sigma
+    assert state is not None
     reference = None
     if beta > 0:
         with torch.no_grad(), weights.policy("reference"):
@@ -185,6 +189,9 @@ def _loss_inputs(
     credited: Credited, evaluation: Evaluation, *, edges: Edges, velocity: State, reference: State | None
 ) -> LossInputs:
     state, sigma, cap = evaluation.state, evaluation.sigma, credited.tree.sigma_cap
+    assert state is not None  # of what is trained on
+    assert edges.next_state is not None
+    assert edges.log_prob is not None
     mean, std = edge_transition(edges, sigma, state, velocity, cap)
     return LossInputs(
         log_prob=log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob),

@@ -172,8 +172,16 @@ def decode(
     size = micro_batch or len(ids)
     with torch.no_grad():
         parts = [
-            _filled(predictor, decoder, draws, ids=some, mask=seen, prompt=prompt.shape[1], first=rows.start)
-            for rows, some, seen in zip(*(batched(each, size) for each in (range(len(ids)), ids, mask)), strict=True)
+            _filled(
+                predictor,
+                decoder,
+                draws,
+                ids=ids[rows.start : rows.stop],
+                mask=mask[rows.start : rows.stop],
+                prompt=prompt.shape[1],
+                first=rows.start,
+            )
+            for rows in batched(range(len(ids)), size)
         ]
     names = [field.name for field in fields(Rollout)]
     return Rollout(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})

@@ -171,9 +171,10 @@ def build(
         cache=others.cache,
     )
     _check(decoder)
-    for token in decoder.suppressed if predictor is not None else ():
-        if token >= predictor.vocab_size:
-            raise InputError(f"{place}.suppressed: {token} is outside the vocabulary of {predictor.vocab_size} tokens")
+    size = None if predictor is None else predictor.vocab_size
+    for token in decoder.suppressed:
+        if size is not None and token >= size:
+            raise InputError(f"{place}.suppressed: {token} is outside the vocabulary of {size} tokens")
     return decoder
 
 
@@ -190,7 +191,7 @@ def _check(decoder: Decoder) -> None:
     place = decoder.frame.place
     judged = isinstance(decoder.committer, commit_rules.Threshold | commit_rules.Factor)
     damped = any(isinstance(change, logit_modifiers.EarlyEosDamping) for change in decoder.modifiers)
-    if not decoder.scorer.probability and (judged or damped):
+    if not getattr(decoder.scorer, "probability", False) and (judged or damped):
         raise InputError(f"{place}.scorer: thresholds, factors and eoser need one that is a probability, as confidence")
     if judged and any(isinstance(change, logit_modifiers.Gumbel) for change in decoder.modifiers):
         raise InputError(f"{place}.modifiers: after gumbel scores are not probabilities, as threshold and factor need")

@@ -71,8 +71,8 @@ def rollout_of(
         nfe=taken.clone(),
         steps=taken,
     )
-    every = torch.arange(len(prompt) if scored else 0, device=prompt.device)
-    for rows in batched(every, micro_batch or len(prompt)):
+    for part in batched(range(len(prompt) if scored else 0), micro_batch or len(prompt)):
+        rows = torch.arange(part.start, part.stop, device=prompt.device)
         for step in range(int(taken[rows].max())):
             _score(predictor, rollout, rows[taken[rows] > step], step)
     return rollout

@@ -33,7 +33,9 @@ def check(config: RunConfig, decoder: Decoder) -> None:
         InputError: it cannot; the sentence says what to set instead.
     """
     service.check(config)
-    algorithm, section, place = config.algorithm, config.run.engine, decoder.frame.place
+    algorithm: Any = config.algorithm  # of texts, whose config is no layer below
+    section, place = config.run.engine, decoder.frame.place
+    assert section is not None, "asked of runs with an engine"
     if algorithm.schedule.name != "none":
         raise InputError(f"algorithm.schedule: an engine is not told a step's numbers; take none, {INSTEAD}")
     if algorithm.hints.name != "none":
@@ -70,7 +72,10 @@ def check(config: RunConfig, decoder: Decoder) -> None:
 
 def scored(config: RunConfig, decoder: Decoder) -> bool:
     """Whether a rollout needs our own log-probability of each token: for the correction, or for the update's ratios."""
-    return config.run.engine.log_probs or config.algorithm.likelihood.recorded(decoder)
+    section = config.run.engine
+    algorithm: Any = config.algorithm  # likewise
+    assert section is not None, "asked of runs with an engine"
+    return section.log_probs or algorithm.likelihood.recorded(decoder)
 
 
 def request_of(asked: Sequence[Asked], decoder: Decoder, section: Engine, adapter: str | None) -> dict[str, Any]:
@@ -79,9 +84,10 @@ def request_of(asked: Sequence[Asked], decoder: Decoder, section: Engine, adapte
     Args:
         adapter: the name of the one to complete with; None for none.
     """
-    proposal = decoder.proposal
+    proposal, temperature = decoder.proposal, decoder.proposal.temperature
+    assert not callable(temperature), "check refuses one of each step"
     drawn = {
-        "temperature": float(proposal.temperature),
+        "temperature": float(temperature),
         "top_p": proposal.top_p,
         "top_k": ALL if proposal.top_k is None else proposal.top_k,
         "max_new_tokens": decoder.region.length,

@@ -114,7 +114,7 @@ class EngineRollout:
                 [each.tokens for each in sent],
                 [each.steps for each in sent],
                 length=self.decoder.region.length,
-                fill_id=self.decoder.frame.eos_id,
+                fill_id=self.decoder.frame.end,
                 attention_mask=seen,
                 micro_batch=micro_batch,
                 scored=scored,
@@ -131,10 +131,10 @@ class EngineRollout:
         with phase("engine", len(asked)) as asking:
             answers = self.client.completions(requests, HEADERS + A_TOKEN * self.decoder.region.length)
             asking.advance(len(asked))
-        options = {"decoder": self.decoder, "predictor": self.predictor, "log_probs": self.section.log_probs}
+        decoder, predictor, log_probs = self.decoder, self.predictor, self.section.log_probs
         with naming(self.client.place):
             return [
-                read(answer, each, **options)
+                read(answer, each, decoder=decoder, predictor=predictor, log_probs=log_probs)
                 for part, answer_of_part in zip(parts, answers, strict=True)
                 for each, answer in zip(part, answer_of_part, strict=True)
             ]

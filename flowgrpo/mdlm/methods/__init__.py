@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from flowgrpo.mdlm.decoding.decoders import DECODERS
 from flowgrpo.mdlm.methods.decoder import Rollouts
 from flowgrpo.mdlm.methods.hints import Inpainting, NoHints
@@ -30,7 +32,7 @@ from flowgrpo.mdlm.methods.schedules.schedule import LearnedSchedule, Unschedule
 from flowgrpo.schema.base import Choice, named
 from flowgrpo.training.advantages.baseline import BASELINES
 
-CHOICES: dict[str, dict[str, type[Choice]]] = {
+CHOICES: Mapping[str, Mapping[str, type[Choice]]] = {
     "decoder": dict.fromkeys(DECODERS, Rollouts),
     "schedule": named(Unscheduled, LearnedSchedule),
     "hints": named(NoHints, Inpainting),

@@ -23,7 +23,7 @@ import torch
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.likelihoods.estimate import Call, Predictor, calls, log_probs, placed
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
-from flowgrpo.mdlm.methods.objectives.objective import LossInputs, Objective
+from flowgrpo.mdlm.methods.objectives.objective import GivenInputs, LossInputs, Objective
 
 Tensor = torch.Tensor
 Send = Callable[[Tensor], object]
@@ -67,8 +67,7 @@ def backward(
         send: the backward pass of a loss: scaled for float16, in turns with other processes.
     """
     everything = torch.ones(views.weight.shape[:2], dtype=torch.bool, device=views.weight.device)
-    inputs = LossInputs(
-        new=None,
+    inputs = GivenInputs(
         old=old,
         reference=reference,
         weight=views.weight,
@@ -79,7 +78,7 @@ def backward(
         active_views=everything,
         order=views.first,
     )
-    loss, found = 0.0, []
+    loss, found = 0.0, list[tuple[Call, Tensor]]()
     idle = ~views.scored.any(2)  # (n, B) what needs no evaluation is counted once, with the first that its row needs
     for group in calls(views, micro_batch, objective.separable(views)):
         rows = torch.cat([call.rows for call in group]).unique()
@@ -106,7 +105,7 @@ def _one_pass(
     evaluate: Callable[[], Tensor],
     local: Call,
     *,
-    inputs: LossInputs,
+    inputs: GivenInputs,
     active: Tensor,
     objective: Objective,
     send: Send,
@@ -122,7 +121,7 @@ def _two_passes(
     evaluate: Sequence[Callable[[], Tensor]],
     local: list[Call],
     *,
-    inputs: LossInputs,
+    inputs: GivenInputs,
     objective: Objective,
     send: Send,
 ) -> Taken:

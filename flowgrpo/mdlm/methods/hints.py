@@ -106,8 +106,8 @@ def draw_hints(
             length,
             mask_id,
             seed,
-            chunk=tuple(chunk),
-            share=tuple(settings.share),
+            chunk=(chunk[0], chunk[1]),
+            share=(settings.share[0], settings.share[1]),
             tail=tail,
             stretch=settings.stretch,
         )

@@ -16,6 +16,7 @@ from flowgrpo.training.weights.trained_weights import Weights
 
 def write_adapter(model: TextModel, network: torch.nn.Module, weights: Weights, out: Path) -> None:
     """The adapter in peft's format, under the names of the released code where each of its layers has one there."""
+    assert weights.lora is not None
     lora, state = copy(weights.lora["model"]), weights.adapter_state("model")
     released = released_paths(network, layers(weights))
     if released:

@@ -45,8 +45,9 @@ def check(settings: TextConfig, run: Path, found: Path, *, comfyui: bool) -> Non
     if comfyui:
         raise InputError("--comfyui: ComfyUI runs no masked-diffusion language models; leave it out")
     model = lora_files.kept(settings, run).model
-    if model.lora is not None and model.lora.path is not None:
-        for shifted in lora_layers.shifts_of(lora_files.read(model.lora.path)):
+    started = None if model.lora is None else model.lora.path
+    if isinstance(started, str):
+        for shifted in lora_layers.shifts_of(lora_files.read(started)):
             raise InputError(
                 f"the LoRA that this run started from shifts {shifted}, which peft's file cannot hold; train with "
                 "model.merge in its place"
@@ -72,8 +73,9 @@ def export(settings: TextConfig, run: Path, found: Path, out: Path, *, comfyui: 
     rows = [Row(prompt.text, i, prompt.columns) for i, prompt in enumerate(chosen)]
     write_weights(settings.model, policy, weights, out)
     decoder = settings.eval.decoder.build(policy.length, policy.eos_id, "eval.decoder", predictor=policy.predictor)
-    if "schedule" in weights.extra_modules and settings.eval.decoder.name == "scheduled":
-        decoder = scheduled(decoder, weights.extra_modules["schedule"].typical(1))
+    schedule = weights.extra_modules.get("schedule")
+    if isinstance(schedule, SchedulePolicy) and settings.eval.decoder.name == "scheduled":
+        decoder = scheduled(decoder, schedule.typical(1))
     answers = [answer(policy, row, decoder) for row in rows]
     files = [save_sample(text, out / f"sample-{row.seed}").name for row, text in zip(rows, answers, strict=True)]
     kind = "full" if weights.lora is None else "lora"
@@ -99,8 +101,9 @@ def write_weights(model: TextModel, policy: TextPolicy, weights: Weights, out: P
             write_adapter(model, network, weights, out)
         else:
             _write_model(model, policy, out)
-    if "schedule" in weights.extra_modules:
-        _write_schedule(weights.extra_modules["schedule"], out / SCHEDULE_FILE)
+    schedule = weights.extra_modules.get("schedule")
+    if isinstance(schedule, SchedulePolicy):
+        _write_schedule(schedule, out / SCHEDULE_FILE)
 
 
 def _write_model(model: TextModel, policy: TextPolicy, out: Path) -> None:
@@ -149,8 +152,9 @@ def _names_note(network: torch.nn.Module, model: TextModel, weights: Weights) ->
         return (
             "The adapter's names are those of the base model's own code; there `PeftModel.from_pretrained` loads it.\n"
         )
+    base = type(network).__bases__[0].__name__
     return (
-        f"The adapter's names are those of transformers' {type(network).__base__.__name__}: the base model's own code keeps "
+        f"The adapter's names are those of transformers' {base}: the base model's own code keeps "
         "in one matrix what the adapter has in parts, so that flowgrpo alone loads it.\n"
     )
 
@@ -223,7 +227,7 @@ def _snippet(settings: TextConfig, kind: str, row: Row) -> str:
 def _command(settings: TextConfig, kind: str, row: Row) -> str:
     model = settings.model
     place = [model.path, "--adapter", "."] if kind == "lora" else ["."]
-    given = {"length": model.length} if model.path != DIGITS or kind == "full" else {}
+    given: dict[str, Any] = {"length": model.length} if model.path != DIGITS or kind == "full" else {}
     given |= {**_loading(model), **({"chat": True} if model.chat else {}), "decoder": settings.eval.decoder.written()}
     options = ["--prompt", row.prompt, "--seed", str(row.seed), "--dtype", _dtype(model)]
     for option, word in {"--quantise": model.quantise, "--variant": model.variant}.items():

@@ -56,7 +56,7 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
         if begun := initial_lora.adapters(chosen, file, network):
             Weights({initial_lora.NETWORK: network}, begun)
     decoder = decoding.build(policy.length, policy.eos_id, "decoder", predictor=policy.predictor)
-    folder = Path(use.path if adapter is None else adapter)
+    folder = Path(adapter if isinstance(adapter, str) else use.path)
     learned = decoding.name == "scheduled" and (folder / SCHEDULE_FILE).is_file()
 
     def generate(part: Sequence[Row]) -> list[Text]:

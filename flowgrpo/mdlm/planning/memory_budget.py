@@ -72,7 +72,8 @@ class TextBudget(Budget):
         base, among = trial.weights - spared, self.layout.among
         gathered = gathers(self.config, [trial.shapes], trial.width, among=among)
         with_gradients = gathered * (2 if whole else 1)  # of a block, until they are summed
-        begun = whole or (model.lora.path is not None and kl.reference == "fixed")  # as something else than the base
+        # As something else than the base.
+        begun = model.lora is None or (model.lora.path is not None and kl.reference == "fixed")
         stay = {
             "weights": self.rewards + (0 if whole else -(-base // among)),
             **learnt(self.config, trial.trained, copies=int(begun and kl.reference is not None), among=among),

@@ -6,12 +6,14 @@ Only its config is read; see `flowgrpo.training.planning.meta_networks`.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import transformers
 
-from flowgrpo.mdlm.config import TextConfig
+from flowgrpo.mdlm.config import TextConfig, TextModel
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.decoding.network.kv_cache import cached
 from flowgrpo.mdlm.decoding.network.mask_probe import Form
@@ -28,8 +30,12 @@ from flowgrpo.training.model_files.hub_files import Shape
 from flowgrpo.training.planning.allocation_counter import Peaks
 from flowgrpo.training.planning.meta_networks import MetaNetworks, built, size
 from flowgrpo.training.weights import quantisation
+from flowgrpo.training.weights.lora_adapters import Adapter
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from rewards.compute import DTYPES
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,15 +94,13 @@ def trial(config: TextConfig, prompt: int) -> Trial:
     """
     model, hollow = config.model, MetaNetworks()
     place, _ = model_paths(model.path)
-    network = built(lambda: _made(model.path, place), DTYPES[model.dtype]).requires_grad_(False)
+    network: transformers.PreTrainedModel = built(lambda: _made(model.path, place), DTYPES[model.dtype])
+    network.requires_grad_(False)
     network.config._experts_implementation = "grouped_mm"  # a loop over experts asks which of them were chosen
     weights, shapes = size(network), {name: tuple(p.shape) for name, p in network.named_parameters()}
     if model.quantise:
         quantisation.quantise(network, model.quantise)
-    lora = model.lora and (
-        start.adapters(model, start.read(model), network)
-        or lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, {"model": network})
-    )
+    lora = _adapters(model, network)
     with torch.device("meta"):
         trained = sum(p.numel() for p in Weights({"model": network}, lora).parameters)
     if model.gradient_checkpointing and not can_checkpoint(network):
@@ -130,6 +134,18 @@ def trial(config: TextConfig, prompt: int) -> Trial:
         update_operations=forward[0],
         launches=forward[1],
     )
+
+
+def _adapters(model: TextModel, network: transformers.PreTrainedModel) -> LoraConfig | Mapping[str, Adapter] | None:
+    """What is trained of a network: new adapters, those of a file, or, None, all of it."""
+    own = model.lora
+    begun = None if own is None else start.adapters(model, start.read(model), network)
+    if own is None or begun:
+        return begun
+    assert own.rank is not None  # else adapters have begun
+    assert own.alpha is not None
+    assert own.targets is not None
+    return lora_config(own.rank, own.alpha, own.targets, {"model": network})
 
 
 def _work(decoder: Decoder) -> tuple[object, ...]:

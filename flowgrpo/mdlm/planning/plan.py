@@ -18,12 +18,12 @@ from flowgrpo.data import known, prompts
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
-from flowgrpo.mdlm.decoding.rules.commit_rules import Ascending, Even, Remaining
+from flowgrpo.mdlm.decoding.rules.commit_rules import Ascending, Committer, Even, Remaining
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep
 from flowgrpo.mdlm.engine import request
-from flowgrpo.mdlm.methods.hints import check_solutions
+from flowgrpo.mdlm.methods.hints import Inpainting, check_solutions
+from flowgrpo.mdlm.methods.likelihoods import likelihood as likelihoods
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
-from flowgrpo.mdlm.methods.likelihoods.likelihood import Likelihood
 from flowgrpo.mdlm.methods.objectives.objective import Objective, TokenRatio
 from flowgrpo.mdlm.methods.presets import PUBLISHED
 from flowgrpo.mdlm.methods.schedules.learned_schedule import Chosen, scheduled
@@ -210,8 +210,8 @@ def evaluation_decoder(config: TextConfig) -> Decoder:
     length = config.model.length
     decoder = config.eval.decoder.build(length, NO_END, "eval.decoder", block_size=block_size(config))
     schedule = config.algorithm.schedule.policy(length)
-    learned = schedule is not None and config.eval.decoder.name == "scheduled"
-    return scheduled(decoder, schedule.typical(1)) if learned else decoder
+    learned = config.eval.decoder.name == "scheduled"
+    return scheduled(decoder, schedule.typical(1)) if schedule is not None and learned else decoder
 
 
 def walked(decoder: Decoder) -> DecodingCost:
@@ -239,7 +239,7 @@ def walked(decoder: Decoder) -> DecodingCost:
     borders = [torch.stack(each) for each in region.parts(torch.arange(region.counted))]
     ends = torch.stack(borders)  # (parts, 2, offsets)
     steps = [sum(part[size][0] for size in sizes) for sizes in (ends[:, 1] - ends[:, 0]).T.tolist()]
-    commits = part[region.counted][1] * (region.block_size // region.counted)
+    commits = part[region.counted][1] * ((region.block_size or region.counted) // region.counted)
     return DecodingCost(
         steps=max(steps),
         commits=commits,
@@ -277,7 +277,9 @@ def _counted(decoder: Decoder, block: int, size: int) -> tuple[int, int]:
 
 def _most(decoder: Decoder, size: int, narrow: bool) -> tuple[int, int]:
     """The most steps and commits of a block: one position a step, unless the committer ends after a number of steps."""
-    own = decoder.committer.block_steps(decoder.frame)
+    committer = decoder.committer
+    assert isinstance(committer, Committer), "one that counts no steps is of no table"
+    own = committer.block_steps(decoder.frame)
     steps = 0 if size == 0 else size if own is None else size + own if narrow else own
     return steps, min(steps, size)
 
@@ -320,7 +322,7 @@ def predicted(config: TextConfig) -> Cost:
     mask_draws = 1 if likelihood.fixed else train.passes
     learning = trained * views * train.passes
     update = learning * slopes + trained * views * mask_draws * (old + reference)
-    if algorithm.hints.name != "none":  # each answer once more, and its given tokens are judged
+    if isinstance(algorithm.hints, Inpainting):  # each answer once more, and its given tokens are judged
         given = train.groups * int(algorithm.hints.replace * train.group_size)
         rollout, update, fixed = 2 * rollout, update + given, (False, False)
     else:
@@ -354,7 +356,7 @@ def _trained(config: TextConfig) -> tuple[int, bool]:
 
 
 def _views(
-    likelihood: Likelihood, objective: Objective, *, walk: DecodingCost, length: int, micro_batch: int
+    likelihood: likelihoods.Likelihood, objective: Objective, *, walk: DecodingCost, length: int, micro_batch: int
 ) -> tuple[int, int, bool]:
     """Views of an answer, evaluations of each for the gradient (see `methods.backward`), and whether that is sure."""
     in_order = likelihood.name in ("autoregressive", "trajectory")  # no chance, and many views
@@ -380,19 +382,19 @@ def _answers(count: int, length: int, walk: DecodingCost) -> Answers:
     )
 
 
-def _same_for_all(likelihood: Likelihood, walk: DecodingCost, length: int) -> bool:
+def _same_for_all(likelihood: likelihoods.Likelihood, walk: DecodingCost, length: int) -> bool:
     """Whether every answer has as many views, whatever its length, its decoding and the masks that are drawn."""
     whole = likelihood.scope == "canvas"
     full = walk.block_size is None or length >= 2 * walk.block_size - 1  # some block is, wherever the prompt ends
-    match likelihood.name:
-        case "autoregressive":
+    match likelihood:
+        case likelihoods.Autoregressive():
             return whole and full
-        case "trajectory":
+        case likelihoods.Trajectory():
             return whole and full and walk.fixed
-        case "coupled":
+        case likelihoods.Coupled():
             return whole and likelihood.weights == "unbiased" and length > 1
-        case "monte_carlo":
+        case likelihoods.MonteCarlo():
             return likelihood.masks == "exact_k" and not likelihood.antithetic
-        case "quadrature":
+        case likelihoods.Quadrature():
             return likelihood.masks != "bernoulli"
     return True

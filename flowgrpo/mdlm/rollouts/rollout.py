@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import groupby
+from itertools import compress, groupby
 
 import torch
 
@@ -14,7 +14,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
 from flowgrpo.mdlm.engine.rollout import Rolled
-from flowgrpo.mdlm.methods.hints import draw_hints, failed_groups, replace_failed
+from flowgrpo.mdlm.methods.hints import Inpainting, draw_hints, failed_groups, replace_failed
 from flowgrpo.mdlm.methods.schedules.learned_schedule import Actions, SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import Completions, TextPolicy
 from flowgrpo.training.advantages.prompt_groups import Groups
@@ -94,7 +94,7 @@ def rollout(
     schedule: SchedulePolicy | None,
     rolled: Rolled | None = None,
     assignment: Assignment | None = None,
-    gather: Gather | None = None,
+    gather: Gather = list,
 ) -> Batch:
     """Decode and score a completion of each row, and help the groups of which none succeeded, which are whole here then.
 
@@ -125,9 +125,10 @@ def rollout(
         hinted=None,
         engine=None if rolled is None else rolled.engine,
     )
-    if config.algorithm.hints.name == "none":
+    hints = config.algorithm.hints
+    if not isinstance(hints, Inpainting):
         return batch
-    return _help(config, policy, replace(batch, hinted=0), rewards=rewards, decoder=decoder)
+    return _help(config, policy, replace(batch, hinted=0), settings=hints, rewards=rewards, decoder=decoder)
 
 
 def _score(
@@ -137,7 +138,7 @@ def _score(
     members: Sequence[Member],
     *,
     assignment: Assignment | None = None,
-    gather: Gather | None = None,
+    gather: Gather = list,
 ) -> Scores:
     """Rewards of completions, a call for each group; lost where a token's log-probability is not a number."""
     numbered = zip(members, completions.texts, rows, strict=True)
@@ -154,10 +155,15 @@ def _score(
 
 
 def _help(
-    config: TextConfig, policy: TextPolicy, batch: Batch, *, rewards: Sequence[Reward], decoder: Decoder
+    config: TextConfig,
+    policy: TextPolicy,
+    batch: Batch,
+    *,
+    settings: Inpainting,
+    rewards: Sequence[Reward],
+    decoder: Decoder,
 ) -> Batch:
     """The batch with completions of failed groups replaced by ones that hints led to a success."""
-    settings = config.algorithm.hints
     deciding = [reward.name for reward in rewards].index(settings.reward) if settings.reward else 0
     failed = set(failed_groups(batch.scores.values[:, deciding], batch.group.tolist(), settings.success))
     asked = [
@@ -178,7 +184,7 @@ def _help(
     if not given.any():  # the solutions are too short for hints
         return batch
     fixed = fixed[given]
-    asked, seeds = ([x for x, one in zip(row, given.tolist(), strict=True) if one] for row in (asked, seeds))
+    asked, seeds = list(compress(asked, given.tolist())), list(compress(seeds, given.tolist()))
     rows, members = [batch.rows[index] for index in asked], [batch.members[index] for index in asked]
     completions = policy.generate([row.prompt for row in rows], decoder, seeds, config.train.rollout_rows, fixed=fixed)
     scores = _score(rewards, completions, rows, members)

@@ -16,7 +16,8 @@ def bounded_exp(log_ratio: Tensor) -> Tensor:
 
 def both_bounds(clip_range: float | list[float]) -> tuple[float, float]:
     """The lower and the upper bound of a clip range, which is one number for both or a pair."""
-    return tuple(clip_range) if isinstance(clip_range, list) else (clip_range, clip_range)
+    low, high = clip_range if isinstance(clip_range, list) else (clip_range, clip_range)
+    return low, high
 
 
 def clip_loss(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:

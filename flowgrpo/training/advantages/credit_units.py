@@ -54,17 +54,17 @@ class CreditUnits:
         by_root = root.argsort(stable=True)
         order = by_root[group[by_root].argsort(stable=True)]
 
-        def every(name: str) -> Tensor | None:
-            columns = [getattr(part, name) for part in parts]
-            return None if columns[0] is None else torch.cat(columns)[order]
+        def every(name: str) -> Tensor:
+            return torch.cat([getattr(part, name) for part in parts])[order]
 
+        nested = [part.nested for part in parts if part.nested is not None]
         joined = cls(
             every("values"),
             every("comparison"),
             every("weight"),
             torch.empty(0, dtype=torch.long),
             root=root[order],
-            anchor=every("anchor"),
-            nested=None if parts[0].nested is None else NestedSets.joined([part.nested for part in parts], order),
+            anchor=None if parts[0].anchor is None else every("anchor"),
+            nested=None if parts[0].nested is None else NestedSets.joined(nested, order),
         )
         return joined, list(order.argsort().split([len(part.values) for part in parts]))

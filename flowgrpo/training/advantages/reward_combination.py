@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowgrpo.schema.heavy import Tensor, torch
-from flowgrpo.training.advantages.baseline import Baseline, combined
+from flowgrpo.schema.wings import Comparing
+from flowgrpo.training.advantages.baseline import combined
 from rewards import Reward
 
 
@@ -32,7 +33,7 @@ class Combination:
     offset: Tensor
 
     @classmethod
-    def of(cls, rewards: Sequence[Reward], baseline: Baseline) -> Combination:
+    def of(cls, rewards: Sequence[Reward], baseline: Comparing) -> Combination:
         """That of some rewards, by the options of a baseline."""
         scale, offset = (
             torch.tensor([getattr(reward, name) for reward in rewards], dtype=torch.float64)

@@ -10,8 +10,8 @@ import heapq
 import numpy as np
 import torch
 
-from flowgrpo.schema.base import Choice
 from flowgrpo.schema.sections import Select
+from flowgrpo.schema.wings import Comparing
 from flowgrpo.training.advantages.baseline import combined
 from flowgrpo.training.advantages.credit_units import CreditUnits
 
@@ -89,7 +89,7 @@ def max_variance(values: Tensor, number: int) -> Tensor:
 
 
 def normalize_advantages(
-    units: CreditUnits, weights: Tensor, *, expected: Tensor, baseline: Choice, select: Select | None
+    units: CreditUnits, weights: Tensor, *, expected: Tensor, baseline: Comparing, select: Select | None
 ) -> tuple[Tensor, Tensor]:
     """Advantages (U,) of units, and whether (U,) their edges are trained on.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import huggingface_hub
 else:
     huggingface_hub = lazy("huggingface_hub")
+
+C = TypeVar("C", bound=RunConfig)
 
 KEY = "model.lora.path"
 START = "start.safetensors"  # a run's own copy of what it started from
@@ -71,7 +73,7 @@ class LoraFile:
         return sum(tensor.numel() for key, tensor in self.tensors.items() if not key.endswith(".alpha"))
 
 
-def kept(settings: RunConfig, folder: Path) -> RunConfig:
+def kept(settings: C, folder: Path) -> C:
     """The configuration of a run that has begun, with the run's own copy in place of the file that it started from.
 
     Raises:

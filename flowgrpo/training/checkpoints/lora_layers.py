@@ -114,7 +114,7 @@ def layers_of(file: LoraFile) -> dict[str, Matrices]:
     for key, tensor in file.tensors.items():
         matrix = MATRIX.fullmatch(key)
         role = ROLES.get(f"{matrix[2].removeprefix('lora')[1:]}.{matrix[3]}") if matrix else None
-        if role is not None:
+        if matrix is not None and role is not None:
             if role in found[matrix[1]]:
                 raise InputError(f"{KEY}: {file.place} has two adapters for {matrix[1]}, {key} is of one of them")
             if not tensor.is_floating_point():
@@ -270,8 +270,9 @@ def _shifted(
 ) -> tuple[str, dict[str, torch.Tensor]]:
     """The network of a shift, and what it adds to each parameter there; {} where the model has none of its shape."""
     for target in index.parameters(name):
-        shapes = [networks[target.network].parameters.get(part) for part in target.parts]
-        if None in shapes or not shift.ndim or sum(shape[0] for shape in shapes) != len(shift):
+        has = networks[target.network].parameters
+        shapes = [has[part] for part in target.parts if part in has]
+        if len(shapes) < len(target.parts) or not shift.ndim or sum(shape[0] for shape in shapes) != len(shift):
             continue
         whole = _swapped(shift) if target.swapped else shift
         own = dict(zip(target.parts, whole.split([shape[0] for shape in shapes]), strict=True))

@@ -81,7 +81,7 @@ def _numbers(tensors: Mapping[str, torch.Tensor], most: int) -> dict[str, int]:
 def shapes(folder: Path) -> dict[str, torch.Size]:
     """The shapes of the tensors, as wholes, by name."""
     found = dcp.HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    return {name: tensor.size for name, tensor in found.items()}
+    return {name: tensor.size for name, tensor in found.items() if isinstance(tensor, dcp.TensorStorageMetadata)}
 
 
 def read(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:

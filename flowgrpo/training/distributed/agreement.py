@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import distributed
@@ -39,12 +39,13 @@ class Peers:
         """
         if self.group is None:
             return [job()]
-        result, failed = None, None
+        result: Result | None = None
+        failed: Exception | None = None
         try:
             result = job()
         except Exception as error:
             failed = error
-        everyone = [(None, None)] * distributed.get_world_size(self.group)
+        everyone: list[tuple[Any, Exception | None]] = [(None, None)] * distributed.get_world_size(self.group)
         distributed.all_gather_object(everyone, (result, _portable(failed)), group=self.group)
         for error in (failed, *(other for _, other in everyone)):
             if error is not None:
@@ -57,7 +58,7 @@ def of_first(processes: int) -> Peers:
     if processes == 1:
         return Peers()
     group = distributed.new_group(list(range(processes)), backend="gloo", timeout=PATIENCE)
-    return Peers(distributed.get_rank(), group)
+    return Peers(distributed.get_rank(), cast("distributed.ProcessGroup", group))  # who is no member does no job in it
 
 
 def _portable(error: Exception | None) -> Exception | None:

@@ -34,7 +34,7 @@ class Assignment:
     @cached_property
     def divided(self) -> dict[int, list[int]]:
         """The groups of which several processes have samples, in their order, and these processes."""
-        holders = defaultdict(dict)
+        holders: dict[int, dict[int, None]] = defaultdict(dict)
         for process, hand in enumerate(self.hands):
             for group, _ in hand:
                 holders[group][process] = None

@@ -10,7 +10,7 @@ import io
 from collections import defaultdict, deque
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import distributed
@@ -49,7 +49,8 @@ class Channel:
 
     def __init__(self, device: torch.device):
         self._device = device
-        self._group = distributed.new_group(backend="gloo", timeout=PATIENCE)
+        group = distributed.new_group(backend="gloo", timeout=PATIENCE)
+        self._group = cast("distributed.ProcessGroup", group)  # all are members
         self._under_way: dict[int, deque[list[tuple[distributed.Work, torch.Tensor]]]] = defaultdict(deque)
 
     def send(self, message: Any, to: int) -> None:
@@ -72,7 +73,8 @@ class Channel:
             RuntimeError: the other process has ended.
         """
         sent = self._under_way[to]
-        sent.append([(distributed.isend(content, to, group=self._group), content) for content in message])
+        under_way = [(distributed.isend(content, to, group=self._group), content) for content in message]
+        sent.append(cast("list[tuple[distributed.Work, torch.Tensor]]", under_way))  # no work is none of a member
         while len(sent) > behind:
             for work, _ in sent.popleft():
                 work.wait()
@@ -100,7 +102,9 @@ class Channel:
 
     def unpacked(self, content: torch.Tensor) -> Any:
         """What a message says; any object may, for it comes from a process of this run."""
-        return torch.load(io.BytesIO(content.numpy()), map_location=self._place, weights_only=False)
+        buffer = io.BytesIO(content.numpy().data)
+        place: Any = self._place  # torch's type of it knows no None, which leaves a storage where it is
+        return torch.load(buffer, map_location=place, weights_only=False)
 
     def _place(self, storage: torch.UntypedStorage, tag: str) -> torch.UntypedStorage | None:
         """What was on the host stays there; what was on a GPU comes to this process's."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -90,6 +90,7 @@ def collectives_of(accelerator: Accelerator, share: DataShard, lockstep: Lockste
         return Collectives(accelerator, share, lockstep, count=roles.trainers)
     trainers = distributed.new_group(range(roles.trainers), timeout=LONGEST)
     evaluators = distributed.new_group(roles.ranks_of_evaluators, timeout=LONGEST) if roles.evaluators else None
-    if roles.evaluates(accelerator.process_index):
-        return Collectives(accelerator, share, lockstep, count=roles.evaluators, group=evaluators)
-    return Collectives(accelerator, share, lockstep, count=roles.trainers, group=trainers)
+    evaluates = roles.evaluates(accelerator.process_index)
+    count, group = (roles.evaluators, evaluators) if evaluates else (roles.trainers, trainers)
+    own = cast("distributed.ProcessGroup | None", group)  # a number only where this process is no member
+    return Collectives(accelerator, share, lockstep, count=count, group=own)

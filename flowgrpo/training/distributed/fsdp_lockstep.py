@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import distributed
@@ -57,7 +57,8 @@ class Lockstep:
         self._meeting = False
         self._thrown_away: list[torch.Tensor] = []  # results of stand-ins that wait for a backward pass
         if self._networks:
-            self._group = distributed.new_group(backend="gloo")  # wishes meet on the host, and a GPU computes on
+            # Wishes meet on the host, and a GPU computes on; all are members.
+            self._group = cast("distributed.ProcessGroup", distributed.new_group(backend="gloo"))
             for network in self._networks:
                 network.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
 

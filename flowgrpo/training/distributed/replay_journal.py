@@ -52,9 +52,10 @@ def kept() -> Iterator[Journal]:
     if outer is not None:
         yield outer
         return
-    token = _KEPT.set(Journal())
+    own = Journal()
+    token = _KEPT.set(own)
     try:
-        yield _KEPT.get()
+        yield own
     finally:
         _KEPT.reset(token)
 

@@ -21,7 +21,7 @@ def answered(loop: Loop, ask: Callable[[], T]) -> T:
         EngineLost: it failed, and all processes know it.
         EngineLostAlone: it failed where this process makes a rollout again, of which the others learn by its end.
     """
-    answer, problem = None, None
+    problem: str | None = None
     try:
         answer = ask()
     except EngineError as error:

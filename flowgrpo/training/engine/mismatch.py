@@ -65,7 +65,7 @@ def metrics(everyone: Sequence[Mismatch]) -> dict[str, float | None]:
     weights = torch.cat([each.weights for each in everyone])
     if not len(gaps):
         return dict.fromkeys(NAMES)
-    values = (
+    values: tuple[torch.Tensor | float, ...] = (
         gaps.abs().mean(),
         gaps.abs().max(),
         -gaps.mean(),

@@ -100,7 +100,7 @@ class BatchSizes:
                 self._write(None)  # what came after is forgotten
         held = self._held[-1] if self._held else {}
         known = {key: held[key] for key in self._asked if key in held}
-        if known:
+        if written is not None and known:
             self.use(known)
             if machines != [tuple(each) for each in written["machines"]]:
                 self._fit_another(known, machines)

@@ -33,13 +33,12 @@ S = TypeVar("S")
 
 
 class NoGraphs:
-    """What the rollouts of a run keep for its update and can do without: nothing.
+    """What the rollouts of a run keep for its update and can do without: nothing."""
 
-    Attributes:
-        there: whether graphs of a rollout are there, or are being made.
-    """
-
-    there = False
+    @property
+    def there(self) -> bool:
+        """Whether graphs of a rollout are there, or are being made."""
+        return False
 
     def give_up(self) -> str | None:
         """Let rollouts keep none any more; what follows for the user, or None where there are none or none may go."""
@@ -204,7 +203,7 @@ class Retrying:
     def _helped(self, phase: str, spared: str | None, halved: dict[str, int] | None, within: bool) -> None:
         """Go on with less, and say so: now, or when processes agree."""
         loop, index = self._loop, self._loop.accelerator.process_index
-        less = spared or " and ".join(f"train.{name} is {rows}" for name, rows in halved.items())
+        less = spared or " and ".join(f"train.{name} is {rows}" for name, rows in (halved or {}).items())
         where = "out of memory" if self._alone else f"process {index} ran out of memory"
         sentence = (
             f"step {loop.done + within}: {where} in the {phase} phase; {less} from here on, "

@@ -35,7 +35,7 @@ class SavedTensorMeter(torch.autograd.graph.saved_tensors_hooks):
         self.weights = {weight.untyped_storage().data_ptr() for weight in weights}
         super().__init__(lambda tensor: _Held(tensor, self), lambda held: held.tensor)
 
-    def __enter__(self) -> SavedTensorMeter:
+    def __enter__(self) -> SavedTensorMeter:  # type: ignore[override]  # torch's returns nothing
         super().__enter__()
         return self
 

@@ -193,7 +193,7 @@ def check(
     names = {name: files_of(place / name) for name in components}
     alone = or_configs and not any(_by_variant(own) for own in names.values())
     for name, library in components.items():
-        weights = weights_of(names[name], variant, STEMS.get(library, ()))
+        weights = weights_of(names[name], variant, STEMS.get(library or "", ()))
         needs_weights = library is not None and not alone
         _check_component(place / name, names[name], weights, needs_weights=needs_weights)
     if variant is not None and not (or_plain or alone):

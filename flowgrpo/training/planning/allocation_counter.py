@@ -168,6 +168,8 @@ def _places(indices: Iterable[Tensor | None]) -> list[Tensor | None]:
     """Indices with real masks as the places where they are true, so that the shape of the result is known."""
     places: list[Tensor | None] = []
     for index in indices:
-        mask = index is not None and index.dtype == torch.bool and not isinstance(index, FakeTensor)
-        places += index.nonzero(as_tuple=True) if mask else [index]
+        if index is not None and index.dtype == torch.bool and not isinstance(index, FakeTensor):
+            places += index.nonzero(as_tuple=True)
+        else:
+            places.append(index)
     return places

@@ -115,7 +115,7 @@ def _changes(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) 
     settings: list[dict[str, Any]] = []
     if config.run.sharding == "fsdp2" and layout.nodes > 1 and not layout.processes % layout.of_node:
         settings.append({"run.sharding": "hsdp"})
-    rows = {ROLLOUT: config.train.rollout_rows, UPDATE: config.train.micro_batch}
+    rows = {ROLLOUT: config.train.rollout_rows, UPDATE: config.train.update_rows}
     if more := {key: 2 * own for key, own in rows.items() if own < before.samples}:
         settings.append(more)
     if config.model.gradient_checkpointing:

@@ -94,7 +94,7 @@ class Budget(ABC):
 
     def on_processes(self, processes: int, *, times: float = 1) -> Budget:
         """The same run on so many processes, with so many times the samples."""
-        return replace(self, config=switched(self.config, "run.processes", processes))
+        return self.switched("run.processes", processes)
 
     @abstractmethod
     def phases(self) -> list[Phase]:
@@ -125,7 +125,7 @@ class Budget(ABC):
 
     def largest(self, room: int) -> dict[str, int]:
         """The most rows of each key that sets them that fit into `room` bytes; 0 where one is too many."""
-        found = {ROLLOUT: [], UPDATE: []}
+        found: dict[str, list[int]] = {ROLLOUT: [], UPDATE: []}
         for phase in self.phases():
             for key in found if phase.key is None else (phase.key,):
                 found[key].append(phase.largest(room) if phase.key else (phase.total <= room) * MOST)
@@ -167,7 +167,7 @@ def rewards_of(config: RunConfig) -> tuple[int, list[str]]:
 
 def at(phases: Sequence[Phase], rows: dict[str, int]) -> list[Phase]:
     """Phases with other numbers of rows, by the key that sets them."""
-    return [replace(phase, rows=rows.get(phase.key, phase.rows)) for phase in phases]
+    return [phase if phase.key is None else replace(phase, rows=rows.get(phase.key, phase.rows)) for phase in phases]
 
 
 def at_key(config: Any, key: str) -> Any:
@@ -285,12 +285,13 @@ def relief(budget: Budget, name: str, prefixes: tuple[str, ...] = ("",)) -> tupl
     if now is None:
         return None
     tried: list[tuple[int, tuple[str, Any]]] = []
-    chosen = now.key is not None and at_key(budget.config, now.key) != AUTO
-    if chosen and now.rows > 1 and now.key.startswith(prefixes):
-        tried.append((replace(now, rows=now.rows // 2).total, (now.key, now.rows // 2)))
+    key, half = now.key, now.rows // 2
+    if key is not None and at_key(budget.config, key) != AUTO and half and key.startswith(prefixes):
+        tried.append((replace(now, rows=half).total, (key, half)))
     for options in (budget.switches(), budget.resorts()):
         own = [option for option in options if option[0].startswith(prefixes)]
-        tried += [(_named(budget.switched(*option).phases(), name).total, option) for option in own]
+        others = [(option, _named(budget.switched(*option).phases(), name)) for option in own]
+        tried += [(other.total, option) for option, other in others if other is not None]
         total, best = min(tried, key=lambda each: each[0], default=(now.total, None))
         if total < now.total:
             return best

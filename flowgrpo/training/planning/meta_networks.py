@@ -322,9 +322,10 @@ def built(make: Callable[[], torch.nn.Module], dtype: torch.dtype) -> torch.nn.M
     except (RuntimeError, TypeError, NotImplementedError):  # it computes with a table that has no numbers
         with accelerate.init_empty_weights():
             network = make()
-    if hasattr(network, "tie_weights"):
-        network.tie_weights()
-    whole = () if hasattr(network, "tie_weights") else getattr(network, "_keep_in_fp32_modules", None) or ()
+    tie_weights = getattr(network, "tie_weights", None)
+    if tie_weights is not None:
+        tie_weights()
+    whole = () if tie_weights is not None else getattr(network, "_keep_in_fp32_modules", None) or ()
     for name, p in network.named_parameters():
         p.data = p.data.to(torch.float32 if any(part in name.split(".") for part in whole) else dtype)
     for part in network.modules():

@@ -38,15 +38,24 @@ def gap_of(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).float().abs().max() / b.float().std().clamp_min(1e-12)) if a.shape == b.shape else float("inf")
 
 
+class _Hearing(logging.Handler):
+    """Keep what is said, in `heard`."""
+
+    def __init__(self, level: int):
+        super().__init__(level)
+        self.heard: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.heard.append(record.getMessage())
+
+
 @contextmanager
 def warnings_heard() -> Iterator[list[str]]:
     """Collect what our modules warn of, which has no log here."""
-    heard: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: heard.append(record.getMessage())
+    handler = _Hearing(logging.WARNING)
     LOGGER.addHandler(handler)
     try:
-        yield heard
+        yield handler.heard
     finally:
         LOGGER.removeHandler(handler)
 

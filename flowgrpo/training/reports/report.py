@@ -48,6 +48,7 @@ class Report:
 
     Attributes:
         newest: step of which there is a line.
+        display: of the terminal, once it is entered.
         forwards: model evaluations of an iteration, counted in forward passes, to guess the end before its first; or None.
     """
 
@@ -57,8 +58,9 @@ class Report:
         self.lines: list[dict[str, Any]] = read_metrics(folder)
         self.newest = max((line["step"] for line in self.lines), default=0)
         self.forwards: int | None = None
-        self.display: Display | None = None
-        self._started, self._first, self._end = 0.0, 0, None
+        self.display: Display
+        self._started, self._first = 0.0, 0
+        self._end: float | None = None
         self._entered = ExitStack()
         self._logging = threading.Lock()  # evaluations may come from another thread
 
@@ -135,11 +137,11 @@ class Report:
         measured = "" if drift is None else f"  drift {drift:.0e}"
         numbers = f"reward {_number(line['reward/mean'])}{measured}  s {'/'.join(seconds)}"
         now = phases.clock()
-        self._end = now + (now - self._started) / max(step - self._first, 1) * (self.iterations - step)
+        self._end = end = now + (now - self._started) / max(step - self._first, 1) * (self.iterations - step)
         self.display.numbers = numbers
         self._stand_at(step)
         if not self.display.interactive:
-            self.display.print(f"step {step}/{self.iterations}  {numbers}  ETA {duration(self._left())}")
+            self.display.print(f"step {step}/{self.iterations}  {numbers}  ETA {duration(end - phases.clock())}")
 
     def _stand_at(self, step: int) -> None:
         """Say which step is being taken."""

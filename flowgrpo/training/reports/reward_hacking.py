@@ -36,6 +36,7 @@ def overoptimization_streak(trained: Sequence[float | None], watched: Sequence[f
     """
     count = 0
     for (a, b), (c, d) in pairwise(zip(trained, watched, strict=True)):
-        known = None not in (a, b, c, d)
-        count = count + 1 if known and c > a and d < b else 0
+        rose = a is not None and c is not None and c > a
+        fell = b is not None and d is not None and d < b
+        count = count + 1 if rose and fell else 0
     return count

@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -142,7 +142,7 @@ def _continuation(name: str, begun: Mapping[str, Any] | None, folder: Path, done
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A config as a table of dotted keys with numbers and texts; what is neither is a text."""
-    found = {}
+    found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
             found |= _flat(value, f"{prefix}{key}.")
@@ -184,7 +184,7 @@ def _log(tracker: GeneralTracker, shown: Sequence[tuple[str, np.ndarray]], step:
             tracker.log({PLACE: pictures}, **place(tracker, step, newest))
 
 
-def _is_visible(decoded: Any) -> bool:
+def _is_visible(decoded: Any) -> TypeGuard[torch.Tensor]:
     return isinstance(decoded, torch.Tensor) and decoded.ndim in (3, 4)
 
 

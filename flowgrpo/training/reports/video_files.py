@@ -21,7 +21,7 @@ COLOURS = ["-colorspace", "bt709", "-color_primaries", "bt709", "-color_trc", "b
 def ffmpeg() -> str | None:
     """The program ffmpeg; None where the extra `video` is not installed."""
     try:
-        from imageio_ffmpeg import get_ffmpeg_exe
+        from imageio_ffmpeg import get_ffmpeg_exe  # type: ignore[import-untyped]  # it has no types
 
         return get_ffmpeg_exe()
     except (ModuleNotFoundError, RuntimeError):

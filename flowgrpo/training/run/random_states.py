@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ import torch
 
 def random_state() -> dict[str, Any]:
     """State of the global generators of torch, numpy and python, in types that load as plain data."""
-    name, keys, *rest = np.random.get_state()
+    name, keys, *rest = cast("tuple[str, np.ndarray, int, int, float]", np.random.get_state())
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],

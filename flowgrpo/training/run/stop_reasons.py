@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 
@@ -130,7 +131,7 @@ def stop_requests() -> Iterator[StopRequest]:
     """
     stop = StopRequest()
 
-    def ask(number: int, frame: object) -> None:
+    def ask(number: int, frame: FrameType | None) -> None:
         if stop.is_set and number == signal.SIGINT:
             at_once = before[signal.SIGINT]
             if callable(at_once):

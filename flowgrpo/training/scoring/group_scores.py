@@ -48,7 +48,7 @@ def score_pieces(
     rewards: Sequence[Reward],
     pieces: Iterable[Piece],
     assignment: Assignment | None = None,
-    gather: Gather | None = None,
+    gather: Gather = list,
     *,
     share: DataShard = WHOLE,
 ) -> Scores:
@@ -57,7 +57,7 @@ def score_pieces(
     Args:
         pieces: one of each of its groups.
         assignment: of which they are; None for groups that all lie here.
-        gather: of the processes, where there is an assignment.
+        gather: of the processes; by default of this one alone.
         share: of the data, of which the pieces are; the first process that works on it scores them, and tells the others.
     """
     divided = assignment.divided if assignment is not None and any(reward.group_wise for reward in rewards) else {}
@@ -86,7 +86,7 @@ def score_pieces(
         with phase("rewards"):
             scored += [wait() for wait in pending]
             by_group = dict(zip(groups, scored, strict=True))
-            if divided:
+            if assignment is not None and divided:
                 finished, seconds = _scored_together(
                     rewards, by_group, kept, assignment=assignment, gather=gather, share=share
                 )
@@ -151,7 +151,7 @@ def _together(group: int, kept: dict[int, Piece], assignment: Assignment, share:
     samples = [sample for _, sample in every]
     if isinstance(own.samples, torch.Tensor):
         samples = torch.stack(samples)
-    return Piece(group, [place for place, _ in every], samples, own.rows[:1] * len(every))
+    return Piece(group, [place for place, _ in every], samples, [*own.rows[:1]] * len(every))
 
 
 def _received(process: int) -> Any:

@@ -12,15 +12,15 @@ from flowgrpo.training.scoring.scorer import Scores
 
 
 class Batch(Protocol):
-    """What this process rolled out in an iteration, decoded and scored.
+    """What this process rolled out in an iteration, decoded and scored."""
 
-    Attributes:
-        groups: of the iteration, on all processes.
-        scores: of the samples.
-    """
+    @property
+    def groups(self) -> Groups:
+        """Those of the iteration, on all processes."""
 
-    groups: Groups
-    scores: Scores
+    @property
+    def scores(self) -> Scores:
+        """Rewards of the samples."""
 
     @property
     def outcomes(self) -> tuple[torch.Tensor, list[int]]:

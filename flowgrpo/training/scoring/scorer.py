@@ -101,9 +101,10 @@ class Scorer:
             ready = torch.cuda.Event()
             ready.record()
         which = range(len(self.rewards)) if asked is None else [k for k, one in enumerate(asked) if one]
-        shared = {"one_group": one_group, "ready": ready}
         jobs = {
-            k: self._threads[k].submit(_timed, self.rewards[k], samples, rows, **shared, silence=self._silences[k])
+            k: self._threads[k].submit(
+                _timed, self.rewards[k], samples, rows, one_group=one_group, ready=ready, silence=self._silences[k]
+            )
             for k in which
         }
 
@@ -152,7 +153,7 @@ def _timed(
     silence: Silence,
 ) -> tuple[torch.Tensor, float]:
     started = time.perf_counter()
-    if ready is None:
+    if ready is None or not isinstance(samples, torch.Tensor):
         return _applied(reward, samples, rows, one_group=one_group, silence=silence), time.perf_counter() - started
     stream = torch.cuda.Stream(samples.device)
     stream.wait_event(ready)

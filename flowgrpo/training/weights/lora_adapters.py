@@ -82,7 +82,7 @@ class Adapter:
         alpha, alphas = _commonest({path: layer.alpha for path, layer in self.layers.items()})
         return peft.LoraConfig(
             r=rank,
-            lora_alpha=alpha,
+            lora_alpha=alpha,  # type: ignore[arg-type]  # peft says int, and takes any number
             rank_pattern=ranks,
             alpha_pattern=alphas,
             target_modules=list(self.layers),
@@ -107,7 +107,7 @@ class Adapter:
             warnings.filterwarnings("ignore", "`lora_bias=True` was passed")  # of layers whose bias is taken away below
             peft.inject_adapter_in_model(config, network, state_dict=tensors)
         for path, layer in self.layers.items():
-            injected = network.get_submodule(path)
+            injected: Any = network.get_submodule(path)  # a layer of peft's
             for name, tensor in layer.named():
                 matrix, _, kind = name.partition(".")
                 p = getattr(getattr(injected, matrix)["default"], kind)
@@ -223,7 +223,8 @@ def check_agrees(lora: Lora, adapters: Iterable[Adapter]) -> None:
 
 def save(file: Path, adapters: Mapping[str, Adapter]) -> None:
     """Write the adapters of networks as diffusers names them, with their ranks and alphas in the header."""
-    tensors, header = {}, {}
+    tensors: dict[str, torch.Tensor] = {}
+    header: dict[str, Any] = {}
     for name, adapter in adapters.items():
         for path, layer in adapter.layers.items():
             tensors |= {f"{name}.{path}.{key}": tensor for key, tensor in layer.named()}

@@ -34,7 +34,8 @@ def of_drafts(config: RunConfig) -> Precision | None:
 
 def of_finishes(config: RunConfig) -> Copied | None:
     """The precision in which the trees of a run are finished; None where that is by the network as it is."""
-    finish = getattr(config.algorithm.tree, "finish", None) if config.kind == "flow" else None
+    tree = getattr(config.algorithm, "tree", None) if config.kind == "flow" else None
+    finish = getattr(tree, "finish", None)
     return None if finish is None else finish.dtype
 
 
@@ -75,7 +76,10 @@ class Copies:
 
     def __init__(self, config: RunConfig, networks: Iterable[torch.nn.Module]):
         networks, frozen = list(networks), config.model.lora is not None
-        made = {word: LowPrecision(networks, word, frozen=frozen, key=key) for word, key in of_copies(config).items()}
+        made: dict[Copied | None, LowPrecision] = {
+            word: LowPrecision(networks, word, frozen=frozen, key=key) for word, key in of_copies(config).items()
+        }
+        self._made = list(made.values())
         self._of_drafts, self._of_finishes = made.get(of_drafts(config)), made.get(of_finishes(config))
 
     def drafting(self) -> AbstractContextManager[None]:
@@ -89,13 +93,13 @@ class Copies:
     @property
     def to_come(self) -> int:
         """Bytes of copies that will be made."""
-        return sum(each.to_come for each in {self._of_drafts, self._of_finishes} - {None})
+        return sum(each.to_come for each in self._made)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Make copies of layers that change once inside this context, in which they stay as they are."""
         with ExitStack() as stack:
-            for each in {self._of_drafts, self._of_finishes} - {None}:
+            for each in self._made:
                 stack.enter_context(each.kept())
             yield
 
@@ -118,14 +122,14 @@ class LowPrecision:
     def __init__(self, networks: Iterable[torch.nn.Module], word: Copied, *, frozen: bool, key: str = KEY):
         self._word, self._frozen, self._keeps = word, frozen, frozen
         self._places = [place for network in networks for place in _places(network, word, key)]
-        self._copies: list[torch.nn.Module] | None = None
+        self._copies: list[torch.nn.Linear] | None = None
 
     @property
     def to_come(self) -> int:
         """Bytes of the copies, unless they are there."""
         if self._copies is not None:
             return 0
-        weights = (parent.get_submodule(name).weight for parent, name in self._places)
+        weights = (layer.weight for layer in self._layers())
         return sum(_layer_size(tuple(weight.shape), weight.element_size(), self._word) for weight in weights)
 
     @contextmanager
@@ -141,17 +145,20 @@ class LowPrecision:
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Compute with the copies inside this context, without gradient."""
-        copies = self._copies or [_copy(parent.get_submodule(name), self._word) for parent, name in self._places]
+        kept = self._layers()
+        copies = self._copies or [_copy(layer, self._word) for layer in kept]
         if self._keeps:
             self._copies = copies
-        kept = [parent.get_submodule(name) for parent, name in self._places]
         try:
             self._put(copies)
             yield
         finally:
             self._put(kept)
 
-    def _put(self, layers: list[torch.nn.Module]) -> None:
+    def _layers(self) -> list[torch.nn.Linear]:
+        return [getattr(parent, name) for parent, name in self._places]
+
+    def _put(self, layers: list[torch.nn.Linear]) -> None:
         for (parent, name), layer in zip(self._places, layers, strict=True):
             setattr(parent, name, layer)
 
@@ -165,7 +172,7 @@ def _places(network: torch.nn.Module, word: Copied, key: str) -> Iterator[tuple[
         yield network.get_submodule(parent), name
 
 
-def _copy(layer: torch.nn.Linear, word: Copied) -> torch.nn.Module:
+def _copy(layer: torch.nn.Linear, word: Copied) -> torch.nn.Linear:
     """A layer in low precision, which shares the bias of the one that it is a copy of."""
     with torch.no_grad():
         return quantisation.HalfLinear(layer) if word == "bfloat16" else quantisation.QuantisedLinear(layer, word)

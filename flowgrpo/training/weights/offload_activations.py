@@ -33,7 +33,8 @@ class _Copy:
 
     def back(self) -> torch.UntypedStorage:
         """The storage on its device, one for all the views of it that are there at a time."""
-        storage = self.returned and torch.UntypedStorage._new_with_weak_ptr(self.returned.cdata)
+        back = self.returned
+        storage = None if back is None else torch.UntypedStorage._new_with_weak_ptr(back.cdata)
         if storage is None:
             storage = self.host.to(self.device, non_blocking=True).untyped_storage()
             self.returned = StorageWeakRef(storage)
@@ -46,7 +47,7 @@ class _Away:
 
     copy: _Copy
     dtype: torch.dtype
-    offset: int
+    offset: int | torch.SymInt
     size: torch.Size
     stride: tuple[int, ...]
 
@@ -76,7 +77,7 @@ class OffloadedTensors(torch.autograd.graph.saved_tensors_hooks):
         super().__exit__(*error)
         self.copies.clear()  # the graph keeps those that it needs
 
-    def __enter__(self) -> OffloadedTensors:
+    def __enter__(self) -> OffloadedTensors:  # type: ignore[override]  # torch's returns nothing
         super().__enter__()
         return self
 

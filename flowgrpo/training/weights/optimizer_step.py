@@ -136,7 +136,7 @@ def _clipped(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float
     kinds = [own for own in kinds if own]
     if not kinds:
         return 0.0
-    norms = [gathered(torch.nn.utils.get_total_norm([p.grad for p in own])) for own in kinds]
+    norms = [gathered(torch.nn.utils.get_total_norm([p.grad for p in own if p.grad is not None])) for own in kinds]
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     for own in kinds:
         torch.nn.utils.clip_grads_with_norm_(own, max_norm, norm)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -55,7 +55,9 @@ class Form(Protocol):
 class Int8:
     """Whole numbers from -127 to 127 and a scale for each row."""
 
-    most, shared, bits, table = 127.0, None, 8, None
+    most, bits = 127.0, 8
+    shared: int | None = None
+    table: tuple[float, ...] | None = None
 
     def codes(self, normed: Tensor) -> Tensor:
         """See `Form`."""
@@ -69,7 +71,9 @@ class Int8:
 class NormalFloat4:
     """The nearest of the 16 values of NormalFloat4, two in a byte, and a scale for each 64 of a row."""
 
-    most, shared, bits, table = 1.0, 64, 4, NORMAL_FLOAT
+    most, bits = 1.0, 4
+    shared: int | None = 64
+    table: tuple[float, ...] | None = NORMAL_FLOAT
 
     def codes(self, normed: Tensor) -> Tensor:
         """See `Form`."""
@@ -79,6 +83,7 @@ class NormalFloat4:
 
     def values(self, codes: Tensor, dtype: torch.dtype, pairs: Tensor | None) -> Tensor:
         """See `Form`."""
+        assert pairs is not None
         return torch.nn.functional.embedding(codes.int(), pairs.to(dtype)).flatten(1)
 
 
@@ -95,7 +100,7 @@ class _Product(torch.autograd.Function):
     """A linear layer of stored weights, with the gradient of its input alone."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, bias: Tensor | None, form: Form, *stored: Tensor | None) -> Tensor:
+    def forward(ctx, x: Tensor, bias: Tensor | None, form: Form, *stored: Any) -> Tensor:  # codes, scale, pairs or None
         ctx.form = form
         ctx.save_for_backward(*stored)
         return torch.nn.functional.linear(x, _weight(form, *stored), bias)
@@ -113,6 +118,8 @@ class QuantisedLinear(torch.nn.Linear):
         codes: of the weights, a row for each output.
         scale: (out, scales of a row), in the dtype that the weight had.
     """
+
+    pairs: Tensor | None
 
     def __init__(self, linear: torch.nn.Linear, form: str):
         torch.nn.Module.__init__(self)
@@ -133,7 +140,7 @@ class QuantisedLinear(torch.nn.Linear):
         self.register_buffer("pairs", None if table is None else torch.cartesian_prod(table, table), persistent=False)
 
     @property
-    def weight(self) -> Tensor:
+    def weight(self) -> Tensor:  # type: ignore[override]  # torch has no linear layer without a parameter of it
         """The weights (out, in) that the layer computes with, made anew; writing into them changes nothing."""
         return _weight(self.form, self.codes, self.scale, self.pairs)
 

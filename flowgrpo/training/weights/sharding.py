@@ -210,7 +210,8 @@ def blocks(network: torch.nn.Module) -> list[torch.nn.Module]:
     names = {*(getattr(network, "_repeated_blocks", None) or ()), *(getattr(network, "_no_split_modules", None) or ())}
     named = [module for module in network.modules() if type(module).__name__ in names]
     listed = (m for each in network.modules() if isinstance(each, torch.nn.ModuleList) for m in each)
-    found, inside = [], set()
+    found: list[torch.nn.Module] = []
+    inside: set[torch.nn.Module] = set()
     for block in named or listed:
         if block not in inside and any(True for _ in block.parameters()):
             inside.update(block.modules())

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.distributed.fsdp import FSDPModule
@@ -83,7 +83,8 @@ class Weights:
         extra_modules: Mapping[str, torch.nn.Module] = MappingProxyType({}),
     ):
         self.modules, self.extra_modules, self._ema_config = modules, extra_modules, ema
-        self.lora: dict[str, LoraConfig] | None = None if lora is None else {}
+        injected: dict[str, LoraConfig] = {}
+        self.lora = None if lora is None else injected
         self.begun: Mapping[str, Adapter] = lora if isinstance(lora, Mapping) else {}
         shifted = [p for name, adapter in self.begun.items() for p in adapter.shifted(modules[name])]
         # Tensors of the base, and the reference's in their places.
@@ -92,7 +93,7 @@ class Weights:
             if lora is None or name in extra_modules:
                 module.float().requires_grad_(True)
             else:
-                self.lora[name] = lora[name].inject(module) if isinstance(lora, Mapping) else _new(lora, module)
+                injected[name] = lora[name].inject(module) if isinstance(lora, Mapping) else _new(lora, module)
                 for p in module.parameters():
                     p.data = p.data.float() if p.requires_grad else p.data  # adapters learn in float32 on any base
                 _compute_as_their_input(module)
@@ -108,7 +109,7 @@ class Weights:
         self._refresh = refresh if reference == "moving" else None
         self._taught = reference == "teacher"
         started = lora is None or isinstance(lora, Mapping)  # as something else than the base
-        copied = {"moving": True, "teacher": True, "fixed": started, "base": lora is None}
+        copied: dict[str | None, bool] = {"moving": True, "teacher": True, "fixed": started, "base": lora is None}
         self._reference = [p.detach().clone() for p in self.parameters] if copied.get(reference) else None
         self._keeps_base = lora is None and reference in ("fixed", "base")
         self._decay = old
@@ -133,15 +134,15 @@ class Weights:
     def after_update(self) -> None:
         """Move the average and a moving reference after an optimizer step, where their time has come."""
         step, self.updates = self.updates, self.updates + 1
-        if self.ema is not None and (decay := self._ema_config.decay_at(step)) < 1:
+        if self.ema is not None and self._ema_config is not None and (decay := self._ema_config.decay_at(step)) < 1:
             follow(self.ema, self.parameters, decay)
-        if self._refresh is not None and self.updates % self._refresh == 0:
+        if self._reference is not None and self._refresh is not None and self.updates % self._refresh == 0:
             follow(self._reference, self.parameters, 0.0)
 
     @torch.no_grad()
     def after_iteration(self) -> None:
         """Let the old policy follow, and take a snapshot where one is due, when an iteration's optimizer steps are taken."""
-        if self._old is not None:
+        if self._old is not None and self._decay is not None:
             follow(self._old, self.parameters, self._decay.at(self.updates))
         self.snapshots.fill(self.updates)
 
@@ -189,7 +190,7 @@ class Weights:
         """
         if self.lora is not None:
             self._enable_adapters(on)
-        elif self._keeps_base:
+        elif self._keeps_base and self._reference is not None:
             self._exchange(self._reference)
         else:
             raise RuntimeError("no copy of the weights is kept that training began with")
@@ -206,10 +207,13 @@ class Weights:
             return nullcontext()
         if name == "reference":
             return self.reference()
-        return self.swapped(self._old if name == "old" else self.snapshots.drawn)
+        values = self._old if name == "old" else self.snapshots.drawn
+        assert values is not None
+        return self.swapped(values)
 
     def as_reference(self) -> AbstractContextManager[None]:
         """A context with the reference's copy in place, for which no other process is asked."""
+        assert self._reference is not None
         return self.swapped(self._reference)
 
     @contextmanager
@@ -245,6 +249,7 @@ class Weights:
     @torch.no_grad()
     def put_reference(self, values: Mapping[str, torch.Tensor]) -> None:
         """Copy values, whole ones by the names of `named`, to the reference's copy."""
+        assert self._reference is not None
         for kept, name in zip(self._reference, self.named, strict=True):
             local(kept).copy_(local(placed_as(values[name], kept)))
 
@@ -276,7 +281,7 @@ class Weights:
         tensors = {name: p.data for name, p in self.named.items()}
         if self.ema is not None:
             tensors |= {f"{AVERAGE}{name}": slow for name, slow in zip(self.named, self.ema, strict=True)}
-        if self._refresh is not None or self._taught:
+        if self._reference is not None and (self._refresh is not None or self._taught):
             tensors |= {f"{REFERENCE}{name}": kept for name, kept in zip(self.named, self._reference, strict=True)}
         if self._old is not None:
             tensors |= {f"{OLD}{name}": kept for name, kept in zip(self.named, self._old, strict=True)}
@@ -317,7 +322,7 @@ def _compute_as_their_input(module: torch.nn.Module) -> None:
             layer.cast_input_dtype_enabled = False
             for halves in (layer.lora_A, layer.lora_B):
                 for name, linear in halves.items():
-                    halves[name] = Half(linear)
+                    halves[name] = Half(cast("torch.nn.Linear", linear))
 
 
 def _attention_layers(modules: dict[str, torch.nn.Module]) -> tuple[str, ...]:
@@ -368,7 +373,8 @@ def lora_config(
     if missing and targets != "auto":
         ends = sorted({path.split(".")[-1] for path in paths if not path.split(".")[-1].isdigit()})
         raise InputError(f"model.lora.targets: no linear layer is named {missing[0]!r}, there are {', '.join(ends)}")
-    return peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=matched, init_lora_weights="gaussian")
+    numbers: dict[str, Any] = {"r": rank, "lora_alpha": alpha}  # peft says that alpha is an int, and takes any number
+    return peft.LoraConfig(**numbers, target_modules=matched, init_lora_weights="gaussian")
 
 
 def adapter_size(tensors: Mapping[str, Shape], lora: Lora) -> int:
@@ -377,6 +383,8 @@ def adapter_size(tensors: Mapping[str, Shape], lora: Lora) -> int:
     Args:
         tensors: shapes of the network's, by name.
     """
+    assert lora.rank is not None  # new adapters have both
+    assert lora.targets is not None
     matrices = [(key, s) for key, s in tensors.items() if len(s) == 2]
     if lora.targets == "all-linear":  # a language model's head has the shape of its embedding
         embeddings = {shape for key, shape in matrices if key.endswith(EMBEDDINGS)}

@@ -21,6 +21,7 @@ from accelerate import Accelerator
 from torch import distributed
 
 from flowgrpo.schema.sections import RunConfig
+from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.distributed.channel import PATIENCE, Channel, End, packed
 from flowgrpo.training.distributed.collectives import Collectives
@@ -62,6 +63,7 @@ class Evaluated(Protocol):
     weights: Weights
     rewards: list[Reward]
     eval_rewards: list[Reward]
+    combination: Combination
     collectives: Collectives
     background: Background
     report: Report
@@ -105,7 +107,9 @@ class AsyncEvaluation:
                 if self._rank == 0:
                     self._ask()
                     loop.background.submit(self._answered)
-                return distributed.barrier(group=self._trainers)  # the first may wait longer than a GPU's group does
+                # the first may wait longer than a GPU's group does
+                distributed.barrier(group=self._trainers)  # type: ignore[arg-type]  # torch's stubs: not of new_group
+                return
             with random_states.random_state_kept():  # how often one looks must not change what is trained
                 found = self._evaluation()
         self._tell(found)

@@ -93,7 +93,8 @@ class AsyncRollout:
             weights = [p.detach().cpu() for p in loop.weights.parameters]
             self._tell(Stand(iteration, weights, loop.prompt_stats.state(), loop.rollout_state()))
         made = self._from_generator(iteration)
-        distributed.barrier(group=self._trainers)  # others may wait longer than a GPU's group does
+        # others may wait longer than a GPU's group does
+        distributed.barrier(group=self._trainers)  # type: ignore[arg-type]  # torch's stubs: not what new_group returns
         return made
 
     @contextmanager

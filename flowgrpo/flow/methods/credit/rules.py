@@ -188,7 +188,7 @@ def step_gain(tree: Tree, rewards: Tensor, compare: str = "step") -> CreditUnits
     """
     value = state_values(tree, rewards)
     edges = stochastic_edges(tree)
-    parents = [tree.nodes[i].parent for i in edges]
+    parents = [left_by(tree, i) for i in edges]
     if not all(value.known[i] for i in (*edges, *parents)):
         raise InputError(
             "algorithm.credit: step_gain needs a value of every state, take the tree twigs with root: true"
@@ -234,7 +234,7 @@ def discounted_value(
     chains: dict[int, list[int]] = {}  # of each edge that nothing follows yet, all edges up to it
     extended: set[int] = set()
     for i in edges:  # parents come before children
-        parent = tree.nodes[i].parent
+        parent = left_by(tree, i)
         if parent in extended:
             raise InputError("algorithm.credit: discounted_value needs chains, take the tree twigs")
         extended.add(parent)
@@ -308,6 +308,13 @@ def trunk_ends(tree: Tree) -> list[int]:
     return [index for index, leaf in enumerate(tree.leaves) if tree.nodes[leaf].role != trees.TWIG]
 
 
+def left_by(tree: Tree, edge: int) -> int:
+    """Return the node that an edge leaves."""
+    parent = tree.nodes[edge].parent
+    assert parent is not None  # no edge leads to a start
+    return parent
+
+
 def stochastic_edges(tree: Tree) -> list[int]:
     """Return the nodes that a stochastic edge leads to, parents before children."""
     nodes = [
@@ -320,7 +327,7 @@ def stochastic_edges(tree: Tree) -> list[int]:
     return sorted(nodes)
 
 
-def _per_edge(tree: Tree, edges: list[int], values: Tensor, comparison: list[tuple[int, ...]]) -> CreditUnits:
+def _per_edge(tree: Tree, edges: list[int], values: Tensor, comparison: Sequence[tuple[int, ...]]) -> CreditUnits:
     """Return a unit for each of some edges; `comparison` as in `CreditUnits`."""
     of_edge = torch.full((len(tree.nodes),), -1)
     of_edge[edges] = torch.arange(len(edges))

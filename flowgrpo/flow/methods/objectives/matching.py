@@ -88,8 +88,12 @@ class TwoBranch(OfSamples):
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
+        assert inputs.error is not None
+        assert inputs.anchor_error is not None
+        assert inputs.score is not None
         step = self.beta * (inputs.error - inputs.anchor_error)
-        good, bad = (-inputs.score(inputs.anchor_error + way) for way in (step, -step))
+        score, anchor = inputs.score, inputs.anchor_error
+        good, bad = (-score(anchor + way) for way in (step, -step))
         r = optimality(inputs.advantage, self.most)
         return self.most / self.beta * (r * good + (1 - r) * bad)
 
@@ -108,6 +112,9 @@ class VelocityTarget(OfSamples):
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
+        assert inputs.error is not None
+        assert inputs.anchor_error is not None
+        assert inputs.reference_error is not None
         aim = inputs.reference_error - self.scale * inputs.advantage[:, None] * inputs.anchor_error
         return (inputs.error - aim).square().mean(1)
 
@@ -130,6 +137,7 @@ class Centred(OfSamples):
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
+        assert inputs.centre is not None
         mean_ell, mean_r = inputs.centre
         ell = self.beta * (inputs.log_prob - inputs.old_log_prob - mean_ell)
         return self.most / self.beta * (ell - (optimality(inputs.advantage, self.most) - mean_r)).square()
@@ -165,20 +173,14 @@ class Coupled(OfSamples):
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
+        assert inputs.coefficient is not None
         return inputs.coefficient * inputs.log_prob
 
 
-class PairPreference(Coupled):
-    """Online DPO: -ln sigmoid(beta / 2 (ell_best - ell_worst)) of the best and the worst of a group.
-
-    A group of equal rewards teaches nothing; Flow-GRPO's code takes its first two samples as a pair.
-    """
+class OfPairs(Coupled):
+    """Objectives of the best and the worst of a group."""
 
     pairs: ClassVar[bool] = True
-
-    name: Literal["pair_preference"] = "pair_preference"
-    beta: Positive = 100.0
-    """Sharpness of the preference."""
 
     @override
     def takes(self, advantage: Tensor) -> Tensor:
@@ -188,13 +190,24 @@ class PairPreference(Coupled):
             pair[[int(advantage.argmax()), int(advantage.argmin())]] = True
         return pair
 
+
+class PairPreference(OfPairs):
+    """Online DPO: -ln sigmoid(beta / 2 (ell_best - ell_worst)) of the best and the worst of a group.
+
+    A group of equal rewards teaches nothing; Flow-GRPO's code takes its first two samples as a pair.
+    """
+
+    name: Literal["pair_preference"] = "pair_preference"
+    beta: Positive = 100.0
+    """Sharpness of the preference."""
+
     @override
     def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
         best, worst = int(advantage.argmax()), int(advantage.argmin())
         return -torch.nn.functional.logsigmoid(self.beta / 2 * (ell[best] - ell[worst]))
 
 
-class SemiPolicy(PairPreference):
+class SemiPolicy(OfPairs):
     """SePPO (arXiv 2410.05255): the best of a group, and a sample beside it that is not taken to be the worse one.
 
     With w the best and r the worst of a group the loss is -ln sigmoid(beta (ell_w - sgn(ell_w) ell_r)), the sign without
@@ -243,12 +256,19 @@ class GroupSigmoid(Coupled):
     def clipped(self, inputs: LossInputs) -> Tensor:
         if self.clip_range is None:
             return super().clipped(inputs)
-        ratio = bounded_exp(inputs.log_prob.detach() - inputs.score(inputs.old_error))
+        ratio = bounded_exp(inputs.log_prob.detach() - _old_log_prob(inputs))
         return clipped_ratio.clipped(ratio, inputs.advantage, *both_bounds(self.clip_range))
 
     @override
     def above(self, inputs: LossInputs) -> Tensor:
-        return super().above(inputs) if self.clip_range is None else inputs.log_prob > inputs.score(inputs.old_error)
+        return super().above(inputs) if self.clip_range is None else inputs.log_prob > _old_log_prob(inputs)
+
+
+def _old_log_prob(inputs: LossInputs) -> Tensor:
+    """Log-probability (E,) of the samples under the old policy."""
+    assert inputs.score is not None
+    assert inputs.old_error is not None
+    return inputs.score(inputs.old_error)
 
 
 class PlackettLuce(Coupled):

@@ -20,6 +20,7 @@ def prefix_log_ratio(inputs: LossInputs) -> Tensor:
     The sum of log_prob - old_log_prob over the trained steps of the path, that of the edge included (CTPO, arXiv 2605.07331,
     the ratio of a token's prefix). The steps before enter as a number: each of them has a loss of its own.
     """
+    assert inputs.earlier is not None
     return inputs.earlier + (inputs.log_prob - inputs.old_log_prob)
 
 
@@ -59,4 +60,5 @@ class PrefixRatio(PolicyGradient):
 
     def _bounds(self, inputs: LossInputs) -> tuple[Tensor, Tensor, Tensor]:
         """Bounds (E,) of the log ratio at each edge's position, see `path_bounds`."""
+        assert inputs.position is not None
         return path_bounds(inputs.position.to(inputs.log_prob), self.clip_range, power=self.power, dual=self.dual)

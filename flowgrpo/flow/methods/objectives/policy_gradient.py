@@ -110,6 +110,7 @@ STEP_WEIGHTS = {"noise_aware": noise_aware, "equalised": equalised}
 
 def exact_kl(inputs: LossInputs) -> Tensor:
     """KL (E,) of the step's Gaussian from the reference's, averaged over dimensions: mean (mu - mu_ref)^2 / (2 std^2)."""
+    assert inputs.std is not None
     return _mean_square(inputs.mean, inputs.reference_mean) / (2 * inputs.std**2)
 
 
@@ -119,12 +120,14 @@ def flow_grpo_kl(inputs: LossInputs) -> Tensor:
     For `flow_sde` that is g, and the divergence the exact one without the step in std = g sqrt(h). For `cps` it is the std
     itself, and the divergence the exact one; so it is here for all kernels whose noise is no diffusion over the step.
     """
+    assert inputs.step_size is not None
     return exact_kl(inputs) * (inputs.step_size if inputs.diffuses else 1.0)
 
 
 def velocity_kl(inputs: LossInputs) -> Tensor:
     """Squared distance (E,) of the velocities, averaged over dimensions; knows nothing of the kernel."""
     if inputs.error is not None:  # of one target
+        assert inputs.reference_error is not None
         return (inputs.error - inputs.reference_error).square().mean(1)
     return _mean_square(inputs.velocity, inputs.reference_velocity)
 
@@ -138,7 +141,9 @@ def previous_kl(inputs: LossInputs) -> Tensor:
     Of noised samples: the squared distance of the velocity from the old policy's.
     """
     if inputs.error is not None:
+        assert inputs.old_error is not None
         return (inputs.error - inputs.old_error).square().mean(1)
+    assert inputs.std is not None
     return _mean_square(inputs.mean, inputs.old_mean) / (2 * inputs.std**2)
 
 
@@ -197,7 +202,7 @@ class Divergence(Strict):
 
     def adapted(self, beta: float, measured: float | None) -> float:
         """The coefficient after an iteration that had `beta` and measured this divergence."""
-        if self.target is None or measured is None:
+        if self.target is None or self.max_beta is None or measured is None:
             return beta
         return adapted(beta, measured, target=self.target, low=self.beta, high=self.max_beta)
 
@@ -311,6 +316,7 @@ def normalised_ratio(inputs: LossInputs) -> Tensor:
     For the averaged log-probability the exponent is mean (mu - mu_old) noise: the bias that makes plain ratios smaller than
     1 is gone, and its variance is the same at every step.
     """
+    assert inputs.std is not None
     bias = _mean_square(inputs.mean, inputs.old_mean) / (2 * inputs.std**2)
     return bounded_exp((inputs.log_prob - inputs.old_log_prob + bias) * inputs.std)
 
@@ -344,6 +350,7 @@ class NormalisedRatio(Clipped):
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
+        assert inputs.step_size is not None
         return super().loss(inputs) / inputs.step_size
 
 
@@ -368,5 +375,7 @@ class SoftGate(PolicyGradient):
         return torch.zeros_like(inputs.advantage, dtype=torch.bool)
 
 
-def _mean_square(a: State, b: State) -> Tensor:
+def _mean_square(a: State | None, b: State | None) -> Tensor:
+    assert a is not None  # the objective has asked for both
+    assert b is not None
     return torch.cat([(x.float() - y.float()).flatten(1) for x, y in zip(a, b, strict=True)], dim=1).square().mean(1)

@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from flowgrpo.flow.methods.credit.rules import trunk_ends
+from flowgrpo.flow.methods.credit.rules import left_by, trunk_ends
 from flowgrpo.schema.heavy import Tensor, torch
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ def parent_top1(tree: Tree, advantages: Tensor) -> Tensor:
     """
     by_split = defaultdict(list)
     for chain in chains(tree):
-        child = tree.nodes[chain[-1]].parent
-        by_split[tree.nodes[child].parent].append(chain)
+        by_split[left_by(tree, left_by(tree, chain[-1]))].append(chain)
     losing = [chain for group in by_split.values() for chain in _ranked(group, advantages)[1:]]
     return _without(tree, losing)
 

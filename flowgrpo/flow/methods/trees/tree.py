@@ -185,9 +185,8 @@ class Brush(Rooted):
             raise InputError(
                 f"algorithm.tree.profile: {branches} are not the numbers of children of at most {end} stochastic steps"
             )
-        return plans.brush(
-            kernels, [*branches, *[0] * (len(kernels) - len(branches))], self.finish and self.finish.steps
-        )
+        steps = None if self.finish is None else self.finish.steps
+        return plans.brush(kernels, [*branches, *[0] * (len(kernels) - len(branches))], steps)
 
 
 class Pruning(Strict):
@@ -233,10 +232,11 @@ class Branching(Rooted):
 
     @override
     def pruned(self, tree: Tree, advantages: Tensor) -> Tensor | None:
-        rule = None if self.prune is None else self.prune.rule
-        if rule == "parent_top1":
+        if self.prune is None or self.prune.rule == "depth":
+            return None
+        if self.prune.rule == "parent_top1":
             return pruning.parent_top1(tree, advantages)
-        return pruning.extremes(tree, advantages, self.prune.fraction) if rule == "extremes" else None
+        return pruning.extremes(tree, advantages, self.prune.fraction)
 
     @property
     @override
@@ -320,7 +320,8 @@ class Twigs(Rooted):
 
     @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        bounds = [most for most in (self.length, self.finish and self.finish.steps) if most]
+        finish = None if self.finish is None else self.finish.steps
+        bounds = [most for most in (self.length, finish) if most]
         return plans.twigs(kernels, range(self._end(kernels)), min(bounds, default=None), self.root)
 
 

@@ -31,5 +31,10 @@ class CallCache:
 
 def _with_size(result: Any) -> tuple[Any, int]:
     sizes: list[int] = []
-    map_tensors(lambda x: sizes.append(x.nbytes) or x, result)
+
+    def counted(tensor: torch.Tensor) -> torch.Tensor:
+        sizes.append(tensor.nbytes)
+        return tensor
+
+    map_tensors(counted, result)
     return result, sum(sizes)

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
+from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.training.run.stop_reasons import is_lost
@@ -235,14 +236,22 @@ class LatentSlots:
         return item
 
 
+class _Listener(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.heard: list[str] = []
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        self.heard.append(record.getMessage())
+
+
 @contextmanager
 def _warnings_heard() -> Iterator[list[str]]:
     """Collect what diffusers warns of, and nobody else hears."""
-    heard: list[str] = []
-    handler, logger = logging.Handler(logging.WARNING), logging.getLogger("diffusers")
-    handler.emit = lambda record: heard.append(record.getMessage())
-    before, logger.handlers = logger.handlers, [handler]
+    listener, logger = _Listener(), logging.getLogger("diffusers")
+    before, logger.handlers = logger.handlers, [listener]
     try:
-        yield heard
+        yield listener.heard
     finally:
         logger.handlers = before

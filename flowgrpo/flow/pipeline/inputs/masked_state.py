@@ -46,7 +46,7 @@ class Watch:
 
     def frees(self, step: StepRecord) -> bool:
         """Whether the loop leaves any part of what a step moved to as it is: what is pinned whole learns nothing."""
-        return bool((self.latents == step.next_sample).any())
+        return self.latents is not None and bool((self.latents == step.next_sample).any())
 
 
 def whole(row: Row) -> str:

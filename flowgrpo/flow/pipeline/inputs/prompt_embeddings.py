@@ -50,6 +50,11 @@ class Resting:
     device: torch.device
     config: Any
 
+    @classmethod
+    def of(cls, encoder: Any, device: torch.device) -> Resting:
+        """What stands for an encoder of a pipeline that is on a device."""
+        return cls(encoder.dtype, device, encoder.config)
+
 
 class EmbeddingCache:
     """Encodes each prompt row alone, keeps the result on the CPU, and assembles batches from it.
@@ -118,8 +123,7 @@ class EmbeddingCache:
                 if self.after_encoding == "offload":
                     self._offloaded[name] = module.to("cpu")
                 # Past diffusers' own, which would rewrite the pipeline's config. Some pipelines read these of an idle one.
-                idle = Resting(module.dtype, self.pipe.device, module.config)
-                object.__setattr__(self.pipe, name, idle)
+                object.__setattr__(self.pipe, name, Resting.of(module, self.pipe.device))
         self._freed = self.after_encoding == "free"
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # for what comes in their place

@@ -314,7 +314,7 @@ def load_policy(
     call, device = {**embedded.call_of(path), **(call or {})}, torch.device(device or default_device())
     first = encode is not None and options.get("text_encoders", "keep") != "keep" and loads_later(path)
     later = weightless_networks.classes(index_of(path)) if first else {}
-    if not later:
+    if encode is None or not later:
         pipe = load_pipeline(path, DTYPES[dtype], variant=variant)
         stay = on_host and loads_later(path)  # prompts are encoded without them
         _finish(pipe, device, adapter, quantise, on_host=traits.networks(pipe) if stay else ())
@@ -355,8 +355,9 @@ def _finish(
     """Load an adapter, quantise the networks, and put everything on the device but what stays in host memory."""
     if adapter is not None:  # before the base is quantised: some pipelines compare its weights' shapes
         load_lora(pipe, adapter)
-    for network in traits.networks(pipe).values() if quantise else ():
-        quantisation.quantise(network, quantise)
+    if quantise:
+        for network in traits.networks(pipe).values():
+            quantisation.quantise(network, quantise)
     if on_host:
         for name, component in pipe.components.items():
             if isinstance(component, torch.nn.Module) and name not in on_host:

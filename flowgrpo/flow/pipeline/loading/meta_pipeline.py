@@ -59,14 +59,14 @@ def pipeline(folder: str, dtype: torch.dtype) -> DiffusionPipeline:
     return load.pipeline_class(folder)(**components)
 
 
-def network(kind: type[torch.nn.Module], folder: Path, dtype: torch.dtype) -> torch.nn.Module:
+def network(kind: type[Any], folder: Path, dtype: torch.dtype) -> torch.nn.Module:
     """A network from the config in its folder."""
     if issubclass(kind, ConfigMixin):
         return meta_networks.built(lambda: kind.from_config(kind.load_config(folder)), dtype)
     return meta_networks.built(lambda: kind(kind.config_class.from_pretrained(folder)), dtype)
 
 
-def _component(kind: type, folder: Path, dtype: torch.dtype) -> Any:
+def _component(kind: type[Any], folder: Path, dtype: torch.dtype) -> Any:
     if issubclass(kind, torch.nn.Module):
         return network(kind, folder, dtype)
     return kind.from_config(kind.load_config(folder)) if issubclass(kind, ConfigMixin) else kind.from_pretrained(folder)

@@ -24,6 +24,8 @@ from flowgrpo.training.model_files.hub_files import variant_of
 class _Hollow:
     """What goes before a network's own class: it says that it is where the pipeline computes, and cannot be moved."""
 
+    pretended_device: torch.device
+
     @property
     def device(self) -> torch.device:
         """The device that the pipeline computes on."""
@@ -33,7 +35,7 @@ class _Hollow:
         return self
 
 
-def classes(index: Mapping[str, Any]) -> dict[str, type]:
+def classes(index: Mapping[str, Any]) -> dict[str, type[diffusers.ModelMixin]]:
     """Return the classes of a pipeline's networks by name; none where one is not of diffusers, and all are loaded at once.
 
     Args:
@@ -50,7 +52,7 @@ def classes(index: Mapping[str, Any]) -> dict[str, type]:
 
 
 def networks(
-    kinds: Mapping[str, type], source: str, dtype: torch.dtype, device: torch.device
+    kinds: Mapping[str, type[diffusers.ModelMixin]], source: str, dtype: torch.dtype, device: torch.device
 ) -> dict[str, diffusers.ModelMixin]:
     """Return hollow networks by name, from their configs alone.
 
@@ -64,7 +66,7 @@ def networks(
 
 
 def _network(
-    kind: type[Any], source: str, name: str, *, dtype: torch.dtype, device: torch.device
+    kind: type[diffusers.ModelMixin], source: str, name: str, *, dtype: torch.dtype, device: torch.device
 ) -> diffusers.ModelMixin:
     written = kind.load_config(source, subfolder=name)
     with torch.random.fork_rng(devices=[]), no_init_weights(), accelerate.init_empty_weights():
@@ -94,7 +96,7 @@ def _names(made: type) -> dict[str, str]:
 
 def fill(
     pipe: DiffusionPipeline,
-    kinds: Mapping[str, type],
+    kinds: Mapping[str, type[diffusers.ModelMixin]],
     source: str,
     dtype: torch.dtype,
     *,

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModelMixin
 from diffusers.models.attention_dispatch import AttentionBackendName, attention_backend, dispatch_attention_fn
 
 from flowgrpo.errors import InputError
@@ -34,7 +34,7 @@ def refuse_inexact(pipe: DiffusionPipeline) -> None:
                 refuse_lossy_attention(AttentionBackendName(processor._attention_backend).value, name)
 
 
-def set_attention(modules: Iterable[torch.nn.Module], name: str) -> None:
+def set_attention(modules: Iterable[ModelMixin], name: str) -> None:
     """Compute the attention of modules with one of diffusers' backends, and no other module's.
 
     Raises:

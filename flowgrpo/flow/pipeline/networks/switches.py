@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import compile_regions_fsdp2
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModelMixin
 
 from flowgrpo.errors import InputError
 
@@ -19,7 +19,7 @@ DECODERS = ("vae", "audio_vae", "vocoder")
 ENTRANCES = ("encode", "_encode", "decode", "forward")  # of a decoder; pipelines call one of these
 
 
-def checkpoint_gradients(modules: Iterable[torch.nn.Module]) -> None:
+def checkpoint_gradients(modules: Iterable[ModelMixin]) -> None:
     """Keep only the inputs of blocks for the backward pass, and compute the rest again there: the same numbers.
 
     Raises:
@@ -44,7 +44,9 @@ def tile(pipe: DiffusionPipeline) -> None:
         InputError: no decoder of the pipeline has tiling.
     """
     modules = decoders(pipe).values()
-    tiling = [module for module in modules if hasattr(module, "enable_tiling") and hasattr(module, "use_tiling")]
+    tiling: list[Any] = [
+        module for module in modules if hasattr(module, "enable_tiling") and hasattr(module, "use_tiling")
+    ]
     if not tiling:
         names = ", ".join(type(module).__name__ for module in modules) or "a pipeline without a VAE"
         raise InputError(f"model.vae_tiling: {names} has no tiling, leave it out")
@@ -99,7 +101,8 @@ def remember_components(pipe: DiffusionPipeline) -> None:
     Args:
         pipe: changed in place: its class becomes one of the same name below its own.
     """
-    kind, known = type(pipe), {}
+    kind = type(pipe)
+    known: dict[str, Any] = {}
     if getattr(kind, "remembers_components", False):
         return
     names, keys = list(pipe.components), kind._get_signature_keys(pipe)
@@ -129,7 +132,7 @@ def _place(component: Any) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def compile_blocks(modules: Iterable[torch.nn.Module], backend: str | Callable[..., Any] = "inductor") -> None:
+def compile_blocks(modules: Iterable[ModelMixin], backend: str | Callable[..., Any] = "inductor") -> None:
     """Compile the repeated blocks of modules in place, so that they stay the objects which peft and diffusers know.
 
     The blocks compile at their first call. Rollout and update are compiled apart (one without gradient, one with), so the

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.controller.controller_files import SIZES, WEIGHTS, check_there
-from flowgrpo.mdlm.decoding.controller.traces import END, OPEN, Scene, Trace, scene, window
+from flowgrpo.mdlm.decoding.controller.traces import END, OPEN, Scene, Trace, Traces, scene, window
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep
 from flowgrpo.mdlm.decoding.tokens.token_proposals import Proposed
 from samplers.noise import generator, seed
@@ -164,7 +164,7 @@ def loss(controller: Controller, trace: Trace, length: Tensor) -> Tensor:
 
 def train_controller(
     controller: Controller,
-    traces: Sequence[Trace],
+    traces: Traces,
     steps: int,
     *,
     run_seed: int = 0,
@@ -201,7 +201,7 @@ def train_controller(
 
 
 @torch.no_grad()
-def f_half(controller: Controller, traces: Sequence[Trace], threshold: float = 0.99, window_length: int = 128) -> float:
+def f_half(controller: Controller, traces: Traces, threshold: float = 0.99, window_length: int = 128) -> float:
     """F-score with beta 1/2, where precision weighs twice, of accepting what scores at least a threshold.
 
     By it TraceLock chooses among checkpoints. 0 where nothing is accepted.

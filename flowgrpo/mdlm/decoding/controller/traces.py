@@ -7,8 +7,9 @@ step map tells every canvas, and one more evaluation of each gives the proposals
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -53,6 +54,16 @@ class Trace:
     label: Tensor
 
 
+class Traces(Protocol):
+    """Traces as a controller takes them, one by one: a list of them, or what makes them when they are asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: int, /) -> Trace: ...
+
+    def __iter__(self) -> Iterator[Trace]: ...
+
+
 @torch.no_grad()
 def traces(predictor: MaskPredictor, rollout: Rollout, layers: int, end_ids: Sequence[int] = ()) -> list[Trace]:
     """A trace for each step of the decodes, of the rows that took it. One evaluation for each row and step.
@@ -91,7 +102,7 @@ def trace(
     return Trace(made, masked & (proposal == rollout.ids[row]))
 
 
-class Replay(Sequence[Trace]):
+class Replay:
     """All steps of all rows of some decodes in an order that a seed decides, `batch` of them in a trace.
 
     A trace is evaluated whenever it is asked for, and not kept: of hidden states a model of 7 billion parameters has
@@ -127,6 +138,9 @@ class Replay(Sequence[Trace]):
 
     def __len__(self) -> int:
         return len(self._parts)
+
+    def __iter__(self) -> Iterator[Trace]:
+        return (self[i] for i in range(len(self)))
 
     def __getitem__(self, i: int) -> Trace:
         rollout, pairs = self._parts[i]

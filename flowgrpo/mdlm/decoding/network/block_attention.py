@@ -50,7 +50,7 @@ def known_block_size(
     kind = config.get("model_type")
     if kind in REFUSED:
         raise InputError(f"model.path: a {kind} is not supported, {REFUSED[kind]}")
-    known = BLOCK_TYPES.get(kind)
+    known = BLOCK_TYPES.get(str(kind))
     if known is None and attention != "block":
         if block_size is not None:
             raise InputError(f"model.block_size: a {kind} has full attention unless model.attention is block")

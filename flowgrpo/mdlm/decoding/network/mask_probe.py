@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,12 +28,15 @@ class Form:
 class Probed(Protocol):
     """What is asked of a predictor (`MaskPredictor`) that does not know its model yet."""
 
-    model: torch.nn.Module
+    model: Callable[..., Any]
     mask_id: int
     pad_id: int | None
     block_size: int | None
     selects: bool
-    device: torch.device
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
 
     def takes(self, argument: str) -> bool:
         """Whether the model's forward has an argument of that name."""
@@ -40,7 +44,7 @@ class Probed(Protocol):
     def forward(self, form: Form, ids: Tensor, mask: Tensor | None) -> Any:
         """What the model returns for tokens (B, T), told by `form` what it may see."""
 
-    def logits_at(self, ids: Tensor, mask: Tensor | None, where: Tensor) -> Tensor:
+    def logits_at(self, ids: Tensor, attention_mask: Tensor | None, where: Tensor) -> Tensor:
         """Logits (N, V) of the tokens at `where` (B, T) bool."""
 
     def head(self) -> torch.nn.Module | None:
@@ -72,7 +76,7 @@ def probe(predictor: Probed) -> tuple[int, Form, Form | None]:
     ids = torch.tensor([[a, b] * (PROBE_LENGTH // 2)], device=device)
     form = _bidirectional_form(predictor, ids)
     if predictor.block_size is not None:
-        _check_blocks(predictor, form, ids)
+        _check_blocks(predictor, form, ids, predictor.block_size)
     plain = logits_of(predictor.forward(form, ids, None))
     size = plain.shape[-1]
     if not 0 <= predictor.mask_id < size:
@@ -126,7 +130,7 @@ def _bidirectional_form(predictor: Probed, ids: Tensor) -> Form:
     raise InputError(f"model: its first position sees no later token, masked diffusion needs that{hint}")
 
 
-def _check_blocks(predictor: Probed, form: Form, ids: Tensor) -> None:
+def _check_blocks(predictor: Probed, form: Form, ids: Tensor, size: int) -> None:
     """See that the model can be told to attend in blocks, by changing the later of two.
 
     Raises:
@@ -134,9 +138,9 @@ def _check_blocks(predictor: Probed, form: Form, ids: Tensor) -> None:
     """
     if form.attention != "4d" or not predictor.takes("position_ids"):
         raise InputError("model.attention: blocks need a model that takes a 4-d attention mask and position_ids")
-    two = ids[:, :2].repeat(1, predictor.block_size)
-    changed = torch.cat([two[:, : predictor.block_size], ids[:, :1].expand(-1, predictor.block_size)], dim=1)
-    first, second = (logits_of(predictor.forward(form, x, None))[:, : predictor.block_size] for x in (two, changed))
+    two = ids[:, :2].repeat(1, size)
+    changed = torch.cat([two[:, :size], ids[:, :1].expand(-1, size)], dim=1)
+    first, second = (logits_of(predictor.forward(form, x, None))[:, :size] for x in (two, changed))
     if (first - second).abs().max() > PADDING_TOLERANCE[first.dtype] * first.abs().max():
         raise InputError("model.attention: the first block sees the second, whatever mask the model is given")
 

@@ -43,7 +43,7 @@ class MaskPredictor:
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Any,
         mask_id: int,
         pad_id: int | None = None,
         *,
@@ -107,6 +107,7 @@ class MaskPredictor:
         stop = ids.shape[1] if stop is None else stop
         form, mask = self._told(attention_mask)
         if form is None:
+            assert mask is not None
             return self._by_length(ids, mask, start=start, stop=stop, layers=layers)
         wanted = {"output_hidden_states": True} if layers else {}
         self.evaluations += len(ids)
@@ -141,11 +142,13 @@ class MaskPredictor:
 
     def block_start(self, mask: Tensor, column: int) -> int:
         """First column of the block that holds a column, in the row of a mask (B, T) bool where it begins first."""
+        assert self.block_size is not None
         padding = (~mask).sum(1)
         return int(((column - padding) // self.block_size * self.block_size + padding).min())
 
     def block_end(self, ids: Tensor, mask: Tensor | None, stop: int) -> int:
         """Column after the last block that holds a column before `stop`, in the row where it ends last; at most T."""
+        assert self.block_size is not None
         padding = torch.zeros(1, dtype=torch.long) if mask is None else (~mask).sum(1)
         blocks = (stop - padding + self.block_size - 1) // self.block_size
         return min(int((blocks * self.block_size + padding).max()), ids.shape[1])
@@ -181,6 +184,7 @@ class MaskPredictor:
         """
         form, mask = self._told(attention_mask)
         if form is None:
+            assert mask is not None
             return self._at_by_length(ids, mask, where, clean)
         self.evaluations += len(ids)
         rows, columns = where.nonzero(as_tuple=True)
@@ -205,6 +209,7 @@ class MaskPredictor:
         Returns:
             The call of the model, and where (N,) in the longer row those outputs are.
         """
+        assert self.block_size is not None
         length, device = ids.shape[1], ids.device
         seen = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
         first = max(int(at[1].min()) - self.block_size + 1, 0)  # no block that is asked for begins before it
@@ -213,7 +218,10 @@ class MaskPredictor:
         place = positions(seen)
         block = place // self.block_size
         visible = clean_prefix(block[:, column], noisy) & seen[:, None, column]
-        given = {"attention_mask": self.additive(visible, len(column)), "position_ids": place[:, column]}
+        given: dict[str, Any] = {
+            "attention_mask": self.additive(visible, len(column)),
+            "position_ids": place[:, column],
+        }
         if self.takes("use_cache"):
             given["use_cache"] = False
         evaluate = partial(self.model, torch.cat([clean, ids[:, first:]], dim=1), **given)
@@ -233,7 +241,9 @@ class MaskPredictor:
     @contextmanager
     def _head_sees(self, choose: Callable[[Tensor], Tensor]) -> Iterator[None]:
         """Let the head see what is chosen of the hidden states (B, T, H), (1 or B, N, H), in their place."""
-        chosen = self.head().register_forward_pre_hook(
+        head = self.head()
+        assert head is not None  # as `selects` says
+        chosen = head.register_forward_pre_hook(
             lambda _, given: None if stands_in() else (choose(given[0]), *given[1:])
         )
         try:

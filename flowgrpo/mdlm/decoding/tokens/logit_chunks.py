@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from flowgrpo.schema.heavy import Tensor, torch
 
@@ -17,6 +17,6 @@ def portions(logits: Tensor) -> Iterator[slice]:
         yield slice(first, first + size)
 
 
-def joined(parts: Sequence[Tensor]) -> Tensor:
+def joined(parts: list[Tensor]) -> Tensor:
     """What was found of each portion, in one tensor: a single one is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -164,7 +164,8 @@ class DecodeStep:
     @cached_property
     def place(self) -> tuple[Tensor, Tensor]:
         """Row (N,), among the R, and column (N,), among the W, of each open position."""
-        return self.open.nonzero(as_tuple=True)
+        row, column = self.open.nonzero(as_tuple=True)
+        return row, column
 
     @cached_property
     def position(self) -> Tensor:

@@ -98,4 +98,5 @@ def finished(answers: Answers, hidden: np.ndarray, weight: np.ndarray, view_weig
     hidden[:, :, answers.prompt_length :] &= ~answers.given.cpu().numpy()
     view_weight = np.full(len(hidden), 1 / len(hidden)) if view_weight is None else view_weight
     arrays = (hidden, weight, view_weight.astype(np.float32))
-    return Views(*(torch.from_numpy(array).to(answers.ids.device) for array in arrays), answers.blocks)
+    hides, weighs, shares = (torch.from_numpy(array).to(answers.ids.device) for array in arrays)
+    return Views(hides, weighs, shares, answers.blocks)

@@ -61,7 +61,8 @@ def balanced(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = a
     Good and bad answers then pull alike, however many and long they are. Answers with A = 0 weigh nothing.
     """
     sides = [scored & (advantage > 0)[:, None], scored & (advantage < 0)[:, None]]
-    return _over(sum(_over(side.float(), reduce) for side in sides), reduce)
+    good, bad = (_over(side.float(), reduce) for side in sides)
+    return _over(good + bad, reduce)
 
 
 AGGREGATIONS: dict[str, Aggregate] = {

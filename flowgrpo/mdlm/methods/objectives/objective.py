@@ -8,8 +8,8 @@ time.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -30,12 +30,12 @@ Pair = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossInputs:
-    """What an objective sees of B answers in n views; gradients come through `new`.
+class GivenInputs:
+    """What is known of B answers in n views before the policy is asked for their log-probabilities.
 
     Attributes:
-        new: (n, B, L) log p of the tokens each view scores, 0 elsewhere; None before they are known.
-        old: the same under the policy that made the answers; None for the present one, before `new` is known.
+        old: (n, B, L) log p, under the policy that made the answers, of the tokens each view scores, 0 elsewhere; None for
+            the present policy.
         reference: the same under the reference, or None.
         weight: (n, B, L), of `Views`.
         view_weight: (n,), of `Views`.
@@ -46,7 +46,6 @@ class LossInputs:
         order: (B, L) int64, the step at which each token was written, `Views.first`, where views follow the steps.
     """
 
-    new: Tensor | None
     old: Tensor | None
     reference: Tensor | None
     weight: Tensor
@@ -57,20 +56,9 @@ class LossInputs:
     active_views: Tensor
     order: Tensor
 
-    @property
-    def active_weight(self) -> Tensor:
-        """(n, B, L) weights, 0 outside the active views."""
-        return self.weight * self.active_views[:, :, None]
-
-    @property
-    def row_weight(self) -> Tensor:
-        """The weight (B,) of whole answers."""
-        return self.token_weight.sum(1)
-
-    def of(self, rows: Tensor) -> LossInputs:
-        """The inputs of some rows, int64, before `new` is known."""
-        return LossInputs(
-            new=None,
+    def of(self, rows: Tensor) -> GivenInputs:
+        """The inputs of some rows, int64."""
+        return GivenInputs(
             old=None if self.old is None else self.old[:, rows],
             reference=None if self.reference is None else self.reference[:, rows],
             weight=self.weight[:, rows],
@@ -84,7 +72,31 @@ class LossInputs:
 
     def at(self, new: Tensor, active_views: Tensor) -> LossInputs:
         """The inputs where the policy has come to, for some of the views."""
-        return replace(self, new=new, old=new.detach() if self.old is None else self.old, active_views=active_views)
+        old = new.detach() if self.old is None else self.old
+        return LossInputs(**{**vars(self), "new": new, "old": old, "active_views": active_views})
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossInputs(GivenInputs):
+    """What an objective sees of B answers in n views; gradients come through `new`.
+
+    Attributes:
+        new: (n, B, L) log p of the tokens each view scores, 0 elsewhere.
+        old: the same under the policy that made the answers.
+    """
+
+    new: Tensor
+    old: Tensor
+
+    @property
+    def active_weight(self) -> Tensor:
+        """(n, B, L) weights, 0 outside the active views."""
+        return self.weight * self.active_views[:, :, None]
+
+    @property
+    def row_weight(self) -> Tensor:
+        """The weight (B,) of whole answers."""
+        return self.token_weight.sum(1)
 
     def gap(self, other: Tensor) -> Tensor:
         """(n, B, L): weighted new - other, of which the sum over views and tokens is the gap of estimates."""
@@ -133,7 +145,9 @@ class Divergence(Strict):
 
     def mean(self, inputs: LossInputs) -> Tensor:
         """KL weighted over tokens or answers, a number."""
-        gap = inputs.gap(inputs.old if self.target == "old" else inputs.reference)
+        other = inputs.old if self.target == "old" else inputs.reference
+        assert other is not None, "no reference was computed"
+        gap = inputs.gap(other)
         if self.level == "token":
             return (inputs.token_weight * KL[self.form](gap.sum(0))).sum()
         return (inputs.row_weight * KL[self.form](gap.sum((0, 2))) / inputs.length.clamp(min=1)).sum()
@@ -141,6 +155,13 @@ class Divergence(Strict):
 
 class Objective(Choice):
     """What every objective has, beside its divergence `kl`."""
+
+    if TYPE_CHECKING:  # a field of some, and of others a property
+
+        @property
+        @abstractmethod
+        def kl(self) -> Divergence:
+            """A pull to the reference, or to the policy that made the answers."""
 
     @abstractmethod
     def separable(self, views: Views) -> bool:

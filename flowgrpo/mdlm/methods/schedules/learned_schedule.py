@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
+from flowgrpo.mdlm.decoding.rules.commit_rules import Remaining
 from flowgrpo.mdlm.decoding.rules.logit_modifiers import Gumbel
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep
 from flowgrpo.mdlm.methods.schedules.schedule_actions import BOUNDS, check_action, check_start
@@ -121,7 +122,9 @@ def scheduled(decoder: Decoder, actions: Actions) -> Decoder:
         elif name == "cfg_scale":
             decoder = replace(decoder, cfg_scale=chosen)
         elif name == "ratio":
-            decoder = replace(decoder, committer=decoder.committer.model_copy(update={"ratio": chosen}))
+            committer = decoder.committer
+            assert isinstance(committer, Remaining), "check_action has seen to it"
+            decoder = replace(decoder, committer=committer.model_copy(update={"ratio": chosen}))
         else:
             changes = (
                 Gumbel(temperature=chosen) if isinstance(change, Gumbel) else change for change in decoder.modifiers

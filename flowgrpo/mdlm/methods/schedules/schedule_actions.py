@@ -29,13 +29,13 @@ def check_start(start: Mapping[str, float | Sequence[float]], steps: int) -> Non
     for name, written in start.items():
         if name not in BOUNDS:
             raise InputError(f"algorithm.schedule.start.{name}: unknown action, {nearest(name, BOUNDS)}")
-        several = isinstance(written, Sequence)
-        if several and len(written) != steps:
+        numbers: Sequence[float] = written if isinstance(written, Sequence) else [written]
+        if isinstance(written, Sequence) and len(numbers) != steps:
             raise InputError(
-                f"algorithm.schedule.start.{name}: {len(written)} numbers for {steps} steps, one a token of the length"
+                f"algorithm.schedule.start.{name}: {len(numbers)} numbers for {steps} steps, one a token of the length"
             )
         low, high = BOUNDS[name]
-        if not all(low < number < high for number in array("f", written if several else [written])):  # as float32
+        if not all(low < number < high for number in array("f", numbers)):  # as float32
             raise InputError(f"algorithm.schedule.start.{name}: its numbers are to lie between {low} and {high}")
 
 
