@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
@@ -15,6 +15,7 @@ from flowgrpo.mdlm.engine.adapters import Adapters
 from flowgrpo.mdlm.engine.client import Client
 from flowgrpo.mdlm.engine.rollout import EngineRollout
 from flowgrpo.mdlm.methods.hints import check_solutions
+from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy
 from flowgrpo.mdlm.models import initial_lora, memory_estimate
 from flowgrpo.mdlm.models.gradient_checkpointing import checkpoint_gradients
 from flowgrpo.mdlm.models.load import check_weights, load_predictor
@@ -151,7 +152,8 @@ def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData) -> Te
     if weights.lockstep.active:
         with torch.no_grad(), weights.lockstep.meeting():
             policy.predictor.logits(*policy.prompts([data.train_prompts[0].text]))
-    schedule: Any = weights.extra_modules.get("schedule")  # of a layer that stands not below
+    schedule = weights.extra_modules.get("schedule")
+    assert schedule is None or isinstance(schedule, SchedulePolicy)
     evaluates = roles_of(settings.run, accelerator.num_processes).evaluates(accelerator.process_index)
     return TextTrainer(
         settings,

@@ -163,7 +163,7 @@ BELOW = {
     ),
     "flowgrpo.mdlm.engine": (
         "samplers errors schema training.run training.distributed training.weights training.engine "
-        "mdlm.decoding.network mdlm.decoding.decode mdlm.decoding.step_maps"
+        "mdlm.decoding.network mdlm.decoding.decode mdlm.decoding.step_maps mdlm.config"
     ),
     "flowgrpo.mdlm.models": (
         "rewards errors schema data training.model_files training.weights training.checkpoints "
@@ -195,8 +195,8 @@ BELOW = {
         "mdlm.config mdlm.engine mdlm.rollouts mdlm.update"
     ),
     "flowgrpo.mdlm.setup": (
-        "rewards training.run training.distributed training.weights training.scoring mdlm.methods mdlm.policy "
-        "mdlm.config mdlm.engine mdlm.models mdlm.trainer"
+        "rewards training.run training.distributed training.weights training.scoring mdlm.methods.schedules "
+        "mdlm.methods mdlm.policy mdlm.config mdlm.engine mdlm.models mdlm.trainer"
     ),
     "flowgrpo.mdlm.outputs": (
         "rewards errors schema data training.model_files training.weights training.reports "

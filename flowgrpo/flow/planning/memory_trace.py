@@ -201,7 +201,7 @@ def _sampling(
         step, operations, launches = live.peaks, live.operations - operations, live.launches - launches
     for hook in hooks:
         hook.remove()
-    found = {"step": step, "operations": operations, "launches": launches, "calls": len(calls)}
+    found: dict[str, Any] = {"step": step, "operations": operations, "launches": launches, "calls": len(calls)}
     if before is not None and [x.shape for x in before[1]] == [x.shape for x in state]:
         return replace(before[0], **found), state
     in_tiles = _decoded_in_tiles(policy, hollow, row, state)

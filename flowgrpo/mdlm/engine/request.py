@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flowgrpo.errors import InputError
+from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.schema.engine import Engine
-from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.engine import service
 from flowgrpo.training.engine.service import INSTEAD, KEY
 
@@ -23,7 +23,7 @@ TOLD = ("temperature", "top_p", "top_k", "max_new_tokens", "ignore_eos", "sampli
 ALL = -1  # top_k of an engine that draws among all tokens
 
 
-def check(config: RunConfig, decoder: Decoder) -> None:
+def check(config: TextConfig, decoder: Decoder) -> None:
     """Refuse a run that an engine cannot roll out for, by its configuration.
 
     Args:
@@ -33,8 +33,7 @@ def check(config: RunConfig, decoder: Decoder) -> None:
         InputError: it cannot; the sentence says what to set instead.
     """
     service.check(config)
-    algorithm: Any = config.algorithm  # of texts, whose config is no layer below
-    section, place = config.run.engine, decoder.frame.place
+    algorithm, section, place = config.algorithm, config.run.engine, decoder.frame.place
     assert section is not None, "asked of runs with an engine"
     if algorithm.schedule.name != "none":
         raise InputError(f"algorithm.schedule: an engine is not told a step's numbers; take none, {INSTEAD}")
@@ -70,12 +69,11 @@ def check(config: RunConfig, decoder: Decoder) -> None:
             raise InputError(f"{KEY}.options: {name} is told by algorithm.decoder and model.length, remove it")
 
 
-def scored(config: RunConfig, decoder: Decoder) -> bool:
+def scored(config: TextConfig, decoder: Decoder) -> bool:
     """Whether a rollout needs our own log-probability of each token: for the correction, or for the update's ratios."""
     section = config.run.engine
-    algorithm: Any = config.algorithm  # likewise
     assert section is not None, "asked of runs with an engine"
-    return section.log_probs or algorithm.likelihood.recorded(decoder)
+    return section.log_probs or config.algorithm.likelihood.recorded(decoder)
 
 
 def request_of(asked: Sequence[Asked], decoder: Decoder, section: Engine, adapter: str | None) -> dict[str, Any]:

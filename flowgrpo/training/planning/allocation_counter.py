@@ -84,7 +84,7 @@ class AllocationCounter(TorchDispatchMode):
         launches: functions of PyTorch that were called since `restart` and compute, as views do not; a core launches each.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self._now, self._start = {True: 0, False: 0}, (0, 0)  # once (True), and of the row
         self._points: list[tuple[int, int]] = [(0, 0)]

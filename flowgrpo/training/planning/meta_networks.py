@@ -102,7 +102,7 @@ class MetaNetworks:
         live: the count.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.live, self._mode = AllocationCounter(), FakeTensorMode(allow_non_fake_inputs=True)
         self._anchor = torch.zeros((), requires_grad=True)
         self._depth = 0
