@@ -31,7 +31,7 @@ def explain(
     Args:
         out: the page; by default in the run's folder.
         step: the checkpoint's; by default the last.
-        prompt, seed, redraws, chains: see `explaining.explain_sample`.
+        prompt, seed, redraws, chains: see `diagnostics.explain_sample.explain_sample`.
 
     Raises:
         InputError: there is no such run, checkpoint or prompt, it is a run of texts, or the page cannot be written.

@@ -62,7 +62,7 @@ def check_model(model: Model) -> None:
     """Refuse a model that is not there, or whose files are not whole or lack weights; none are loaded.
 
     Raises:
-        InputError: see `loading.check_weights`.
+        InputError: see `load.check_weights`.
     """
     check_weights(model.path, model.variant)
 
@@ -211,7 +211,7 @@ def policy_and_weights(
 
     Args:
         encode: prepares the rows to come, before the networks are loaded; see `load_policy`.
-        begun: what `start.adapters` returned, if it was asked before.
+        begun: what `initial_lora.adapters` returned, if it was asked before.
         learns: whether the weights go on to change, and have an average and a reference beside them.
     """
     model = config.model
@@ -277,7 +277,7 @@ def trainable(
     """Unfreeze and return what a config trains: adapters on the policy's modules, or all their weights; see `Weights`.
 
     Args:
-        begun: what `start.adapters` returned.
+        begun: what `initial_lora.adapters` returned.
     """
     own = model.lora
     lora: LoraConfig | Mapping[str, Adapter] | None = None if own is None else begun

@@ -42,7 +42,7 @@ def check_model(model: TextModel) -> None:
     """Refuse a model that is not there, or whose files are not whole or lack weights; none are loaded.
 
     Raises:
-        InputError: see `loading.check_weights`.
+        InputError: see `load.check_weights`.
     """
     check_weights(model.path, model.variant)
 

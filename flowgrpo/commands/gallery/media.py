@@ -92,7 +92,7 @@ def _film(path: Path) -> bytes:
         return path.read_bytes()
     assert program is not None  # or `media.film` had said so
     sides = f"'min(iw,{LARGEST_SIDE})':'min(ih,{LARGEST_SIDE})'"
-    colours = "out_color_matrix=bt709:out_range=tv"  # as `videos.run` says that they are
+    colours = "out_color_matrix=bt709:out_range=tv"  # as `video_files.run` says that they are
     scale = f"scale={sides}:force_original_aspect_ratio=decrease:force_divisible_by=2:{colours}"
     with path.open("rb") as opened, tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "small.mp4"

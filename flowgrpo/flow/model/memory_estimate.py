@@ -39,7 +39,7 @@ def memory_estimate(
 
     Args:
         components: what `component_shapes` returned, if it was asked before.
-        begun: what `start.adapters` returned, if it was asked before.
+        begun: what `initial_lora.adapters` returned, if it was asked before.
         among: how many processes share the networks, and what is learned where that is all of them.
 
     Raises:
@@ -102,7 +102,7 @@ def check(config: Config, device: torch.device, begun: Mapping[str, Adapter] | N
     """Refuse a run that cannot fit, before its weights are loaded.
 
     Args:
-        begun: what `start.adapters` returned, if it was asked before.
+        begun: what `initial_lora.adapters` returned, if it was asked before.
 
     Raises:
         InputError: the estimate is more than the device, or this machine, has.

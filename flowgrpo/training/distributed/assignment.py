@@ -42,13 +42,13 @@ class Assignment:
 
 
 def parts_of(config: RunConfig, groups: Groups, iteration: int) -> list[list[int]]:
-    """The optimizer step that each root of each group of an iteration belongs to; see `parts.of_roots`."""
+    """The optimizer step that each root of each group of an iteration belongs to; see `minibatches.of_roots`."""
     roots = config.algorithm.roots(config.train.group_size)
     return minibatches.of_roots(config.train, roots, groups.roots, seed=config.run.seed, iteration=iteration)
 
 
 def assign_roots(config: RunConfig, groups: Groups, *, iteration: int, share: DataShard) -> Assignment:
-    """The roots of an iteration that a process, or the processes of one share, grow; see `parts.of_processes`."""
+    """The roots of an iteration that a process, or the processes of one share, grow; see `minibatches.of_processes`."""
     of_roots = parts_of(config, groups, iteration)
     hands = minibatches.of_processes(
         config.train, config.algorithm, of_roots, share.count, generators=config.run.generators

@@ -85,7 +85,7 @@ def shapes(place: str, folder: str = "", variant: str | None = None, stems: Coll
         place: local folder or hub id.
         folder: below the place.
         variant: of the weights that are read, where there are any of it.
-        stems: see `model_files.weights_of`.
+        stems: see `folder_files.weights_of`.
 
     Raises:
         InputError: there are weights of other variants only.
@@ -117,7 +117,7 @@ def weights_at(
     Args:
         place: of the model, a folder or a hub id.
         folder: of the component.
-        stems: see `model_files.weights_of`.
+        stems: see `folder_files.weights_of`.
     """
     return folder_files.weights_of(file_names(place, folder), variant, stems)
 

@@ -19,7 +19,7 @@ class Stopped(Exception):
         overrides: what the command has at its end, over what it was given.
     """
 
-    status: int
+    status: int = 1
 
     def __init__(self, sentence: str, rest: str, overrides: Sequence[str] = ("run.resume=true",)):
         super().__init__(sentence)
@@ -38,19 +38,13 @@ class Interrupted(Stopped):
 class NothingToLearn(Stopped):
     """The last `run.patience` iterations had no advantage other than 0, or no update that could be made."""
 
-    status = 1
-
 
 class Diverged(Stopped):
     """The trained weights are not finite, and no iteration can mend them; checkpoints are of before."""
 
-    status = 1
-
 
 class Broken(Stopped):
-    """The run took all its iterations, and the weights that it ends with cannot be trusted; see `idle.broken`."""
-
-    status = 1
+    """The run took all its iterations, and the weights that it ends with cannot be trusted; see `learning_signal.broken`."""
 
 
 class Finished(Stopped):
@@ -62,25 +56,17 @@ class Finished(Stopped):
 class EngineLost(Stopped):
     """An engine outside did not roll out what it was asked for; a checkpoint of all iterations before was written."""
 
-    status = 1
-
 
 class RanOutOfMemory(Stopped):
     """Memory ran out, in an iteration or before the first; checkpoints are of before."""
-
-    status = 1
 
 
 class DiskFull(Stopped):
     """A file of the run could not be written; checkpoints are of before."""
 
-    status = 1
-
 
 class Lost(Stopped):
     """A process of the run has ended that the others cannot stand in for; checkpoints are of before."""
-
-    status = 1
 
 
 class EngineLostAlone(Lost):
