@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flowgrpo.commands.train import Run
+    from flowgrpo.commands.runs.train import Run
     from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 
 
 def train(config: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Run:
-    """Run a config file with overrides; see `flowgrpo.commands.train.train`."""
-    from flowgrpo.commands import train as run
+    """Run a config file with overrides; see `flowgrpo.commands.runs.train.train`."""
+    from flowgrpo.commands.runs import train as run
 
     return run.train(config, overrides)
 

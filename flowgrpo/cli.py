@@ -16,7 +16,9 @@ import typer
 from rich.table import Table
 
 from flowgrpo import config
-from flowgrpo.commands import mdlm, options, reporting, sampling
+from flowgrpo.commands import mdlm, options
+from flowgrpo.commands.inspect import reporting
+from flowgrpo.commands.samples import sampling
 from flowgrpo.commands.terminal import Commands, Format, out, say, table_lines
 from flowgrpo.data import configs
 from flowgrpo.errors import InputError, UploadFailed
@@ -46,7 +48,7 @@ app.add_typer(mdlm.app, name="mdlm")
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from flowgrpo.schema.packages import installed
+        from flowgrpo.schema.imports.packages import installed
 
         out.print(f"flowgrpo {installed('flowgrpo')}")
         raise typer.Exit
@@ -101,7 +103,7 @@ def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Ov
         with endings.stops_told(path, overrides or []):
             raise typer.Exit(launch.relaunch(settings.run.processes, settings.run.folder))
     from flowgrpo.commands.gallery import history
-    from flowgrpo.commands.train import train_config
+    from flowgrpo.commands.runs.train import train_config
 
     with endings.stops_told(path, overrides or []):
         run = train_config(settings, configs.place_of(path))
@@ -133,7 +135,7 @@ def plan(
     """Show the tree, the batch, the model evaluations and the memory of a run, without any training."""
     is_run = path.is_dir() and (path / "config.yaml").is_file()
     settings = None if is_run else config.load(path, overrides or [])  # refused before anything heavy is imported
-    from flowgrpo.commands import plan as command
+    from flowgrpo.commands.runs import plan as command
 
     settings = settings or command.of_run(path, overrides or [])
     asked = {"--gpu-type": gpu_type, "--gpus-per-node": gpus_per_node, "--fixed-seconds": fixed_seconds}
@@ -165,7 +167,7 @@ def gallery(
 
         out.print(str(write_trees(folders[0], out_file or folders[0] / TREES)), soft_wrap=True)
         return
-    from flowgrpo.commands.gallery import write_gallery
+    from flowgrpo.commands.inspect.gallery import write_gallery
 
     page = "compare.html" if len(folders) > 1 else "gallery.html"
     out.print(str(write_gallery(folders, out_file or folders[0] / page)), soft_wrap=True)
@@ -193,7 +195,7 @@ def score(
 ) -> None:
     """Score existing pictures, videos, sounds or texts."""
     from flowgrpo.commands.endings import remedied
-    from flowgrpo.commands.score import BATCH, loaded, score_folder, table
+    from flowgrpo.commands.scores.score import BATCH, loaded, score_folder, table
 
     used = loaded(uses, dtype=dtype, batch_size=batch_size, device=device)
     rows = batch_size or BATCH
@@ -211,7 +213,7 @@ def rewards(
     form: Format = "human",
 ) -> None:
     """List the rewards that can be used by name, or describe one."""
-    from flowgrpo.commands.rewards import catalogue, reward_help
+    from flowgrpo.commands.scores.rewards import catalogue, reward_help
 
     rows = catalogue()
     if name is not None:
@@ -250,7 +252,7 @@ def serve(
     device: Annotated[str | None, typer.Option("--device", help="by default the first GPU, if there is one")] = None,
 ) -> None:
     """Serve rewards over HTTP; a run uses them by their URLs."""
-    from flowgrpo.commands.serve import serve as serve_rewards
+    from flowgrpo.commands.scores.serve import serve as serve_rewards
 
     serve_rewards(
         uses,
@@ -275,7 +277,7 @@ def export(
     form: Format = "human",
 ) -> None:
     """Write a run's LoRA in diffusers' (texts: peft's) format, or its full weights, with a model card and samples."""
-    from flowgrpo.commands.export import export as export_run
+    from flowgrpo.commands.runs.export import export as export_run
 
     done = export_run(run, out_folder, step, comfyui=comfyui, push_to_hub=push_to_hub, private=private)
     if form == "json":

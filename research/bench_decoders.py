@@ -16,11 +16,11 @@ import sys
 import time
 from typing import Any
 
-from flowgrpo.data.tasks import TASKS, problems
+from flowgrpo.data.generators.tasks import TASKS, problems
 from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.models.load import load_predictor
 from flowgrpo.mdlm.policy import TextPolicy
-from rewards.text import solved
+from rewards.texts.text import solved
 
 _IN_BLOCKS = {"name": "left_to_right", "region": {"name": "blocks", "block_length": 4}, "eos_early_stop": True}
 SPECS: dict[str, dict[str, Any]] = {

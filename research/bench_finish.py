@@ -26,7 +26,7 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 
 from flowgrpo import config
-from flowgrpo.commands.train import train_config
+from flowgrpo.commands.runs.train import train_config
 from flowgrpo.data import prompts, stored
 from flowgrpo.flow import setup
 from flowgrpo.flow.rollouts.prompt_encoding import longest_and_shortest, rows_of

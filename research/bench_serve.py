@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 import rewards
-from flowgrpo.data.scenes import arrange, draw, every_caption
-from rewards.heap import keep_freed_memory
+from flowgrpo.data.generators.scenes import arrange, draw, every_caption
+from rewards.memory import keep_freed_memory
 
 
 def pictures(number: int) -> tuple[torch.Tensor, list[str]]:

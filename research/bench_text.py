@@ -25,7 +25,7 @@ from paired import Prepared, Ratio, Work, exactly, in_turns
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicLayer
 
-from flowgrpo.data.tasks import problems
+from flowgrpo.data.generators.tasks import problems
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout, decode
 from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import torch
 
-from flowgrpo.commands.vote import Ballot, pairs_of
+from flowgrpo.commands.inspect.vote import Ballot, pairs_of
 from flowgrpo.data.prompts import load
-from rewards.media import picture
+from rewards.files.media import picture
 from rewards.shapes import shapes
 
 CONFIG = Path(__file__).parents[1] / "configs" / "shapes.yaml"

@@ -22,7 +22,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch asks, and for the processes 
 
 import torch
 
-from rewards.heap import keep_freed_memory
+from rewards.memory import keep_freed_memory
 
 keep_freed_memory()  # as runs do; else turns of the same work differ by a quarter, by pages that come and go
 

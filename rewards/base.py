@@ -223,7 +223,7 @@ def find(use: str) -> Any:
         found = locate(BUILT_IN[use].target, f"the reward {use!r}")
         return partial(found, **BUILT_IN[use].options) if BUILT_IN[use].options else found
     if use.startswith(("http://", "https://")):
-        return partial(locate("rewards.client:Client", f"the reward {use!r}"), use)
+        return partial(locate("rewards.served.client:Client", f"the reward {use!r}"), use)
     if ":" in use:
         return locate(use, f"the reward {use!r}")
     if use.endswith(".py"):

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from rewards.base import RewardError, load, locate
-from rewards.chat import Chat, pictures, text
-from rewards.judge import filled
 from rewards.process_state import kept
+from rewards.served.chat import Chat, pictures, text
+from rewards.served.judge import filled
 
 TEMPLATE = (
     "Both were generated from the description between the lines.\n---\n{prompt}\n---\n"
@@ -32,14 +32,14 @@ class Preference:
     A group of one, as in evaluation, has nothing to be compared with: None.
 
     Args:
-        endpoint: URL of an OpenAI-compatible endpoint; see `rewards.judge.Judge`. This, `compare` or `scores`.
+        endpoint: URL of an OpenAI-compatible endpoint; see `rewards.served.judge.Judge`. This, `compare` or `scores`.
         compare: a function of your own in the endpoint's place, `./file.py:function` or `pkg.module:function`, called with
             two samples and their prompt: 1 where the first is better, 0 where the second is, between these for degrees,
             None where it cannot tell.
         scores: a reward whose scores are log-odds, such as `votes`, as a config uses it: a name, a path or a map of `use`
             and `options`. A win is the probability sigmoid(s_first - s_second).
         both_orders: whether each pair is shown both ways.
-        model, method, frames, options: see `rewards.judge.Judge`; `logprobs` makes a win the probability of it.
+        model, method, frames, options: see `rewards.served.judge.Judge`; `logprobs` makes a win the probability of it.
         template: the question, behind the pictures; {prompt} and the names of columns in braces are filled in.
         answers: what may be answered, and how much of a win for the first it is.
 

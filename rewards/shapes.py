@@ -3,7 +3,7 @@
 Verifiable, not learnt, after GenEval's idea (objects, counts, colours, positions; arXiv 2310.11513): segment the picture
 by colour, take connected components, name each component's shape by comparing it with a drawn circle, square and
 triangle of the same bounding box, and compare what was found with the parsed caption. The vocabulary below is the whole
-language of the captions, `flowgrpo/data/scenes.py` draws the pictures.
+language of the captions, `flowgrpo/data/generators/scenes.py` draws the pictures.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def shapes(images: torch.Tensor, prompts: Sequence[str], caption: Sequence[str |
 
 
 def features(images: torch.Tensor, prompts: Sequence[str]) -> list[list[float]]:
-    """What a picture has of its caption (B, 4), which `rewards.votes` learns over.
+    """What a picture has of its caption (B, 4), which `rewards.models.votes` learns over.
 
     The objects that are right over the larger of asked and found, the shares of the asked ones whose colour and whose shape
     is there, and whether the relation holds.

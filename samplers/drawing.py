@@ -1,4 +1,4 @@
-"""Noise of siblings: drawn when it is asked for, or by threads while a GPU computes."""
+"""Noise of siblings: drawn when it is asked for, or by threads while a GPU computes, and sent to the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from samplers.noise import Address
-from samplers.transfer import sendable
 
 MOST_THREADS = 16
 
@@ -97,3 +96,20 @@ def _threads() -> ThreadPoolExecutor:
     """As many as this process's part of the cores that it may use; launchers tell how many processes share a machine."""
     cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     return ThreadPoolExecutor(max(1, min(cores, MOST_THREADS)), thread_name_prefix="noise")
+
+
+def sendable(shape: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Room for float32 numbers on the host that `sent` sends to a device as it is: pinned, where that is a GPU."""
+    return torch.empty(
+        tuple(shape), dtype=torch.float32, pin_memory=device.type == "cuda" and torch.cuda.is_available()
+    )
+
+
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor on a device. From the host to a GPU it goes by pinned memory, so that the host does not wait for the GPU.
+
+    A copy that waits would keep the host from preparing the next call of the model while the GPU computes this one.
+    """
+    if device.type == "cuda" and tensor.device.type == "cpu" and torch.cuda.is_available():
+        tensor = tensor.pin_memory()  # itself, if it is
+    return tensor.to(device, non_blocking=device.type != "cpu")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from samplers.transfer import sent
+from samplers.drawing import sent
 
 Tensor = torch.Tensor
 SHARED = 2**15  # numbers of a sum that torch's threads share

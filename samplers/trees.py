@@ -19,9 +19,8 @@ from typing import Any, Protocol
 import torch
 
 from samplers.batches import batched
-from samplers.drawing import Ahead, Family, drawn
+from samplers.drawing import Ahead, Family, drawn, sent
 from samplers.kernels import ODE, Kernel, State, log_prob, transition
-from samplers.transfer import sent
 
 TRUNK = "trunk"
 TWIG = "twig"  # a node that exists only to measure the state it left: its sample is not the end of a trajectory

@@ -3,10 +3,10 @@
     python scripts/make_digits_model.py --out flowgrpo/mdlm/digits
 
 The class is transformers' Llama with `is_causal` off, as LLaDA is one; a token is a character. It learns Countdown, 4 x 4
-Sudoku and integer arithmetic (`flowgrpo/data/tasks.py`, the split `train`) from prompts and solutions, whose tokens are
-masked at a rate t ~ U(0, 1); an answer is filled up with the end token to `LENGTH` tokens, which are learnt too. It departs
-from LLaDA's loss in that masked tokens weigh alike whatever t is. The weights are the average of the late ones, written as
-bfloat16. Training is compiled and in mixed precision.
+Sudoku and integer arithmetic (`flowgrpo/data/generators/tasks.py`, the split `train`) from prompts and solutions, whose
+tokens are masked at a rate t ~ U(0, 1); an answer is filled up with the end token to `LENGTH` tokens, which are learnt too.
+It departs from LLaDA's loss in that masked tokens weigh alike whatever t is. The weights are the average of the late ones,
+written as bfloat16. Training is compiled and in mixed precision.
 
 The model is imperfect on purpose: training stops early, and in two short further passes a part of the answers is lazy: a
 Sudoku is copied with its cells empty, a Countdown makes its target of numbers that were not given. So the model knows how
@@ -25,11 +25,11 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from flowgrpo.data.tasks import ALPHABET, LONGEST_PROMPT, TASKS, draw, problems
+from flowgrpo.data.generators.tasks import ALPHABET, LONGEST_PROMPT, TASKS, draw, problems
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.models.load import load_predictor
-from rewards.text import solved
+from rewards.texts.text import solved
 
 LENGTH = 20  # tokens of an answer
 BATCH = 128

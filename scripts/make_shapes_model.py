@@ -34,7 +34,7 @@ from transformers import (
     T5EncoderModel,
 )
 
-from flowgrpo.data.scenes import arrange, captions, draw, every_caption, is_held_out
+from flowgrpo.data.generators.scenes import arrange, captions, draw, every_caption, is_held_out
 from rewards.shapes import COLOURS, COUNTS, RELATIONS, SHAPES, shapes
 
 TEXT_TOKENS = 12

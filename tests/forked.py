@@ -18,7 +18,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         "flowgrpo.cli",
-        "flowgrpo.commands.train",
+        "flowgrpo.commands.runs.train",
         "flowgrpo.flow.setup",
         "flowgrpo.mdlm.setup",
         "flowgrpo.mdlm.trainer",

@@ -8,7 +8,8 @@ from PIL import Image
 from transformers import conversion_mapping
 
 from flowgrpo.cli import app
-from flowgrpo.data import prompts, tasks
+from flowgrpo.data import prompts
+from flowgrpo.data.generators import tasks
 from flowgrpo.flow.pipeline.call_arguments import outline
 
 for split in tasks.SPLITS:

@@ -12,7 +12,7 @@ from cut_back import cut_back
 from pair import pair
 from torch import distributed
 
-from flowgrpo.commands.train import train
+from flowgrpo.commands.runs.train import train
 from flowgrpo.errors import InputError
 
 SECONDS = 120  # after which a process that waits for the others gives up

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from flowgrpo.commands.explanation import Explained
+from flowgrpo.commands.inspect.explanation import Explained
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.diagnostics.counterfactual import Explanation, Look, Step
 from flowgrpo.flow.diagnostics.spectrum import VarianceShare

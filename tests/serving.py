@@ -9,9 +9,10 @@ import uvicorn
 from safetensors.torch import save
 from starlette.testclient import TestClient
 
-from rewards import Reward, guard
-from rewards.server import app
-from rewards.wire import encode
+from rewards import Reward
+from rewards.served import guard
+from rewards.served.server import app
+from rewards.served.wire import encode
 
 
 def bright(images, prompts):

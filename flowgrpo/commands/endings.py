@@ -12,7 +12,7 @@ import typer
 from flowgrpo.commands import launch
 from flowgrpo.commands.remedies import remedy
 from flowgrpo.commands.terminal import say
-from flowgrpo.schema.heavy import torch
+from flowgrpo.schema.imports.heavy import torch
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.run.out_of_memory import OutOfMemory, last_resort
 from flowgrpo.training.run.stop_reasons import DiskFull, EngineLostAlone, RanOutOfMemory, Stopped, is_lost

@@ -10,7 +10,7 @@ from typing import Any
 from flowgrpo.data import tables
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.errors import InputError
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.model_files import folder_files
 from flowgrpo.training.model_files.hub_files import HUB_ID, index_map, one_sentence
 from rewards.base import nearest

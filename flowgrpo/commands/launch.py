@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from flowgrpo.errors import InputError
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.run import stop_reasons
 from flowgrpo.training.run.stop_reasons import Killed
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from flowgrpo.commands.kinds import KINDS
 from flowgrpo.commands.terminal import say
-from flowgrpo.schema.heavy import torch
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.heavy import torch
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.planning import memory_advice
 

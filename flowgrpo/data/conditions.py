@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from flowgrpo.errors import InputError
-from rewards import media, suffixes
+from rewards.files import media, suffixes
 
 KINDS = ", ".join(suffixes.MEDIA)
 # What pipelines mostly call their conditions.

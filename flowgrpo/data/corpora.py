@@ -23,8 +23,8 @@ from pathlib import Path
 from flowgrpo.data import tables
 from flowgrpo.data.tables import Row
 from flowgrpo.errors import InputError
-from rewards import latex
 from rewards.base import nearest
+from rewards.texts import latex
 
 _CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's notes for a calculator, as in 6 * 7 = <<6*7=42>>42
 

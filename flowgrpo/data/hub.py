@@ -7,8 +7,8 @@ import re
 from flowgrpo.data.tables import Row
 from flowgrpo.errors import InputError
 from flowgrpo.schema.readable import one_line
-from rewards import hub
 from rewards.memory import is_out_of_memory
+from rewards.models import hub
 
 SOURCE = re.compile(r"hub:(?P<path>[^/:\s]+/[^/:\s]+)(/(?P<config>[^/:\s]+))?:(?P<split>\S+)")
 

@@ -8,20 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.data import (
-    compositions,
-    conditions,
-    corpora,
-    edits,
-    hub,
-    moves,
-    scenes,
-    sounds,
-    tables,
-    tasks,
-    templates,
-    writing,
-)
+from flowgrpo.data import conditions, corpora, hub, tables
+from flowgrpo.data.generators import compositions, edits, moves, scenes, sounds, tasks, templates, writing
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import Prompts
 from rewards.base import nearest
@@ -70,7 +58,7 @@ def load(
         key: the place named in errors.
         column: the one of a table or of a hub dataset that holds the prompts.
         folder: where copies of corpora are; see `flowgrpo.data.corpora`.
-        template: the name of one, into which every prompt is put; see `flowgrpo.data.templates`.
+        template: the name of one, into which every prompt is put; see `flowgrpo.data.generators.templates`.
 
     Raises:
         InputError: there is no such source, or a line of it is wrong.

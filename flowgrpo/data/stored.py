@@ -21,7 +21,7 @@ import torch
 from flowgrpo.data import prompts, tables
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.sections import RunConfig
 from rewards.base import nearest
 from samplers.kernels import State

@@ -18,9 +18,9 @@ from flowgrpo.flow.methods.trees.tree import Rooted
 from flowgrpo.flow.pipeline.networks.attention_backends import AttentionBackend, refuse_lossy_attention
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
-from flowgrpo.schema.part import read_part
+from flowgrpo.schema.schedule import read_part
 from flowgrpo.schema.sections import AUTO, Eval, RewardUse, RunConfig, Train, Variant
 from flowgrpo.schema.wings import AlgorithmSection, Drafted, ModelSection
 from flowgrpo.training.advantages.baseline import NESTED, Baseline

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from flowgrpo.schema.base import Strict
 
 if TYPE_CHECKING:
-    from flowgrpo.schema.heavy import Tensor
+    from flowgrpo.schema.imports.heavy import Tensor
     from flowgrpo.schema.lora import Lora, LoraPath, Quantised
 
 

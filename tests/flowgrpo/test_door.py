@@ -11,8 +11,8 @@ import pytest
 from runs import CALL
 
 from flowgrpo.cli import main
-from flowgrpo.commands import rewards as command
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.commands.scores import rewards as command
+from flowgrpo.schema.imports.lazy import lazy
 from rewards import BUILT_IN
 from rewards.base import find
 

@@ -4,7 +4,7 @@ The tests of the packages lie as the packages do.
 """
 
 import ast
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -327,6 +327,29 @@ def test_flow_models_and_texts_never_meet():
         if name.startswith(("flowgrpo.flow", "flowgrpo.mdlm")):
             other = "flowgrpo.mdlm" if name.startswith("flowgrpo.flow") else "flowgrpo.flow"
             assert not [package for package in below if package.startswith(other)]
+
+
+FOLDERS = sorted({path.parent for path in MODULES.values()})
+
+
+@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if any(folder in other.parents for other in FOLDERS)])
+def test_files_and_folders_of_a_package_point_down(folder):
+    package = ".".join(folder.relative_to(ROOT).parts)
+    left = defaultdict(set)
+    for module, path in MODULES.items():
+        if folder in path.parents and path != folder / "__init__.py":
+            room = module.removeprefix(f"{package}.").partition(".")[0]
+            others = [other for other in map(module_of, imported(path)) if other and other.startswith(f"{package}.")]
+            left[room] |= {other.removeprefix(f"{package}.").partition(".")[0] for other in others} - {room}
+    while left:
+        bottom = {name for name, below in left.items() if not below & left.keys()}
+        assert bottom, f"in or above a circle in {package}: {sorted(left)}"
+        left = {name: below for name, below in left.items() if name not in bottom}
+
+
+def test_no_folder_holds_more_than_twelve_modules():
+    counts = Counter(path.parent for path in MODULES.values() if path.name != "__init__.py")
+    assert not {str(folder): count for folder, count in counts.items() if count > 12}
 
 
 def test_no_files_import_each_other():

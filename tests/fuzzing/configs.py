@@ -21,7 +21,7 @@ from unittest.mock import patch
 import yaml
 from hypothesis import strategies as st
 
-import flowgrpo.commands.plan  # noqa: F401 - the first case would wait for what it imports
+import flowgrpo.commands.runs.plan  # noqa: F401 - the first case would wait for what it imports
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.commands.kinds import KINDS

@@ -21,13 +21,15 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy.io import wavfile
 
-from flowgrpo.commands import score as scoring
-from flowgrpo.commands.gallery import write_gallery
+from flowgrpo.commands.inspect.gallery import write_gallery
+from flowgrpo.commands.scores import score as scoring
 from flowgrpo.data import conditions, prompts
 from flowgrpo.errors import InputError
 from fuzzing.runner import is_sentence, run
 from fuzzing.summary import Summary
-from rewards import RewardError, media, similarity, suffixes
+from rewards import RewardError
+from rewards.files import media, suffixes
+from rewards.models import similarity
 
 DATA = Path(__file__).parents[1] / "data"
 READ = tuple(suffixes.MEDIA | suffixes.TEXTS)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from rewards.wire import CONTENT_TYPE
+from rewards.served.wire import CONTENT_TYPE
 
 TOKEN = "secret"
 NAMES = ("bright", "broken", "stubborn")

@@ -4,8 +4,8 @@ import threading
 
 from fuzzing.requests import NAMES, TOKEN
 from rewards.base import Reward
-from rewards.guard import listen
-from rewards.server import app, run
+from rewards.served.guard import listen
+from rewards.served.server import app, run
 
 MOST = 4 << 20
 

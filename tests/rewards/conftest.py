@@ -2,7 +2,7 @@
 
 import pytest
 
-from rewards import sandbox
+from rewards.sandbox import sandbox
 
 
 @pytest.fixture(scope="session")

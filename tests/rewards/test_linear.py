@@ -6,19 +6,10 @@ import time
 
 import pytest
 
-from rewards.chat import read
-from rewards.code import code_format, program_of
-from rewards.ocr import asked_text, edit_distance, similarity
-from rewards.text import (
-    answer_of,
-    arithmetic,
-    countdown,
-    final_answer,
-    gsm8k,
-    gsm8k_accuracy,
-    math_answer,
-    tags,
-)
+from rewards.objects.ocr import asked_text, edit_distance, similarity
+from rewards.served.chat import read
+from rewards.texts.code import code_format, program_of
+from rewards.texts.text import answer_of, arithmetic, countdown, final_answer, gsm8k, gsm8k_accuracy, math_answer, tags
 
 HOSTILE = (
     "<answer>",

@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy import ndimage
 
-from flowgrpo.data.scenes import Drawn, arrange, captions, draw, every_caption, is_held_out, names_unseen
+from flowgrpo.data.generators.scenes import Drawn, arrange, captions, draw, every_caption, is_held_out, names_unseen
 from rewards.shapes import BACKGROUND, COLOURS, SHAPES, Found, detect, parse, shapes
 
 

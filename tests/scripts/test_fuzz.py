@@ -8,7 +8,7 @@ from fuzzing import configs, folders, loras, media, plugins, server, tables, wei
 from fuzzing.runner import LONGEST_SENTENCE, is_sentence, run
 from hypothesis import strategies as st
 
-from rewards import suffixes
+from rewards.files import suffixes
 
 spec = importlib.util.spec_from_file_location("fuzz", Path(__file__).parents[2] / "scripts" / "fuzz.py")
 fuzz = importlib.util.module_from_spec(spec)

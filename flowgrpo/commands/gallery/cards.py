@@ -20,8 +20,8 @@ from flowgrpo.commands.gallery.totals import Totals
 from flowgrpo.data.yaml_maps import read_map
 from flowgrpo.errors import InputError
 from flowgrpo.training.run.run_files import read_manifest
-from rewards import suffixes
-from rewards.media import MediaError
+from rewards.files import suffixes
+from rewards.files.media import MediaError
 
 LARGEST_MEDIA = 64 << 20  # bytes of a page's video and audio files, above which the steps between are left out
 LARGEST_TEXTS = 4 << 20  # the same of texts, which take several times as much of a page as of the folder

@@ -13,7 +13,7 @@ from PIL import ImageSequence
 from scipy.io import wavfile
 
 from flowgrpo.training.reports import video_files
-from rewards import films, media, suffixes
+from rewards.files import films, media, suffixes
 
 LARGEST_SIDE = 384  # pixels of an embedded picture or video
 LONGEST = 15  # seconds of embedded sound

@@ -14,7 +14,7 @@ from flowgrpo.commands.gallery.text import answer
 from flowgrpo.commands.gallery.totals import Totals
 from flowgrpo.errors import InputError
 from flowgrpo.training.run.run_files import read_manifest
-from rewards import suffixes
+from rewards.files import suffixes
 
 MOST = 4  # of either
 

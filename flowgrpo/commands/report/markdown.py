@@ -16,7 +16,7 @@ from flowgrpo.commands.report.signals import Signal
 from flowgrpo.commands.report.watched import Verdict
 from flowgrpo.data import tables
 from flowgrpo.training.reports.markdown import escaped, fenced, table_row
-from rewards import suffixes
+from rewards.files import suffixes
 
 LONGEST = 600  # characters of a text, of which the rest is left out
 

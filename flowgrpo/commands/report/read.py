@@ -21,7 +21,7 @@ from flowgrpo.data.yaml_maps import read_map
 from flowgrpo.errors import InputError
 from flowgrpo.training.run.run_files import read_metrics
 from rewards.base import one_line
-from rewards.media import MediaError
+from rewards.files.media import MediaError
 
 LAST = 50  # warnings that are told
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from flowgrpo.errors import InputError
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.engine.service import KEY, EngineError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, Positive, Strict
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 from samplers.levels import DEFAULT_LEVELS
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, Count, Positive
-from flowgrpo.schema.heavy import Tensor, torch
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.heavy import Tensor, torch
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.weights.old_policies import Bank, Decay
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.model.layer_names import NAMES, Names
 from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.networks.traits import TRAINED
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.lora import LoraPath
 from flowgrpo.training.checkpoints import lora_files, lora_layers
 from flowgrpo.training.checkpoints.lora_files import KEY, LoraFile

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from flowgrpo.data.embedded import place_of
 from flowgrpo.flow.pipeline.loading import load
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.model_files.hub_files import one_sentence
 
 if TYPE_CHECKING:

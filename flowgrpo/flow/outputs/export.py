@@ -24,14 +24,14 @@ from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.networks import traits
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.schema.lora import LoraPath
-from flowgrpo.schema.part import part_text
+from flowgrpo.schema.schedule import part_text
 from flowgrpo.training.checkpoints import checkpoint, lora_files
 from flowgrpo.training.reports import markdown, model_card
 from flowgrpo.training.reports.model_card import SAMPLES, Exported, Shown
 from flowgrpo.training.reports.samples import SAMPLING_RATE, save_sample
 from flowgrpo.training.weights.trained_weights import Weights
-from rewards import suffixes
 from rewards.compute import default_device
+from rewards.files import suffixes
 
 if TYPE_CHECKING:
     import torch

@@ -24,7 +24,7 @@ from flowgrpo.flow.planning.iteration_forecast import compared, predicted
 from flowgrpo.flow.planning.tree_diagram import LEGEND, draw_tree
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
 from flowgrpo.schema import published
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.reports.progress import BACKWARD
 from flowgrpo.training.scoring import scorer
 from samplers.schedule import euler_sigmas, linear_sigmas

@@ -24,8 +24,8 @@ from flowgrpo.training.weights.optimizer_step import UpdateStats
 from flowgrpo.training.weights.trained_weights import Weights
 from samplers import noise
 from samplers.batches import batched
+from samplers.drawing import sent
 from samplers.kernels import State
-from samplers.transfer import sent
 from samplers.trees import Tree
 
 Tensor = torch.Tensor

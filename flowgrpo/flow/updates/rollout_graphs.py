@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flowgrpo.schema.heavy import torch
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.heavy import torch
+from flowgrpo.schema.imports.lazy import lazy
 
 if TYPE_CHECKING:
     from flowgrpo.data.prompts import Row

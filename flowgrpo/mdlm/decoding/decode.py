@@ -17,8 +17,8 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.tokens.regions import Region
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep, Draws, Frame, Setting, setting
 from flowgrpo.mdlm.decoding.tokens.token_proposals import Proposed, Sample
-from flowgrpo.schema.heavy import Tensor, torch
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.heavy import Tensor, torch
+from flowgrpo.schema.imports.lazy import lazy
 from samplers.batches import batched
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
 from flowgrpo.schema.base import Choice, Count, Rate
-from flowgrpo.schema.heavy import Tensor, torch
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.heavy import Tensor, torch
+from flowgrpo.schema.imports.lazy import lazy
 
 if TYPE_CHECKING:
     from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor

@@ -8,7 +8,7 @@ import torch
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.config import TextModel
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.checkpoints import lora_files, lora_layers
 from flowgrpo.training.checkpoints.lora_files import KEY, LoraFile
 from flowgrpo.training.checkpoints.lora_layers import Index, Outline

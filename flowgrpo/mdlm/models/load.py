@@ -15,13 +15,13 @@ from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.network.block_attention import Attention, known_block_size
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.model_files import folder_files, weight_check
 from flowgrpo.training.model_files.hub_files import HUB_ID, file_names, one_sentence, without_progress_bars
 from flowgrpo.training.weights import lora_adapters, quantisation
-from rewards import hub
 from rewards.base import nearest
 from rewards.memory import is_out_of_memory
+from rewards.models import hub
 
 if TYPE_CHECKING:  # what a plan does without is imported by who loads a model
     import peft

@@ -12,7 +12,7 @@ from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.models import initial_lora
 from flowgrpo.mdlm.models.load import config_of, model_paths
 from flowgrpo.mdlm.models.released_names import is_released
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.lora import Lora
 from flowgrpo.training.model_files.hub_files import one_sentence, refuse_too_large, shapes
 from flowgrpo.training.weights import quantisation, sharding

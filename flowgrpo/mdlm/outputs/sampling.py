@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.data import templates
+from flowgrpo.data.generators import templates
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.config import TextModel
@@ -31,8 +31,8 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
 
     Args:
         use: its `call` has keys of the section `model` of a config; `decoder`, a name or a map like `eval.decoder`; and
-            `template`, of `flowgrpo.data.templates`. The decoder `scheduled` has the learned schedule of the adapter's
-            folder, or else the model's, where there is one.
+            `template`, of `flowgrpo.data.generators.templates`. The decoder `scheduled` has the learned schedule of the
+            adapter's folder, or else the model's, where there is one.
         rows: whose prompts are put into the template.
 
     Raises:

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, named
-from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages.comparison_sets import (
     NestedSets,
     nested_leave_one_out,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.schema.imports.heavy import Tensor, torch
 
 LIMIT = 20.0  # of a log ratio before exp; beyond it there is no gradient
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.schema.wings import Comparing
 from flowgrpo.training.advantages.baseline import combined
 from rewards import Reward

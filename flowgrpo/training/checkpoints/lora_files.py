@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from flowgrpo.data import tables
 from flowgrpo.data.yaml_maps import read_map
 from flowgrpo.errors import InputError
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.model_files.hub_files import HUB_ID, one_sentence

@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor
 
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.distributed.agreement import Peers
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.engine import Engine
 from flowgrpo.schema.sections import RunConfig
 from rewards.base import RewardError
-from rewards.endpoint import Endpoint
+from rewards.served.endpoint import Endpoint
 
 KEY = "run.engine"
 INSTEAD = f"or set {KEY}=null"

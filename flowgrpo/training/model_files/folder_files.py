@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
-from flowgrpo.schema.heavy import torch
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.heavy import torch
+from flowgrpo.schema.imports.lazy import lazy
 
 if TYPE_CHECKING:
     import safetensors

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from flowgrpo.data.embedded import place_of
 from flowgrpo.errors import InputError
-from flowgrpo.schema.heavy import torch
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.heavy import torch
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.model_files import folder_files
-from rewards import hub
 from rewards.memory import is_out_of_memory
+from rewards.models import hub
 
 if TYPE_CHECKING:
     import huggingface_hub

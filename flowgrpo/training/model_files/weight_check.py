@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flowgrpo.errors import InputError
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.model_files import hub_files
 from flowgrpo.training.model_files.folder_files import STEMS
 from flowgrpo.training.model_files.hub_files import Shape
-from rewards.weight_names import SHOWN, lacking
+from rewards.models.weight_names import SHOWN, lacking
 
 if TYPE_CHECKING:
     import accelerate

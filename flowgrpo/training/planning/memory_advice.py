@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from flowgrpo.schema.heavy import torch
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.heavy import torch
+from flowgrpo.schema.imports.lazy import lazy
 
 if TYPE_CHECKING:
     from flowgrpo.schema.sections import RunConfig

@@ -17,7 +17,7 @@ import yaml
 
 from flowgrpo.data.embedded import EMBEDDED, place_of
 from flowgrpo.data.prompts import Row
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.model_files.hub_files import HUB_ID
 from flowgrpo.training.reports.markdown import escaped, fenced, span, table_row

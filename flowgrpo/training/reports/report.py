@@ -23,7 +23,7 @@ from accelerate.tracking import GeneralTracker
 from rich.text import Text
 from typing_extensions import override
 
-from flowgrpo.schema.packages import installed
+from flowgrpo.schema.imports.packages import installed
 from flowgrpo.schema.readable import one_line
 from flowgrpo.training.reports.progress import Display, duration, shown
 from flowgrpo.training.run import phases

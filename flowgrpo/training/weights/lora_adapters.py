@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from flowgrpo.errors import InputError
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.lora import Lora
 
 if TYPE_CHECKING:  # what reads a file does without

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import TYPE_CHECKING, Any, Literal
 
 from flowgrpo.errors import InputError
-from flowgrpo.schema.heavy import torch
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.heavy import torch
+from flowgrpo.schema.imports.lazy import lazy
 
 if TYPE_CHECKING:
     from flowgrpo.schema.sections import RunConfig

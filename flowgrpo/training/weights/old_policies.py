@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import NotNegative, Strict
-from flowgrpo.schema.heavy import Tensor, torch
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.heavy import Tensor, torch
+from flowgrpo.schema.imports.lazy import lazy
 
 if TYPE_CHECKING:
     from samplers import noise

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from flowgrpo.errors import InputError
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.lora import Lora
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training.distributed.dtensors import follow, local, placed_as

@@ -9,7 +9,8 @@ import torch
 from planted import sampled, trained_run
 
 from flowgrpo.cli import main
-from flowgrpo.commands.gallery import cards, write_gallery
+from flowgrpo.commands.gallery import cards
+from flowgrpo.commands.inspect.gallery import write_gallery
 from flowgrpo.training.reports.samples import save_sample
 
 

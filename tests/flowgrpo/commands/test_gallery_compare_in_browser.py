@@ -4,7 +4,7 @@ import pytest
 from browsing import CONTRAST, LOOKS, WILD, opened
 from planted import trained_run
 
-from flowgrpo.commands.gallery import write_gallery
+from flowgrpo.commands.inspect.gallery import write_gallery
 
 
 def planted(folder, place, steps, last):

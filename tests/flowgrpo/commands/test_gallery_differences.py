@@ -2,7 +2,7 @@
 
 import datetime
 
-from flowgrpo.commands.gallery.differences import Difference, differences, flat, in_words
+from flowgrpo.commands.compare.differences import Difference, differences, flat, in_words
 
 
 def test_keys_are_the_way_to_a_value():

@@ -8,8 +8,8 @@ import torch
 from browsing import CONTRAST, LOOKS, WILD, opened
 from planted import NODES, node, run_with, shade, tree
 
-from flowgrpo.commands.gallery import write_gallery
 from flowgrpo.commands.gallery.trees import write_trees
+from flowgrpo.commands.inspect.gallery import write_gallery
 from flowgrpo.training.reports.samples import save_sample
 
 

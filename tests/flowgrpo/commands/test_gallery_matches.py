@@ -5,9 +5,9 @@ import pytest
 from PIL import Image
 from planted import sampled
 
-from flowgrpo.commands.gallery.matches import changes, disagreements, matches, shown_steps
+from flowgrpo.commands.compare.matches import changes, disagreements, matches, shown_steps
+from flowgrpo.commands.compare.runs import read_runs
 from flowgrpo.commands.gallery.media import pixel_difference
-from flowgrpo.commands.gallery.runs import read_runs
 
 
 def read(tmp_path, **folders):

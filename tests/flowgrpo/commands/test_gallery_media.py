@@ -13,7 +13,7 @@ from PIL import Image
 from flowgrpo.commands.gallery.media import data_url
 from flowgrpo.training.reports import video_files
 from flowgrpo.training.reports.samples import save_sample
-from rewards.media import MediaError, film
+from rewards.files.media import MediaError, film
 
 
 def test_a_large_webp_is_made_smaller_and_keeps_its_pace(tmp_path, monkeypatch):

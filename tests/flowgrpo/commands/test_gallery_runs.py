@@ -5,8 +5,8 @@ import json
 import pytest
 from planted import sampled, trained_run
 
+from flowgrpo.commands.compare.runs import counts_alike, names, read_runs, redefined
 from flowgrpo.commands.gallery.history import spent
-from flowgrpo.commands.gallery.runs import counts_alike, names, read_runs, redefined
 from flowgrpo.errors import InputError
 
 EVALUATED = {0: {"reward/mean": 0.25}, 2: {"reward/mean": 0.5}, 4: {"reward/mean": None}, 6: {"reward/mean": 0.75}}

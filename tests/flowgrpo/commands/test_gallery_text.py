@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from flowgrpo.cli import main
-from flowgrpo.commands.gallery import cards, write_gallery
+from flowgrpo.commands.gallery import cards
 from flowgrpo.commands.gallery.text import answer
+from flowgrpo.commands.inspect.gallery import write_gallery
 
 
 class Reader(HTMLParser):

@@ -9,9 +9,9 @@ import pytest
 from planted import FIRST, NODES, node, run_with, shade, tree
 
 from flowgrpo.cli import main
-from flowgrpo.commands.gallery import check_readable, write_gallery
 from flowgrpo.commands.gallery.forest import Forest
 from flowgrpo.commands.gallery.trees import Drawing, shown_steps, write_trees
+from flowgrpo.commands.inspect.gallery import check_readable, write_gallery
 from flowgrpo.errors import InputError
 from flowgrpo.training.reports.tree_store import KeptNode, TreeFolder, encoded
 

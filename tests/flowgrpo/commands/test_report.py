@@ -13,6 +13,7 @@ from planted import node, tree
 from planted_run import CONFIG, LINES, WILD, evaluated, run_of, trained, use, with_samples, with_trees
 
 from flowgrpo.cli import main
+from flowgrpo.commands.inspect.watch import Watched
 from flowgrpo.commands.report import write_report
 from flowgrpo.commands.report.cost import cost
 from flowgrpo.commands.report.curves import MOST, evaluations, total_curve
@@ -21,7 +22,6 @@ from flowgrpo.commands.report.read import read
 from flowgrpo.commands.report.signals import OfStep, by_step, signals
 from flowgrpo.commands.report.spectrum import NO_SIBLINGS, NO_TREES, Bar, Spectrum, spectrum
 from flowgrpo.commands.report.watched import NONE, verdict
-from flowgrpo.commands.watch import Watched
 from flowgrpo.errors import InputError
 from flowgrpo.training.reports.tree_store import TreeFolder
 
@@ -299,7 +299,7 @@ def test_a_report_needs_nothing_that_computes(tmp_path):
     code = (
         "import json, sys; from flowgrpo.cli import main\n"
         f"statuses = [main(['report', {str(run)!r}, '--out', {str(tmp_path)!r} + name]) for name in ('/r.html', '/r.md')]\n"
-        "import flowgrpo.commands.watch\n"
+        "import flowgrpo.commands.inspect.watch\n"
         "print(json.dumps([statuses, [m for m in ('torch', 'diffusers', 'transformers') if m in sys.modules]]))"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -13,7 +13,8 @@ from zoo import SPECIMENS
 
 from flowgrpo import config
 from flowgrpo.cli import main
-from flowgrpo.data import compositions, configs, drafts, edits, templates
+from flowgrpo.data import configs
+from flowgrpo.data.generators import compositions, drafts, edits, templates
 from flowgrpo.training.run.run_files import read_metrics
 
 FLOW = {

@@ -5,10 +5,11 @@ import sys
 
 import pytest
 
-from flowgrpo.data import prompts, templates
+from flowgrpo.data import prompts
+from flowgrpo.data.generators import templates
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.config import TextPrompts
-from rewards.text import gsm8k, math_answer
+from rewards.texts.text import gsm8k, math_answer
 
 EGGS = {
     "question": "A hen lays 6 eggs a day. How many are that in a week of 7 days? ",

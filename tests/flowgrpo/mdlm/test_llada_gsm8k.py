@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from flowgrpo import config
 from flowgrpo.cli import main
-from flowgrpo.data.templates import TEMPLATES
+from flowgrpo.data.generators.templates import TEMPLATES
 from flowgrpo.training.run.run_files import read_metrics
 
 CONFIG = "llada-8b"

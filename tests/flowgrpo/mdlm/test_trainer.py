@@ -8,7 +8,7 @@ from in_turn import after_first_step
 from runs import background
 from safetensors.torch import load_file
 
-from flowgrpo.commands import train as run
+from flowgrpo.commands.runs import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.network import predictor
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor

@@ -1,6 +1,6 @@
 """Answers that an older policy made are compared with that one."""
 
-from flowgrpo.commands import train as run
+from flowgrpo.commands.runs import train as run
 
 
 def test_the_ratio_of_one_step_is_to_the_policy_that_made_the_answers(settings):

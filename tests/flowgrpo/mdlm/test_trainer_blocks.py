@@ -8,7 +8,7 @@ from predictors import MASK, PAD, llama, qwen, qwen3
 from released import qwen_tokenizer
 
 from flowgrpo.cli import main
-from flowgrpo.commands import train as run
+from flowgrpo.commands.runs import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import build

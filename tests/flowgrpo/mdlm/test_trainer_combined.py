@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flowgrpo.commands import train as run
+from flowgrpo.commands.runs import train as run
 
 OWN = """
 def early(texts, prompts):

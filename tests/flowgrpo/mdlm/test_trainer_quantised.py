@@ -8,7 +8,7 @@ from read_card import blocks
 from safetensors.torch import load_file
 
 from flowgrpo.cli import main
-from flowgrpo.commands import train as run
+from flowgrpo.commands.runs import train as run
 from flowgrpo.mdlm import setup
 from flowgrpo.mdlm.models.memory_estimate import memory_estimate
 

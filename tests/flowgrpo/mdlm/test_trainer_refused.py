@@ -2,7 +2,7 @@
 
 import pytest
 
-from flowgrpo.commands import train as run
+from flowgrpo.commands.runs import train as run
 from flowgrpo.errors import InputError
 from rewards import RewardError
 

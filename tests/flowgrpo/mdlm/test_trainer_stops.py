@@ -13,12 +13,12 @@ from fakes import http_server
 from safetensors.torch import load_file
 
 from flowgrpo.cli import main
-from flowgrpo.commands import train as run
+from flowgrpo.commands.runs import train as run
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.training.run.run_files import read_metrics
 from flowgrpo.training.run.stop_reasons import Broken, Diverged, NothingToLearn
 from flowgrpo.training.weights.trained_weights import Weights
-from rewards.wire import decode
+from rewards.served.wire import decode
 
 
 def broken(monkeypatch, method, when=lambda: True):

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.credit.rules import Credit, left_by, stochastic_edges, trunk_ends
-from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages.comparison_sets import NestedSets
 from flowgrpo.training.advantages.credit_units import CreditUnits
 

@@ -19,8 +19,8 @@ from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice
-from flowgrpo.schema.heavy import Tensor, torch
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.heavy import Tensor, torch
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.advantages.baseline import combined
 from flowgrpo.training.advantages.credit_units import CreditUnits
 

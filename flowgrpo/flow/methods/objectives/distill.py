@@ -11,7 +11,7 @@ from typing_extensions import override
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.objectives.matching import Unbounded
 from flowgrpo.flow.methods.objectives.policy_gradient import LossInputs, TrainedStep
-from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.schema.imports.heavy import Tensor, torch
 
 
 class Distill(Unbounded):

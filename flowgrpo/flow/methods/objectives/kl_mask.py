@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from flowgrpo.flow.methods.objectives.policy_gradient import LossInputs, PolicyGradient, plain_ratio, previous_kl
 from flowgrpo.schema.base import Positive
-from flowgrpo.schema.heavy import Tensor
+from flowgrpo.schema.imports.heavy import Tensor
 
 
 class KlMask(PolicyGradient):

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from flowgrpo.flow.methods.objectives.policy_gradient import ClipRange, LossInputs, PolicyGradient, plain_ratio
 from flowgrpo.schema.base import NotNegative, Positive, Rate
-from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages import clipped_ratio
 from flowgrpo.training.advantages.clipped_ratio import both_bounds, bounded_exp
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from flowgrpo.flow.methods.objectives.policy_gradient import ClipRange, LossInputs, PolicyGradient
 from flowgrpo.schema.base import Positive
-from flowgrpo.schema.heavy import Tensor
+from flowgrpo.schema.imports.heavy import Tensor
 from flowgrpo.training.advantages.clipped_ratio import path_bounds, path_clip_loss, path_clipped
 
 

@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, Positive, Strict
-from flowgrpo.schema.heavy import Tensor, torch
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.heavy import Tensor, torch
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.advantages import clipped_ratio
 from flowgrpo.training.advantages.clipped_ratio import both_bounds, bounded_exp
 

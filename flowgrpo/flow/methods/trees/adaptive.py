@@ -11,7 +11,7 @@ from typing_extensions import override
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.trees.finish import Finish
 from flowgrpo.flow.methods.trees.tree import Rooted, divided
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 
 if TYPE_CHECKING:
     from samplers import plans

@@ -17,7 +17,7 @@ from typing_extensions import override
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.credit.rules import trunk_ends
 from flowgrpo.flow.methods.trees.tree import Rooted, divided
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 from rewards.base import locate, nearest
 from rewards.process_state import kept
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from flowgrpo.flow.methods.credit.rules import left_by, trunk_ends
-from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.schema.imports.heavy import Tensor, torch
 
 if TYPE_CHECKING:
     from samplers.trees import Tree

@@ -13,8 +13,8 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.trees import pruning
 from flowgrpo.flow.methods.trees.finish import Finish
 from flowgrpo.schema.base import Choice, Positive, Strict
-from flowgrpo.schema.heavy import Tensor
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.heavy import Tensor
+from flowgrpo.schema.imports.lazy import lazy
 
 if TYPE_CHECKING:
     from samplers import noise, plans, schedule

@@ -16,7 +16,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.inputs.call_cache import CallCache
 from flowgrpo.flow.pipeline.inputs.cut_prompts import CutPrompts
 from flowgrpo.flow.pipeline.networks.traits import ENCODERS
-from samplers.transfer import sent
+from samplers.drawing import sent
 
 PLAIN = (str, int, float, type(None), torch.device, torch.dtype)
 

@@ -16,7 +16,7 @@ from flowgrpo.data import embedded, known, tables
 from flowgrpo.data.embedded import EMBEDDED, place_of
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.call_arguments import outline
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.model_files import folder_files, weight_check
 from flowgrpo.training.model_files.hub_files import (
     HUB_ID,
@@ -31,7 +31,7 @@ from flowgrpo.training.model_files.hub_files import (
 from flowgrpo.training.weights import quantisation
 from rewards.base import nearest
 from rewards.compute import DTYPES, default_device
-from rewards.heap import keep_freed_memory
+from rewards.memory import keep_freed_memory
 
 if TYPE_CHECKING:  # what a plan does without is imported by who loads a model
     import diffusers

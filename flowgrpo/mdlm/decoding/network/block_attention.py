@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from flowgrpo.errors import InputError
-from flowgrpo.schema.heavy import Tensor
+from flowgrpo.schema.imports.heavy import Tensor
 
 Attention = Literal["full", "block"]
 

@@ -16,7 +16,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.tokens.regions import ascending, ascending_sizes
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep, Fraction, Frame, setting
 from flowgrpo.schema.base import Choice, Count, NotNegative
-from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.schema.imports.heavy import Tensor, torch
 
 
 class Committer(Choice):

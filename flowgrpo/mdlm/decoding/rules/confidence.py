@@ -17,8 +17,8 @@ from flowgrpo.mdlm.decoding.tokens.logit_chunks import joined, portions
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep
 from flowgrpo.mdlm.decoding.tokens.token_proposals import Proposed
 from flowgrpo.schema.base import Choice
-from flowgrpo.schema.heavy import Tensor, torch
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.heavy import Tensor, torch
+from flowgrpo.schema.imports.lazy import lazy
 
 if TYPE_CHECKING:
     from flowgrpo.mdlm.decoding.controller import trace_lock

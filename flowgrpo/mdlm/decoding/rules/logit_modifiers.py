@@ -11,7 +11,7 @@ from typing_extensions import override
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep, Frame, Setting, setting
 from flowgrpo.mdlm.decoding.tokens.token_proposals import Proposed
 from flowgrpo.schema.base import Choice, NotNegative
-from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.schema.imports.heavy import Tensor, torch
 
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(strict=False)]  # or, from Python, any other sequence
 

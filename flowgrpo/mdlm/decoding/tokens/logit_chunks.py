@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.schema.imports.heavy import Tensor, torch
 
 CHUNK = 256  # tokens on an accelerator: of a large vocabulary 0.15 GB in float32
 CACHED = 2**18  # numbers on a processor: they stay in its cache from one pass over them to the next

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.tokens.regions import Region
 from flowgrpo.schema.base import NotNegative, Rate
-from flowgrpo.schema.heavy import Tensor, torch
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.heavy import Tensor, torch
+from flowgrpo.schema.imports.lazy import lazy
 
 if TYPE_CHECKING:
     from samplers import noise

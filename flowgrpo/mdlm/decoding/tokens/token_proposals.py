@@ -15,7 +15,7 @@ from pydantic import Field
 from flowgrpo.mdlm.decoding.tokens.logit_chunks import joined, portions
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep, Setting, setting
 from flowgrpo.schema.base import Choice, Count
-from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.schema.imports.heavy import Tensor, torch
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from flowgrpo.mdlm.decoding.network.block_attention import positions
-from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.schema.imports.heavy import Tensor, torch
 
 if TYPE_CHECKING:
     from samplers.noise import Address

@@ -35,7 +35,7 @@ from flowgrpo.mdlm.methods.likelihoods.masked_views import (
     scored_rows,
 )
 from flowgrpo.schema.base import Choice, Count, Rate
-from flowgrpo.schema.heavy import np, torch
+from flowgrpo.schema.imports.heavy import np, torch
 
 
 class Likelihood(Choice):

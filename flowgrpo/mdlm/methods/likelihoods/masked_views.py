@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
-from flowgrpo.schema.heavy import Tensor, np, torch
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.heavy import Tensor, np, torch
+from flowgrpo.schema.imports.lazy import lazy
 
 if TYPE_CHECKING:
     from samplers import noise

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from flowgrpo.schema.base import Choice
-from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.schema.imports.heavy import Tensor, torch
 
 Reduce = Callable[["Tensor"], "Tensor"]
 Aggregate = Callable[["Tensor", "Tensor", "Tensor", Reduce], "Tensor"]

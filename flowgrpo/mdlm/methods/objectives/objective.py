@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
 from flowgrpo.schema.base import Choice, Positive, Rate, Strict
-from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages.clipped_ratio import (
     LIMIT,
     both_bounds,

@@ -10,7 +10,7 @@ from typing_extensions import override
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
 from flowgrpo.mdlm.methods.objectives.objective import Divergence, LossInputs, Objective, Pair
 from flowgrpo.schema.base import Positive
-from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages.clipped_ratio import LIMIT, path_bounds, path_clip_loss, path_clipped
 
 ORDERED = ("autoregressive", "trajectory")  # likelihoods whose views follow the order in which tokens are written

@@ -11,7 +11,7 @@ from typing_extensions import override
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.methods.schedules.schedule_actions import check_action, check_start
 from flowgrpo.schema.base import Choice, Positive
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.imports.lazy import lazy
 
 if TYPE_CHECKING:
     from flowgrpo.mdlm.methods.schedules import learned_schedule

@@ -4,7 +4,7 @@ import diffusers
 import pytest
 from replayed import ROWS, policy_of
 
-from flowgrpo.commands import train as run
+from flowgrpo.commands.runs import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.call_arguments import unguided

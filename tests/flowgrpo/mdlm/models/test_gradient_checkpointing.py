@@ -4,7 +4,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from predictors import MASK, PAD, VOCAB, llama
 from transformers import BertConfig, BertForMaskedLM
 
-from flowgrpo.commands import train as run
+from flowgrpo.commands.runs import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.network.kv_cache import BlockCache
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor

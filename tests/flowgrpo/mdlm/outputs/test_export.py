@@ -13,8 +13,8 @@ from read_card import HOSTILE, as_shown, blocks, table, words
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flowgrpo.cli import main
-from flowgrpo.commands import push
-from flowgrpo.commands import train as run
+from flowgrpo.commands.runs import push
+from flowgrpo.commands.runs import train as run
 from flowgrpo.mdlm.models.load import load_predictor
 from flowgrpo.mdlm.setup import policy_and_weights
 from flowgrpo.training.checkpoints import checkpoint

@@ -8,8 +8,8 @@ from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from flowgrpo.cli import main
-from flowgrpo.commands import train as run
 from flowgrpo.commands.kinds import kind_of
+from flowgrpo.commands.runs import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.models.load import load_predictor
 from flowgrpo.mdlm.policy import TextPolicy

@@ -7,7 +7,7 @@ import torch
 
 from flowgrpo import config
 from flowgrpo.cli import main
-from flowgrpo.commands import train as run
+from flowgrpo.commands.runs import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.methods.presets import PRESETS, PUBLISHED

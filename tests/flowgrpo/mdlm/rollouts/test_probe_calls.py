@@ -9,7 +9,7 @@ from in_turn import after_first_step
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
-from flowgrpo.commands import train as run
+from flowgrpo.commands.runs import train as run
 from flowgrpo.mdlm import doctor
 from flowgrpo.mdlm.planning import memory_budget, plan
 from flowgrpo.training.checkpoints import checkpoint

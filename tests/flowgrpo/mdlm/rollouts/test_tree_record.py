@@ -2,7 +2,7 @@
 
 import pytest
 
-from flowgrpo.commands import train as run
+from flowgrpo.commands.runs import train as run
 from flowgrpo.mdlm.rollouts.tree_record import CELL, EMPTY, GIVEN, canvas, cells
 from flowgrpo.training.reports.samples import Text
 from flowgrpo.training.reports.tree_store import TreeFolder

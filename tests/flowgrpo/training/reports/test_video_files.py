@@ -9,7 +9,7 @@ import torch
 
 from flowgrpo.training.reports import video_files
 from flowgrpo.training.reports.samples import SampleFolder, save_sample
-from rewards import media
+from rewards.files import media
 
 
 def described(file):

@@ -10,7 +10,7 @@ from predictors import MASK, PAD, llama
 from replayed import policy_of, trained
 from runs import weights
 
-from flowgrpo.commands import train as run
+from flowgrpo.commands.runs import train as run
 from flowgrpo.flow.pipeline.networks import switches
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.models.gradient_checkpointing import checkpoint_gradients

@@ -8,7 +8,7 @@ from zoo import SPECIMENS, audio, wan
 
 from flowgrpo.cli import main
 from flowgrpo.flow.pipeline.inputs.modality import expected_shape, frame_rate, modality_of, sampling_rate, task_of
-from rewards import media
+from rewards.files import media
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from diffusers.hooks import apply_group_offloading
 from replayed import ROWS, policy_of, trained
 
 from flowgrpo import config
-from flowgrpo.commands import train as run
+from flowgrpo.commands.runs import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.networks import switches
 

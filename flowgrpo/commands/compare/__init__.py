@@ -1,0 +1,1 @@
+"""`flowgrpo compare`: one page of several runs."""

@@ -1,0 +1,94 @@
+"""The commands that look at a run: `explain`, `report`, `watch` and `vote`, each a page, written or served."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flowgrpo.commands.scores.serve import check_packages
+from flowgrpo.commands.terminal import Format, out, table_lines
+from flowgrpo.errors import InputError
+from flowgrpo.training.run.run_folder import LOCK
+
+SUFFIXES = (".html", ".md")
+OF_RUN = ("config.yaml", "metrics.jsonl")
+Run = Annotated[Path, typer.Argument(metavar="RUN")]
+
+
+def explain(
+    run: Run,
+    *,
+    prompt: Annotated[int, typer.Option("--prompt", metavar="N", help="a held-out prompt, the first is 0")] = 0,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="S", min=0, help="by default the prompt's own, N")
+    ] = None,
+    redraws: Annotated[int, typer.Option("--redraws", metavar="K", min=2, help="of the noise of each step")] = 16,
+    chains: Annotated[int, typer.Option("--chains", min=3, help="that tell how much each step decides")] = 128,
+    step: Annotated[int | None, typer.Option("--step", help="a checkpoint's step; by default the last")] = None,
+    out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="by default in RUN")] = None,
+    form: Format = "human",
+) -> None:
+    """Explain one sample: what other noise at each step would have given, what each decides, and what credit it got."""
+    from flowgrpo.commands.inspect import explained as command
+
+    told, page = command.explain(run, out_file, prompt=prompt, seed=seed, step=step, redraws=redraws, chains=chains)
+    if form == "json":
+        print(json.dumps({**told.told, "page": str(page)}, indent=1))
+        return
+    for line in (*told.sentences, *table_lines(command.lines(told)), str(page)):
+        out.print(line, soft_wrap=True)
+
+
+def report(
+    run: Run,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help=".html or .md; by default RUN/report.html")
+    ] = None,
+) -> None:
+    """Write one page, or Markdown, of what a run was asked, what it cost and what came of it."""
+    _check(run, OF_RUN)
+    file = run / "report.html" if out_file is None else out_file
+    if file.suffix not in SUFFIXES:
+        raise InputError(f"--out: a report is written as .html or .md, and {file.name} ends in neither")
+    from flowgrpo.commands.report import write_report
+
+    out.print(str(write_report(run, file)), soft_wrap=True)
+
+
+def watch(
+    run: Run,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one")] = 8200,
+) -> None:
+    """Serve the report of a run that goes on, on this machine; the page refreshes itself."""
+    _check(run, (*OF_RUN, LOCK))
+    check_packages("watch")
+    from flowgrpo.commands.inspect.watch import watch as serve_page
+
+    serve_page(run, port)
+
+
+def vote(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN|DIR ...")],
+    out_file: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="by default votes.jsonl in the first")
+    ] = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one")] = 8300,
+) -> None:
+    """Ask a person which of two samples is better, on a page of this machine; the reward `votes` learns from the file."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"{folder}: there is no such folder")
+    check_packages("vote")
+    from flowgrpo.commands.inspect.vote import vote as ask
+
+    ask(folders, out_file, port)
+
+
+def _check(run: Path, files: tuple[str, ...]) -> None:
+    if not run.is_dir():
+        raise InputError(f"{run}: there is no such folder")
+    if not any((run / name).exists() for name in files):
+        raise InputError(f"{run}: it is not a run's folder, it has neither config.yaml nor metrics.jsonl")

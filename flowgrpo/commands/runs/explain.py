@@ -1,0 +1,104 @@
+"""`flowgrpo plan CONFIG --explain KEY`, and the page of all keys with their defaults."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic_core import PydanticUndefined
+
+from flowgrpo.schema import explain
+from flowgrpo.schema.base import Choice, Strict
+
+COLUMN = 34  # of the comments of a page
+WIDTH = 120
+
+
+def explained(settings: Strict, key: str) -> list[tuple[str, str]]:
+    """Return what a key means, as pairs of a label and its text.
+
+    Raises:
+        InputError: the configuration has no such key.
+    """
+    entry = explain.explain(settings, key)
+    lines = [(key, entry.meaning), ("takes", entry.takes)]
+    if entry.default is not PydanticUndefined:
+        lines.append(("default", written(entry.default)))
+    lines.append(("here", written(entry.value)))
+    lines += [(f"{key}.{name}", meaning) for name, meaning in entry.below.items()]
+    return [*lines, *(("used in", place) for place in used(key, entry.home))]
+
+
+def used(key: str, home: str = "") -> list[str]:
+    """Files and lines of the package that read a key, by the name of its section, or as `self` in the module `home`."""
+    root = Path(__file__).parents[2]
+    *section, name = key.split(".")[-2:]
+    found = []
+    for file in sorted(root.rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        if name not in text:
+            continue
+        place = str(file.relative_to(root.parent))
+        owners = [*(section or ["config", "settings"]), *["self"] * (place == home.replace(".", "/") + ".py")]
+        lines = sorted(
+            node.lineno
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Attribute) and node.attr == name and _last(node.value) in owners
+        )
+        if lines:
+            found.append(f"{place}:{', '.join(map(str, dict.fromkeys(lines)))}")
+    return found
+
+
+def _last(node: ast.expr) -> str | None:
+    """The name that an expression ends with: c of c and of a.b.c."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
+
+
+def written(value: Any) -> str:
+    """A value as a config has it, in one line."""
+    if isinstance(value, Strict):
+        value = value.model_dump()
+    elif isinstance(value, list):
+        value = [item.model_dump() if isinstance(item, Strict) else item for item in value]
+    elif isinstance(value, dict):
+        value = {key: item.model_dump() if isinstance(item, Strict) else item for key, item in value.items()}
+    line = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
+    return line.removesuffix("\n").removesuffix("\n...")
+
+
+def page(settings: Strict) -> str:
+    """A configuration as YAML with the sentence of every key beside it; what is null, or a preset's, stands in comments."""
+    return "\n".join(_lines(settings, 0)) + "\n"
+
+
+def _lines(section: Strict, indent: int) -> list[str]:
+    sentences, lines = explain.sentences(type(section)), []
+    for name, field in type(section).model_fields.items():
+        value, meaning = getattr(section, name), sentences.get(name, "")
+        inner = explain.section(field.annotation)
+        if isinstance(value, Choice) and name != "decoder":
+            lines += _line(f"# {name}: {value.name}", meaning, indent)  # a word alone would drop the preset's numbers
+        elif isinstance(value, Strict):
+            lines += [*_line(f"{name}:", meaning, indent), *_lines(value, indent + 2)]
+        elif isinstance(value, list) and value and isinstance(value[0], Strict):
+            first, *others = _lines(value[0], indent + 4)
+            lines += [*_line(f"{name}:", meaning, indent), first.replace("    ", "  - ", 1), *others]
+        elif value is None and inner is not None:
+            below = [line.replace(" " * (indent + 2), " " * indent + "# ", 1) for line in _lines(inner(), indent + 2)]
+            lines += [*_line(f"{name}: null", meaning, indent), *below]
+        else:
+            lines += _line(f"{name}: {written(value)}", meaning, indent)
+    return lines
+
+
+def _line(written: str, meaning: str, indent: int) -> list[str]:
+    head = " " * indent + written
+    if not meaning:
+        return [head]
+    start = max(COLUMN, len(head) + 1)
+    first, *others = textwrap.wrap(meaning, WIDTH - start - 2)
+    return [f"{head:{start}}# {first}", *(f"{'':{start}}# {line}" for line in others)]

@@ -1,0 +1,334 @@
+"""One run from its configuration: check everything, prepare the folder, train, and leave a gallery."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs, gather_object, set_seed
+
+from flowgrpo import config
+from flowgrpo.commands.runs import inputs
+from flowgrpo.commands import launch
+from flowgrpo.commands.inspect.gallery import check_readable, write_gallery
+from flowgrpo.commands.gallery.trees import TREES, write_trees
+from flowgrpo.commands.kinds import KINDS
+from flowgrpo.commands.remedies import remedy
+from flowgrpo.data import config_paths, configs, prompts, stored, tables
+from flowgrpo.data.prompts import Prompt
+from flowgrpo.errors import InputError
+from flowgrpo.schema import sections
+from flowgrpo.schema.sections import RewardUse, RunConfig
+from flowgrpo.training.checkpoints import checkpoint, lora_files, resume
+from flowgrpo.training.distributed import worker_roles
+from flowgrpo.training.distributed.collectives import LONGEST
+from flowgrpo.training.distributed.minibatches import check_geometry
+from flowgrpo.training.fitting import batch_sizes
+from flowgrpo.training.reports import progress, report, trackers
+from flowgrpo.training.reports.tree_store import TreeFolder
+from flowgrpo.training.run import run_folder
+from flowgrpo.training.run.out_of_memory import OutOfMemory, last_resort
+from flowgrpo.training.run.phases import phase
+from flowgrpo.training.run.run_data import RunData
+from flowgrpo.training.run.stop_reasons import DiskFull, Finished, Lost, RanOutOfMemory, Stopped
+from flowgrpo.training.scoring import scorer
+from flowgrpo.training.weights import lora_adapters, optimizers
+from rewards.base import last_part, matches, nearest
+
+if TYPE_CHECKING:  # a run has one of them
+    from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+    from flowgrpo.mdlm.policy import TextPolicy
+
+LOGGER = logging.getLogger(__name__)
+SHARED_STORE = (
+    "torchrun may start this run again, and torch hands it the store of the attempt before, where processes look for "
+    "those that have ended; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where torchrun is called"
+)
+MAY_DIFFER = (
+    "train.iterations",
+    "eval.",
+    "eval_rewards",
+    *(
+        f"model.{key}"
+        for key in ("gradient_checkpointing", "offload_activations", "vae", "vae_tiling", "text_encoders")
+    ),
+    *(f"run.{key}" for key in sections.Run.model_fields if key not in ("seed", "staleness")),
+    "train.micro_batch",  # this and the next, for a run that ran out of memory; they only round otherwise
+    "train.rollout_batch",
+    "train.replay",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its folder, its metric lines, and the policy with the weights that evaluation uses (the average)."""
+
+    folder: Path
+    metrics: list[dict[str, Any]]
+    policy: DiffusersPolicy | TextPolicy
+
+
+def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Run:
+    """Run a config file with overrides and return the finished run.
+
+    Raises:
+        InputError, RewardError: the input is wrong; nothing expensive has happened.
+        Stopped: asked to stop, nothing to learn, diverged, out of memory or disk; a checkpoint is written, or was before.
+    """
+    settings, source = config.load(path, overrides), configs.place_of(path)
+    try:
+        return train_config(settings, source)
+    except Finished:  # its policy is wanted
+        return train_config(_resuming(settings, True), source)
+
+
+def train_config(settings: RunConfig, source: Path | None = None) -> Run:
+    """Run a configuration, in a folder that no other run is in, and return the finished run; see `train`.
+
+    Args:
+        source: the file that the configuration comes from, which the run keeps a copy of.
+
+    Raises:
+        Finished: with `run.resume: auto` there is nothing left to do; no model is loaded.
+    """
+    ends = settings.run.resume == resume.AUTO
+    settings = _decided(settings)
+    with run_folder.held(settings.run.folder) if launch.is_main() else nullcontext():
+        try:
+            with progress.shown(launch.is_main()) as display:
+                return _train(settings, source, display, ends=ends)
+        except OutOfMemory as error:
+            raise _ran_out(error, settings) from error
+        except Exception as error:
+            if (said := run_folder.disk_full(error)) is None:
+                raise
+            there, overrides = checkpoint.way_on(settings.run.folder)
+            room = run_folder.disk_room(settings.run.folder)
+            sentence = f"stopped, {settings.run.folder} cannot be written to ({said}; {room})"
+            raise DiskFull(sentence, f"{there}, once there is room,", overrides) from error
+
+
+def _decided(settings: RunConfig) -> RunConfig:
+    """The configuration with what `run.resume: auto` comes to, and true where torchrun starts a run again that has begun."""
+    folder = settings.run.folder
+    if settings.run.resume is not False or not run_folder.is_begun(folder):
+        return _resuming(settings, resume.decide(settings.run.resume, folder))
+    place = folder / "environment.json"
+    environment = tables.document(place) if place.is_file() else {}
+    return _resuming(
+        settings, launch.is_restarted(environment.get("torchrun") if isinstance(environment, dict) else None)
+    )
+
+
+def _resuming(settings: RunConfig, resumes: bool) -> RunConfig:
+    return settings.model_copy(update={"run": settings.run.model_copy(update={"resume": resumes})})
+
+
+def _ran_out(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
+    """How a run without memory ends: with the switch that helps most, and how to go on with it, where that can be."""
+    folder = settings.run.folder
+    settings = batch_sizes.with_sizes(batch_sizes.settled(settings, folder), error.sizes)
+    if not error.kept_graphs:  # what `train.replay` spares is spared already
+        settings = settings.model_copy(update={"train": settings.train.model_copy(update={"replay": "always"})})
+    begun, step = run_folder.is_begun(folder), checkpoint.latest(folder / "checkpoints")
+    switch = remedy(error.phase, settings, ("",) if step is None else MAY_DIFFER)
+    error.remedy = switch or last_resort(error.phase)
+    overrides = [] if switch is None else [switch]
+    if begun and (switch is None or switch.startswith(MAY_DIFFER)):
+        there, end = checkpoint.way_on(folder)
+        return RanOutOfMemory(f"stopped, {error}", there, [*overrides, *end])
+    if begun:
+        overrides.append(f"run.name={run_folder.free(folder).name}")
+    return RanOutOfMemory(f"stopped, {error}", "begin again", overrides)
+
+
+def _train(settings: RunConfig, source: Path | None, display: progress.Display, *, ends: bool) -> Run:
+    folder = settings.run.folder
+    launch.check_environment(os.environ)
+    launch.check_alone(os.environ)
+    if launch.shares_store(os.environ) and launch.is_main():
+        LOGGER.warning(SHARED_STORE)
+    optimizers.check(settings.train.optimizer.name)
+    _check_folder(settings, folder)
+    if ends:
+        _check_left(settings)
+    trackers.check(settings.run.trackers)
+    train_prompts = stored.train_prompts(settings)
+    eval_prompts = prompts.load_split(settings.prompts, "eval")[: settings.eval.prompts]
+    _check_only(settings.rewards, train_prompts, "rewards", "training")
+    _check_only(settings.eval_rewards, eval_prompts, "eval_rewards", "held-out")
+    if settings.run.evaluators and not eval_prompts:
+        raise InputError("run.evaluators: there are no held-out prompts; name some in prompts.eval, or set it to 0")
+    kind = KINDS[settings.kind]
+    kind.setup.check_model(settings.model)
+    rewards, eval_rewards = scorer.rewards(settings.rewards, settings.eval_rewards)
+    if settings.prompts.pick.by == "variance" and settings.train.groups > len(train_prompts):
+        raise InputError(
+            f"prompts.pick.by: variance takes different prompts, but {settings.train.groups} groups have only "
+            f"{len(train_prompts)}; take shuffle, or fewer train.groups"
+        )
+    data = RunData(train_prompts, eval_prompts, rewards, eval_rewards)
+    begun = lora_files.kept(settings, folder) if settings.run.resume else settings
+    kind.setup.check(begun, data)
+
+    cpu = not torch.accelerator.is_available()  # unless told, accelerate leaves several CPU processes unconnected
+    patient = InitProcessGroupKwargs(timeout=LONGEST)
+    accelerator = Accelerator(cpu=cpu, project_dir=str(folder), kwargs_handlers=[patient])
+    _check_processes(settings, accelerator.num_processes)
+    _check_alike(settings)
+    set_seed(settings.run.seed)
+    display.begin(f"run      {folder}")
+    with phase("loading"):
+        trainer = kind.setup.trainer(begun, accelerator, data)
+    with phase("rewards"):
+        for reward in (*rewards, *eval_rewards) if trainer.share.leads else ():
+            reward.to(accelerator.device)
+
+    trainer.after_evaluation = _write_gallery
+    trainer.report.forwards = kind.plan.forwards(settings)
+
+    accelerator.wait_for_everyone()  # nobody makes the folder before all have looked for it
+    if accelerator.is_main_process:
+        folder.mkdir(parents=True, exist_ok=True)
+        if trainer.weights.begun and not settings.run.resume:
+            lora_adapters.save(folder / lora_files.START, trainer.weights.begun)
+        run_folder.replace_text(folder / "config.yaml", config.dumped(settings))
+        environment = {**report.environment(accelerator), "folder": str(Path.cwd())}
+        run_folder.replace_text(folder / "environment.json", json.dumps(environment, indent=1) + "\n")
+        inputs.keep(folder, settings, source)
+    accelerator.wait_for_everyone()
+    trainer.weights.begun = {}  # the file has them
+    if settings.run.resume:
+        trainer.resume()
+    try:
+        trackers.start(accelerator, settings, folder, trainer.done)
+        trainer.run()
+    except Stopped as stopped:  # on every process, but where one is lost
+        if accelerator.is_main_process:
+            _write_gallery(folder)
+        trackers.finish(accelerator, together=not isinstance(stopped, Lost))
+        raise
+    finally:
+        accelerator.end_training()
+    with torch.no_grad():
+        weights = trainer.weights
+        for p, average in zip(weights.parameters, weights.ema or weights.parameters, strict=True):
+            p.copy_(average)
+    if accelerator.is_main_process:
+        _write_gallery(folder)
+    return Run(folder, trainer.report.lines, trainer.policy)
+
+
+def _write_gallery(folder: Path) -> None:
+    try:
+        if TreeFolder(folder).sizes():
+            write_trees(folder, folder / TREES)
+        else:
+            (folder / TREES).unlink(missing_ok=True)  # of trees that a resume has dropped
+    except InputError as error:
+        LOGGER.warning("the page of trees is not written: %s", error)
+    write_gallery([folder], folder / "gallery.html")
+
+
+def _check_only(uses: Sequence[RewardUse], every: Sequence[Prompt], key: str, which: str) -> None:
+    """Refuse a reward whose `only` none of the prompts it will meet matches."""
+    for use in uses:
+        name = use.name or last_part(use.use)
+        if any(matches(prompt.columns, use.only) for prompt in every):
+            continue
+        for column, value in use.only.items():
+            columns = list(dict.fromkeys(name for prompt in every for name in prompt.columns))
+            if column not in columns:
+                has = nearest(column, columns) if columns else "they have nothing but their texts"
+                raise InputError(
+                    f"{key}: {name!r} is only for {column} = {value!r}, no {which} prompt has that column; {has}"
+                )
+            known = list(dict.fromkeys(str(prompt.columns.get(column)) for prompt in every))
+            if str(value) not in known:
+                hint = nearest(str(value), known[:20])
+                raise InputError(
+                    f"{key}: {name!r} is only for {column} = {value!r}, no {which} prompt has that; {hint}"
+                )
+        raise InputError(f"{key}: {name!r} is only for {use.only}, no {which} prompt has all of that")
+
+
+def _check_processes(settings: RunConfig, processes: int) -> None:
+    """Check the geometry for the processes that really run, whoever started them."""
+    if settings.run.processes not in (1, processes):
+        raise InputError(
+            f"run.processes: {settings.run.processes} processes are started by the command flowgrpo train, here "
+            f"{'runs' if processes == 1 else 'run'} {processes}; from Python use accelerate launch"
+        )
+    run = settings.run
+    worker_roles.check(run, processes)
+    trainers = run.trainers(processes)
+    check_geometry(
+        settings.train, settings.algorithm, trainers, sharing=run.context_parallel, generators=run.generators
+    )
+
+
+def _check_alike(settings: RunConfig) -> None:
+    """Refuse processes of which some see a run in the folder that others do not."""
+    if len({*gather_object([settings.run.resume])}) > 1:
+        raise InputError(
+            f"run.resume: some processes see a run in {settings.run.folder} and others see none; look at its disk"
+        )
+
+
+def _check_left(settings: RunConfig) -> None:
+    """End a run that `run.resume: auto` would go on with where nothing is left to do.
+
+    Raises:
+        Finished: nothing is.
+    """
+    run, iterations = settings.run, settings.train.iterations
+    if run.resume and resume.is_finished(run.folder, iterations=iterations, patience=run.patience):
+        sentence = f"{run.folder} is finished, nothing is left of its {iterations} iterations"
+        more = 2 * max(iterations, checkpoint.resumed(run.folder / "checkpoints") or 0)
+        raise Finished(sentence, "a longer run goes on", [f"train.iterations={more}", "run.resume=true"])
+
+
+def _check_folder(settings: RunConfig, folder: Path) -> None:
+    """Refuse to overwrite a run, and to resume one that is not there, was another, or has files that cannot be read."""
+    if not settings.run.resume:
+        if not run_folder.is_empty(folder):
+            raise InputError(
+                f"run.name: {folder} exists already; set run.resume=true to go on with it, or another run.name"
+            )
+        return
+    if run_folder.is_empty(folder):
+        raise InputError(
+            f"run.resume: there is no run in {folder} yet; run.resume=auto begins one there, and goes on with it later"
+        )
+    if not run_folder.is_begun(folder):
+        raise InputError(
+            f"run.resume: {folder} is not the folder of a run, it holds no {run_folder.CONFIG}; take another run.name"
+        )
+    before = _flat(config.of_run(folder, resolve=False).model_dump())
+    now = _flat(settings.model_dump())
+    places_before, places_now = (
+        _flat(config_paths.absolute(each.model_dump())) for each in (config.of_run(folder), settings)
+    )
+    for key in sorted({*before, *now}):
+        alike = before.get(key) == now.get(key) or places_before.get(key) == places_now.get(key)
+        if not alike and not key.startswith(MAY_DIFFER):
+            raise InputError(
+                f"run.resume: {key} was {before.get(key)!r} in {folder} and is {now.get(key)!r} now; "
+                "a run goes on as it began"
+            )
+    check_readable(folder)
+    resume.check_checkpoints(folder)
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(values, dict) or not values:
+        return {prefix: values}
+    return {k: v for name, inner in values.items() for k, v in _flat(inner, f"{prefix}.{name}".lstrip(".")).items()}

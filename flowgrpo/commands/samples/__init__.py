@@ -1,0 +1,1 @@
+"""`flowgrpo sample`: samples of prompts, and groups of them to train from."""

@@ -1,0 +1,188 @@
+"""The command `flowgrpo sample`: its options, and what they make."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowgrpo import config
+from flowgrpo.commands import options
+from flowgrpo.commands.terminal import Format, out
+from flowgrpo.data import configs, yaml_maps
+from flowgrpo.errors import InputError
+from flowgrpo.schema.schedule import read_part
+from flowgrpo.schema.sections import RunConfig
+
+if TYPE_CHECKING:
+    from flowgrpo.data.prompts import Row
+
+
+BESIDE_CONFIG = ("model", "call", "groups", "pairs", "form")  # all else is a key of a config
+
+
+def sample(
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="built-in name, local folder or hub id; with --groups a config, too")
+    ],
+    out_folder: Annotated[Path | None, typer.Option("--out", metavar="DIR")] = None,
+    *,
+    call: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="arguments of the pipeline's call; of a language model length, decoder and so on; of a config its keys",
+            metavar="[KEY=VALUE ...]",
+        ),
+    ] = None,
+    groups: Annotated[
+        Path | None,
+        typer.Option("--groups", metavar="DIR", help="groups of latents with rewards, which data.groups trains from"),
+    ] = None,
+    group_size: Annotated[
+        int | None, typer.Option("--group-size", min=2, help="of --groups: samples of a prompt; by default 16")
+    ] = None,
+    reward: Annotated[
+        list[str] | None,
+        typer.Option("--reward", metavar="REWARD", help="of --groups: as score takes them, once or more"),
+    ] = None,
+    pairs: Annotated[
+        Path | None,
+        typer.Option("--pairs", metavar="FILE", help="of --groups: .parquet of preferences, in Pick-a-Pic's columns"),
+    ] = None,
+    prompt: Annotated[list[str] | None, typer.Option("--prompt", metavar="TEXT")] = None,
+    prompts_file: options.PromptsFile = None,
+    column: options.Column = "prompt",
+    adapter: Annotated[
+        str | None, typer.Option("--adapter", metavar="LORA", help="an export, or any LoRA that model.lora.path takes")
+    ] = None,
+    adapter_steps: Annotated[
+        str | None,
+        typer.Option(
+            "--adapter-steps", metavar="FIRST:END", help="fractions of the steps that --adapter acts on, as 0:0.6"
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="prompt i starts from seed + i; of --groups run.seed")] = 0,
+    batch_size: options.SampleBatch = 16,
+    dtype: options.Dtype = "float32",
+    quantise: options.Quantise = None,
+    variant: options.Variant = None,
+    text_encoders: options.TextEncoders = "offload",
+    vae: options.Vae = "keep",
+    vae_tiling: options.VaeTiling = False,
+    attention: options.Attention = None,
+    compile_blocks: options.Compile = False,
+    form: Format = "human",
+) -> None:
+    """Sample pictures, or the answers of a language model, into a folder with a manifest; or groups to train from."""
+    if (out_folder is None) == (groups is None):
+        raise InputError("give either --out DIR, for samples to look at, or --groups DIR, for groups to train from")
+    of_groups = {"--group-size": group_size, "--reward": reward, "--pairs": pairs}
+    if groups is None and (named := [name for name, value in of_groups.items() if value is not None]):
+        raise InputError(f"{named[0]}: it is for --groups DIR, say that too")
+    part = read_part(adapter_steps, "--adapter-steps")
+    if part is not None and (adapter is None or groups is not None):
+        raise InputError("--adapter-steps: it is for samples of an adapter, give --adapter DIR and --out DIR, too")
+    if groups is not None and _is_config(model):
+        settings = _of_config(context, model, call or [])
+        from flowgrpo.commands.endings import advised
+
+        with advised(settings):
+            return _write_groups(settings, None, groups, pairs=pairs, form=form)
+    if pairs is None and (prompt is None) == (prompts_file is None):
+        raise InputError("give either --prompt TEXT (once or more) or --prompts FILE")
+    arguments = dict(config.override(text) for text in call or [])
+    switches: dict[str, Any] = {"text_encoders": text_encoders, "vae": vae, "vae_tiling": vae_tiling}
+    switches |= {"attention": attention, "compile": compile_blocks}
+    spare = {
+        f"--batch-size {batch_size // 2}": batch_size > 1,
+        "--dtype bfloat16": dtype == "float32",
+        "--vae-tiling": not vae_tiling,
+        "--quantise int8": quantise is None,
+    }
+    from flowgrpo.commands.endings import remedied
+    from flowgrpo.commands.samples.sample import as_options, asked, sample_to_folder
+    from flowgrpo.training.reports.samples import ModelUse, Switches
+
+    if groups is not None:
+        if pairs is None and reward is None:
+            raise InputError("--reward: groups are scored as they are sampled, name a reward (once or more)")
+        written: dict[str, Any] = {
+            "model": {"path": model, "call": arguments, "dtype": dtype, "quantise": quantise, "variant": variant}
+            | switches,
+            "rewards": [_written(text, "REWARD") for text in reward or []],
+            "algorithm": {"preset": "rwr"},  # whose rollouts are Euler's, as the pipeline's own
+            "train": {"group_size": group_size or 16, "micro_batch": batch_size},
+            "run": {"seed": seed},
+        }
+        if adapter is not None:
+            written["model"]["lora"] = {"path": _written(adapter, "--adapter")}
+        if pairs is not None:
+            del written["rewards"]
+        settings = config.validated(written)
+        rows = None if pairs is not None else asked(prompt, prompts_file, 0, column)
+        with remedied(spare), as_options():
+            return _write_groups(settings, rows, groups, pairs=pairs, form=form)
+    assert out_folder is not None
+    use = ModelUse(
+        path=model,
+        call=arguments,
+        adapter=_written(adapter, "--adapter"),
+        dtype=dtype,
+        quantise=quantise,
+        variant=variant,
+        adapter_steps=part,
+        switches=Switches(**switches),
+    )
+    rows = asked(prompt, prompts_file, seed, column)
+    with remedied(spare), as_options():
+        lines = sample_to_folder(use, rows, out_folder, batch_size)
+    if form == "json":
+        print(json.dumps({"folder": str(out_folder), "samples": lines}, indent=1))
+    else:
+        out.print(f"{len(lines)} samples in {out_folder}", soft_wrap=True)
+
+
+def _written(text: str | None, place: str) -> Any:
+    """A name or path, or the map that a text in braces is; `place` is what errors call it."""
+    return yaml_maps.parse_yaml(text, place) if text is not None and text.startswith("{") else text
+
+
+def _is_config(model: str) -> bool:
+    return not Path(model).is_dir() and configs.place_of(model).suffix in (".yaml", ".yml")
+
+
+def _of_config(context: typer.Context, path: str, overrides: list[str]) -> RunConfig:
+    """The configuration that says what to sample, in place of the command's own options.
+
+    Raises:
+        InputError: one of these is given, or the config is wrong.
+    """
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if name not in BESIDE_CONFIG and source is not None and source.name == "COMMANDLINE":
+            option = {"prompts_file": "prompts", "compile_blocks": "compile"}.get(name, name).replace("_", "-")
+            raise InputError(f"--{option}: {path} is a config, which has a key for that; write KEY=VALUE")
+    return config.load(path, overrides)
+
+
+def _write_groups(
+    settings: RunConfig, rows: Sequence[Row] | None, folder: Path, *, pairs: Path | None, form: str
+) -> None:
+    """Write groups, and say what was written.
+
+    Args:
+        rows: of whose prompts; None takes those that the config trains on.
+        pairs: of which the groups are made, in place of samples.
+    """
+    from flowgrpo.commands.samples.groups import write
+
+    manifest = write(settings, rows, folder, pairs)
+    if form == "json":
+        print(json.dumps({"folder": str(folder), "manifest": manifest}, indent=1))
+    else:
+        words = "pairs" if pairs is not None else f"groups of {manifest['group_size']}"
+        out.print(f"{manifest['groups']} {words} in {folder}", soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Commands for rewards: list them, score files, serve them over HTTP."""

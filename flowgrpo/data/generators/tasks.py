@@ -1,0 +1,231 @@
+"""Procedural tasks in short texts: Countdown, 4 x 4 Sudoku and integer arithmetic.
+
+A problem is a row as a .jsonl prompt file has it: `prompt`; the columns of its reward in `rewards/texts/text.py`; `task`;
+`bare`, true, since the completion is the answer without tags; `completion`, one text that solves it, to pretrain on. Every
+row has every column, None where another task owns it, so tasks may be mixed.
+
+    make 41 from 3 7 20:                        3*7+20
+    sudoku 1.3./34.2/..4./4..1:                 1234/3412/2143/4321
+    compute 12*7-85:                            -1
+
+No problem of the split `eval` is a problem of `train` in other words: a Countdown is its numbers and target, an arithmetic
+problem its terms in whatever order, and a Sudoku its solution, because only 288 exist and a model would learn them by heart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import combinations, permutations
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from samplers import noise
+
+SPLITS = ("train", "eval")
+COLUMNS = ("task", "bare", "completion", "numbers", "target", "puzzle", "solution", "answer")
+ALPHABET = " ()*+-./0123456789:acdefkmoprstu"  # every character of a prompt or a completion
+LONGEST_PROMPT = 27
+LONGEST_COMPLETION = 19
+
+LARGEST_NUMBER = 20  # of a Countdown; d1 (2504.12216) has 1 to 100, too wide for the embedded model
+LARGEST_TARGET = 100
+EMPTY_CELLS = 8  # of a Sudoku's 16, as in d1's test file
+SUMS = ("a+b", "a-b", "a*b", "a*b+c", "a*b-c", "a+b-c", "a-b-c")
+LARGEST_TERM, LARGEST_FACTOR = 99, 12
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem of one task; problems of one `family` must never be divided between splits."""
+
+    family: Any
+    prompt: str
+    completion: str
+    columns: Row
+
+
+def is_held_out(task: str, family: Any) -> bool:
+    """Whether a family of problems belongs to `eval`: its hash falls in 40 parts of 256, whatever the seed."""
+    return hashlib.blake2b(repr((task, family)).encode(), digest_size=1).digest()[0] < 40
+
+
+def draw(task: str, split: str, rng: np.random.Generator) -> Row:
+    """One problem of a task (`countdown`, `sudoku`, `arithmetic`) and a split (`train`, `eval`), as a row."""
+    while True:
+        problem = TASKS[task](rng)
+        if is_held_out(task, problem.family) == (split == "eval"):
+            columns = {"task": task, "bare": True, "completion": problem.completion, **problem.columns}
+            return {"prompt": problem.prompt, **dict.fromkeys(COLUMNS), **columns}
+
+
+def problems(task: str, split: str, count: int, seed: int = 0) -> list[Row]:
+    """The first `count` problems of a task and split, all different; more of them begin with the same ones.
+
+    Problem i is drawn at its own address (seed, task, split, i) until it is new. `count` must stay below the number of
+    problems that exist, tens of thousands for each task and split. A process draws them once, and each caller has a copy.
+    """
+    return [
+        {key: [*value] if isinstance(value, list) else value for key, value in row.items()}
+        for row in _drawn(task, split, count, seed)
+    ]
+
+
+@cache
+def _drawn(task: str, split: str, count: int, seed: int) -> list[Row]:
+    rows: dict[str, Row] = {}
+    for i in range(count):
+        rng = noise.generator(seed, "tasks", task, split, i)
+        row = draw(task, split, rng)
+        while row["prompt"] in rows:
+            row = draw(task, split, rng)
+        rows[row["prompt"]] = row
+    return list(rows.values())
+
+
+def mixed(tasks: Iterable[str], split: str, count: int, seed: int = 0) -> list[Row]:
+    """`count` problems of each of some tasks, one of each in turn."""
+    parts = [problems(task, split, count, seed) for task in tasks]
+    return [row for turn in zip(*parts, strict=True) for row in turn]
+
+
+# Countdown
+
+
+@dataclass(frozen=True)
+class _Term:
+    """An expression: its text, its value and how tightly its last operator binds (3: a number)."""
+
+    text: str
+    value: int
+    binding: int = 3
+
+
+_BINDING = {"+": 1, "-": 1, "*": 2, "/": 2}
+
+
+def countdown(rng: np.random.Generator) -> Problem:
+    """Three numbers of 1 to 20 and a target of 1 to 100 that they make, through positive integers only."""
+    while True:
+        numbers = [int(n) for n in rng.integers(1, LARGEST_NUMBER + 1, 3)]
+        first, second, third = (_Term(str(n), n) for n in numbers)
+        inner, outer = ("+-*/"[i] for i in rng.integers(4, size=2))
+        pair = _joined(first, inner, second)
+        if pair is None:
+            continue
+        whole = _joined(pair, outer, third) if rng.random() < 0.5 else _joined(third, outer, pair)
+        if whole is not None and whole.value <= LARGEST_TARGET:
+            numbers.sort()
+            prompt = f"make {whole.value} from {' '.join(map(str, numbers))}:"
+            columns = {"numbers": numbers, "target": whole.value}
+            return Problem((tuple(numbers), whole.value), prompt, whole.text, columns)
+
+
+def _joined(left: _Term, sign: str, right: _Term) -> _Term | None:
+    """left sign right with the fewest parentheses; None where that is not a positive integer."""
+    if sign == "/" and left.value % right.value:
+        return None
+    value = {
+        "+": left.value + right.value,
+        "-": left.value - right.value,
+        "*": left.value * right.value,
+        "/": left.value // right.value,
+    }[sign]
+    if value < 1:
+        return None
+    binding = _BINDING[sign]
+    before = f"({left.text})" if left.binding < binding else left.text
+    tight = right.binding > binding or (right.binding == binding and sign in "+*")
+    return _Term(before + sign + (right.text if tight else f"({right.text})"), value, binding)
+
+
+# Sudoku
+
+
+@cache
+def grids() -> np.ndarray:
+    """All 288 solved grids, int8 (288, 16), row by row."""
+    return np.array([[int(c) for row in rows for c in row] for rows in _completed(())], dtype=np.int8)
+
+
+@cache
+def _agreements() -> np.ndarray:
+    """In which cells each two of the grids agree: bits of int32 (288, 288), the first cell the lowest."""
+    agree = grids()[:, None] == grids()
+    return (agree * (1 << np.arange(16, dtype=np.int32))).sum(2, dtype=np.int32)
+
+
+def _completed(rows: tuple[tuple[str, ...], ...]) -> Iterator[tuple[tuple[str, ...], ...]]:
+    if len(rows) == 4:
+        yield rows
+        return
+    for row in permutations("1234"):
+        columns_differ = all(a != b for above in rows for a, b in zip(above, row, strict=True))
+        # Where the left box of two rows holds all four digits, the right one does too.
+        box_is_full = len(rows) % 2 == 0 or len({*rows[-1][:2], *row[:2]}) == 4
+        if columns_differ and box_is_full:
+            yield from _completed((*rows, row))
+
+
+def sudoku(rng: np.random.Generator) -> Problem:
+    """A grid with 8 empty cells and one solution: cells are emptied in random order as long as it stays the only one."""
+    while True:
+        which = rng.integers(len(grids()))
+        solution, agreements = grids()[which], _agreements()[which]
+        given = 2**16 - 1  # bits of cells
+        for cell in rng.permutation(16).tolist():
+            fewer = given & ~(1 << cell)
+            if np.count_nonzero(agreements & fewer == fewer) > 1:  # the grids that fill the puzzle
+                continue
+            given = fewer
+            if given.bit_count() == 16 - EMPTY_CELLS:
+                asked, solved = _digits(solution * (given >> np.arange(16) & 1)), _digits(solution)
+                prompt = f"sudoku {_in_rows(asked).replace('0', '.')}:"
+                return Problem(solved, prompt, _in_rows(solved), {"puzzle": asked, "solution": solved})
+
+
+def _digits(grid: np.ndarray) -> str:
+    return "".join(map(str, grid))
+
+
+def _in_rows(digits: str) -> str:
+    return "/".join(digits[i : i + 4] for i in range(0, 16, 4))
+
+
+# Arithmetic
+
+
+def arithmetic(rng: np.random.Generator) -> Problem:
+    """A sum of two or three terms of 1 to 99, one of which may be a product of factors of 2 to 12."""
+    pattern = SUMS[rng.integers(len(SUMS))]
+    text = ""
+    terms: list[tuple[int, tuple[int, ...]]] = []
+    for term in pattern.replace("-", "+-").split("+"):
+        product = "*" in term
+        low, high = (2, LARGEST_FACTOR) if product else (1, LARGEST_TERM)
+        factors = [int(n) for n in rng.integers(low, high + 1, 2 if product else 1)]
+        sign = -1 if term.startswith("-") else 1
+        text += ("-" if sign < 0 else "+" if terms else "") + "*".join(map(str, factors))
+        terms.append((sign, tuple(sorted(factors))))
+    answer = sum(sign * prod(factors) for sign, factors in terms)
+    return Problem(tuple(sorted(terms)), f"compute {text}:", str(answer), {"answer": answer})
+
+
+TASKS: dict[str, Callable[[np.random.Generator], Problem]] = {
+    "countdown": countdown,
+    "sudoku": sudoku,
+    "arithmetic": arithmetic,
+}
+
+_COUNTS = {"train": 1024, "eval": 512}
+_SETS = {"+".join(some): some for size in (1, 2) for some in combinations(TASKS, size)} | {"tasks": tuple(TASKS)}
+
+BUILT_IN: dict[str, Callable[[], list[Row]]] = {
+    f"{name}:{s}": partial(mixed, some, s, _COUNTS[s]) for name, some in _SETS.items() for s in SPLITS
+}

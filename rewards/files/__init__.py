@@ -1,0 +1,1 @@
+"""Pictures, videos and sounds in files of others."""

@@ -1,0 +1,1 @@
+"""Rewards that hold a network, and what loads it."""

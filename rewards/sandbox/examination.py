@@ -1,0 +1,259 @@
+"""Examine a program without handing it the answers: what is asked of it, what is judged here, and what must never pass.
+
+Whoever runs a program's tests in the program's own process believes what that process says. So
+
+1. of `assert LEFT == LITERAL`, of other comparisons with a literal, and of `and`, `or`, `not` of these, the process is asked
+   for LEFT alone; the literal stays here, and values are compared as Python compares plain data; what stands in place of
+   the literal and needs nothing but Python's own names (`sorted([2, 1])`) is computed in a process without the program;
+2. of everything else it can but be asked whether it holds. All such tests are put twice, to two processes that do not know
+   of each other: as they are and denied, and a program that affirms both scores nothing;
+3. among the questions stand canaries, of which it is known what must come back; one wrong reply scores nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import math
+import operator
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from rewards.sandbox.papers import Check, Do, Paper, is_literal
+
+CANARIES = 3  # in each process
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+    ast.Is: lambda a, b: type(a) is type(b) and a == b,
+    ast.IsNot: lambda a, b: type(a) is not type(b) or a != b,
+}
+MOST_HASHED = 1000  # as in rewards/jail/trial.py
+_UNCOMPUTED = (TypeError, ValueError, ArithmeticError, RecursionError, MemoryError)
+
+
+class Cheating(Exception):
+    """The process said what no honest one says."""
+
+
+class Raised(Exception):
+    """What was asked for raised an exception in the process."""
+
+
+@dataclass(frozen=True, eq=False)
+class Opaque:
+    """A value that is not plain data: its truth is known, and it equals nothing but itself."""
+
+    truth: bool
+
+    def __bool__(self) -> bool:
+        return self.truth
+
+
+Ask = Callable[..., list]
+
+
+class Sitting:
+    """One process that is examined.
+
+    Args:
+        ask: puts a question to it, a kind and sources, and returns the reply, see `rewards/jail/trial.py`.
+        known: values of expressions of `constants`, plain data.
+        second: whether claims are asked for the other way round than the first time.
+    """
+
+    def __init__(self, ask: Ask, known: Mapping[str, Any], second: bool = False):
+        self._ask, self._known, self._second = ask, known, second
+        self._denied = self._claimed = False
+
+    def passes(self, paper: Paper, passed_before: bool = False) -> tuple[bool, bool]:
+        """Whether a test passes, and whether that rests on the process's own word.
+
+        Raises:
+            Cheating: a test that `passed_before` passes denied, too.
+        """
+        self._denied, self._claimed = paper.denied != self._second, False
+        try:
+            passed = all(self._holds(step, passed_before) for step in paper.steps)
+        except (Raised, *_UNCOMPUTED):
+            passed = False
+        return passed, self._claimed
+
+    def canary(self) -> None:
+        """Ask what has a known reply.
+
+        Raises:
+            Cheating: another one came.
+        """
+        if secrets.randbelow(2):
+            self._must_fail("pass")
+        else:
+            a, b = secrets.token_hex(4), secrets.token_hex(4)
+            try:
+                [value] = self._asked("value", f"{a!r} + {b!r}")
+            except Raised:
+                value = None
+            if value != a + b:
+                raise Cheating("a canary's value is wrong")
+
+    def _holds(self, step: Do | Check, passed_before: bool) -> bool:
+        if isinstance(step, Check):
+            earlier, self._claimed = self._claimed, False
+            holds = bool(self._value(step.condition))
+            if passed_before and self._claimed and not holds:
+                raise Cheating("a test passes as it is and denied")
+            self._claimed |= earlier
+            return holds
+        if step.decides:
+            self._claimed = True
+            if self._second:
+                self._must_fail(step.source)
+                return True
+        self._asked("do", step.source)
+        return True
+
+    def _must_fail(self, source: str) -> None:
+        a, b = secrets.token_hex(4), secrets.token_hex(4)
+        end = secrets.choice(("assert False", f"assert {a!r} == {b!r}"))
+        try:
+            self._asked("do", f"{source}\n{end}")
+        except Raised:
+            return
+        raise Cheating("a test passes that cannot")
+
+    def _asked(self, kind: str, *sources: str) -> list:
+        outcome, *values = self._ask(kind, *sources)
+        if outcome == "raised":
+            raise Raised(*values)
+        return values
+
+    def _value(self, node: ast.expr) -> Any:
+        """The value of an asserted expression, or a part of it whose truth counts."""
+        match node:
+            case ast.BoolOp(ast.And(), values):
+                return all(self._value(value) for value in values)
+            case ast.BoolOp(ast.Or(), values):
+                return any(self._value(value) for value in values)
+            case ast.UnaryOp(ast.Not(), operand):
+                return not self._value(operand)
+            case ast.Compare(left, [sign], [right]) if (source := ast.unparse(right)) in self._known:
+                return _COMPARISONS[type(sign)](self._operand(left), self._known[source])
+            case ast.Compare(left, [sign], [right]) if (
+                not isinstance(sign, ast.In | ast.NotIn) and (source := ast.unparse(left)) in self._known
+            ):
+                return _COMPARISONS[type(sign)](self._known[source], self._operand(right))
+            case ast.Compare(left, operators, rights) if _is_judged_here(node):
+                a = self._operand(left)
+                for sign, right in zip(operators, rights, strict=True):
+                    b = self._operand(right)
+                    if not _COMPARISONS[type(sign)](a, b):
+                        return False
+                    a = b
+                return True
+            case ast.Call(ast.Attribute(ast.Name("math"), "isclose"), [left, right], options) if _is_number(
+                left
+            ) != _is_number(right) and all(option.arg and is_literal(option.value) for option in options):
+                given = {str(option.arg): ast.literal_eval(option.value) for option in options}
+                return math.isclose(self._operand(left), self._operand(right), **given)
+            case ast.Compare(left, [ast.Eq() | ast.NotEq() | ast.In() | ast.NotIn() as sign], [right]):
+                return self._compared(left, type(sign), right)
+        return self._claim(node)
+
+    def _operand(self, node: ast.expr) -> Any:
+        """The value of a part that is compared here: a literal, the distance of something from one, or what is asked for."""
+        match node:
+            case ast.Call(ast.Name("abs"), [ast.BinOp(left, ast.Sub(), right)], []) if _is_number(left) != _is_number(
+                right
+            ):
+                return abs(self._operand(left) - self._operand(right))
+        if is_literal(node):
+            return ast.literal_eval(node)
+        [value] = self._asked("value", ast.unparse(node))
+        return value
+
+    def _claim(self, node: ast.expr) -> bool:
+        self._claimed = True
+        source = ast.unparse(node)
+        truth, equals_all = self._asked("claim", f"not ({source})" if self._denied else source)
+        return self._judged(truth, equals_all)
+
+    def _compared(self, left: ast.expr, sign: type[ast.cmpop], right: ast.expr) -> bool:
+        """A comparison of two values that are not literals: of plain data judged here, else claimed."""
+        asked, denied = _SIGNS[sign]
+        a, b, truth, equals_all = self._asked(
+            "pair", ast.unparse(left), ast.unparse(right), denied if self._denied else asked
+        )
+        claim = self._judged(truth, equals_all)
+        if is_plain(b) or (is_plain(a) and (sign in (ast.Eq, ast.NotEq) or not isinstance(b, Opaque))):
+            return _COMPARISONS[sign](a, b)
+        self._claimed = True
+        return claim
+
+    def _judged(self, truth: Any, equals_all: Any) -> bool:
+        if equals_all:
+            raise Cheating("an object equals everything")
+        return bool(truth) != self._denied
+
+
+_SIGNS = {
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.In: ("in", "not in"),
+    ast.NotIn: ("not in", "in"),
+}
+
+
+def _is_number(node: ast.expr) -> bool:
+    return is_literal(node) and isinstance(ast.literal_eval(node), int | float)
+
+
+def _is_judged_here(node: ast.Compare) -> bool:
+    """Whether each comparison has a literal; what is looked for in something may have its own idea of being in it."""
+    operands = [node.left, *node.comparators]
+    return all(
+        is_literal(right) if isinstance(sign, ast.In | ast.NotIn) else is_literal(left) or is_literal(right)
+        for left, sign, right in zip(operands, node.ops, operands[1:], strict=False)
+    )
+
+
+def is_plain(value: Any) -> bool:
+    """Whether no part of a value is `Opaque`."""
+    if isinstance(value, dict):
+        return all(map(is_plain, itertools.chain(value, value.values())))
+    if isinstance(value, list | tuple | frozenset):
+        return all(map(is_plain, value))
+    return not isinstance(value, Opaque)
+
+
+_KINDS: dict[str, Callable[[Any], Any]] = {
+    "tuple": tuple,
+    "set": frozenset,
+    "dict": dict,
+    "bytes": bytes.fromhex,
+    "complex": lambda parts: complex(*parts),
+    "ratio": lambda parts: Fraction(*parts),
+    "object": lambda truth: Opaque(bool(truth)),
+}
+
+
+def rebuilt(tagged: dict[str, Any]) -> Any:
+    """The plain value that a JSON object of `rewards/jail/trial.py` stands for, as an `object_hook`.
+
+    Raises:
+        ValueError, TypeError, ArithmeticError: it stands for none.
+    """
+    if len(tagged) != 1 or not tagged.keys() <= _KINDS.keys():
+        raise ValueError("no value of a trial")
+    [(kind, content)] = tagged.items()
+    if kind in ("set", "dict") and len(content) > MOST_HASHED:
+        raise ValueError("more elements than a trial sends")
+    return _KINDS[kind](content)

@@ -1,0 +1,249 @@
+"""Closed questions about pictures to a vision-language model behind any OpenAI-compatible endpoint (vLLM, SGLang, ...)."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from PIL import Image
+
+from rewards.base import RewardError, nearest
+from rewards.served.endpoint import Endpoint
+from rewards.texts.text import last_tagged
+
+METHODS = ("logprobs", "guided", "guided_choice", "guided_regex", "text")
+LEAST_MASS = 0.5  # probability of the answers among all tokens, below which a distribution is not an answer
+TOP = 20  # tokens whose probabilities are asked for, the most that OpenAI gives
+_LABELLED = re.compile(r"\W*(?:final )?(?:score|answer)\W*?:(.*)", re.IGNORECASE)
+AGAIN = 1.0  # temperature of a question that is asked again
+
+
+class Chat:
+    """A model that is asked questions with few possible answers.
+
+    How an answer is confined to them, by `method`:
+
+    - `logprobs`: one token; the answer is the mean of the values, weighted with the probabilities of the answers' first
+      tokens. It separates samples that any single answer would put level. No model that thinks first.
+    - `guided`: JSON of a schema, `response_format`, which most servers know.
+    - `guided_choice`: `structured_outputs` of vLLM 0.12 and later.
+    - `guided_regex`: `regex` of SGLang.
+    - `text`: not at all; the model may reason, and its last words are read (see `read`).
+
+    Args:
+        answers: what may be answered, and the value of each.
+        endpoint: its URL, mostly ending in /v1; several, separated by commas, are replicas.
+        model: its name there; may be left out where there is one.
+        system: a system message.
+        closing: what asks for the form of the answer, behind every question; by default what the method needs.
+        concurrency: questions under way at a time.
+        timeout: seconds after which a question has failed, its retries included.
+        retries: after failures of the connection; see `rewards.served.endpoint.Endpoint`.
+        tries: how often a question is asked, at most, until its answer can be read.
+        token_env: name of the environment variable with the API key.
+        max_tokens: of an answer, what the model thinks included; not for `logprobs`.
+        extra: further fields of each request, for what only some servers know.
+
+    Attributes:
+        asked: questions sent so far, repeated ones included.
+        unread: answers so far that could not be read.
+
+    Raises:
+        RewardError: the endpoint does not answer, has no such model, or an option does not fit.
+    """
+
+    def __init__(
+        self,
+        answers: Mapping[str, float],
+        endpoint: str,
+        *,
+        model: str | None = None,
+        method: str = "logprobs",
+        system: str | None = None,
+        closing: str | None = None,
+        concurrency: int = 8,
+        timeout: float = 120.0,
+        retries: int = 4,
+        tries: int = 1,
+        token_env: str | None = None,
+        max_tokens: int = 1024,
+        extra: Mapping[str, Any] | None = None,
+    ):
+        if method not in METHODS:
+            raise RewardError(f"method: there is no {method!r}, {nearest(method, METHODS)}")
+        if tries < 1 or concurrency < 1:
+            raise RewardError(f"tries and concurrency must be at least 1, not {tries} and {concurrency}")
+        clash = next(((a, b) for a in answers for b in answers if a != b and b.startswith(a)), None)
+        if method == "logprobs" and clash:
+            raise RewardError(
+                f"method: logprobs tells answers by their beginning, and {clash[0]!r} begins {clash[1]!r}; take guided"
+            )
+        self.answers, self.method, self.concurrency, self.tries = dict(answers), method, concurrency, tries
+        self._endpoint = Endpoint(endpoint.split(","), timeout, retries, token_env)
+        self._before = [] if system is None else [{"role": "system", "content": system}]
+        self._closing = _closing(method, answers) if closing is None else closing
+        self._request = {"model": self._served(model), **_confined(method, answers, max_tokens), **(extra or {})}
+        self.asked = self.unread = 0
+
+    def ask(self, questions: Sequence[Sequence[dict[str, Any]]]) -> list[float | None]:
+        """The value of each answer; None for one that could not be read.
+
+        Args:
+            questions: each a list of parts, texts and pictures (see `text` and `pictures`).
+
+        Raises:
+            RewardError: the endpoint failed at one of them.
+        """
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            values_and_tries = list(pool.map(self._ask, questions))
+        self.asked += sum(tries for _, tries in values_and_tries)
+        self.unread += sum(tries - (value is not None) for value, tries in values_and_tries)
+        return [value for value, _ in values_and_tries]
+
+    def _ask(self, question: Sequence[dict[str, Any]]) -> tuple[float | None, int]:
+        content = [*question, text(self._closing)] if self._closing else [*question]
+        messages = [*self._before, {"role": "user", "content": content}]
+        for tries in range(1, self.tries + 1):
+            request = {"temperature": AGAIN if tries > 1 else 0.0, **self._request, "messages": messages}
+            response = self._endpoint.ask("POST", "/chat/completions", json=request)
+            try:
+                value = self._value(response.json()["choices"][0])
+            except RewardError:
+                raise
+            except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
+                raise RewardError(f"{response.url} answered with no chat completion: {response.text[:100]!r}") from None
+            if value is not None:
+                break
+        return value, tries
+
+    def _value(self, choice: Mapping[str, Any]) -> float | None:
+        if self.method != "logprobs":
+            return read(choice["message"]["content"] or "", self.answers)
+        if not choice.get("logprobs"):
+            raise RewardError(f"{self._endpoint.urls[0]} gives no logprobs: take the method guided")
+        first = choice["logprobs"]["content"][0]
+        return expected([(top["token"], top["logprob"]) for top in first["top_logprobs"]], self.answers)
+
+    def _served(self, model: str | None) -> str:
+        """The name of the model, which every replica must have."""
+        for url in self._endpoint.urls:
+            response = self._endpoint.ask("GET", "/models", only=url)
+            try:
+                names = [str(each["id"]) for each in response.json()["data"]]
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                raise RewardError(f"{response.url} lists no models, is {url} an OpenAI-compatible endpoint?") from None
+            if model is None and len(names) == 1:
+                model = names[0]
+            if model not in names:
+                raise RewardError(f"model: {url} serves no model {model!r}, {nearest(model or '', names)}")
+        assert model is not None  # there is one replica at least
+        return model
+
+
+def text(words: str) -> dict[str, Any]:
+    """Words as a part of a question."""
+    return {"type": "text", "text": words}
+
+
+def pictures(sample: torch.Tensor, frames: int) -> list[dict[str, Any]]:
+    """An image (3, H, W) in [0, 1], or `frames` of a video (F, 3, H, W) at equal distances, as parts of a question.
+
+    Raises:
+        ValueError: the sample is neither.
+    """
+    if sample.ndim not in (3, 4) or sample.shape[-3] != 3:
+        raise ValueError(
+            f"a judge looks at images (3, H, W) and videos (F, 3, H, W), not at shape {tuple(sample.shape)}"
+        )
+    if sample.ndim == 4:
+        places = torch.linspace(0, len(sample) - 1, min(frames, len(sample))).round().long()
+        return [part for frame in sample[places] for part in pictures(frame, frames)]
+    pixels = sample.detach().float().cpu().mul(255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG", compress_level=1)
+    encoded = base64.b64encode(buffer.getvalue()).decode()
+    return [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}}]
+
+
+def read(words: str, answers: Mapping[str, float]) -> float | None:
+    """The value of an answer in words; None if it is none of `answers`.
+
+    An answer stands alone, as {"answer": ...}, in a last <answer>...</answer>, or in the last line as `Final Score: ...`,
+    `Score: ...` or `Answer: ...`; in upper or lower case. Where answers are numbers, one between them counts as itself.
+    """
+    words = words.strip()
+    tagged = last_tagged(words, any_case=True)
+    labelled = _LABELLED.fullmatch(words.rpartition("\n")[2])
+    said = tagged if tagged is not None else labelled[1] if labelled else words
+    try:
+        parsed = json.loads(words)
+        said = str(parsed["answer"]) if isinstance(parsed, dict) and list(parsed) == ["answer"] else said
+    except (ValueError, RecursionError):
+        pass
+    said = said.strip(" \t\n\"'`*.[]").casefold()
+    values = {answer.casefold(): value for answer, value in answers.items()}
+    if said in values:
+        return values[said]
+    if re.fullmatch(r"-?\d+(\.\d+)?", said) and _numeric(answers):
+        return float(said) if min(values.values()) <= float(said) <= max(values.values()) else None
+    return None
+
+
+def expected(top: Sequence[tuple[str, float]], answers: Mapping[str, float]) -> float | None:
+    """The mean value of the answers, weighted with their probabilities; None where these sum to less than `LEAST_MASS`.
+
+    Args:
+        top: the likeliest tokens and their log-probabilities. A token stands for the answer that it begins.
+    """
+    mass = total = 0.0
+    for token, log_prob in top:
+        word = token.strip().casefold()
+        meant = [value for answer, value in answers.items() if word and answer.casefold().startswith(word)]
+        if len(meant) == 1:
+            mass += math.exp(log_prob)
+            total += math.exp(log_prob) * meant[0]
+    return total / mass if mass >= LEAST_MASS else None
+
+
+def _numeric(answers: Mapping[str, float]) -> bool:
+    """Whether each answer is its value in digits."""
+    return all(answer == f"{value:g}" for answer, value in answers.items())
+
+
+def _confined(method: str, answers: Mapping[str, float], max_tokens: int) -> dict[str, Any]:
+    """The fields of a request that confine its answer."""
+    whole = _numeric(answers) and all(answer.isdecimal() for answer in answers)
+    answer = {"type": "integer", "enum": [*map(int, answers)]} if whole else {"type": "string", "enum": [*answers]}
+    schema = {
+        "type": "object",
+        "properties": {"answer": answer},
+        "required": ["answer"],
+        "additionalProperties": False,
+    }
+    named = {"name": "answer", "strict": True, "schema": schema}
+    fields: dict[str, dict[str, Any]] = {
+        "logprobs": {"max_tokens": 1, "logprobs": True, "top_logprobs": TOP},
+        "guided": {"response_format": {"type": "json_schema", "json_schema": named}},
+        "guided_choice": {"structured_outputs": {"choice": [*answers]}},
+        "guided_regex": {"regex": f"({'|'.join(map(re.escape, answers))})"},
+        "text": {},
+    }
+    return {"max_tokens": max_tokens, **fields[method]}
+
+
+def _closing(method: str, answers: Mapping[str, float]) -> str:
+    """What asks for the form of an answer."""
+    choices = f"one of these: {', '.join(answers)}"
+    if method == "guided":
+        return f'Answer with JSON, {{"answer": X}}, where X is {choices}.'
+    if method == "text":
+        ends = [f"{end(answers.values()):g}" for end in (min, max)]
+        return f"End with a line 'Final Score: X', where X is {' to '.join(ends) if _numeric(answers) else choices}."
+    return f"Answer with {choices}, and nothing else."

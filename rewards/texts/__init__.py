@@ -1,0 +1,1 @@
+"""Rewards of texts: answers, mathematics, programs."""

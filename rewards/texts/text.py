@@ -1,0 +1,297 @@
+"""Verifiable rewards of texts: Countdown, 4 x 4 Sudoku, integer arithmetic, GSM8K, MATH, and their format.
+
+A text is what the model wrote after the prompt. Its answer stands between the last <answer> and </answer>; where the column
+`bare` is true the whole text is the answer, which is how the built-in prompts of small models ask. GSM8K and MATH read it
+in more places, see `final_answer`. A row without a column that a reward needs (None) does not concern that reward, so one
+run may mix tasks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rewards.texts import latex
+from rewards.texts.expression import NotArithmetic, value
+
+_TAG = re.compile("<(/?)answer>", re.IGNORECASE)
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
+_TURN = re.compile(r"</reasoning>\s*<answer>")
+
+Scores = list[float | None]
+
+
+def answer_of(text: str, bare: bool | None = False) -> str | None:
+    """What stands between the last pair of answer tags (or, `bare`, the whole text), stripped; None if nothing does."""
+    if bare:
+        return text.strip() or None
+    found = last_tagged(text)
+    return None if found is None else found.strip()
+
+
+def last_tagged(text: str, any_case: bool = False) -> str | None:
+    """What stands in the last <answer>...</answer>, from the first opening tag after the one before; None if in none.
+
+    One pass over the text, however many tags it has.
+    """
+    start, found = None, None
+    for tag in _TAG.finditer(text):
+        if not any_case and tag[0] not in _TAGS:
+            continue
+        if tag[1]:
+            found, start = (found if start is None else text[start : tag.start()]), None
+        elif start is None:
+            start = tag.end()
+    return found
+
+
+def _is_loose(text: str) -> bool:
+    """Whether a text begins with reasoning and then an answer, each in its tags; white space may stand around them."""
+    text = text.lstrip()
+    turn = _TURN.search(text, len("<reasoning>"))
+    return text.startswith("<reasoning>") and turn is not None and "</answer>" in text[turn.end() :]
+
+
+def _is_strict(text: str) -> bool:
+    """Whether a text is reasoning and then an answer and nothing else, with one line break on either side of each tag."""
+    start, turn, end = "<reasoning>\n", "\n</reasoning>\n<answer>\n", "\n</answer>"
+    text = text.removesuffix("\n")
+    if not text.startswith(start) or not text.endswith(end):
+        return False
+    return turn in text[len(start) : len(text) - len(end)]
+
+
+def _scored(rule: Callable[..., float], texts: Sequence[str], bare: Sequence | None, *columns: Sequence) -> Scores:
+    """`rule(answer, *cells)` for every text; None where a cell is None, and 0 where the text has no answer."""
+    scores: Scores = []
+    for text, whole, *cells in zip(texts, bare or [False] * len(texts), *columns, strict=True):
+        answer = answer_of(text, whole)
+        scores.append(None if None in cells else 0.0 if answer is None else rule(answer, *cells))
+    return scores
+
+
+def countdown(
+    texts: Sequence[str], prompts: Sequence[str], *, numbers: Sequence, target: Sequence, bare: Sequence | None = None
+) -> Scores:
+    """1 for an expression of exactly the given numbers that makes the target, 0.1 for any other answer, 0 for none.
+
+    The rule of d1 (2504.12216, its released code): the integers in the answer are, as a multiset, the numbers; it holds
+    only digits, + - * / ( ) . and white space; its value lies within 1e-5 of the target. So ** and // count, as they do
+    there.
+
+    Args:
+        numbers: B lists of integers, or texts such as "3,25,7".
+        target: B integers.
+    """
+    return _scored(_countdown, texts, bare, numbers, target)
+
+
+def _countdown(answer: str, numbers: Any, target: Any) -> float:
+    try:
+        given = sorted(map(int, re.findall(r"\d+", numbers) if isinstance(numbers, str) else numbers))
+        wanted = int(target)
+    except (TypeError, ValueError, OverflowError):  # Python reads no integer of more than 4300 digits
+        said = f"{str(numbers)[:80]!r} and {str(target)[:80]!r}"
+        raise ValueError(f"countdown takes integers as numbers and target, not {said}") from None
+    used = re.findall(r"[0-9]+", answer)
+    if any(len(n) > 18 for n in used) or sorted(map(int, used)) != given:
+        return 0.1
+    try:
+        return 1.0 if abs(value(answer) - wanted) < 1e-5 else 0.1
+    except (NotArithmetic, OverflowError):
+        return 0.1
+
+
+def sudoku(
+    texts: Sequence[str], prompts: Sequence[str], *, puzzle: Sequence, solution: Sequence, bare: Sequence | None = None
+) -> Scores:
+    """Share of the empty cells that are filled rightly, in [0, 1]; 0 without an answer (d1, 2504.12216).
+
+    The answer's digits are read row by row, whatever stands between them; missing ones are wrong, those after the
+    sixteenth are ignored.
+
+    Args:
+        puzzle: B texts of 16 digits, 0 where a cell is empty.
+        solution: B texts of 16 digits.
+    """
+    return _scored(_sudoku, texts, bare, puzzle, solution)
+
+
+def _sudoku(answer: str, puzzle: Any, solution: Any) -> float:
+    puzzle, solution = str(puzzle).zfill(16), str(solution)
+    if len(puzzle) != 16 or len(solution) != 16:
+        raise ValueError(f"sudoku takes a puzzle and a solution of 16 digits, not {puzzle!r} and {solution!r}")
+    filled = "".join(c for c in answer if c.isdigit()).ljust(16, "0")
+    empty = [i for i in range(16) if puzzle[i] == "0"]
+    return sum(filled[i] == solution[i] for i in empty) / len(empty) if empty else 0.0
+
+
+def arithmetic(texts: Sequence[str], prompts: Sequence[str], answer: Sequence, bare: Sequence | None = None) -> Scores:
+    """1 where the answer is the integer `answer` and nothing else, 0 otherwise.
+
+    Args:
+        answer: B integers, as numbers or texts.
+    """
+    return _scored(_arithmetic, texts, bare, answer)
+
+
+def _arithmetic(text: str, right: Any) -> float:
+    expected = _integer(right.strip() if isinstance(right, str) else str(int(right)))
+    if expected is None:
+        raise ValueError(f"arithmetic takes an integer as the answer, not {right[:80]!r}")
+    return float(_integer(text) == expected)
+
+
+def _integer(text: str) -> str | None:
+    """The one spelling of an integer of any length, which Python may refuse to read; None of anything else."""
+    if not _INTEGER.fullmatch(text):
+        return None
+    digits = text.lstrip("+-").lstrip("0")
+    return "-" + digits if digits and text[0] == "-" else digits
+
+
+def solved(texts: Sequence[str], prompts: Sequence[str], **columns: Sequence) -> Scores:
+    """Accuracy of the tasks with columns of their own: 1 where `countdown`, `sudoku` or `arithmetic` gives its 1, else 0.
+
+    A Sudoku counts only when the whole grid is right, which is stricter than the share of cells that d1 reports.
+    """
+    scores: Scores = [None] * len(texts)
+    for reward, names in _TASKS:
+        if all(name in columns for name in names):
+            given = reward(texts, prompts, **{name: columns[name] for name in names}, bare=columns.get("bare"))
+            scores = [old if new is None else float(new == 1) for old, new in zip(scores, given, strict=True)]
+    return scores
+
+
+_TASKS = (
+    (countdown, ("numbers", "target")),
+    (sudoku, ("puzzle", "solution")),
+    (arithmetic, ("answer",)),
+)
+
+
+def tags(texts: Sequence[str], prompts: Sequence[str]) -> list[float]:
+    """0.125 for each of the tags <reasoning> </reasoning> <answer> </answer> that stands exactly once, at most 0.5.
+
+    A thousandth is taken off for each character after </answer> but surrounding white space, down to 0 (after d1; where
+    line breaks must stand there, they may here).
+    """
+    return [_tags(text) for text in texts]
+
+
+def _tags(text: str) -> float:
+    after = text.rpartition("</answer>")[2].strip() if "</answer>" in text else ""
+    return max(0.0, sum(0.125 for tag in _TAGS if text.count(tag) == 1) - 0.001 * len(after))
+
+
+def final_answer(text: str) -> str | None:
+    r"""The final answer of a worked text; None where nothing marks one.
+
+    Read is what stands after the last <answer>, up to </answer> or the end, or the whole text where that is nothing. In it:
+    the last \boxed with something inside; or else the line after the last ####; or else all of it, if it stood in tags or
+    is a number alone.
+    """
+    _, tag, after = text.rpartition("<answer>")
+    tagged = after.partition("</answer>")[0].strip() if tag else ""
+    read = tagged or text
+    boxed = latex.last_boxed(read)
+    if boxed:
+        return boxed
+    _, mark, after = read.rpartition("####")
+    if mark:
+        return after.strip().partition("\n")[0].rstrip()
+    return read if tagged or latex.number(read) is not None else None
+
+
+def gsm8k(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Scores:
+    r"""Format and correctness of a grade-school answer, the sum that d1 (2504.12216) trains with, in [0, 4].
+
+    `tags` (at most 0.5); 0.5 for reasoning and then answer tags at the start; 0.5 more for a line break around each, to the
+    end; 0.5 for an integer answer; 2 for the right one, as `gsm8k_accuracy` finds it. Reasoning may have many lines, which
+    the strict pattern of d1's first release, and of SPG's and IGPO's, does not match; d1's later one does.
+
+    Args:
+        answer: B answers, alone or as GSM8K's own column has them, after "####".
+    """
+    return [
+        None
+        if right is None
+        else (
+            _tags(text)
+            + 0.5 * _is_loose(text)
+            + 0.5 * _is_strict(text)
+            + 0.5 * bool(_INTEGER.fullmatch(final_answer(text) or ""))
+            + 2.0 * _same_number(text, right)
+        )
+        for text, right in zip(texts, answer, strict=True)
+    ]
+
+
+def gsm8k_accuracy(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Scores:
+    r"""1 where the final answer of a text is the right number, 0 otherwise.
+
+    The released functions differ. d1's reward takes what follows the last <answer>, closed or not, or the whole text, and
+    wants it equal; its evaluation the number in the first \boxed, or else the last one in closed tags; IGPO the first
+    \boxed; ESPO "The answer is 42", #### 42, or the last number of the text; JustGRPO the last \boxed, "the answer is" or
+    the last number. Ours is `final_answer`, in tags, a box or after ####: it is right if it is the number, in whatever
+    spelling ("$1,000.00", "25%"), or if its last number is ("42 eggs", "6 * 7 = 42"). The last number of a text without
+    any mark counts for nothing.
+
+    Args:
+        answer: B answers, alone or as GSM8K's own column has them, after "####".
+    """
+    return [
+        None if right is None else float(_same_number(text, right)) for text, right in zip(texts, answer, strict=True)
+    ]
+
+
+def _same_number(text: str, right: Any) -> bool:
+    given, expected = final_answer(text), str(right).rpartition("####")[2].strip()
+    if given is None:
+        return False
+    if latex.number(given) is not None or latex.same(given, expected):
+        return latex.same(given, expected)
+    return latex.number(expected) is not None and latex.last_number(given) == latex.number(expected)
+
+
+def math_answer(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Scores:
+    r"""Format and correctness of a competition answer, in [0, 3].
+
+    0.5 for reasoning and then answer tags, 0.5 for a \boxed answer inside the answer tags, 2 for the right answer, as
+    `math_accuracy` finds it.
+
+    Args:
+        answer: B answers, alone or as MATH's column `solution` has them, in the last \boxed.
+    """
+    return [
+        None
+        if right is None
+        else (
+            0.5 * _is_loose(text)
+            + 0.5 * (latex.last_boxed(answer_of(text) or "") is not None)
+            + 2.0 * _same_answer(text, right)
+        )
+        for text, right in zip(texts, answer, strict=True)
+    ]
+
+
+def math_accuracy(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Scores:
+    r"""1 where the last \boxed of a text, or without one its `final_answer`, is right up to its spelling in LaTeX, else 0.
+
+    As d1's `is_equiv` takes it; ESPO and JustGRPO compare with a computer algebra system, which also finds 2x + 2 and
+    2(x + 1) the same.
+
+    Args:
+        answer: B answers, alone or as MATH's column `solution` has them, in the last \boxed.
+    """
+    return [
+        None if right is None else float(_same_answer(text, right)) for text, right in zip(texts, answer, strict=True)
+    ]
+
+
+def _same_answer(text: str, right: Any) -> bool:
+    given = latex.last_boxed(text)
+    given = final_answer(text) if given is None else given
+    return given is not None and latex.same(given, latex.last_boxed(str(right)) or str(right))

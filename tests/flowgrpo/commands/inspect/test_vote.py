@@ -1,0 +1,191 @@
+"""Votes on pairs of pictures: what is asked, what is written, and who may vote."""
+
+import json
+import mimetypes
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from PIL import Image
+
+from flowgrpo.cli import main
+from flowgrpo.commands.inspect.vote import Ballot, Pair, _alone, application, pairs_of
+from flowgrpo.errors import InputError
+from rewards.models.votes import read_votes
+from rewards.served import guard
+
+
+def folder(place, prompts, suffix=".png"):
+    """Samples of some prompts, each of another grey."""
+    place.mkdir(parents=True)
+    lines = []
+    for number, prompt in enumerate(prompts):
+        file = place / f"{number}{suffix}"
+        Image.new("RGB", (8, 8), (number, number, number)).save(file)
+        lines.append({"file": file.name, "prompt": prompt, "seed": number, "step": 0, "rewards": {}})
+    (place / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return place
+
+
+def test_pairs_are_those_of_one_prompt_and_prompts_take_turns(tmp_path):
+    place = folder(tmp_path / "s", ["a"] * 3 + ["b"] * 2 + ["alone"])
+    pairs = pairs_of([place])
+    assert [pair.prompt for pair in pairs].count("a") == 3
+    assert [pair.prompt for pair in pairs].count("b") == 1
+    assert len(pairs) == 4
+    assert {pairs[0].prompt, pairs[1].prompt} == {"a", "b"}
+    for pair in pairs:
+        numbers = {int(file.stem) for file in (pair.a, pair.b)}
+        assert len(numbers) == 2
+        assert numbers <= ({0, 1, 2} if pair.prompt == "a" else {3, 4})
+    assert pairs_of([place]) == pairs
+
+
+def test_runs_and_folders_are_asked_together_and_the_same_picture_is_no_pair(tmp_path):
+    one = folder(tmp_path / "run" / "samples", ["a"])
+    other = folder(tmp_path / "more", ["a", "a"])  # its first is the same picture
+    (pair,) = pairs_of([tmp_path / "run", other])
+    assert {pair.a, pair.b} == {one / "0.png", other / "1.png"}
+
+
+def test_votes_are_lines_that_the_reward_reads_and_undo_takes_the_last_back(tmp_path):
+    place = folder(tmp_path / "s", ["a"] * 3)
+    file = tmp_path / "votes" / "mine.jsonl"
+    ballot = Ballot(pairs_of([place]), file)
+    first = ballot.told
+    assert (first["votes"], first["left"], first["prompt"]) == (0, 3, "a")
+    assert not ballot.undo()
+    ballot.vote(first["pair"], "b")
+    ballot.vote(ballot.told["pair"], "neither")
+    assert ballot.told["left"] == 1
+    votes = read_votes(file)
+    assert [vote.outcome for vote in votes] == [0.0, 0.5]
+    assert votes[0].first.resolve() == ballot.pairs[first["pair"]].a
+    assert "time" in json.loads(file.read_text().splitlines()[0])
+    with pytest.raises(ValueError, match="another pair"):
+        ballot.vote(first["pair"], "a")  # of a page that was left open
+    with pytest.raises(ValueError, match="another pair"):
+        ballot.vote(ballot.told["pair"], "both")
+    assert ballot.undo()
+    assert len(read_votes(file)) == 1
+    assert ballot.told["left"] == 2
+
+    again = Ballot(pairs_of([place]), file)  # of another day
+    assert again.told == ballot.told
+    assert again.undo()
+    assert again.told == first
+
+
+def test_a_vote_on_other_pictures_is_not_taken_back_and_one_shown_the_other_way_round_is(tmp_path):
+    place, other = folder(tmp_path / "s", ["a"] * 2), folder(tmp_path / "t", ["b"] * 2)
+    file = tmp_path / "votes.jsonl"
+    ballot = Ballot(pairs_of([place]), file)
+    ballot.vote(0, "a")
+    elsewhere = Ballot(pairs_of([other]), file)
+    assert not elsewhere.undo()
+    assert len(read_votes(file)) == 1
+    turned = [Pair(pair.prompt, pair.b, pair.a) for pair in pairs_of([place])]
+    again = Ballot(turned, file)
+    assert again.told["left"] == 0
+    assert again.undo()
+    assert again.told["left"] == 1
+
+
+def test_two_ballots_do_not_write_one_file(tmp_path):
+    file = tmp_path / "votes.jsonl"
+    with _alone(file), pytest.raises(InputError, match="another flowgrpo vote writes it"), _alone(file):
+        pass
+    with _alone(file):
+        pass  # it is free again
+
+
+@contextmanager
+def serving(ballot):
+    """A client of a ballot's page."""
+    listening = guard.listen("127.0.0.1", 0, None)
+    server = uvicorn.Server(guard.configured(application(ballot, "mine")))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    with httpx.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", trust_env=False) as client:
+        yield client
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture
+def served(tmp_path):
+    ballot = Ballot(pairs_of([folder(tmp_path / "s", ["<b>a</b>"] * 3)]), tmp_path / "votes.jsonl")
+    with serving(ballot) as client:
+        yield client, ballot
+
+
+def test_the_page_asks_pairs_and_shows_their_pictures(served):
+    client, ballot = served
+    assert "Which of the two is better?" in client.get("/").text
+    told = client.get("/pair").json()
+    assert told == ballot.told
+    for side in ("a", "b"):
+        found = client.get(f"/media/{told['pair']}/{side}")
+        assert found.headers["content-type"] == "image/png"
+        assert found.content == getattr(ballot.pairs[told["pair"]], side).read_bytes()
+    following = client.post("/vote", json={"pair": told["pair"], "vote": "a"}).json()
+    assert (following["votes"], following["left"]) == (1, 2)
+    assert client.post("/undo", json={}).json() == told
+
+
+def test_who_may_not_vote_is_refused(served):
+    client, ballot = served
+    told = ballot.told
+    good, plain = {"pair": told["pair"], "vote": "a"}, {"content-type": "text/plain"}
+    assert client.post("/vote", content=json.dumps(good), headers=plain).status_code == 415
+    assert client.post("/undo").status_code == 415
+    assert (
+        client.post("/vote", json={"pair": told["pair"], "vote": "a"}, headers={"host": "evil.example"}).status_code
+        == 421
+    )
+    assert client.post("/vote", json={"pair": 99, "vote": "a"}).status_code == 409
+    assert client.post("/vote", json=["a"]).status_code == 409
+    assert client.post("/vote", json={"x": "y" * 5000}).status_code == 413
+    json_type = {"content-type": "application/json"}
+    assert client.post("/vote", content=b"{", headers=json_type).status_code == 422
+    assert client.get("/media/99/a").status_code == 404
+    assert client.get("/media/0/c").status_code == 404
+    assert ballot.told == told
+
+
+@pytest.mark.parametrize(
+    ("suffix", "kind"), [(".jfif", "image/jpeg"), (".gif", "image/gif"), (".BMP", "image/bmp"), (".webp", "image/webp")]
+)
+def test_a_picture_is_served_as_what_the_table_says(tmp_path, monkeypatch, suffix, kind):
+    monkeypatch.setattr(mimetypes, "guess_type", lambda *_: (None, None))  # as on a machine without a table of its own
+    ballot = Ballot(pairs_of([folder(tmp_path / "s", ["a", "a"], suffix)]), tmp_path / "votes.jsonl")
+    with serving(ballot) as client:
+        assert client.get("/media/0/a").headers["content-type"] == kind
+
+
+def test_what_cannot_be_voted_on_is_one_sentence(tmp_path, capsys):
+    alone = folder(tmp_path / "alone", ["a", "b"])
+    assert main(["vote", str(alone)]) == 2
+    assert "no two different pictures of one prompt" in capsys.readouterr().err
+    assert main(["vote", str(tmp_path / "none")]) == 2
+    assert "there is no such folder" in capsys.readouterr().err
+    (tmp_path / "bad.jsonl").write_text("{}\n")
+    pair = folder(tmp_path / "pair", ["a", "a"])
+    assert main(["vote", str(pair), "--out", str(tmp_path / "bad.jsonl")]) == 2
+    assert "line 1 of" in capsys.readouterr().err
+    (tmp_path / "picture.png").write_bytes(bytes(range(256)))
+    assert main(["vote", str(pair), "--out", str(tmp_path / "picture.png")]) == 2
+    assert "line 1 of" in capsys.readouterr().err
+    assert main(["vote", str(pair), "--out", str(tmp_path)]) == 2
+    assert "no ordinary file" in capsys.readouterr().err
+    sound = tmp_path / "sound"
+    sound.mkdir()
+    for name in ("a.wav", "a.tiff", "a.mp4"):
+        (sound / "manifest.jsonl").write_text(json.dumps({"file": name, "prompt": "a"}) + "\n")
+        with pytest.raises(
+            InputError, match=rf"{name} is no picture that a browser shows; votes are on .png, .*, .gif$"
+        ):
+            pairs_of([Path(sound)])

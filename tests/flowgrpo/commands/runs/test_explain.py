@@ -1,0 +1,150 @@
+"""What a key means: under its field, on the command line, and on the pages, which are held against the code."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from flowgrpo import cli, config
+from flowgrpo.commands.runs.explain import page, used
+from flowgrpo.data import yaml_maps
+from flowgrpo.errors import InputError
+from flowgrpo.flow.config import Config
+from flowgrpo.flow.methods import CHOICES
+from flowgrpo.mdlm.config import TextConfig
+from flowgrpo.mdlm.decoding.decoders import AXES, MODIFIERS
+from flowgrpo.mdlm.methods import CHOICES as TEXT_CHOICES
+from flowgrpo.schema.base import Strict
+from flowgrpo.schema.explain import explain, section, sentences
+
+ROOT = Path(__file__).parents[4]
+DOCS = ROOT / "docs"
+WORDS = {**AXES, "modifiers": MODIFIERS}  # of a decoder
+SHAPES, DIGITS = {"model": {"path": "shapes"}}, {"kind": "mdlm", "model": {"path": "digits"}}
+
+
+def sections(model):
+    """A section and all sections below it, but for words of axes."""
+    yield model
+    for field in model.model_fields.values():
+        inner = section(field.annotation)
+        if inner is not None and "name" not in inner.model_fields:
+            yield from sections(inner)
+
+
+MODELS = dict.fromkeys([*sections(Config), *sections(TextConfig)])
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_every_key_has_a_sentence(model):
+    if model is not Strict:
+        assert set(sentences(model)) >= set(model.model_fields)
+
+
+@pytest.mark.parametrize("choices", [CHOICES, TEXT_CHOICES, WORDS])
+def test_every_option_has_a_sentence(choices):
+    for words in choices.values():
+        for choice in words.values():
+            for model in sections(choice):
+                assert set(sentences(model)) >= set(model.model_fields) - {"name"}, model
+
+
+def test_the_page_of_keys_is_that_of_the_code():
+    block = re.search(r"```yaml\n(kind: flow.*?)```", (DOCS / "config.md").read_text(), re.DOTALL)[1]
+    assert block == page(config.validated(SHAPES)), "docs/config.md: put flowgrpo.commands.runs.explain.page there"
+    written = yaml_maps.parse_yaml(block, "docs/config.md")
+    assert config.validated(written) == config.validated({**SHAPES, "rewards": ["shapes"]})
+
+
+@pytest.mark.parametrize(("name", "choices"), [("methods.md", CHOICES), ("mdlm.md", TEXT_CHOICES)])
+def test_the_tables_of_axes_have_every_word(name, choices):
+    rows = dict(re.findall(r"^\| `?(\w+)`? \| [^|]*\? \| ([^|]*)", (DOCS / name).read_text(), re.MULTILINE))
+    assert rows.keys() == choices.keys()
+    for axis, words in choices.items():
+        named = re.findall(r"`(\w+)`", rows[axis])
+        assert set(named) >= set(words) or f"{len(words)} by name" in rows[axis], axis
+
+
+def rows_of_options(name):
+    """The table of options of a page: of each axis all that its rows say of words and options."""
+    rows, axis = {}, None
+    for new, words in re.findall(
+        r"^\| (?:`(\w+)`)? ?\| ((?:`\w+`|all|both|any)? ?\|.*)\|$", (DOCS / name).read_text(), re.MULTILINE
+    ):
+        axis = new or axis
+        rows[axis] = rows.get(axis, "") + words
+    return rows
+
+
+def options(choices):
+    """The options of some choices, those of their sections too."""
+    return {key for choice in choices.values() for model in sections(choice) for key in model.model_fields} - {"name"}
+
+
+def unsaid(words, row):
+    """Those of some words that a row does not have."""
+    return {word for word in words if not re.search(rf"\b{word}\b", row)}
+
+
+def test_the_table_of_options_has_every_option():
+    rows = rows_of_options("config.md")
+    for axis, choices in CHOICES.items():
+        assert not unsaid(options(choices), rows[axis]), axis
+
+
+def test_the_table_of_options_of_texts_has_every_option():
+    rows = rows_of_options("mdlm.md")
+    for axis, choices in TEXT_CHOICES.items():
+        assert "as for flows" in rows[axis] if axis == "baseline" else not unsaid(options(choices), rows[axis]), axis
+    for word, choices in WORDS.items():
+        assert not unsaid({*choices, *options(choices)}, rows["decoder"]), word
+
+
+def test_a_key_is_explained():
+    found = explain(config.validated(SHAPES), "train.rollout_batch")
+    assert (found.takes, found.default, found.value) == ("an integer or auto or null", None, None)
+    assert found.meaning.endswith("null: micro_batch; auto: found.")
+    found = explain(
+        config.validated({**SHAPES, "rewards": ["shapes", {"use": "jpeg_size", "weight": 2.0}]}), "rewards.weight"
+    )
+    assert (found.default, found.value) == (1.0, [1.0, 2.0])
+    chosen = config.validated({**SHAPES, "algorithm": {"preset": "tempflow"}, "train": {"group_size": 24}})
+    assert explain(chosen, "algorithm.tree.branches").value == 6
+    chosen = config.validated({**DIGITS, "algorithm": {"likelihood": "monte_carlo"}})
+    found = explain(chosen, "algorithm.likelihood.draws")
+    assert (found.meaning, found.takes, found.value) == ("Random masks of an answer.", "an integer, at least 1", 2)
+    assert explain(chosen, "algorithm.decoder.cfg_scale").takes == "a number"
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        ("train.micro_bach", "--explain train.micro_bach: there is no such key, did you mean 'train.micro_batch'?"),
+        ("model.call.height", "--explain model.call.height: model.call has no keys of its own"),
+        ("algorithm.tree.branches", "--explain algorithm.tree.branches: there is no such key, did you mean "),
+    ],
+)
+def test_no_such_key(key, sentence):
+    with pytest.raises(InputError, match="^" + re.escape(sentence)):
+        explain(config.validated(SHAPES), key)
+
+
+def test_where_a_key_is_used():
+    places = used("train.group_size")
+    for place in places:
+        file, numbers = place.split(":")
+        lines = (ROOT / file).read_text().splitlines()
+        assert all("train.group_size" in lines[int(number) - 1] for number in numbers.split(", "))
+    files = [place.partition(":")[0] for place in places]
+    assert "flowgrpo/training/advantages/prompt_groups.py" in files
+    assert "flowgrpo/flow/methods/presets.py" not in files  # a word in a text is no use of it
+
+
+def test_plan_explains(capsys):
+    assert cli.main(["plan", str(ROOT / "configs/mdlm.yaml"), "--explain", "train.passes"]) == 0
+    told = capsys.readouterr().out
+    assert all(words in told for words in ("train.passes ", "masks of its own", "used in"))
+    assert cli.main(["plan", str(ROOT / "configs/mdlm.yaml"), "--explain", "train.pases"]) == 2
+    assert capsys.readouterr().err == (
+        "flowgrpo: --explain train.pases: there is no such key, did you mean 'train.passes'?\n"
+    )

@@ -1,0 +1,125 @@
+"""What is said of a reward's model, a language model or a data set that the hub does not give."""
+
+import sys
+from types import SimpleNamespace
+
+import httpx2 as httpx
+import huggingface_hub
+import pytest
+from huggingface_hub import constants, errors
+
+import rewards
+from flowgrpo.data import prompts
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.models import load as loading
+from rewards import RewardError
+from rewards.models import hub
+
+
+def answer(kind, status):
+    response = httpx.Response(status, request=httpx.Request("GET", "http://127.0.0.1/someone/something"))
+    return kind("no", response=response)
+
+
+REASONS = [
+    (
+        answer(errors.GatedRepoError, 403),
+        "is gated: accept its {terms} on its page at the model hub, then log in with `hf ",
+    ),
+    (answer(errors.RepositoryNotFoundError, 404), "is not at the model hub, or is private: check the name, or log in"),
+    (
+        errors.LocalEntryNotFoundError("no"),
+        "could not be loaded from the model hub: it cannot be reached, and the cache",
+    ),
+    (httpx.ConnectError("no"), "could not be loaded from the model hub: it cannot be reached, and the cache lacks it"),
+]
+
+
+def raising(below):
+    def load(*arguments, **options):
+        try:
+            raise below
+        except Exception as error:
+            raise OSError("wrapped") from error
+
+    return load
+
+
+@pytest.fixture(autouse=True)
+def online(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+
+@pytest.mark.parametrize(("below", "said"), REASONS)
+def test_a_reward_says_why_its_model_is_not_there(monkeypatch, below, said):
+    reward = rewards.load("clip_score", options={"path": "someone/something"}).function
+    monkeypatch.setattr(reward, "_load", raising(below), raising=False)
+    with pytest.raises(RewardError, match=f"^clip_score: someone/something {said.format(terms='licence')}"):
+        reward.to("cpu")
+
+
+@pytest.mark.parametrize(("below", "said"), REASONS)
+def test_geneval_says_so_too(monkeypatch, below, said):
+    from rewards.objects import detectors
+
+    monkeypatch.setattr(detectors, "load_detector", raising(below))
+    reward = rewards.load("geneval", options={"detector": "someone/something", "device": "cpu"}).function
+    with pytest.raises(RewardError, match=f"^geneval's detector: 'someone/something' {said.format(terms='licence')}"):
+        _ = reward._detect
+
+
+@pytest.mark.parametrize(("below", "said"), REASONS)
+def test_a_language_model_and_its_tokenizer_say_so(monkeypatch, below, said):
+    said = f"^model.path: 'someone/something' {said.format(terms='licence')}"
+    with monkeypatch.context() as patched:
+        patched.setattr(loading, "config_of", raising(below))
+        with pytest.raises(InputError, match=said):
+            loading.model_paths("someone/something")
+    with (
+        pytest.raises(InputError, match=said),
+        loading._one_sentence("someone/something", "no tokenizer", {}, trust_remote_code=False),
+    ):
+        raising(below)()
+
+
+@pytest.mark.parametrize(("below", "said"), REASONS)
+def test_prompts_of_a_data_set_say_so(monkeypatch, below, said):
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=raising(below)))
+    with pytest.raises(InputError, match=f"^prompts.train: hub:owner/name:train {said.format(terms='terms')}"):
+        prompts.load("hub:owner/name:train", "prompts.train")
+
+
+def test_a_data_set_is_downloaded_by_another_command_and_a_tag_by_none():
+    said = hub.why(ConnectionError("no"), "owner/name", "set prompts.train to a file", dataset=True)
+    assert said.endswith("once with `hf download --repo-type dataset owner/name`, or set prompts.train to a file")
+    assert hub.why(ConnectionError("no"), "openai", "give a file").endswith("or a part of it; give a file")
+
+
+def test_other_reasons_are_not_the_hub_s():
+    assert hub.why(ValueError("no"), "owner/name", "") is None
+
+
+def test_the_hub_is_asked_once_whether_it_answers(monkeypatch):
+    asked = []
+
+    def head(place, timeout):
+        asked.append(place)
+        raise httpx.ConnectError("no")
+
+    monkeypatch.setattr(httpx, "head", head)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    hub.answers.cache_clear()
+    try:
+        assert not hub.may_give("someone/something", "config.json")
+        assert not hub.may_give("someone/else", "config.json")
+        assert asked == [constants.ENDPOINT]
+    finally:
+        hub.answers.cache_clear()
+    monkeypatch.setattr(hub, "answers", lambda: True)
+    assert hub.may_give("someone/something", "config.json")
+
+
+def test_what_is_in_the_cache_may_be_given_without_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: str(tmp_path / name / file))
+    monkeypatch.setattr(hub, "answers", lambda: False)
+    assert hub.may_give("someone/something", "config.json")

@@ -1,0 +1,331 @@
+import itertools
+import re
+import socket
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+import pytest
+import torch
+from fakes import http_server
+from runs import serving
+
+import rewards
+from flowgrpo.data.prompts import Row
+from flowgrpo.training.scoring.scorer import score
+from rewards import RewardError
+from rewards.served import client, endpoint
+from rewards.served.wire import as_floats, decode
+
+TWO = torch.tensor([0.25, 0.5]).view(2, 1, 1, 1).expand(2, 3, 8, 8)
+
+
+def server(answer, group_wise=False, columns=None, max_bytes=1 << 20):
+    """A server of `bright` that answers its requests as `answer` says."""
+    health = {"rewards": {"bright": {"group_wise": group_wise, "columns": columns}}, "max_bytes": max_bytes}
+    return http_server(lambda asked: health if asked.path == "/health" else answer(asked))
+
+
+def honest(asked):
+    return {"rewards": as_floats(decode(bytearray(asked.body)).samples).mean((1, 2, 3)).tolist()}
+
+
+def slow(asked):
+    time.sleep(20)
+    return honest(asked)
+
+
+def counted(answer):
+    """An answer, and the batch sizes it was asked for."""
+    sizes = []
+
+    def counting(asked):
+        sizes.append(len(decode(bytearray(asked.body)).prompts))
+        return answer(asked)
+
+    return counting, sizes
+
+
+def test_numbers_and_columns_that_are_wanted_travel():
+    seen = []
+
+    def answer(asked):
+        seen.append(decode(bytearray(asked.body)))
+        return honest(asked)
+
+    with server(answer, columns=["n"]) as url:
+        reward = rewards.load(f"{url}/bright", weight=0.5)
+        assert (reward.name, reward.weight, reward.group_wise) == ("bright", 0.5, False)
+        assert reward(TWO, ["a", "b"], {"n": [1, None], "other": [2, 2]}).tolist() == [0.25, 0.5]
+    (batch,) = seen
+    assert batch.samples.equal(TWO)
+    assert (batch.prompts, batch.columns) == (["a", "b"], {"n": [1, None]})
+
+
+def test_uint8_on_request_rounds_to_256_levels():
+    with server(honest) as url:
+        reward = rewards.load(f"{url}/bright", options={"transport": "uint8"})
+        assert reward(TWO, ["a", "b"], {}).tolist() == pytest.approx([64 / 255, 128 / 255])
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"<html>garbage</html>", "answered with no rewards: '<html>garbage</html>'"),
+        ([1.0, 2.0], "answered with no rewards"),
+        ({"rewards": [1.0]}, "answered with 1 rewards for 2 samples"),
+        ({"rewards": [1.0, 2.0, 3.0]}, "answered with 3 rewards for 2 samples"),
+        ({"rewards": 1.0}, "answered with float for 2 samples"),
+        ({"rewards": ["x", 1.0]}, "returned str for sample 0"),
+        (
+            (422, {"error": "the reward 'bright' failed: ValueError: no"}),
+            "422: the reward 'bright' failed: ValueError: no",
+        ),
+        ((418, b""), "answered 418"),
+    ],
+)
+def test_an_answer_that_is_none_is_one_clear_sentence_at_once(answer, said):
+    counting, sizes = counted(lambda asked: answer)
+    with server(counting) as url:
+        reward = rewards.load(f"{url}/bright")
+        with pytest.raises(RewardError, match=said):
+            reward(TWO, ["a", "b"], {})
+    assert sizes == [2]  # and is not asked for again
+
+
+def test_what_is_not_finite_loses_its_sample_and_null_is_not_applicable():
+    for written in ("NaN", float("nan"), float("inf")):
+        with server(lambda asked, written=written: {"rewards": [written, None]}) as url:
+            first, second = rewards.load(f"{url}/bright")(TWO, ["a", "b"], {})
+            assert first.isinf()
+            assert second.isnan()
+            with pytest.raises(RewardError, match="returned NaN or infinity for a synthetic sample"):
+                rewards.load(f"{url}/bright").check(TWO[0], "a", {})
+
+
+def test_a_passing_failure_is_tried_again_after_growing_pauses():
+    times = []
+
+    def answer(asked):
+        times.append(time.monotonic())
+        return honest(asked) if len(times) > 2 else ([503, 500][len(times) - 1], {"error": "out of memory"})
+
+    with server(answer) as url:
+        assert rewards.load(f"{url}/bright")(TWO, ["a", "b"], {}).tolist() == [0.25, 0.5]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert pauses[0] >= 0.5
+    assert pauses[1] >= 1.0
+
+
+def test_a_slow_server_is_given_up_in_time():
+    with server(slow) as url:
+        reward = rewards.load(f"{url}/bright", options={"timeout": 1})
+        with pytest.raises(RewardError, match=r"/bright did not answer within (1|0\.\d+) s"):
+            reward(TWO, ["a", "b"], {})
+
+
+@contextmanager
+def dripping(begun):
+    """A server that says something at once and then a byte every 0.1 s, for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve():
+            with suppress(OSError):
+                sock, _ = listening.accept()
+                with sock:
+                    sock.sendall(begun)
+                    while True:
+                        sock.sendall(b"x")
+                        time.sleep(0.1)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [b"", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n"],
+)
+def test_the_timeout_is_that_of_the_whole_answer(begun):
+    with dripping(begun) as url:
+        started = time.monotonic()
+        with pytest.raises(RewardError, match=r"/health did not answer within 0\.\d+ s"):
+            rewards.load(f"{url}/bright", options={"timeout": 0.5})
+        assert time.monotonic() - started > 0.4
+
+
+def test_the_timeout_is_that_of_all_parts_of_a_batch():
+    def unhurried(asked):
+        time.sleep(0.25)
+        return honest(asked)
+
+    counting, sizes = counted(unhurried)
+    with server(counting, max_bytes=1200) as url:  # one sample of 768 bytes each
+        reward = rewards.load(f"{url}/bright", options={"timeout": 1})
+        with pytest.raises(RewardError, match="did not answer within|was not asked any more, after 1 s"):
+            reward(torch.rand(8, 3, 8, 8), ["a"] * 8, {})
+    assert 1 <= len(sizes) <= 4  # not each of the eight
+
+
+def test_an_answer_without_end_is_not_read(monkeypatch):
+    monkeypatch.setattr(endpoint, "MOST_BYTES", 1000)
+    asked = []
+
+    def endless(request):
+        asked.append(request.headers["accept-encoding"])
+        return b"[" * 2000
+
+    with server(endless) as url, pytest.raises(RewardError, match="/bright answered with more than 1000 bytes"):
+        rewards.load(f"{url}/bright")(TWO, ["a", "b"], {})
+    assert asked == ["identity"]  # once, and nothing that is small only on its way
+
+
+def test_a_deep_answer_is_none():
+    with server(lambda asked: b"[" * 100_000) as url, pytest.raises(RewardError, match="answered with no rewards"):
+        rewards.load(f"{url}/bright")(TWO, ["a", "b"], {})
+
+
+def test_texts_beyond_what_a_header_holds_are_cut_too(monkeypatch):
+    monkeypatch.setattr(client, "MOST_HEADER", 250)
+    answer, sizes = counted(lambda asked: {"rewards": [len(t) for t in decode(bytearray(asked.body)).samples]})
+    texts = ["x" * n for n in (60, 50, 40, 30)]
+    with server(answer) as url:
+        assert rewards.load(f"{url}/bright")(texts, ["a"] * 4, {}).tolist() == [60, 50, 40, 30]
+        with pytest.raises(
+            RewardError, match="takes 250 bytes of prompts, columns and texts at most, not the .* of 1 sa"
+        ):
+            rewards.load(f"{url}/bright")(["x" * 300], ["a"], {})
+    assert sizes == [2, 2]
+
+
+def test_a_killed_server_costs_its_samples_and_not_the_run(tmp_path, caplog):
+    (tmp_path / "mine.py").write_text(
+        "import time\ndef late(images, prompts):\n    time.sleep(60 * (prompts[0] == 'hang'))\n"
+        "    return [1.0] * len(prompts)\n"
+    )
+    with serving("./mine.py:late", folder=tmp_path) as (_, urls):
+        reward = rewards.load(urls["late"], options={"timeout": 1})
+        rows = [Row("a", 0), Row("a", 1)]
+        assert score([reward], TWO, rows).values.flatten().tolist() == [1.0, 1.0]
+        with pytest.raises(RewardError, match=r"did not answer within (1|0\.\d+) s"):  # it hangs in the reward
+            reward(TWO, ["hang", "hang"], {})
+    with pytest.raises(RewardError, match=r"/late could not be reached \(.*refused\)"):
+        reward(TWO, ["a", "b"], {})
+    assert score([reward], TWO, rows).lost.all()
+    assert re.search(r"failed \(NoAnswer: .*refused.*; its 2 samples are dropped", caplog.text)
+
+
+def test_replicas_share_a_batch():
+    first, asked_first = counted(honest)
+    second, asked_second = counted(honest)
+    samples = torch.linspace(0, 1, 5).view(5, 1, 1, 1).expand(5, 3, 4, 4)
+    with server(first) as one, server(second) as two:
+        for use, options in ((f"{one}/bright,{two}/bright", {}), (f"{one}/bright", {"replicas": [f"{two}/bright"]})):
+            reward = rewards.load(use, options=options)
+            assert reward.name == "bright"
+            values = reward(samples, list("abcde"), {"n": list(range(5))})
+            assert values.tolist() == pytest.approx([0, 0.25, 0.5, 0.75, 1])
+    assert sorted(asked_first + asked_second) == [2, 2, 3, 3]
+    assert sorted(map(len, (asked_first, asked_second))) == [2, 2]
+
+
+def test_a_replica_that_fails_is_stood_in_for_and_then_left_alone():
+    broken, asked_broken = counted(lambda asked: (503, {"error": "out of memory"}))
+    hanging, asked_hanging = counted(slow)
+    for bad, asked_bad in ((broken, asked_broken), (hanging, asked_hanging)):
+        with server(bad) as one, server(honest) as two:
+            reward = rewards.load(f"{one}/bright,{two}/bright", options={"timeout": 2.0})
+            for _ in range(3):
+                assert reward(TWO, ["a", "b"], {}).tolist() == [0.25, 0.5]
+        assert asked_bad == [1]  # once; then it rests
+
+
+def test_a_group_goes_to_one_replica_whole():
+    answer, sizes = counted(honest)
+    with server(answer, group_wise=True) as one, server(answer, group_wise=True) as two:
+        reward = rewards.load(f"{one}/bright,{two}/bright")
+        assert reward.group_wise
+        reward(TWO, ["a", "b"], {})
+    assert sizes == [2]
+
+
+def test_a_batch_larger_than_the_server_takes_is_cut_and_a_group_is_refused():
+    answer, sizes = counted(honest)
+    samples = torch.rand(8, 3, 16, 16)  # 3072 bytes each
+    with server(answer, max_bytes=8000) as url:
+        values = rewards.load(f"{url}/bright")(samples, ["a"] * 8, {"n": list(range(8))})
+        torch.testing.assert_close(values.float(), samples.mean((1, 2, 3)))
+    assert sizes == [2, 2, 2, 2]
+    with (
+        server(answer, group_wise=True, max_bytes=8000) as url,
+        pytest.raises(
+            RewardError, match="bright takes 8000 bytes at most, not the .* of 8 samples: use the option transport"
+        ),
+    ):
+        rewards.load(f"{url}/bright")(samples, ["a"] * 8, {})
+
+
+def test_a_column_that_json_cannot_hold_is_named():
+    with server(honest) as url, pytest.raises(ValueError, match="the column 'mask' cannot travel as JSON"):
+        rewards.load(f"{url}/bright")(TWO, ["a", "b"], {"mask": [torch.ones(1), torch.ones(1)]})
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "said"),
+    [
+        ("", {}, "names no reward, write http://127.0.0.1:.*/NAME"),
+        ("/brigt", {}, "serves no reward 'brigt', did you mean 'bright'"),
+        ("/bright", {"transport": "jpeg"}, "transport: there is no 'jpeg', choose one of float32, uint8"),
+        ("/bright", {"timeot": 3}, "could not be made: TypeError: .*timeot"),
+        ("/bright,ftp://x/bright", {}, "'ftp://x' is not an address"),
+        ("/bright,http://127.0.0.1:9/bright", {"timeout": 0.2}, "http://127.0.0.1:9/health could not be reached"),
+    ],
+)
+def test_a_url_that_leads_nowhere_is_refused_at_once(path, options, said):
+    with server(honest) as url, pytest.raises(RewardError, match=said):
+        rewards.load(url + path, options=options)
+
+
+def test_what_is_no_reward_server_and_replicas_that_differ_are_refused():
+    with (
+        http_server(lambda asked: {"hello": "world"}) as url,
+        pytest.raises(RewardError, match="is not a reward server"),
+    ):
+        rewards.load(f"{url}/bright")
+    with (
+        server(honest) as one,
+        server(honest, group_wise=True) as two,
+        pytest.raises(RewardError, match="serve different rewards"),
+    ):
+        rewards.load(f"{one}/bright,{two}/bright")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"group_wise": "no"}, {"columns": "abc"}, {"columns": [1]}, {"max_bytes": "9"}, {"max_bytes": None}]
+)
+def test_a_server_whose_card_has_other_types_is_no_reward_server(wrong):
+    with server(honest, **wrong) as url, pytest.raises(RewardError, match="is not a reward server"):
+        rewards.load(f"{url}/bright")
+
+
+@pytest.mark.parametrize("token", ["secret\n", "sec ret", "s\x01ecret", "secrét"])
+def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(monkeypatch, token):
+    monkeypatch.setenv("TOKEN", token)
+    with pytest.raises(RewardError, match="environment variable TOKEN holds no token") as caught:
+        rewards.load("http://127.0.0.1:1/bright", options={"token_env": "TOKEN", "retries": 0})
+    assert not any(part in str(caught.value) for part in ("sec", "cret", "\x01"))
+
+
+@pytest.mark.parametrize(
+    ("urls", "checked"),
+    [
+        (["https://here.test/a"], True),
+        (["http://127.0.0.1:1", "HTTPS://there.test"], True),
+        (["http://there.test", "http://localhost:1"], False),
+    ],
+)
+def test_certificates_are_checked_wherever_an_address_is_encrypted(urls, checked, monkeypatch):
+    asked, made = [], endpoint.httpx.AsyncClient
+    monkeypatch.setattr(endpoint.httpx, "AsyncClient", lambda **options: asked.append(options) or made(**options))
+    assert not endpoint.Endpoint(urls, timeout=1, retries=0)._http.follow_redirects
+    assert [options["verify"] for options in asked] == [checked]
