@@ -30,7 +30,7 @@ from flowgrpo.commands.runs.train import train_config
 from flowgrpo.data import prompts, stored
 from flowgrpo.flow import setup
 from flowgrpo.flow.rollouts.prompt_encoding import longest_and_shortest, rows_of
-from flowgrpo.flow.trainer import Trainer
+from flowgrpo.training.loop import Loop
 from flowgrpo.training.run.run_data import RunData
 from flowgrpo.training.scoring import scorer
 
@@ -63,7 +63,7 @@ def settings(preset: str, finish: dict[str, Any] | None, folder: str, **train: A
     return config.validated(written)
 
 
-def trainer(chosen: Any, stack: ExitStack) -> Trainer:
+def trainer(chosen: Any, stack: ExitStack) -> Loop:
     """A run that stands before its first iteration."""
     rewards, _ = scorer.rewards(chosen.rewards, [])
     data = RunData(stored.train_prompts(chosen), prompts.load_split(chosen.prompts, "eval")[:1], rewards, [])
@@ -74,11 +74,11 @@ def trainer(chosen: Any, stack: ExitStack) -> Trainer:
     return made
 
 
-def iterate(run: Trainer) -> dict[str, Any]:
+def iterate(run: Loop) -> dict[str, Any]:
     """The metrics of one iteration, with its CPU seconds."""
     started = time.process_time()
     line = run.iterate()
-    run.done += 1
+    run.state.done += 1
     return line | {"seconds": time.process_time() - started}
 
 

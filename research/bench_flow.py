@@ -44,9 +44,11 @@ from flowgrpo.flow.planning.memory_budget import FlowBudget, budget_of
 from flowgrpo.flow.planning.plan import plan
 from flowgrpo.flow.rollouts.prompt_encoding import rows_of
 from flowgrpo.flow.rollouts.rollout import edge_noise, walk
-from flowgrpo.flow.trainer import Trainer
+from flowgrpo.training.comparison import compare
+from flowgrpo.training.loop import Loop
 from flowgrpo.training.planning.gpu_scaling import Prices
 from flowgrpo.training.planning.gpu_types import GPUS
+from flowgrpo.training.wing import Compared
 from samplers.trees import Root, Tree, drawn_noise
 
 SAVING = ("brush", "branch")  # which share states among their leaves
@@ -85,15 +87,15 @@ def bare(policy: DiffusersPolicy, calls: Sequence[dict[str, Any]], *, learns: bo
     return work
 
 
-def grown(trainer: Trainer) -> Tree:
+def grown(trainer: Loop) -> Tree:
     """The trees of the first iteration, a group for each prompt of the trainer."""
-    train, algorithm = trainer.config.train, trainer.config.algorithm
-    kernels = algorithm.kernel.kernels(len(trainer.policy.sigmas) - 1)
+    train, algorithm = trainer.state.config.train, trainer.state.config.algorithm
+    kernels = algorithm.kernel.kernels(len(trainer.state.policy.sigmas) - 1)
     plan = algorithm.plan(kernels, train.group_size, 0, 0)
     seeds = range(algorithm.roots(train.group_size))
-    prompts = enumerate(rows_of(trainer.train_prompts))
+    prompts = enumerate(rows_of(trainer.state.train_prompts))
     roots = [Root(group, i, replace(row, seed=i)) for group, row in prompts for i in seeds]
-    return walk(trainer.policy, plan, roots, micro_batch=train.rollout_rows, seed=0, iteration=0)
+    return walk(trainer.state.policy, plan, roots, micro_batch=train.rollout_rows, seed=0, iteration=0)
 
 
 def noises(tree: Tree) -> Work:
@@ -188,22 +190,27 @@ def updates(name: str, rounds: int, kinds: Sequence[str] = EVERY) -> dict[str, R
         for kind in [own for own in ("chain", "window", "brush") if own in kinds]:
             trainer = trainer_of(policy, weights, settings(size, kind, rows))
 
-            def rolled(trainer: Trainer = trainer) -> tuple[Any, ...]:
-                batch = trainer.rollout(0, trainer.groups(0))
-                units = trainer.units(batch)
-                return batch, units, *trainer.advantages(units, batch)[:2]
+            def rolled(trainer: Loop = trainer) -> tuple[Any, ...]:
+                batch = trainer.wing.rollout(0, trainer.state.groups(0))
+                return batch, compare(trainer.state, trainer.wing, trainer.wing.units(batch), batch)
 
-            def iteration(*kept: int, trainer: Trainer = trainer, rolled: Callable = rolled) -> None:
-                trainer.kept_graphs.parts = kept
-                trainer.update(*rolled())
+            def update(batch: Any, compared: Compared, trainer: Loop = trainer) -> None:
+                minibatches = trainer.wing.minibatches(batch, compared)
+                minibatches.prepare()
+                for number in range(len(minibatches)):
+                    minibatches.step(number)
+
+            def iteration(*kept: int, trainer: Loop = trainer, rolled: Callable = rolled) -> None:
+                trainer.wing.kept_graphs.parts = kept
+                update(*rolled())
 
             stands = rolled()
             with recorded(policy) as calls:
-                trainer.update(*stands)
-            works = {"update": partial(trainer.update, *stands), "bare": bare(policy, calls, learns=True)}
-            with trainer.report:
-                trainer.on_start()
-            if trainer.kept_graphs.parts:  # there is memory for them
+                update(*stands)
+            works = {"update": partial(update, *stands), "bare": bare(policy, calls, learns=True)}
+            with trainer.state.report:
+                trainer.wing.start(trainer.wing.rollout, trainer.batch_sizes.to_come)
+            if trainer.wing.kept_graphs.parts:  # there is memory for them
                 works |= {"replays": iteration, "keeps": partial(iteration, 0)}
             taken = in_turns(works, rounds)
             place = placed(name, rows)
@@ -241,14 +248,14 @@ def memory(name: str, kinds: Sequence[str] = EVERY) -> dict[str, float]:
         for kind in [own for own in REMEMBERED if own in kinds]:
             chosen = settings(size, kind, rows)
             trainer = trainer_of(policy, weights, chosen)
-            with trainer.report:
-                trainer.on_start()
-            place, keeps = f"{placed(name, rows)}: iteration of a {kind}", bool(trainer.kept_graphs.parts)
+            with trainer.state.report:
+                trainer.wing.start(trainer.wing.rollout, trainer.batch_sizes.to_come)
+            place, keeps = f"{placed(name, rows)}: iteration of a {kind}", bool(trainer.wing.kept_graphs.parts)
             trainer.iterate()  # whose kernels are chosen, and whose moments made
             torch.cuda.reset_peak_memory_stats()
             line = trainer.iterate()
             peak = torch.cuda.max_memory_allocated()
-            trainer.kept_graphs.stop()  # for the ratio of a velocity to itself says nothing
+            trainer.wing.kept_graphs.parts = ()  # for the ratio of a velocity to itself says nothing
             found[f"{place}, largest |log ratio|"] = trainer.iterate()["policy/max_abs_log_ratio"]
             with random_pipelines.folder(chosen.model.path) as folder:
                 model = chosen.model.model_copy(update={"path": str(folder), "text_encoders": "keep"})

@@ -27,7 +27,7 @@ from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.models.gradient_checkpointing import checkpoint_gradients
 from flowgrpo.mdlm.planning.plan import predicted
 from flowgrpo.mdlm.policy import TextPolicy
-from flowgrpo.mdlm.trainer import TextTrainer
+from flowgrpo.mdlm.trainer import text_loop
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from rewards import Reward
@@ -103,10 +103,10 @@ def measured(options: argparse.Namespace) -> list[dict[str, float]]:
         chosen = settings(options, Path(folder))
         chosen.run.folder.mkdir()
         rewards = [Reward("alternating", alternating)]
-        trainer = TextTrainer(chosen, policy, weights, rewards=rewards, train_prompts=rows, accelerator=accelerator)
+        trainer = text_loop(chosen, policy, weights, rewards=rewards, train_prompts=rows, accelerator=accelerator)
         trainer.run()
         cost = predicted(chosen)
-    lines = [line for line in trainer.report.lines if line["phase"] == "train"]
+    lines = [line for line in trainer.state.report.lines if line["phase"] == "train"]
     assert all(line["cost/model_evaluations"] == cost.rollout + cost.update for line in lines)
     canvas = options.prompt + options.length
     return [

@@ -25,7 +25,7 @@ from flowgrpo.data import stored
 from flowgrpo.data.prompts import load_split
 from flowgrpo.errors import InputError
 from flowgrpo.flow.setup import trainer
-from flowgrpo.flow.trainer import Trainer
+from flowgrpo.training.loop import Loop
 from flowgrpo.training.reports import metrics
 from flowgrpo.training.run.random_states import random_state_kept
 from flowgrpo.training.run.run_data import RunData
@@ -42,12 +42,12 @@ class Averages:
         run: whose optimizer steps they follow, by its rule with other warm-ups.
     """
 
-    def __init__(self, run: Trainer, warmups: Sequence[float]):
-        ema = run.config.train.ema
-        self._weights, self._real = run.weights, run.weights.after_update
+    def __init__(self, run: Loop, warmups: Sequence[float]):
+        ema = run.state.config.train.ema
+        self._weights, self._real = run.state.weights, run.state.weights.after_update
         self._rules = {warmup: ema.model_copy(update={"warmup": warmup}) for warmup in warmups}
-        self.tensors = {warmup: [p.detach().clone() for p in run.weights.parameters] for warmup in warmups}
-        run.weights.after_update = self._after_update
+        self.tensors = {warmup: [p.detach().clone() for p in run.state.weights.parameters] for warmup in warmups}
+        run.state.weights.after_update = self._after_update
 
     @torch.no_grad()
     def _after_update(self) -> None:
@@ -64,25 +64,25 @@ def difference(some: Sequence[float], others: Sequence[float]) -> Difference:
     return statistics.fmean(pairs), statistics.stdev(pairs) / math.sqrt(len(pairs))
 
 
-def measured(run: Trainer, warmups: Sequence[float]) -> dict[int, tuple[float, dict[float, Difference]]]:
+def measured(run: Loop, warmups: Sequence[float]) -> dict[int, tuple[float, dict[float, Difference]]]:
     """Train, and return of each evaluation the weights' mean reward and how much less each average's is."""
     averages = Averages(run, warmups)
     found: dict[int, tuple[float, dict[float, Difference]]] = {}
 
     def rewards() -> list[float]:
         with random_state_kept():
-            totals = metrics.totals_of(run.eval_samples(), run.combination, run.rewards)
+            totals = metrics.totals_of(run.wing.eval_samples(), run.state.combination, run.state.rewards)
         return totals.tolist()
 
     def evaluate() -> None:
-        if run.done == 0:
+        if run.state.done == 0:
             return
         own, lags = rewards(), {}
         for warmup, slow in averages.tensors.items():
-            with run.weights.swapped(slow):
+            with run.state.weights.swapped(slow):
                 lags[warmup] = difference(own, rewards())
-        found[run.done] = statistics.fmean(filter(math.isfinite, own)), lags
-        print(row(run.done, *found[run.done]), flush=True)
+        found[run.state.done] = statistics.fmean(filter(math.isfinite, own)), lags
+        print(row(run.state.done, *found[run.state.done]), flush=True)
 
     run.evaluate = evaluate
     run.run()
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rewards, watched = scorer.rewards(chosen.rewards, [])
         held_out = load_split(chosen.prompts, "eval")[: options.prompts]
         run = trainer(chosen, Accelerator(), RunData(stored.train_prompts(chosen), held_out, rewards, watched))
-        run.folder.mkdir(parents=True)
+        run.state.folder.mkdir(parents=True)
         print(f"| iteration | reward | {' | '.join(f'warm-up {warmup:g}' for warmup in options.warmups)} |")
         print("|---" * (2 + len(options.warmups)) + "|", flush=True)
         found = measured(run, options.warmups)

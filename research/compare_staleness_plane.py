@@ -24,7 +24,7 @@ from compare_methods import spread
 from flowgrpo import config
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
-from flowgrpo.flow.trainer import Trainer
+from flowgrpo.flow.trainer import flow_loop
 from flowgrpo.training.weights.trained_weights import Weights
 from rewards import Reward
 from samplers.schedule import linear_sigmas
@@ -75,7 +75,7 @@ def learnt(objective: dict[str, Any], *, staleness: int, seed: int, rate: float,
         policy = FieldPolicy(Network(), (2,), linear_sigmas(6, 3.0))
         prompts = [Prompt(str(number)) for number in range(32)]
         chosen.run.folder.mkdir(parents=True)
-        run = Trainer(
+        run = flow_loop(
             chosen,
             policy,
             Weights(policy.modules, None, ema=chosen.train.ema),
@@ -84,7 +84,7 @@ def learnt(objective: dict[str, Any], *, staleness: int, seed: int, rate: float,
             eval_prompts=prompts,
         )
         run.run()
-        return [line["reward/mean"] for line in run.report.lines if line["phase"] == "eval"]
+        return [line["reward/mean"] for line in run.state.report.lines if line["phase"] == "eval"]
 
 
 def main() -> None:

@@ -20,7 +20,8 @@ from flowgrpo.flow.pipeline.networks.switches import checkpoint_gradients
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.rollouts.prompt_encoding import longest_and_shortest, rows_of
 from flowgrpo.flow.setup import trainable
-from flowgrpo.flow.trainer import Trainer
+from flowgrpo.flow.trainer import flow_loop
+from flowgrpo.training.loop import Loop
 from flowgrpo.training.scoring import scorer
 from flowgrpo.training.weights.trained_weights import Weights
 from rewards.compute import DTYPES
@@ -130,12 +131,12 @@ def most_groups() -> int:
     return len(prompts.load_split(settings(SIZES["shapes"], "chain", 1).prompts, "train"))
 
 
-def trainer_of(policy: DiffusersPolicy, weights: Weights, chosen: Config) -> Trainer:
+def trainer_of(policy: DiffusersPolicy, weights: Weights, chosen: Config) -> Loop:
     """The training loop of a run on prompts of the embedded model, which its reward scores."""
     rows = prompts.load_split(chosen.prompts, "train")[: chosen.train.groups]
     rewards, _ = scorer.rewards(chosen.rewards, [])
-    made = Trainer(chosen, policy, weights, rewards=rewards, train_prompts=rows, accelerator=Accelerator())
-    made.folder.mkdir(exist_ok=True)  # for what its report says
+    made = flow_loop(chosen, policy, weights, rewards=rewards, train_prompts=rows, accelerator=Accelerator())
+    made.state.folder.mkdir(exist_ok=True)  # for what its report says
     policy.prepare(rows_of(longest_and_shortest(rows)))
     policy.start(rows_of(rows))
     return made

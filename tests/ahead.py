@@ -138,7 +138,7 @@ def unreadable(rank):
         def unpacked(content):
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-        run.generating._post.unpacked = unpacked
+        run.rollouts._post.unpacked = unpacked
     run.run()
 
 

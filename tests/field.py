@@ -3,11 +3,12 @@
 import math
 
 import torch
+from opened import Opened
 
 from flowgrpo import config
 from flowgrpo.data import prompts
 from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
-from flowgrpo.flow.trainer import Trainer
+from flowgrpo.flow.trainer import flow_loop
 from flowgrpo.flow.updates.update import update_part
 from flowgrpo.training.weights.trained_weights import Weights
 from rewards import Reward
@@ -91,7 +92,7 @@ def trainer(
     teacher=lambda weight: weight + 0.1,
     **options,
 ):
-    """A run of a configuration, in its folder; the first prompts are evaluated too. Options as of `Loop`.
+    """A run of a configuration, in its folder; the first prompts are evaluated too. Options as of `RunState`.
 
     Where it has a teacher, that is what `teacher` makes of each of the student's weights.
     """
@@ -111,7 +112,7 @@ def trainer(
     rows = [prompts.Prompt(text) for text in texts]
     chosen.run.folder.mkdir(parents=True, exist_ok=True)
     options = {"rewards": [Reward("closeness", reward)], "eval_prompts": rows[:held_out], **options}
-    return Trainer(chosen, policy, weights, train_prompts=rows, **options)
+    return Opened(flow_loop(chosen, policy, weights, train_prompts=rows, **options))
 
 
 def lines(run, phase="train"):
@@ -122,9 +123,7 @@ def lines(run, phase="train"):
 
 def credit(run, batch):
     """What the update replays of a batch, with what its edges are worth."""
-    units = run.units(batch)
-    advantages, trained, _ = run.advantages(units, batch)
-    return run.credit_edges(batch, units, advantages, trained)
+    return run.credit_edges(batch, run.compare(batch))
 
 
 def step_in_place(run, credited, part=0):

@@ -21,12 +21,13 @@ from typing import Any
 import torch
 from field import credit, step_in_place
 from gaussian_flow import REWARDS, Gradient, Step, cosine, gradient, schedule, step, velocity, whole_gradient
+from opened import Opened
 
 from flowgrpo import config
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.flow.methods import presets
 from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
-from flowgrpo.flow.trainer import Trainer
+from flowgrpo.flow.trainer import flow_loop
 from flowgrpo.flow.updates.update import Credited
 from flowgrpo.training.scoring.rollout_batch import Made
 from flowgrpo.training.weights.trained_weights import Weights
@@ -102,7 +103,7 @@ def trainer(
     model: torch.nn.Module | None = None,
     earned: Callable[[torch.Tensor], torch.Tensor] | None = None,
     **overrides: Any,
-) -> Iterator[Trainer]:
+) -> Iterator[Opened]:
     """A run of a preset, on the Gaussian flow and its rewards unless others are given."""
     earned = earned or REWARDS[reward]
     with tempfile.TemporaryDirectory() as folder:
@@ -132,10 +133,10 @@ def trainer(
         algorithm = chosen.algorithm
         weights = Weights(policy.modules, None, reference=algorithm.reference, old=algorithm.old, bank=algorithm.bank)
         called = Reward(reward, lambda samples, prompts: earned(samples[:, 0]))
-        yield Trainer(chosen, policy, weights, train_prompts=[Prompt("")], rewards=[called])
+        yield Opened(flow_loop(chosen, policy, weights, train_prompts=[Prompt("")], rewards=[called]))
 
 
-def batch(run: Trainer, reward: str, iteration: int, made: Made | None = None) -> Seen:
+def batch(run: Opened, reward: str, iteration: int, made: Made | None = None) -> Seen:
     """Roll out, unless a batch is given, credit and replay, and take no step."""
     run.done = iteration
     made = made or run.made(iteration)
@@ -152,7 +153,7 @@ def batch(run: Trainer, reward: str, iteration: int, made: Made | None = None) -
     )
 
 
-def replay(run: Trainer, made: Made) -> tuple[dict[int, Gradient], dict[int, float]]:
+def replay(run: Opened, made: Made) -> tuple[dict[int, Gradient], dict[int, float]]:
     """`signal` and `weight` of `Seen`, of a batch that is credited and replayed; no step is taken."""
     credited, field = credit(run, made.batch), run.policy.modules["field"]
     step_in_place(run, credited)

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from field import credit, step_in_place
 from gaussian_flow import MEAN, REWARDS, Gradient, moments, step, velocity, whole_gradient
+from opened import Opened
 from oracle import SIGMAS, Row, Seen, summary, trainer
 from oracle import _step as step_of
 
 from flowgrpo.flow.methods import sample_presets
 from flowgrpo.flow.methods.likelihood import Elbo
-from flowgrpo.flow.trainer import Trainer
 from flowgrpo.schema.base import Choice
 
 PRESETS = tuple(sample_presets.PRESETS)
@@ -62,7 +62,7 @@ def expected(weight: str, law: tuple[float, float], index: int, *, reward: str, 
     return Gradient(float(of_theta.sum()), float((of_theta * x).sum()))
 
 
-def expectation(run: Trainer, reward: str) -> dict[int, Gradient] | None:
+def expectation(run: Opened, reward: str) -> dict[int, Gradient] | None:
     """What the signal of each step is in expectation; None where samples are compared by rank."""
     algorithm = run.config.algorithm
     if algorithm.preset in RANKED:
@@ -78,7 +78,7 @@ def expectation(run: Trainer, reward: str) -> dict[int, Gradient] | None:
     return found
 
 
-def batch(run: Trainer, reward: str, iteration: int) -> Seen:
+def batch(run: Opened, reward: str, iteration: int) -> Seen:
     """Roll out, credit and score a batch at new noise, and take no step."""
     run.done, before = iteration, run.evaluations
     credited, field = credit(run, run.rollout(iteration, run.groups(iteration))), run.policy.modules["field"]

@@ -12,10 +12,10 @@ import oracle
 import torch
 from field import credit
 from gaussian_flow import Gradient, Step, gradient, whole_gradient
+from opened import Opened
 from oracle import Seen, batch, trainer
 from oracle_variants import STEPS, Effect, Family, Variant, chain_of, effect, times
 
-from flowgrpo.flow.trainer import Trainer
 from flowgrpo.flow.updates.update import update_part
 from flowgrpo.training.scoring.rollout_batch import Made
 
@@ -88,7 +88,7 @@ def _late(behind: int, changes: Sequence[dict[str, Any]]) -> list[list[Seen]]:
 
 
 @torch.no_grad()
-def _put(run: Trainer, theta: Sequence[float], phi: Sequence[float]) -> None:
+def _put(run: Opened, theta: Sequence[float], phi: Sequence[float]) -> None:
     model = run.policy.modules["field"]
     model.theta.copy_(torch.tensor(theta))
     model.phi.copy_(torch.tensor(phi))
@@ -117,7 +117,7 @@ def passes(parts: int = 4) -> list[Effect]:
 
 
 @torch.no_grad()
-def _stepped(run: Trainer, made: Made, rate: float) -> dict[int, Gradient]:
+def _stepped(run: Opened, made: Made, rate: float) -> dict[int, Gradient]:
     """How far the parameters of each step have moved, over the rate and the number of parts."""
     _put(run, *moved(0))
     with torch.enable_grad():

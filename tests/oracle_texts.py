@@ -18,6 +18,7 @@ from typing import Any
 
 import tiny_texts
 import torch
+from opened import Opened
 from tiny_texts import Decoding, Exact, Table, normal_temperatures
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -27,7 +28,7 @@ from flowgrpo.data.prompts import Prompt
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.mdlm.policy import TextPolicy
-from flowgrpo.mdlm.trainer import TextTrainer
+from flowgrpo.mdlm.trainer import text_loop
 from flowgrpo.training.weights.trained_weights import Weights
 from rewards import Reward
 
@@ -108,7 +109,7 @@ VARIANTS = (
 
 
 @contextmanager
-def trainer(variant: Variant) -> Iterator[TextTrainer]:
+def trainer(variant: Variant) -> Iterator[Opened]:
     """A run of a preset on the table of three letters."""
     with tempfile.TemporaryDirectory() as folder:
         written = {
@@ -139,7 +140,7 @@ def trainer(variant: Variant) -> Iterator[TextTrainer]:
         weights = Weights({"model": table}, None, extra_modules=extra, ema=None, reference=None)
         earned = Reward("table", lambda texts, prompts, **columns: [tiny_texts.REWARDS[(*text,)] for text in texts])
         prompt = Prompt(WORDS[tiny_texts.PROMPT], {"completion": "aba"})
-        run = TextTrainer(chosen, policy, weights, schedule=schedule, train_prompts=[prompt], rewards=[earned])
+        run = Opened(text_loop(chosen, policy, weights, schedule=schedule, train_prompts=[prompt], rewards=[earned]))
         run.learning_rates = [0.0] * len(run.learning_rates)  # the gradients stay, and nothing moves
         yield run
 
@@ -150,13 +151,14 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=inner, mask_token="<mask>", eos_token="<end>")
 
 
-def batch(run: TextTrainer, iteration: int) -> tuple[torch.Tensor, float, list[str]]:
+def batch(run: Opened, iteration: int) -> tuple[torch.Tensor, float, list[str]]:
     """The ascent of a batch (P,), the evaluations of a group, and the texts."""
     run.done, before = iteration, run.evaluations
     rolled = run.made(iteration).batch
-    units = run.units(rolled)
-    advantages, trained, _ = run.advantages(units, rolled)
-    run.update(rolled, units, advantages, trained)
+    minibatches = run.minibatches(rolled, run.compare(rolled))
+    minibatches.prepare()
+    for number in range(len(minibatches)):
+        minibatches.step(number)
     ascent = torch.cat([-p.grad.flatten().double() for p in run.policy.predictor.model.parameters()])
     return ascent, (run.evaluations - before) / run.config.train.groups, rolled.completions.texts
 

@@ -1,12 +1,13 @@
 """Runs of the tiny SD3, whose reward is how bright a picture is."""
 
 import tiny
+from opened import Opened
 
 from flowgrpo import config
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.flow.pipeline.networks.switches import checkpoint_gradients
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.flow.trainer import Trainer
+from flowgrpo.flow.trainer import flow_loop
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from rewards import Reward
 
@@ -39,4 +40,4 @@ def pictures(folder, algorithm, *, lora=True, autocast=None, checkpointing=False
     chosen.run.folder.mkdir(parents=True, exist_ok=True)
     prompts = [Prompt("a red circle"), Prompt("a blue square of two circle")]
     rewards = rewards or [Reward("mean", lambda images, prompts: [float(image.mean()) for image in images])]
-    return Trainer(chosen, policy, weights, train_prompts=prompts, rewards=rewards)
+    return Opened(flow_loop(chosen, policy, weights, train_prompts=prompts, rewards=rewards))

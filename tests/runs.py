@@ -69,16 +69,16 @@ def interpreter(*arguments, **environment):
 
 def at_rollout(monkeypatch, iteration, act):
     """Let a run of pictures do something before the rollout of an iteration."""
-    from flowgrpo.flow.trainer import Trainer
+    from flowgrpo.flow.trainer import FlowWing
 
-    real = Trainer.rollout
+    real = FlowWing.rollout
 
     def rollout(trainer, number, groups):
         if number == iteration:
             act()
         return real(trainer, number, groups)
 
-    monkeypatch.setattr(Trainer, "rollout", rollout)
+    monkeypatch.setattr(FlowWing, "rollout", rollout)
 
 
 def wait_for(path, process, seconds=120):

@@ -15,10 +15,10 @@ from flowgrpo.commands.terminal import say
 from flowgrpo.schema.imports.heavy import torch
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.run.out_of_memory import OutOfMemory, last_resort
-from flowgrpo.training.run.stop_reasons import DiskFull, EngineLostAlone, RanOutOfMemory, Stopped, is_lost
+from flowgrpo.training.run.stop_reasons import DiskFull, RanOutOfMemory, Stopped, is_lost
 
 AS_ASKED = "run.resume=auto"  # which goes on as true does, and is said again where it was said
-MAY_BE_ALONE = (DiskFull, EngineLostAlone, RanOutOfMemory)  # which one process can meet and the main one not
+MAY_BE_ALONE = (DiskFull, RanOutOfMemory)  # which one process can meet and the main one not
 
 
 @contextmanager

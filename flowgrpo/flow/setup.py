@@ -37,11 +37,12 @@ from flowgrpo.flow.planning.iteration_forecast import predicted
 from flowgrpo.flow.planning.plan import call_and_branches, check_columns
 from flowgrpo.flow.rollouts import cheap_finishes, noise_calibration
 from flowgrpo.flow.rollouts.prompt_encoding import encode_run, longest_and_shortest, rows_of
-from flowgrpo.flow.trainer import Trainer
+from flowgrpo.flow.trainer import flow_loop
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.distributed.data_share import data_shards
 from flowgrpo.training.distributed.worker_roles import roles_of
+from flowgrpo.training.loop import Loop
 from flowgrpo.training.reports.samples import SAMPLING_RATE
 from flowgrpo.training.run.run_data import RunData
 from flowgrpo.training.scoring.scorer import tried
@@ -101,7 +102,7 @@ def check(settings: Config, data: RunData) -> None:
     check_rewards([*data.rewards, *data.eval_rewards], data.eval_prompts, shape)
 
 
-def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Trainer:
+def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Loop:
     """Load the model, try on a few rows that it can do what the config asks for, and return the training loop.
 
     Raises:
@@ -155,11 +156,17 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
                 _refuse_pins(policy)
     data = replace(data, train_prompts=train_prompts, eval_prompts=eval_prompts)
     source = stored_groups.source_of(settings)
-    made = Trainer(
-        settings, policy, weights, **vars(data), accelerator=accelerator, shares=shares, engine=engine, source=source
+    return flow_loop(
+        settings,
+        policy,
+        weights,
+        **vars(data),
+        accelerator=accelerator,
+        shares=shares,
+        engine=engine,
+        source=source,
+        frame_rate=frame_rate(policy.pipe, policy.call | settings.eval.call),
     )
-    made.samples.frame_rate = frame_rate(policy.pipe, policy.call | settings.eval.call)
-    return made
 
 
 def _engine(settings: Config, policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row]) -> EngineRollout | None:

@@ -25,24 +25,22 @@ above its row in `flow.methods.presets`):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
-import torch
 from typing_extensions import override
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.flow.config import Config
+from flowgrpo.flow.config import Algorithm, Config
 from flowgrpo.flow.engine import correction
 from flowgrpo.flow.engine.rollout import EngineRollout
 from flowgrpo.flow.methods import likelihood_rules
-from flowgrpo.flow.offline.bank_samples import losers, resampled, root_of
 from flowgrpo.flow.offline.stored_groups import Source
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
-from flowgrpo.flow.planning.graph_budget import KeptGraphs
+from flowgrpo.flow.planning.graph_budget import RolloutGraphs
 from flowgrpo.flow.rollouts import cheap_finishes, noise_calibration
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
 from flowgrpo.flow.rollouts.cheap_finishes import Finishing
@@ -51,149 +49,152 @@ from flowgrpo.flow.rollouts.probe_calls import probe_calls
 from flowgrpo.flow.rollouts.prompt_encoding import encode_run, eval_call, longest_and_shortest, rows_of
 from flowgrpo.flow.rollouts.rollout import Batch, rollout, score_leaves
 from flowgrpo.flow.rollouts.state_preview import StatePreviews
-from flowgrpo.flow.updates import rollout_graphs
-from flowgrpo.flow.updates.noised import finite, noised_of, taken
-from flowgrpo.flow.updates.replay import replayed
-from flowgrpo.flow.updates.tree_record import parts
+from flowgrpo.flow.updates.minibatches import FlowMinibatches, credit_edges
 from flowgrpo.flow.updates.update import Credited, update_part
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.advantages.prompt_groups import Groups
+from flowgrpo.training.assembly import build_loop
 from flowgrpo.training.distributed.assignment import Assignment, parts_of, pool_of
 from flowgrpo.training.engine.asking import rolled_out, seed_of, told
-from flowgrpo.training.fitting.batch_sizes import ROLLOUT, ProbeCalls
+from flowgrpo.training.fitting.batch_sizes import ProbeCalls
 from flowgrpo.training.loop import Loop
-from flowgrpo.training.reports.samples import Sample
+from flowgrpo.training.reports.samples import FRAME_RATE, Sample
 from flowgrpo.training.run import random_states
 from flowgrpo.training.run.phases import phase
-from flowgrpo.training.scoring import rollout_batch
 from flowgrpo.training.scoring.held_out import evaluate
+from flowgrpo.training.state import RunState
 from flowgrpo.training.weights import low_precision_copies
 from flowgrpo.training.weights.optimizer_step import UpdateStats
 from flowgrpo.training.weights.trained_weights import Weights
+from flowgrpo.training.wing import Compared, Rollout, Wing
 from samplers import noise
-from samplers.trees import Plan, Root, Tree
+from samplers.kernels import Kernel
+from samplers.trees import Plan, Root
 
 
-class Trainer(Loop):
-    """Train one flow model; arguments as of `Loop`, and
+class FlowWing(Wing):
+    """A flow model in the training loop.
 
     Args:
-        policy: what is trained; its modules have adapters or are unfrozen.
-        engine: that rolls out; None where the policy does.
-        source: of samples that were made before; None where they are rolled out.
+        engine: rolls out in place of the policy; None where the policy does.
+        source: samples that were made before; None where they are rolled out.
+
+    Attributes:
+        levels: noise level of each step, where they are calibrated.
     """
 
-    config: Config
-    policy: Policy
-    kept_graphs: KeptGraphs
+    kept_graphs: RolloutGraphs
 
-    def __init__(
-        self,
-        config: Config,
-        policy: Policy,
-        weights: Weights,
-        *,
-        engine: EngineRollout | None = None,
-        source: Source | None = None,
-        **options: Any,
-    ):
-        super().__init__(config, weights, **options)
-        self.policy, self.engine, self.source = policy, engine, source
+    def __init__(self, run: RunState, *, engine: EngineRollout | None = None, source: Source | None = None):
+        self.run, self.engine, self.source = run, engine, source
+        self.policy: Policy = run.policy
+        self.weights = run.weights
         if source is not None:
-            self.reward_names, self.credited = source.names, source.combination
-        self.training_call = guidance.training_call(config.model.guidance, policy)
-        self.eval_call = eval_call(config, policy)
-        self.levels: list[float] | None = None  # of the kernel's noise, where they are calibrated
-        self.kept_graphs = KeptGraphs(self)
-        self.shaping = Shaping(config) if config.algorithm.tree.adapts else None
-        self.copies = low_precision_copies.Copies(config, policy.modules.values())
-        self.drafting = Drafting(config, policy, self.copies)
-        self.finishing = Finishing(config, policy, self.copies, self.credited)
+            run.reward_names, run.credited = source.names, source.combination
+        self.training_call = guidance.training_call(self.config.model.guidance, self.policy)
+        self.eval_call = eval_call(self.config, self.policy)
+        self.levels: list[float] | None = None
+        self.kept_graphs = RolloutGraphs(run)
+        self.shaping = Shaping(self.config) if self.config.algorithm.tree.adapts else None
+        self.copies = low_precision_copies.Copies(self.config, self.policy.modules.values())
+        self.drafting = Drafting(self.config, self.policy, self.copies)
+        self.finishing = Finishing(self.config, self.policy, self.copies, run.credited)
+
+    @property
+    def config(self) -> Config:
+        """The configuration, with the batch sizes found so far."""
+        return cast("Config", self.run.config)
 
     @override
-    def run(self) -> None:
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Encode the prompts to come, and call the pipeline as training does inside this context."""
+        run = self.run
         encode_run(
             self.policy,
             self.config,
-            self.train_prompts,
-            self.eval_prompts if self.roles.samples_held_out(self.accelerator.process_index) else (),
-            done=self.done,
-            shares=self.shares,
-            rolls_out=not self.roles.evaluates(self.accelerator.process_index),
+            run.train_prompts,
+            run.held_out,
+            done=run.done,
+            shares=run.shares,
+            rolls_out=not run.roles.evaluates(run.accelerator.process_index),
         )
         with self.policy.call_overrides(**self.training_call):
-            self.policy.start(rows_of(longest_and_shortest(self.train_prompts)[:1]))
+            self.policy.start(self._typical_rows())
             likelihood_rules.check_policy(self.config, self.policy)
             self.policy.offload()
-            super().run()
+            yield
 
     @override
     def probe_calls(self) -> ProbeCalls:
-        held_out = self.eval_prompts if self.roles.samples_held_out(self.accelerator.process_index) else ()
-        call, draft = self.eval_call, self.drafting.call
-        return probe_calls(self.policy, self.weights, self.train_prompts, held_out=held_out, call=call, draft=draft)
+        run, call, draft = self.run, self.eval_call, self.drafting.call
+        return probe_calls(self.policy, self.weights, run.train_prompts, held_out=run.held_out, call=call, draft=draft)
 
     @override
-    def on_start(self) -> None:
-        """Calibrate the noise of each step, where the kernel asks for it, and see whether rollouts keep graphs."""
-        if self.config.algorithm.kernel.calibrate is not None:
+    def start(self, rollout: Rollout, to_come: Callable[[int], int]) -> None:
+        """Calibrate the noise of each step if the kernel asks for it, and see whether rollouts keep graphs."""
+
+        def at_levels(iteration: int, levels: list[float]) -> Batch:
+            self.levels = levels
+            return cast("Batch", rollout(iteration, self.run.groups(iteration)))
+
+        kernel = self.config.algorithm.kernel
+        if kernel.calibrate is not None:
             with phase("calibrating"), random_states.random_state_kept():  # a resume does not calibrate again
-                kernels = self.config.algorithm.kernel.kernels(len(self.policy.sigmas) - 1)
-                self.levels = noise_calibration.calibrate(self, [kernel.level for kernel in kernels], self._rollout_at)
-            self.retrying.agree(within=False)
-        self.kept_graphs.decide()
+                levels = [each.level for each in kernel.kernels(len(self.policy.sigmas) - 1)]
+                self.levels = noise_calibration.calibrate(self.run, levels, at_levels)
+        self.kept_graphs.decide(to_come)
 
     @override
     def rollout_state(self) -> Any:
-        """The noise levels, where they are calibrated, or the shapes of a tree that adapts."""
+        """Return the noise levels, where they are calibrated, or the shapes of a tree that adapts."""
         return self.levels if self.shaping is None else self.shaping.state()
 
     @override
-    def take_rollout_state(self, state: Any) -> None:
+    def restore_rollout_state(self, state: Any) -> None:
         if self.shaping is None:
             self.levels = state
         else:
             self.shaping.restore(state)
 
     @override
-    def own_state(self) -> Any:
-        return self.kept_graphs.state()
-
-    @override
-    def take_own_state(self, state: Any) -> None:
-        self.kept_graphs.restore(state)
-
-    @override
     def copies_to_come(self) -> int:
         return self.copies.to_come
 
     @override
-    def on_compared(self, units: CreditUnits) -> None:
-        """Learn what the siblings of each step tell, where the tree adapts."""
-        if self.shaping is not None:
-            self.shaping.learn(units, self.combination.weights, self.policy.sigmas, self.done)
-
-    @override
     def rollout(self, iteration: int, groups: Groups) -> Batch:
-        """Grow this process's trees, whose leaves are the samples; or take stored ones."""
-        config, assignment, sigmas = self.config, self.assignment(iteration, groups), self.policy.sigmas
-        self.weights.draw_snapshot(config.run.seed, "bank", iteration)
+        """Return this process's trees, whose leaves are the samples: grown here, by an engine, or stored."""
+        self.weights.draw_snapshot(self.config.run.seed, "bank", iteration)
         if self.source is not None:
-            return self.source.batch(groups, assignment, sigmas, iteration=iteration, device=self.accelerator.device)
+            return self._stored(self.source, iteration, groups)
+        if self.engine is not None:
+            return self._by_engine(self.engine, iteration, groups)
+        return self._grown(iteration, groups)
+
+    def _stored(self, source: Source, iteration: int, groups: Groups) -> Batch:
+        assignment, device = self.run.assignment(iteration, groups), self.run.accelerator.device
+        return source.batch(groups, assignment, self.policy.sigmas, iteration=iteration, device=device)
+
+    def _plan(self, iteration: int) -> tuple[Algorithm, Sequence[Kernel], Plan]:
+        """Return the axes of an iteration, the kernel of each step, and the plan of the trees."""
+        config = self.config
         algorithm = config.algorithm if self.shaping is None else self.shaping.algorithm(iteration)
         kernels = algorithm.kernel.kernels(len(self.policy.sigmas) - 1, self.levels)
-        plan = algorithm.plan(kernels, config.train.group_size, config.run.seed, iteration)
-        if self.engine is not None:
-            return self._by_engine(self.engine, iteration, groups, plan)
+        return algorithm, kernels, algorithm.plan(kernels, config.train.group_size, config.run.seed, iteration)
+
+    def _grown(self, iteration: int, groups: Groups) -> Batch:
+        """Grow the trees by the policy, decode and score their leaves."""
+        run, config, assignment = self.run, self.config, self.run.assignment(iteration, groups)
+        algorithm, kernels, plan = self._plan(iteration)
         self.kept_graphs.growing = False
-        with self.weights.policy(algorithm.sampler), self.copies.kept():  # who samples, drafts
+        with self.weights.policy(algorithm.sampler), self.copies.kept():  # the sampling policy drafts, too
             starts = self._starts(iteration, groups)
             self.kept_graphs.growing = True
             roots = self._roots(iteration, groups, starts.starts)
-            made = StatePreviews(config, self.policy, self.rewards)
-            watched = made.watch(iteration, roots)
-            scoring: dict[str, Any] = {"rewards": self.rewards, "assignment": assignment, "gather": self.gather_rolled}
-            scoring |= {"iteration": iteration, "micro_batch": config.train.rollout_rows, "share": self.share}
+            state_previews = StatePreviews(config, self.policy, run.rewards)
+            watched = state_previews.watch(iteration, roots)
+            scoring: dict[str, Any] = {"rewards": run.rewards, "assignment": assignment, "gather": run.gather_rolled}
+            scoring |= {"iteration": iteration, "micro_batch": config.train.rollout_rows, "share": run.share}
             tree, scores = rollout(
                 self.policy,
                 plan,
@@ -207,171 +208,114 @@ class Trainer(Loop):
                 **scoring,
             )
             finished = self.finishing.finished(algorithm, tree, scores, kernels=kernels, **scoring)
-            previews = made.of(tree, scores, watched, leads=self.share.leads)
+            previews = state_previews.of(tree, scores, watched, leads=run.share.leads)
         drafts = len(self._pool(iteration, groups).own)
         return Batch(groups, tree, scores, drafts, draft_rewards=starts.rewards, previews=previews, finished=finished)
 
-    def _by_engine(self, engine: EngineRollout, iteration: int, groups: Groups, plan: Plan) -> Batch:
-        """Let the engine walk this process's chains, and score them as they stand here; errors as of `rolled_out`."""
-        size, means = self.config.train.rollout_rows, self.config.algorithm.objective.needs_old_means
+    def _by_engine(self, engine: EngineRollout, iteration: int, groups: Groups) -> Batch:
+        """Let the engine walk this process's chains, and score them here; errors as of `rolled_out`."""
+        run, config, (_, _, plan) = self.run, self.config, self._plan(iteration)
+        size, means = config.train.rollout_rows, config.algorithm.objective.needs_old_means
         roots = self._roots(iteration, groups, first(groups.roots).starts)  # a draft is refused
-        rolled = rolled_out(self, lambda: engine.roll_out(plan, roots, micro_batch=size, keep_means=means))
+        roll = partial(engine.roll_out, plan, roots, micro_batch=size, keep_means=means)
+        rolled = rolled_out(run, engine.adapters, roll)
         scores = score_leaves(
             rolled.tree,
             lambda leaves, rows: rolled.samples[list(leaves)],
-            self.rewards,
+            run.rewards,
             size,
-            assignment=self.assignment(iteration, groups),
-            gather=self.gather_rolled,
-            share=self.share,
+            assignment=run.assignment(iteration, groups),
+            gather=run.gather_rolled,
+            share=run.share,
         )
         return Batch(groups, rolled.tree, scores, 0, engine=rolled.engine)
 
     @override
     def units(self, batch: Batch) -> CreditUnits:
-        columns, weights = self.credited.columns(batch.scores.values), self.credited.weights
-        return self.config.algorithm.credit.units(batch.tree, columns, weights)
+        credited = self.run.credited
+        return self.config.algorithm.credit.units(batch.tree, credited.columns(batch.scores.values), credited.weights)
 
     @override
-    def advantages(
-        self, units: CreditUnits, batch: rollout_batch.Batch
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        advantages, trained, seen = super().advantages(units, batch)
-        assert isinstance(batch, Batch)
+    def observe(self, units: CreditUnits, batch: Batch) -> dict[str, Any]:
+        """Learn the shape of a tree that adapts; return how drafts, cheap finishes and the engine agree with the policy."""
+        run, line, section = self.run, dict[str, Any](), self.config.run.engine
+        gather = run.collectives.gather_shares
+        if self.shaping is not None:
+            self.shaping.learn(units, run.combination.weights, self.policy.sigmas, run.done)
         if batch.draft_rewards is not None:
-            pairs = foretold(batch.tree, self.combination.total(batch.scores.values), batch.draft_rewards)
-            seen |= agreement([pair for own in self.collectives.gather_shares([pairs]) for pair in own])
+            pairs = foretold(batch.tree, run.combination.total(batch.scores.values), batch.draft_rewards)
+            line |= agreement([pair for each in gather([pairs]) for pair in each])
         if batch.finished is not None and batch.finished.pairs is not None:
-            every = self.collectives.gather_shares([batch.finished.pairs])
-            seen |= cheap_finishes.agreement([pair for own in every for pair in own])
-        section = self.config.run.engine
+            line |= cheap_finishes.agreement([pair for each in gather([batch.finished.pairs]) for pair in each])
         if batch.engine is not None and section is not None:
-            own = correction.mismatch(batch.tree, batch.engine, section.truncate)
-            seen |= told(self, own, unit="dimension", same="model, precision and guidance")
-        return advantages, trained, seen
+            gap = correction.mismatch(batch.tree, batch.engine, section.truncate)
+            line |= told(run, gap, unit="dimension", same="model, precision and guidance")
+        return line
 
     @override
-    def update(
-        self, batch: Batch, units: CreditUnits, advantages: torch.Tensor, trained: torch.Tensor
-    ) -> list[UpdateStats]:
-        """Give each edge its unit's advantage, take an optimizer step on each part of them, and return their statistics."""
-        credit = partial(self.credit_edges, batch, units, advantages, trained)
-        undo, free = partial(rollout_graphs.drop, batch.tree.evaluations), self.kept_graphs.give_up
-        held = [self.retrying.attempt(ROLLOUT, credit, undo=undo, give_up=free)]
-        self.record_trees(
-            parts(self.config, self.credited, batch, held[0], iteration=self.done, names=self.reward_names)
-        )
-        return self.retrying.steps(held, credit, self._update_part, self.config.train.updates, undo=undo, give_up=free)
+    def minibatches(self, batch: Batch, compared: Compared) -> FlowMinibatches:
+        return FlowMinibatches(self.run, batch, partial(self.credit_edges, batch, compared), self.take_step)
 
     @override
-    def on_updated(self, moved: dict[str, Any]) -> None:
-        """Adapt the coefficient of the divergence (`beta`), where it has a target, and let earlier policies follow."""
+    def after_update(self, moved: dict[str, Any]) -> None:
+        """Let earlier policies follow, and adapt the coefficient of the divergence where it has a target."""
         self.weights.after_iteration()
-        self.beta = self.config.algorithm.objective.kl.adapted(self.beta, moved["policy/kl"])
+        self.run.beta = self.config.algorithm.objective.kl.adapted(self.run.beta, moved["policy/kl"])
 
     @override
     def eval_samples(self) -> list[Sample]:
         """Sample by ODE, guided as `eval_call` says, with what was trained at the steps of `eval.adapter_steps` alone."""
-        part = self.config.eval.adapter_steps
+        run, part = self.run, self.config.eval.adapter_steps
         with self.policy.call_overrides(**self.eval_call), self.policy.limited(part, self.weights.enable_training):
             return evaluate(
                 self.policy.generate,
-                self.eval_prompts,
-                [*self.rewards, *self.eval_rewards],
+                run.eval_prompts,
+                [*run.rewards, *run.eval_rewards],
                 micro_batch=self.config.train.rollout_rows,
-                share=self.share,
-                gather=self.collectives.gather_shares,
+                share=run.share,
+                gather=run.collectives.gather_shares,
                 keep=self.config.eval.save,
             )
 
-    def credit_edges(
-        self, batch: Batch, units: CreditUnits, advantages: torch.Tensor, trained: torch.Tensor
-    ) -> Credited:
-        """Return the tree that the update replays, with its edges' advantages and weights; arguments as of `update`."""
-        algorithm, tree = self.config.algorithm, batch.tree
-        known = units.values.isfinite().any(1)
-        units = replace(units, weight=units.weight.where(known, 0.0))  # a lost sample's edges weigh nothing
-        if algorithm.likelihood.name == "elbo":
-            return self._noised(batch, units, advantages=advantages, trained=trained & known)
-        return Credited(
-            tree=replayed(
-                self.config,
-                tree,
-                units=units,
-                advantages=advantages.where(known, torch.nan),
-                trained=trained,
-                iteration=self.done,
-            ),
-            units=units,
-            advantages=advantages,
-            step_weights=algorithm.objective.weights(tree.trained_steps, tree.sigma_cap),
-            beta=self.beta,
-            group_weight=batch.groups.weights[units.comparison[:, 0]],
-            correction=correction.edge_weights(batch.tree, batch.engine, self.config.run.engine),
-        )
+    def credit_edges(self, batch: Batch, compared: Compared) -> Credited:
+        """Return what the update replays or scores, with its advantages and weights."""
+        return credit_edges(self.run, self.policy, batch, compared, row_at=self._row_at)
 
-    def _noised(self, batch: Batch, units: CreditUnits, *, advantages: torch.Tensor, trained: torch.Tensor) -> Credited:
-        """The samples that the update scores, for `likelihood: elbo`; arguments as of `credit_edges`."""
-        config, tree = self.config, batch.tree
-        keep, of_leaves = (units.to_edges(each.double())[tree.leaves] for each in (trained, advantages))
-        keep = taken(config.algorithm.objective, tree, of_leaves, (keep > 0) & finite(tree))
-        if batch.stored and config.algorithm.sampler == "bank":
-            tree = self._with_samples_of_bank(batch, losers(tree, of_leaves, keep))
-            keep &= finite(tree)
-        weight = batch.groups.weights[units.comparison[:, 0]]
-        return Credited(
-            tree=tree,
-            units=units,
-            advantages=advantages,
-            step_weights={},
-            beta=self.beta,
-            group_weight=weight,
-            noised=noised_of(
-                config, tree, units, keep=keep, advantages=of_leaves, group_weight=weight, iteration=self.done
-            ),
-        )
-
-    def _with_samples_of_bank(self, batch: Batch, leaves: Sequence[int]) -> Tree:
-        """The tree of stored samples with those of the drawn snapshot in the place of some leaves'."""
-        roots = [root_of(batch.tree, leaf) for leaf in leaves]
-        rows = [self._row_at(self.done, batch.groups, root.group, root.index) for root in roots]
-        with self.weights.policy("bank"):
-            return resampled(self.config, self.policy, batch.tree, leaves, rows=rows, iteration=self.done)
-
-    def _update_part(self, credited: Credited, part: int) -> UpdateStats:
-        self._set_learning_rate(part)
-        rows = rows_of(longest_and_shortest(self.train_prompts)[:1])
-        with guidance.updating(self.config.model.guidance, self.policy, rows):
+    def take_step(self, credited: Credited, number: int) -> UpdateStats:
+        """Take the optimizer step on the edges of one minibatch."""
+        run, config = self.run, self.config
+        run.set_learning_rate(number)
+        with guidance.updating(config.model.guidance, self.policy, self._typical_rows()):
             return update_part(
                 self.policy,
                 credited,
-                part,
+                number,
                 weights=self.weights,
-                optimizer=self.optimizer,
-                scaler=self.scaler,
-                objective=self.config.algorithm.objective,
-                max_grad_norm=self.config.train.max_grad_norm,
-                sum_shares=self.collectives.sum_shares,
-                sum_processes=self.collectives.sum_gradients,
+                optimizer=run.optimizer,
+                scaler=run.scaler,
+                objective=config.algorithm.objective,
+                max_grad_norm=config.train.max_grad_norm,
+                sum_shares=run.collectives.sum_shares,
+                sum_processes=run.collectives.sum_gradients,
             )
 
-    def _rollout_at(self, iteration: int, levels: list[float]) -> Batch:
-        self.levels = levels
-        return self.retrying.attempt(ROLLOUT, lambda: self.rollout(iteration, self.groups(iteration)), within=False)
+    def _typical_rows(self) -> list[Row]:
+        """Return the row of the longest training prompt."""
+        return rows_of(longest_and_shortest(self.run.train_prompts)[:1])
 
     def _roots(self, iteration: int, groups: Groups, starts: Sequence[Sequence[int]]) -> list[Root]:
-        """This process's roots of the iteration, from the starts of each group; groups are integers."""
+        """Return this process's roots of the iteration, from the starts of each group; groups are integers."""
         of_roots = parts_of(self.config, groups, iteration)
         shared = self.config.algorithm.tree.start == "shared"
         roots = []
-        for group, index in self.assignment(iteration, groups).own:
+        for group, index in self.run.assignment(iteration, groups).own:
             row = self._row_at(iteration, groups, group, 0 if shared else starts[group][index])
             roots.append(Root(group, index, row, of_roots[group][index]))
         return roots
 
     def _starts(self, iteration: int, groups: Groups) -> Chosen:
-        """The starts of each group's roots: the first, or those that a draft chose."""
-        train, pool = self.config.train, self._pool(iteration, groups)
+        """Return the starts of each group's roots: the first, or those that a draft chose."""
+        run, train, pool = self.run, self.config.train, self._pool(iteration, groups)
         if train.draft is None:
             return first(groups.roots)
         with self.drafting.computing():
@@ -379,22 +323,42 @@ class Trainer(Loop):
                 self.policy,
                 pool,
                 [self._row_at(iteration, groups, *member) for member in pool.own],
-                rewards=self.rewards,
-                combination=self.combination,
+                rewards=run.rewards,
+                combination=run.combination,
                 numbers=groups.roots,
                 micro_batch=train.rollout_rows,
-                gather=self.gather_rolled,
-                share=self.share,
+                gather=run.gather_rolled,
+                share=run.share,
             )
 
     def _row_at(self, iteration: int, groups: Groups, group: int, start: int) -> Row:
-        prompt = self.train_prompts[groups.prompts[group]]
+        prompt, seed = self.run.train_prompts[groups.prompts[group]], self.config.run.seed
         if self.engine is None:
-            seed = noise.seed(self.config.run.seed, "start", iteration, group, start)
-        else:
-            seed = seed_of(self.config.run.seed, iteration, group) + start
-        return Row(prompt.text, seed, prompt.columns)
+            return Row(prompt.text, noise.seed(seed, "start", iteration, group, start), prompt.columns)
+        return Row(prompt.text, seed_of(seed, iteration, group) + start, prompt.columns)
 
     def _pool(self, iteration: int, groups: Groups) -> Assignment:
-        """The starts that are sampled for the draft of an iteration; none without one."""
-        return pool_of(self.config, groups, iteration=iteration, share=self.share)
+        """Return the starts that are sampled for the draft of an iteration; none without one."""
+        return pool_of(self.config, groups, iteration=iteration, share=self.run.share)
+
+
+def flow_loop(
+    config: Config,
+    policy: Policy,
+    weights: Weights,
+    *,
+    engine: EngineRollout | None = None,
+    source: Source | None = None,
+    frame_rate: float = FRAME_RATE,
+    **options: Any,
+) -> Loop:
+    """Return the training loop of a flow model.
+
+    Args:
+        policy: its modules have adapters or are unfrozen.
+        engine, source: see `FlowWing`.
+        frame_rate: of videos, in frames a second.
+        options: further ones of `RunState`: rewards, prompts, accelerator.
+    """
+    run = RunState(config, policy, weights, **options)
+    return build_loop(run, FlowWing(run, engine=engine, source=source), frame_rate=frame_rate)

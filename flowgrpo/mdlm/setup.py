@@ -21,8 +21,9 @@ from flowgrpo.mdlm.models.gradient_checkpointing import checkpoint_gradients
 from flowgrpo.mdlm.models.load import check_weights, load_predictor
 from flowgrpo.mdlm.models.lora_targets import write_adapter
 from flowgrpo.mdlm.policy import TextPolicy
-from flowgrpo.mdlm.trainer import TextTrainer
+from flowgrpo.mdlm.trainer import text_loop
 from flowgrpo.training.distributed.worker_roles import roles_of
+from flowgrpo.training.loop import Loop
 from flowgrpo.training.run.run_data import RunData
 from flowgrpo.training.scoring.scorer import tried
 from flowgrpo.training.weights import sharding
@@ -139,7 +140,7 @@ def policy_and_weights(
     return policy, weights
 
 
-def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData) -> TextTrainer:
+def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData) -> Loop:
     """The loop with its model.
 
     Raises:
@@ -155,7 +156,7 @@ def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData) -> Te
     schedule = weights.extra_modules.get("schedule")
     assert schedule is None or isinstance(schedule, SchedulePolicy)
     evaluates = roles_of(settings.run, accelerator.num_processes).evaluates(accelerator.process_index)
-    return TextTrainer(
+    return text_loop(
         settings,
         policy,
         weights,

@@ -27,8 +27,7 @@ the loop departs from those of the papers' released code (how a method departs f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from typing_extensions import override
@@ -48,78 +47,65 @@ from flowgrpo.mdlm.rollouts.rollout import Batch, rollout
 from flowgrpo.mdlm.update import UpdateBatch, scored_tokens, update_batches, update_on
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.advantages.prompt_groups import Groups
+from flowgrpo.training.assembly import build_loop
 from flowgrpo.training.distributed.assignment import parts_of
 from flowgrpo.training.distributed.minibatches import Member
 from flowgrpo.training.engine.asking import rolled_out, told
 from flowgrpo.training.fitting.batch_sizes import UPDATE, ProbeCalls
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.reports.samples import Sample, Text
-from flowgrpo.training.scoring import rollout_batch
+from flowgrpo.training.reports.tree_store import KeptTree
 from flowgrpo.training.scoring.held_out import evaluate
+from flowgrpo.training.state import RunState
 from flowgrpo.training.weights.optimizer_step import UpdateStats
 from flowgrpo.training.weights.trained_weights import Weights
+from flowgrpo.training.wing import Compared, KeptGraphs, Minibatches, Wing
 
 
-class TextTrainer(Loop):
-    """One run over a language model; arguments as of `Loop`, and
+class TextWing(Wing):
+    """A masked-diffusion language model in the training loop.
 
     Args:
-        policy: the model with its tokenizer.
         schedule: the policy of the decoder's numbers, one of the trained modules, or None.
-        engine: that rolls out; None where the policy does.
+        engine: rolls out in place of the policy; None where the policy does.
     """
 
-    config: TextConfig
-
-    def __init__(
-        self,
-        config: TextConfig,
-        policy: TextPolicy,
-        weights: Weights,
-        *,
-        schedule: SchedulePolicy | None = None,
-        engine: EngineRollout | None = None,
-        **options: Any,
-    ):
-        self.policy, self.schedule, self.engine = policy, schedule, engine
-        super().__init__(config, weights, **options)
+    def __init__(self, run: RunState, *, schedule: SchedulePolicy | None = None, engine: EngineRollout | None = None):
+        self.run, self.schedule, self.engine = run, schedule, engine
+        self.policy: TextPolicy = run.policy
+        self.kept_graphs = KeptGraphs()
         self.decoder, self.eval_decoder = (
-            decoder.build(policy.length, policy.eos_id, place, predictor=policy.predictor)
+            decoder.build(self.policy.length, self.policy.eos_id, place, predictor=self.policy.predictor)
             for decoder, place in (
-                (config.algorithm.decoder, "algorithm.decoder"),
-                (config.eval.decoder, "eval.decoder"),
+                (self.config.algorithm.decoder, "algorithm.decoder"),
+                (self.config.eval.decoder, "eval.decoder"),
             )
         )
 
-    @override
-    def probe_calls(self) -> ProbeCalls:
-        algorithm, same = self.config.algorithm, self.config.eval.decoder == self.config.algorithm.decoder
-        return probe_calls(
-            self.policy,
-            self.weights,
-            self.train_prompts,
-            decoder=lambda count: self._typical(self.decoder, count),
-            likelihood=algorithm.likelihood,
-            held_out=self.eval_prompts if self.roles.samples_held_out(self.accelerator.process_index) else (),
-            eval_decoder=None if same else self._evaluated_by,
-        )
+    @property
+    def config(self) -> TextConfig:
+        """The configuration, with the batch sizes found so far."""
+        return cast("TextConfig", self.run.config)
 
     @override
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """The model's parameters and, with a learning rate of their own, the schedule's."""
-        if self.schedule is None:
-            return super().parameter_groups()
-        section, own = self.config.algorithm.schedule, list(self.schedule.parameters())
-        assert isinstance(section, LearnedSchedule), "it has made the policy"
-        others = [p for p in self.weights.parameters if all(p is not one for one in own)]
-        return [{"params": others}, {"params": own, "lr": section.learning_rate}]
+    def probe_calls(self) -> ProbeCalls:
+        run, algorithm = self.run, self.config.algorithm
+        return probe_calls(
+            self.policy,
+            run.weights,
+            run.train_prompts,
+            decoder=lambda count: self._typical(self.decoder, count),
+            likelihood=algorithm.likelihood,
+            held_out=run.held_out,
+            eval_decoder=None if self.config.eval.decoder == algorithm.decoder else self._evaluated_by,
+        )
 
     @override
     def rollout(self, iteration: int, groups: Groups) -> Batch:
         """Complete this process's share of the prompts; the completions are the samples."""
-        assignment = self.assignment(iteration, groups)
+        run, assignment = self.run, self.run.assignment(iteration, groups)
         members = list(assignment.own)
-        prompts = [self.train_prompts[groups.prompts[group]] for group, _ in members]
+        prompts = [run.train_prompts[groups.prompts[group]] for group, _ in members]
         texts = [prompt.text for prompt in prompts]
         return rollout(
             self.config,
@@ -128,12 +114,12 @@ class TextTrainer(Loop):
             groups=groups,
             members=members,
             rows=[Row(p.text, index, p.columns) for p, (_, index) in zip(prompts, members, strict=True)],
-            rewards=self.rewards,
+            rewards=run.rewards,
             decoder=self.decoder,
             schedule=self.schedule,
             rolled=None if self.engine is None else self._by_engine(self.engine, iteration, members, texts),
             assignment=assignment,
-            gather=self.gather_rolled,
+            gather=run.gather_rolled,
         )
 
     def _by_engine(
@@ -143,7 +129,7 @@ class TextTrainer(Loop):
         config = self.config
 
         def roll() -> Rolled:
-            adapter, *_ = self.collectives.gather([engine.adapters.pushed])  # which the main process knows
+            adapter, *_ = self.run.collectives.gather([engine.adapters.pushed])  # the main process knows it
             return engine.roll_out(
                 self.policy.prompts(texts),
                 members,
@@ -154,93 +140,43 @@ class TextTrainer(Loop):
                 micro_batch=config.train.rollout_rows,
             )
 
-        return rolled_out(self, roll)
+        return rolled_out(self.run, engine.adapters, roll)
 
     @override
     def units(self, batch: Batch) -> CreditUnits:
-        """The completions, each compared with the others of its group."""
+        """Return the completions, each compared with the others of its group."""
         count = len(batch.members)
         ones, units = torch.ones(count, dtype=torch.float64), torch.arange(count)
         root = torch.tensor([index for _, index in batch.members])
-        values = self.combination.columns(batch.scores.values)
+        values = self.run.combination.columns(batch.scores.values)
         return CreditUnits(values, batch.group[:, None], ones, units, root=root)
 
     @override
-    def advantages(
-        self, units: CreditUnits, batch: rollout_batch.Batch
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        advantages, trained, seen = super().advantages(units, batch)
-        assert isinstance(batch, Batch)
-        if batch.engine is None:
-            return advantages, trained, seen
+    def observe(self, units: CreditUnits, batch: Batch) -> dict[str, Any]:
+        """Return how the engine's log-probabilities agree with the policy's."""
         section = self.config.run.engine
-        assert section is not None
+        if batch.engine is None or section is None:
+            return {}
         logp, scored = batch.completions.rollout.commit_logp, scored_tokens(self.config, self.policy, batch)
-        own = mismatch(logp, batch.engine, scored, section.truncate)
-        return advantages, trained, seen | told(self, own, unit="token", same="model, precision and blocks")
+        gap = mismatch(logp, batch.engine, scored, section.truncate)
+        return told(self.run, gap, unit="token", same="model, precision and blocks")
 
     @override
-    def update(
-        self, batch: Batch, units: CreditUnits, advantages: torch.Tensor, trained: torch.Tensor
-    ) -> list[UpdateStats]:
-        """Take an optimizer step on each part of the completions in each pass."""
-        self.record_trees(
-            tree_record.parts(
-                self.config,
-                self.policy,
-                self.combination,
-                batch,
-                units=units,
-                advantages=advantages,
-                trained=trained,
-                names=self.reward_names,
-            )
-        )
-        parts = parts_of(self.config, batch.groups, batch.iteration)
-        steps = self.retrying.attempt(
-            UPDATE,
-            lambda: update_batches(
-                self.config,
-                self.policy,
-                self.weights,
-                batch,
-                advantages=advantages,
-                weight=batch.groups.weights[batch.group] * (trained & units.values.isfinite().any(1)),
-                parts=torch.tensor([parts[group][index] for group, index in batch.members]),
-                versions=self.versions,
-            ),
-        )
-        return [
-            self.retrying.attempt(UPDATE, partial(self._update_on, number, each, batch))
-            for number, each in enumerate(steps)
-        ]
+    def minibatches(self, batch: Batch, compared: Compared) -> TextMinibatches:
+        return TextMinibatches(self, batch, compared)
 
     @override
     def eval_samples(self) -> list[Sample]:
         """Complete each prompt by `eval.decoder`."""
-        config = self.config
+        run, config = self.run, self.config
         return evaluate(
             self._generate,
-            self.eval_prompts,
-            [*self.rewards, *self.eval_rewards],
+            run.eval_prompts,
+            [*run.rewards, *run.eval_rewards],
             micro_batch=config.train.rollout_rows,
-            share=self.share,
-            gather=self.collectives.gather_shares,
+            share=run.share,
+            gather=run.collectives.gather_shares,
             keep=config.eval.save,
-        )
-
-    def _update_on(self, number: int, update_batch: UpdateBatch, batch: Batch) -> UpdateStats:
-        self._set_learning_rate(number)
-        return update_on(
-            self.config,
-            self.policy,
-            update_batch,
-            batch,
-            weights=self.weights,
-            optimizer=self.optimizer,
-            scaler=self.scaler,
-            schedule=self.schedule,
-            collectives=self.collectives,
         )
 
     def _generate(self, rows: Sequence[Row]) -> list[Text]:
@@ -250,10 +186,102 @@ class TextTrainer(Loop):
         return self.policy.as_samples(self.policy.generate(texts, decoder, seeds, self.config.train.rollout_rows))
 
     def _evaluated_by(self, count: int) -> Decoder:
-        """The decoder of so many answers of an evaluation."""
+        """Return the decoder of so many answers of an evaluation."""
         scheduled = self.config.eval.decoder.name == "scheduled"
         return self._typical(self.eval_decoder, count) if scheduled else self.eval_decoder
 
     def _typical(self, decoder: Decoder, count: int) -> Decoder:
-        """A decoder of so many answers, with the middle of a learned schedule for its numbers where there is one."""
+        """Return a decoder of so many answers, with the middle of a learned schedule for its numbers if there is one."""
         return decoder if self.schedule is None else scheduled(decoder, self.schedule.typical(count))
+
+
+class TextMinibatches(Minibatches):
+    """The optimizer steps of an iteration: one for each part of the completions in each pass."""
+
+    sized_by = UPDATE
+
+    def __init__(self, wing: TextWing, batch: Batch, compared: Compared):
+        self._wing, self._batch, self._compared = wing, batch, compared
+        self._steps: list[UpdateBatch] = []
+
+    @override
+    def prepare(self) -> None:
+        if self._steps:
+            return
+        wing, batch, compared = self._wing, self._batch, self._compared
+        parts = parts_of(wing.config, batch.groups, batch.iteration)
+        self._steps = update_batches(
+            wing.config,
+            wing.policy,
+            wing.run.weights,
+            batch,
+            advantages=compared.advantages,
+            weight=batch.groups.weights[batch.group] * (compared.trained & compared.units.values.isfinite().any(1)),
+            parts=torch.tensor([parts[group][index] for group, index in batch.members]),
+            versions=wing.run.versions,
+        )
+
+    @override
+    def __len__(self) -> int:
+        return self._wing.config.train.steps
+
+    @override
+    def tree_records(self) -> list[KeptTree]:
+        wing, compared = self._wing, self._compared
+        return tree_record.parts(
+            wing.config,
+            wing.policy,
+            wing.run.combination,
+            self._batch,
+            units=compared.units,
+            advantages=compared.advantages,
+            trained=compared.trained,
+            names=wing.run.reward_names,
+        )
+
+    @override
+    def step(self, number: int) -> UpdateStats:
+        run = self._wing.run
+        run.set_learning_rate(number)
+        return update_on(
+            self._wing.config,
+            self._wing.policy,
+            self._steps[number],
+            self._batch,
+            weights=run.weights,
+            optimizer=run.optimizer,
+            scaler=run.scaler,
+            schedule=self._wing.schedule,
+            collectives=run.collectives,
+        )
+
+
+def text_loop(
+    config: TextConfig,
+    policy: TextPolicy,
+    weights: Weights,
+    *,
+    schedule: SchedulePolicy | None = None,
+    engine: EngineRollout | None = None,
+    **options: Any,
+) -> Loop:
+    """Return the training loop of a language model.
+
+    Args:
+        schedule, engine: see `TextWing`.
+        options: further ones of `RunState`: rewards, prompts, accelerator.
+    """
+    run = RunState(config, policy, weights, parameter_groups=_parameter_groups(config, weights, schedule), **options)
+    return build_loop(run, TextWing(run, schedule=schedule, engine=engine))
+
+
+def _parameter_groups(
+    config: TextConfig, weights: Weights, schedule: SchedulePolicy | None
+) -> list[dict[str, Any]] | None:
+    """Return the model's parameters and, with a learning rate of their own, the schedule's; None without a schedule."""
+    if schedule is None:
+        return None
+    section, learned = config.algorithm.schedule, list(schedule.parameters())
+    assert isinstance(section, LearnedSchedule), "it has made the policy"
+    others = [p for p in weights.parameters if all(p is not one for one in learned)]
+    return [{"params": others}, {"params": learned, "lr": section.learning_rate}]

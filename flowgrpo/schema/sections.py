@@ -285,15 +285,6 @@ class Run(Strict):
         return {name: options for each in maps for name, options in each.items()}
 
     @property
-    def begins_again(self) -> bool:
-        """Whether each of several processes can make again by itself what ran out of memory.
-
-        Not where they share the calls of a network, or have roles of their own.
-        """
-        alike = not (self.generators or self.evaluators)
-        return alike and self.sharding == "none" and self.context_parallel == 1
-
-    @property
     def folder(self) -> Path:
         """The run's folder."""
         return Path(self.dir) / self.name

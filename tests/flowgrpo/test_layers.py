@@ -22,6 +22,7 @@ BELOW = {
     "flowgrpo.schema": "rewards errors",
     "flowgrpo.data": "samplers rewards errors shapes schema",
     "flowgrpo.conditions": "data",
+    "flowgrpo.training": "",
     "flowgrpo.training.advantages": "samplers rewards errors schema data",
     "flowgrpo.training.model_files": "rewards errors schema data",
     "flowgrpo.training.run": "rewards errors schema data",
@@ -35,25 +36,44 @@ BELOW = {
     "flowgrpo.training.reports": (
         "rewards errors schema data training.advantages training.model_files training.run training.weights"
     ),
-    "flowgrpo.training.checkpoints": (
-        "rewards errors schema data training.model_files training.run training.distributed training.weights "
-        "training.reports"
-    ),
-    "flowgrpo.training.fitting": (
-        "rewards errors schema data training.run training.distributed training.weights training.reports"
-    ),
     "flowgrpo.training.scoring": (
         "samplers rewards schema data training.advantages training.run training.distributed training.reports"
     ),
+    "flowgrpo.training.state": (
+        "rewards schema data training.advantages training.distributed training.weights training.reports"
+    ),
+    "flowgrpo.training.engine": "samplers rewards errors schema training.run training.weights training.state",
+    "flowgrpo.training.fitting": (
+        "rewards errors schema data training.run training.distributed training.weights training.reports training.state"
+    ),
+    "flowgrpo.training.wing": "training.advantages training.weights training.reports training.scoring training.fitting",
+    "flowgrpo.training.checkpoints": (
+        "rewards errors schema data training.model_files training.run training.distributed training.weights "
+        "training.reports training.state training.wing"
+    ),
+    "flowgrpo.training.comparison": (
+        "training.advantages training.reports training.scoring training.state training.wing"
+    ),
+    "flowgrpo.training.iteration_metrics": (
+        "training.weights training.reports training.scoring training.state training.wing"
+    ),
+    "flowgrpo.training.oom_retry": (
+        "rewards training.advantages training.run training.weights training.reports training.scoring "
+        "training.state training.fitting training.wing"
+    ),
     "flowgrpo.training.workers": (
-        "rewards schema training.advantages training.run training.distributed training.weights "
-        "training.reports training.checkpoints training.fitting training.scoring"
+        "training.run training.distributed training.reports training.scoring training.state training.wing "
+        "training.checkpoints"
     ),
-    "flowgrpo.training": (
-        "rewards errors schema data training.advantages training.run training.distributed training.weights "
-        "training.reports training.checkpoints training.fitting training.scoring training.workers"
+    "flowgrpo.training.loop": (
+        "training.run training.reports training.scoring training.state training.fitting training.wing "
+        "training.checkpoints training.comparison training.iteration_metrics training.oom_retry "
+        "training.workers"
     ),
-    "flowgrpo.training.engine": "samplers rewards errors schema training.run training.weights training",
+    "flowgrpo.training.assembly": (
+        "training.run training.reports training.scoring training.state training.fitting training.wing "
+        "training.checkpoints training.oom_retry training.workers training.loop"
+    ),
     "flowgrpo.flow": "",
     "flowgrpo.flow.pipeline.networks": "rewards errors",
     "flowgrpo.flow.methods.credit": "samplers errors schema training.advantages",
@@ -88,7 +108,7 @@ BELOW = {
     ),
     "flowgrpo.flow.rollouts": (
         "samplers rewards errors data training.advantages training.run training.distributed training.weights "
-        "training.reports training.fitting training.scoring training flow.methods.credit flow.methods "
+        "training.reports training.scoring training.state training.fitting flow.methods.credit flow.methods "
         "flow.pipeline flow.config"
     ),
     "flowgrpo.flow.offline": (
@@ -97,35 +117,36 @@ BELOW = {
     ),
     "flowgrpo.flow.updates": (
         "samplers schema data training.advantages training.distributed training.weights training.planning "
-        "training.reports flow.methods.objectives flow.methods flow.pipeline flow.config flow.rollouts"
+        "training.reports training.state training.fitting training.wing flow.methods.objectives flow.methods "
+        "flow.pipeline flow.config flow.engine flow.rollouts flow.offline"
     ),
     "flowgrpo.flow.planning": (
         "samplers rewards errors schema data training.advantages training.model_files training.run "
-        "training.distributed training.weights training.planning training.reports training.fitting "
-        "training.scoring flow.pipeline.networks flow.methods.credit flow.methods.objectives "
-        "flow.methods.trees flow.methods flow.pipeline flow.pipeline.loading flow.config flow.engine flow.model "
-        "flow.rollouts flow.offline flow.updates"
+        "training.distributed training.weights training.planning training.reports training.scoring "
+        "training.state training.fitting training.wing flow.pipeline.networks flow.methods.credit "
+        "flow.methods.objectives flow.methods.trees flow.methods flow.pipeline flow.pipeline.loading "
+        "flow.config flow.engine flow.model flow.rollouts flow.offline flow.updates"
     ),
     "flowgrpo.flow.trainer": (
         "samplers data training.advantages training.run training.distributed training.weights "
-        "training.reports training.fitting training.scoring training training.engine flow.methods "
-        "flow.pipeline flow.config flow.engine flow.rollouts flow.offline flow.updates flow.planning"
+        "training.reports training.scoring training.state training.engine training.fitting training.wing "
+        "training.loop training.assembly flow.methods flow.pipeline flow.config flow.engine flow.rollouts "
+        "flow.offline flow.updates flow.planning"
     ),
     "flowgrpo.flow.setup": (
         "rewards errors schema data training.run training.distributed training.weights training.reports "
-        "training.checkpoints training.scoring flow.pipeline.networks flow.pipeline.inputs flow.pipeline "
-        "flow.pipeline.loading flow.config flow.engine flow.model flow.rollouts flow.offline flow.planning "
-        "flow.trainer"
+        "training.scoring training.checkpoints training.loop flow.pipeline.networks flow.pipeline.inputs "
+        "flow.pipeline flow.pipeline.loading flow.config flow.engine flow.model flow.rollouts flow.offline "
+        "flow.planning flow.trainer"
     ),
     "flowgrpo.flow.outputs": (
-        "samplers rewards errors schema data training.run training.weights training.reports "
-        "training.checkpoints training.scoring flow.pipeline.networks flow.methods flow.pipeline.inputs "
-        "flow.pipeline flow.pipeline.loading flow.config flow.model flow.rollouts flow.offline flow.planning "
-        "flow.setup"
+        "samplers rewards errors schema data training.run training.weights training.reports training.scoring "
+        "training.checkpoints flow.pipeline.networks flow.methods flow.pipeline.inputs flow.pipeline "
+        "flow.pipeline.loading flow.config flow.model flow.rollouts flow.offline flow.planning flow.setup"
     ),
     "flowgrpo.flow.diagnostics": (
         "samplers rewards errors data training.advantages training.run training.weights training.reports "
-        "training.checkpoints training.scoring flow.pipeline.networks flow.methods flow.pipeline.inputs "
+        "training.scoring training.checkpoints flow.pipeline.networks flow.methods flow.pipeline.inputs "
         "flow.pipeline flow.pipeline.loading flow.config flow.model flow.rollouts flow.planning flow.setup "
         "flow.outputs"
     ),
@@ -169,11 +190,6 @@ BELOW = {
         "rewards errors schema data training.model_files training.weights training.checkpoints "
         "mdlm.decoding.network mdlm.config"
     ),
-    "flowgrpo.mdlm.rollouts": (
-        "rewards data training.advantages training.run training.distributed training.weights training.reports "
-        "training.fitting training.scoring mdlm.decoding.decode mdlm.methods.likelihoods "
-        "mdlm.methods.schedules mdlm.methods mdlm.policy mdlm.config mdlm.engine"
-    ),
     "flowgrpo.mdlm.controller": (
         "samplers rewards errors data training.run mdlm.decoding.network mdlm.decoding.decode "
         "mdlm.decoding.controller mdlm.methods.likelihoods mdlm.decoding.decoders mdlm.policy mdlm.models"
@@ -184,19 +200,25 @@ BELOW = {
         "mdlm.methods.likelihoods mdlm.decoding.rules mdlm.methods.objectives mdlm.methods.schedules "
         "mdlm.methods mdlm.config mdlm.engine mdlm.models"
     ),
+    "flowgrpo.mdlm.rollouts": (
+        "rewards data training.advantages training.run training.distributed training.weights training.reports "
+        "training.scoring training.fitting mdlm.decoding.decode mdlm.methods.likelihoods "
+        "mdlm.methods.schedules mdlm.methods mdlm.policy mdlm.config mdlm.engine"
+    ),
     "flowgrpo.mdlm.update": (
         "training.advantages training.distributed training.weights mdlm.decoding.decode "
         "mdlm.methods.likelihoods mdlm.methods.objectives mdlm.methods.schedules mdlm.methods mdlm.policy "
         "mdlm.config mdlm.engine mdlm.rollouts"
     ),
     "flowgrpo.mdlm.trainer": (
-        "data training.advantages training.distributed training.weights training.reports training.fitting "
-        "training.scoring training training.engine mdlm.decoding.decode mdlm.methods.schedules mdlm.policy "
-        "mdlm.config mdlm.engine mdlm.rollouts mdlm.update"
+        "data training.advantages training.distributed training.weights training.reports training.scoring "
+        "training.state training.engine training.fitting training.wing training.loop training.assembly "
+        "mdlm.decoding.decode mdlm.methods.schedules mdlm.policy mdlm.config mdlm.engine mdlm.rollouts "
+        "mdlm.update"
     ),
     "flowgrpo.mdlm.setup": (
-        "rewards training.run training.distributed training.weights training.scoring mdlm.methods.schedules "
-        "mdlm.methods mdlm.policy mdlm.config mdlm.engine mdlm.models mdlm.trainer"
+        "rewards training.run training.distributed training.weights training.scoring training.loop "
+        "mdlm.methods.schedules mdlm.methods mdlm.policy mdlm.config mdlm.engine mdlm.models mdlm.trainer"
     ),
     "flowgrpo.mdlm.outputs": (
         "rewards errors schema data training.model_files training.weights training.reports "
@@ -213,9 +235,9 @@ BELOW = {
     "flowgrpo.commands.report": "rewards errors data training.run training.reports commands.gallery",
     "flowgrpo.commands": (
         "samplers rewards errors schema data training.model_files training.run training.distributed "
-        "training.weights training.planning training.reports training.checkpoints training.fitting "
-        "training.scoring flow.pipeline flow.planning flow.setup flow.outputs flow.diagnostics mdlm.policy "
-        "mdlm.models mdlm.controller mdlm.planning mdlm.setup mdlm.outputs mdlm.doctor config "
+        "training.weights training.planning training.reports training.scoring training.fitting "
+        "training.checkpoints flow.pipeline flow.planning flow.setup flow.outputs flow.diagnostics "
+        "mdlm.policy mdlm.models mdlm.controller mdlm.planning mdlm.setup mdlm.outputs mdlm.doctor config "
         "commands.gallery commands.report"
     ),
     "flowgrpo.cli": "rewards errors schema data training.run training.reports config commands.gallery commands",

@@ -189,27 +189,27 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
     with phase("loading"):
         trainer = kind.setup.trainer(begun, accelerator, data)
     with phase("rewards"):
-        for reward in (*rewards, *eval_rewards) if trainer.share.leads else ():
+        for reward in (*rewards, *eval_rewards) if trainer.state.share.leads else ():
             reward.to(accelerator.device)
 
-    trainer.after_evaluation = _write_gallery
-    trainer.report.forwards = kind.plan.forwards(settings)
+    trainer.evaluation.after_evaluation = _write_gallery
+    trainer.state.report.forwards = kind.plan.forwards(settings)
 
     accelerator.wait_for_everyone()  # nobody makes the folder before all have looked for it
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
-        if trainer.weights.begun and not settings.run.resume:
-            lora_adapters.save(folder / lora_files.START, trainer.weights.begun)
+        if trainer.state.weights.begun and not settings.run.resume:
+            lora_adapters.save(folder / lora_files.START, trainer.state.weights.begun)
         run_folder.replace_text(folder / "config.yaml", config.dumped(settings))
         environment = {**report.environment(accelerator), "folder": str(Path.cwd())}
         run_folder.replace_text(folder / "environment.json", json.dumps(environment, indent=1) + "\n")
         inputs.keep(folder, settings, source)
     accelerator.wait_for_everyone()
-    trainer.weights.begun = {}  # the file has them
+    trainer.state.weights.begun = {}  # the file has them
     if settings.run.resume:
-        trainer.resume()
+        trainer.checkpoints.resume()
     try:
-        trackers.start(accelerator, settings, folder, trainer.done)
+        trackers.start(accelerator, settings, folder, trainer.state.done)
         trainer.run()
     except Stopped as stopped:  # on every process, but where one is lost
         if accelerator.is_main_process:
@@ -219,12 +219,12 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
     finally:
         accelerator.end_training()
     with torch.no_grad():
-        weights = trainer.weights
+        weights = trainer.state.weights
         for p, average in zip(weights.parameters, weights.ema or weights.parameters, strict=True):
             p.copy_(average)
     if accelerator.is_main_process:
         _write_gallery(folder)
-    return Run(folder, trainer.report.lines, trainer.policy)
+    return Run(folder, trainer.state.report.lines, trainer.state.policy)
 
 
 def _write_gallery(folder: Path) -> None:

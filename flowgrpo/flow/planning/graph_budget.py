@@ -3,74 +3,56 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
-from accelerate import Accelerator
 from typing_extensions import override
 
-from flowgrpo.data.prompts import Prompt
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.planning.iteration_forecast import most_graphs
 from flowgrpo.flow.rollouts.prompt_encoding import longest_and_shortest, rows_of
 from flowgrpo.flow.updates.rollout_graphs import ROOM, measured
-from flowgrpo.training.distributed.collectives import Collectives
-from flowgrpo.training.distributed.data_share import DataShard
 from flowgrpo.training.distributed.gpu_layout import of_machine
 from flowgrpo.training.fitting.batch_probing import free_bytes
-from flowgrpo.training.fitting.batch_sizes import BatchSizes
-from flowgrpo.training.fitting.oom_retry import NoGraphs
-from flowgrpo.training.reports.report import Report
 from flowgrpo.training.run.random_states import random_state_kept
+from flowgrpo.training.state import RunState
+from flowgrpo.training.wing import KeptGraphs
 from rewards.memory import is_out_of_memory
 
 
-class Training(Protocol):
-    """What `KeptGraphs` uses of a `Trainer`; see there."""
-
-    config: Config
-    policy: Policy
-    done: int
-    share: DataShard
-    train_prompts: Sequence[Prompt]
-    accelerator: Accelerator
-    collectives: Collectives
-    report: Report
-    batch_sizes: BatchSizes
-
-
-class KeptGraphs(NoGraphs):
+class RolloutGraphs(KeptGraphs):
     """Whether the rollouts of a run keep graphs.
 
     Attributes:
-        parts: of an iteration's update, whose graphs they keep: the first or none. All processes have the same when an
-            iteration begins; one that gives them up has none at once, the others when it ends.
+        parts: minibatches whose graphs they keep: the first or none.
         growing: whether the trees of a rollout have begun to grow; before, drafts have no graphs.
-
-    Args:
-        trainer: of the run.
     """
 
-    def __init__(self, trainer: Training):
+    def __init__(self, run: RunState):
         self.parts: Sequence[int] = ()
         self.growing = False
-        self._trainer, self._gave_up = trainer, False
+        self._run, self._gave_up = run, False
+
+    @property
+    def _config(self) -> Config:
+        return cast("Config", self._run.config)
 
     @property
     def held(self) -> Sequence[int]:
         """The parts with the sizes of calls that hold now, which may hinder it."""
-        return () if self.parts and self._trainer.config.graph_hindrance else self.parts
+        return () if self.parts and self._config.graph_hindrance else self.parts
 
     @property
     def _insists(self) -> bool:
-        return self._trainer.config.train.replay == "never"
+        return self._config.train.replay == "never"
 
+    @override
     def state(self) -> dict[str, bool] | None:
         """Whether there was no room, as JSON, for a resume; None where nothing is to be remembered."""
         return {"graphs_given_up": True} if self._gave_up else None
 
+    @override
     def restore(self, state: dict[str, bool] | None) -> None:
         """Take over what `state` returned when a checkpoint was written."""
         self._gave_up = bool(state and state["graphs_given_up"])
@@ -84,25 +66,25 @@ class KeptGraphs(NoGraphs):
     def give_up(self) -> str | None:
         if not self.there or self._insists:
             return None
-        self.stop()
+        self.parts, self._gave_up = (), True
         return "the update calls the model anew (train.replay)"
 
-    @override
-    def stop(self) -> None:
-        self.parts, self._gave_up = (), True
+    def decide(self, to_come: Callable[[int], int]) -> None:
+        """See whether there is room, and tell the user; not once a run has found that there is none.
 
-    def decide(self) -> None:
-        """See whether there is room, and tell the user; not once a run has found that there is none."""
-        trainer, config, policy = self._trainer, self._trainer.config, self._trainer.policy
+        Args:
+            to_come: see `BatchSizes.to_come`.
+        """
+        run, config, policy = self._run, self._config, self._run.policy
         if self._insists:
             self.parts = (0,)
             return
         asks = config.keeps_graphs and not self._gave_up
-        cost = most_graphs(config, len(policy.sigmas) - 1, trainer.done) if asks else None
+        cost = most_graphs(config, len(policy.sigmas) - 1, run.done) if asks else None
         if cost is None or not cost.graphs:
             return
-        rows, size = -(-cost.graphs // trainer.share.count), cost.call_rows
-        (row,) = rows_of(longest_and_shortest(trainer.train_prompts)[:1])
+        rows, size = -(-cost.graphs // run.share.count), cost.call_rows
+        (row,) = rows_of(longest_and_shortest(run.train_prompts)[:1])
         try:
             with random_state_kept():
                 kept, call = measured(policy, policy.start([row]), row, size=size)
@@ -111,10 +93,10 @@ class KeptGraphs(NoGraphs):
             if not is_out_of_memory(error):
                 raise
             call, need = 0, math.inf  # an update will say so, in its own phase
-        device, processes = trainer.accelerator.device, of_machine(trainer.accelerator.num_processes)
-        free = max(free_bytes(device, processes) - trainer.batch_sizes.to_come(call), 0)
+        device, processes = run.accelerator.device, of_machine(run.accelerator.num_processes)
+        free = max(free_bytes(device, processes) - to_come(call), 0)
         fits = need <= ROOM * free
-        short = float(trainer.collectives.sum(torch.tensor(float(not fits)))) > 0
+        short = float(run.collectives.sum(torch.tensor(float(not fits)))) > 0
         taken, there = f"{need / 2**30:.2f} GiB", f"{free / 2**30:.2f} GiB that are free"
         if not short:
             self.parts = (0,)
@@ -128,4 +110,4 @@ class KeptGraphs(NoGraphs):
             else:
                 why = f"graphs of {rows:,} rows would take {taken}, more than {ROOM:.0%} of the {there}"
             said = f"the first update of an iteration calls the model anew; {why}"
-        trainer.report.say(f"train.replay: {said}")
+        run.report.say(f"train.replay: {said}")

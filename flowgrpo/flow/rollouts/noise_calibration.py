@@ -17,9 +17,9 @@ from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods.credit.rules import calibrated, step_signs
 from flowgrpo.flow.methods.kernel import Preserving
 from flowgrpo.flow.rollouts.rollout import Batch
-from flowgrpo.training.loop import Loop
 from flowgrpo.training.run.run_files import is_number
 from flowgrpo.training.run.run_folder import replace_text
+from flowgrpo.training.state import RunState
 from samplers.kernels import Kernel, slope
 from samplers.trees import Tree
 
@@ -68,14 +68,14 @@ def write(folder: Path, calibration: Calibration, rounds: Sequence[dict[str, Any
     replace_text(folder / FILE, json.dumps(written, indent=1) + "\n")
 
 
-def calibrate(loop: Loop, levels: list[float], roll_out: Callable[[int, list[float]], Batch]) -> list[float]:
+def calibrate(run: RunState, levels: list[float], roll_out: Callable[[int, list[float]], Batch]) -> list[float]:
     """The noise level of each step: what the run's folder has, or what a search finds; arguments as of `search`."""
-    kept = read(loop.folder, begun=loop.done > 0)
+    kept = read(run.folder, begun=run.done > 0)
     if kept is None:
-        kept = search(loop, levels, roll_out)
-    elif loop.done:
+        kept = search(run, levels, roll_out)
+    elif run.done:
         return kept.levels
-    loop.report.write(kept.line)  # also that of a run that was killed before its first checkpoint, which was dropped
+    run.report.write(kept.line)  # also that of a run that was killed before its first checkpoint, which was dropped
     return kept.levels
 
 
@@ -90,35 +90,35 @@ def level_steps(kernel: str, tree: Tree, step: float) -> list[float]:
     return [step / unit if unit else step for unit in units]
 
 
-def search(loop: Loop, levels: list[float], roll_out: Callable[[int, list[float]], Batch]) -> Calibration:
+def search(run: RunState, levels: list[float], roll_out: Callable[[int, list[float]], Batch]) -> Calibration:
     """Find the noise level of each step, by rollouts before the first iteration, and write it to the run's folder.
 
     Args:
         levels: to begin with.
         roll_out: by some levels, at a number of an iteration below 0, whose noise is its own.
     """
-    assert isinstance(loop.config, Config)
-    kernel, started = loop.config.algorithm.kernel, time.perf_counter()
+    assert isinstance(run.config, Config)
+    kernel, started = run.config.algorithm.kernel, time.perf_counter()
     settings = kernel.calibrate
     assert settings is not None
     highest = 1.0 if isinstance(kernel, Preserving) else math.inf
-    evaluations, decoded, rounds = loop.evaluations, 0, []
+    evaluations, decoded, rounds = run.evaluations, 0, []
     for past in range(settings.rounds):
         batch = roll_out(past - settings.rounds, levels)
         decoded += batch.decoded
-        signs = step_signs(batch.tree, loop.combination.total(batch.scores.values))
-        positive, negative = loop.collectives.sum_shares(signs)
+        signs = step_signs(batch.tree, run.combination.total(batch.scores.values))
+        positive, negative = run.collectives.sum_shares(signs)
         rounds.append({"levels": levels, "positive": positive.tolist(), "negative": negative.tolist()})
         steps = level_steps(kernel.name, batch.tree, settings.step)
         levels = calibrated(levels, positive, negative, steps=steps, difference=settings.difference, highest=highest)
-    costs = {"cost/model_evaluations": loop.evaluations - evaluations, "cost/decoded": decoded}
+    costs = {"cost/model_evaluations": run.evaluations - evaluations, "cost/decoded": decoded}
     line = {
         "step": 0,
         "phase": "calibration",
-        **loop.collectives.totals(costs),
+        **run.collectives.totals(costs),
         "time/calibration": time.perf_counter() - started,
     }
     found = Calibration(levels, line)
-    if loop.accelerator.is_main_process:
-        write(loop.folder, found, rounds)
+    if run.accelerator.is_main_process:
+        write(run.folder, found, rounds)
     return found

@@ -12,7 +12,6 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import distributed
 
-from flowgrpo.training.distributed import replay_journal
 from flowgrpo.training.distributed.data_share import DataShard
 from flowgrpo.training.distributed.fsdp_lockstep import Lockstep
 from flowgrpo.training.distributed.worker_roles import Roles
@@ -25,8 +24,6 @@ LONGEST = timedelta(hours=6)
 @dataclass(frozen=True)
 class Collectives:
     """Sums and lists of what processes have; all of them must ask for each together.
-
-    Work that is made again finds in its journal what it was told before; gradients alone are not noted there.
 
     Attributes:
         count: of the processes that take part: of those that train, or of those that evaluate.
@@ -43,7 +40,7 @@ class Collectives:
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over all processes."""
-        return tensor if self.count == 1 else replay_journal.told(lambda: self._sum(tensor))
+        return tensor if self.count == 1 else self._sum(tensor)
 
     @property
     def sum_gradients(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -56,7 +53,7 @@ class Collectives:
 
     def gather(self, objects: list[Any]) -> list[Any]:
         """The objects of all processes, in their order."""
-        return self._gathered(objects) if self.count == 1 else replay_journal.told(lambda: self._gathered(objects))
+        return self._gathered(objects)
 
     def gather_shares(self, objects: list[Any]) -> list[Any]:
         """The objects of all shares of the data, in their order."""

@@ -3,62 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from flowgrpo.training.engine.mismatch import FAR, Mismatch, metrics
 from flowgrpo.training.engine.service import EngineError
-from flowgrpo.training.loop import Loop
-from flowgrpo.training.run.stop_reasons import EngineLost, EngineLostAlone
+from flowgrpo.training.run.stop_reasons import EngineLost
+from flowgrpo.training.state import RunState
 from samplers import noise
 
 T = TypeVar("T")
 
 
-def answered(loop: Loop, ask: Callable[[], T]) -> T:
-    """What is asked of an engine; where it fails for some process, all of them write a checkpoint and stop.
+class Pushes(Protocol):
+    """Sends weights to an engine, and verifies that it used them."""
+
+    def push(self) -> object:
+        """Send the weights as they stand."""
+
+    def verify(self) -> object:
+        """Raise an `EngineError` if the engine used others."""
+
+
+def answered(run: RunState, ask: Callable[[], T]) -> T:
+    """Return what is asked of an engine; all processes ask together.
 
     Raises:
-        EngineLost: it failed, and all processes know it.
-        EngineLostAlone: it failed where this process makes a rollout again, of which the others learn by its end.
+        EngineLost: it failed for some process; raised on all of them, and the loop writes a checkpoint.
     """
+    answer: T | None = None
     problem: str | None = None
     try:
         answer = ask()
     except EngineError as error:
         problem = str(error)
-    problems = [each for each in loop.collectives.gather([problem]) if each is not None]
+    problems = [each for each in run.collectives.gather([problem]) if each is not None]
     if problems:
-        loop.keep_what_is_done()
-        raise EngineLost(f"stopped after step {loop.done}: {problems[0]}", loop.rest())
-    if problem is not None:  # the others have gone on
-        raise EngineLostAlone(f"stopped after step {loop.done}: {problem}", loop.rest())
-    return answer
+        raise EngineLost(f"stopped after step {run.done}: {problems[0]}", "")
+    return cast("T", answer)
 
 
-def on_main(loop: Loop, ask: Callable[[], T]) -> T | None:
-    """What the main process alone asks of an engine, None on the others; failures as of `answered`."""
-    return answered(loop, ask if loop.accelerator.is_main_process else lambda: None)
+def on_main(run: RunState, ask: Callable[[], T]) -> T | None:
+    """Return what the main process alone asks of an engine, None on the others; errors as of `answered`."""
+    return answered(run, ask if run.accelerator.is_main_process else lambda: None)
 
 
-def rolled_out(loop: Any, roll: Callable[[], T]) -> T:
-    """What this process has engines roll out by the weights as they stand: pushed before, and verified behind.
-
-    Args:
-        loop: a run that has an engine.
-        roll: ask for it.
+def rolled_out(run: RunState, adapters: Pushes, roll: Callable[[], T]) -> T:
+    """Return what engines roll out by the weights as they stand: pushed before, and verified afterwards.
 
     Raises:
-        EngineLost: an engine is gone, or did something else; on all processes, with a checkpoint of what is done.
-        EngineLostAlone: as of `answered`.
+        EngineLost: an engine is gone, or did something else; on all processes.
     """
-    adapters = loop.engine.adapters
-    on_main(loop, adapters.push)
-    rolled = answered(loop, roll)
-    on_main(loop, adapters.verify)
+    on_main(run, adapters.push)
+    rolled = answered(run, roll)
+    on_main(run, adapters.verify)
     return rolled
 
 
-def told(loop: Loop, own: Mismatch, *, unit: str, same: str) -> dict[str, Any]:
+def told(run: RunState, own: Mismatch, *, unit: str, same: str) -> dict[str, Any]:
     """The metrics of the mismatch on all processes, of which a large one is warned of.
 
     Args:
@@ -66,10 +67,10 @@ def told(loop: Loop, own: Mismatch, *, unit: str, same: str) -> dict[str, Any]:
         unit: of which `Mismatch.each` is one.
         same: what of an engine may differ.
     """
-    found = metrics(loop.collectives.gather_shares([own]))
+    found = metrics(run.collectives.gather_shares([own]))
     if (gap := found["engine/mean_abs_log_ratio"]) is not None and gap > FAR:
-        loop.report.warn(
-            f"step {loop.done + 1}: the engine's log-probabilities are {gap:.3g} nats per {unit} from ours; are its {same} "
+        run.report.warn(
+            f"step {run.done + 1}: the engine's log-probabilities are {gap:.3g} nats per {unit} from ours; are its {same} "
             "the same?"
         )
     return found

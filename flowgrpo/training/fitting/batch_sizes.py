@@ -4,17 +4,17 @@ They are found before the first rollout of a fresh run (`training.fitting.batch_
 in `batches.json` of its folder. A resume takes what held when its checkpoint was written, without a probe; on another
 machine it tries whether these fit. Noise is addressed, so that sizes change samples by rounding alone, and a run with the
 found sizes written out has the very same numbers. A call that runs out of memory all the same halves them, see
-`training.fitting.oom_retry`.
+`training.oom_retry`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import torch
@@ -26,15 +26,13 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import AUTO, RunConfig
 from flowgrpo.training.distributed.dtensors import local
 from flowgrpo.training.distributed.gpu_layout import of_machine
-from flowgrpo.training.distributed.worker_roles import Roles
 from flowgrpo.training.fitting import batch_probing
 from flowgrpo.training.fitting.batch_probing import Memory, Prober, Timed, Tried
-from flowgrpo.training.reports.report import Report
 from flowgrpo.training.run import phases
 from flowgrpo.training.run.random_states import random_state_kept
 from flowgrpo.training.run.run_folder import replace_text
+from flowgrpo.training.state import RunState
 from flowgrpo.training.weights.optimizers import MESSAGE, OPTIMIZERS
-from flowgrpo.training.weights.trained_weights import Weights
 
 FILE = "batches.json"
 UPDATE, ROLLOUT = "micro_batch", "rollout_batch"
@@ -48,38 +46,20 @@ class ProbeCalls:
     update: Sequence[Timed]
 
 
-class Batched(Protocol):
-    """What a process calls its model for, as `Loop` has it; see there."""
-
-    accelerator: Accelerator
-    config: RunConfig
-    weights: Weights
-    roles: Roles
-    optimizer: torch.optim.Optimizer
-    report: Report
-    folder: Path
-    done: int
-    evaluations: int
-
-    def probe_calls(self) -> ProbeCalls:
-        """The calls that sizes are tried with."""
-
-    def copies_to_come(self) -> int:
-        """Bytes of copies of the networks that rollouts will make."""
-
-
 class BatchSizes:
     """The found sizes of a run, which stand in its configuration once `prepare` has been called.
 
     Args:
-        loop: of this process.
+        probe_calls: returns the calls that sizes are tried with.
+        copies_to_come: returns the bytes of copies of the networks that rollouts will make.
     """
 
-    def __init__(self, loop: Batched):
-        self._loop, self._asked = loop, loop.config.train.found
+    def __init__(self, run: RunState, probe_calls: Callable[[], ProbeCalls], copies_to_come: Callable[[], int]):
+        self._run, self._asked = run, run.config.train.found
+        self._probe_calls, self._copies_to_come = probe_calls, copies_to_come
         self._tried: dict[str, list[dict[str, Any]]] = {}
         self._held: list[dict[str, Any]] = []  # from which step on which sizes hold, ascending
-        self._alone = loop.accelerator.num_processes == 1
+        self._alone = run.accelerator.num_processes == 1
 
     def prepare(self) -> None:
         """Put the sizes into the configuration: those that a resumed run has, or those that are found now.
@@ -91,11 +71,11 @@ class BatchSizes:
         """
         if not self._asked:
             return
-        loop, machines = self._loop, sorted({tuple(each) for each in self._everyone(_machine(self._loop.accelerator))})
+        run, machines = self._run, sorted({tuple(each) for each in self._everyone(_machine(self._run.accelerator))})
         written = self._read()
         if written is not None:
             self._tried = written["tried"]
-            self._held = [each for each in written["held"] if each["step"] <= loop.done]
+            self._held = [each for each in written["held"] if each["step"] <= run.done]
             if len(self._held) < len(written["held"]):
                 self._write(None)  # what came after is forgotten
         held = self._held[-1] if self._held else {}
@@ -109,10 +89,10 @@ class BatchSizes:
             return
         with phases.phase("probing"):
             started, found = phases.clock(), self._found(new)
-        kept = {key: getattr(loop.config.train, key) for key in known}
-        self.hold(loop.done, {**kept, **found}, "found", machines)
+        kept = {key: getattr(run.config.train, key) for key in known}
+        self.hold(run.done, {**kept, **found}, "found", machines)
         sizes = ", ".join(f"train.{key} {rows}" for key, rows in found.items())
-        loop.report.say(f"found {sizes} in {phases.clock() - started:.0f} s")
+        run.report.say(f"found {sizes} in {phases.clock() - started:.0f} s")
 
     def to_come(self, call: int) -> int:
         """Bytes that a run will have beside what it has now: moments, gradients, copies, and in calls.
@@ -120,15 +100,15 @@ class BatchSizes:
         Args:
             call: that a call takes; the ones of found sizes, which were tried, may have taken more.
         """
-        train = self._loop.config.train
+        train = self._run.config.train
         tried = [
             each.get("call_bytes", each["peak_bytes"])
             for key in self._asked
             for each in self._tried.get(key, ())
             if each["rows"] == getattr(train, key)
         ]
-        update = _still_to_come(self._loop, UPDATE) + max([call, *tried])
-        return max(_still_to_come(self._loop, ROLLOUT) + call, update)
+        update = self._still_to_come(UPDATE) + max([call, *tried])
+        return max(self._still_to_come(ROLLOUT) + call, update)
 
     def _read(self) -> dict[str, Any] | None:
         """What the main process reads in the run's folder, on every process: disks may differ.
@@ -137,9 +117,9 @@ class BatchSizes:
             InputError: it cannot be read, on all of them.
         """
         own: Any = None
-        if self._loop.accelerator.is_main_process:
+        if self._run.accelerator.is_main_process:
             try:
-                own = read(self._loop.folder)
+                own = read(self._run.folder)
             except InputError as error:
                 own = error
         written = self._everyone(own)[0]
@@ -149,11 +129,12 @@ class BatchSizes:
 
     def _found(self, keys: Sequence[str]) -> dict[str, int]:
         """The sizes of some keys that ask for one."""
-        train, run, found = self._loop.config.train, self._loop.config.run, {}
-        hands = self._loop.roles.trainers // run.context_parallel  # the same for those that do not train: all try alike
+        run, train, found = self._run, self._run.config.train, {}
+        # The same on processes that do not train: all try alike.
+        hands = run.roles.trainers // run.config.run.context_parallel
         most = train.part_rows // hands
         for key in keys:
-            taken = batch_probing.taken_bytes(self._loop.accelerator.device)
+            taken = batch_probing.taken_bytes(self._run.accelerator.device)
             with self._trying(key) as (prober, timed):
                 tried = prober.sizes(timed, max(1, most))
             self._tried[key] = [_as_json(each, taken) for each in tried]
@@ -162,17 +143,17 @@ class BatchSizes:
 
     def _fit_another(self, found: dict[str, int], machines: list[tuple[str, int]]) -> None:
         """Halve the sizes until they fit a machine that they were not found on."""
-        loop, fitting = self._loop, {}
+        run, fitting = self._run, {}
         with phases.phase("probing"):
             for key, rows in found.items():
                 with self._trying(key) as (prober, timed):
                     fitting[key] = prober.largest(timed, rows)
-        self.hold(loop.done, fitting, "another machine", machines)
+        self.hold(run.done, fitting, "another machine", machines)
         for key, rows in fitting.items():
             if rows < found[key]:
                 here = ", ".join(f"{name} of {size / 2**30:.0f} GiB" for name, size in machines)
                 sentence = f"train.{key} was found on another machine; {found[key]} do not fit here ({here})"
-                loop.report.warn(f"{sentence}, it is {rows} from here on")
+                run.report.warn(f"{sentence}, it is {rows} from here on")
 
     @contextmanager
     def _trying(self, key: str) -> Iterator[tuple[Prober, Sequence[Timed]]]:
@@ -180,36 +161,36 @@ class BatchSizes:
 
         With `rollout_batch: null` the calls of both kinds have one size.
         """
-        loop, evaluations = self._loop, self._loop.evaluations
-        memory = Memory(loop.accelerator.device, _still_to_come(loop, key), of_machine(loop.accelerator.num_processes))
+        run, evaluations = self._run, self._run.evaluations
+        memory = Memory(run.accelerator.device, self._still_to_come(key), of_machine(run.accelerator.num_processes))
         prober = Prober(memory=memory, everyone=self._everyone, clear=self.drop_gradients, alone=self._is_alone())
         try:
             with random_state_kept():
-                calls = loop.probe_calls()
+                calls = self._probe_calls()
                 if key == ROLLOUT:
                     yield prober, calls.rollout
                 else:
-                    both = loop.config.train.rollout_batch is None
+                    both = run.config.train.rollout_batch is None
                     yield prober, [*(calls.rollout if both else ()), *calls.update]
         finally:
-            loop.evaluations = evaluations
+            run.evaluations = evaluations
             memory.give_back()
             memory.begin()
 
     def _is_alone(self) -> bool:
         """Whether a call of the model is of one process, and not made together with others."""
-        run = self._loop.config.run
+        run = self._run.config.run
         return self._alone or (run.sharding == "none" and run.context_parallel == 1)
 
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes that this process uses now, of those that were asked for and have been found."""
-        sizes = {key: getattr(self._loop.config.train, key) for key in self._asked}
+        sizes = {key: getattr(self._run.config.train, key) for key in self._asked}
         return {key: rows for key, rows in sizes.items() if rows != AUTO}
 
     def halved(self, key: str) -> dict[str, int] | None:
         """The sizes of a second attempt; None where there is none."""
-        train = self._loop.config.train
+        train = self._run.config.train
         asked = UPDATE if key == ROLLOUT and train.rollout_batch is None else key
         rows = getattr(train, asked)
         return {asked: rows // 2} if asked in self._asked and rows > 1 else None
@@ -222,35 +203,35 @@ class BatchSizes:
 
     def _write(self, machines: list[tuple[str, int]] | None) -> None:
         """Write what holds to the run's folder, on machines that are written there already or these."""
-        loop = self._loop
-        if not loop.accelerator.is_main_process:
+        run = self._run
+        if not run.accelerator.is_main_process:
             return
-        written = read(loop.folder) or {}
+        written = read(run.folder) or {}
         place = {"machines": written.get("machines") if machines is None else machines}
         content = {"asked": dict.fromkeys(self._asked, "auto"), **place, "held": self._held, "tried": self._tried}
-        replace_text(loop.folder / FILE, json.dumps(content, indent=1) + "\n")
+        replace_text(run.folder / FILE, json.dumps(content, indent=1) + "\n")
 
     def use(self, sizes: dict[str, int]) -> None:
         """Use sizes on this process."""
-        self._loop.config = with_sizes(self._loop.config, sizes)
+        self._run.config = with_sizes(self._run.config, sizes)
 
     def drop_gradients(self) -> None:
         """Free the gradients of a call."""
-        for p in self._loop.weights.parameters:
+        for p in self._run.weights.parameters:
             p.grad = None
+
+    def _still_to_come(self, key: str) -> int:
+        """Return bytes beside calls that are not taken yet: moments, copies, sums of gradients; in rollouts gradients."""
+        run = self._run
+        count = sum(local(p).numel() for p in run.weights.parameters)
+        moments = 0 if run.optimizer.state else OPTIMIZERS[run.config.train.optimizer.name].bytes_per_number
+        sums = 0 if self._alone else 2 * min(4 * count, MESSAGE)
+        return int(count * (moments + 4 * (key == ROLLOUT))) + sums + self._copies_to_come()
 
     def _everyone(self, told: Any) -> list[Any]:
         """What every process of the run tells, whatever its role; all ask together."""
-        self._loop.weights.lockstep.join()
+        self._run.weights.lockstep.join()
         return gather_object([told])
-
-
-def _still_to_come(loop: Batched, key: str) -> int:
-    """Bytes that there will be beside calls, and are not yet: moments, copies, sums of gradients, and of a rollout those."""
-    sizes = [local(p).numel() for p in loop.weights.parameters]
-    moments = 0 if loop.optimizer.state else OPTIMIZERS[loop.config.train.optimizer.name].bytes_per_number
-    sums = 2 * min(4 * sum(sizes), MESSAGE) if loop.accelerator.num_processes > 1 else 0
-    return int(sum(sizes) * (moments + 4 * (key == ROLLOUT))) + sums + loop.copies_to_come()
 
 
 def _machine(accelerator: Accelerator) -> tuple[str, int]:

@@ -69,10 +69,6 @@ class Lost(Stopped):
     """A process of the run has ended that the others cannot stand in for; checkpoints are of before."""
 
 
-class EngineLostAlone(Lost):
-    """An engine failed one process alone, in a rollout that it made again; checkpoints are of before."""
-
-
 class Killed(Stopped):
     """A process of the run was ended by a signal; checkpoints are of before."""
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import distributed
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.training.distributed import replay_journal
 from flowgrpo.training.distributed.assignment import Assignment
 from flowgrpo.training.distributed.data_share import WHOLE, DataShard
 from flowgrpo.training.run.phases import phase
@@ -141,12 +139,12 @@ def _together(group: int, kept: dict[int, Piece], assignment: Assignment, share:
     home, *others = assignment.divided[group]
     if assignment.process != home:
         sent = [(kept[group].places, kept[group].samples)]
-        replay_journal.told(lambda: distributed.send_object_list(sent, dst=share.first_of(home)))
+        distributed.send_object_list(sent, dst=share.first_of(home))
         return None
     own = kept[group]
     every = list(zip(own.places, own.samples, strict=True))
     for other in others:
-        every += zip(*replay_journal.told(partial(_received, share.first_of(other))), strict=True)
+        every += zip(*_received(share.first_of(other)), strict=True)
     every.sort(key=lambda each: each[0])
     samples = [sample for _, sample in every]
     if isinstance(own.samples, torch.Tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,3 +48,13 @@ class Made:
     batch: Batch
     evaluations: int
     seconds: float
+
+
+class Rollouts(Protocol):
+    """Where a run's samples come from: this process, or generators that roll out ahead."""
+
+    def next(self, iteration: int) -> Made:
+        """Return this process's samples of an iteration."""
+
+    def ended(self) -> AbstractContextManager[object]:
+        """Return a context at whose end whoever else rolls out ends, too."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +12,6 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from flowgrpo.training.distributed.dtensors import gathered, local
-from flowgrpo.training.distributed.replay_journal import taken_once
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.weights.optimizers import MESSAGE
 from flowgrpo.training.weights.trained_weights import Weights
@@ -113,7 +113,7 @@ def optimizer_step(
         scaler: of the loss, for float16; a disabled one does nothing.
         reduce: sum of a tensor over the processes; None where there is one.
     """
-    with phase("update"), taken_once():  # memory that runs out in here ends the run, for half a step may be taken
+    with _never_retried(), phase("update"):
         # Gradients of weights in shards are summed as they come; asking for these also waits for all backward passes.
         if reduce is not None:
             _sum_gradients([p for p in weights.parameters if not isinstance(p, DTensor)], reduce)
@@ -128,6 +128,16 @@ def optimizer_step(
         else:
             stats.skipped = 1
         scaler.update()
+
+
+@contextmanager
+def _never_retried() -> Iterator[None]:
+    """Mark errors of this context: half an optimizer step may be taken."""
+    try:
+        yield
+    except BaseException as error:
+        error.half_a_step_taken = True  # type: ignore[attr-defined]  # read where work is retried
+        raise
 
 
 def _clipped(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float:

@@ -14,29 +14,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import distributed
 
-from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.distributed.channel import PATIENCE, Channel, End, packed
-from flowgrpo.training.distributed.collectives import Collectives
-from flowgrpo.training.distributed.worker_roles import Roles
-from flowgrpo.training.fitting.batch_sizes import ROLLOUT
-from flowgrpo.training.fitting.oom_retry import Retrying
 from flowgrpo.training.reports import metrics, trackers
-from flowgrpo.training.reports.report import Report
 from flowgrpo.training.reports.reward_hacking import overoptimized
 from flowgrpo.training.reports.samples import Sample, SampleFolder
 from flowgrpo.training.run import random_states
 from flowgrpo.training.run.background import Background
 from flowgrpo.training.run.stop_reasons import Lost, Stopped
-from flowgrpo.training.weights.trained_weights import Weights
-from rewards import Reward
+from flowgrpo.training.state import RunState
 
 
 @dataclass(frozen=True)
@@ -55,58 +46,34 @@ class Question:
     weights: list[torch.Tensor]
 
 
-class Evaluated(Protocol):
-    """What a process evaluates, with what and where to, as `Loop` has it; see there."""
-
-    accelerator: Accelerator
-    config: RunConfig
-    weights: Weights
-    rewards: list[Reward]
-    eval_rewards: list[Reward]
-    combination: Combination
-    collectives: Collectives
-    background: Background
-    report: Report
-    samples: SampleFolder
-    folder: Path
-    checkpoints: Path
-    retrying: Retrying
-    after_evaluation: Callable[[Path], object]
-    done: int
-
-    @property
-    def evaluations(self) -> int:
-        """Model evaluations of this process so far."""
-
-    def eval_samples(self) -> list[Sample]:
-        """Sample each held-out prompt with the weights as they are."""
-
-
 class AsyncEvaluation:
-    """The evaluations of a run, as one of its processes meets them; all processes must make theirs together.
+    """The evaluations of a run; all processes construct theirs together.
 
     Args:
-        loop: of this process.
+        eval_samples: samples each held-out prompt with the weights as they are.
 
     Attributes:
-        evaluates: whether this process only evaluates.
+        samples: folder of the samples.
+        after_evaluation: called with the run's folder, on the main process in the background, once samples are written.
     """
 
-    def __init__(self, loop: Evaluated, roles: Roles):
-        self._loop, self._rank, self._ranks = loop, loop.accelerator.process_index, roles.ranks_of_evaluators
-        self.evaluates = roles.evaluates(self._rank)
+    def __init__(
+        self, run: RunState, eval_samples: Callable[[], list[Sample]], *, background: Background, samples: SampleFolder
+    ):
+        self._run, self._eval_samples, self._background, self.samples = run, eval_samples, background, samples
+        self._rank, self._ranks = run.accelerator.process_index, run.roles.ranks_of_evaluators
+        self.after_evaluation: Callable[[Path], object] = lambda folder: None
         if self._ranks:  # a thread waits for answers while questions are sent, so each way has a group of its own
-            self._questions, self._answers = (Channel(loop.accelerator.device) for _ in range(2))
-            self._trainers = distributed.new_group(range(roles.trainers), backend="gloo", timeout=PATIENCE)
+            self._questions, self._answers = (Channel(run.accelerator.device) for _ in range(2))
+            self._trainers = distributed.new_group(range(run.roles.trainers), backend="gloo", timeout=PATIENCE)
 
     def evaluate(self) -> None:
         """Evaluate the averaged weights, or have them evaluated; only the latter goes on before there are samples."""
-        loop = self._loop
-        with loop.weights.averaged():
+        with self._run.weights.averaged():
             if self._ranks:
                 if self._rank == 0:
                     self._ask()
-                    loop.background.submit(self._answered)
+                    self._background.submit(self._answered)
                 # the first may wait longer than a GPU's group does
                 distributed.barrier(group=self._trainers)  # type: ignore[arg-type]  # torch's stubs: not of new_group
                 return
@@ -114,7 +81,7 @@ class AsyncEvaluation:
                 found = self._evaluation()
         self._tell(found)
         if self._rank == 0:
-            loop.background.submit(partial(self._show, found))
+            self._background.submit(partial(self._show, found))
 
     def serve(self) -> None:
         """Evaluate what is sent, until those that train end.
@@ -123,8 +90,8 @@ class AsyncEvaluation:
             Stopped: they were stopped.
         """
         while not isinstance(asked := self._questions.unpacked(self._questions.receive(0)), End):
-            self._loop.weights.put(asked.weights)
-            self._loop.done = asked.step
+            self._run.weights.put(asked.weights)
+            self._run.done = asked.step
             found = self._evaluation()
             if self._rank == self._ranks[0]:
                 self._answers.send(found, 0)
@@ -133,17 +100,17 @@ class AsyncEvaluation:
     @contextmanager
     def ended(self) -> Iterator[None]:
         """Wait for all evaluations when this context ends, and let the evaluators end."""
-        stopped, loop = None, self._loop
+        stopped, run = None, self._run
         try:
             yield
             if self._ranks:
-                loop.background.wait()
+                self._background.wait()
         except Stopped as error:
             stopped = error
         if isinstance(stopped, Lost):
             with suppress(Lost):
-                loop.background.wait()  # a checkpoint may be under way
-            stopped.rest = checkpoint.rest(loop.checkpoints, loop.done)
+                self._background.wait()  # a checkpoint may be under way
+            stopped.rest = checkpoint.rest(run.checkpoints, run.done)
         elif self._ranks and self._rank == 0:
             self._post(End(stopped), behind=0)
         if stopped is not None:
@@ -151,14 +118,14 @@ class AsyncEvaluation:
 
     def _evaluation(self) -> Evaluation:
         """Sample with the weights as they are, together with all processes that do."""
-        loop = self._loop
-        started, evaluations = time.perf_counter(), loop.evaluations
-        samples = loop.retrying.attempt(ROLLOUT, loop.eval_samples, within=False)
+        run = self._run
+        started, evaluations = time.perf_counter(), run.evaluations
+        samples = self._eval_samples()
         line = {
-            "step": loop.done,
+            "step": run.done,
             "phase": "eval",
-            **metrics.of_samples(samples, loop.combination, loop.rewards, loop.eval_rewards),
-            **loop.collectives.totals({"cost/model_evaluations": loop.evaluations - evaluations}),
+            **metrics.of_samples(samples, run.combination, run.rewards, run.eval_rewards),
+            **run.collectives.totals({"cost/model_evaluations": run.evaluations - evaluations}),
             "cost/decoded": len(samples),
             "time/eval": time.perf_counter() - started,
         }
@@ -173,21 +140,21 @@ class AsyncEvaluation:
         self._show(found)
 
     def _tell(self, found: Evaluation) -> None:
-        loop = self._loop
-        loop.report.write(found.line)
-        watched = [reward.name for reward in loop.eval_rewards]
-        for sentence in overoptimized(loop.report.lines, watched, loop.config.eval.watch):
-            loop.report.warn(sentence)
-        trackers.log_pictures(loop.accelerator, found.samples, found.line["step"], newest=loop.report.newest)
+        run = self._run
+        run.report.write(found.line)
+        watched = [reward.name for reward in run.eval_rewards]
+        for sentence in overoptimized(run.report.lines, watched, run.config.eval.watch):
+            run.report.warn(sentence)
+        trackers.log_pictures(run.accelerator, found.samples, found.line["step"], newest=run.report.newest)
 
     def _show(self, found: Evaluation) -> None:
-        self._loop.samples.write(found.samples, found.line["step"])
-        self._loop.after_evaluation(self._loop.folder)
+        self.samples.write(found.samples, found.line["step"])
+        self.after_evaluation(self._run.folder)
 
     def _ask(self) -> None:
         """Send the weights as they are; waits only while an evaluator has not taken the ones before."""
-        weights = [p.detach().cpu() for p in self._loop.weights.parameters]
-        self._post(Question(self._loop.done, weights), behind=1)
+        weights = [p.detach().cpu() for p in self._run.weights.parameters]
+        self._post(Question(self._run.done, weights), behind=1)
 
     def _post(self, message: Question | End, behind: int) -> None:
         content = packed(message)

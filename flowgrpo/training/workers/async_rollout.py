@@ -8,25 +8,21 @@ a run in which the processes that train roll out themselves, and a resume makes 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import distributed
 
-from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training.advantages.prompt_statistics import PromptStats
 from flowgrpo.training.distributed.channel import PATIENCE, Channel, End, packed
-from flowgrpo.training.distributed.data_share import DataShard
-from flowgrpo.training.distributed.worker_roles import Roles
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.run.stop_reasons import Stopped
 from flowgrpo.training.scoring.rollout_batch import Made
-from flowgrpo.training.weights.policy_versions import Versions
-from flowgrpo.training.weights.trained_weights import Weights
+from flowgrpo.training.state import RunState
+from flowgrpo.training.wing import Wing
+from flowgrpo.training.workers.local_rollouts import LocalRollouts
 
 LOGGER = logging.getLogger(__name__)
 LOST = "process %d, which generated, has ended (%s); those that train make its samples from here on"
@@ -39,7 +35,7 @@ class Stand:
     Attributes:
         weights: the trained tensors, in the order of `Weights.parameters`.
         prompt_stats: see `PromptStats.state`.
-        own: what a kind adds, see `Loop.rollout_state`.
+        own: what a kind adds, see `Wing.rollout_state`.
     """
 
     iteration: int
@@ -48,54 +44,31 @@ class Stand:
     own: Any
 
 
-class Rolling(Protocol):
-    """What a process rolls out with, as `Loop` has it; see there."""
-
-    accelerator: Accelerator
-    config: RunConfig
-    weights: Weights
-    versions: Versions
-    prompt_stats: PromptStats
-    shares: Sequence[DataShard]
-    share: DataShard
-    done: int
-
-    def made(self, iteration: int) -> Made:
-        """Roll out this process's share of an iteration."""
-
-    def rollout_state(self) -> Any:
-        """What a rollout depends on, beside the weights and the prompt stats."""
-
-    def take_rollout_state(self, state: Any) -> None:
-        """Take over what `rollout_state` returned elsewhere."""
-
-
 class AsyncRollout:
-    """The generators of a run, as one of its processes meets them; all processes must make theirs together.
+    """Rollouts by the generators of a run; all processes construct theirs together.
 
     Args:
-        loop: of this process.
-
-    Attributes:
-        generates: whether this process is one of them.
+        wing: whose state of rollouts generators must know.
+        local: what a generator makes samples with, and a process that trains once its generator has ended.
     """
 
-    def __init__(self, loop: Rolling, roles: Roles):
-        self._loop, self._roles, self._rank = loop, roles, loop.accelerator.process_index
-        self.generates = roles.generates(self._rank)
-        self._post, self._lost = Channel(loop.accelerator.device), set[int]()
-        self._trainers = distributed.new_group(range(roles.trainers), backend="gloo", timeout=PATIENCE)
+    def __init__(self, run: RunState, wing: Wing, local: LocalRollouts):
+        self._run, self._wing, self._local = run, wing, local
+        self._roles, self._rank = run.roles, run.accelerator.process_index
+        self._post, self._lost = Channel(run.accelerator.device), set[int]()
+        self._trainers = distributed.new_group(range(run.roles.trainers), backend="gloo", timeout=PATIENCE)
 
-    def received(self, iteration: int) -> Made | None:
-        """Send what stands before an iteration, and return this process's samples; None if it must make them itself."""
+    def next(self, iteration: int) -> Made:
+        """Send the state before an iteration to the generators, and return this process's samples of it."""
         if self._rank == 0:
-            loop = self._loop
-            weights = [p.detach().cpu() for p in loop.weights.parameters]
-            self._tell(Stand(iteration, weights, loop.prompt_stats.state(), loop.rollout_state()))
-        made = self._from_generator(iteration)
-        # others may wait longer than a GPU's group does
-        distributed.barrier(group=self._trainers)  # type: ignore[arg-type]  # torch's stubs: not what new_group returns
-        return made
+            run = self._run
+            weights = [p.detach().cpu() for p in run.weights.parameters]
+            self._tell(Stand(iteration, weights, run.prompt_stats.state(), self._wing.rollout_state()))
+        with phase("rollout"):
+            made = self._from_generator(iteration)
+            # others may wait longer than a GPU's group does
+            distributed.barrier(group=self._trainers)  # type: ignore[arg-type]  # torch's stubs: not of new_group
+        return made or self._local.next(iteration)
 
     @contextmanager
     def ended(self) -> Iterator[None]:
@@ -105,10 +78,10 @@ class AsyncRollout:
             yield
         except Stopped as error:
             stopped = error
-        if not self.generates:
-            loop = self._loop
-            ahead = loop.done + loop.config.run.staleness
-            for iteration in range(loop.done, min(ahead, loop.config.train.iterations)):
+        if not self._roles.generates(self._rank):
+            run = self._run
+            ahead = run.done + run.config.run.staleness
+            for iteration in range(run.done, min(ahead, run.config.train.iterations)):
                 self._from_generator(iteration)
             if self._rank == 0:
                 self._tell(End(stopped))
@@ -124,29 +97,27 @@ class AsyncRollout:
         Raises:
             Stopped: they were stopped.
         """
-        loop, behind, stands = self._loop, self._loop.config.run.staleness, -1
-        for iteration in range(loop.done, loop.config.train.iterations):
+        run, behind, stands = self._run, self._run.config.run.staleness, -1
+        for iteration in range(run.done, run.config.train.iterations):
             for hand in self._roles.hands(self._rank, iteration):
-                while stands < max(loop.done, iteration - behind):
+                while stands < max(run.done, iteration - behind):
                     message = self._post.unpacked(self._post.receive(0))
                     if isinstance(message, End):
                         return message.raised()
                     stands = self._take(message)
-                loop.share = next(share for share in loop.shares if share.index == hand)
-                with phase("rollout"):
-                    made = loop.made(iteration)
-                self._post.send(made, hand)
+                run.share = next(share for share in run.shares if share.index == hand)
+                self._post.send(self._local.next(iteration), hand)
         while not isinstance(message := self._post.unpacked(self._post.receive(0)), End):
             pass
         return message.raised()
 
     def _take(self, stand: Stand) -> int:
         """Put what stands in place; return before which iteration it does."""
-        loop = self._loop
-        loop.weights.put(stand.weights)
-        loop.prompt_stats.restore(stand.prompt_stats)
-        loop.take_rollout_state(stand.own)
-        loop.versions.keep(stand.iteration, stand.prompt_stats)
+        run = self._run
+        run.weights.put(stand.weights)
+        run.prompt_stats.restore(stand.prompt_stats)
+        self._wing.restore_rollout_state(stand.own)
+        run.versions.keep(stand.iteration, stand.prompt_stats)
         return stand.iteration
 
     def _from_generator(self, iteration: int) -> Made | None:
@@ -159,7 +130,7 @@ class AsyncRollout:
 
     def _tell(self, message: Stand | End) -> None:
         # The generator of the iteration before has received what stood so many iterations before that; the others earlier.
-        behind = self._loop.config.run.staleness + self._roles.turns + 1
+        behind = self._run.config.run.staleness + self._roles.turns + 1
         content = packed(message)
         for generator in self._living():
             with self._noticing(generator):

@@ -26,7 +26,7 @@ OPTIONS = [
 DYING = """
 import os, signal
 from pathlib import Path
-from flowgrpo.flow.trainer import Trainer
+from flowgrpo.flow.trainer import FlowWing
 from flowgrpo.training.checkpoints import snapshot
 from flowgrpo.training.scoring import scorer
 
@@ -44,7 +44,7 @@ def dying(owner, name):
     setattr(owner, name, call)
 
 if "DIES" in os.environ:
-    where = {"rollout": (Trainer, "rollout"), "update": (Trainer, "_update_part"), "checkpoint": (snapshot, "_write")}
+    where = {"rollout": (FlowWing, "rollout"), "update": (FlowWing, "take_step"), "checkpoint": (snapshot, "_write")}
     if os.environ["IN"] in where:
         dying(*where[os.environ["IN"]])
 

@@ -14,7 +14,7 @@ from conftest import furnished
 from flowgrpo.cli import main
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.rollouts import rollout
-from flowgrpo.flow.trainer import Trainer
+from flowgrpo.flow.trainer import FlowWing
 from flowgrpo.flow.updates.update import Credited
 from flowgrpo.training.engine.asking import seed_of
 
@@ -60,10 +60,10 @@ def test_a_run_learns_what_one_learns_that_draws_the_engines_noise_itself(workpl
         return torch.randn(tuple(shape), generator=generators[seed_of(seed, iteration, group) + path[0]])
 
     def row_at(self, iteration, groups, group, index):
-        prompt = self.train_prompts[groups.prompts[group]]
+        prompt = self.run.train_prompts[groups.prompts[group]]
         return rollout.Row(prompt.text, seed_of(self.config.run.seed, iteration, group) + index, prompt.columns)
 
-    real, own = DiffusersPolicy.start, Trainer.rollout
+    real, own = DiffusersPolicy.start, FlowWing.rollout
 
     def rolled(self, iteration, groups):
         with monkeypatch.context() as patched:
@@ -71,8 +71,8 @@ def test_a_run_learns_what_one_learns_that_draws_the_engines_noise_itself(workpl
             patched.setattr(rollout.noise, "noise", noise)
             return own(self, iteration, groups)
 
-    monkeypatch.setattr(Trainer, "rollout", rolled)
-    monkeypatch.setattr(Trainer, "_row_at", row_at)
+    monkeypatch.setattr(FlowWing, "rollout", rolled)
+    monkeypatch.setattr(FlowWing, "_row_at", row_at)
     assert main(["train", "tiny.yaml", *LIGHT, twice, "run.name=here"]) == 0
     assert DiffusersPolicy.start is real
     ours, theirs = (trained(workplace / "runs" / name) for name in ("here", "engine"))

@@ -13,6 +13,7 @@ from oracle_page import numbers, on_page
 from oracle_presets import line
 
 from flowgrpo.flow.methods import CHOICES
+from flowgrpo.flow.trainer import FlowWing
 from flowgrpo.training import loop
 
 EXACT = [name for name in PRESETS if name != "vgpo"]  # whose edges' weights depend on the reward
@@ -100,13 +101,13 @@ def change_baseline(patch):
 
 
 def change_credit(patch):
-    real = oracle.Trainer.units
+    real = FlowWing.units
 
     def changed(self, batch):
         units = real(self, batch)
         return replace(units, values=-units.values)
 
-    patch.setattr(oracle.Trainer, "units", changed)
+    patch.setattr(FlowWing, "units", changed)
 
 
 def change_objective(patch):

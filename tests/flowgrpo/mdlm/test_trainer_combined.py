@@ -43,12 +43,10 @@ def test_held_out_answers_count_by_what_their_rewards_come_to(settings, tmp_path
 
 
 def test_what_is_compared_is_the_worst_of_each_answer(settings, tmp_path, monkeypatch):
-    from flowgrpo.mdlm.trainer import TextTrainer
+    from flowgrpo.mdlm.trainer import TextWing
 
-    seen, real = [], TextTrainer.units
-    monkeypatch.setattr(
-        TextTrainer, "units", lambda self, batch: seen.append((batch, real(self, batch))) or seen[-1][1]
-    )
+    seen, real = [], TextWing.units
+    monkeypatch.setattr(TextWing, "units", lambda self, batch: seen.append((batch, real(self, batch))) or seen[-1][1])
     done = run.train_config(chosen(settings, tmp_path, "worst"))
     lines = [line for line in done.metrics if line["phase"] == "train"]
     for (batch, units), line in zip(seen, lines, strict=True):

@@ -11,6 +11,7 @@ from oracle_texts import PRESETS, VARIANTS, row
 from tiny_texts import Decoding, Exact, Table
 
 from flowgrpo.mdlm.methods import CHOICES
+from flowgrpo.mdlm.trainer import TextWing
 
 NAMED = {each.name or each.preset: each for each in VARIANTS}
 DEFINED = [name for name, each in NAMED.items() if each.own is not None]
@@ -86,14 +87,14 @@ def change_objective(patch):
 
 
 def change_units(patch):
-    real = oracle_texts.TextTrainer.units
+    real = TextWing.units
 
     def changed(self, batch):
         units = real(self, batch)
         units.values.neg_()
         return units
 
-    patch.setattr(oracle_texts.TextTrainer, "units", changed)
+    patch.setattr(TextWing, "units", changed)
 
 
 EACH_OBJECTIVE = ("diffu_grpo_fast", "gdpo", "bgpo", "spg")  # in every run of the suite; the others where it runs whole

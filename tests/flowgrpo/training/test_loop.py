@@ -1,8 +1,11 @@
 """The order of an iteration."""
 
+from pathlib import Path
+
 from field import trainer
 
 from flowgrpo import config
+from flowgrpo.training import loop
 
 
 def test_the_loop_takes_the_steps_of_a_kind_in_their_order(tmp_path):
@@ -23,25 +26,13 @@ def test_the_loop_takes_the_steps_of_a_kind_in_their_order(tmp_path):
         step = getattr(run, name)
         return lambda *arguments: taken.append(name) or step(*arguments)
 
-    for name in (
-        "on_start",
-        "rollout",
-        "units",
-        "advantages",
-        "update",
-        "on_updated",
-        "eval_samples",
-        "save_checkpoint",
-    ):
+    for name in ("start", "rollout", "units", "observe", "take_step", "after_update", "eval_samples", "save"):
         setattr(run, name, told(name))
     run.run()
-    iteration = ["rollout", "units", "advantages", "update", "on_updated"]
-    assert taken == [
-        "on_start",
-        "eval_samples",
-        *iteration,
-        "save_checkpoint",
-        *iteration,
-        "eval_samples",
-        "save_checkpoint",
-    ]
+    iteration = ["rollout", "units", "observe", "take_step", "after_update"]
+    assert taken == ["start", "eval_samples", *iteration, "save", *iteration, "eval_samples", "save"]
+
+
+def test_the_loop_is_read_without_opening_another_file():
+    imports = [line for line in Path(loop.__file__).read_text().splitlines() if line.startswith("from flowgrpo")]
+    assert len(imports) <= 12

@@ -50,7 +50,7 @@ def test_one_process_without_room_is_enough(tmp_path, monkeypatch):
     room(monkeypatch, run, 9)
     monkeypatch.setattr(type(run.collectives), "sum", lambda own, value: value + 1)
     with run.report:
-        run.kept_graphs.decide()
+        run.kept_graphs.decide(run.batch_sizes.to_come)
     assert run.kept_graphs.parts == ()
 
 
@@ -63,7 +63,7 @@ def test_calls_whose_size_was_found_take_of_the_room(tmp_path, monkeypatch):
     assert run.batch_sizes.to_come(2**30) == least - 12 * numbers_of(run) + 2**40 - 2**30 + 8 * numbers_of(run)
     assert run.batch_sizes.to_come(2**41) == least + 2**41 - 2**30  # one of them counts, the larger
     with run.report:
-        run.kept_graphs.decide()
+        run.kept_graphs.decide(run.batch_sizes.to_come)
     assert run.kept_graphs.parts == ()
 
 
@@ -189,7 +189,7 @@ def test_graphs_that_calls_of_other_sizes_hinder_are_not_given_up(tmp_path):
     run.config = run.config.model_copy(update={"train": run.config.train.model_copy(update={"rollout_batch": 8})})
     assert run.kept_graphs.held == ()
     assert run.kept_graphs.give_up() is None
-    run.kept_graphs.stop()
+    run.kept_graphs.parts = ()
     assert run.kept_graphs.parts == ()
 
 
@@ -207,29 +207,18 @@ def test_memory_that_runs_out_in_an_optimizer_step_tells_whether_graphs_were_the
     assert found.value.kept_graphs == kept
 
 
-def test_processes_agree_on_sizes_between_a_calibration_and_graphs(tmp_path):
-    """Or one that halved its own would not ask the others about graphs."""
-    algorithm = {"preset": "dense_grpo", "kernel": {"calibrate": {"rounds": 1}}}
-    run, order = trainer(settings(tmp_path, algorithm=algorithm, train__iterations=1), held_out=0), []
-    run.retrying.agree = lambda within: order.append("agree")
-    run.kept_graphs.decide = lambda: order.append("decide")
-    with run.report:
-        run.on_start()
-    assert order == ["agree", "decide"]
-
-
 @pytest.mark.parametrize("place", ["evaluation", "second part"])
 def test_graphs_stay_where_memory_runs_out_without_them(tmp_path, place):
     """Where there are none, letting go of them would not help: it ends the run, as without graphs."""
     run = trainer(settings(tmp_path, train__iterations=2, train__updates=2, eval__every=1))
-    real = run.eval_samples if place == "evaluation" else run._update_part
+    real = run.eval_samples if place == "evaluation" else run.take_step
 
     def fails(*arguments):
         if run.done == 1 and (place == "evaluation" or arguments[1] == 1):
             raise torch.OutOfMemoryError(SAID)
         return real(*arguments)
 
-    setattr(run, "eval_samples" if place == "evaluation" else "_update_part", fails)
+    setattr(run, "eval_samples" if place == "evaluation" else "take_step", fails)
     with pytest.raises((OutOfMemory, torch.OutOfMemoryError)):
         run.run()
     assert run.kept_graphs.parts == (0,)
@@ -238,7 +227,7 @@ def test_graphs_stay_where_memory_runs_out_without_them(tmp_path, place):
 def test_a_part_without_weight_lets_go_of_its_graphs(tmp_path):
     """No step is taken on it, and later parts have the room."""
     run = trainer(settings(tmp_path, train__iterations=1, train__updates=2, run__patience=None))
-    alive, real, credit_edges = [], run._update_part, run.credit_edges
+    alive, real, credit_edges = [], run.take_step, run.credit_edges
 
     def update_part(credited, part):
         found = real(credited, part)
@@ -251,7 +240,7 @@ def test_a_part_without_weight_lets_go_of_its_graphs(tmp_path):
         credited.units.weight.zero_()
         return credited
 
-    run._update_part, run.credit_edges = update_part, weightless
+    run.take_step, run.credit_edges = update_part, weightless
     run.run()
     assert alive[0] > 0
     assert alive[1:] == [0, 0]

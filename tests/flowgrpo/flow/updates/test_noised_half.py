@@ -10,12 +10,13 @@ import tiny
 import torch
 from cut_back import cut_back
 from field import MANY_DRAWS, credit, lines, step_in_place, weights_of
+from opened import Opened
 
 from flowgrpo import config
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.flow.methods import sample_presets
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.flow.trainer import Trainer
+from flowgrpo.flow.trainer import flow_loop
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from rewards import Reward
 from rewards.compute import DTYPES
@@ -72,7 +73,7 @@ def run_of(folder, preset, dtype, *, likelihood=(), steps=None, **train):
     chosen.run.folder.mkdir(parents=True, exist_ok=True)
     prompts = [Prompt("a red circle"), Prompt("a blue square of two circle")]
     rewards = [Reward("mean", lambda images, prompts: [float(image.mean()) for image in images])]
-    return Trainer(chosen, policy, weights, train_prompts=prompts, rewards=rewards)
+    return Opened(flow_loop(chosen, policy, weights, train_prompts=prompts, rewards=rewards))
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +89,9 @@ def finished(tmp_path_factory):
         likelihood, folder = COPIED if copied else (), tmp_path_factory.mktemp(preset)
         run = run_of(folder, preset, dtype, likelihood=likelihood, updates=2, iterations=iterations)
         run.begun = {name: p.detach().clone() for name, p in run.weights.named.items()}
-        rollout, update, run.batches, run.steps = run.rollout, run.update, [], []
+        rollout, step, run.batches, run.steps = run.rollout, run.take_step, [], []
         run.rollout = lambda *args: run.batches.append(rollout(*args)) or run.batches[-1]
-        run.update = lambda *args: run.steps.append(update(*args)) or run.steps[-1]
+        run.take_step = lambda *args: run.steps.append(step(*args)) or run.steps[-1]
         run.run()
         return run
 
@@ -117,7 +118,7 @@ def test_the_first_log_ratio_is_exactly_0_and_every_update_is_taken(finished, pr
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("preset", cases(PRESETS))
 def test_the_ratio_of_a_first_step_is_exactly_1(finished, preset, dtype):
-    (first, _), *_ = finished(preset, dtype, False).steps
+    first = finished(preset, dtype, False).steps[0]
     assert first.edges > 0
     assert first.sum_abs_log_ratio == 0.0
 

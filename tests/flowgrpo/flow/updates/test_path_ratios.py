@@ -150,7 +150,7 @@ def test_the_second_optimizer_step_has_paths_under_the_weights_of_the_first(tmp_
     for part in range(2):
         expected = gradient_of(run, by_hand(run, credited, part))
         before = [p.detach().clone() for p in run.weights.parameters]
-        stats = run._update_part(credited, part)
+        stats = run.take_step(credited, part)
         seen.append(stats.max_abs_log_ratio)
         assert any((p - old).abs().max() > 1e-3 for p, old in zip(run.weights.parameters, before, strict=True))
         norm = min(1.0, run.config.train.max_grad_norm / float(expected.norm()))

@@ -75,22 +75,22 @@ def test_a_resume_goes_on_with_what_was_found(settings, short, monkeypatch):
 
 @pytest.mark.parametrize(("kind", "key"), [(True, "micro_batch"), (False, "rollout_batch")])
 def test_a_call_without_memory_is_made_again_in_halves(settings, short, monkeypatch, kind, key):
-    from flowgrpo.mdlm.trainer import TextTrainer
+    from flowgrpo.mdlm.trainer import TextWing
 
-    real = TextTrainer.rollout
+    real = TextWing.rollout
 
     def rollout(self, iteration, groups):
         short[kind] = 1000 if iteration == 0 else 5
         return real(self, iteration, groups)
 
-    monkeypatch.setattr(TextTrainer, "rollout", rollout)
+    monkeypatch.setattr(TextWing, "rollout", rollout)
     options = {"algorithm__objective__kl__beta": 0.0, "train__passes": 1, "train__updates": 1}
     done = run.train_config(settings(run__name="short", **options, **AUTO))
     sizes = [each[key] for each in held(done)]
     assert sizes == [32, 16, 8, 4]
     assert [each["step"] for each in held(done)] == [0, 2, 2, 2]
     short[kind] = 1000
-    monkeypatch.setattr(TextTrainer, "rollout", real)
+    monkeypatch.setattr(TextWing, "rollout", real)
     lines, weights = numbers(run.train_config(settings(run__name="plain", train__micro_batch=32, **options)))
     counts = ("cost/model_evaluations", "cost/update_evaluations", "policy/updates")
     found, others = (

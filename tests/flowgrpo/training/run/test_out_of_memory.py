@@ -14,7 +14,7 @@ from transformers import CLIPTextModelWithProjection
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.commands import endings
-from flowgrpo.flow.trainer import Trainer
+from flowgrpo.flow.trainer import FlowWing
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.planning.memory_advice import SWITCHES, advice
 from flowgrpo.training.run.out_of_memory import OutOfMemory, last_resort
@@ -68,11 +68,11 @@ def evaluating(monkeypatch):
 
 
 def rollout(monkeypatch):
-    run_out(monkeypatch, SD3Transformer2DModel, when=begun(monkeypatch, Trainer, "rollout"))
+    run_out(monkeypatch, SD3Transformer2DModel, when=begun(monkeypatch, FlowWing, "rollout"))
 
 
 def decoding(monkeypatch):
-    run_out(monkeypatch, AutoencoderKL, "decode", begun(monkeypatch, Trainer, "rollout"))
+    run_out(monkeypatch, AutoencoderKL, "decode", begun(monkeypatch, FlowWing, "rollout"))
 
 
 def update(monkeypatch):

@@ -61,7 +61,7 @@ def test_a_model_that_cannot_be_updated_has_nothing_to_learn_though_it_has_rewar
     assert heard == [*dropped, f"step 2: nothing to learn, {why}", *dropped, f"step 3: nothing to learn, {why}"]
     told = [(line["policy/updates"], line["policy/skipped_updates"], line["reward/lost"]) for line in lines(run)]
     assert told == [(2, 0, 0), (0, skipped, 0), (0, skipped, 0)]
-    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-000001", "step-000003"]
+    assert sorted(path.name for path in (run.folder / "checkpoints").iterdir()) == ["step-000001", "step-000003"]
 
 
 @pytest.mark.parametrize(

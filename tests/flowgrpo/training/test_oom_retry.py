@@ -1,6 +1,5 @@
-"""Work whose memory runs out is made again in calls of half the size, or without graphs, also in one of two processes."""
+"""Work whose memory runs out is made again without graphs, or in calls of half the size; of several processes it is not."""
 
-import json
 from functools import cache, partial
 
 import in_batches
@@ -17,14 +16,11 @@ from in_batches import (
     few,
     held,
     of_two_short_later,
-    of_two_with_graphs,
     short,
     told,
 )
-from in_turn import each_in_turn, raised
 from pair import pair
 
-from flowgrpo.training.distributed import replay_journal
 from flowgrpo.training.fitting import batch_probing
 from flowgrpo.training.run.out_of_memory import OutOfMemory
 from rewards import Reward
@@ -99,14 +95,14 @@ def test_with_one_size_for_both_a_rollout_halves_that(tmp_path):
 
 def in_the_second_part(run, change):
     """Let something change before the second optimizer step of the second iteration."""
-    real = run._update_part
+    real = run.take_step
 
     def update_part(credited, part):
         if (run.done, part) == (1, 1):
             change()
         return real(credited, part)
 
-    run._update_part = update_part
+    run.take_step = update_part
 
 
 def options_of(algorithm):
@@ -158,7 +154,7 @@ def scarce(folder, dying=None):
     """A run whose second steps have too little memory from the second iteration on; it dies before the one of `dying`."""
     net = short()
     run = begun(folder, net, **AUTO, run__checkpoint__every=2)
-    real = run._update_part
+    real = run.take_step
 
     def update_part(credited, part):
         net.with_gradient = 5 if run.done > 1 or (run.done, part) == (1, 1) else 1000
@@ -166,7 +162,7 @@ def scarce(folder, dying=None):
             raise KeyboardInterrupt
         return real(credited, part)
 
-    run._update_part = update_part
+    run.take_step = update_part
     return run
 
 
@@ -221,23 +217,6 @@ def test_an_evaluation_and_a_decoding_are_made_again_too(tmp_path):
     assert len(lines(run, "eval")) == 2
 
 
-def test_memory_that_runs_out_where_processes_meet_ends_the_run(tmp_path):
-    """The other one may wait for the rest of what this one sends."""
-    run = begun(tmp_path, **AUTO, train__iterations=2)
-    real = run.retrying.attempt
-
-    def meets(key, work, **options):
-        def full():
-            raise torch.OutOfMemoryError(SAID)
-
-        return real(key, lambda: replay_journal.told(full) if run.done else work(), **options)
-
-    run.retrying.attempt = meets
-    with pytest.raises(OutOfMemory, match="out of memory in the rollout phase"):
-        run.run()
-    assert held(run) == [(0, 16, 16, "found")]
-
-
 def test_the_sentence_of_the_end_knows_the_sizes_of_the_process_that_says_it(tmp_path):
     run = begun(tmp_path, short(), **AUTO, train__iterations=2)
     at(run, 1, lambda: run.batch_sizes.use({"rollout_batch": 1}))  # as where it has halved them, and others do not know
@@ -288,77 +267,11 @@ def test_a_size_that_was_written_is_never_changed(tmp_path):
         run.run()
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    """What two processes come to that have enough memory, and those of which the second has not, with their folder."""
-    folder = tmp_path_factory.mktemp("two")
-    (folder / "pair").mkdir()
-
-    def of(name, **options):
-        return partial(of_two_short_later, folder=str(folder / name), **options)
-
-    functions = {
-        "plain": of("plain", short=False),
-        "short": of("short", short=True),
-        "killed": partial(raised, of("killed", short=True, dying=3), RuntimeError),
-        "resumed": of("killed", short=True, resume=True),
-        "with graphs": partial(of_two_with_graphs, folder=str(folder / "graphs"), name="whole"),
-        "without": partial(of_two_with_graphs, folder=str(folder / "graphs"), name="short"),
-    }
-    return each_in_turn(functions, folder / "pair"), folder
-
-
-def test_one_of_two_processes_makes_again_what_it_has_no_memory_for(two):
-    """What it was told before it is told by its notes, and both go on with its sizes."""
-    found, folder = two
-    plain, scarce = found["plain"], found["short"]
-    assert [sizes for sizes, *_ in plain] == [(8, 8), (8, 8)]
-    assert [sizes for sizes, *_ in scarce] == [(4, 2), (4, 2)]
-    written = json.loads((folder / "short/r/batches.json").read_text())["held"]
-    assert [tuple(each.values()) for each in written] == [
-        (0, 8, 8, "found"),
-        (2, 8, 4, "out of memory"),
-        (3, 8, 2, "out of memory"),
-        (4, 4, 2, "out of memory"),
-    ]
-    said = [line.partition(" step ")[2] for line in (folder / "short/r/log.txt").read_text().splitlines()]
-    end = "from here on, and what was under way is made again"
-    assert said == [
-        f"2: process 1 ran out of memory in the rollout phase; train.rollout_batch is 4 {end}",
-        f"3: process 1 ran out of memory in the rollout phase; train.rollout_batch is 2 {end}",
-        f"4: process 1 ran out of memory in the update phase; train.micro_batch is 4 {end}",
-    ]
-    costs = ("cost/model_evaluations", "cost/rollout_evaluations", "cost/decoded", "policy/updates")
-    for (_, told_plain, weights_plain), (_, told_short, weights_short) in zip(plain, scarce, strict=True):
-        assert [[line[key] for key in costs] for line in told_short] == [
-            [line[key] for key in costs] for line in told_plain
-        ]
-        for name, tensor in weights_plain.items():
-            torch.testing.assert_close(weights_short[name], tensor, rtol=1e-3, atol=1e-5)
-    (_, _, first), (_, _, second) = scarce
-    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
-
-
-def test_two_processes_resume_as_the_run_did_that_was_not_killed(two):
-    """In the iteration in which the second runs out of memory once more."""
-    found, _ = two
-    assert found["killed"] == ["killed", "killed"]
-    for (*numbers, weights), (*expected, wanted) in zip(found["resumed"], found["short"], strict=True):
-        assert numbers == expected
-        assert all(torch.equal(tensor, wanted[name]) for name, tensor in weights.items())
-
-
-def test_graphs_that_one_of_two_processes_gives_up_are_kept_by_none(two):
-    """And the weights are those of a run that kept them."""
-    found, folder = two
-    assert [kept for kept, _ in found["with graphs"]] == [(0,), (0,)]
-    assert [kept for kept, _ in found["without"]] == [(), ()]
-    assert (
-        "step 2: process 1 ran out of memory in the rollout phase; the update calls the model anew"
-        in (folder / "graphs" / "short" / "log.txt").read_text()
-    )
-    for (_, whole), (_, without) in zip(found["with graphs"], found["without"], strict=True):
-        assert all(torch.equal(tensor, without[name]) for name, tensor in whole.items())
+def test_one_of_two_processes_without_memory_ends_the_run_in_one_sentence(tmp_path):
+    (tmp_path / "pair").mkdir()
+    first, second = pair(partial(of_two_short_later, folder=str(tmp_path)), tmp_path / "pair", seconds=10)
+    assert second.startswith("OutOfMemory: out of memory in the rollout phase")
+    assert isinstance(first, str)  # it ends when the other does
 
 
 def test_a_generator_without_memory_ends_the_run_in_one_sentence(tmp_path):

@@ -1,0 +1,152 @@
+"""The optimizer steps of an iteration: what its trees or samples are worth, and a step on each part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import cast
+
+import torch
+from typing_extensions import override
+
+from flowgrpo.data.prompts import Row
+from flowgrpo.flow.config import Config
+from flowgrpo.flow.engine import correction
+from flowgrpo.flow.offline.bank_samples import losers, resampled, root_of
+from flowgrpo.flow.pipeline.policy import Policy
+from flowgrpo.flow.rollouts.rollout import Batch
+from flowgrpo.flow.updates import rollout_graphs
+from flowgrpo.flow.updates.noised import finite, noised_of, taken
+from flowgrpo.flow.updates.replay import replayed
+from flowgrpo.flow.updates.tree_record import parts
+from flowgrpo.flow.updates.update import Credited
+from flowgrpo.training.advantages.credit_units import CreditUnits
+from flowgrpo.training.advantages.prompt_groups import Groups
+from flowgrpo.training.fitting.batch_sizes import ROLLOUT
+from flowgrpo.training.reports.tree_store import KeptTree
+from flowgrpo.training.state import RunState
+from flowgrpo.training.weights.optimizer_step import UpdateStats
+from flowgrpo.training.wing import Compared, Minibatches
+from samplers.trees import Tree
+
+RowAt = Callable[[int, Groups, int, int], Row]  # of an iteration, its groups, a group and a start
+
+
+class FlowMinibatches(Minibatches):
+    """The optimizer steps of an iteration, one for each part of its edges or samples.
+
+    Args:
+        credit: returns what the steps replay or score.
+        take_step: takes one of them, by its number.
+    """
+
+    sized_by = ROLLOUT
+
+    def __init__(
+        self,
+        run: RunState,
+        batch: Batch,
+        credit: Callable[[], Credited],
+        take_step: Callable[[Credited, int], UpdateStats],
+    ):
+        self._run, self._batch, self._credit, self._take_step = run, batch, credit, take_step
+        self._credited: Credited | None = None
+        self._counted = False  # whether the model evaluations of `prepare` are counted
+
+    @override
+    def prepare(self) -> None:
+        if self._credited is None:
+            evaluations = self._run.evaluations
+            self._credited = self._credit()
+            if self._counted:
+                self._run.evaluations = evaluations
+            self._counted = True
+
+    @override
+    def forget(self) -> None:
+        self._credited = None
+        rollout_graphs.drop(self._batch.tree.evaluations)
+
+    @override
+    def __len__(self) -> int:
+        return self._run.config.train.updates
+
+    @override
+    def tree_records(self) -> list[KeptTree]:
+        run, config = self._run, cast("Config", self._run.config)
+        assert self._credited is not None, "it is prepared"
+        return parts(config, run.credited, self._batch, self._credited, iteration=run.done, names=run.reward_names)
+
+    @override
+    def step(self, number: int) -> UpdateStats:
+        assert self._credited is not None, "it is prepared"
+        return self._take_step(self._credited, number)
+
+
+def credit_edges(run: RunState, policy: Policy, batch: Batch, compared: Compared, *, row_at: RowAt) -> Credited:
+    """Return the tree that the update replays, with its edges' advantages and weights, or the samples that it scores.
+
+    Args:
+        row_at: the row of a start, for samples that an earlier policy draws anew.
+    """
+    config, tree = cast("Config", run.config), batch.tree
+    algorithm = config.algorithm
+    known = compared.units.values.isfinite().any(1)
+    units = replace(compared.units, weight=compared.units.weight.where(known, 0.0))  # a lost sample weighs nothing
+    if algorithm.likelihood.name == "elbo":
+        trained = compared.trained & known
+        return _noised(run, policy, batch, units, advantages=compared.advantages, trained=trained, row_at=row_at)
+    return Credited(
+        tree=replayed(
+            config,
+            tree,
+            units=units,
+            advantages=compared.advantages.where(known, torch.nan),
+            trained=compared.trained,
+            iteration=run.done,
+        ),
+        units=units,
+        advantages=compared.advantages,
+        step_weights=algorithm.objective.weights(tree.trained_steps, tree.sigma_cap),
+        beta=run.beta,
+        group_weight=batch.groups.weights[units.comparison[:, 0]],
+        correction=correction.edge_weights(batch.tree, batch.engine, config.run.engine),
+    )
+
+
+def _noised(
+    run: RunState,
+    policy: Policy,
+    batch: Batch,
+    units: CreditUnits,
+    *,
+    advantages: torch.Tensor,
+    trained: torch.Tensor,
+    row_at: RowAt,
+) -> Credited:
+    """Return the samples that the update scores, for `likelihood: elbo`."""
+    config, tree = cast("Config", run.config), batch.tree
+    keep, of_leaves = (units.to_edges(each.double())[tree.leaves] for each in (trained, advantages))
+    keep = taken(config.algorithm.objective, tree, of_leaves, (keep > 0) & finite(tree))
+    if batch.stored and config.algorithm.sampler == "bank":
+        leaves = losers(tree, of_leaves, keep)
+        tree = _with_samples_of_bank(run, policy, batch, leaves, row_at=row_at)
+        keep &= finite(tree)
+    weight = batch.groups.weights[units.comparison[:, 0]]
+    return Credited(
+        tree=tree,
+        units=units,
+        advantages=advantages,
+        step_weights={},
+        beta=run.beta,
+        group_weight=weight,
+        noised=noised_of(config, tree, units, keep=keep, advantages=of_leaves, group_weight=weight, iteration=run.done),
+    )
+
+
+def _with_samples_of_bank(run: RunState, policy: Policy, batch: Batch, leaves: Sequence[int], *, row_at: RowAt) -> Tree:
+    """Return the tree of stored samples with those of the drawn snapshot in the place of some leaves'."""
+    roots = [root_of(batch.tree, leaf) for leaf in leaves]
+    rows = [row_at(run.done, batch.groups, root.group, root.index) for root in roots]
+    with run.weights.policy("bank"):
+        return resampled(cast("Config", run.config), policy, batch.tree, leaves, rows=rows, iteration=run.done)

@@ -1,0 +1,48 @@
+"""Put a wing and the parts of the training loop together."""
+
+from __future__ import annotations
+
+from flowgrpo.training.checkpoints.run_checkpoints import RunCheckpoints
+from flowgrpo.training.fitting.batch_sizes import BatchSizes
+from flowgrpo.training.loop import Loop
+from flowgrpo.training.oom_retry import Retry, guarded
+from flowgrpo.training.reports.samples import FRAME_RATE, SampleFolder
+from flowgrpo.training.reports.tree_store import TreeFolder
+from flowgrpo.training.run.background import Background
+from flowgrpo.training.scoring.rollout_batch import Rollouts
+from flowgrpo.training.state import RunState
+from flowgrpo.training.wing import Wing
+from flowgrpo.training.workers.async_evaluation import AsyncEvaluation
+from flowgrpo.training.workers.async_rollout import AsyncRollout
+from flowgrpo.training.workers.local_rollouts import LocalRollouts
+
+
+def build_loop(run: RunState, wing: Wing, *, frame_rate: float = FRAME_RATE) -> Loop:
+    """Return the training loop of a run; all processes build theirs together.
+
+    Args:
+        frame_rate: of videos among the samples, in frames a second.
+    """
+    rank, batch_sizes = run.accelerator.process_index, BatchSizes(run, wing.probe_calls, wing.copies_to_come)
+    calls = guarded(wing, Retry(run, batch_sizes))
+    background, samples, trees = Background(), SampleFolder(run.folder), TreeFolder(run.folder)
+    samples.frame_rate = frame_rate
+    local = LocalRollouts(run, calls.rollout)
+    evaluation = AsyncEvaluation(run, calls.eval_samples, background=background, samples=samples)
+    rollouts: Rollouts = local
+    worker = evaluation.serve if run.roles.evaluates(rank) else None
+    if run.roles.generators:
+        generated = AsyncRollout(run, wing, local)
+        rollouts, worker = generated, generated.generate if run.roles.generates(rank) else worker
+    return Loop(
+        state=run,
+        wing=wing,
+        calls=calls,
+        rollouts=rollouts,
+        evaluation=evaluation,
+        checkpoints=RunCheckpoints(run, wing, background=background, samples=samples, trees=trees),
+        batch_sizes=batch_sizes,
+        background=background,
+        trees=trees,
+        worker=worker,
+    )

@@ -1,0 +1,134 @@
+"""State of one run on one process: what the parts of the training loop share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from flowgrpo.data.prompts import Prompt
+from flowgrpo.schema.sections import RunConfig
+from flowgrpo.training.advantages.prompt_groups import Groups, groups_of
+from flowgrpo.training.advantages.prompt_statistics import PromptStats
+from flowgrpo.training.advantages.reward_combination import Combination
+from flowgrpo.training.distributed.assignment import Assignment, assign_roots
+from flowgrpo.training.distributed.collectives import Collectives, collectives_of
+from flowgrpo.training.distributed.data_share import DataShard, data_shards
+from flowgrpo.training.distributed.worker_roles import Roles, roles_of
+from flowgrpo.training.reports.report import Report
+from flowgrpo.training.weights import optimizers
+from flowgrpo.training.weights.policy_versions import Versions
+from flowgrpo.training.weights.trained_weights import Weights
+from rewards import Reward
+
+
+@dataclass
+class RunState:
+    """State of one run on one process.
+
+    Attributes:
+        config: numbers and choices; found batch sizes take the place of `auto` in it.
+        policy: the model, which counts its evaluations.
+        weights: what is trained of it.
+        parameter_groups: what the optimizer moves; by default all parameters at one learning rate.
+        roles: of all processes.
+        shares: data shards that this process may work on: one, or those that a generator works on.
+        share: the one that it works on now.
+        done: finished iterations.
+        beta: coefficient of the KL term, which may adapt.
+        reward_names, credited: the rewards trained on and how they are combined; stored groups bring their own.
+        combination: of the run's rewards, used by evaluations.
+    """
+
+    config: RunConfig
+    policy: Any
+    weights: Weights
+    _: KW_ONLY
+    rewards: Sequence[Reward]
+    train_prompts: Sequence[Prompt]
+    eval_prompts: Sequence[Prompt] = ()
+    eval_rewards: Sequence[Reward] = ()
+    accelerator: Accelerator = field(default_factory=Accelerator)
+    shares: Sequence[DataShard] = ()
+    parameter_groups: list[dict[str, Any]] | None = None
+    roles: Roles = field(init=False)
+    share: DataShard = field(init=False)
+    collectives: Collectives = field(init=False)
+    optimizer: torch.optim.Optimizer = field(init=False)
+    learning_rates: list[float] = field(init=False)
+    scaler: torch.amp.GradScaler = field(init=False)
+    combination: Combination = field(init=False)
+    reward_names: list[str] = field(init=False)
+    credited: Combination = field(init=False)
+    prompt_stats: PromptStats = field(init=False)
+    versions: Versions = field(init=False)
+    report: Report = field(init=False)
+    beta: float = field(init=False)
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        config, train = self.config, self.config.train
+        self.eval_prompts = self.eval_prompts[: config.eval.prompts]
+        self.roles = roles_of(config.run, self.accelerator.num_processes)
+        self.shares = self.shares or data_shards(self.accelerator, config.run.context_parallel, self.roles)
+        self.share = self.shares[0]
+        self.collectives = collectives_of(self.accelerator, self.share, self.weights.lockstep, self.roles)
+        groups = self.parameter_groups or [{"params": self.weights.parameters}]
+        self.learning_rates = [group.get("lr", train.learning_rate) for group in groups]
+        self.optimizer = optimizers.build(train, groups)
+        # float16 has too small a range for gradients; for other types the scaler is disabled.
+        self.scaler = torch.amp.GradScaler(self.accelerator.device.type, enabled=config.model.dtype == "float16")
+        self.combination = self.credited = Combination.of(self.rewards, config.algorithm.baseline)
+        self.reward_names = [reward.name for reward in self.rewards]
+        self.prompt_stats = PromptStats(train.half_life)
+        self.versions = Versions(self.weights, config.run.staleness)
+        self.report = Report(self.folder, self.accelerator, train.iterations)
+        self.beta = config.algorithm.objective.kl.beta
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.config.run.folder
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the run's checkpoints."""
+        return self.folder / "checkpoints"
+
+    @property
+    def evaluations(self) -> int:
+        """Model evaluations of this process so far."""
+        return self.policy.evaluations
+
+    @evaluations.setter
+    def evaluations(self, count: int) -> None:
+        self.policy.evaluations = count
+
+    @property
+    def held_out(self) -> Sequence[Prompt]:
+        """The held-out prompts if this process samples any, else none."""
+        return self.eval_prompts if self.roles.samples_held_out(self.accelerator.process_index) else ()
+
+    def groups(self, iteration: int) -> Groups:
+        """Return the groups of an iteration on all processes, chosen by the statistics its weights' version knew."""
+        known = self.versions.known(iteration, self.prompt_stats)
+        return groups_of(self.config, len(self.train_prompts), known, iteration)
+
+    def assignment(self, iteration: int, groups: Groups) -> Assignment:
+        """Return which roots of an iteration each process grows."""
+        return assign_roots(self.config, groups, iteration=iteration, share=self.share)
+
+    def gather_rolled(self, objects: list[Any]) -> list[Any]:
+        """Gather objects of the processes that roll out together; a generator rolls out alone."""
+        return objects if self.roles.generators else self.collectives.gather_shares(objects)
+
+    def set_learning_rate(self, number: int) -> None:
+        """Set the learning rates of the iteration's optimizer step `number`, counted from 0."""
+        train = self.config.train
+        factor = train.schedule.factor(self.done * train.steps + number, train.iterations * train.steps)
+        for group, rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
+            group["lr"] = rate * factor
