@@ -6,7 +6,7 @@ PARALLEL := -n 2 --dist loadfile
 .venv/installed: pyproject.toml
 	test -x $(PY) || python3 -m venv .venv
 	$(PY) -m pip install --quiet --disable-pip-version-check uv
-	$(PY) -m uv pip install --quiet --compile-bytecode --python $(PY) -e '.[test]'
+	$(PY) -m uv pip install --quiet --compile-bytecode --python $(PY) -e '.[test]' -e ./engine
 	touch $@
 
 # Fine-tunes the embedded model on this machine, in the next free runs/demo-N, and ends with the path of its gallery: in
@@ -35,7 +35,7 @@ test-lowest: .venv-lowest/installed
 
 .venv-lowest/installed: pyproject.toml .venv/installed
 	$(PY) -m uv venv --quiet --clear --seed --python $(PY) .venv-lowest
-	$(PY) -m uv pip install --quiet --resolution lowest-direct --python .venv-lowest/bin/python -e '.[test]'
+	$(PY) -m uv pip install --quiet --resolution lowest-direct --python .venv-lowest/bin/python -e '.[test]' -e ./engine
 	touch $@
 
 # The pages of docs/, README.md and the docstrings as a site that opens from the disk. A broken link ends it.
@@ -44,7 +44,7 @@ docs: .venv/docs-installed
 	@echo site/index.html
 
 .venv/docs-installed: .venv/installed
-	$(PY) -m uv pip install --quiet --python $(PY) -e '.[docs,test]'
+	$(PY) -m uv pip install --quiet --python $(PY) -e '.[docs,test]' -e ./engine
 	touch $@
 
 # Prints the tables of docs/oracle.md.

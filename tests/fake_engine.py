@@ -255,8 +255,8 @@ def write_exchanges(folder):
 
     import tiny
 
-    from flowgrpo.flow.engine.request import Steps, requests_of
     from flowgrpo.schema.engine import Engine
+    from flowgrpo_engine.flow.request import Steps, requests_of
     from samplers.kernels import Kernel
     from samplers.trees import Root
 

@@ -1,7 +1,7 @@
 """A stand-in for an engine of texts, in a thread, backed by one of our decoders: the paths and fields of SGLang.
 
-They are those of sgl-project/sglang, python/sglang/srt, that `flowgrpo/mdlm/engine/client.py` names: the step maps of its
-pull request 27943, and log-probabilities, seeds and adapters as its autoregressive models have them. It is not that program.
+They are those of sgl-project/sglang, python/sglang/srt, that `flowgrpo_engine.text.client` names: the step maps of its pull
+request 27943, and log-probabilities, seeds and adapters as its autoregressive models have them. It is not that program.
 `flowgrpo.mdlm` decodes; files of adapters are read here, and merged into the weights.
 """
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from flowgrpo.data import tables
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.errors import InputError
 from flowgrpo.schema.imports.lazy import lazy
+from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.model_files import folder_files
 from flowgrpo.training.model_files.hub_files import HUB_ID, index_map, one_sentence
 from rewards.base import nearest
@@ -30,6 +33,7 @@ class Kind:
         export: `check`, what can be refused of one without the model; `export`, a checkpoint's weights, written.
         sampling: `sampler`, a model that is ready to sample.
         doctor: `defaults`, the config, as one would write it, of a model alone; `examine`, the doctor's checks.
+        engines: module of the package flowgrpo-engine: `check`, whether an engine can roll out for a run; `build`.
     """
 
     setup: Any
@@ -39,6 +43,7 @@ class Kind:
     export: Any
     sampling: Any
     doctor: Any
+    engines: str
 
 
 KINDS = {
@@ -50,6 +55,7 @@ KINDS = {
         export=lazy("flowgrpo.flow.outputs.export"),
         sampling=lazy("flowgrpo.flow.outputs.sampling"),
         doctor=lazy("flowgrpo.flow.diagnostics.doctor"),
+        engines="flowgrpo_engine.flow.door",
     ),
     "mdlm": Kind(
         setup=lazy("flowgrpo.mdlm.setup"),
@@ -59,8 +65,22 @@ KINDS = {
         export=lazy("flowgrpo.mdlm.outputs.export"),
         sampling=lazy("flowgrpo.mdlm.outputs.sampling"),
         doctor=lazy("flowgrpo.mdlm.doctor"),
+        engines="flowgrpo_engine.text.door",
     ),
 }
+
+
+def engines_of(settings: RunConfig) -> Any:
+    """Return the module that opens `run.engine` for a run, None without one.
+
+    Raises:
+        InputError: the package flowgrpo-engine is not installed.
+    """
+    if settings.run.engine is None:
+        return None
+    if find_spec("flowgrpo_engine") is None:
+        raise InputError("run.engine: it needs the package flowgrpo-engine: pip install ./engine")
+    return import_module(KINDS[settings.kind].engines)
 
 
 def kind_of(path: str) -> str:

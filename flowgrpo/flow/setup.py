@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -19,10 +18,6 @@ from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config, Model
-from flowgrpo.flow.engine import request
-from flowgrpo.flow.engine.adapters import Adapters
-from flowgrpo.flow.engine.client import Client
-from flowgrpo.flow.engine.rollout import EngineRollout
 from flowgrpo.flow.model import context_parallel, initial_lora, memory_estimate, teacher
 from flowgrpo.flow.offline import stored_groups
 from flowgrpo.flow.pipeline import guidance
@@ -73,7 +68,7 @@ def check(settings: Config, data: RunData) -> None:
 
     Raises:
         InputError: the axes do not fit each other, the folder's calibration cannot be read, `model.lora.path` is not a LoRA
-            for the model, or the engine of `run.engine` is not there, or cannot do what is asked of it.
+            for the model.
         RewardError: a reward fails on synthetic samples.
     """
     if settings.algorithm.kernel.calibrate is not None:
@@ -83,9 +78,6 @@ def check(settings: Config, data: RunData) -> None:
     if settings.run.trees is not None and (settings.run.engine is not None or settings.stored_groups is not None):
         LOGGER.warning("run.trees: no trees are kept, for run.engine or data.groups makes the samples of this run")
     context_parallel.check(settings)
-    if settings.run.engine is not None:
-        request.check(settings, pipeline_class(settings.model.path), data.train_prompts)
-        Client(settings.run.engine).greet()
     initial_lora.check_switched(initial_lora.adapters(settings.model), settings)
     teacher.check(settings)
     check_columns(settings, data.train_prompts)
@@ -102,8 +94,11 @@ def check(settings: Config, data: RunData) -> None:
     check_rewards([*data.rewards, *data.eval_rewards], data.eval_prompts, shape)
 
 
-def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Loop:
+def trainer(settings: Config, accelerator: Accelerator, data: RunData, engines: Any = None) -> Loop:
     """Load the model, try on a few rows that it can do what the config asks for, and return the training loop.
+
+    Args:
+        engines: the module of `run.engine`, whose `build` returns what rolls out in place of the policy; None without.
 
     Raises:
         InputError: the model cannot do it, or does not fit into memory.
@@ -148,7 +143,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Loop:
             with weights.lockstep.meeting():
                 _meet(policy, train_ends[:1])
         evaluates = roles.evaluates(accelerator.process_index)
-        engine = None if evaluates else _engine(settings, policy, weights, train_ends)
+        engine = None if evaluates or engines is None else engines.build(settings, policy, weights, train_ends)
     if settings.eval.call or settings.model.guidance == "none" or (weights.lockstep.active and eval_ends):
         with policy.call_overrides(**settings.eval.call):
             policy.check(eval_ends, "eval.call")
@@ -167,22 +162,6 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Loop:
         source=source,
         frame_rate=frame_rate(policy.pipe, policy.call | settings.eval.call),
     )
-
-
-def _engine(settings: Config, policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row]) -> EngineRollout | None:
-    """What rolls out for a policy in its place, once it was seen to sample the same states; None without `run.engine`.
-
-    Raises:
-        InputError: it does not, or does not answer.
-    """
-    section, run = settings.run.engine, settings.run
-    if section is None:
-        return None
-    folder = run.folder / "engine" if section.folder is None else Path(section.folder)
-    made = EngineRollout(section, policy, Adapters(Client(section), weights, folder, run.name))
-    kernels = settings.algorithm.kernel.kernels(len(policy.sigmas) - 1)
-    made.try_out(settings.algorithm.tree.plan(kernels, settings.train.group_size, run.seed, 0), rows[0])
-    return made
 
 
 def _refuse_pins(policy: DiffusersPolicy) -> None:

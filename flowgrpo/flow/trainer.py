@@ -28,14 +28,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
+import torch
 from typing_extensions import override
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.config import Algorithm, Config
-from flowgrpo.flow.engine import correction
-from flowgrpo.flow.engine.rollout import EngineRollout
 from flowgrpo.flow.methods import likelihood_rules
 from flowgrpo.flow.offline.stored_groups import Source
 from flowgrpo.flow.pipeline import guidance
@@ -47,7 +46,7 @@ from flowgrpo.flow.rollouts.cheap_finishes import Finishing
 from flowgrpo.flow.rollouts.draft_rollout import Chosen, Drafting, agreement, drafted, first, foretold
 from flowgrpo.flow.rollouts.probe_calls import probe_calls
 from flowgrpo.flow.rollouts.prompt_encoding import encode_run, eval_call, longest_and_shortest, rows_of
-from flowgrpo.flow.rollouts.rollout import Batch, rollout, score_leaves
+from flowgrpo.flow.rollouts.rollout import Batch, Drawn, rollout, score_leaves
 from flowgrpo.flow.rollouts.state_preview import StatePreviews
 from flowgrpo.flow.updates.minibatches import FlowMinibatches, credit_edges
 from flowgrpo.flow.updates.update import Credited, update_part
@@ -55,7 +54,6 @@ from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.advantages.prompt_groups import Groups
 from flowgrpo.training.assembly import build_loop
 from flowgrpo.training.distributed.assignment import Assignment, parts_of, pool_of
-from flowgrpo.training.engine.asking import rolled_out, seed_of, told
 from flowgrpo.training.fitting.batch_sizes import ProbeCalls
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.reports.samples import FRAME_RATE, Sample
@@ -69,7 +67,19 @@ from flowgrpo.training.weights.trained_weights import Weights
 from flowgrpo.training.wing import Compared, Rollout, Wing
 from samplers import noise
 from samplers.kernels import Kernel
-from samplers.trees import Plan, Root
+from samplers.trees import Plan, Root, Tree
+
+
+class Engine(Protocol):
+    """Rolls out in place of the policy (`run.engine`), by the package flowgrpo-engine."""
+
+    def seed(self, seed: int, iteration: int, group: int, start: int) -> int:
+        """Return the seed of a sample."""
+
+    def roll_out(
+        self, run: RunState, plan: Plan, roots: Sequence[Root], *, micro_batch: int, keep_means: bool
+    ) -> tuple[Tree, torch.Tensor, Drawn]:
+        """Return the chains from some roots, their samples in the order of its leaves, and what the engine tells."""
 
 
 class FlowWing(Wing):
@@ -85,7 +95,7 @@ class FlowWing(Wing):
 
     kept_graphs: RolloutGraphs
 
-    def __init__(self, run: RunState, *, engine: EngineRollout | None = None, source: Source | None = None):
+    def __init__(self, run: RunState, *, engine: Engine | None = None, source: Source | None = None):
         self.run, self.engine, self.source = run, engine, source
         self.policy: Policy = run.policy
         self.weights = run.weights
@@ -212,23 +222,22 @@ class FlowWing(Wing):
         drafts = len(self._pool(iteration, groups).own)
         return Batch(groups, tree, scores, drafts, draft_rewards=starts.rewards, previews=previews, finished=finished)
 
-    def _by_engine(self, engine: EngineRollout, iteration: int, groups: Groups) -> Batch:
-        """Let the engine walk this process's chains, and score them here; errors as of `rolled_out`."""
+    def _by_engine(self, engine: Engine, iteration: int, groups: Groups) -> Batch:
+        """Let the engine walk this process's chains, and score them here."""
         run, config, (_, _, plan) = self.run, self.config, self._plan(iteration)
         size, means = config.train.rollout_rows, config.algorithm.objective.needs_old_means
         roots = self._roots(iteration, groups, first(groups.roots).starts)  # a draft is refused
-        roll = partial(engine.roll_out, plan, roots, micro_batch=size, keep_means=means)
-        rolled = rolled_out(run, engine.adapters, roll)
+        tree, samples, drawn = engine.roll_out(run, plan, roots, micro_batch=size, keep_means=means)
         scores = score_leaves(
-            rolled.tree,
-            lambda leaves, rows: rolled.samples[list(leaves)],
+            tree,
+            lambda leaves, rows: samples[list(leaves)],
             run.rewards,
             size,
             assignment=run.assignment(iteration, groups),
             gather=run.gather_rolled,
             share=run.share,
         )
-        return Batch(groups, rolled.tree, scores, 0, engine=rolled.engine)
+        return Batch(groups, tree, scores, 0, engine=drawn)
 
     @override
     def units(self, batch: Batch) -> CreditUnits:
@@ -238,7 +247,7 @@ class FlowWing(Wing):
     @override
     def observe(self, units: CreditUnits, batch: Batch) -> dict[str, Any]:
         """Learn the shape of a tree that adapts; return how drafts, cheap finishes and the engine agree with the policy."""
-        run, line, section = self.run, dict[str, Any](), self.config.run.engine
+        run, line = self.run, dict[str, Any]()
         gather = run.collectives.gather_shares
         if self.shaping is not None:
             self.shaping.learn(units, run.combination.weights, self.policy.sigmas, run.done)
@@ -247,9 +256,8 @@ class FlowWing(Wing):
             line |= agreement([pair for each in gather([pairs]) for pair in each])
         if batch.finished is not None and batch.finished.pairs is not None:
             line |= cheap_finishes.agreement([pair for each in gather([batch.finished.pairs]) for pair in each])
-        if batch.engine is not None and section is not None:
-            gap = correction.mismatch(batch.tree, batch.engine, section.truncate)
-            line |= told(run, gap, unit="dimension", same="model, precision and guidance")
+        if batch.engine is not None:
+            line |= batch.engine.line(run)
         return line
 
     @override
@@ -335,7 +343,7 @@ class FlowWing(Wing):
         prompt, seed = self.run.train_prompts[groups.prompts[group]], self.config.run.seed
         if self.engine is None:
             return Row(prompt.text, noise.seed(seed, "start", iteration, group, start), prompt.columns)
-        return Row(prompt.text, seed_of(seed, iteration, group) + start, prompt.columns)
+        return Row(prompt.text, self.engine.seed(seed, iteration, group, start), prompt.columns)
 
     def _pool(self, iteration: int, groups: Groups) -> Assignment:
         """Return the starts that are sampled for the draft of an iteration; none without one."""
@@ -347,7 +355,7 @@ def flow_loop(
     policy: Policy,
     weights: Weights,
     *,
-    engine: EngineRollout | None = None,
+    engine: Engine | None = None,
     source: Source | None = None,
     frame_rate: float = FRAME_RATE,
     **options: Any,

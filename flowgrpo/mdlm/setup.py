@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
 
 from flowgrpo.mdlm.config import TextConfig, TextModel
-from flowgrpo.mdlm.engine import request
-from flowgrpo.mdlm.engine.adapters import Adapters
-from flowgrpo.mdlm.engine.client import Client
-from flowgrpo.mdlm.engine.rollout import EngineRollout
 from flowgrpo.mdlm.methods.hints import check_solutions
 from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy
 from flowgrpo.mdlm.models import initial_lora, memory_estimate
 from flowgrpo.mdlm.models.gradient_checkpointing import checkpoint_gradients
 from flowgrpo.mdlm.models.load import check_weights, load_predictor
-from flowgrpo.mdlm.models.lora_targets import write_adapter
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.trainer import text_loop
 from flowgrpo.training.distributed.worker_roles import roles_of
@@ -52,17 +46,11 @@ def check(settings: TextConfig, data: RunData) -> None:
     """Refuse what can be refused without the model.
 
     Raises:
-        InputError: hints are wanted, and no training prompt has a solution, `model.lora.path` is no LoRA, or the engine of
-            `run.engine` is not there, or cannot do what is asked of it.
+        InputError: hints are wanted, and no training prompt has a solution, or `model.lora.path` is no LoRA.
         RewardError: a reward fails on a synthetic text.
     """
     sharding.check(settings)
     initial_lora.read(settings.model)
-    if settings.run.engine is not None:
-        model = settings.model
-        decoder = settings.algorithm.decoder.build(model.length, 0, "algorithm.decoder", block_size=model.block_size)
-        request.check(settings, decoder)
-        Client(settings.run.engine).greet()
     check_solutions(settings.algorithm.hints, [prompt.columns for prompt in data.train_prompts])
     both = [*data.rewards, *data.eval_rewards]
     met = [*tried(data.rewards, data.train_prompts), *tried(both, data.eval_prompts)]
@@ -140,12 +128,14 @@ def policy_and_weights(
     return policy, weights
 
 
-def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData) -> Loop:
-    """The loop with its model.
+def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData, engines: Any = None) -> Loop:
+    """Return the training loop, with its model.
+
+    Args:
+        engines: the module of `run.engine`, whose `build` returns what completes prompts in place of the policy.
 
     Raises:
-        InputError: there is no such model, it predicts no masked tokens, or does not fit into memory, or the engine of
-            `run.engine` does not tell what a rollout needs.
+        InputError: there is no such model, it predicts no masked tokens, or it does not fit into memory.
     """
     memory_estimate.check(settings, accelerator.device)
     policy, weights = policy_and_weights(settings, accelerator.device)
@@ -156,6 +146,9 @@ def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData) -> Lo
     schedule = weights.extra_modules.get("schedule")
     assert schedule is None or isinstance(schedule, SchedulePolicy)
     evaluates = roles_of(settings.run, accelerator.num_processes).evaluates(accelerator.process_index)
+    engine = None
+    if engines is not None and not evaluates:
+        engine = engines.build(settings, policy, weights, data.train_prompts[0].text)
     return text_loop(
         settings,
         policy,
@@ -163,26 +156,5 @@ def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData) -> Lo
         **vars(data),
         accelerator=accelerator,
         schedule=schedule,
-        engine=None if evaluates else _engine(settings, policy, weights, data.train_prompts[0].text),
+        engine=engine,
     )
-
-
-def _engine(settings: TextConfig, policy: TextPolicy, weights: Weights, prompt: str) -> EngineRollout | None:
-    """What completes prompts in the policy's place, once it was seen to tell tokens and steps; None without `run.engine`.
-
-    Raises:
-        InputError: it does not, or does not answer.
-    """
-    section, run, predictor = settings.run.engine, settings.run, policy.predictor
-    if section is None:
-        return None
-    folder = run.folder / "engine" if section.folder is None else Path(section.folder)
-
-    def write(out: Path) -> None:
-        write_adapter(settings.model, predictor.model, weights, out)
-
-    adapters = Adapters(Client(section), weights, folder, run.name, write=write)
-    decoder = settings.algorithm.decoder.build(policy.length, policy.eos_id, "algorithm.decoder", predictor=predictor)
-    made = EngineRollout(section, predictor, decoder, adapters)
-    made.try_out(policy.prompts([prompt]))
-    return made

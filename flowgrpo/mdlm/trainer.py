@@ -27,7 +27,7 @@ the loop departs from those of the papers' released code (how a method departs f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from typing_extensions import override
@@ -35,22 +35,18 @@ from typing_extensions import override
 from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder
-from flowgrpo.mdlm.engine import request
-from flowgrpo.mdlm.engine.correction import mismatch
-from flowgrpo.mdlm.engine.rollout import EngineRollout, Rolled
 from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.methods.schedules.schedule import LearnedSchedule
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollouts import tree_record
 from flowgrpo.mdlm.rollouts.probe_calls import probe_calls
-from flowgrpo.mdlm.rollouts.rollout import Batch, rollout
+from flowgrpo.mdlm.rollouts.rollout import Batch, Rolled, rollout
 from flowgrpo.mdlm.update import UpdateBatch, scored_tokens, update_batches, update_on
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.advantages.prompt_groups import Groups
 from flowgrpo.training.assembly import build_loop
 from flowgrpo.training.distributed.assignment import parts_of
 from flowgrpo.training.distributed.minibatches import Member
-from flowgrpo.training.engine.asking import rolled_out, told
 from flowgrpo.training.fitting.batch_sizes import UPDATE, ProbeCalls
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.reports.samples import Sample, Text
@@ -62,6 +58,15 @@ from flowgrpo.training.weights.trained_weights import Weights
 from flowgrpo.training.wing import Compared, KeptGraphs, Minibatches, Wing
 
 
+class Engine(Protocol):
+    """Completes prompts in place of the policy (`run.engine`), by the package flowgrpo-engine."""
+
+    def roll_out(
+        self, run: RunState, members: Sequence[Member], texts: Sequence[str], *, iteration: int, micro_batch: int
+    ) -> Rolled:
+        """Return completions of prompts, and what the engine tells of them."""
+
+
 class TextWing(Wing):
     """A masked-diffusion language model in the training loop.
 
@@ -70,7 +75,7 @@ class TextWing(Wing):
         engine: rolls out in place of the policy; None where the policy does.
     """
 
-    def __init__(self, run: RunState, *, schedule: SchedulePolicy | None = None, engine: EngineRollout | None = None):
+    def __init__(self, run: RunState, *, schedule: SchedulePolicy | None = None, engine: Engine | None = None):
         self.run, self.schedule, self.engine = run, schedule, engine
         self.policy: TextPolicy = run.policy
         self.kept_graphs = KeptGraphs()
@@ -106,7 +111,10 @@ class TextWing(Wing):
         run, assignment = self.run, self.run.assignment(iteration, groups)
         members = list(assignment.own)
         prompts = [run.train_prompts[groups.prompts[group]] for group, _ in members]
-        texts = [prompt.text for prompt in prompts]
+        rolled = None
+        if self.engine is not None:
+            texts, rows = [prompt.text for prompt in prompts], self.config.train.rollout_rows
+            rolled = self.engine.roll_out(run, members, texts, iteration=iteration, micro_batch=rows)
         return rollout(
             self.config,
             self.policy,
@@ -117,30 +125,10 @@ class TextWing(Wing):
             rewards=run.rewards,
             decoder=self.decoder,
             schedule=self.schedule,
-            rolled=None if self.engine is None else self._by_engine(self.engine, iteration, members, texts),
+            rolled=rolled,
             assignment=assignment,
             gather=run.gather_rolled,
         )
-
-    def _by_engine(
-        self, engine: EngineRollout, iteration: int, members: Sequence[Member], texts: Sequence[str]
-    ) -> Rolled:
-        """Let the engine complete this process's prompts, scored here where somebody asks; errors as of `rolled_out`."""
-        config = self.config
-
-        def roll() -> Rolled:
-            adapter, *_ = self.run.collectives.gather([engine.adapters.pushed])  # the main process knows it
-            return engine.roll_out(
-                self.policy.prompts(texts),
-                members,
-                seed=config.run.seed,
-                iteration=iteration,
-                adapter=adapter,
-                scored=request.scored(config, self.decoder),
-                micro_batch=config.train.rollout_rows,
-            )
-
-        return rolled_out(self.run, engine.adapters, roll)
 
     @override
     def units(self, batch: Batch) -> CreditUnits:
@@ -154,12 +142,9 @@ class TextWing(Wing):
     @override
     def observe(self, units: CreditUnits, batch: Batch) -> dict[str, Any]:
         """Return how the engine's log-probabilities agree with the policy's."""
-        section = self.config.run.engine
-        if batch.engine is None or section is None:
+        if batch.engine is None:
             return {}
-        logp, scored = batch.completions.rollout.commit_logp, scored_tokens(self.config, self.policy, batch)
-        gap = mismatch(logp, batch.engine, scored, section.truncate)
-        return told(self.run, gap, unit="token", same="model, precision and blocks")
+        return batch.engine.line(self.run, scored_tokens(self.config, self.policy, batch))
 
     @override
     def minibatches(self, batch: Batch, compared: Compared) -> TextMinibatches:
@@ -262,7 +247,7 @@ def text_loop(
     weights: Weights,
     *,
     schedule: SchedulePolicy | None = None,
-    engine: EngineRollout | None = None,
+    engine: Engine | None = None,
     **options: Any,
 ) -> Loop:
     """Return the training loop of a language model.

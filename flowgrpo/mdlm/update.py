@@ -9,7 +9,6 @@ import torch
 
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
-from flowgrpo.mdlm.engine.correction import token_weights
 from flowgrpo.mdlm.methods.backward import Outcome, backward
 from flowgrpo.mdlm.methods.hints import Inpainting, highest_entropy
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers, in_scope
@@ -98,8 +97,7 @@ def update_batches(
     kl = config.algorithm.objective.kl
     correction = None
     if batch.engine is not None:
-        assert config.run.engine is not None
-        correction = token_weights(rollout.commit_logp, batch.engine, config.run.engine.truncate)
+        correction = batch.engine.correction
     batches = []
     for number in range(mask_draws):
         for part in range(train.updates):

@@ -1,4 +1,4 @@
-"""The section of an engine outside, which rolls out for a run (`run.engine`)."""
+"""The section of an engine outside that rolls out for a run (`run.engine`), by the package flowgrpo-engine."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from flowgrpo.schema.base import Positive, Strict
 
 
 class Engine(Strict):
-    """A server that rolls out: SGLang-Diffusion (`flowgrpo.flow.engine`), or one of texts that tells step maps
-    (`flowgrpo.mdlm.engine`)."""
+    """A server that rolls out: SGLang-Diffusion (`flowgrpo_engine.flow`), or one of texts that tells step maps
+    (`flowgrpo_engine.text`)."""
 
     url: Annotated[list[str], Field(min_length=1)] = ["http://127.0.0.1:30000"]
     """Address of the engine, or a list of several, which take turns."""

@@ -6,14 +6,6 @@ import pytest
 
 
 @pytest.fixture
-def unloaded(monkeypatch):
-    """No model is loaded."""
-    # The set-up first: it would keep a patched loader if it were imported after.
-    for place in ("setup.policy_and_weights", "setup.load_policy", "pipeline.loading.load.load_policy"):
-        monkeypatch.setattr(f"flowgrpo.flow.{place}", lambda *a, **k: pytest.fail("the model was loaded"))
-
-
-@pytest.fixture
 def small_pictures(monkeypatch):
     """Qwen-Image-Edit and its Plus enlarge the picture that they edit to 128 x 128 pixels, not to a million."""
     from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus

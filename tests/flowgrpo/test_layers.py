@@ -42,7 +42,6 @@ BELOW = {
     "flowgrpo.training.state": (
         "rewards schema data training.advantages training.distributed training.weights training.reports"
     ),
-    "flowgrpo.training.engine": "samplers rewards errors schema training.run training.weights training.state",
     "flowgrpo.training.fitting": (
         "rewards errors schema data training.run training.distributed training.weights training.reports training.state"
     ),
@@ -98,10 +97,6 @@ BELOW = {
         "flow.pipeline.networks flow.methods.credit flow.methods.objectives flow.methods.trees flow.methods "
         "flow.pipeline.loading"
     ),
-    "flowgrpo.flow.engine": (
-        "samplers rewards errors schema data training.run training.weights training.engine "
-        "flow.pipeline.inputs flow.pipeline flow.config"
-    ),
     "flowgrpo.flow.model": (
         "rewards errors schema data training.model_files training.weights training.checkpoints "
         "flow.pipeline.networks flow.pipeline.loading flow.config"
@@ -118,26 +113,26 @@ BELOW = {
     "flowgrpo.flow.updates": (
         "samplers schema data training.advantages training.distributed training.weights training.planning "
         "training.reports training.state training.fitting training.wing flow.methods.objectives flow.methods "
-        "flow.pipeline flow.config flow.engine flow.rollouts flow.offline"
+        "flow.pipeline flow.config flow.rollouts flow.offline"
     ),
     "flowgrpo.flow.planning": (
         "samplers rewards errors schema data training.advantages training.model_files training.run "
         "training.distributed training.weights training.planning training.reports training.scoring "
         "training.state training.fitting training.wing flow.pipeline.networks flow.methods.credit "
         "flow.methods.objectives flow.methods.trees flow.methods flow.pipeline flow.pipeline.loading "
-        "flow.config flow.engine flow.model flow.rollouts flow.offline flow.updates"
+        "flow.config flow.model flow.rollouts flow.offline flow.updates"
     ),
     "flowgrpo.flow.trainer": (
         "samplers data training.advantages training.run training.distributed training.weights "
-        "training.reports training.scoring training.state training.engine training.fitting training.wing "
-        "training.loop training.assembly flow.methods flow.pipeline flow.config flow.engine flow.rollouts "
-        "flow.offline flow.updates flow.planning"
+        "training.reports training.scoring training.state training.fitting training.wing training.loop "
+        "training.assembly flow.methods flow.pipeline flow.config flow.rollouts flow.offline flow.updates "
+        "flow.planning"
     ),
     "flowgrpo.flow.setup": (
         "rewards errors schema data training.run training.distributed training.weights training.reports "
         "training.scoring training.checkpoints training.loop flow.pipeline.networks flow.pipeline.inputs "
-        "flow.pipeline flow.pipeline.loading flow.config flow.engine flow.model flow.rollouts flow.offline "
-        "flow.planning flow.trainer"
+        "flow.pipeline flow.pipeline.loading flow.config flow.model flow.rollouts flow.offline flow.planning "
+        "flow.trainer"
     ),
     "flowgrpo.flow.outputs": (
         "samplers rewards errors schema data training.run training.weights training.reports training.scoring "
@@ -182,13 +177,14 @@ BELOW = {
         "rewards errors schema training.advantages training.distributed mdlm.decoding.network "
         "mdlm.methods.likelihoods mdlm.methods.objectives mdlm.methods.schedules mdlm.methods"
     ),
-    "flowgrpo.mdlm.engine": (
-        "samplers errors schema training.run training.distributed training.weights training.engine "
-        "mdlm.decoding.network mdlm.decoding.decode mdlm.decoding.step_maps mdlm.config"
-    ),
     "flowgrpo.mdlm.models": (
         "rewards errors schema data training.model_files training.weights training.checkpoints "
         "mdlm.decoding.network mdlm.config"
+    ),
+    "flowgrpo.mdlm.rollouts": (
+        "rewards data training.advantages training.run training.distributed training.weights training.reports "
+        "training.scoring training.fitting mdlm.decoding.decode mdlm.methods.likelihoods "
+        "mdlm.methods.schedules mdlm.methods mdlm.policy mdlm.config"
     ),
     "flowgrpo.mdlm.controller": (
         "samplers rewards errors data training.run mdlm.decoding.network mdlm.decoding.decode "
@@ -198,27 +194,21 @@ BELOW = {
         "rewards schema data training.model_files training.distributed training.weights training.planning "
         "training.reports training.scoring mdlm.decoding.tokens mdlm.decoding.network mdlm.decoding.decode "
         "mdlm.methods.likelihoods mdlm.decoding.rules mdlm.methods.objectives mdlm.methods.schedules "
-        "mdlm.methods mdlm.config mdlm.engine mdlm.models"
-    ),
-    "flowgrpo.mdlm.rollouts": (
-        "rewards data training.advantages training.run training.distributed training.weights training.reports "
-        "training.scoring training.fitting mdlm.decoding.decode mdlm.methods.likelihoods "
-        "mdlm.methods.schedules mdlm.methods mdlm.policy mdlm.config mdlm.engine"
+        "mdlm.methods mdlm.config mdlm.models mdlm.rollouts"
     ),
     "flowgrpo.mdlm.update": (
         "training.advantages training.distributed training.weights mdlm.decoding.decode "
         "mdlm.methods.likelihoods mdlm.methods.objectives mdlm.methods.schedules mdlm.methods mdlm.policy "
-        "mdlm.config mdlm.engine mdlm.rollouts"
+        "mdlm.config mdlm.rollouts"
     ),
     "flowgrpo.mdlm.trainer": (
         "data training.advantages training.distributed training.weights training.reports training.scoring "
-        "training.state training.engine training.fitting training.wing training.loop training.assembly "
-        "mdlm.decoding.decode mdlm.methods.schedules mdlm.policy mdlm.config mdlm.engine mdlm.rollouts "
-        "mdlm.update"
+        "training.state training.fitting training.wing training.loop training.assembly mdlm.decoding.decode "
+        "mdlm.methods.schedules mdlm.policy mdlm.config mdlm.rollouts mdlm.update"
     ),
     "flowgrpo.mdlm.setup": (
         "rewards training.run training.distributed training.weights training.scoring training.loop "
-        "mdlm.methods.schedules mdlm.methods mdlm.policy mdlm.config mdlm.engine mdlm.models mdlm.trainer"
+        "mdlm.methods.schedules mdlm.methods mdlm.policy mdlm.config mdlm.models mdlm.trainer"
     ),
     "flowgrpo.mdlm.outputs": (
         "rewards errors schema data training.model_files training.weights training.reports "

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from flowgrpo import config
 from flowgrpo.commands.runs.explain import explained
-from flowgrpo.commands.kinds import KINDS
+from flowgrpo.commands.kinds import KINDS, engines_of
 from flowgrpo.commands.terminal import out
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
@@ -103,6 +103,8 @@ def show(
         gpu_scaling.check_machines(settings, machines.of_node)
     sharding.check(settings)
     kind = KINDS[settings.kind]
+    if (engines := engines_of(settings)) is not None:
+        engines.check(settings)
     planned = kind.plan.plan(settings)
     measured = {} if gpu_memory is None and machines is None else _measured(settings, planned, gpu_memory, machines)
     planned |= measured

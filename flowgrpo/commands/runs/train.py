@@ -20,7 +20,7 @@ from flowgrpo.commands.runs import inputs
 from flowgrpo.commands import launch
 from flowgrpo.commands.inspect.gallery import check_readable, write_gallery
 from flowgrpo.commands.gallery.trees import TREES, write_trees
-from flowgrpo.commands.kinds import KINDS
+from flowgrpo.commands.kinds import KINDS, engines_of
 from flowgrpo.commands.remedies import remedy
 from flowgrpo.data import config_paths, configs, prompts, stored, tables
 from flowgrpo.data.prompts import Prompt
@@ -177,6 +177,9 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
         )
     data = RunData(train_prompts, eval_prompts, rewards, eval_rewards)
     begun = lora_files.kept(settings, folder) if settings.run.resume else settings
+    if (engines := engines_of(begun)) is not None:
+        engines.check(begun, train_prompts)
+        engines.greet(begun.run.engine)
     kind.setup.check(begun, data)
 
     cpu = not torch.accelerator.is_available()  # unless told, accelerate leaves several CPU processes unconnected
@@ -187,7 +190,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
     set_seed(settings.run.seed)
     display.begin(f"run      {folder}")
     with phase("loading"):
-        trainer = kind.setup.trainer(begun, accelerator, data)
+        trainer = kind.setup.trainer(begun, accelerator, data, engines)
     with phase("rewards"):
         for reward in (*rewards, *eval_rewards) if trainer.state.share.leads else ():
             reward.to(accelerator.device)

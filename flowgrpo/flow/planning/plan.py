@@ -10,7 +10,6 @@ from flowgrpo.data import embedded, known, prompts, stored
 from flowgrpo.data.prompts import STEPS, Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.engine import request
 from flowgrpo.flow.methods import CHOICES, likelihood_rules
 from flowgrpo.flow.methods.objectives.policy_gradient import TrainedStep
 from flowgrpo.flow.methods.published import NOT_SAID, PUBLISHED
@@ -66,8 +65,6 @@ def plan(config: Config) -> dict[str, Any]:
 def _plan(config: Config) -> dict[str, Any]:
     if config.run.context_parallel > 1:
         context_parallel.check(config)
-    if config.run.engine is not None:
-        request.check(config, planned_class(config.model.path))
     train, algorithm = config.train, config.algorithm
     columns = stored.train_prompts(config)[0].columns
     over, update_branches = _training(config, columns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import Any, Protocol
 
 import torch
 
@@ -54,6 +55,17 @@ class Finished:
     decoded: int = 0
 
 
+class Drawn(Protocol):
+    """What an engine tells of the edges that it walked."""
+
+    @property
+    def correction(self) -> torch.Tensor:
+        """Weight (nodes,) of the edge to each node for having been walked by another policy."""
+
+    def line(self, run: Any) -> dict[str, Any]:
+        """Metrics of the mismatch between the engine and the policy."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """This process's trees of an iteration, decoded and scored.
@@ -65,7 +77,7 @@ class Batch:
         drafts: samples that were decoded to choose the roots.
         draft_rewards: (roots,) of each group, total reward of each root's start in the draft that chose it, NaN if it was
             lost; None without a draft.
-        engine: (nodes,) log-probability of each trained edge under the engine that rolled it out; None without one.
+        engine: what an engine tells of the edges that it walked; None without one.
         stored: whether the samples were there before, so that nothing was decoded.
         previews: of the trees that are kept to be looked at.
         finished: how trees were finished cheaply, as far as that is known; None where they were not.
@@ -77,7 +89,7 @@ class Batch:
     drafts: int
     _: KW_ONLY
     draft_rewards: Sequence[torch.Tensor] | None = None
-    engine: torch.Tensor | None = None
+    engine: Drawn | None = None
     stored: bool = False
     previews: Sequence[StatePreview] = ()
     finished: Finished | None = None

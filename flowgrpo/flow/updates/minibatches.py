@@ -11,7 +11,6 @@ from typing_extensions import override
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.engine import correction
 from flowgrpo.flow.offline.bank_samples import losers, resampled, root_of
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.rollouts.rollout import Batch
@@ -110,7 +109,7 @@ def credit_edges(run: RunState, policy: Policy, batch: Batch, compared: Compared
         step_weights=algorithm.objective.weights(tree.trained_steps, tree.sigma_cap),
         beta=run.beta,
         group_weight=batch.groups.weights[units.comparison[:, 0]],
-        correction=correction.edge_weights(batch.tree, batch.engine, config.run.engine),
+        correction=None if batch.engine is None else batch.engine.correction,
     )
 
 

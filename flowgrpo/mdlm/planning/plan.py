@@ -20,7 +20,6 @@ from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.decoding.rules.commit_rules import Ascending, Committer, Even, Remaining
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep
-from flowgrpo.mdlm.engine import request
 from flowgrpo.mdlm.methods.hints import Inpainting, check_solutions
 from flowgrpo.mdlm.methods.likelihoods import likelihood as likelihoods
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
@@ -29,6 +28,7 @@ from flowgrpo.mdlm.methods.presets import PUBLISHED
 from flowgrpo.mdlm.methods.schedules.learned_schedule import Chosen, scheduled
 from flowgrpo.mdlm.models import memory_estimate
 from flowgrpo.mdlm.models.load import block_size_of, check_weights
+from flowgrpo.mdlm.rollouts.rollout import scores_engine
 from flowgrpo.schema import published
 from flowgrpo.training.model_files.hub_files import stands_in_for
 from flowgrpo.training.planning.memory_budget import switched
@@ -76,8 +76,6 @@ def _plan(config: TextConfig) -> dict[str, Any]:
     check_solutions(algorithm.hints, [prompt.columns for prompt in prompts.load_split(config.prompts, "train")])
     scorer.rewards(config.rewards, config.eval_rewards)
     decoder = training_decoder(config)
-    if config.run.engine is not None:
-        request.check(config, decoder)
     walk, cost = walked(decoder), predicted(config)
     held_out = min(config.eval.prompts, len(prompts.load_split(config.prompts, "eval")))
     evaluation = walked(evaluation_decoder(config))
@@ -310,7 +308,7 @@ def predicted(config: TextConfig) -> Cost:
     walk = walked(decoder)
     samples = train.groups * train.group_size
     own = config.run.engine is None  # what an engine wrote is scored at each of its steps, if at all
-    rollout = samples * (walk.evaluations if own else request.scored(config, decoder) * walk.steps)
+    rollout = samples * (walk.evaluations if own else scores_engine(config, decoder) * walk.steps)
     trained, all_trained = _trained(config)
     likelihood = algorithm.likelihood
     objective, kl = algorithm.objective, algorithm.objective.kl

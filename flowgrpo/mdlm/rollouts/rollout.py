@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import compress, groupby
+from typing import Any, Protocol
 
 import torch
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
-from flowgrpo.mdlm.engine.rollout import Rolled
 from flowgrpo.mdlm.methods.hints import Inpainting, draw_hints, failed_groups, replace_failed
 from flowgrpo.mdlm.methods.schedules.learned_schedule import Actions, SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import Completions, TextPolicy
@@ -28,6 +28,20 @@ from rewards import Reward
 Tensor = torch.Tensor
 LOGGER = logging.getLogger(__name__)
 BROKEN = "%d of %d answers have a log-probability that is not finite and are %s"
+
+
+class Drawn(Protocol):
+    """What an engine tells of the tokens that it drew."""
+
+    @property
+    def correction(self) -> Tensor:
+        """Weight (B, L) of each token for having been drawn by another policy."""
+
+    def line(self, run: Any, scored: Tensor) -> dict[str, Any]:
+        """Metrics of the mismatch between the engine and the policy, of the tokens (B, L) bool that are trained on."""
+
+
+Rolled = tuple[Rollout, Drawn | None]  # completions of an engine, and what it tells of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +59,7 @@ class Batch:
         actions: of the schedule, or None.
         unhelped: (B, R) the rewards before hints changed anything.
         hinted: how many completions were replaced by ones that were given parts of a solution; None without hints.
-        engine: (B, L) log-probability of each token under the engine that drew it, NaN where it has none; None without.
+        engine: what an engine tells of the tokens that it drew; None where it tells nothing.
     """
 
     iteration: int
@@ -58,7 +72,7 @@ class Batch:
     actions: Actions | None
     unhelped: Tensor
     hinted: int | None
-    engine: Tensor | None = None
+    engine: Drawn | None = None
 
     @property
     def group(self) -> Tensor:
@@ -79,6 +93,13 @@ class Batch:
     def counts(self) -> dict[str, int]:
         """The number of hinted completions, where there are hints."""
         return {} if self.hinted is None else {"reward/hinted": self.hinted}
+
+
+def scores_engine(config: TextConfig, decoder: Decoder) -> bool:
+    """Return whether an engine's tokens need our own log-probabilities: for the correction, or for the update's ratios."""
+    section = config.run.engine
+    assert section is not None, "asked of runs with an engine"
+    return section.log_probs or config.algorithm.likelihood.recorded(decoder)
 
 
 def rollout(
@@ -110,7 +131,7 @@ def rollout(
     if rolled is None:
         completions = policy.generate([row.prompt for row in rows], acting, seeds, config.train.rollout_rows)
     else:
-        completions = Completions(rolled.rollout, policy.texts(rolled.rollout.completion))
+        completions = Completions(rolled[0], policy.texts(rolled[0].completion))
     scores = _score(rewards, completions, rows, members, assignment=assignment, gather=gather)
     batch = Batch(
         iteration=iteration,
@@ -123,7 +144,7 @@ def rollout(
         actions=actions,
         unhelped=scores.values,
         hinted=None,
-        engine=None if rolled is None else rolled.engine,
+        engine=None if rolled is None else rolled[1],
     )
     hints = config.algorithm.hints
     if not isinstance(hints, Inpainting):

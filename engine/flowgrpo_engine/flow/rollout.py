@@ -1,0 +1,223 @@
+"""A rollout by an engine: its chains are asked for, checked, and scored again by the trained policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers import ModelMixin
+
+from flowgrpo.data.prompts import Row
+from flowgrpo.errors import InputError
+from flowgrpo.flow.pipeline.inputs.modality import expected_shape, modality_of
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.schema.engine import Engine
+from flowgrpo.training.run.phases import phase
+from flowgrpo_engine.flow import request, wire
+from flowgrpo_engine.flow.adapters import Adapters
+from flowgrpo_engine.flow.request import Steps
+from flowgrpo_engine.flow.trajectory import chains_of
+from flowgrpo_engine.service import KEY, EngineError, naming
+from samplers.kernels import State
+from samplers.trees import Plan, Root, Tree
+
+SIGMA_GAP = 1e-5  # by which tables of sigmas may differ: rounding in another order
+HEADERS = 2**20  # bytes of an answer beside its tensors, for one sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rolled:
+    """What an engine rolled out, scored again.
+
+    Attributes:
+        tree: the chains, with old log-probabilities of the trained policy.
+        samples: (leaves, ...) decoded, in the order of `tree.leaves`.
+        engine: (nodes,) log-probability of each trained edge under the engine, in the form of its kernel; NaN elsewhere.
+    """
+
+    tree: Tree
+    samples: torch.Tensor
+    engine: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """The checked samples of some requests, on the host.
+
+    Attributes:
+        states: by step, (R, ...).
+        samples: (R, ...) decoded.
+        log_probs: (R, steps) as the engine has them: means over the dimensions.
+    """
+
+    states: dict[int, torch.Tensor]
+    samples: torch.Tensor
+    log_probs: torch.Tensor
+
+
+class EngineRollout:
+    """Rollouts of a policy by engines.
+
+    Args:
+        section: `run.engine`.
+        policy: what is trained, which scores what the engines send.
+        adapters: of the policy, as the engines have them.
+    """
+
+    def __init__(self, section: Engine, policy: DiffusersPolicy, adapters: Adapters):
+        self.section, self.policy, self.adapters, self.client = section, policy, adapters, adapters.client
+        networks: Iterable[ModelMixin] = policy.modules.values()
+        self._distilled = any(network.config.get("guidance_embeds") for network in networks)
+        self._like: State | None = None  # our own initial state of some row
+
+    def try_out(self, plan: Plan, row: Row) -> None:
+        """Ask for one sample without adapters, to see that states, sigmas and pictures are those of the policy.
+
+        Raises:
+            InputError: they are not, or the engine does not answer as it should.
+        """
+        try:
+            self.adapters.release()
+            self.roll_out(plan, [Root(0, 0, row)], micro_batch=1)
+        except EngineError as error:
+            raise InputError(f"{KEY}: {error}") from None
+
+    def roll_out(self, plan: Plan, roots: Sequence[Root], *, micro_batch: int, keep_means: bool = False) -> Rolled:
+        """Let the engines sample chains from some roots, and score them again.
+
+        Args:
+            plan: of the iteration.
+            roots: whose rows have the seeds of their samples; see `flowgrpo_engine.asking`.
+            micro_batch: most rows of one call of our model.
+            keep_means: see `samplers.trees.grow`.
+
+        Raises:
+            EngineError: an engine did not answer, or not with what was asked for.
+            InputError: an engine cannot walk this plan.
+        """
+        sigmas = self.policy.sigmas
+        steps = request.steps_of(plan, len(sigmas) - 1)
+        request.check_sigmas(steps, sigmas)
+        if self._like is None:
+            self._like = self.policy.start([roots[0].row])
+        if len(self._like) != 1:
+            raise InputError(f"{KEY}: an engine sends one tensor for a state, and this model has {len(self._like)}")
+        (like,) = self._like
+        sent = self._asked(roots, steps, like)
+        states = {step: state.to(like.device) for step, state in sent.states.items()}
+        with phase("scoring"):
+            chains = chains_of(
+                plan,
+                sigmas,
+                roots,
+                states,
+                velocity=self.policy.velocity,
+                dtype=like.dtype,
+                micro_batch=micro_batch,
+                keep_means=keep_means,
+            )
+        engine = _of_nodes(chains.tree, chains.root_of, sent.log_probs, like[0].numel())
+        return Rolled(tree=chains.tree, samples=sent.samples[chains.leaves], engine=engine)
+
+    def _asked(self, roots: Sequence[Root], steps: Steps, like: torch.Tensor) -> Sent:
+        """Ask for the chains of some roots, and check every number of their answers."""
+        requests = request.requests_of(roots, steps, self._call, self.section)
+        shape = expected_shape(type(self.policy.pipe), self.policy.call)
+        numbers = (len(steps.returned) * like[0].numel() + math.prod(shape) + 4 * len(self.policy.sigmas)) * 4
+        with phase("engine", len(roots)) as asking:
+            answers = self.client.rollouts([each for _, each in requests], 2 * numbers + HEADERS)
+            asking.advance(len(roots))
+        states: dict[int, dict[int, torch.Tensor]] = {step: {} for step in steps.returned}  # by root, as the others
+        samples: dict[int, torch.Tensor] = {}
+        log_probs: dict[int, torch.Tensor] = {}
+        for (own, asked), answer in zip(requests, answers, strict=True):
+            for i, sample in zip(own, answer, strict=True):
+                with naming(self.client.place):
+                    if sample.get("prompt") != asked["prompt"] or sample.get("seed") != asked["seed"]:
+                        raise EngineError("answered for another prompt or seed than was asked for")
+                    latents = self._states(sample, steps, like)
+                    for step, state in zip(steps.returned, latents, strict=True):
+                        states[step][i] = state
+                    samples[i] = _picture(sample.get("generated_output"), type(self.policy.pipe), shape)
+                    count = len(self.policy.sigmas) - 1
+                    log_probs[i] = wire.tensor(sample.get("rollout_log_probs"), "rollout_log_probs", [count]).double()
+        return Sent(
+            states={step: _in_order(column) for step, column in states.items()},
+            samples=_in_order(samples),
+            log_probs=_in_order(log_probs),
+        )
+
+    def _states(self, sample: Mapping[str, Any], steps: Steps, like: torch.Tensor) -> torch.Tensor:
+        """The states (K, ...) that one sample went through, of the steps that were asked for."""
+        walked = sample.get("dit_trajectory")
+        if not isinstance(walked, dict):
+            raise EngineError("sent no trajectory; it may be too old for rollout_return_dit_trajectory")
+        sigmas = torch.tensor(self.policy.sigmas)
+        found = wire.tensor(walked.get("sigmas"), "sigmas", [len(sigmas)]).float()
+        if not torch.allclose(found, sigmas, rtol=0, atol=SIGMA_GAP):
+            step = int((found - sigmas).abs().argmax())
+            raise EngineError(
+                f"walked other sigmas, {found[step]:.6g} at step {step} where the pipeline has {sigmas[step]:.6g}; start it "
+                "with the same shift"
+            )
+        if walked.get("latent_step_indices") is not None:
+            named = wire.tensor(walked["latent_step_indices"], "latent_step_indices", [None], [torch.int64])
+            if named.tolist() != steps.returned:
+                raise EngineError(f"sent the states of steps {named.tolist()}, not of {steps.returned}")
+        return wire.tensor(walked.get("latents"), "latents", [len(steps.returned), *like.shape[1:]])
+
+    def _call(self, row: Row) -> dict[str, Any]:
+        """The sampling parameters of a row."""
+        call = dict(self.policy.call)
+        if row.columns.get("negative_prompt") is not None:
+            call["negative_prompt"] = row.columns["negative_prompt"]
+        pipeline, untold = type(self.policy.pipe), self.section.untold
+        return request.call_of(pipeline, call, distilled=self._distilled, untold=untold)
+
+
+def _in_order(found: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """What was found of each root, as one tensor."""
+    return torch.stack([found[i] for i in range(len(found))])
+
+
+def _picture(written: Any, pipeline: type, shape: Sequence[int]) -> torch.Tensor:
+    """A decoded sample as rewards take it: float32 in [0, 1], a picture (3, H, W) or a video (F, 3, H, W).
+
+    An engine sends videos as (3, F, H, W), and some pictures as videos of one frame.
+    """
+    kinds = (*wire.FLOATS, torch.uint8)
+    if modality_of(pipeline) == "video":
+        frames, channels, *size = shape
+        sent = wire.tensor(written, "generated_output", [channels, frames, *size], kinds).transpose(0, 1)
+    elif isinstance(written, dict) and isinstance(written.get("shape"), list) and len(written["shape"]) == 4:
+        channels, *size = shape
+        sent = wire.tensor(written, "generated_output", [channels, 1, *size], kinds).squeeze(1)
+    else:
+        sent = wire.tensor(written, "generated_output", shape, kinds)
+    picture = sent.float() / (255 if sent.dtype == torch.uint8 else 1)
+    if not bool(((picture > -0.01) & (picture < 1.01)).all()):  # nor NaN
+        raise EngineError("sent a generated_output with values outside of 0 to 1")
+    return picture.clamp(0, 1)
+
+
+def _of_nodes(tree: Tree, root_of: Sequence[int], log_probs: torch.Tensor, dimensions: int) -> torch.Tensor:
+    """The engine's log-probability (nodes,) of the edge to each node that is trained, in the form of its kernel.
+
+    An edge for which the engine has no finite number loses its own, too, so that it leaves the update.
+
+    Args:
+        log_probs: (R, steps) means over the dimensions.
+        dimensions: of a state.
+    """
+    engine = torch.full((len(tree.nodes),), torch.nan, dtype=torch.float64)
+    for evaluation in tree.evaluations:
+        for edges in evaluation.trained:
+            nodes = edges.nodes.tolist()
+            own = torch.stack([log_probs[root_of[node], tree.nodes[node].step - 1] for node in nodes])
+            assert edges.log_prob is not None
+            engine[edges.nodes] = own * (dimensions if edges.move.kernel.log_prob == "sum" else 1)
+            edges.log_prob = edges.log_prob.masked_fill(~own.isfinite().to(edges.log_prob.device), torch.nan)
+    return engine

@@ -1,0 +1,138 @@
+"""Pushes: the adapters of a run as they stand, in files that each engine reads, and the proof that it did.
+
+A version's name is made of a digest of its numbers, since engines keep adapters by their names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from flowgrpo.errors import InputError
+from flowgrpo.training.weights.trained_weights import Weights
+from flowgrpo_engine.service import EngineError
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Pushes(ABC):
+    """The adapters of a run, as its engines have them.
+
+    Args:
+        urls: of the engines.
+        weights: whose adapters are pushed.
+        folder: where their files lie, seen by the engines under the same path.
+        name: of the run, with which the names of versions begin.
+
+    Raises:
+        InputError: an engine would leave out a part of them.
+    """
+
+    suffix: str  # of what a version is written to
+
+    def __init__(self, urls: Sequence[str], weights: Weights, folder: Path, name: str):
+        self.urls, self.weights, self.folder, self.name = urls, weights, folder, name
+        if any(key.endswith(".bias") for network in weights.modules for key in weights.adapter_state(network)):
+            raise InputError("model.lora.path: its adapters have biases, which an engine leaves out; start from others")
+        if shifts := [path for adapter in weights.begun.values() for path in adapter.shifts]:
+            raise InputError(f"model.lora.path: it shifts {shifts[0]}, which an engine leaves out; start from others")
+        self.named: dict[str, str] | None = None  # the version of each network's, as they were pushed last
+
+    def push(self) -> None:
+        """Bring the adapters to every engine, if they are others than the last time; delete the files of before.
+
+        Raises:
+            EngineError: an engine has not taken them.
+        """
+        versions = {network: tensors for network, tensors in self._tensors().items() if _acts(tensors)}
+        named = {network: f"{self.name}-{network}-{_digest(tensors)}" for network, tensors in versions.items()}
+        if named == self.named:
+            return self.verify()
+        files = {network: self.folder / f"{version}{self.suffix}" for network, version in named.items()}
+        for network, file in files.items():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self._write(file, versions[network])
+        for url in self.urls:
+            self._set(url, {network: (named[network], str(file.resolve())) for network, file in files.items()})
+        self.named = named
+        self.verify()
+        self._delete_all_but(set(files.values()))
+
+    def verify(self) -> None:
+        """Ask every engine whether it has the adapters that were pushed last, and no others.
+
+        Raises:
+            EngineError: one does not.
+        """
+        wanted = {network: [version] for network, version in (self.named or {}).items()}
+        for url in self.urls:
+            active = self._active(url)
+            if active != wanted:
+                raise EngineError(
+                    f"{url} has the adapters {_words(active)}, not those that were pushed, {_words(wanted)}"
+                )
+
+    def release(self) -> None:
+        """Take the adapters out of every engine."""
+        for url in self.urls:
+            self._remove(url)
+        self.named = None
+
+    @abstractmethod
+    def _tensors(self) -> dict[str, Tensors]:
+        """The matrices of each network as they are pushed; float32, on the host."""
+
+    @abstractmethod
+    def _write(self, file: Path, tensors: Tensors) -> None:
+        """Write a version of one network's adapters."""
+
+    @abstractmethod
+    def _set(self, url: str, files: Mapping[str, tuple[str, str]]) -> None:
+        """Have one engine take versions, by the name of each network its version and path, in the place of all before.
+
+        Raises:
+            EngineError: it did not.
+        """
+
+    @abstractmethod
+    def _active(self, url: str) -> dict[str, list[str]]:
+        """The versions that one engine has, by network."""
+
+    @abstractmethod
+    def _remove(self, url: str) -> None:
+        """Take all versions out of one engine."""
+
+    def ours(self, text: str) -> bool:
+        """Whether something is named as a version of this run."""
+        return (
+            re.fullmatch(rf"{re.escape(self.name)}-({'|'.join(self.weights.modules)})-[0-9a-f]{{16}}", text) is not None
+        )
+
+    def _delete_all_but(self, files: set[Path]) -> None:
+        """Delete the files of versions before, of this run alone: others may have theirs beside them."""
+        for file in self.folder.iterdir() if self.folder.is_dir() else ():
+            if file.name.endswith(self.suffix) and self.ours(file.name.removesuffix(self.suffix)) and file not in files:
+                shutil.rmtree(file) if file.is_dir() else file.unlink()
+
+
+def _acts(tensors: Tensors) -> bool:
+    """Whether adapters change anything: new ones do not."""
+    return any(bool(tensor.any()) for key, tensor in tensors.items() if ".lora_B." in key)
+
+
+def _digest(tensors: Tensors) -> str:
+    """A short name of what adapters are, the same for the same numbers."""
+    digest = hashlib.sha256()
+    for key in sorted(tensors):
+        digest.update(key.encode() + tensors[key].numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _words(active: Mapping[str, list[str]]) -> str:
+    return ", ".join(f"{network}: {'+'.join(names)}" for network, names in sorted(active.items())) or "none"

@@ -1,0 +1,78 @@
+"""Pushes of a language model's adapters: folders in peft's format, which an engine loads by name and requests name again.
+
+A request says whose adapter it wants, so an engine may serve several runs; one that does not know the name refuses. No
+engine of texts tells a checksum of what it computes with: whether it knew the layers is seen by `engine/mean_abs_log_ratio`
+alone, where it tells log-probabilities.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from typing_extensions import override
+
+from flowgrpo.training.weights.trained_weights import Weights
+from flowgrpo_engine.pushes import Pushes, Tensors
+from flowgrpo_engine.service import EngineError
+from flowgrpo_engine.text.client import Client
+
+NETWORK = "model"  # its name in `Weights`
+
+
+class Adapters(Pushes):
+    """The adapters of a language model; arguments and errors as of `Pushes`, and
+
+    Args:
+        client: of the engines.
+        write: writes the adapter as it stands to a folder, in peft's format.
+    """
+
+    suffix = ""
+
+    def __init__(self, client: Client, weights: Weights, folder: Path, name: str, *, write: Callable[[Path], object]):
+        super().__init__(client.urls, weights, folder, name)
+        self.client, self.write_adapter = client, write
+
+    @property
+    def pushed(self) -> str | None:
+        """The name of the adapter that requests ask for; None for that of a model whose adapters change nothing."""
+        return (self.named or {}).get(NETWORK)
+
+    @override
+    def _tensors(self) -> dict[str, Tensors]:
+        state = self.weights.adapter_state(NETWORK)
+        return {NETWORK: {key: tensor.detach().float().cpu().contiguous() for key, tensor in state.items()}}
+
+    @override
+    def _write(self, file: Path, tensors: Tensors) -> None:
+        partial = file.with_name(f".{file.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        self.write_adapter(partial)
+        shutil.rmtree(file, ignore_errors=True)  # of a run that was killed: the same numbers
+        partial.replace(file)
+
+    @override
+    def _set(self, url: str, files: Mapping[str, tuple[str, str]]) -> None:
+        """Forget the versions before, for an engine holds only so many, and load the new one where it is not there yet."""
+        loaded, wanted = self.client.adapters(url), dict(files.values())
+        for name, path in wanted.items():
+            if loaded.get(name) not in (None, path):
+                raise EngineError(f"{url} has {name} from {loaded[name]}, not from {path}; does it see another folder?")
+        for name in filter(self.ours, loaded.keys() - wanted.keys()):
+            self.client.unload_adapter(url, name)
+        for name, path in wanted.items():
+            if name not in loaded:
+                self.client.load_adapter(url, name, path)
+
+    @override
+    def _active(self, url: str) -> dict[str, list[str]]:
+        own = sorted(filter(self.ours, self.client.adapters(url)))
+        return {NETWORK: own} if own else {}
+
+    @override
+    def _remove(self, url: str) -> None:
+        for name in filter(self.ours, self.client.adapters(url)):
+            self.client.unload_adapter(url, name)

@@ -1,0 +1,95 @@
+"""What an engine of texts can be asked for: what of a run it cannot do is refused, the rest is a request.
+
+An engine is told how tokens are drawn, and how many. Which positions take theirs at a step it decides by what it was started
+with, and says afterwards: a step map tells all that a rollout has. It is given no tokens of an answer, and guides by none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.config import TextConfig
+from flowgrpo.mdlm.decoding.decode import Decoder
+from flowgrpo.schema.engine import Engine
+from flowgrpo_engine import service
+from flowgrpo_engine.service import INSTEAD, KEY
+
+if TYPE_CHECKING:
+    from flowgrpo_engine.text.answer import Asked
+
+TOLD = ("temperature", "top_p", "top_k", "max_new_tokens", "ignore_eos", "sampling_seed")  # in each request
+ALL = -1  # top_k of an engine that draws among all tokens
+
+
+def check(config: TextConfig, decoder: Decoder) -> None:
+    """Refuse a run that an engine cannot roll out for, by its configuration.
+
+    Args:
+        decoder: of training.
+
+    Raises:
+        InputError: it cannot; the sentence says what to set instead.
+    """
+    service.check(config)
+    algorithm, section, place = config.algorithm, config.run.engine, decoder.frame.place
+    assert section is not None, "asked of runs with an engine"
+    if algorithm.schedule.name != "none":
+        raise InputError(f"algorithm.schedule: an engine is not told a step's numbers; take none, {INSTEAD}")
+    if algorithm.hints.name != "none":
+        raise InputError(f"algorithm.hints: an engine is given no tokens of an answer; take none, {INSTEAD}")
+    if decoder.guided:
+        raise InputError(f"{place}.cfg_scale: an engine does not guide; set it to 0, {INSTEAD}")
+    if decoder.suppressed:
+        raise InputError(f"{place}.suppressed: an engine is not told tokens to leave out; remove it, {INSTEAD}")
+    if decoder.cache is not None:
+        raise InputError(f"{place}.cache: an engine keeps keys and values by itself; remove it, {INSTEAD}")
+    if decoder.modifiers or decoder.hidden_layers:
+        word = "modifiers" if decoder.modifiers else "scorer"
+        raise InputError(
+            f"{place}.{word}: an engine scores by itself; take a decoder without, low_confidence, {INSTEAD}"
+        )
+    proposal = decoder.proposal
+    if not isinstance(proposal.temperature, int | float):
+        raise InputError(f"{place}.proposal.temperature: an engine has one for all steps; give a number, {INSTEAD}")
+    if section.untold:
+        raise InputError(f"{KEY}.untold: it names arguments of model.call, which a language model has not; remove it")
+    if section.log_probs and not decoder.recorded:
+        raise InputError(
+            f"{KEY}.log_probs: they compare with ours where tokens are drawn from all that the model gives; set "
+            f"{place}.proposal to {{temperature: 1}}, or log_probs to false"
+        )
+    if not section.log_probs and "truncate" in section.model_fields_set:
+        raise InputError(
+            f"{KEY}.truncate: it cuts ratios to what an engine tells; set {KEY}.log_probs=true, or remove it"
+        )
+    for name in section.options:
+        if name in TOLD:
+            raise InputError(f"{KEY}.options: {name} is told by algorithm.decoder and model.length, remove it")
+
+
+def request_of(asked: Sequence[Asked], decoder: Decoder, section: Engine, adapter: str | None) -> dict[str, Any]:
+    """The request for some completions, of one prompt or of several.
+
+    Args:
+        adapter: the name of the one to complete with; None for none.
+    """
+    proposal, temperature = decoder.proposal, decoder.proposal.temperature
+    assert not callable(temperature), "check refuses one of each step"
+    drawn = {
+        "temperature": float(temperature),
+        "top_p": proposal.top_p,
+        "top_k": ALL if proposal.top_k is None else proposal.top_k,
+        "max_new_tokens": decoder.region.length,
+        "ignore_eos": decoder.stop_id is None,
+        **section.options,
+    }
+    return {
+        "rid": [each.name for each in asked],
+        "input_ids": [each.prompt for each in asked],
+        "sampling_params": [{**drawn, "sampling_seed": each.seed} for each in asked],
+        "return_step_maps": True,
+        **({"return_logprob": True} if section.log_probs else {}),
+        **({} if adapter is None else {"lora_path": [adapter] * len(asked)}),
+    }
