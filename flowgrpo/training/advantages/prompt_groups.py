@@ -1,4 +1,4 @@
-"""The groups of an iteration: their prompts, their numbers of roots and their weights."""
+"""The groups of an iteration: prompts, numbers of roots and loss weights."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Groups:
     """The G groups of one iteration on all processes.
 
     Attributes:
-        prompts: index of each one's prompt among the training prompts.
-        roots: number of starts of each.
-        weights: (G,) of each in the loss.
+        prompts: index of each group's training prompt.
+        roots: number of roots of each.
+        weights: (G,) loss weights.
     """
 
     prompts: list[int]
@@ -30,12 +30,7 @@ class Groups:
 
 
 def groups_of(config: RunConfig, number: int, prompt_stats: PromptStats, iteration: int) -> Groups:
-    """Return the groups of an iteration, by `prompts.pick`; a pure function of its arguments.
-
-    Args:
-        number: of training prompts.
-        prompt_stats: their rewards in earlier iterations.
-    """
+    """Return the groups of an iteration by `prompts.pick`, for `number` training prompts; a pure function."""
     pick, train, seed = config.prompts.pick, config.train, config.run.seed
     if pick.by == "variance":
         drawn = noise.generator(seed, "prompts", iteration)
@@ -59,6 +54,6 @@ def groups_of(config: RunConfig, number: int, prompt_stats: PromptStats, iterati
 def _solved(
     pick: Pick, prompt_stats: PromptStats, indices: Sequence[int], iteration: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the discounted number of samples of each prompt, and how many of them count as solved, (P,) each."""
+    """Return the discounted number of samples of each prompt, and of solved ones, (P,) each."""
     count, total = prompt_stats.counts(indices, iteration)
     return count, ((total - pick.worst * count) / (pick.best - pick.worst)).clamp(min=0).minimum(count)
