@@ -1,4 +1,4 @@
-"""Checks that the doctors of both kinds share."""
+"""Checks shared by the doctors of flow models and texts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rewards import Reward
 
 @dataclass(frozen=True)
 class Check:
-    """One line of a certificate: what was measured, whether it is as it must be, and what to do if not.
+    """One line of a certificate: a measurement, whether it passed, and advice if not.
 
     Attributes:
-        table: what is told beside `value`, rows of the same keys.
+        table: details, rows of the same keys.
     """
 
     name: str
@@ -34,12 +34,12 @@ class Check:
 
 
 def gap_of(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Largest difference in standard deviations of `b`; infinity where the shapes differ."""
+    """Return the largest difference in standard deviations of `b`; infinity if shapes differ."""
     return float((a - b).float().abs().max() / b.float().std().clamp_min(1e-12)) if a.shape == b.shape else float("inf")
 
 
 class _Hearing(logging.Handler):
-    """Keep what is said, in `heard`."""
+    """Collect log messages."""
 
     def __init__(self, level: int):
         super().__init__(level)
@@ -51,7 +51,7 @@ class _Hearing(logging.Handler):
 
 @contextmanager
 def warnings_heard() -> Iterator[list[str]]:
-    """Collect what our modules warn of, which has no log here."""
+    """Collect the warnings of the logger `flowgrpo`."""
     handler = _Hearing(logging.WARNING)
     LOGGER.addHandler(handler)
     try:
@@ -61,11 +61,11 @@ def warnings_heard() -> Iterator[list[str]]:
 
 
 def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor], warned: Sequence[str] = ()) -> Check:
-    """Whether every reward differs within a group, for some group at least, and none failed.
+    """Check that each reward varies within at least one group and that none failed.
 
     Args:
-        values: of each group, (B, R) float64.
-        warned: what was warned of meanwhile, such as a reward that failed.
+        values: (B, R) float64 of each group.
+        warned: warnings meanwhile, such as a failed reward.
     """
     largest = {}
     for k, reward in enumerate(rewards):
@@ -84,11 +84,11 @@ def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor], warned: Se
 
 
 def memory_left(device: torch.device, remedy: str, planned: Callable[[int], dict[str, Any]]) -> Check:
-    """The most memory that the checks took beside what is planned of a run, and what there is.
+    """Check the peak memory of the checks, and report the planned peak of the run.
 
     Args:
-        remedy: what to do where that is close to the limit.
-        planned: what is planned of the run on a GPU of so many bytes; see `flowgrpo.training.planning.memory_budget.fitted`.
+        remedy: advice if it is close to the limit.
+        planned: memory plan of the run for a GPU of so many bytes; see `planning.memory_budget.fitted`.
     """
     host, total_host = psutil.Process().memory_info().rss, psutil.virtual_memory().total
     value = f"host {_gib(host)} of {_gib(total_host)} GiB"
@@ -101,7 +101,7 @@ def memory_left(device: torch.device, remedy: str, planned: Callable[[int], dict
 
 
 def _planned(planned: Callable[[int], dict[str, Any]], total: int) -> str:
-    """The planned peak of a run and its phase, or why there is none."""
+    """Return the planned peak of a run and its phase, or why there is no plan."""
     try:
         phases = planned(total)["phases"]
     except (InputError, NotImplementedError) as error:  # as `training.planning.allocation_counter` raises it
@@ -111,7 +111,7 @@ def _planned(planned: Callable[[int], dict[str, Any]], total: int) -> str:
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
-    """Seconds of the second of two calls, the GPU's work included."""
+    """Return the seconds of the second of two calls, GPU work included."""
     work()
     if torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -1,6 +1,6 @@
-"""A model card: how a run was made, what it scored, and lines that make its samples again.
+"""Model cards: how a run was trained, its scores, and code that reproduces its samples.
 
-Prompts and answers are anybody's text. Here they stand in commands so that they run as they were written.
+Prompts and answers are arbitrary text and are quoted for the shell.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ else:
 
 HUB = "https://huggingface.co"
 KEYS = ("license", "license_name", "license_link")
-SECONDS = 5  # that a question to the hub may take
+SECONDS = 5  # timeout of the hub
 
 SAMPLES = 4
 
@@ -39,7 +39,7 @@ RELATIONS = {"lora": "adapter", "full": "finetune"}  # to the base model, in the
 
 @dataclass(frozen=True)
 class Shown:
-    """A sample on a card: its prompt and seed, itself, and that of the model before training where the run kept it."""
+    """A sample on a card: prompt and seed, the sample, and that of the base model if kept."""
 
     row: Row
     after: str
@@ -52,11 +52,11 @@ def text(
     """Return the Markdown of a model card.
 
     Args:
-        head: its first lines; see `heading`.
-        snippet, command: Python and shell lines that make the first sample.
-        made: what a sample is.
+        head: first lines; see `heading`.
+        snippet, command: Python and shell code that reproduce the first sample.
+        made: noun for a sample.
         samples: in Markdown.
-        notes: further lines, below the command.
+        notes: further lines below the command.
     """
     both = any(sample.before is not None for sample in samples)
     columns = ["prompt", "seed", *([f"{made} before training"] if both else []), made]
@@ -84,12 +84,12 @@ def text(
 def heading(
     run: Path, settings: RunConfig, *, library: str, kind: str, step: int, task: str, widget: Sequence[Any] = ()
 ) -> list[str]:
-    """The first lines of a model card: how it was made and what it scored.
+    """Return the first lines of a model card: front matter, training setup and scores.
 
     Args:
         kind: `lora`, or `full` weights.
-        task: what the hub calls it: `text-to-image`, `text-generation` and so on.
-        widget: samples for the hub's gallery, maps of `text` and `output`.
+        task: the hub's task, such as `text-to-image`.
+        widget: samples of the hub's gallery, maps of `text` and `output`.
     """
     model, algorithm, train = settings.model, settings.algorithm, settings.train
     held_out = [
@@ -131,7 +131,7 @@ def heading(
 
 
 def _means(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
-    """The held-out means of two metric lines, and of how many samples they are if they are not of equally many."""
+    """Compare the held-out rewards of two metric lines, with sample counts if they differ."""
     if first is last:
         return f"Held-out reward: {last['reward/mean']:.3f} at step {last['step']}."
     counts = [line.get("reward/count") for line in (first, last)]
@@ -144,7 +144,7 @@ def _means(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
 
 
 def before(run: Path, row: Row) -> Path | None:
-    """The file of a sample that the run kept from before training, of the same prompt and seed; None if it kept none."""
+    """Return the file of the base model's sample for a prompt and seed; None if the run kept none."""
     for line in read_manifest(run / "samples"):
         if (line.get("step"), line["prompt"], line.get("seed")) == (0, row.prompt, row.seed):
             file = run / "samples" / line["file"]
@@ -153,12 +153,11 @@ def before(run: Path, row: Row) -> Path | None:
 
 
 def command(words: Iterable[str]) -> str:
-    """A command line that a POSIX shell splits into these words."""
-    return " ".join(_quoted(word) for word in words)
+    """Join words to a POSIX shell command; control characters are escaped."""
+    return " ".join(map(_quoted, words))
 
 
 def _quoted(word: str) -> str:
-    """A word of a command line; control characters, which Markdown or a terminal would not keep, by their numbers."""
     if not re.search("[\x01-\x08\x0b-\x1f\x7f]", word):
         return shlex.quote(word)
     numbered = re.sub(r"[\x01-\x1f\x7f'\\]", lambda found: f"\\{ord(found[0]):03o}", word)
@@ -166,7 +165,7 @@ def _quoted(word: str) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as YAML in one line, which is how the command line reads it."""
+    """Return a value as YAML in one line, as the command line reads it."""
     line = json.dumps(value, ensure_ascii=False)
     return re.sub("[\x7f-\x9f\u2028\u2029\ufeff]", lambda found: f"\\u{ord(found[0]):04x}", line)
 
@@ -176,12 +175,11 @@ class Exported:
     """The result of an export.
 
     Attributes:
-        folder: where everything is.
+        folder: holds everything.
         step: of the checkpoint.
         kind: `lora`, or `full` weights.
-        samples: their files, relative to the folder.
-        comfyui: likewise those for ComfyUI.
-        url: of the repository that it was uploaded to.
+        samples, comfyui: sample files and ComfyUI files, relative to the folder.
+        url: of the uploaded repository.
     """
 
     folder: Path
@@ -193,7 +191,7 @@ class Exported:
 
 
 def hub_name(path: str) -> str | None:
-    """The name of a model at the hub: its own, or what the index of a local folder remembers; None where nobody knows."""
+    """Return a model's name at the hub: the path itself, or the name in a local folder's index; None if unknown."""
     if not Path(place_of(path)).is_dir():
         return path if re.fullmatch(HUB_ID, path) else None
     for file in ("model_index.json", "config.json"):
@@ -207,10 +205,9 @@ def hub_name(path: str) -> str | None:
 
 
 def licence(path: str) -> dict[str, str]:
-    """The licence of a model in a card's words: `license`, and for one that is not among the hub's own a name and a link.
+    """Return the licence of a model in model card keys: `license`, and name and link if it is not one of the hub's.
 
-    It is what the model's own card says; of an embedded model that of this package. Where no card can be read, or it says
-    nothing, it is `other`, with a link to the model's page where it has one: whoever takes an adapter must look there.
+    It is read from the model's own card. Without one it is `other`, with a link to the model's page.
     """
     if path in EMBEDDED:
         return {"license": "apache-2.0"}
@@ -226,12 +223,12 @@ def licence(path: str) -> dict[str, str]:
 
 
 def _card(path: str) -> str:
-    """The text of a model's card: in its folder, in the cache or at the hub; empty where there is none."""
+    """Return the text of a model's card from its folder, the cache or the hub; empty if there is none."""
     file = Path(path) / "README.md"
     if not Path(path).is_dir():
         try:
             file = Path(huggingface_hub.hf_hub_download(path, "README.md", etag_timeout=SECONDS))
-        except Exception:  # no card, no right to it, no network: all the same here
+        except Exception:  # no card, no access, no network
             return ""
     try:
         return file.read_text(encoding="utf-8")
@@ -240,7 +237,7 @@ def _card(path: str) -> str:
 
 
 def _front(text: str) -> dict[str, Any]:
-    """The map at the top of a card; empty where there is none that can be read."""
+    """Return the front matter of a card; empty if it is missing or unreadable."""
     found = re.match(r"\ufeff?---\s*\n(.*?)\n---\s*(\n|$)", text, re.DOTALL)
     try:
         said = yaml.safe_load(found[1]) if found else {}

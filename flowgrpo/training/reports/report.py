@@ -1,4 +1,4 @@
-"""What a run reports: metric lines, warnings, a progress display, and the environment it ran in."""
+"""Reports of a run: metric lines, warnings, the progress display, and the environment."""
 
 from __future__ import annotations
 
@@ -36,20 +36,21 @@ LOGGER = logging.getLogger("flowgrpo")
 
 
 class Report:
-    """Metric lines of a run, in a file, in the trackers and on the terminal. Only the main process writes.
+    """Metric lines of a run, written to a file, the trackers and the terminal by the main process.
 
-    While it is entered, warnings of the logger `flowgrpo` go to `log.txt`, from every process, and to the terminal, from
-    the main one.
+    While it is entered, warnings of the logger `flowgrpo` from every process go to `log.txt`, and those of the main process
+    to the terminal.
 
     Args:
         folder: the run's folder.
-        accelerator: its trackers get every number.
-        iterations: how many the whole run has.
+        accelerator: with the trackers.
+        iterations: of the whole run.
 
     Attributes:
-        newest: step of which there is a line.
-        display: of the terminal, once it is entered.
-        forwards: model evaluations of an iteration, counted in forward passes, to guess the end before its first; or None.
+        newest: last step with a line.
+        display: the terminal's, once entered.
+        forwards: model evaluations of an iteration, in forward passes, to estimate the run's end before the first
+            iteration ends; or None.
     """
 
     def __init__(self, folder: Path, accelerator: Accelerator, iterations: int):
@@ -65,7 +66,7 @@ class Report:
         self._logging = threading.Lock()  # evaluations may come from another thread
 
     def forget_after(self, step: int) -> None:
-        """Drop the lines of steps after a checkpoint's."""
+        """Drop the lines after a checkpoint's step."""
         self.lines = [line for line in self.lines if line["step"] <= step]
         self.newest = max(step, 0)
         if self.accelerator.is_main_process:
@@ -82,7 +83,7 @@ class Report:
         return self
 
     def start(self, step: int) -> None:
-        """Show the progress of a run that stands at `step`; one that goes on ends when it would at the pace so far."""
+        """Show the progress from `step`; a resumed run extrapolates its earlier pace."""
         self._started, self._first = phases.clock(), step
         spent = sum(line.get(f"time/{part}", 0.0) for line in self.lines for part in ("rollout", "update", "eval"))
         if step:
@@ -99,7 +100,7 @@ class Report:
             handler.close()
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append one line of numbers: to the file, to the trackers, to the terminal."""
+        """Append one metric line to the file, the trackers and the terminal."""
         self.lines.append(line)
         if not self.accelerator.is_main_process:
             return
@@ -113,12 +114,12 @@ class Report:
         self._show(line)
 
     def warn(self, sentence: str) -> None:
-        """Say something that a person should look at, once for all processes."""
+        """Log a warning from the main process."""
         if self.accelerator.is_main_process:
             LOGGER.warning("%s", sentence)
 
     def say(self, sentence: str) -> None:
-        """Say something that is as it should be, on the terminal alone."""
+        """Print information on the terminal."""
         if self.accelerator.is_main_process:
             self.display.print(sentence)
 
@@ -144,12 +145,12 @@ class Report:
             self.display.print(f"step {step}/{self.iterations}  {numbers}  ETA {duration(end - phases.clock())}")
 
     def _stand_at(self, step: int) -> None:
-        """Say which step is being taken."""
+        """Display the current step."""
         self.display.step = f"step {min(step + 1, self.iterations)}/{self.iterations}"
 
     def _guess(self, line: dict[str, Any]) -> None:
-        """Guess the end by the first evaluation: an iteration has `forwards` model evaluations as long as those."""
-        self._started = phases.clock()  # of the iterations alone
+        """Estimate the end of the run from the speed of the first evaluation."""
+        self._started = phases.clock()
         if self.forwards is not None and line["cost/model_evaluations"]:
             each = line["time/eval"] / line["cost/model_evaluations"]
             self._end = self._started + self.forwards * each * (self.iterations - self._first)
@@ -159,22 +160,22 @@ class Report:
 
 
 def place(tracker: GeneralTracker, step: int, newest: int) -> dict[str, Any]:
-    """Arguments of a tracker's `log` that put something of a step where it belongs, once there is something of `newest`.
+    """Return the step arguments of a tracker's `log`.
 
-    Weights & Biases drops what is of an earlier step, and gets it with the newest.
+    Weights & Biases drops values of earlier steps; they are logged with the newest step.
     """
     return {"step": None, "commit": False} if tracker.name == "wandb" and step < newest else {"step": step}
 
 
 class _Lines(logging.Formatter):
-    """A warning in one line, whatever is in it."""
+    """Format a warning as one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         return one_line(super().format(record))
 
 
 class _File(logging.FileHandler):
-    """Warnings in a file; an error on the way there, of a full disk above all, goes to who warns."""
+    """Write warnings to a file and raise errors, such as a full disk, to the caller."""
 
     @override
     def handleError(self, record: logging.LogRecord) -> None:
@@ -193,7 +194,7 @@ class _Terminal(logging.Handler):
 
 
 def _finite(value: Any) -> Any:
-    """A value as JSON can hold it: None in place of NaN and infinity."""
+    """Replace NaN and infinity by None for JSON."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -202,12 +203,12 @@ def _number(value: float | None) -> str:
 
 
 def environment(accelerator: Accelerator) -> dict[str, Any]:
-    """Versions, device and git commit, for `environment.json`."""
+    """Return versions, device and git commit, for `environment.json`."""
     device = accelerator.device
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
-        "versions": _versions(),
+        "versions": {name: installed(name) for name in LIBRARIES},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "processes": accelerator.num_processes,
         "torchrun": os.environ.get("TORCHELASTIC_RUN_ID"),
@@ -218,14 +219,8 @@ def environment(accelerator: Accelerator) -> dict[str, Any]:
 
 
 @cache
-def _versions() -> dict[str, str]:
-    """Of the libraries that this process has loaded."""
-    return {name: installed(name) for name in LIBRARIES}
-
-
-@cache
 def _git(*arguments: str) -> str | None:
-    """What git prints in the folder of this package, or None outside a checkout; as it was when first asked."""
+    """Return git's output in this package's folder, cached; None outside a checkout."""
     if shutil.which("git") is None:
         return None
     package = Path(__file__).parent
@@ -234,16 +229,16 @@ def _git(*arguments: str) -> str | None:
 
 
 def lower_peak(device: torch.device) -> None:
-    """Let `peak_bytes` begin anew from what is in use now; where a system cannot, it stays the most there ever was."""
+    """Reset the peak of `peak_bytes`, where the system supports it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        with suppress(OSError):  # Linux's
+        with suppress(OSError):  # not Linux
             Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Most memory in use so far: of the GPU, or of this process on the CPU."""
+    """Return the peak memory: of the GPU, or of this process on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     scale = 1 if sys.platform == "darwin" else 1024

@@ -1,4 +1,4 @@
-"""The error of memory that ran out: in which phase, how much was asked for, and what helps there."""
+"""The out-of-memory error: its phase, the requested amount, and a remedy."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ REWARDS_RESORT = "a lower batch_size in the options of the reward, or serve it o
 
 
 class OutOfMemory(MemoryError):
-    """Memory ran out; the message is one sentence.
+    """An out-of-memory error with a message of one sentence.
 
     Args:
-        phase: what was going on, a key of `memory_advice.SWITCHES` in a run; None if nobody knows.
-        error: what was raised.
+        phase: the running phase, a key of `memory_advice.SWITCHES`; None if unknown.
+        error: the original error.
         place: where in the phase, as `the reward 'redness'`.
 
     Attributes:
-        remedy: what to set or to take; None where nobody has said yet.
-        sizes: of calls that a run had found and used, by key of `train`.
-        kept_graphs: whether rollouts of the run kept graphs then.
+        remedy: option to set or hardware to use; None if not known yet.
+        sizes: probed batch sizes in use, by key of `train`.
+        kept_graphs: whether rollouts kept graphs.
     """
 
     def __init__(self, phase: str | None, error: BaseException, place: str | None = None):
@@ -48,12 +48,12 @@ class OutOfMemory(MemoryError):
 
 
 def last_resort(phase: str | None) -> str:
-    """What is left to do in a phase where every switch is set."""
+    """Return the advice for a phase with every switch already set."""
     return REWARDS_RESORT if phase == "rewards" else LAST_RESORT
 
 
 def _amounts(said: str) -> str:
-    """How much was asked for and how much is free: as the error says, or as this machine says now."""
+    """Return the requested and the free memory, from the error text or else measured on this machine."""
     asked, free = ASKED.search(said), FREE.search(said)
     wanted = "" if asked is None else f"{asked['words'] or _gib(int(asked['bytes']))} asked for, "
     if free is not None:

@@ -1,4 +1,4 @@
-"""The manifests and metric lines of a run's folder, as anyone may read them: nothing that computes is imported."""
+"""Read the manifest and metrics of a run's folder; imports nothing that computes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from flowgrpo.errors import InputError
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The metric lines of a run; none if it has none. A last line that was cut off is left out, with a warning.
+    """Return the metric lines of a run, if any; a truncated last line is skipped with a warning.
 
     Raises:
-        InputError: a line is broken, or says what no metric line says.
+        InputError: a line is malformed.
     """
     return [_checked_metrics(line, place) for place, line in tables.log(folder / "metrics.jsonl")]
 
@@ -28,15 +28,15 @@ def _checked_metrics(line: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of JSON is a number that can be computed with: not infinite, not NaN, no integer beyond floats."""
+    """Return whether a JSON value is a usable number: finite, and no integer beyond float range."""
     return isinstance(value, int | float) and -1e300 < value < 1e300
 
 
 def read_manifest(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a folder's manifest; none if it has none. A last line that was cut off is left out, with a warning.
+    """Return the lines of a folder's manifest, if any; a truncated last line is skipped with a warning.
 
     Raises:
-        InputError: a line is broken, says what no manifest says, or names a file that is not in the folder.
+        InputError: a line is malformed or names a file outside the folder.
     """
     return [_checked_manifest(line, folder, place) for place, line in tables.log(folder / "manifest.jsonl")]
 
@@ -57,10 +57,10 @@ def _checked_manifest(line: dict[str, Any], folder: Path, place: str) -> dict[st
 
 
 def check_inside(folder: Path, file: str, place: str) -> None:
-    """Refuse the name of a file that leads out of a folder: an absolute one, one with `..`, a link.
+    """Check that a file name stays inside the folder: not absolute, no `..`, no link out of it.
 
     Raises:
-        InputError: the name leads out of the folder, or is not that of a file.
+        InputError: the name leads out of the folder or is invalid.
     """
     try:
         inside = not Path(file).is_absolute() and (folder / file).resolve().is_relative_to(folder.resolve())

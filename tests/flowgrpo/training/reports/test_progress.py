@@ -31,7 +31,7 @@ def clock(monkeypatch):
 def display(clock):
     """One that is told of the phases and has no thread; `lines` are what it printed."""
     display = Display(Console(file=io.StringIO(), width=200))
-    with phases.watched(display):
+    with phases.watched(display.changed):
         yield display
 
 
@@ -133,7 +133,7 @@ def test_a_thread_tells_where_a_long_phase_is(monkeypatch):
 
 def test_a_terminal_has_one_live_line_that_leaves_nothing_behind(clock):
     console = Console(file=io.StringIO(), width=60, force_terminal=True)
-    with Display(console) as display, phases.watched(display):
+    with Display(console) as display, phases.watched(display.changed):
         with phase("loading"), phase("trial"):
             pass
         with phase("encoding", 3) as encoding:
