@@ -19,20 +19,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from diffusers import (
-    AutoencoderKL,
-    FlowMatchEulerDiscreteScheduler,
-    SD3Transformer2DModel,
-    StableDiffusion3Pipeline,
-)
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModelWithProjection,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5EncoderModel,
-)
+from transformers import CLIPTextConfig, CLIPTextModelWithProjection, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 from flowgrpo.data.generators.scenes import arrange, captions, draw, every_caption, is_held_out
 from rewards.shapes import COLOURS, COUNTS, RELATIONS, SHAPES, shapes

@@ -43,11 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     numbers = itertools.islice(itertools.count(options.first), count) if options.only is None else iter([options.only])
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         found = runner.run(
-            options.seed,
-            Path(folder),
-            lambda words: print(words, flush=True),
-            numbers=numbers,
-            minutes=options.minutes,
+            options.seed, Path(folder), lambda words: print(words, flush=True), numbers=numbers, minutes=options.minutes
         )
     print(runner.table(found))
     return 1 if any(case.failure for case in found) else 0

@@ -120,9 +120,7 @@ class Corpus:
 _ANYWHERE = ("{split}.jsonl", "{split}.csv", "{split}.parquet", "{split}-*.parquet")
 CORPORA = {
     "gsm8k": Corpus(
-        "openai/gsm8k",
-        (*_ANYWHERE, "main/{split}-*.parquet", "grade_school_math/data/{split}.jsonl"),
-        grade_school,
+        "openai/gsm8k", (*_ANYWHERE, "main/{split}-*.parquet", "grade_school_math/data/{split}.jsonl"), grade_school
     ),
     "math": Corpus(
         "EleutherAI/hendrycks_math",

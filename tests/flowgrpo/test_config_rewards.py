@@ -41,10 +41,7 @@ def test_what_nested_comparisons_cannot_have(algorithm, said):
     ("baseline", "said"),
     [
         ({"combine": "least"}, "algorithm.baseline.combine: 'least' is not allowed, "),
-        (
-            {"caution": 0.5},
-            "algorithm.baseline.caution: sum has none, take algorithm.baseline.combine=cautious",
-        ),
+        ({"caution": 0.5}, "algorithm.baseline.caution: sum has none, take algorithm.baseline.combine=cautious"),
         (
             {"combine": "worst", "caution": 0.5},
             "algorithm.baseline.caution: worst has none, take algorithm.baseline.combine=cautious",

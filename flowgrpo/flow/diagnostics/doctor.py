@@ -146,12 +146,7 @@ def _examined(
     ends = [Row(p.text, 0, p.columns) for p in dict.fromkeys((chosen[0], chosen[-1]))]
     kernels = settings.algorithm.kernel.kernels(len(policy.sigmas) - 1)
     yield spectrum.check(
-        policy,
-        rewards,
-        ends,
-        baseline=settings.algorithm.baseline,
-        kernels=kernels,
-        size=settings.train.rollout_rows,
+        policy, rewards, ends, baseline=settings.algorithm.baseline, kernels=kernels, size=settings.train.rollout_rows
     )
     yield _time(policy, weights, rows, settings=settings, cost=cost)
     yield memory_left(device, REMEDY, lambda room: memory_budget.fit(settings, room))

@@ -40,11 +40,7 @@ FLOW = {
 }
 TEXT = {"dream-7b": "dream", "llada-1.5": "llada15", "llada-8b": "llada", "llada2-mini": "llada2"}
 # Of the same algorithm and classes as another: it differs in its model, its prompts and what is made small here.
-ALIKE = {
-    "llada-1.5": "llada-8b",
-    "sd35-large": "sd35-medium",
-    "wan21-14b": "wan21-1.3b",
-}
+ALIKE = {"llada-1.5": "llada-8b", "sd35-large": "sd35-medium", "wan21-14b": "wan21-1.3b"}
 # In a plain run two iterations, of which the second begins with other weights: adapters of int8 weights, of float16, of two
 # networks, of sound, of text. The others have one there.
 TWICE = ("flux1-24gb", "sd35-medium", "wan22-14b", "stable-audio-3", "llada-8b")
@@ -59,13 +55,7 @@ SHORT = {
     "z-image": {"max_sequence_length": 32},
 }
 SIZES = ("height", "width", "num_frames", "duration")
-SMALL = [
-    "train.groups=2",
-    "train.group_size=2",
-    "train.micro_batch=4",
-    "eval.prompts=1",
-    "model.lora.rank=2",
-]
+SMALL = ["train.groups=2", "train.group_size=2", "train.micro_batch=4", "eval.prompts=1", "model.lora.rank=2"]
 
 
 def with_iterations(names):

@@ -93,12 +93,7 @@ def test_where_there_is_no_terminal_a_line_is_printed_at_most_every_half_minute(
         clock.now += 31
         display.tell()  # as its thread does
         display.tell()
-    assert lines(display) == [
-        "loading 0:30",
-        "encoding 5/10, 0:35 left",
-        "encoding 10/10, 0:00 left",
-        "update 0:31",
-    ]
+    assert lines(display) == ["loading 0:30", "encoding 5/10, 0:35 left", "encoding 10/10, 0:00 left", "update 0:31"]
     assert not any(ord(letter) < 32 for line in lines(display) for letter in line)
 
 

@@ -220,10 +220,7 @@ def test_a_copy_of_weights_that_learn_is_there_while_drafts_are_sampled():
 
 @pytest.mark.parametrize(
     ("written", "switch"),
-    [
-        ({"dtype": "bfloat16"}, "run.sharding=fsdp2"),
-        ({"dtype": "bfloat16", "quantise": "nf4"}, "run.sharding=fsdp2"),
-    ],
+    [({"dtype": "bfloat16"}, "run.sharding=fsdp2"), ({"dtype": "bfloat16", "quantise": "nf4"}, "run.sharding=fsdp2")],
 )
 def test_several_processes_are_told_to_share_the_base(monkeypatch, written, switch):
     monkeypatch.setenv("WORLD_SIZE", "2")

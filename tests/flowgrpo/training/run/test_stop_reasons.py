@@ -29,10 +29,7 @@ class Diverging(Network):
 
 @pytest.mark.parametrize(
     ("always", "why", "skipped"),
-    [
-        (False, "no update had a gradient that is finite", 2),
-        (True, "nothing of its samples can be trained on", 0),
-    ],
+    [(False, "no update had a gradient that is finite", 2), (True, "nothing of its samples can be trained on", 0)],
 )
 def test_a_model_that_cannot_be_updated_has_nothing_to_learn_though_it_has_rewards(tmp_path, always, why, skipped):
     """Its decoder makes numbers of what are none."""
