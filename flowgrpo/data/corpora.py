@@ -1,16 +1,16 @@
-"""Corpora that a user has a copy of, in their original columns.
+"""Corpora that a user has a copy of, read in their original columns.
 
     gsm8k       GSM8K (2110.14168)          train, test
     math        MATH (2103.03874)           train, test
     geneval     GenEval (2310.11513)        evaluation; train, test: Flow-GRPO's files in that format
-    pickapic    Pick-a-Pic (2305.01569)     train, validation(_unique), test(_unique): the distinct prompts alone
+    pickapic    Pick-a-Pic (2305.01569)     train, validation(_unique), test(_unique): distinct prompts only
     drawbench   DrawBench (2205.11487)      test
 
-`gsm8k:train` and the like are looked for in a folder of that name, in the layouts that the corpora are given out in;
-`gsm8k:some/file.jsonl` is that file, .jsonl, .csv or .parquet.
+`gsm8k:train` is searched in a folder `gsm8k`, in the layouts of the published corpora; `gsm8k:some/file.jsonl` is that
+.jsonl, .csv or .parquet file.
 
-A row of GSM8K and MATH has the columns `prompt`, the question; `answer`, the final answer alone, for the rewards;
-`completion`, the worked solution up to its final answer, for hints (IGPO), None without one; and further columns.
+Rows of GSM8K and MATH have the columns `prompt` (question), `answer` (final answer only, for rewards), `completion`
+(worked solution before the final answer, for IGPO's hints; or None) and further ones.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from flowgrpo.errors import InputError
 from rewards.base import nearest
 from rewards.texts import latex
 
-_CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's notes for a calculator, as in 6 * 7 = <<6*7=42>>42
+_CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator annotations, as in 6 * 7 = <<6*7=42>>42
 
 
 def grade_school(row: Row, place: str) -> Row:
-    """A row of GSM8K (`question`, and `answer` with the number after ####) as a prompt row.
+    """Convert a row of GSM8K (`question`, `answer` ending in #### and the number).
 
     Raises:
         InputError: a column is missing, or the answer has no ####.
@@ -44,10 +44,10 @@ def grade_school(row: Row, place: str) -> Row:
 
 
 def competition(row: Row, place: str) -> Row:
-    r"""A row of MATH (`problem`, and `solution` with the answer in \boxed; MATH-500 has it in `answer`) as a prompt row.
+    r"""Convert a row of MATH (`problem`, `solution` with the answer in \boxed; MATH-500 has a column `answer`).
 
     Raises:
-        InputError: a column is missing, or nothing has the answer.
+        InputError: a column or the answer is missing.
     """
     problem = tables.text(row, "problem", place)
     if row.get("answer") is not None:
@@ -72,7 +72,7 @@ def _joined(row: Row, asked: str, *, question: str, answer: str, completion: str
 
 
 def objects(row: Row, place: str) -> Row:
-    """A row of GenEval's metadata, `prompt` with `tag`, `include` and perhaps `exclude`.
+    """Convert a row of GenEval's metadata: `prompt`, `tag`, `include` and perhaps `exclude`.
 
     Raises:
         InputError: there is no prompt, or `include` is not a list.
@@ -83,7 +83,7 @@ def objects(row: Row, place: str) -> Row:
 
 
 def preferred(row: Row, place: str) -> Row:
-    """The prompt of a row of Pick-a-Pic, its `caption`.
+    """Convert a row of Pick-a-Pic: its `caption` is the prompt.
 
     Raises:
         InputError: there is none.
@@ -92,7 +92,7 @@ def preferred(row: Row, place: str) -> Row:
 
 
 def drawn(row: Row, place: str) -> Row:
-    """A row of DrawBench (`Prompts` and `Category`, whatever their capitals) as a prompt row with `category`.
+    """Convert a row of DrawBench (`Prompts` and `Category`, in any case).
 
     Raises:
         InputError: there is no such column.
@@ -103,9 +103,9 @@ def drawn(row: Row, place: str) -> Row:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus: where it is to be had, where its files lie in a copy (the first pattern that is met), how a row is read.
+    """A corpus: hub id, file patterns (the first match is used), and row conversion.
 
-    Of a .parquet file only `columns` are read, None: all; of rows with the same prompt one counts if `distinct`.
+    `columns` limits what is read of .parquet files; `distinct` drops repeated prompts.
     """
 
     home: str
@@ -124,7 +124,7 @@ CORPORA = {
     ),
     "math": Corpus(
         "EleutherAI/hendrycks_math",
-        (*_ANYWHERE, "data/{split}-*.parquet", "*/{split}-*.parquet"),  # the last is a folder for each subject
+        (*_ANYWHERE, "data/{split}-*.parquet", "*/{split}-*.parquet"),  # the last: a folder per subject
         competition,
     ),
     "geneval": Corpus(
@@ -143,7 +143,7 @@ CORPORA = {
     ),
     "drawbench": Corpus(
         "sayakpaul/drawbench",
-        (*_ANYWHERE, "*.csv", "*.parquet", "data/*.parquet"),  # it has one split, whatever its file is called
+        (*_ANYWHERE, "*.csv", "*.parquet", "data/*.parquet"),  # one split, any file name
         drawn,
         splits=("test",),
     ),
@@ -152,20 +152,20 @@ NAMES = tuple(f"{name}:{split}" for name, corpus in CORPORA.items() for split in
 
 
 def is_corpus(source: str) -> bool:
-    """Whether a source of prompts is of a corpus: its name and a colon."""
+    """Return whether a source of prompts is the name of a corpus and a colon."""
     return source.partition(":")[0] in CORPORA and ":" in source
 
 
 def load(source: str, folder: str, key: str) -> list[Row]:
-    """The prompt rows of a corpus.
+    """Return the prompt rows of a corpus.
 
     Args:
-        source: its name, a colon, and a split or a file.
-        folder: where a split is looked for, in a folder with the name of the corpus.
-        key: the place named in errors.
+        source: corpus, colon, and a split or a file.
+        folder: holds a folder for each corpus.
+        key: the setting named in errors.
 
     Raises:
-        InputError: there is no such split or file, or a row of it is wrong.
+        InputError: there is no such split or file, or a row is malformed.
     """
     corpus = CORPORA[source.partition(":")[0]]
     read = files(source, folder, key)
@@ -174,7 +174,7 @@ def load(source: str, folder: str, key: str) -> list[Row]:
 
 
 def files(source: str, folder: str, key: str) -> list[Path]:
-    """The files that a corpus is read from; arguments and errors as of `load`."""
+    """Return the files of a corpus; arguments and errors as `load`."""
     name, _, part = source.partition(":")
     found = [Path(part)] if Path(part).suffix in tables.SUFFIXES else _files(source, Path(folder) / name, key)
     for file in found:

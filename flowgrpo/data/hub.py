@@ -1,4 +1,4 @@
-"""Datasets of the hub as sources of prompts: `hub:owner/name:split` or `hub:owner/name/config:split`, by `datasets`."""
+"""Prompts from datasets of the hub: `hub:owner/name:split` or `hub:owner/name/config:split`."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ SOURCE = re.compile(r"hub:(?P<path>[^/:\s]+/[^/:\s]+)(/(?P<config>[^/:\s]+))?:(?
 
 
 def is_dataset(source: str) -> bool:
-    """Whether a source of prompts is a dataset of the hub."""
+    """Return whether a source of prompts is a dataset of the hub."""
     return source.startswith("hub:")
 
 
 def rows(source: str, key: str, needed: str) -> list[tuple[str, Row]]:
-    """The rows of a dataset's split, each with its place: the source, and the row from 1.
+    """Return the rows of a dataset's split, each with its place: the source and the row number from 1.
 
-    `datasets` downloads the split whole into its own cache. Columns of pictures, sounds, videos and bytes are left out here.
+    `datasets` downloads the whole split. Columns of pictures, sounds, videos and bytes are skipped.
 
     Args:
-        source: as in the first line of this file.
-        key: the place named in errors.
-        needed: a column that must not hold any of these.
+        source: see the module.
+        key: the setting named in errors.
+        needed: a column that must not be skipped.
 
     Raises:
-        InputError: the name is written otherwise, `datasets` is not installed, or the dataset cannot be had.
+        InputError: the name is malformed, `datasets` is not installed, or the dataset is not available.
     """
     named = SOURCE.fullmatch(source)
     if not named:
@@ -40,7 +40,7 @@ def rows(source: str, key: str, needed: str) -> list[tuple[str, Row]]:
         raise InputError(f"{key}: {source} needs the package datasets, pip install 'flowgrpo[hub]'") from None
     try:
         found = datasets.load_dataset(named["path"], named["config"], split=named["split"])
-    except Exception as error:  # of the hub's libraries, which wrap each other's; or no such config or split
+    except Exception as error:  # hub libraries raise many types
         if is_out_of_memory(error):
             raise
         reason = hub.why(error, named["path"], f"set {key} to a file", dataset=True)

@@ -1,4 +1,4 @@
-"""Prompts: where they are read from, and which ones an iteration trains on."""
+"""Prompts: their sources, and the order in which iterations take them."""
 
 from __future__ import annotations
 
@@ -40,28 +40,26 @@ class Prompt:
 
 
 def load_split(section: Prompts, split: str) -> list[Prompt]:
-    """The prompts of a config's section for a split, `train` or `eval`; raises as `load` does."""
+    """Return the prompts of a split, `train` or `eval`, of a config; raises as `load`."""
     return load(getattr(section, split), f"prompts.{split}", **section.load_options)
 
 
 def load(
     source: str, key: str = "prompts", *, column: str = "prompt", folder: str = "data", template: str | None = None
 ) -> list[Prompt]:
-    """Prompts of a built-in set, a corpus, a hub dataset (hub:owner/name:split), a .txt file (one per line) or a table.
+    """Return the prompts of a built-in set, a corpus, a hub dataset (hub:owner/name:split), a .txt file or a table.
 
-    A table is a file in one of `tables.SUFFIXES`, with a column of prompts and any further columns.
-
-    A column that a row of the file lacks is None there. Empty lines are skipped. Names of pictures, videos and sounds become
-    absolute paths; they are relative to the file.
+    Missing columns of a row are None, and empty lines are skipped. File names of pictures, videos and sounds are
+    relative to the table and become absolute.
 
     Args:
-        key: the place named in errors.
-        column: the one of a table or of a hub dataset that holds the prompts.
-        folder: where copies of corpora are; see `flowgrpo.data.corpora`.
-        template: the name of one, into which every prompt is put; see `flowgrpo.data.generators.templates`.
+        key: the setting named in errors.
+        column: the prompt's column in a table or hub dataset.
+        folder: of corpora; see `flowgrpo.data.corpora`.
+        template: a name in `flowgrpo.data.generators.templates`, applied to every prompt.
 
     Raises:
-        InputError: there is no such source, or a line of it is wrong.
+        InputError: there is no such source, or a line is malformed.
     """
     prompts = [
         Prompt(templates.apply(template, row["prompt"]), {k: _cell(k, v) for k, v in row.items() if k != "prompt"})
@@ -73,13 +71,13 @@ def load(
 
 
 def _cell(name: str, cell: Any) -> Any:
-    """A cell as a row has it: a number of steps, which some tables can only hold as a text, is a number."""
+    """Convert a number of steps, which some tables hold as text."""
     is_number = name == STEPS and isinstance(cell, str) and cell.strip().isdecimal() and len(cell) < LONGEST_NUMBER
     return int(cell) if is_number else cell
 
 
 def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row]:
-    """The rows of a source, all with the same columns."""
+    """Return the rows of a source, all with the same columns."""
     if source in BUILT_IN:
         return BUILT_IN[source]()
     if source in edits.NAMES:
@@ -108,7 +106,7 @@ def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row
 
 
 def _asking(row: tables.Row, column: str, place: str) -> tables.Row:
-    """A row of a table with its column of prompts called `prompt`, and a column that was called so left out."""
+    """Rename the prompt's column to `prompt`, and drop another column of that name."""
     if column not in row:
         raise InputError(
             f"{place}: the row has no key {column!r}, it has {', '.join(row) or 'none'}; prompts.column "
@@ -124,10 +122,10 @@ def _filled(rows: list[tables.Row]) -> list[tables.Row]:
 
 
 def shuffled(number: int, groups: int, seed: int, iteration: int) -> list[int]:
-    """Indices of the prompts of an iteration's groups: the next of an endless row of shuffled passes over all `number`.
+    """Return the prompt indices of an iteration's groups, from an endless sequence of shuffled epochs over `number` prompts.
 
-    A pure function of its arguments, so it needs no state to resume. A prompt comes back only after all others have
-    come; where a pass ends inside an iteration the same prompt may stand in two groups, each with its own integer.
+    It is a pure function, so resuming needs no state. Where an epoch ends within an iteration, a prompt may occur
+    twice.
     """
     chosen = []
     for position in range(iteration * groups, (iteration + 1) * groups):
@@ -138,10 +136,10 @@ def shuffled(number: int, groups: int, seed: int, iteration: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Row:
-    """One condition: a prompt with the further columns of its row, and the seed of its initial noise.
+    """A sample's condition: a prompt with further columns, and the seed of its initial noise.
 
-    `torch.Generator("cpu").manual_seed(seed)`, handed to the stock pipeline, starts from the same noise. Columns named like
-    arguments of the pipeline (`image`, `negative_prompt`, ...) are handed to it.
+    The stock pipeline starts from the same noise with `torch.Generator("cpu").manual_seed(seed)`. Columns with names of
+    pipeline arguments (`image`, `negative_prompt`, ...) are passed to it.
     """
 
     prompt: str

@@ -1,8 +1,8 @@
-"""Groups of samples on disk: their final latents, and a table of prompts, seeds and rewards.
+"""Groups of samples on disk: final latents, and a table of prompts, seeds and rewards.
 
-A folder is written in parts, `latents-00000.safetensors` with the rows of its samples in `part-00000.parquet`; at the end
-the rows of all parts become `groups.parquet`, and `manifest.json` says that the folder is whole. One without it was cut off,
-and is gone on with where the last whole part ends.
+A folder is written in parts: `latents-00000.safetensors` and its rows `part-00000.parquet`. At the end the rows are
+merged into `groups.parquet`, and `manifest.json` marks the folder as complete. An incomplete folder is continued after
+its last complete part.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ else:
 
 MANIFEST, BEGUN, TABLE = "manifest.json", "begun.json", "groups.parquet"
 FORMAT = 1
-SHARD = 64 << 20  # bytes of latents after which a part is written
+WRITTEN = ("rewards", "files", "model", "fingerprint", "dtype", "call")  # keys of a manifest
+SHARD = 64 << 20  # bytes of latents per part
 KEY = "data.groups"
-REWARD = "reward/"  # before the name of a reward's column
+REWARD = "reward/"  # prefix of reward columns
 COLUMNS = {  # of the table, beside the rewards
     "group": "int64",
     "member": "int64",
@@ -55,9 +56,9 @@ class Group:
     """K samples of one prompt.
 
     Attributes:
-        seeds: of each.
-        rewards: (K, R) float64, NaN where one does not apply or was lost.
-        lost: (K,) whether some reward failed.
+        seeds: of the samples.
+        rewards: (K, R) float64, NaN if not applicable or lost.
+        lost: (K,) whether any reward failed.
     """
 
     prompt: Prompt
@@ -68,12 +69,12 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """A whole folder.
+    """A complete folder.
 
     Attributes:
-        manifest: what it says of the model, the call and the files.
-        groups: in their order.
-        places: of each group the file of its latents, and the row of its first sample there.
+        manifest: describes the model, the call and the files.
+        groups: in order.
+        places: latents file of each group, and the row of its first sample.
     """
 
     folder: Path
@@ -83,11 +84,11 @@ class Stored:
 
     @property
     def rewards(self) -> list[str]:
-        """Names of the rewards, in the order of their columns."""
+        """Return the names of the rewards, in the order of their columns."""
         return self.manifest["rewards"]
 
     def latents(self, members: Sequence[tuple[int, int]]) -> State:
-        """The final latents, tensors (B, ...), of members of groups: the group's number, and the sample's among its own.
+        """Return the final latents, tensors (B, ...), of samples given as (group, member) indices.
 
         Raises:
             InputError: a file cannot be read.
@@ -108,18 +109,18 @@ class Stored:
 
 
 class Writer:
-    """Writes a folder, or the rest of one that was cut off.
+    """Write a folder, or continue an incomplete one.
 
     Args:
-        folder: made if it is not there.
-        about: what the samples are, plain JSON; a folder that was begun must have the same.
-        rewards: names of the columns of rewards.
+        folder: created if missing.
+        about: JSON description of the samples; must be equal when continuing.
+        rewards: names of the reward columns.
 
     Attributes:
-        done: groups that are written.
+        done: number of groups on disk.
 
     Raises:
-        InputError: the folder is whole already, was begun for other samples, or pyarrow is missing.
+        InputError: the folder is complete, holds other samples, or pyarrow is missing.
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any], rewards: Sequence[str]):
@@ -141,25 +142,21 @@ class Writer:
 
     @property
     def number(self) -> int:
-        """Groups that are written, or wait for the others of their part."""
+        """Return the number of groups, written or waiting."""
         return self.done + len(self._waiting)
 
     def add(self, groups: Sequence[tuple[Group, State]]) -> None:
-        """Add groups with their latents, tensors (K, ...); a part is written once there is enough for one.
+        """Add groups with latents, tensors (K, ...), and write a part once it is large enough.
 
         Raises:
-            InputError: a column of a prompt is not plain data.
+            InputError: a column of a prompt is not JSON.
         """
         self._waiting += [(group, tuple(x.detach().cpu() for x in latents)) for group, latents in groups]
         if sum(x.nbytes for _, latents in self._waiting for x in latents) >= SHARD:
             self._flush()
 
     def finish(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Write what is left, the whole table and the manifest, which is returned.
-
-        Args:
-            found: what was not known when the folder was begun.
-        """
+        """Write the remaining groups, the table and the manifest; return the manifest, completed by `found`."""
         self._flush()
         files = list(dict.fromkeys(row["file"] for row in self._rows))
         sizes = {file: (self.folder / file).stat().st_size for file in files}
@@ -171,7 +168,7 @@ class Writer:
         return manifest
 
     def _found(self) -> list[dict[str, Any]]:
-        """The rows of the parts that are whole; a part's table is written after its latents."""
+        """Return the rows of complete parts; a part's table is written after its latents."""
         rows: list[dict[str, Any]] = []
         for path in takewhile(Path.exists, (self.folder / _part(number) for number in count())):
             rows += [row for _, row in tables.rows(path, "--groups")]
@@ -201,13 +198,10 @@ class Writer:
 
 
 def read(folder: Path, key: str = KEY) -> Stored:
-    """The groups of a whole folder.
-
-    Args:
-        key: the place named in errors.
+    """Read a complete folder of groups; `key` is the setting named in errors.
 
     Raises:
-        InputError: there is no such folder, it was cut off, or a file of it is missing or another.
+        InputError: the folder is missing or incomplete, or a file is missing or has another size.
     """
     if not (folder / MANIFEST).is_file():
         cut = "was cut off before it was whole; go on with the same command" if (folder / BEGUN).is_file() else ""
@@ -217,9 +211,7 @@ def read(folder: Path, key: str = KEY) -> Stored:
     manifest = tables.document(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise InputError(f"{key}: {folder / MANIFEST} is not a manifest of groups of format {FORMAT}")
-    if missing := [
-        name for name in ("rewards", "files", "model", "fingerprint", "dtype", "call") if name not in manifest
-    ]:
+    if missing := [name for name in WRITTEN if name not in manifest]:
         raise InputError(f"{key}: {folder / MANIFEST} has no {missing[0]!r}, which flowgrpo sample writes")
     for file, size in manifest["files"].items():
         if Path(file).name != file:
@@ -245,10 +237,10 @@ def read(folder: Path, key: str = KEY) -> Stored:
 
 
 def train_prompts(config: RunConfig) -> list[Prompt]:
-    """What a run trains on: the prompts of its stored groups, one of each, or those of `prompts.train`.
+    """Return the training prompts: those of the stored groups, or of `prompts.train`.
 
     Raises:
-        InputError: there are no such groups or prompts.
+        InputError: they cannot be read.
     """
     if config.stored_groups is None:
         return prompts.load_split(config.prompts, "train")
@@ -256,7 +248,7 @@ def train_prompts(config: RunConfig) -> list[Prompt]:
 
 
 def check_parquet(key: str, path: Path) -> None:
-    """Refuse what needs pyarrow where it is not installed.
+    """Check that pyarrow is installed.
 
     Raises:
         InputError: it is not.
@@ -268,13 +260,10 @@ def check_parquet(key: str, path: Path) -> None:
 
 
 def column_of(names: Sequence[str], name: str, key: str) -> int:
-    """Which column of rewards a name is.
-
-    Args:
-        key: the place named in errors.
+    """Return the index of a reward's column.
 
     Raises:
-        InputError: none is.
+        InputError: there is no such reward.
     """
     if name not in names:
         raise InputError(f"{key}: the stored groups have no reward {name!r}, {nearest(name, names)}")
@@ -327,7 +316,7 @@ def _write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file all at once."""
+    """Write a file atomically."""
     partial = path.with_name(f"{path.name}.partial")
     write(partial)
     os.replace(partial, path)

@@ -1,4 +1,4 @@
-"""Rows of a table in one of `SUFFIXES`, each with the place that errors name, and what JSON of others may hold."""
+"""Read tables of all `SUFFIXES` as rows with their places for error messages, and check JSON of other programs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from io import StringIO
 from itertools import chain, islice
 from pathlib import Path
@@ -20,22 +21,19 @@ SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 DELIMITERS = {".csv": ",;", ".tsv": "\t"}
 MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 EXAMPLE = '{"prompt": "a red circle"}'
-LARGEST = 1 << 30  # bytes of a file that is read whole
+LARGEST = 1 << 30  # file size in bytes
 LARGEST_INTEGER = 14_000  # bits, some 4,200 digits
-DEEPEST = 64  # lists and maps in each other
-POINTER, LARGEST_POINTER = b"version https://git-lfs.github.com/spec/", 1024  # how one begins, and its bytes at most
+DEEPEST = 64  # nesting of lists and maps
+POINTER, LARGEST_POINTER = b"version https://git-lfs.github.com/spec/", 1024  # first bytes, largest size
 
 Row = dict[str, Any]
 
 
 def lines(path: Path, key: str) -> list[tuple[int, str]]:
-    """The lines of a text file that are not empty, stripped, with their numbers from 1.
-
-    Args:
-        key: the place named in errors.
+    """Return the stripped, non-empty lines of a text file with their numbers from 1; `key` begins error messages.
 
     Raises:
-        InputError: the file is not text in UTF-8 or, with its mark, in UTF-16.
+        InputError: the file is not UTF-8, nor UTF-16 with a byte order mark.
     """
     text = _text(path, key).replace("\r\n", "\n").replace("\r", "\n")
     stripped = ((number, line.strip()) for number, line in enumerate(text.split("\n"), start=1))
@@ -45,19 +43,19 @@ def lines(path: Path, key: str) -> list[tuple[int, str]]:
 def rows(
     path: Path, key: str, columns: Sequence[str] | None = None, *, needed: str | None = None
 ) -> list[tuple[str, Row]]:
-    """The rows of a table, each with its place: the file, and the line or the row from 1.
+    """Return the rows of a table, each with its place: the file, and the line or row number from 1.
 
-    A .json file is an array of objects, or of texts, which are then the column `prompt`. Cells of a .csv or .tsv file, whose
-    first line names the columns, are texts, None where they are empty; a .csv file has commas or semicolons. Columns of a
-    .parquet file that hold bytes (pictures, sounds) are left out, and of times and decimals come texts and numbers.
+    A .json file is an array of objects, or of texts, which become the column `prompt`. Cells of .csv (comma or
+    semicolon) and .tsv files are texts, None if empty; the first line names the columns. Of .parquet files, columns of
+    bytes (pictures, sounds) are skipped, times become texts and decimals numbers.
 
     Args:
-        key: the place named in errors.
-        columns: of a .parquet file, those that are read; by default all.
+        key: the setting named in errors.
+        columns: to read of a .parquet file; by default all.
         needed: a column that must not hold bytes.
 
     Raises:
-        InputError: the file cannot be read, a line is not a row, or two columns have one name.
+        InputError: the file cannot be read, a line is not a row, or a column name is repeated.
     """
     suffix = path.suffix.lower()
     if suffix == ".parquet":
@@ -70,9 +68,9 @@ def rows(
 
 
 def log(path: Path) -> list[tuple[str, Row]]:
-    """The objects of a .jsonl file that is written line by line, each with its place; none if there is no such file.
+    """Return the objects of a .jsonl log with their places; none if the file is missing.
 
-    A last line that a crash or a full disk cut off is left out, with a warning.
+    A truncated last line (crash, full disk) is skipped with a warning.
 
     Raises:
         InputError: another line is not a JSON object, or the file cannot be read.
@@ -91,7 +89,7 @@ def log(path: Path) -> list[tuple[str, Row]]:
 
 
 def document(path: Path) -> Any:
-    """The value of a JSON file.
+    """Return the value of a JSON file.
 
     Raises:
         InputError: it cannot be read, or is not valid JSON.
@@ -100,19 +98,15 @@ def document(path: Path) -> Any:
 
 
 def value(text: str, place: str, *, of_row: bool = False) -> Any:
-    """The value of a JSON text.
-
-    Args:
-        place: named in errors.
-        of_row: whether it is of a table, where no object may have a key twice.
+    """Return the value of a JSON text; `of_row`, objects must not repeat a key.
 
     Raises:
-        InputError: it is not valid JSON, or holds what `check_plain` refuses.
+        InputError: it is not valid JSON, or `check_plain` refuses it; the message begins with `place`.
     """
     try:
-        parsed = json.loads(text, object_pairs_hook=_unique if of_row else None)
-    except _Doubled as error:
-        raise InputError(f"{place}: the key {error.args[0]!r} stands there twice") from None
+        parsed = json.loads(text, object_pairs_hook=partial(_unique, place) if of_row else None)
+    except InputError:
+        raise
     except json.JSONDecodeError as error:
         raise InputError(f"{place}: not valid JSON ({error.msg} at column {error.colno})") from None
     except RecursionError:
@@ -123,28 +117,24 @@ def value(text: str, place: str, *, of_row: bool = False) -> Any:
     return parsed
 
 
-class _Doubled(Exception):
-    """A key that an object has twice."""
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> Row:
+def _unique(place: str, pairs: list[tuple[str, Any]]) -> Row:
     row = dict(pairs)
     if len(row) < len(pairs):
-        raise _Doubled(_first_doubled([key for key, _ in pairs]))
+        doubled = _first_doubled([key for key, _ in pairs])
+        raise InputError(f"{place}: the key {doubled!r} stands there twice")
     return row
 
 
 def _first_doubled(names: Sequence[str]) -> str | None:
-    """The first of some names that stands there again."""
+    """Return the first repeated name."""
     return next((name for i, name in enumerate(names) if name in names[:i]), None)
 
 
 def check_plain(value: Any, place: str) -> None:
-    """Refuse what no further step can be expected to take, though JSON and YAML can write it.
+    """Refuse values that JSON or YAML can hold but later steps cannot.
 
     Raises:
-        InputError: lists and maps are nested deeper than `DEEPEST`; a whole number is larger than Python writes down; or a
-            text has half of a surrogate pair, which is not a character and cannot be encoded.
+        InputError: nested deeper than `DEEPEST`, an integer above `LARGEST_INTEGER`, or a lone surrogate in a text.
     """
     waiting = [(value, 0)]
     while waiting:
@@ -163,10 +153,10 @@ def check_plain(value: Any, place: str) -> None:
 
 
 def text(row: Row, column: str, place: str) -> str:
-    """The text in a column of a row.
+    """Return the text in a column of a row.
 
     Raises:
-        InputError: the row has no such column, or no text there.
+        InputError: the column is missing or holds no text.
     """
     if column not in row:
         raise InputError(f"{place}: the row has no key {column!r}, it has {', '.join(row) or 'none'}")
@@ -176,13 +166,10 @@ def text(row: Row, column: str, place: str) -> str:
 
 
 def refuse_pointer(file: Path, place: str) -> None:
-    """Refuse a file that Git LFS has not fetched.
-
-    Args:
-        place: before the path in the error.
+    """Refuse a Git LFS pointer in place of a file.
 
     Raises:
-        InputError: there is a pointer in its place.
+        InputError: it is one; `place` stands before the path.
     """
     if not file.is_file() or file.stat().st_size > LARGEST_POINTER:
         return
@@ -240,11 +227,7 @@ def _separated(path: Path, key: str, needed: str | None) -> list[tuple[str, Row]
 
 
 def _declared(path: Path, text: str) -> str | None:
-    """The delimiter that a first line `sep=;` declares, as Excel reads and writes it; None without one.
-
-    Raises:
-        InputError: no file of its suffix has that.
-    """
+    """Return the delimiter that a first line `sep=;` declares, as Excel writes it; None without one."""
     first = next(StringIO(text, newline=""), "").strip(" \r\n").strip('"')
     if not first.lower().startswith("sep=") or len(first) != len("sep=") + 1:
         return None
@@ -257,10 +240,10 @@ def _declared(path: Path, text: str) -> str | None:
 
 
 def _delimiter(path: Path, text: str, needed: str | None) -> str:
-    """What stands between the cells of a file: by the first line, which names the column that is needed.
+    """Guess the delimiter from the first line: it names the needed column, or else has several columns.
 
     Raises:
-        InputError: that line can be read in two ways.
+        InputError: commas and semicolons are both possible.
     """
     first, names = next(StringIO(text, newline=None), "").rstrip("\n"), {}
     for delimiter in DELIMITERS[path.suffix.lower()]:
@@ -300,7 +283,7 @@ def _parquet(path: Path, key: str, columns: Sequence[str] | None, needed: str | 
 
 
 def _holds_bytes(kind: Any) -> bool:
-    """Whether values of an Arrow type are bytes, or hold some."""
+    """Return whether an Arrow type is or contains bytes."""
     import pyarrow as pa
 
     types = pa.types
@@ -310,14 +293,12 @@ def _holds_bytes(kind: Any) -> bool:
         return _holds_bytes(kind.value_type)
     if types.is_nested(kind):
         return any(_holds_bytes(kind.field(i).type) for i in range(kind.num_fields))
-    return any(
-        is_kind(kind)
-        for is_kind in (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
-    )
+    of_bytes = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
+    return any(is_kind(kind) for is_kind in of_bytes)
 
 
 def _plain_type(kind: Any) -> Any:
-    """The type in which values of an Arrow type are read, so that JSON can hold them: times as texts, decimals as floats."""
+    """Return a type that JSON can hold for an Arrow type: times as texts, decimals as floats."""
     import pyarrow as pa
 
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):

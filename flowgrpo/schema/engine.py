@@ -1,4 +1,4 @@
-"""The section of an engine outside, which rolls out for a run (`run.engine`)."""
+"""Section of an external rollout engine (`run.engine`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from flowgrpo.schema.base import Positive, Strict
 
 
 class Engine(Strict):
-    """A server that rolls out: SGLang-Diffusion (`flowgrpo.flow.engine`), or one of texts that tells step maps
-    (`flowgrpo.mdlm.engine`)."""
+    """An external rollout server: SGLang-Diffusion (`flowgrpo.flow.engine`), or a text server that returns step maps
+    (`flowgrpo.mdlm.engine`).
+    """
 
     url: Annotated[list[str], Field(min_length=1)] = ["http://127.0.0.1:30000"]
     """Address of the engine, or a list of several, which take turns."""
@@ -41,5 +42,5 @@ class Engine(Strict):
     @field_validator("url", mode="before")
     @classmethod
     def _one(cls, written: Any) -> Any:
-        """One engine needs no list around it."""
+        """Accept one engine without a list."""
         return [written] if isinstance(written, str) else written

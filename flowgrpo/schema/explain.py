@@ -1,6 +1,6 @@
-"""What a key of a configuration means: the sentence under its field, what it may be, and its default.
+"""Explain a config key: its sentence, allowed values and default.
 
-The sentences are read from the sources when somebody asks, so that a run does not pay for them.
+Sentences are parsed from the sources on demand.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ BOUNDS = {"gt": "above {}", "ge": "at least {}", "lt": "below {}", "le": "at mos
 
 @dataclass(frozen=True, kw_only=True)
 class Explained:
-    """A key, explained.
+    """A config key, explained.
 
     Attributes:
         key: with dots.
         meaning: the sentence under its field.
-        takes: what it may be, in words.
-        default: `PydanticUndefined` where it must be given.
-        value: in the configuration that was asked.
-        below: the keys below it, with their sentences.
-        home: the module that defines it.
+        takes: allowed values, in words.
+        default: `PydanticUndefined` if required.
+        value: in the given configuration.
+        below: keys below it, with their sentences.
+        home: the defining module.
     """
 
     key: str
@@ -47,7 +47,7 @@ class Explained:
 
 
 def sentences(model: type[Strict]) -> dict[str, str]:
-    """The sentence under each field of a section or choice, its own or that of the section it extends."""
+    """Return the sentence under each field of a section or choice, including inherited ones."""
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__):
         if not (issubclass(owner, Strict) and owner is not Strict):
@@ -55,21 +55,18 @@ def sentences(model: type[Strict]) -> dict[str, str]:
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
         assert isinstance(body, ast.ClassDef)
         for field, below in zip(body.body, body.body[1:], strict=False):
-            if not isinstance(field, ast.AnnAssign) or not isinstance(below, ast.Expr):
-                continue
-            if not isinstance(field.target, ast.Name):
-                continue
-            if isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
-                found[field.target.id] = " ".join(below.value.value.split())
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(sentence))):
+                    found[name] = " ".join(sentence.split())
     return found
 
 
 def explain(settings: Strict, key: str) -> Explained:
-    """A key of a configuration.
+    """Explain a key of a configuration.
 
     Args:
-        settings: the configuration, whose words say which options an axis has.
-        key: with dots; of a list's items without a number (`rewards.weight`).
+        settings: the configuration; its choices determine the options of an axis.
+        key: with dots, without list indices (`rewards.weight`).
 
     Raises:
         InputError: there is no such key.
@@ -100,7 +97,7 @@ def explain(settings: Strict, key: str) -> Explained:
 
 
 def _of(value: Any, name: str) -> Any:
-    """A field of a value, of each item of a list or a map."""
+    """Return a field of a value, or of each item of a list or map."""
     if isinstance(value, list):
         return [getattr(item, name) for item in value]
     if isinstance(value, dict):
@@ -109,14 +106,14 @@ def _of(value: Any, name: str) -> Any:
 
 
 def section(annotation: Any) -> type[Strict] | None:
-    """Return the section that an annotation holds, alone, in a list or beside null; None where it holds no section."""
+    """Return the section in an annotation, alone, in a list or optional; None if there is none."""
     if isinstance(annotation, type) and issubclass(annotation, Strict):
         return annotation
     return next((found for inner in get_args(annotation) if (found := section(inner))), None)
 
 
 def takes(field: FieldInfo) -> str:
-    """Return the values that a field takes, in words."""
+    """Return the allowed values of a field, in words."""
     bounds = [
         BOUNDS[name].format(f"{getattr(rule, name):g}")
         for rule in field.metadata

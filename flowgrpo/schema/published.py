@@ -1,4 +1,4 @@
-"""What a preset's source says of the loop and of sizes, beside what a run has."""
+"""Compare loop settings and sizes that a preset's source states with those of a run."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 
 def compared(stated: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """For each key that a source states its value there, `source`, and in the run, `run`.
+    """Return the values of each stated key in the `source` and in the `run`.
 
     Args:
-        stated: configuration keys with dots, and values.
-        run: the configuration of the run as maps within maps; what it lacks is None.
+        stated: values by dotted key.
+        run: nested configuration; missing keys are None.
     """
     return {key: {"source": value, "run": _at(run, key)} for key, value in stated.items()}
 
 
 def line(found: Mapping[str, Mapping[str, Any]], not_said: Sequence[str] = ()) -> str:
-    """Return what `compared` found, in words: each key without its section, its value, and the run's if that differs.
+    """Describe what `compared` returned: each key with the source's value, and the run's if different.
 
     Args:
-        not_said: keys of which the source says nothing, which stand at the end.
+        not_said: keys that the source does not state, listed at the end.
     """
     said = [
         f"{_name(key)} {_short(both['source'])}"
@@ -31,7 +31,7 @@ def line(found: Mapping[str, Mapping[str, Any]], not_said: Sequence[str] = ()) -
 
 
 def _agree(source: Any, run: Any) -> bool:
-    """Whether a run has what a source states; of a map, what it states of it."""
+    """Return whether a run matches the source, on the stated keys of maps."""
     if isinstance(source, Mapping) and isinstance(run, Mapping):
         return all(_agree(value, run.get(key)) for key, value in source.items())
     return source == run

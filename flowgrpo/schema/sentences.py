@@ -1,4 +1,4 @@
-"""Checking what a user has written: what pydantic finds wrong with it, as one sentence."""
+"""Validate user input, with pydantic's errors as one sentence."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ Model = TypeVar("Model", bound=Strict)
 
 
 def checked(model: type[Model], written: Any, place: str = "") -> Model:
-    """The configuration that `written` is.
-
-    Args:
-        place: the dotted key where it stands, for errors; empty for a whole configuration.
+    """Validate a section; `place` is its dotted key for errors, empty for a whole configuration.
 
     Raises:
         InputError: a key is unknown or missing, or a value is wrong.
@@ -30,9 +27,8 @@ def checked(model: type[Model], written: Any, place: str = "") -> Model:
 
 
 def explain_validation_error(error: ValidationError, model: type[Strict], prefix: str = "") -> str:
-    """The first unknown key, else the first wrong value, as one sentence with its place and the nearest valid choice."""
-    # That a value might have been callable is no help. Where it may be one word or number or a list of them, a list is not
-    # wrong for being one.
+    """Describe the first unknown key, or else the first wrong value, with its place and the nearest valid choice."""
+    # Of errors of a union, skip that of callables, and that of single values if a list was given.
     first = min(
         error.errors(),
         key=lambda e: (
@@ -45,7 +41,7 @@ def explain_validation_error(error: ValidationError, model: type[Strict], prefix
     named, unknown = (first["loc"][:-1], first["loc"][-1:]) if kind == "extra_forbidden" else (first["loc"], ())
     path = [*filter(_is_key, named), *unknown]
     place = ".".join(str(part) or repr(part) for part in (*([prefix] if prefix else []), *path))
-    if kind == "value_error":  # raised by us, and already a sentence
+    if kind == "value_error":  # our own sentence
         return str(context["error"])
     if kind == "extra_forbidden":
         keys = [key for key in _keys(model, path[:-1]) if key != "name" or not prefix]
@@ -63,13 +59,13 @@ def explain_validation_error(error: ValidationError, model: type[Strict], prefix
 
 
 def _is_key(part: Any) -> bool:
-    """Whether a part of pydantic's place is a key or an index, not the name of a type that was tried there."""
+    """Return whether a part of pydantic's location is a key or index, not a type of a union."""
     return not (isinstance(part, str) and re.search(r"[\[(]|^(str|float|constrained-float|literal)$", part))
 
 
 def _keys(model: type[Strict], path: list[Any]) -> list[str]:
-    """The keys of the model found by walking `path` from `model`."""
-    below_map = False  # the next part is a name of the user's
+    """Return the keys of the model at `path`."""
+    below_map = False  # the next part is a user-defined key
     for part in path:
         if isinstance(part, int) or below_map:
             below_map = False

@@ -1,7 +1,7 @@
-"""Compositional prompts in GenEval's format (arXiv 2310.11513): objects, their number, their colours and their places.
+"""Compositional prompts in GenEval's format (arXiv 2310.11513): objects, counts, colours and positions.
 
-A row has GenEval's columns `tag`, `include` and `exclude`, which the reward `geneval` reads. The sets are GenEval's six
-tasks and two of ours that ask for more at once; `compositions` is all eight together, each spread over the whole.
+Rows have GenEval's columns `tag`, `include` and `exclude`, which the reward `geneval` reads. The sets are GenEval's six
+tasks and two harder ones of ours; `compositions` interleaves all eight.
 
     single_object   a photo of a bench
     two_object      a photo of a bench and a dog
@@ -12,9 +12,9 @@ tasks and two of ours that ask for more at once; `compositions` is all eight tog
     two_counts      a photo of two benches and three dogs                          (ours; its tag is counting)
     two_relations   a photo of a dog left of a bench and a cup above the bench     (ours; its tag is position)
 
-What is held out is a pair of objects, an object and its number, or an object and its colour, in all sets alike: a pair that
-`two_object:eval` asks for is in no row of `position:train`. Objects alone are held out of `single_object` only. The objects
-are COCO's 80 classes in GenEval's names, as its detector finds them.
+Held out for `eval` are pairs of objects, objects with a count, and objects with a colour, across all sets: a pair of
+`two_object:eval` is in no row of `position:train`. Single objects are held out in `single_object` only. The objects are
+COCO's 80 classes in GenEval's names.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HISSING = ("s", "x", "ch", "sh")
 
 
 def phrase(name: str, count: int = 1, colour: str | None = None, article: str | None = None) -> str:
-    """Objects in words: "a red bench", "three dogs", "the pair of skis"."""
+    """Return objects in words: "a red bench", "three dogs", "the pair of skis"."""
     coloured = f"{colour} {name}" if colour else name
     if name in UNITS:
         unit = UNITS[name]

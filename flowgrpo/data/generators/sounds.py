@@ -1,7 +1,7 @@
-"""Prompts for sounds: what makes which sound, where, and what is heard behind it; for the reward `clap`, or one's own.
+"""Prompts for sounds: source, sound, place and background, for the reward `clap` or custom ones.
 
-`tag` is sound; `source`, `sound` and `background` (None where nothing else is heard) say what the prompt asks for. What is
-held out is a source with a sound, and a sound before a background.
+The columns are `tag` (sound), `source`, `sound` and `background` (or None). Held out are a source with a sound, and a
+sound before a background.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 
 from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, built_in, chosen
 
-# What makes a sound, with the sounds that it can make, and where.
+# Sources with their sounds, and places.
 KINDS = (
     (
         {
@@ -74,7 +74,7 @@ BACKGROUNDS = (
 
 
 def sound(rng: np.random.Generator) -> Draft:
-    """Something that makes a sound, every other time before something else."""
+    """Draw a source with a sound, half of the time before a background."""
     sources, places = KINDS[rng.integers(len(KINDS))]
     (source,), (place,), (behind,) = (chosen(rng, some) for some in (list(sources), places, BACKGROUNDS))
     (heard,) = chosen(rng, sources[source])

@@ -1,7 +1,7 @@
-"""Prompts for pictures with a text in them, for the rewards `ocr` and `video_ocr`.
+"""Prompts for pictures with text, for the rewards `ocr` and `video_ocr`.
 
-The prompt quotes the text, and the column `text` has it; `tag` is ocr. The texts are made of words and numbers, in capitals,
-with a capital each, or small. Words and numbers are held out: each text of `eval` has one that no text of `train` has.
+The prompt quotes the text, which is also the column `text`; `tag` is ocr. Texts consist of words and numbers in upper,
+title or lower case. Each text of `eval` has a word or number that no text of `train` has.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ VERBS = ("that says", "that reads", "with the words", "with the text")
 
 
 def writing(rng: np.random.Generator) -> Draft:
-    """Something that bears a text of one to three words or a number."""
+    """Draw an object that bears a text of one to three words or a number."""
     words, parts = _text(rng)
     (case,) = chosen(rng, CASES)
     text = case(words)
@@ -71,7 +71,7 @@ def writing(rng: np.random.Generator) -> Draft:
 
 
 def _text(rng: np.random.Generator) -> tuple[str, tuple[Part, ...]]:
-    """A text, and the words and numbers in it that can be held out."""
+    """Draw a text, with its words and numbers that can be held out."""
     kind = rng.integers(5)
     adjective, (noun, other) = chosen(rng, ADJECTIVES.split())[0], chosen(rng, NOUNS.split(), 2)
     if kind == 0:

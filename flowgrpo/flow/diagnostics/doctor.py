@@ -1,6 +1,7 @@
 """`flowgrpo doctor`: the certificate on the user's own model, and what most often goes wrong in a run, measured before it.
 
-Two steps of the real sizes stand for the whole in all checks but one: the spread of the rewards is that of real samples.
+Two steps of the real sizes stand for the whole in all checks but one: the spread of the rewards is that of real
+samples.
 """
 
 from __future__ import annotations

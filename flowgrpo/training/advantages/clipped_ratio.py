@@ -69,8 +69,8 @@ def path_clipped(log_ratio: Tensor, advantage: Tensor, bounds: tuple[Tensor, Ten
 def soft_gate_loss(ratio: Tensor, advantage: Tensor, positive: float, negative: float) -> Tensor:
     """Return SAPO's loss (arXiv 2511.20347): -A f(r), f(r) = 4 / t sigmoid(t (r - 1)), t by the sign of A.
 
-    Its gradient is that of -A r times sech^2(t (r - 1) / 2): full at r = 1, fading where PPO would clip. 1 / t corresponds
-    to a clip range, so temperatures too depend on the form of log-probability.
+    Its gradient is that of -A r times sech^2(t (r - 1) / 2): full at r = 1, fading where PPO would clip. 1 / t
+    corresponds to a clip range, so temperatures too depend on the form of log-probability.
     """
     temperature = torch.where(advantage > 0, positive, negative)
     return -advantage * 4 / temperature * torch.sigmoid(temperature * (ratio - 1))

@@ -108,7 +108,8 @@ def nested_leave_one_out(
     Args:
         values: (U,) float64, NaN where a reward is unknown.
         comparison: (U, C) integers; the first column is the group.
-        std: `group` divides by the standard deviation of all values of the group, the same for all depths (one per depth
+        std: `group` divides by the standard deviation of all values of the group, the same for all depths (one per
+            depth
             would weigh the steps); `global` by that of all units.
     """
     _, kin, _ = set_statistics(values, torch.cat([comparison, nested.kin], 1))

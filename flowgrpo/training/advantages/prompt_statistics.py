@@ -1,6 +1,7 @@
 """Reward statistics of each prompt: discounted count and sum, and the last iteration.
 
-Used by a baseline without groups (SPO) and the choice of prompts (VADE). Every process holds the same; checkpoints keep it.
+Used by a baseline without groups (SPO) and the choice of prompts (VADE). Every process holds the same; checkpoints keep
+it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ class PromptStats:
     """Total rewards of training prompts, by index.
 
     Args:
-        half_life: iterations after which a reward counts half. SPO (arXiv 2509.13232) discounts by the divergence of the
+        half_life: iterations after which a reward counts half. SPO (arXiv 2509.13232) discounts by the divergence of
+            the
             policy instead, which needs a reference model.
     """
 

@@ -1,8 +1,8 @@
 """Combine the rewards of a sample before credit assignment.
 
-A member is weight x (reward - offset). `worst` and `cautious` reduce the members of a sample to one number before credit,
-because a minimum does not commute with gains of steps or means of leaves. `sum`, `per_reward` and `decoupled` keep the
-columns for the baseline.
+A member is weight x (reward - offset). `worst` and `cautious` reduce the members of a sample to one number before
+credit, because a minimum does not commute with gains of steps or means of leaves. `sum`, `per_reward` and `decoupled`
+keep the columns for the baseline.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowgrpo.schema.imports.heavy import Tensor, torch
-from flowgrpo.schema.wings import Comparing
+from flowgrpo.schema.wings import BaselineProtocol
 from flowgrpo.training.advantages.baseline import combined
 from rewards import Reward
 
@@ -33,7 +33,7 @@ class Combination:
     offset: Tensor
 
     @classmethod
-    def of(cls, rewards: Sequence[Reward], baseline: Comparing) -> Combination:
+    def of(cls, rewards: Sequence[Reward], baseline: BaselineProtocol) -> Combination:
         """Build the combination of rewards from the options of a baseline."""
         scale, offset = (
             torch.tensor([getattr(reward, name) for reward in rewards], dtype=torch.float64)

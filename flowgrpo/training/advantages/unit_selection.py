@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from flowgrpo.schema.sections import Select
-from flowgrpo.schema.wings import Comparing
+from flowgrpo.schema.wings import BaselineProtocol
 from flowgrpo.training.advantages.baseline import combined
 from flowgrpo.training.advantages.credit_units import CreditUnits
 
@@ -86,7 +86,7 @@ def max_variance(values: Tensor, number: int) -> Tensor:
 
 
 def normalize_advantages(
-    units: CreditUnits, weights: Tensor, *, expected: Tensor, baseline: Comparing, select: Select | None
+    units: CreditUnits, weights: Tensor, *, expected: Tensor, baseline: BaselineProtocol, select: Select | None
 ) -> tuple[Tensor, Tensor]:
     """Return the advantages (U,) of units and a mask (U,) of those that are trained on.
 

@@ -38,8 +38,8 @@ LOGGER = logging.getLogger("flowgrpo")
 class Report:
     """Metric lines of a run, written to a file, the trackers and the terminal by the main process.
 
-    While it is entered, warnings of the logger `flowgrpo` from every process go to `log.txt`, and those of the main process
-    to the terminal.
+    While it is entered, warnings of the logger `flowgrpo` from every process go to `log.txt`, and those of the main
+    process to the terminal.
 
     Args:
         folder: the run's folder.

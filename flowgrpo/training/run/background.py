@@ -13,8 +13,8 @@ LOGGER = logging.getLogger(__name__)
 class Background:
     """Run jobs in one thread, in the order of submission.
 
-    A failed job does not cancel later ones: a checkpoint must not be lost because a picture failed. The next `submit` or
-    `wait` raises the first error. Jobs must read copies of tensors that are being trained.
+    A failed job does not cancel later ones: a checkpoint must not be lost because a picture failed. The next `submit`
+    or `wait` raises the first error. Jobs must read copies of tensors that are being trained.
     """
 
     def __init__(self) -> None:
