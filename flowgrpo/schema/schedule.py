@@ -37,9 +37,9 @@ class Schedule(Strict):
         return self
 
     def factor(self, step: int, total: int) -> float:
-        """Return the factor at optimizer step `step` of `total`, counted from 0, with the formulas of transformers and diffusers.
+        """Return the factor at optimizer step `step` of `total`, counted from 0.
 
-        As there, the first step of a warm-up has rate 0.
+        The formulas are those of transformers and diffusers; as there, the first step of a warm-up has rate 0.
         """
         if step < self.warmup:
             return step / self.warmup

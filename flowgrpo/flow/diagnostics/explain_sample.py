@@ -1,4 +1,4 @@
-"""Open the model of a run's checkpoint, and explain one of its samples."""
+"""Load a run's checkpoint and explain one of its samples."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from rewards.compute import default_device
 def explain_sample(
     settings: Config, run: Path, found: Path, *, prompt: int, seed: int | None, redraws: int, chains: int
 ) -> Explanation:
-    """Explain a sample by the weights that evaluation used (the average, when one is kept) of the checkpoint `found`.
+    """Explain a sample with the evaluation weights (averaged, if kept) of the checkpoint `found`.
 
     Args:
-        prompt: which of the run's held-out prompts, counted from 0 as they are evaluated.
-        seed: of the start; None: that of the prompt in an evaluation.
+        prompt: index of a held-out prompt.
+        seed: of the start; None: that of the evaluation.
         redraws, chains: see `explain`.
 
     Raises:
-        InputError: there is no such prompt, a reward compares samples with each other, or the model cannot be loaded.
+        InputError: there is no such prompt, a reward is group-wise, or the model cannot be loaded.
         RewardError: a reward fails.
     """
     setup.check_model(settings.model)
@@ -48,7 +48,7 @@ def explain_sample(
                 f"explain: the reward {reward.name!r} compares the samples of a group, and a sample alone has none"
             )
     settings = lora_files.kept(settings, run)
-    without = {"attention": None, "compile": False}  # of the machine that trained
+    without = {"attention": None, "compile": False}  # depend on the training machine
     settings = settings.model_copy(update={"model": settings.model.model_copy(update=without)})
     chosen = held_out[prompt]
     setup.check_rewards(

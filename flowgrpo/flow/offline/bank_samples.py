@@ -1,4 +1,4 @@
-"""Samples that a snapshot makes beside stored ones: each in the place of the worse one of a stored pair (SePPO)."""
+"""Replace the worse sample of a stored pair by one of a snapshot (SePPO)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from samplers.trees import Root, Tree
 
 
 def losers(tree: Tree, advantages: torch.Tensor, keep: torch.Tensor) -> list[int]:
-    """The worse leaf of each group's pair.
+    """Return the worse leaf of each group's pair.
 
     Args:
-        advantages: (leaves,) of the samples.
-        keep: (leaves,) bool, whether each is of a pair.
+        advantages: (leaves,).
+        keep: (leaves,) bool, whether a leaf belongs to a pair.
     """
     pairs: dict[int, list[int]] = {}
     for leaf in keep.nonzero().flatten().tolist():
@@ -28,19 +28,19 @@ def losers(tree: Tree, advantages: torch.Tensor, keep: torch.Tensor) -> list[int
 
 
 def root_of(tree: Tree, leaf: int) -> Root:
-    """The root of a leaf."""
+    """Return the root of a leaf."""
     return tree.nodes[tree.leaves[leaf]].root
 
 
 def resampled(
     config: Config, policy: Policy, tree: Tree, leaves: Sequence[int], *, rows: Sequence[Row], iteration: int
 ) -> Tree:
-    """The tree with samples of the policy as it stands in the place of some leaves'.
+    """Return the tree with new samples of the current policy in place of some leaves.
 
     Args:
-        leaves: whose samples are made anew, of chains; one of a group at most.
-        rows: of each, with the seed that its chain starts from.
-        iteration: with the seed of the run, the head of the address of the chains' noise.
+        leaves: of chains, at most one per group.
+        rows: of the leaves, with the seeds of the new chains.
+        iteration: part of the address of the chains' noise.
     """
     if not leaves:
         return tree
@@ -57,7 +57,7 @@ def resampled(
     places = {root_of(tree, leaf).group: leaf for leaf in leaves}
     order = [places[root_of(made, leaf).group] for leaf in range(len(made.leaves))]
     samples = []
-    for stored, own in zip(tree.samples, made.samples, strict=True):
+    for stored, new in zip(tree.samples, made.samples, strict=True):
         samples.append(stored.clone())
-        samples[-1][order] = own.to(stored)
+        samples[-1][order] = new.to(stored)
     return replace(tree, samples=tuple(samples))

@@ -1,4 +1,4 @@
-"""Training on stored groups (`data.groups`): their samples in place of a rollout's, and what they must have in common."""
+"""Training on stored groups (`data.groups`) in place of rollouts."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from samplers.trees import TRUNK, Node, Root, Tree
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Stored groups, as a run trains on them: group i is that of the run's training prompt i.
+    """Stored groups of a run: group i belongs to training prompt i.
 
     Attributes:
-        names: of the R rewards that are trained on.
-        combination: of them.
-        columns: (R,) of each among the stored ones.
+        names: of the R trained rewards.
+        combination: of the rewards.
+        columns: (R,) indices among the stored rewards.
     """
 
     config: Config
@@ -45,12 +45,12 @@ class Source:
     def batch(
         self, groups: Groups, assignment: Assignment, sigmas: Sequence[float], *, iteration: int, device: torch.device
     ) -> Batch:
-        """This process's samples of an iteration as the leaves of a tree, each an edge from its root, and their scores.
+        """Return this process's samples of an iteration, as leaves one edge below their roots, with scores.
 
-        Of a group with more samples than the iteration takes, some are drawn, others the next time.
+        Larger groups are subsampled anew in each iteration.
 
         Args:
-            assignment: which samples are this process's: a group of the iteration and a place in it each.
+            assignment: (group, index) of this process's samples.
             sigmas: the schedule that noise levels are drawn from.
         """
         own, parts = assignment.own, parts_of(self.config, groups, iteration)
@@ -72,7 +72,7 @@ class Source:
         return Batch(groups, tree, Scores(values, lost, 0.0), 0, stored=True)
 
     def _members(self, groups: Groups, group: int, iteration: int) -> list[int]:
-        """Which samples of its stored group an iteration's group has."""
+        """Return the members of a stored group that an iteration uses."""
         size, there = groups.roots[group], len(self.stored.groups[groups.prompts[group]].seeds)
         if size == there:
             return list(range(there))
@@ -80,10 +80,10 @@ class Source:
 
 
 def source_of(config: Config) -> Source | None:
-    """The stored groups of a run; None where it samples its own.
+    """Return the stored groups of a run; None if it samples its own.
 
     Raises:
-        InputError: the folder is not whole, its groups are smaller than the run's, or a reward was not stored.
+        InputError: the folder is incomplete, its groups are too small, or a reward was not stored.
     """
     if config.data.groups is None:
         return None
@@ -108,11 +108,7 @@ def source_of(config: Config) -> Source | None:
 
 
 def check_model(config: Config, source: Source | None, call: dict[str, Any]) -> None:
-    """Refuse a model, a precision or a call that is not that of the stored samples.
-
-    Args:
-        source: the stored groups; None where the run samples its own.
-        call: the whole call of the run.
+    """Check that model, precision and call are those of the stored samples, if any; `call` is complete.
 
     Raises:
         InputError: one differs.
