@@ -49,11 +49,10 @@ def load(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) ->
 def of_run(folder: Path, *, resolve: bool = True) -> RunConfig:
     """Return the configuration in a run's folder; renamed keys of old runs are accepted.
 
+    Raises InputError if there is no run, or its configuration cannot be read.
+
     Args:
         resolve: search relative paths in the folder where the run was started, then in the current one.
-
-    Raises:
-        InputError: there is no run, or its configuration cannot be read.
     """
     if not (folder / "config.yaml").is_file():
         raise InputError(f"{folder}: there is no run here, a run's folder holds config.yaml")
@@ -93,11 +92,7 @@ def dumped(config: RunConfig) -> str:
 
 
 def override(text: str) -> tuple[str, Any]:
-    """Parse a `key=value` text; the value is YAML.
-
-    Raises:
-        InputError: the text is malformed.
-    """
+    """Parse a `key=value` text; the value is YAML. Raises InputError if the text is malformed."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise InputError(f"{text!r}: an override is written key=value, for example train.iterations=4")

@@ -1,9 +1,9 @@
-"""Measure the certificate of every pipeline of the zoo, and write the tables that `flowgrpo models` and the docs show.
+"""Measure the certificate of every pipeline of the zoo, and write flowgrpo/data/models.json and docs/models.md.
 
     python scripts/certify_models.py [NAME ...]
 
-Writes flowgrpo/data/models.json and docs/models.md; with names, only those rows are measured anew. About 6 minutes on 2
-cores for all. A pipeline that fails a check, or refuses to run, is listed with the reason and does not count.
+With names, only those rows are measured. All take about 6 minutes on 2 cores. A pipeline that fails is listed with the
+reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TABLE, PAGE = ROOT / "flowgrpo" / "data" / "models.json", ROOT / "docs" / "model
 
 
 def row(name: str, specimen: Specimen) -> dict[str, Any]:
-    """One row of the table, measured."""
+    """Measure one row of the table."""
     pipeline, _, variant = name.removesuffix(")").partition(" (")
     started = time.perf_counter()
     try:
@@ -143,7 +143,7 @@ def page(rows: list[dict[str, Any]]) -> str:
 
 
 def main(names: list[str]) -> None:
-    """Measure, and write both tables."""
+    """Measure, and write both files."""
     torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)

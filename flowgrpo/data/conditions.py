@@ -33,10 +33,9 @@ def resolved(value: Any, folder: Path) -> Any:
 
 
 def loaded(value: Any) -> Any:
-    """Load a value of a row for a pipeline.
+    """Load a file named in a row: a PIL image (RGB), a list of them (video), or float32 (channels, samples) in [-1, 1].
 
-    A picture becomes an RGB `PIL.Image`, a video a list of them, a sound float32 (channels, samples) in [-1, 1] at its
-    own rate; lists are loaded by item, and other values returned unchanged.
+    Lists are loaded by item, and other values returned unchanged.
     """
     if isinstance(value, list):
         return [loaded(item) for item in value]
@@ -44,11 +43,7 @@ def loaded(value: Any) -> Any:
 
 
 def check(columns: Iterable[Mapping[str, Any]], taken: Collection[str], key: str) -> None:
-    """Open every file named in the columns that the pipeline takes; `key` is the setting named in errors.
-
-    Raises:
-        InputError: a file is missing or unreadable, or a condition is not a file name.
-    """
+    """Open every file named in columns that the pipeline takes. Raises InputError if one is missing or unreadable."""
     given = [(name, value) for row in columns for name, value in row.items() if name in taken]
     values = [(name, one) for name, value in given for one in (value if isinstance(value, list) else [value])]
     for column, value in dict.fromkeys((n, v) for n, v in values if n in COLUMNS and isinstance(v, str)):

@@ -26,20 +26,15 @@ _CODES = ("algorithm.tree.function",)
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
-    """A path in a configuration: `holder[key]` is `before + path + after`.
+    """A path in a configuration: `holder[key]` is `before + path + after`."""
 
-    Attributes:
-        place: dotted key for errors.
-        sure: whether it is certainly a path, not e.g. a hub id.
-    """
-
-    place: str
+    place: str  # dotted key for errors
     holder: Any
     key: str | int
     path: str
     before: str = ""
     after: str = ""
-    sure: bool = True
+    sure: bool = True  # whether it is certainly a path, not e.g. a hub id
 
 
 def paths(written: Mapping[str, Any]) -> Iterator[Named]:
@@ -85,11 +80,7 @@ def resolve(written: dict[str, Any], folder: Path) -> list[Named]:
 
 
 def check_found(written: Mapping[str, Any], missing: list[Named], folder: Path) -> None:
-    """Refuse paths that `resolve` did not find and no override replaced.
-
-    Raises:
-        InputError: a path is neither beside the config nor in the current folder.
-    """
+    """Raise InputError for a path that `resolve` did not find, unless an override replaced it."""
     still = {(named.place, named.path) for named in paths(written)}
     for named in missing:
         if (named.place, named.path) in still:

@@ -30,11 +30,7 @@ _CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator annotations, as i
 
 
 def grade_school(row: Row, place: str) -> Row:
-    """Convert a row of GSM8K (`question`, `answer` ending in #### and the number).
-
-    Raises:
-        InputError: a column is missing, or the answer has no ####.
-    """
+    """Convert a row of GSM8K: `question`, and `answer` ending in #### and the number, or raise InputError."""
     question, worked = tables.text(row, "question", place), tables.text(row, "answer", place)
     solution, mark, answer = worked.rpartition("####")
     if not mark:
@@ -44,11 +40,7 @@ def grade_school(row: Row, place: str) -> Row:
 
 
 def competition(row: Row, place: str) -> Row:
-    r"""Convert a row of MATH (`problem`, `solution` with the answer in \boxed; MATH-500 has a column `answer`).
-
-    Raises:
-        InputError: a column or the answer is missing.
-    """
+    r"""Convert a row of MATH: `problem`, and `solution` with a \boxed answer (MATH-500: `answer`), or raise InputError."""
     problem = tables.text(row, "problem", place)
     if row.get("answer") is not None:
         solution, answer = row.get("solution"), tables.text(row, "answer", place)
@@ -72,31 +64,19 @@ def _joined(row: Row, asked: str, *, question: str, answer: str, completion: str
 
 
 def objects(row: Row, place: str) -> Row:
-    """Convert a row of GenEval's metadata: `prompt`, `tag`, `include` and perhaps `exclude`.
-
-    Raises:
-        InputError: there is no prompt, or `include` is not a list.
-    """
+    """Convert a row of GenEval's metadata: `prompt`, `tag`, `include` and perhaps `exclude`, or raise InputError."""
     if not isinstance(row.get("include"), list):
         raise InputError(f"{place}: include is {row.get('include')!r}, GenEval's is a list of objects")
     return {"prompt": tables.text(row, "prompt", place), **row}
 
 
 def preferred(row: Row, place: str) -> Row:
-    """Convert a row of Pick-a-Pic: its `caption` is the prompt.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Convert a row of Pick-a-Pic: its `caption` is the prompt. Raises InputError if there is none."""
     return {"prompt": tables.text(row, "caption", place).strip()}
 
 
 def drawn(row: Row, place: str) -> Row:
-    """Convert a row of DrawBench (`Prompts` and `Category`, in any case).
-
-    Raises:
-        InputError: there is no such column.
-    """
+    """Convert a row of DrawBench: `Prompts` and `Category`, in any case, or raise InputError."""
     lower = {name.lower(): cell for name, cell in row.items()}
     return {"prompt": tables.text(lower, "prompts", place).strip(), "category": lower.get("category")}
 
@@ -157,15 +137,12 @@ def is_corpus(source: str) -> bool:
 
 
 def load(source: str, folder: str, key: str) -> list[Row]:
-    """Return the prompt rows of a corpus.
+    """Return the prompt rows of a corpus. Raises InputError if there is no such split or file, or a row is malformed.
 
     Args:
         source: corpus, colon, and a split or a file.
         folder: holds a folder for each corpus.
         key: the setting named in errors.
-
-    Raises:
-        InputError: there is no such split or file, or a row is malformed.
     """
     corpus = CORPORA[source.partition(":")[0]]
     read = files(source, folder, key)

@@ -50,16 +50,13 @@ def load(
     """Return the prompts of a built-in set, a corpus, a hub dataset (hub:owner/name:split), a .txt file or a table.
 
     Missing columns of a row are None, and empty lines are skipped. File names of pictures, videos and sounds are
-    relative to the table and become absolute.
+    relative to the table and become absolute. Raises InputError if there is no such source, or a line is malformed.
 
     Args:
         key: the setting named in errors.
         column: the prompt's column in a table or hub dataset.
         folder: of corpora; see `flowgrpo.data.corpora`.
         template: a name in `flowgrpo.data.generators.templates`, applied to every prompt.
-
-    Raises:
-        InputError: there is no such source, or a line is malformed.
     """
     prompts = [
         Prompt(templates.apply(template, row["prompt"]), {k: _cell(k, v) for k, v in row.items() if k != "prompt"})
@@ -124,8 +121,7 @@ def _filled(rows: list[tables.Row]) -> list[tables.Row]:
 def shuffled(number: int, groups: int, seed: int, iteration: int) -> list[int]:
     """Return the prompt indices of an iteration's groups, from an endless sequence of shuffled epochs over `number` prompts.
 
-    It is a pure function, so resuming needs no state. Where an epoch ends within an iteration, a prompt may occur
-    twice.
+    It is a pure function, so resuming needs no state. A prompt may occur twice where an epoch ends within an iteration.
     """
     chosen = []
     for position in range(iteration * groups, (iteration + 1) * groups):

@@ -53,34 +53,22 @@ COLUMNS = {  # of the table, beside the rewards
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """K samples of one prompt.
-
-    Attributes:
-        seeds: of the samples.
-        rewards: (K, R) float64, NaN if not applicable or lost.
-        lost: (K,) whether any reward failed.
-    """
+    """K samples of one prompt."""
 
     prompt: Prompt
-    seeds: Sequence[int]
-    rewards: torch.Tensor
-    lost: torch.Tensor
+    seeds: Sequence[int]  # of the samples
+    rewards: torch.Tensor  # (K, R) float64, NaN if not applicable or lost
+    lost: torch.Tensor  # (K,) whether any reward failed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """A complete folder.
-
-    Attributes:
-        manifest: describes the model, the call and the files.
-        groups: in order.
-        places: latents file of each group, and the row of its first sample.
-    """
+    """A complete folder."""
 
     folder: Path
-    manifest: Mapping[str, Any]
-    groups: Sequence[Group]
-    places: Sequence[tuple[str, int]]
+    manifest: Mapping[str, Any]  # describes the model, the call and the files
+    groups: Sequence[Group]  # in order
+    places: Sequence[tuple[str, int]]  # latents file of each group, and the row of its first sample
 
     @property
     def rewards(self) -> list[str]:
@@ -88,11 +76,7 @@ class Stored:
         return self.manifest["rewards"]
 
     def latents(self, members: Sequence[tuple[int, int]]) -> State:
-        """Return the final latents, tensors (B, ...), of samples given as (group, member) indices.
-
-        Raises:
-            InputError: a file cannot be read.
-        """
+        """Return final latents, tensors (B, ...), of (group, member) indices. Raises InputError if a file cannot be read."""
         by_file: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for at, (group, member) in enumerate(members):
             file, first = self.places[group]
@@ -111,16 +95,8 @@ class Stored:
 class Writer:
     """Write a folder, or continue an incomplete one.
 
-    Args:
-        folder: created if missing.
-        about: JSON description of the samples; must be equal when continuing.
-        rewards: names of the reward columns.
-
-    Attributes:
-        done: number of groups on disk.
-
-    Raises:
-        InputError: the folder is complete, holds other samples, or pyarrow is missing.
+    Raises InputError if the folder is complete, holds other samples, or pyarrow is missing. `about` is a JSON
+    description of the samples, and must be equal when continuing; `rewards` are the names of the reward columns.
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any], rewards: Sequence[str]):
@@ -138,7 +114,7 @@ class Writer:
         _replace(folder / BEGUN, lambda path: path.write_text(json.dumps(self._about, indent=1) + "\n"))
         self._rows = self._found()
         self._parts = len({row["file"] for row in self._rows})
-        self.done = len({row["group"] for row in self._rows})
+        self.done = len({row["group"] for row in self._rows})  # groups on disk
 
     @property
     def number(self) -> int:
@@ -146,11 +122,7 @@ class Writer:
         return self.done + len(self._waiting)
 
     def add(self, groups: Sequence[tuple[Group, State]]) -> None:
-        """Add groups with latents, tensors (K, ...), and write a part once it is large enough.
-
-        Raises:
-            InputError: a column of a prompt is not JSON.
-        """
+        """Add groups with latents (K, ...), and write a part once it is large enough. Raises InputError for columns not JSON."""
         self._waiting += [(group, tuple(x.detach().cpu() for x in latents)) for group, latents in groups]
         if sum(x.nbytes for _, latents in self._waiting for x in latents) >= SHARD:
             self._flush()
@@ -198,11 +170,7 @@ class Writer:
 
 
 def read(folder: Path, key: str = KEY) -> Stored:
-    """Read a complete folder of groups; `key` is the setting named in errors.
-
-    Raises:
-        InputError: the folder is missing or incomplete, or a file is missing or has another size.
-    """
+    """Read a complete folder of groups. Raises InputError, naming `key`, if it is incomplete or a file has changed."""
     if not (folder / MANIFEST).is_file():
         cut = "was cut off before it was whole; go on with the same command" if (folder / BEGUN).is_file() else ""
         raise InputError(
@@ -237,22 +205,14 @@ def read(folder: Path, key: str = KEY) -> Stored:
 
 
 def train_prompts(config: RunConfig) -> list[Prompt]:
-    """Return the training prompts: those of the stored groups, or of `prompts.train`.
-
-    Raises:
-        InputError: they cannot be read.
-    """
+    """Return the training prompts: those of the stored groups, or of `prompts.train`."""
     if config.stored_groups is None:
         return prompts.load_split(config.prompts, "train")
     return [group.prompt for group in read(Path(config.stored_groups)).groups]
 
 
 def check_parquet(key: str, path: Path) -> None:
-    """Check that pyarrow is installed.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Check that pyarrow is installed. Raises InputError if it is not."""
     try:
         import pyarrow  # noqa: F401 - whether it is there
     except ModuleNotFoundError:
@@ -260,11 +220,7 @@ def check_parquet(key: str, path: Path) -> None:
 
 
 def column_of(names: Sequence[str], name: str, key: str) -> int:
-    """Return the index of a reward's column.
-
-    Raises:
-        InputError: there is no such reward.
-    """
+    """Return the index of a reward's column. Raises InputError if there is no such reward."""
     if name not in names:
         raise InputError(f"{key}: the stored groups have no reward {name!r}, {nearest(name, names)}")
     return list(names).index(name)

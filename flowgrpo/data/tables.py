@@ -30,11 +30,7 @@ Row = dict[str, Any]
 
 
 def lines(path: Path, key: str) -> list[tuple[int, str]]:
-    """Return the stripped, non-empty lines of a text file with their numbers from 1; `key` begins error messages.
-
-    Raises:
-        InputError: the file is not UTF-8, nor UTF-16 with a byte order mark.
-    """
+    """Return the non-empty, stripped lines of a UTF-8 (or marked UTF-16) file with numbers from 1; `key` is for errors."""
     text = _text(path, key).replace("\r\n", "\n").replace("\r", "\n")
     stripped = ((number, line.strip()) for number, line in enumerate(text.split("\n"), start=1))
     return [(number, line) for number, line in stripped if line]
@@ -47,15 +43,13 @@ def rows(
 
     A .json file is an array of objects, or of texts, which become the column `prompt`. Cells of .csv (comma or
     semicolon) and .tsv files are texts, None if empty; the first line names the columns. Of .parquet files, columns of
-    bytes (pictures, sounds) are skipped, times become texts and decimals numbers.
+    bytes (pictures, sounds) are skipped, times become texts and decimals numbers. Raises InputError if the file cannot
+    be read, a line is not a row, or a column name is repeated.
 
     Args:
         key: the setting named in errors.
         columns: to read of a .parquet file; by default all.
         needed: a column that must not hold bytes.
-
-    Raises:
-        InputError: the file cannot be read, a line is not a row, or a column name is repeated.
     """
     suffix = path.suffix.lower()
     if suffix == ".parquet":
@@ -70,10 +64,7 @@ def rows(
 def log(path: Path) -> list[tuple[str, Row]]:
     """Return the objects of a .jsonl log with their places; none if the file is missing.
 
-    A truncated last line (crash, full disk) is skipped with a warning.
-
-    Raises:
-        InputError: another line is not a JSON object, or the file cannot be read.
+    A truncated last line (crash, full disk) is skipped with a warning; other malformed lines raise InputError.
     """
     written = enumerate(_bytes(path).split(b"\n") if path.is_file() else [], start=1)
     lines = [(f"{path}:{number}", line) for number, line in written if line.strip()]
@@ -89,20 +80,12 @@ def log(path: Path) -> list[tuple[str, Row]]:
 
 
 def document(path: Path) -> Any:
-    """Return the value of a JSON file.
-
-    Raises:
-        InputError: it cannot be read, or is not valid JSON.
-    """
+    """Return the value of a JSON file. Raises InputError if it cannot be read, or is not valid JSON."""
     return value(_bytes(path).decode(errors="replace"), str(path))
 
 
 def value(text: str, place: str, *, of_row: bool = False) -> Any:
-    """Return the value of a JSON text; `of_row`, objects must not repeat a key.
-
-    Raises:
-        InputError: it is not valid JSON, or `check_plain` refuses it; the message begins with `place`.
-    """
+    """Return the value of a JSON text, or raise InputError; `of_row`, objects must not repeat a key."""
     try:
         parsed = json.loads(text, object_pairs_hook=partial(_unique, place) if of_row else None)
     except InputError:
@@ -131,11 +114,7 @@ def _first_doubled(names: Sequence[str]) -> str | None:
 
 
 def check_plain(value: Any, place: str) -> None:
-    """Refuse values that JSON or YAML can hold but later steps cannot.
-
-    Raises:
-        InputError: nested deeper than `DEEPEST`, an integer above `LARGEST_INTEGER`, or a lone surrogate in a text.
-    """
+    """Raise InputError for values that later steps cannot handle: too deep, huge integers, lone surrogates."""
     waiting = [(value, 0)]
     while waiting:
         item, depth = waiting.pop()
@@ -153,11 +132,7 @@ def check_plain(value: Any, place: str) -> None:
 
 
 def text(row: Row, column: str, place: str) -> str:
-    """Return the text in a column of a row.
-
-    Raises:
-        InputError: the column is missing or holds no text.
-    """
+    """Return the text in a column of a row. Raises InputError if the column is missing or holds no text."""
     if column not in row:
         raise InputError(f"{place}: the row has no key {column!r}, it has {', '.join(row) or 'none'}")
     if not isinstance(row[column], str) or not row[column].strip():
@@ -166,11 +141,7 @@ def text(row: Row, column: str, place: str) -> str:
 
 
 def refuse_pointer(file: Path, place: str) -> None:
-    """Refuse a Git LFS pointer in place of a file.
-
-    Raises:
-        InputError: it is one; `place` stands before the path.
-    """
+    """Refuse a Git LFS pointer in place of a file. Raises InputError if it is one; `place` stands before the path."""
     if not file.is_file() or file.stat().st_size > LARGEST_POINTER:
         return
     with file.open("rb") as opened:
@@ -240,11 +211,7 @@ def _declared(path: Path, text: str) -> str | None:
 
 
 def _delimiter(path: Path, text: str, needed: str | None) -> str:
-    """Guess the delimiter from the first line: it names the needed column, or else has several columns.
-
-    Raises:
-        InputError: commas and semicolons are both possible.
-    """
+    """Guess the delimiter from the first line: it names the needed column, or else has several columns."""
     first, names = next(StringIO(text, newline=None), "").rstrip("\n"), {}
     for delimiter in DELIMITERS[path.suffix.lower()]:
         with suppress(csv.Error):

@@ -79,11 +79,7 @@ def _parsed(text: str) -> Any:
 
 
 def parse_yaml(text: str, place: str) -> Any:
-    """Return the value of a YAML text.
-
-    Raises:
-        InputError: the text is not YAML; names `place` and the line.
-    """
+    """Return the value of a YAML text. Raises InputError if the text is not YAML; names `place` and the line."""
     if len(text) > LARGEST_TEXT:
         raise InputError(f"{place}: has {len(text)} characters, at most {LARGEST_TEXT} are read")
     try:
@@ -100,11 +96,7 @@ def parse_yaml(text: str, place: str) -> Any:
 
 
 def read_map(path: Path) -> dict[str, Any]:
-    """Return the map of a YAML config file, unvalidated.
-
-    Raises:
-        InputError: the file cannot be read, or is not a map.
-    """
+    """Return the map of a YAML config file, unvalidated. Raises InputError if it cannot be read, or is not a map."""
     try:
         with path.open("rb") as file:
             text = file.read(LARGEST_TEXT + 1).decode("utf-8-sig")

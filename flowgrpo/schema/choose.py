@@ -18,13 +18,7 @@ Choices = Mapping[str, Mapping[str, type[Choice]]]
 def build_axes(written: Any, table: Mapping[str, PresetRow], choices: Choices, default: str) -> dict[str, Any]:
     """Return the preset's name and the choice of each axis, for the section `algorithm` as a user wrote it.
 
-    Args:
-        table: presets.
-        choices: of each axis.
-        default: preset if none is named.
-
-    Raises:
-        InputError: the preset, an axis, a choice or an option is wrong.
+    `default` is the preset if none is named. Raises InputError if the preset, an axis, a choice or an option is wrong.
     """
     if not isinstance(written, Mapping):
         raise InputError(f"algorithm: {written!r} is not a map such as {{preset: {default}}}")
@@ -43,12 +37,7 @@ def build_axes(written: Any, table: Mapping[str, PresetRow], choices: Choices, d
 
 
 def filled(config: Any, table: Mapping[str, Mapping[str, Any]], default: str) -> Any:
-    """Return a config with the keys beside `algorithm` that its preset sets and it omits.
-
-    Args:
-        table: by preset, values of keys in a section, e.g. `model.guidance`.
-        default: preset if none is named.
-    """
+    """Return a config with the keys beside `algorithm` that its preset (see `table`) sets and it omits."""
     algorithm = config.get("algorithm", {}) if isinstance(config, Mapping) else None
     preset = algorithm.get("preset", default) if isinstance(algorithm, Mapping) else None
     for key, value in table.get(preset, {}).items() if isinstance(preset, str) else ():
@@ -62,13 +51,7 @@ def options(row: Mapping[str, Any], written: Any, choices: Mapping[str, Any], pl
     """Return the name and options of a choice, as a user wrote it over a preset's row.
 
     A word, or a map that names another choice, replaces the row; a map without a name, or with the same one, replaces
-    single options.
-
-    Args:
-        place: dotted key for errors.
-
-    Raises:
-        InputError: the choice is unknown.
+    single options. Raises InputError, naming `place`, if the choice is unknown.
     """
     if not isinstance(written, str | Mapping):
         raise InputError(f"{place}: {written!r} is neither a word nor a map of a name and options")

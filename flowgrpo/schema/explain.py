@@ -25,25 +25,15 @@ BOUNDS = {"gt": "above {}", "ge": "at least {}", "lt": "below {}", "le": "at mos
 
 @dataclass(frozen=True, kw_only=True)
 class Explained:
-    """A config key, explained.
+    """A config key, explained."""
 
-    Attributes:
-        key: with dots.
-        meaning: the sentence under its field.
-        takes: allowed values, in words.
-        default: `PydanticUndefined` if required.
-        value: in the given configuration.
-        below: keys below it, with their sentences.
-        home: the defining module.
-    """
-
-    key: str
-    meaning: str
-    takes: str
-    default: Any
-    value: Any
-    below: dict[str, str]
-    home: str
+    key: str  # with dots
+    meaning: str  # the sentence under its field
+    takes: str  # allowed values, in words
+    default: Any  # `PydanticUndefined` if required
+    value: Any  # in the given configuration
+    below: dict[str, str]  # keys below it, with their sentences
+    home: str  # the defining module
 
 
 def sentences(model: type[Strict]) -> dict[str, str]:
@@ -62,15 +52,7 @@ def sentences(model: type[Strict]) -> dict[str, str]:
 
 
 def explain(settings: Strict, key: str) -> Explained:
-    """Explain a key of a configuration.
-
-    Args:
-        settings: the configuration; its choices determine the options of an axis.
-        key: with dots, without list indices (`rewards.weight`).
-
-    Raises:
-        InputError: there is no such key.
-    """
+    """Explain a dotted key of a configuration, without list indices. Raises InputError if there is no such key."""
     model: type[Strict] | None = type(settings)
     value: Any = settings
     parts = key.split(".")

@@ -45,12 +45,7 @@ Quantised = Literal["int8", "nf4"]
 
 
 def check_base(lora: Lora | None, quantise: Quantised | None, merge: LoraPath | None) -> None:
-    """Check that quantise, merge and lora fit together.
-
-    Raises:
-        InputError: a quantised base is trained, or a LoRA is merged into a base with adapters, which an export would
-            lack.
-    """
+    """Raise InputError if a quantised base is trained, or a LoRA is merged into a base with adapters."""
     if quantise is not None and lora is None:
         way_out = "give model.lora a rank, or set model.quantise=null"
         raise InputError(

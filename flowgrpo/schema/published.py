@@ -7,21 +7,12 @@ from typing import Any
 
 
 def compared(stated: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the values of each stated key in the `source` and in the `run`.
-
-    Args:
-        stated: values by dotted key.
-        run: nested configuration; missing keys are None.
-    """
+    """Return the stated value (`source`) and the run's (`run`, None if missing) of each dotted key."""
     return {key: {"source": value, "run": _at(run, key)} for key, value in stated.items()}
 
 
 def line(found: Mapping[str, Mapping[str, Any]], not_said: Sequence[str] = ()) -> str:
-    """Describe what `compared` returned: each key with the source's value, and the run's if different.
-
-    Args:
-        not_said: keys that the source does not state, listed at the end.
-    """
+    """Describe what `compared` returned: each key with the source's value, and the run's if different; then `not_said`."""
     said = [
         f"{_name(key)} {_short(both['source'])}"
         + ("" if _agree(both["source"], both["run"]) else f" (here {_short(both['run'])})")

@@ -37,10 +37,7 @@ class Schedule(Strict):
         return self
 
     def factor(self, step: int, total: int) -> float:
-        """Return the factor at optimizer step `step` of `total`, counted from 0.
-
-        The formulas are those of transformers and diffusers; as there, the first step of a warm-up has rate 0.
-        """
+        """Return the factor at step `step` of `total`, counted from 0, by the formulas of transformers and diffusers."""
         if step < self.warmup:
             return step / self.warmup
         done = (step - self.warmup) / max(1, total - self.warmup)
@@ -55,11 +52,7 @@ class Schedule(Strict):
 
 
 def read_part(written: Any, key: str = "eval.adapter_steps") -> Any:
-    """Return [first, end] of a part written as `first:end` or as a list; None stays.
-
-    Raises:
-        InputError: it is malformed, or not 0 <= first <= end <= 1.
-    """
+    """Return [first, end] of `first:end` or a list; None stays. Raises InputError unless 0 <= first <= end <= 1."""
     if written is None:
         return None
     ends = written.split(":") if isinstance(written, str) else written

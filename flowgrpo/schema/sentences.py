@@ -15,11 +15,7 @@ Model = TypeVar("Model", bound=Strict)
 
 
 def checked(model: type[Model], written: Any, place: str = "") -> Model:
-    """Validate a section; `place` is its dotted key for errors, empty for a whole configuration.
-
-    Raises:
-        InputError: a key is unknown or missing, or a value is wrong.
-    """
+    """Validate a section, or raise InputError; `place` is its dotted key, empty for a whole configuration."""
     try:
         return model.model_validate(written)
     except ValidationError as error:

@@ -30,11 +30,7 @@ def names() -> list[str]:
 
 
 def whole(name: str) -> str:
-    """Return the full name of a built-in config.
-
-    Raises:
-        InputError: the name is unknown or ambiguous.
-    """
+    """Return the full name of a built-in config. Raises InputError if the name is unknown or ambiguous."""
     if name in names():
         return name
     meant = [SHORT[name]] if name in SHORT else _begun(name)
@@ -46,11 +42,7 @@ def whole(name: str) -> str:
 
 
 def place_of(path: str | Path) -> Path:
-    """Return the file of a built-in config; existing files and other paths unchanged.
-
-    Raises:
-        InputError: the name is ambiguous.
-    """
+    """Return the file of a built-in config; other paths unchanged. Raises InputError if the name is ambiguous."""
     name = str(path)
     if Path(path).is_file() or not (name in SHORT or _begun(name)):
         return Path(path)

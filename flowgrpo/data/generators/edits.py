@@ -75,11 +75,7 @@ SET = PromptSet(edit, train=256, eval=64)
 
 
 def load(source: str, folder: str, key: str) -> list[Row]:
-    """Return the rows of one of `NAMES`; missing pictures are drawn into `folder`/edits.
-
-    Raises:
-        InputError: the pictures cannot be written.
-    """
+    """Return the rows of `NAMES`; missing pictures are drawn into `folder`/edits, or InputError is raised."""
     into = Path(folder, "edits").resolve()
     rows = drafts.rows("edits", SET, source.partition(":")[2])
     try:

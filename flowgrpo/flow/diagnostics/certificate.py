@@ -33,10 +33,8 @@ BFLOAT16_DRIFT = 0.0  # equal calls give equal numbers in any dtype
 def certify(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: Sequence[Row]) -> list[Check]:
     """Run all checks of a pipeline class, in float32 except for the bfloat16 drift.
 
-    Args:
-        build: makes the same stock pipeline each time.
-        call: arguments of its call.
-        rows: three or more, two with the same prompt, and prompts of unequal length.
+    `build` makes the same stock pipeline each time, `call` are its arguments. Give three or more rows, two with the
+    same prompt, and prompts of unequal length.
     """
     policy = DiffusersPolicy(build(), call, text_encoders="offload")
     policy.check(rows)
@@ -219,10 +217,9 @@ def lora_reloads(
 def rolled_out(
     policy: DiffusersPolicy, rows: Sequence[Row], kernel: Kernel | Sequence[Kernel], micro_batch: int
 ) -> Tree:
-    """Roll out one chain per row without gradients.
+    """Roll out one chain per row without gradients, by one kernel or one per step.
 
-    Args:
-        kernel: of all steps, or one each. Unless it is ODE, all steps but the last are stochastic and trained.
+    Unless it is ODE, all steps but the last are stochastic and trained.
     """
     roots = [Root(i, 0, row) for i, row in enumerate(rows)]
     states = [policy.start([row]) for row in rows]

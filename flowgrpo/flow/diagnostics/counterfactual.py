@@ -51,29 +51,17 @@ class Look:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A noisy step of the schedule.
+    """A noisy step of the schedule."""
 
-    Attributes:
-        index: in the schedule, counted from 0.
-        sigma: before the step.
-        kernel: name and level.
-        std: of the noise.
-        before: prediction before the step.
-        after: prediction after the step; after the last step the sample.
-        redraws: samples with other noise at this step.
-        advantage: of the edge in the method; None if it has none.
-        share: of the variance from all noise.
-    """
-
-    index: int
-    sigma: float
-    kernel: str
-    std: float
-    before: Look
-    after: Look
-    redraws: Sequence[Look]
-    advantage: float | None
-    share: VarianceShare | None
+    index: int  # in the schedule, counted from 0
+    sigma: float  # before the step
+    kernel: str  # name and level
+    std: float  # of the noise
+    before: Look  # prediction before the step
+    after: Look  # prediction after the step; after the last step the sample
+    redraws: Sequence[Look]  # samples with other noise at this step
+    advantage: float | None  # of the edge in the method; None if it has none
+    share: VarianceShare | None  # of the variance from all noise
 
     @property
     def deviation(self) -> float | None:
@@ -84,30 +72,18 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """An explained sample.
-
-    Attributes:
-        sample: with its own noise.
-        still: from the same start without noise.
-        steps: the noisy ones, in order.
-        of_steps: length of the schedule.
-        variance: of the reward over all noise, given the start.
-        residual: share not attributed to a step, 0 up to its error; None without variance.
-        lost: number of chain samples with a lost reward.
-        lent: whether the noise is not the method's, which has none.
-        evaluations: of the model.
-    """
+    """An explained sample."""
 
     row: Row
-    sample: Look
-    still: Look
-    steps: Sequence[Step]
-    of_steps: int
-    variance: float
-    residual: VarianceShare | None
-    lost: int
-    lent: bool
-    evaluations: int
+    sample: Look  # with its own noise
+    still: Look  # from the same start without noise
+    steps: Sequence[Step]  # the noisy ones, in order
+    of_steps: int  # length of the schedule
+    variance: float  # of the reward over all noise, given the start
+    residual: VarianceShare | None  # share not attributed to a step, 0 up to its error; None without variance
+    lost: int  # number of chain samples with a lost reward
+    lent: bool  # whether the noise is not the method's, which has none
+    evaluations: int  # of the model
 
 
 @dataclass(frozen=True)
@@ -142,7 +118,6 @@ def explain(
     Args:
         policy: with the weights to explain, prepared as for training.
         rewards: the trained ones, none of them group-wise.
-        row: with the seed of the start.
         iteration: of the run; determines the method's windows and tree shapes.
         rollout_state: of the checkpoint, see `checkpoint.rollout_state`.
         redraws: per step.
@@ -284,11 +259,7 @@ def _first_walk(tree: Tree, credit: Mapping[int, float | None], drawn: Any) -> T
 def _redraw(
     policy: Policy, scoring: _Scoring, row: Row, method: Trajectory, *, redraws: int, fresh: tuple[Any, ...]
 ) -> tuple[Look, Look, list[Step]]:
-    """Return the sample, the one without noise, and the noisy steps with their redraws.
-
-    Args:
-        fresh: address prefix of the redraws' noise.
-    """
+    """Return the sample, the one without noise, and the noisy steps; `fresh` begins the address of the redraws' noise."""
     foretold, start = Foretold(policy.velocity, [row]), policy.start([row])
     plan, drawn = _redraw_plan(method, redraws), _redraw_noise(method, fresh)
     tree = grow(plan, policy.sigmas, [Root(0, 0, row)], start, foretold, drawn, scoring.size)

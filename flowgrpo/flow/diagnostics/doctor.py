@@ -53,11 +53,7 @@ DEFAULT_PROMPTS = ("a photograph of a red fox in the snow", "a cat")
 
 
 def defaults(model: str) -> dict[str, Any]:
-    """Return a config for checking a model alone: a built-in name, a folder or a hub id.
-
-    Raises:
-        InputError: there is no such model.
-    """
+    """Return a config for a model alone (built-in name, folder or hub id). Raises InputError if there is no such model."""
     if model in EMBEDDED:
         return {"model": {"path": model}, "rewards": [{"use": model}]}
     reward = DEFAULT_REWARDS[modality.modality_of(pipeline_class(model))]
@@ -65,11 +61,7 @@ def defaults(model: str) -> dict[str, Any]:
 
 
 def examine(settings: Config) -> Iterator[Check]:
-    """Run all checks of a config, and yield each as it completes.
-
-    Raises:
-        InputError, RewardError: the config is wrong; nothing was examined.
-    """
+    """Run all checks of a config, and yield each as it completes. Raises InputError or RewardError if it is wrong."""
     cost = plan(settings)
     rewards, _ = scorer.rewards(settings.rewards)
     chosen = _prompts(settings, rewards)

@@ -26,14 +26,8 @@ def explain_sample(
 ) -> Explanation:
     """Explain a sample with the evaluation weights (averaged, if kept) of the checkpoint `found`.
 
-    Args:
-        prompt: index of a held-out prompt.
-        seed: of the start; None: that of the evaluation.
-        redraws, chains: see `explain`.
-
-    Raises:
-        InputError: there is no such prompt, a reward is group-wise, or the model cannot be loaded.
-        RewardError: a reward fails.
+    `prompt` is the index of a held-out prompt, `seed` that of the start (None: as evaluated). Raises InputError if
+    there is no such prompt, a reward is group-wise, or the model cannot be loaded, and RewardError if a reward fails.
     """
     setup.check_model(settings.model)
     held_out = prompts.load_split(settings.prompts, "eval")

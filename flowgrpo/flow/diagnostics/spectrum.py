@@ -83,11 +83,8 @@ def geometry(steps: int, prompts: int) -> tuple[range, int]:
 def spectrum(tree: Tree, rewards: torch.Tensor) -> tuple[list[VarianceShare], float]:
     """Return the variance shares of the start and the steps, with jackknife errors over starts, and the variance.
 
-    Without variance there are no shares.
-
-    Args:
-        tree: from a plan of `nested`, with three or more starts per group.
-        rewards: (leaves,) float64, NaN if lost.
+    `tree` comes from `nested`, with three or more starts per group; `rewards` (leaves,) float64, NaN if lost. Without
+    variance there are no shares.
     """
     of_starts = _squares(tree, rewards)
     splits = sorted({split for own in of_starts.values() for split in own} - {START})
@@ -116,14 +113,7 @@ def check(
     kernels: Sequence[Kernel],
     size: int,
 ) -> Check:
-    """Report the spectrum of a model, without a verdict.
-
-    Args:
-        rows: one per prompt.
-        baseline: combines several rewards.
-        kernels: of each step of the schedule.
-        size: maximal rows per call.
-    """
+    """Report the spectrum of a model without a verdict, for one row per prompt and the kernels of each step."""
     if not any(kernel.stochastic for kernel in kernels):
         return Check("spectrum", True, f"{kernels[0].name} adds no noise: the start makes all of the variance")
     splits, starts = geometry(len(kernels), len(rows))

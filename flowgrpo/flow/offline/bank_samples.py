@@ -15,12 +15,7 @@ from samplers.trees import Root, Tree
 
 
 def losers(tree: Tree, advantages: torch.Tensor, keep: torch.Tensor) -> list[int]:
-    """Return the worse leaf of each group's pair.
-
-    Args:
-        advantages: (leaves,).
-        keep: (leaves,) bool, whether a leaf belongs to a pair.
-    """
+    """Return the worse leaf of each group's pair; `keep` (leaves,) bool marks members of pairs."""
     pairs: dict[int, list[int]] = {}
     for leaf in keep.nonzero().flatten().tolist():
         pairs.setdefault(root_of(tree, leaf).group, []).append(leaf)
@@ -35,12 +30,9 @@ def root_of(tree: Tree, leaf: int) -> Root:
 def resampled(
     config: Config, policy: Policy, tree: Tree, leaves: Sequence[int], *, rows: Sequence[Row], iteration: int
 ) -> Tree:
-    """Return the tree with new samples of the current policy in place of some leaves.
+    """Return the tree with new samples of the current policy in place of some leaves, at most one per group.
 
-    Args:
-        leaves: of chains, at most one per group.
-        rows: of the leaves, with the seeds of the new chains.
-        iteration: part of the address of the chains' noise.
+    `rows` are those of the leaves, with the seeds of the new chains; `iteration` is in the address of their noise.
     """
     if not leaves:
         return tree

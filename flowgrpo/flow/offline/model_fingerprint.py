@@ -23,14 +23,7 @@ def fingerprint(path: str, variant: str | None = None) -> str:
     """Return a text that is equal for equal models: a digest of a folder's files, or a hub model's commit.
 
     The digest covers name, size and both ends of each file, not hundreds of GiB of weights. A copied hub model has
-    another fingerprint.
-
-    Args:
-        path: a built-in name, a local folder or a hub id.
-        variant: of the weights.
-
-    Raises:
-        InputError: there is no such model.
+    another fingerprint. Raises InputError if there is no such model.
     """
     components = sorted(name for name in load.index_of(path) if not name.startswith("_"))
     folder = Path(place_of(path))

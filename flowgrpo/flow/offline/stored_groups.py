@@ -28,30 +28,20 @@ from samplers.trees import TRUNK, Node, Root, Tree
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Stored groups of a run: group i belongs to training prompt i.
-
-    Attributes:
-        names: of the R trained rewards.
-        combination: of the rewards.
-        columns: (R,) indices among the stored rewards.
-    """
+    """Stored groups of a run: group i belongs to training prompt i."""
 
     config: Config
     stored: Stored
-    names: list[str]
-    combination: Combination
-    columns: list[int]
+    names: list[str]  # of the R trained rewards
+    combination: Combination  # of the rewards
+    columns: list[int]  # (R,) indices among the stored rewards
 
     def batch(
         self, groups: Groups, assignment: Assignment, sigmas: Sequence[float], *, iteration: int, device: torch.device
     ) -> Batch:
         """Return this process's samples of an iteration, as leaves one edge below their roots, with scores.
 
-        Larger groups are subsampled anew in each iteration.
-
-        Args:
-            assignment: (group, index) of this process's samples.
-            sigmas: the schedule that noise levels are drawn from.
+        Larger groups are subsampled anew in each iteration. `sigmas` is the schedule that noise levels are drawn from.
         """
         own, parts = assignment.own, parts_of(self.config, groups, iteration)
         members = {group: self._members(groups, group, iteration) for group in dict.fromkeys(group for group, _ in own)}
@@ -80,11 +70,7 @@ class Source:
 
 
 def source_of(config: Config) -> Source | None:
-    """Return the stored groups of a run; None if it samples its own.
-
-    Raises:
-        InputError: the folder is incomplete, its groups are too small, or a reward was not stored.
-    """
+    """Return the stored groups of a run, if any. Raises InputError if they are too small or lack a reward."""
     if config.data.groups is None:
         return None
     found, size = stored.read(Path(config.data.groups)), config.train.group_size
@@ -108,11 +94,7 @@ def source_of(config: Config) -> Source | None:
 
 
 def check_model(config: Config, source: Source | None, call: dict[str, Any]) -> None:
-    """Check that model, precision and call are those of the stored samples, if any; `call` is complete.
-
-    Raises:
-        InputError: one differs.
-    """
+    """Raise InputError if model, precision or the complete `call` differ from those of the stored samples."""
     if source is None:
         return
     told, place = source.stored.manifest, f"{KEY}: {config.data.groups} has samples of"

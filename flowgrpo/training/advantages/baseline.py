@@ -73,7 +73,7 @@ class Baseline(Choice):
         expected: Tensor | None = None,
         nested: NestedSets | None = None,
     ) -> Tensor:
-        """Return the advantages (U,) of units within their sets.
+        """Return the advantages (U,) of units within their sets. Raises InputError if it cannot compare units of this kind.
 
         Args:
             values: (U, R) float64, one column per reward; NaN where it does not apply or was lost.
@@ -82,9 +82,6 @@ class Baseline(Choice):
             anchor: (U,) multiple of the value that is added to the advantage.
             expected: (U,) mean reward of the prompt before this iteration; NaN if unknown.
             nested: sets within the sets.
-
-        Raises:
-            InputError: the baseline cannot compare units of this kind.
         """
 
         def relative(column: Tensor) -> Tensor:
@@ -120,26 +117,17 @@ class Baseline(Choice):
         """Return the advantages (U,) for one column of values (U,), NaN if lost; see `advantages`."""
 
     def within(self, values: Tensor, comparison: Tensor, nested: NestedSets) -> Tensor:
-        """Return the advantages (U,) of units in nested sets.
-
-        Raises:
-            InputError: this baseline is not leave-one-out.
-        """
+        """Return the advantages (U,) of units in nested sets. Raises InputError if this baseline is not leave-one-out."""
         raise InputError(NESTED)
 
 
 def group_mean(
     values: Tensor, comparison: Tensor, *, std: str = "group", eps: float = 1e-4, ddof: int = 0, min_std: float = 0.0
 ) -> Tensor:
-    """Return advantages (U,): value minus the mean of its set, divided by the spread; 0 for sets without spread.
+    """Return advantages (U,): value minus the mean of its set, divided by the spread; 0 for a spread below `min_std`.
 
     Flow-GRPO's code uses std global, eps 1e-4, ddof 0. DanceGRPO and MixGRPO use std group, eps 1e-8, ddof 1, and
     BranchGRPO's code adds `min_std` 1e-6.
-
-    Args:
-        values: (U,) float64.
-        comparison: (U,) or (U, C) integers, equal for units of one set.
-        min_std: sets with a smaller standard deviation get advantage 0.
     """
     deviation, _, _ = set_statistics(values, comparison)
     return scaled(deviation, values, comparison, std=std, eps=eps, ddof=ddof, min_std=min_std)
@@ -223,8 +211,8 @@ class Median(Baseline):
 class Tracker(Baseline):
     """Subtract the prompt's mean reward so far in this run (SPO, arXiv 2509.13232); leave-one-out for new prompts.
 
-    It needs no spread within a group: a group of equal rewards still teaches whether they are better than expected.
-    With std `global`, the mean of all deviations is subtracted as well, as in SPO.
+    A group of equal rewards still teaches whether they are better than expected. With std `global`, the mean of all
+    deviations is subtracted as well, as in SPO.
     """
 
     name: Literal["tracker"] = "tracker"

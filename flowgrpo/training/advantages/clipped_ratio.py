@@ -38,11 +38,8 @@ def path_bounds(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return bounds of a path's log ratio at its t-th factor, each shaped as `position`: low, high and dual clip.
 
-    CTPO (arXiv 2605.07331): bounds grow as t^power, because a sum of t independent terms spreads as t^0.5.
-
-    Args:
-        position: t, floating.
-        dual: multiple of the upper bound; None for infinity.
+    CTPO (arXiv 2605.07331): bounds grow as t^power, because a sum of t independent terms spreads as t^0.5. `dual` is a
+    multiple of the upper bound, or None for infinity.
     """
     low, high = both_bounds(clip_range)
     width = position**power
@@ -50,10 +47,9 @@ def path_bounds(
 
 
 def path_clip_loss(log_ratio: Tensor, advantage: Tensor, bounds: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """Return PPO's loss with a clip in log space and, where A < 0, a dual clip (arXiv 1912.09729).
+    """Return PPO's loss with a clip in log space and, where A < 0, a dual clip (arXiv 1912.09729); see `path_bounds`.
 
     It is max(-A r, -A clip r), and at most |A| exp(dual) where A < 0, written as one clip of log r per sign of A.
-    `bounds` are those of `path_bounds`.
     """
     low, high, dual = bounds
     return -advantage * bounded_exp(torch.where(advantage > 0, log_ratio.clamp(max=high), log_ratio.clamp(-low, dual)))

@@ -34,8 +34,7 @@ def scaled(
 ) -> Tensor:
     """Divide deviations (U,) by the standard deviation of the values plus `eps`; 0 where it is below `min_std`.
 
-    Args:
-        std: `group`, of each set; `global`, of all units; `none`, no division.
+    `std` is `group` for each set, `global` for all units, or `none` for no division.
     """
     if std == "none":
         return deviation
@@ -62,19 +61,12 @@ def set_statistics(values: Tensor, comparison: Tensor) -> tuple[Tensor, Tensor, 
 
 @dataclass(frozen=True)
 class NestedSets:
-    """The L sets of each of U units, from the largest to the smallest; all lie within one set of `CreditUnits.comparison`.
+    """The L sets of each of U units, from the largest to the smallest, within one set of `CreditUnits.comparison`."""
 
-    Attributes:
-        members: (U, L, 2) integers; units with equal pairs at a level form one set there.
-        weight: (U, L) float64 weight of each level; 0 where a unit has no such level.
-        kin: (U, K) integers; units with equal rows share a part of their noise.
-        alike: (U,) float64 covariance of the noises of a unit and its kin, below 1.
-    """
-
-    members: Tensor
-    weight: Tensor
-    kin: Tensor
-    alike: Tensor
+    members: Tensor  # (U, L, 2) integers; units with equal pairs at a level form one set there
+    weight: Tensor  # (U, L) float64 weight of each level; 0 where a unit has no such level
+    kin: Tensor  # (U, K) integers; units with equal rows share a part of their noise
+    alike: Tensor  # (U,) float64 covariance of the noises of a unit and its kin, below 1
 
     @classmethod
     def joined(cls, parts: Sequence[NestedSets], order: Tensor) -> NestedSets:
@@ -103,14 +95,8 @@ def nested_leave_one_out(
     share of the others; the result is divided by the remaining factor.
 
     Levels without another known unit are skipped, and the other weights rescaled to sum 1; a unit that is alone at all
-    levels has advantage 0.
-
-    Args:
-        values: (U,) float64, NaN where a reward is unknown.
-        comparison: (U, C) integers; the first column is the group.
-        std: `group` divides by the standard deviation of all values of the group, the same for all depths (one per
-            depth
-            would weigh the steps); `global` by that of all units.
+    levels has advantage 0. `std` group uses the group (first column of `comparison`) for all depths, because one std
+    per depth would weigh the steps; `global` uses all units.
     """
     _, kin, _ = set_statistics(values, torch.cat([comparison, nested.kin], 1))
     total, weights = torch.zeros_like(values), torch.zeros_like(values)

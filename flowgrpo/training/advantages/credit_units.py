@@ -11,26 +11,16 @@ from flowgrpo.training.advantages.comparison_sets import NestedSets
 
 @dataclass(frozen=True)
 class CreditUnits:
-    """U units that are compared with each other: trajectories, branches, or gains of steps.
+    """U units that are compared with each other: trajectories, branches, or gains of steps."""
 
-    Attributes:
-        values: (U, R) float64, one column per reward; NaN where a reward does not apply or was lost.
-        comparison: (U, C) integers; units with equal rows form one set, the first column is the group.
-        weight: (U,) float64 loss weight of the unit's edges.
-        of_edge: (nodes,) unit of the edge to each node, -1 for none.
-        root: (U,) index of its root, or its answer, within the group.
-        anchor: (U,) float64; anchor x value is added to the advantage.
-        nested: further sets within those of `comparison`.
-    """
-
-    values: Tensor
-    comparison: Tensor
-    weight: Tensor
-    of_edge: Tensor
+    values: Tensor  # (U, R) float64, one column per reward; NaN where a reward does not apply or was lost
+    comparison: Tensor  # (U, C) integers; units with equal rows form one set, the first column is the group
+    weight: Tensor  # (U,) float64 loss weight of the unit's edges
+    of_edge: Tensor  # (nodes,) unit of the edge to each node, -1 for none
     _: KW_ONLY
-    root: Tensor
-    anchor: Tensor | None = None
-    nested: NestedSets | None = None
+    root: Tensor  # (U,) index of its root, or its answer, within the group
+    anchor: Tensor | None = None  # (U,) float64; anchor x value is added to the advantage
+    nested: NestedSets | None = None  # further sets within those of `comparison`
 
     def to_edges(self, values: Tensor) -> Tensor:
         """Map values (U,) of units to the edge of each node, (nodes,); 0 for edges without a unit."""

@@ -16,17 +16,11 @@ from samplers import noise
 
 @dataclass(frozen=True)
 class Groups:
-    """The G groups of one iteration on all processes.
+    """The G groups of one iteration on all processes."""
 
-    Attributes:
-        prompts: index of each group's training prompt.
-        roots: number of roots of each.
-        weights: (G,) loss weights.
-    """
-
-    prompts: list[int]
-    roots: list[int]
-    weights: torch.Tensor
+    prompts: list[int]  # index of each group's training prompt
+    roots: list[int]  # number of roots of each
+    weights: torch.Tensor  # (G,) loss weights
 
 
 def groups_of(config: RunConfig, number: int, prompt_stats: PromptStats, iteration: int) -> Groups:

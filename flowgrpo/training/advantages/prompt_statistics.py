@@ -14,12 +14,9 @@ Tensor = torch.Tensor
 
 
 class PromptStats:
-    """Total rewards of training prompts, by index.
+    """Total rewards of training prompts, by index; a reward counts half after `half_life` iterations.
 
-    Args:
-        half_life: iterations after which a reward counts half. SPO (arXiv 2509.13232) discounts by the divergence of
-            the
-            policy instead, which needs a reference model.
+    SPO (arXiv 2509.13232) discounts by the divergence of the policy instead, which needs a reference model.
     """
 
     def __init__(self, half_life: float):

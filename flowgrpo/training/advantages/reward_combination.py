@@ -18,19 +18,12 @@ from rewards import Reward
 
 @dataclass(frozen=True)
 class Combination:
-    """The combination of a run's rewards.
+    """The combination of a run's rewards."""
 
-    Attributes:
-        form: as `Baseline.combine`.
-        caution: as `Baseline.caution`.
-        scale: (R,) float64 weights of the rewards.
-        offset: (R,) float64, the reward that counts as 0.
-    """
-
-    form: str
-    caution: float
-    scale: Tensor
-    offset: Tensor
+    form: str  # as `Baseline.combine`
+    caution: float  # as `Baseline.caution`
+    scale: Tensor  # (R,) float64 weights of the rewards
+    offset: Tensor  # (R,) float64, the reward that counts as 0
 
     @classmethod
     def of(cls, rewards: Sequence[Reward], baseline: BaselineProtocol) -> Combination:

@@ -21,11 +21,8 @@ Tensor = torch.Tensor
 def most_uncertain(count: Tensor, total: Tensor, number: int, generator: np.random.Generator) -> list[int]:
     """Return indices of the `number` prompts with the most uncertain reward, by Thompson sampling (VADE).
 
-    It draws p ~ Beta(1 + total, 1 + count - total) and takes the largest p (1 - p), the variance of a binary reward.
-    An unseen prompt is drawn uniformly, so it is tried about as often as one known to be half solved.
-
-    Args:
-        count, total: (P,) float64 discounted number and sum of rewards in [0, 1].
+    It draws p ~ Beta(1 + total, 1 + count - total) from discounted counts and sums (P,), and takes the largest p (1 -
+    p), the variance of a binary reward. An unseen prompt is tried about as often as one known to be half solved.
     """
     p = generator.beta(1 + total.numpy(), 1 + (count - total).numpy())
     return np.argsort(-p * (1 - p), kind="stable")[:number].tolist()
@@ -41,14 +38,10 @@ def robust_weights(difficulty: Tensor, rate: float) -> Tensor:
 
 
 def knapsack(p: Tensor, budget: int, least: int, most: int) -> list[int]:
-    """Return the number of samples of each prompt under a common budget (Knapsack RL, arXiv 2509.25849).
+    """Return the number of samples of each prompt under a common `budget` (Knapsack RL, arXiv 2509.25849).
 
     The value of n samples is (1 - p^n - (1 - p)^n) p (1 - p)^2: the chance that rewards differ, times the gain of a
     success. It is concave in n, so the greedy choice is optimal.
-
-    Args:
-        p: (P,) of the prompts.
-        budget: of all prompts together, between `least` and `most` times their number.
     """
     sizes = [least] * len(p)
 
@@ -90,9 +83,7 @@ def normalize_advantages(
 ) -> tuple[Tensor, Tensor]:
     """Return the advantages (U,) of units and a mask (U,) of those that are trained on.
 
-    Args:
-        weights: (R,) weights of the rewards.
-        expected: (U,) mean reward of their prompts so far; NaN if unknown.
+    `expected` (U,) is the mean reward of their prompts so far; NaN if unknown.
     """
     total = combined(units.values, weights)
     trained = select_units(total, units.comparison, select)

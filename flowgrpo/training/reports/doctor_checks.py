@@ -19,18 +19,14 @@ from rewards import Reward
 
 @dataclass(frozen=True)
 class Check:
-    """One line of a certificate: a measurement, whether it passed, and advice if not.
-
-    Attributes:
-        table: details, rows of the same keys.
-    """
+    """One line of a certificate: a measurement, whether it passed, and advice if not."""
 
     name: str
     ok: bool
     value: str
     advice: str = ""
     _: KW_ONLY
-    table: Sequence[dict[str, Any]] = ()
+    table: Sequence[dict[str, Any]] = ()  # details, rows of the same keys
 
 
 def gap_of(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -61,12 +57,7 @@ def warnings_heard() -> Iterator[list[str]]:
 
 
 def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor], warned: Sequence[str] = ()) -> Check:
-    """Check that each reward varies within at least one group and that none failed.
-
-    Args:
-        values: (B, R) float64 of each group.
-        warned: warnings meanwhile, such as a failed reward.
-    """
+    """Check that each reward varies within at least one group, given values (B, R) of each, and that none `warned`."""
     largest = {}
     for k, reward in enumerate(rewards):
         stds = [float(v[:, k].std()) for v in values]
@@ -84,12 +75,7 @@ def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor], warned: Se
 
 
 def memory_left(device: torch.device, remedy: str, planned: Callable[[int], dict[str, Any]]) -> Check:
-    """Check the peak memory of the checks, and report the planned peak of the run.
-
-    Args:
-        remedy: advice if it is close to the limit.
-        planned: memory plan of the run for a GPU of so many bytes; see `planning.memory_budget.fitted`.
-    """
+    """Check the peak memory of the checks, and report the run's peak `planned` for a GPU of so many bytes."""
     host, total_host = psutil.Process().memory_info().rss, psutil.virtual_memory().total
     value = f"host {_gib(host)} of {_gib(total_host)} GiB"
     ok = host < 0.9 * total_host

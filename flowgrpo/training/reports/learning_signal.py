@@ -21,7 +21,7 @@ def moved_nothing(line: Mapping[str, Any]) -> bool:
 
 
 def is_sound(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the weights after an iteration can be trusted, from its metric line and that of its evaluation, if any.
+    """Return whether the weights can be trusted, from the metric line of an iteration and that of its evaluation, if any.
 
     The last samples must have rewards, and an iteration with nonzero advantages must have had an update.
     """
@@ -54,8 +54,8 @@ def never_learnt(lines: Sequence[Mapping[str, Any]], patience: int | None) -> st
 def broken(lines: Sequence[Mapping[str, Any]], patience: int | None) -> str | None:
     """Return why the final weights of a run cannot be trusted; None if they can.
 
-    Rewards that were missing from the start are no evidence. Without `run.patience`, updates that failed are no reason
-    either, since the weights still produce samples with rewards.
+    Rewards that were missing from the start are no evidence. Without `run.patience`, failed updates are no reason
+    either.
     """
     trained, evaluated = ([line for line in lines if line["phase"] == phase] for phase in ("train", "eval"))
     if not trained:

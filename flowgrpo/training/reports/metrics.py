@@ -20,12 +20,7 @@ def of_totals(total: torch.Tensor) -> dict[str, float | None]:
 
 
 def of_policy(stats: Sequence[UpdateStats], gather: Callable[[list[Any]], list[Any]]) -> dict[str, Any]:
-    """Return the policy metrics of an iteration from its optimizer steps on all processes.
-
-    Args:
-        stats: of this process.
-        gather: gathers lists of objects over processes.
-    """
+    """Return the policy metrics of an iteration from its optimizer steps, gathered over processes."""
     everyone = gather([stats])
     every = [each for of_process in everyone for each in of_process]
     edges, ratios = max(1, sum(each.edges for each in every)), sum(each.ratios for each in every)
@@ -67,12 +62,7 @@ def _by_step(every: Sequence[UpdateStats], *, diverges: bool) -> dict[str, float
 def of_samples(
     samples: Sequence[Sample], combination: Combination, rewards: Sequence[Reward], eval_rewards: Sequence[Reward]
 ) -> dict[str, float | int | None]:
-    """Return the metrics of held-out samples.
-
-    Args:
-        combination: of the trained rewards.
-        eval_rewards: rewards that are only measured.
-    """
+    """Return the metrics of held-out samples; `eval_rewards` are only measured."""
     totals = totals_of(samples, combination, rewards)
     return {
         **of_totals(totals),

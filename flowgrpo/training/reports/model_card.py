@@ -51,12 +51,8 @@ def text(
 ) -> str:
     """Return the Markdown of a model card.
 
-    Args:
-        head: first lines; see `heading`.
-        snippet, command: Python and shell code that reproduce the first sample.
-        made: noun for a sample.
-        samples: in Markdown.
-        notes: further lines below the command.
+    `head` are its first lines, see `heading`. `snippet` and `command` (Python and shell) reproduce the first sample,
+    `made` is the noun for a sample, and `notes` stand below the command.
     """
     both = any(sample.before is not None for sample in samples)
     columns = ["prompt", "seed", *([f"{made} before training"] if both else []), made]
@@ -86,10 +82,7 @@ def heading(
 ) -> list[str]:
     """Return the first lines of a model card: front matter, training setup and scores.
 
-    Args:
-        kind: `lora`, or `full` weights.
-        task: the hub's task, such as `text-to-image`.
-        widget: samples of the hub's gallery, maps of `text` and `output`.
+    `kind` is `lora`, or `full` weights. `task` and `widget` (maps of `text` and `output`) are those of the hub.
     """
     model, algorithm, train = settings.model, settings.algorithm, settings.train
     held_out = [
@@ -172,22 +165,15 @@ def written(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """The result of an export.
+    """The result of an export."""
 
-    Attributes:
-        folder: holds everything.
-        step: of the checkpoint.
-        kind: `lora`, or `full` weights.
-        samples, comfyui: sample files and ComfyUI files, relative to the folder.
-        url: of the uploaded repository.
-    """
-
-    folder: Path
-    step: int
-    kind: str
+    folder: Path  # holds everything
+    step: int  # of the checkpoint
+    kind: str  # `lora`, or `full` weights
+    # samples, comfyui: sample files and ComfyUI files, relative to the folder
     samples: list[str]
     comfyui: list[str] = field(default_factory=list)
-    url: str | None = None
+    url: str | None = None  # of the uploaded repository
 
 
 def hub_name(path: str) -> str | None:
@@ -205,10 +191,7 @@ def hub_name(path: str) -> str | None:
 
 
 def licence(path: str) -> dict[str, str]:
-    """Return the licence of a model in model card keys: `license`, and name and link if it is not one of the hub's.
-
-    It is read from the model's own card. Without one it is `other`, with a link to the model's page.
-    """
+    """Return the licence of a model in model card keys, as on its own card; without one it is `other` with a link."""
     if path in EMBEDDED:
         return {"license": "apache-2.0"}
     name = hub_name(path)

@@ -22,24 +22,13 @@ LOADING = "loading"  # libraries may show download bars
 
 
 class Display:
-    """Show the phases while it is entered.
-
-    Args:
-        console: a quiet one shows nothing.
-        every: seconds between two lines without a terminal.
-
-    Attributes:
-        interactive: whether there is a terminal with a live line.
-        step: of a run, shown before the phase.
-        numbers: of the last step, shown after the phase.
-        left: seconds to the end of the run; None if unknown.
-    """
+    """Show the phases while it is entered, or without a terminal print a line `every` so many seconds."""
 
     def __init__(self, console: Console, every: float = EVERY):
         self.console, self.every = console, every
         self.interactive = console.is_terminal and not console.is_dumb_terminal
-        self.step = self.numbers = ""
-        self.left: Callable[[], float | None] = lambda: None
+        self.step = self.numbers = ""  # of a run, shown before and after the phase
+        self.left: Callable[[], float | None] = lambda: None  # seconds to the end of the run
         self._live: Live | None = None
         self._said = phases.clock()
         self._loading: Phase | None = None
@@ -126,11 +115,7 @@ _shown: list[Display] = []
 
 @contextmanager
 def shown(main: bool = True) -> Iterator[Display]:
-    """Yield the display of this process: the active one, or a new one.
-
-    Args:
-        main: whether this process prints.
-    """
+    """Yield the display of this process: the active one, or a new one; only the `main` process prints."""
     if _shown:
         yield _shown[-1]
         return

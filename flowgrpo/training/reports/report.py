@@ -36,21 +36,10 @@ LOGGER = logging.getLogger("flowgrpo")
 
 
 class Report:
-    """Metric lines of a run, written to a file, the trackers and the terminal by the main process.
+    """Metric lines of a run of `iterations`, written to a file, the trackers and the terminal by the main process.
 
     While it is entered, warnings of the logger `flowgrpo` from every process go to `log.txt`, and those of the main
     process to the terminal.
-
-    Args:
-        folder: the run's folder.
-        accelerator: with the trackers.
-        iterations: of the whole run.
-
-    Attributes:
-        newest: last step with a line.
-        display: the terminal's, once entered.
-        forwards: model evaluations of an iteration, in forward passes, to estimate the run's end before the first
-            iteration ends; or None.
     """
 
     def __init__(self, folder: Path, accelerator: Accelerator, iterations: int):
@@ -58,7 +47,7 @@ class Report:
         self.accelerator, self.iterations = accelerator, iterations
         self.lines: list[dict[str, Any]] = read_metrics(folder)
         self.newest = max((line["step"] for line in self.lines), default=0)
-        self.forwards: int | None = None
+        self.forwards: int | None = None  # forward passes of an iteration, to estimate the end before the first one
         self.display: Display
         self._started, self._first = 0.0, 0
         self._end: float | None = None
@@ -160,10 +149,7 @@ class Report:
 
 
 def place(tracker: GeneralTracker, step: int, newest: int) -> dict[str, Any]:
-    """Return the step arguments of a tracker's `log`.
-
-    Weights & Biases drops values of earlier steps; they are logged with the newest step.
-    """
+    """Return the step arguments of a tracker's `log`; wandb, which drops earlier steps, logs with the newest one."""
     return {"step": None, "commit": False} if tracker.name == "wandb" and step < newest else {"step": step}
 
 

@@ -8,13 +8,7 @@ from typing import Any
 
 
 def overoptimized(lines: Sequence[Mapping[str, Any]], watched: Sequence[str], times: int) -> list[str]:
-    """Return a sentence for each watched reward that fell while the trained one rose.
-
-    Args:
-        lines: metric lines.
-        watched: names of the watched rewards.
-        times: minimum of consecutive evaluations.
-    """
+    """Return a sentence for each watched reward that fell in the last `times` evaluations while the trained one rose."""
     lines = [line for line in lines if line["phase"] == "eval"]
     trained = [line["reward/mean"] for line in lines]
     sentences = []
@@ -29,11 +23,7 @@ def overoptimized(lines: Sequence[Mapping[str, Any]], watched: Sequence[str], ti
 
 
 def overoptimization_streak(trained: Sequence[float | None], watched: Sequence[float | None]) -> int:
-    """Return the number of consecutive last evaluations in which the trained reward rose and the watched one fell.
-
-    Args:
-        trained, watched: held-out means at each evaluation; None (unknown) ends a streak.
-    """
+    """Return the number of last evaluations in which the trained reward rose and the watched one fell; None ends it."""
     count = 0
     for (a, b), (c, d) in pairwise(zip(trained, watched, strict=True)):
         rose = a is not None and c is not None and c > a

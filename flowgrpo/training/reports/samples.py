@@ -92,21 +92,11 @@ def manifest_line(file: str, sample: Sample, step: int, sampler: str = "ode") ->
 def save_sample(
     sample: torch.Tensor | Text, stem: Path, sampling_rate: int = SAMPLING_RATE, frame_rate: float = FRAME_RATE
 ) -> Path:
-    """Write one sample to a file of its kind, and return the file.
+    """Write one sample to a file of its kind, at `stem` and a suffix, and return the file.
 
-    It is `.png`; `.mp4`, or without ffmpeg a looping `.webp` of quality 90, which merges equal neighbouring frames;
-    16-bit `.wav`; or `.json` with the fields of a `Text`.
-
-    Args:
-        sample: an image (3, H, W) or a video (F, 3, H, W) in [0, 1], audio (C, N) in [-1, 1], or a text.
-        stem: the file without its suffix.
-        sampling_rate: of audio, Hz.
-        frame_rate: of a video, frames per second.
-
-    Raises:
-        ValueError: the sample has another shape.
-        InputError: the sample has values that are not finite.
-        OSError: the file cannot be written.
+    An image (3, H, W) in [0, 1] becomes .png; a video (F, 3, H, W) .mp4, or without ffmpeg a looping .webp of quality
+    90, which merges equal neighbouring frames; audio (C, N) in [-1, 1] 16-bit .wav; a text .json. Raises ValueError for
+    other shapes, InputError for values that are not finite, and OSError if the file cannot be written.
     """
     if not is_finite(sample):
         raise InputError(
@@ -157,43 +147,27 @@ class Switches:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelUse:
-    """A model as `flowgrpo sample` uses it.
+    """A model as `flowgrpo sample` uses it."""
 
-    Attributes:
-        path: a built-in name, a local folder or a hub id.
-        call: arguments of the pipeline's call, or `flowgrpo.mdlm.outputs.sampling.OPTIONS` of a language model.
-        adapter: a LoRA, as `model.lora.path`.
-        dtype: `float32`, `bfloat16` or `float16`.
-        quantise, variant: as `model.quantise` and `model.variant`.
-        adapter_steps: start and end of the adapter's part of the schedule; None: all of it.
-        switches: of pipelines only.
-    """
-
-    path: str
+    path: str  # a built-in name, a local folder or a hub id
+    # Arguments of the pipeline's call, or `flowgrpo.mdlm.outputs.sampling.OPTIONS` of a language model
     call: dict[str, Any]
-    adapter: str | dict[str, str] | None = None
-    dtype: str = "float32"
+    adapter: str | dict[str, str] | None = None  # a LoRA, as `model.lora.path`
+    dtype: str = "float32"  # `float32`, `bfloat16` or `float16`
+    # quantise, variant: as `model.quantise` and `model.variant`
     quantise: str | None = None
     variant: str | None = None
-    adapter_steps: list[float] | None = None
-    switches: Switches = Switches()
+    adapter_steps: list[float] | None = None  # start and end of the adapter's part of the schedule; None: all of it
+    switches: Switches = Switches()  # of pipelines only
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """A model that is ready to sample.
+    """A model that is ready to sample."""
 
-    Attributes:
-        rows: prompts and seeds.
-        generate: samples some of the rows.
-        word: sampler name in the manifest.
-        sampling_rate: Hz.
-        frame_rate: frames per second.
-    """
-
-    rows: Sequence[Row]
-    generate: Callable[[Sequence[Row]], Sequence[Any]]
-    word: str
+    rows: Sequence[Row]  # prompts and seeds
+    generate: Callable[[Sequence[Row]], Sequence[Any]]  # samples some of the rows
+    word: str  # sampler name in the manifest
     _: KW_ONLY
-    sampling_rate: int = SAMPLING_RATE
-    frame_rate: float = FRAME_RATE
+    sampling_rate: int = SAMPLING_RATE  # Hz
+    frame_rate: float = FRAME_RATE  # frames per second

@@ -41,11 +41,7 @@ PLACE = "eval/samples"
 
 
 def check(trackers: Mapping[str, Tracker]) -> None:
-    """Check, before a model is loaded, that the trackers can start.
-
-    Raises:
-        InputError: a tracker is unknown, not installed, lacks an option, or needs a login.
-    """
+    """Raise InputError if a tracker is unknown, not installed, lacks an option, or needs a login."""
     installed = {kind.value for kind in get_available_trackers()}
     for name, use in trackers.items():
         if name not in LOGGER_TYPE_TO_CLASS:
@@ -74,14 +70,9 @@ def _check_login() -> None:
 
 
 def start(accelerator: Accelerator, settings: RunConfig, folder: Path, done: int) -> None:
-    """Start the trackers on the main process and log the config; a resumed run continues theirs.
+    """Start the trackers on the main process and log the config; a resumed run, after `done` iterations, continues theirs.
 
-    Args:
-        folder: of the run; keeps the trackers' run ids.
-        done: iterations so far; trackers drop later values where they can.
-
-    Raises:
-        InputError: a tracker cannot be started.
+    Their run ids are kept in `folder`. Raises InputError if a tracker cannot be started.
     """
     if not accelerator.is_main_process or not settings.run.trackers:
         return
@@ -146,12 +137,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def log_pictures(accelerator: Accelerator, samples: Sequence[Sample], step: int, newest: int) -> None:
-    """Log pictures of an evaluation to the trackers that support it; a few frames of a video side by side.
-
-    Args:
-        step: of the evaluation.
-        newest: last step that trackers have.
-    """
+    """Log pictures of an evaluation to the trackers that support it; a few frames of a video side by side."""
     if not accelerator.is_main_process:
         return
     shown = [(s.row.prompt, _picture(s.decoded)) for s in samples if _is_visible(s.decoded)]

@@ -25,75 +25,44 @@ QUALITY = 80
 
 @dataclass(frozen=True, kw_only=True)
 class KeptNode:
-    """A state of a tree, and the edge that led to it.
-
-    Attributes:
-        parent: index of the parent node; None for a root.
-        step: number of schedule steps before it.
-        sigma: noise level; for a text the fraction of masked tokens.
-        twig: whether it only measures its parent state.
-        seed: of a root.
-        picture: WebP in base64.
-        estimated: whether the picture is a one-step prediction, not a sample.
-        rewards: of the picture, in the order of the tree's names; empty if not scored.
-        total: combined reward.
-        kernel: of the edge, a word with its noise level.
-        noise: standard deviation of the edge's step; 0 if deterministic.
-        trained: whether the method trains on the edge, or on the sample that it leads to.
-        updated: whether the update did; False if pruned, left out or lost.
-        unit: credit unit of the edge.
-        compared: comparison set of the unit.
-        advantage: of the unit.
-        weight: of the edge in the loss.
-        log_prob: of the edge in the rollout, in the form of its kernel.
-        text: canvas of a text state.
-    """
+    """A state of a tree, and the edge that led to it."""
 
     __pydantic_config__ = ConfigDict(allow_inf_nan=False)
 
-    parent: int | None
-    step: int
-    sigma: float
-    twig: bool = False
-    seed: int | None = None
-    picture: str | None = None
-    estimated: bool = False
-    rewards: tuple[float | None, ...] = ()
-    total: float | None = None
-    kernel: str | None = None
-    noise: float = 0.0
-    trained: bool = False
-    updated: bool = False
-    unit: int | None = None
-    compared: tuple[int, ...] = ()
-    advantage: float | None = None
-    weight: float | None = None
-    log_prob: float | None = None
-    text: str | None = None
+    parent: int | None  # index of the parent node; None for a root
+    step: int  # number of schedule steps before it
+    sigma: float  # noise level; for a text the fraction of masked tokens
+    twig: bool = False  # whether it only measures its parent state
+    seed: int | None = None  # of a root
+    picture: str | None = None  # WebP in base64
+    estimated: bool = False  # whether the picture is a one-step prediction, not a sample
+    rewards: tuple[float | None, ...] = ()  # of the picture, in the order of the tree's names; empty if not scored
+    total: float | None = None  # combined reward
+    kernel: str | None = None  # of the edge, a word with its noise level
+    noise: float = 0.0  # standard deviation of the edge's step; 0 if deterministic
+    trained: bool = False  # whether the method trains on the edge, or on the sample that it leads to
+    updated: bool = False  # whether the update did; False if pruned, left out or lost
+    unit: int | None = None  # credit unit of the edge
+    compared: tuple[int, ...] = ()  # comparison set of the unit
+    advantage: float | None = None  # of the unit
+    weight: float | None = None  # of the edge in the loss
+    log_prob: float | None = None  # of the edge in the rollout, in the form of its kernel
+    text: str | None = None  # canvas of a text state
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptTree:
-    """All trees of one prompt in one iteration.
-
-    Attributes:
-        step: the iteration, counted from 1.
-        group: index in the iteration.
-        sigmas: the schedule, descending to 0.
-        names: of the rewards.
-        size: width and height of a picture, pixels.
-        nodes: parents before children.
-    """
+    """All trees of one prompt in one iteration."""
 
     __pydantic_config__ = ConfigDict(allow_inf_nan=False)
 
-    step: int
-    group: int
+    step: int  # the iteration, counted from 1
+    group: int  # index in the iteration
     prompt: str
-    sigmas: tuple[float, ...]
-    names: tuple[str, ...]
-    size: tuple[int, int]
-    nodes: tuple[KeptNode, ...]
+    sigmas: tuple[float, ...]  # the schedule, descending to 0
+    names: tuple[str, ...]  # of the rewards
+    size: tuple[int, int]  # width and height of a picture, pixels
+    nodes: tuple[KeptNode, ...]  # parents before children
 
 
 def encoded(picture: np.ndarray) -> str:
@@ -153,11 +122,7 @@ class TreeFolder:
         return {step: size for step, size in found.items() if size}
 
     def read(self, steps: Collection[int] | None = None) -> list[KeptTree]:
-        """Return the trees of some iterations (default: all), in order.
-
-        Raises:
-            InputError: a file is damaged.
-        """
+        """Return the trees of some iterations (default: all), in order. Raises InputError if a file is damaged."""
         folders = [folder for step, folder in self._folders().items() if steps is None or step in steps]
         return [_read(file) for folder in folders for file in sorted(folder.glob(FILES))]
 

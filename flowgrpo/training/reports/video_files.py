@@ -35,16 +35,7 @@ def say_once_that_there_is_no_ffmpeg() -> None:
 
 
 def write_mp4(program: str, frames: np.ndarray, file: Path, frame_rate: float) -> None:
-    """Write an H.264 video that browsers can stream.
-
-    Args:
-        program: result of `ffmpeg`.
-        frames: uint8 (F, H, W, 3).
-        frame_rate: frames per second.
-
-    Raises:
-        OSError: ffmpeg failed, with its message.
-    """
+    """Write frames, uint8 (F, H, W, 3), as an H.264 video that browsers can stream. Raises OSError if ffmpeg failed."""
     _, height, width, _ = frames.shape
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{frame_rate:g}", "-i", "pipe:0"]
     run(program, [*source, "-vf", PIXELS], file, np.ascontiguousarray(frames).tobytes())

@@ -23,11 +23,7 @@ class Background:
         self._error: BaseException | None = None
 
     def submit(self, job: Callable[[], object]) -> Future[None]:
-        """Queue a job and return its future for `wait`.
-
-        Raises:
-            Exception: the first error of earlier jobs.
-        """
+        """Queue a job and return its future for `wait`; raise the first error of earlier jobs."""
         while self._jobs and self._jobs[0].done():
             self._jobs.popleft()
         self._raise()
@@ -35,11 +31,7 @@ class Background:
         return self._jobs[-1]
 
     def wait(self, last: Future[None] | None = None) -> None:
-        """Wait for all jobs, or until job `last` is done.
-
-        Raises:
-            Exception: the first error of any job so far.
-        """
+        """Wait for all jobs, or until job `last` is done; raise the first error so far."""
         while self._jobs and (last is None or last in self._jobs):
             self._jobs.popleft().result()
         self._raise()

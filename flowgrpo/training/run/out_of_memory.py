@@ -20,24 +20,13 @@ REWARDS_RESORT = "a lower batch_size in the options of the reward, or serve it o
 
 
 class OutOfMemory(MemoryError):
-    """An out-of-memory error with a message of one sentence.
-
-    Args:
-        phase: the running phase, a key of `memory_advice.SWITCHES`; None if unknown.
-        error: the original error.
-        place: where in the phase, as `the reward 'redness'`.
-
-    Attributes:
-        remedy: option to set or hardware to use; None if not known yet.
-        sizes: probed batch sizes in use, by key of `train`.
-        kept_graphs: whether rollouts kept graphs.
-    """
+    """An out-of-memory error with a message of one sentence: the phase, a key of `memory_advice.SWITCHES`, and the place."""
 
     def __init__(self, phase: str | None, error: BaseException, place: str | None = None):
         super().__init__(phase, error, place)
         self.phase, self.place, self.amounts = phase, place, _amounts(str(error))
-        self.remedy: str | None = None
-        self.sizes: dict[str, int] = {}
+        self.remedy: str | None = None  # option to set or hardware to use
+        self.sizes: dict[str, int] = {}  # probed batch sizes in use, by key of `train`
         self.kept_graphs = False
 
     def __str__(self) -> str:

@@ -15,19 +15,12 @@ clock = time.monotonic
 
 @dataclass(kw_only=True, eq=False)
 class Phase:
-    """A phase of the work.
+    """A phase of the work."""
 
-    Attributes:
-        name: displayed name; in a run a key of `memory_advice.SWITCHES`.
-        total: number of items; None if not counted.
-        started: start time by `clock`.
-        done: number of items done.
-    """
-
-    name: str
-    total: int | None
-    started: float
-    done: int = 0
+    name: str  # displayed name; in a run a key of `memory_advice.SWITCHES`
+    total: int | None  # number of items; None if not counted
+    started: float  # start time by `clock`
+    done: int = 0  # number of items done
 
     def advance(self, count: int = 1) -> None:
         """Count items as done."""
@@ -41,11 +34,7 @@ _watchers: list[Callable[[], None]] = []
 
 @contextmanager
 def phase(name: str, total: int | None = None) -> Iterator[Phase]:
-    """Enter a phase, nested in those that are open, and yield it.
-
-    Raises:
-        OutOfMemory: memory ran out in it and not in a nested phase.
-    """
+    """Enter and yield a phase within the open ones. Raises OutOfMemory if memory ran out in it and in none inside it."""
     opened = Phase(name=name, total=total, started=clock())
     _open.append(opened)
     _notify()

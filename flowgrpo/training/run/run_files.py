@@ -10,11 +10,7 @@ from flowgrpo.errors import InputError
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the metric lines of a run, if any; a truncated last line is skipped with a warning.
-
-    Raises:
-        InputError: a line is malformed.
-    """
+    """Return the metric lines of a run. A truncated last line is skipped with a warning, others raise InputError."""
     return [_checked_metrics(line, place) for place, line in tables.log(folder / "metrics.jsonl")]
 
 
@@ -33,11 +29,7 @@ def is_number(value: Any) -> bool:
 
 
 def read_manifest(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a folder's manifest, if any; a truncated last line is skipped with a warning.
-
-    Raises:
-        InputError: a line is malformed or names a file outside the folder.
-    """
+    """Return the lines of a manifest. A truncated last line is skipped with a warning, malformed ones raise InputError."""
     return [_checked_manifest(line, folder, place) for place, line in tables.log(folder / "manifest.jsonl")]
 
 
@@ -57,11 +49,7 @@ def _checked_manifest(line: dict[str, Any], folder: Path, place: str) -> dict[st
 
 
 def check_inside(folder: Path, file: str, place: str) -> None:
-    """Check that a file name stays inside the folder: not absolute, no `..`, no link out of it.
-
-    Raises:
-        InputError: the name leads out of the folder or is invalid.
-    """
+    """Raise InputError if a file name leads out of the folder: an absolute one, one with `..`, a link."""
     try:
         inside = not Path(file).is_absolute() and (folder / file).resolve().is_relative_to(folder.resolve())
     except (OSError, ValueError, RuntimeError) as error:  # a zero byte, a circle of links

@@ -25,10 +25,7 @@ BEGINNING = (LOCK, "start.safetensors", "engine", f"{CONFIG}.partial")  # files 
 def held(folder: Path) -> Iterator[None]:
     """Create and lock a run's folder for this process; delete it at exit if it is empty.
 
-    The kernel releases the lock when the process dies.
-
-    Raises:
-        InputError: another process holds the lock, or the folder is not writable.
+    The kernel releases the lock when the process dies. Raises InputError if it is locked or not writable.
     """
     with _created(folder, "run.dir"):
         handle = _lock(folder)
@@ -56,11 +53,7 @@ def free(folder: Path) -> Path:
 
 
 def check_writable(folder: Path, place: str) -> None:
-    """Check that files can be written to a folder, which need not exist.
-
-    Raises:
-        InputError: they cannot; the message begins with `place`.
-    """
+    """Raise InputError, naming `place`, if files cannot be written to a folder, which need not exist."""
     with _created(folder, place), _one_sentence(folder, place):
         probe = folder / f".{os.getpid()}.probe"
         probe.write_bytes(b"0")
@@ -128,7 +121,7 @@ def _is_there(handle: int, path: Path) -> bool:
 
 
 def disk_full(error: BaseException | None) -> str | None:
-    """Return the system's message if an error was caused by a full disk, such as "No space left on device"; else None.
+    """Return the system's message, such as "No space left on device", if a full disk caused an error; else None.
 
     Libraries wrap the system's error or quote its text.
     """

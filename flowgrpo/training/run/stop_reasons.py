@@ -13,10 +13,7 @@ from typing import Any
 class Stopped(Exception):
     """The run ended early; `status` is the exit status of the command.
 
-    Args:
-        sentence: where and why it stopped.
-        rest: the checkpoint to resume from, as the start of the advice.
-        overrides: options to append to the original command.
+    `rest` names the checkpoint to resume from, and `overrides` are options to append to the original command.
     """
 
     status: int = 1
