@@ -152,28 +152,24 @@ def load(source: str, folder: str, key: str) -> list[Row]:
 
 def files(source: str, folder: str, key: str) -> list[Path]:
     """Return the files of a corpus; arguments and errors as `load`."""
-    name, _, part = source.partition(":")
-    found = [Path(part)] if Path(part).suffix in tables.SUFFIXES else _files(source, Path(folder) / name, key)
-    for file in found:
-        if not file.is_file():
-            raise InputError(f"{key}: there is no file {file}")
-    return found
-
-
-def _files(source: str, folder: Path, key: str) -> list[Path]:
     name, _, split = source.partition(":")
-    corpus = CORPORA[name]
-    if split not in corpus.splits:
+    corpus, copy = CORPORA[name], Path(folder) / name
+    if Path(split).suffix in tables.SUFFIXES:
+        found = [Path(split)]
+    elif split in corpus.splits:
+        found = next(filter(None, (sorted(copy.glob(pattern.format(split=split))) for pattern in corpus.patterns)), [])
+    else:
         *others, last = tables.SUFFIXES
         raise InputError(
             f"{key}: {source} is neither a split of {name} nor a {', '.join(others)} or {last} file, "
             f"{nearest(source, NAMES)}"
         )
-    for pattern in corpus.patterns:
-        files = sorted(folder.glob(pattern.format(split=split)))
-        if files:
-            return files
-    raise InputError(
-        f"{key}: {source} looks in {folder} for {split}.jsonl or a copy of {corpus.home} (its files), and there is "
-        f"none; put it there, set prompts.folder, or name the file, {name}:path/to/{split}.jsonl"
-    )
+    if not found:
+        raise InputError(
+            f"{key}: {source} looks in {copy} for {split}.jsonl or a copy of {corpus.home} (its files), and there is "
+            f"none; put it there, set prompts.folder, or name the file, {name}:path/to/{split}.jsonl"
+        )
+    for file in found:
+        if not file.is_file():
+            raise InputError(f"{key}: there is no file {file}")
+    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,9 @@ STEPS = "num_inference_steps"
 LONGEST_NUMBER = 1000  # characters; Python reads some 4,000 digits
 
 
-def _shapes(split: str) -> list[tables.Row]:
-    return [{"prompt": text} for text in scenes.captions(split)]
-
-
-SMALL: dict[str, Callable[[], list[tables.Row]]] = {  # made for the embedded models
-    **{f"shapes:{split}": partial(_shapes, split) for split in SPLITS},
-    **tasks.BUILT_IN,
-}
+SMALL: dict[str, Callable[[], list[tables.Row]]] = {  # for the embedded models
+    f"shapes:{split}": lambda split=split: [{"prompt": text} for text in scenes.captions(split)] for split in SPLITS
+} | tasks.BUILT_IN
 BUILT_IN = SMALL | compositions.BUILT_IN | writing.BUILT_IN | moves.BUILT_IN | sounds.BUILT_IN
 
 

@@ -122,7 +122,7 @@ class Writer:
         return self.done + len(self._waiting)
 
     def add(self, groups: Sequence[tuple[Group, State]]) -> None:
-        """Add groups with latents (K, ...), and write a part once it is large enough. Raises InputError for columns not JSON."""
+        """Add groups with latents (K, ...), and write a part once it is large enough; their columns must be JSON."""
         self._waiting += [(group, tuple(x.detach().cpu() for x in latents)) for group, latents in groups]
         if sum(x.nbytes for _, latents in self._waiting for x in latents) >= SHARD:
             self._flush()

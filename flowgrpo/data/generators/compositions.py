@@ -52,14 +52,11 @@ def phrase(name: str, count: int = 1, colour: str | None = None, article: str | 
         unit = UNITS[name]
         words = f"{unit if count == 1 else unit + 's'} of {coloured}"
     else:
-        words = coloured if count == 1 else coloured.removesuffix(name) + _plural(name)
+        plural = PLURALS.get(name, name + ("es" if name.endswith(HISSING) else "s"))
+        words = coloured if count == 1 else coloured.removesuffix(name) + plural
     if count > 1:
         return f"{NUMBERS[count]} {words}"
     return f"{article or ('an' if words[0] in 'aeiou' else 'a')} {words}"
-
-
-def _plural(name: str) -> str:
-    return PLURALS.get(name, name + ("es" if name.endswith(HISSING) else "s"))
 
 
 def _clause(name: str, count: int = 1, **further: object) -> Row:

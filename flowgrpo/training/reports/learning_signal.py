@@ -15,11 +15,6 @@ def is_idle(line: Mapping[str, Any]) -> bool:
     return not line["groups/teaching"] or not line["policy/updates"] or line["policy/grad_norm"] == 0
 
 
-def moved_nothing(line: Mapping[str, Any]) -> bool:
-    """Return whether an iteration left the weights unchanged: idle, or the first of a warm-up with rate 0."""
-    return is_idle(line) or line.get("policy/learning_rate") == 0
-
-
 def is_sound(lines: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether the weights can be trusted, from the metric line of an iteration and that of its evaluation, if any.
 
@@ -46,7 +41,9 @@ def why(line: Mapping[str, Any]) -> str:
 def never_learnt(lines: Sequence[Mapping[str, Any]], patience: int | None) -> str | None:
     """Return why no iteration of a complete run moved the weights; None if one did, or `run.patience` is off."""
     trained = [line for line in lines if line["phase"] == "train"]
-    if patience is None or not trained or not all(moved_nothing(line) for line in trained):
+    # In the first step of a warm-up the learning rate is 0.
+    moved_nothing = (is_idle(line) or line.get("policy/learning_rate") == 0 for line in trained)
+    if patience is None or not trained or not all(moved_nothing):
         return None
     return f"nothing to learn in any of its {len(trained)} steps, {why(trained[-1])}"
 

@@ -94,7 +94,8 @@ class Report:
         if not self.accelerator.is_main_process:
             return
         with self.path.open("a") as file:
-            file.write(json.dumps({k: _finite(v) for k, v in line.items()}) + "\n")
+            finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+            file.write(json.dumps(finite) + "\n")
         numbers = {f"{line['phase']}/{k}": v for k, v in line.items() if isinstance(v, (int, float)) and k != "step"}
         with self._logging:
             self.newest = max(self.newest, line["step"])
@@ -177,11 +178,6 @@ class _Terminal(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.display.print(Text.assemble(("warning", "yellow"), f" {self.format(record)}"))
-
-
-def _finite(value: Any) -> Any:
-    """Replace NaN and infinity by None for JSON."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _number(value: float | None) -> str:

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -140,7 +140,8 @@ def log_pictures(accelerator: Accelerator, samples: Sequence[Sample], step: int,
     """Log pictures of an evaluation to the trackers that support it; a few frames of a video side by side."""
     if not accelerator.is_main_process:
         return
-    shown = [(s.row.prompt, _picture(s.decoded)) for s in samples if _is_visible(s.decoded)]
+    visible = [(s.row.prompt, s.decoded) for s in samples if isinstance(s.decoded, torch.Tensor)]
+    shown = [(prompt, _picture(decoded)) for prompt, decoded in visible if decoded.ndim in (3, 4)]
     for tracker in accelerator.trackers if shown else ():
         _log(tracker, shown, step, newest)
 
@@ -157,10 +158,6 @@ def _log(tracker: GeneralTracker, shown: Sequence[tuple[str, np.ndarray]], step:
             tracker.log({f"{PLACE}/{index:02d}": picture for index, picture in enumerate(pictures)}, step=step)
         else:
             tracker.log({PLACE: pictures}, **place(tracker, step, newest))
-
-
-def _is_visible(decoded: Any) -> TypeGuard[torch.Tensor]:
-    return isinstance(decoded, torch.Tensor) and decoded.ndim in (3, 4)
 
 
 def _picture(decoded: torch.Tensor) -> np.ndarray:

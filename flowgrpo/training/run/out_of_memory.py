@@ -15,9 +15,6 @@ else:
 ASKED = re.compile(r"[Tt]ried to allocate (?P<bytes>\d+) bytes|(?:[Tt]ried|Unable) to allocate (?P<words>[\d.]+ \w+)")
 FREE = re.compile(r"total capacity of (?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free")
 
-LAST_RESORT = "a larger GPU, or smaller samples (model.call, model.length)"
-REWARDS_RESORT = "a lower batch_size in the options of the reward, or serve it on another machine (flowgrpo serve)"
-
 
 class OutOfMemory(MemoryError):
     """An out-of-memory error with a message of one sentence: the phase, a key of `memory_advice.SWITCHES`, and the place."""
@@ -38,7 +35,9 @@ class OutOfMemory(MemoryError):
 
 def last_resort(phase: str | None) -> str:
     """Return the advice for a phase with every switch already set."""
-    return REWARDS_RESORT if phase == "rewards" else LAST_RESORT
+    if phase == "rewards":
+        return "a lower batch_size in the options of the reward, or serve it on another machine (flowgrpo serve)"
+    return "a larger GPU, or smaller samples (model.call, model.length)"
 
 
 def _amounts(said: str) -> str:

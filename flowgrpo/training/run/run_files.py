@@ -11,16 +11,14 @@ from flowgrpo.errors import InputError
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the metric lines of a run. A truncated last line is skipped with a warning, others raise InputError."""
-    return [_checked_metrics(line, place) for place, line in tables.log(folder / "metrics.jsonl")]
-
-
-def _checked_metrics(line: dict[str, Any], place: str) -> dict[str, Any]:
-    if not isinstance(line.get("step"), int) or not isinstance(line.get("phase"), str):
-        raise InputError(f"{place}: a line needs a step, a whole number, and a phase, a text")
-    for key, value in line.items():
-        if key != "phase" and value is not None and not is_number(value):
-            raise InputError(f"{place}: {key} is {value!r}, not a number or null")
-    return line
+    lines = tables.log(folder / "metrics.jsonl")
+    for place, line in lines:
+        if not isinstance(line.get("step"), int) or not isinstance(line.get("phase"), str):
+            raise InputError(f"{place}: a line needs a step, a whole number, and a phase, a text")
+        for key, value in line.items():
+            if key != "phase" and value is not None and not is_number(value):
+                raise InputError(f"{place}: {key} is {value!r}, not a number or null")
+    return [line for _, line in lines]
 
 
 def is_number(value: Any) -> bool:
@@ -30,22 +28,19 @@ def is_number(value: Any) -> bool:
 
 def read_manifest(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of a manifest. A truncated last line is skipped with a warning, malformed ones raise InputError."""
-    return [_checked_manifest(line, folder, place) for place, line in tables.log(folder / "manifest.jsonl")]
-
-
-def _checked_manifest(line: dict[str, Any], folder: Path, place: str) -> dict[str, Any]:
-    file, rewards = line.get("file"), line.get("rewards", {})
-    if not isinstance(file, str) or not isinstance(line.get("prompt"), str):
-        raise InputError(
-            f"{place}: a line needs a file and a prompt, both texts, it has {', '.join(line) or 'nothing'}"
-        )
-    for key, kinds in (("seed", int | None), ("step", int)):
-        if not isinstance(line.get(key, 0), kinds):
-            raise InputError(f"{place}: {key} is {line[key]!r}, not a whole number")
-    if not isinstance(rewards, dict) or not all(value is None or is_number(value) for value in rewards.values()):
-        raise InputError(f"{place}: rewards is {rewards!r}, not a map from names to numbers or null")
-    check_inside(folder, file, place)
-    return line
+    lines = tables.log(folder / "manifest.jsonl")
+    for place, line in lines:
+        file, rewards = line.get("file"), line.get("rewards", {})
+        if not isinstance(file, str) or not isinstance(line.get("prompt"), str):
+            has = ", ".join(line) or "nothing"
+            raise InputError(f"{place}: a line needs a file and a prompt, both texts, it has {has}")
+        for key, kinds in (("seed", int | None), ("step", int)):
+            if not isinstance(line.get(key, 0), kinds):
+                raise InputError(f"{place}: {key} is {line[key]!r}, not a whole number")
+        if not isinstance(rewards, dict) or not all(value is None or is_number(value) for value in rewards.values()):
+            raise InputError(f"{place}: rewards is {rewards!r}, not a map from names to numbers or null")
+        check_inside(folder, file, place)
+    return [line for _, line in lines]
 
 
 def check_inside(folder: Path, file: str, place: str) -> None:
