@@ -15,6 +15,11 @@ from flowgrpo.flow.methods.published import PUBLISHED
 ROOT = Path(__file__).parents[2]
 
 
+def rows_of(table):
+    """The cells of a table, of which an indented line continues the one above."""
+    return [line.split(" | ") for line in table.strip().replace("\n    ", " ").splitlines()]
+
+
 @pytest.fixture
 def path(tmp_path):
     file = tmp_path / "run.yaml"
@@ -22,130 +27,82 @@ def path(tmp_path):
     return file
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("train.iteration=3", "train.iteration: unknown key, did you mean 'iterations'?"),
-        ("modle.path=3", "modle: unknown key, did you mean 'model'?"),
-        ("model.lora.rnk=3", "model.lora.rnk: unknown key, did you mean 'rank'?"),
-        ("rewards=[{us: shapes}]", "rewards.0.us: unknown key, did you mean 'use'?"),
-        ("train.iterations=ten", "train.iterations: 'ten' is wrong, input should be a valid integer"),
-        ("train.iterations=true", "train.iterations: True is wrong, input should be a valid integer"),
-        ("train.iterations=0", "train.iterations: 0 is wrong, input should be greater than or equal to 1"),
-        ("train=3", "train: 3 is not a map of keys"),
-        ("kind=[flow]", "kind: ['flow'] is unknown, did you mean 'flow'?"),
-        ("algorithm.preset={a: b}", "algorithm.preset: {'a': 'b'} is unknown, choose one of "),
-        ("algorithm.kernel.name=[x]", "algorithm.kernel: ['x'] is unknown, choose one of "),
-        ("algorithm={1: cps}", "algorithm.1: unknown key, choose one of preset, "),
-        ("train={'a[b]': 3}", "train.a[b]: unknown key, choose one of "),
-        ("train={'': 3}", "train.'': unknown key, choose one of "),
-        ("model.dtype=float23", "model.dtype: 'float23' is not allowed, did you mean 'float32'?"),
-        ("algorithm.preset=flowgrpo", "algorithm.preset: 'flowgrpo' is unknown, did you mean 'flow_grpo'?"),
-        ("algorithm.kernal=cps", "algorithm.kernal: unknown key, did you mean 'kernel'?"),
-        ("algorithm.kernel=cpss", "algorithm.kernel: 'cpss' is unknown, did you mean 'cps'?"),
-        (
-            "algorithm.kernel={name: cps, size: 3}",
-            "algorithm.kernel.size: unknown key, choose one of log_prob, calibrate, level",
-        ),
-        ("algorithm.kernel.level=-1", "algorithm.kernel.level: -1 is wrong, input should be greater than 0"),
-        ("algorithm.kernel.level=[0.7, -1]", "algorithm.kernel.level.1: -1 is wrong, input should be greater than 0"),
-        ("algorithm.kernel.level=[0.7, x]", "algorithm.kernel.level.1: 'x' is wrong, input should be a valid number"),
-        ("algorithm.kernel.level=x", "algorithm.kernel.level: 'x' is wrong, input should be a valid number"),
-        (
-            "algorithm.kernel={name: cps, level: [0.5, 1.5]}",
-            "algorithm.kernel.level.1: 1.5 is wrong, input should be less than or equal to 1",
-        ),
-        (
-            "algorithm.objective.clip_range=[1e-4, 1e-4, 1e-4]",
-            "algorithm.objective.clip_range: [0.0001, 0.0001, 0.0001] is wrong, list should have at most 2 items",
-        ),
-        (
-            "algorithm.objective.clip_range=-1",
-            "algorithm.objective.clip_range: -1 is wrong, input should be greater than 0",
-        ),
-        (
-            "algorithm.objective.kl.form=exactly",
-            "algorithm.objective.kl.form: 'exactly' is not allowed, did you mean 'exact'?",
-        ),
-        (
-            "algorithm={preset: grpo_guard, kernel: {log_prob: sum}}",
-            "algorithm.kernel.log_prob: normalised_ratio normalises mean, not sum; take mean",
-        ),
-        (
-            "algorithm={preset: branch_grpo, objective: prefix_ratio, tree: {prune: {rule: depth}}}",
-            "algorithm.tree.prune.rule: depth takes steps out of the paths that prefix_ratio needs whole; take parent_top1",
-        ),
-        (
-            "algorithm={preset: branch_grpo, objective: prefix_ratio, baseline: {drop_zero: true}}",
-            "algorithm.baseline.drop_zero: by depthwise single steps leave the update, of paths that prefix_ratio needs",
-        ),
-        (
-            "algorithm={preset: ctpo, kernel: cps}",
-            "algorithm.kernel.log_prob: prefix_ratio sums log ratios over steps, from each of which constant_free leaves",
-        ),
-        (
-            "algorithm={preset: ctpo, objective: {power: -0.5}}",
-            "algorithm.objective.power: -0.5 is wrong, input should be greater than or equal to 0",
-        ),
-        (
-            "algorithm.objective.kl={beta: 0.1, target: 0.01}",
-            "algorithm.objective.kl: to adapt the coefficient give target and max_beta, with 0 < beta <= max_beta",
-        ),
-        (
-            "algorithm.objective.kl={beta: 0.1, target: 0.01, max_beta: 0.05}",
-            "algorithm.objective.kl: to adapt the coefficient give target and max_beta, with 0 < beta <= max_beta",
-        ),
-        ("algorithm.objective.kl.max_beta=0.1", "algorithm.objective.kl: to adapt the coefficient give target and"),
-        (
-            "algorithm.objective.kl={target: 0.01, max_beta: 0.1}",
-            "algorithm.objective.kl.beta: 0 switches previous and target off, raise it",
-        ),
-        ("algorithm.objective.kl.previous=0.1", "algorithm.objective.kl.beta: 0 switches previous and target off"),
-        ("algorithm.objective.kl.reference=moving", "algorithm.objective.kl.beta: 0 switches a base or moving"),
-        (
-            "algorithm={preset: branch_grpo, tree: {prune: {rule: top1}}}",
-            "algorithm.tree.prune.rule: 'top1' is not allowed, ",
-        ),
-        (
-            "algorithm={preset: branch_grpo, tree: {prune: {fraction: 0.2}}}",
-            "algorithm.tree.prune.rule: required, but not given",
-        ),
-        (
-            "algorithm={preset: dense_grpo, kernel: {calibrate: {round: 3}}}",
-            "algorithm.kernel.calibrate.round: unknown key, did you mean 'rounds'?",
-        ),
-        ("algorithm.preset=tempflow", "train.group_size: 16 does not divide by the 6 algorithm.tree.branches children"),
-        (
-            "algorithm={preset: branch_grpo, tree: {splits: [0, 1, 2, 3, 4]}}",
-            "train.group_size: 16 does not divide by the 32 leaves of a tree with algorithm.tree.factor 2, take 32",
-        ),
-        (
-            "train.groups=7",
-            "train.groups: 7 groups do not divide into train.updates = 2 parts on 1 processes, take 6 or 8",
-        ),
-        (
-            "train.groups=1000000000000",
-            "train.groups: 1000000000000 groups of train.group_size = 16 samples are more than",
-        ),
-        (
-            "train.group_size=1000000000",
-            "train.groups: 8 groups of train.group_size = 1000000000 samples are more than",
-        ),
-        ("run.name=a/b", "run.name: 'a/b' may hold only letters, digits, '.', '_' and '-'"),
-        ("run.name=..", "run.name: '..' may hold only"),
-        ("train.optimizer.betas=[0.9, 1.5]", "train.optimizer.betas.1: 1.5 is wrong, input should be less than 1"),
-        ("train.learning_rate=.inf", "train.learning_rate: inf is wrong, input should be a finite number"),
-        ("train.learning_rate=1e38", "train.learning_rate: 1e+38 is wrong, input should be less than or equal to 1"),
-        ("train.optimizer.eps=1e39", "train.optimizer.eps: 1e+39 is wrong, input should be less than or equal to 1"),
-        ("train.optimizer.weight_decay=1e20", "train.optimizer.weight_decay: 1e+20 is wrong, input should be less"),
-        ("rewards=[{use: shapes, weight: .nan}]", "rewards.0.weight: nan is wrong, input should be a finite number"),
-        ("rewards=[3]", "rewards.0: 3 is not a map of keys"),
-        ("run.patience=0", "run.patience: 0 is wrong, input should be greater than or equal to 1"),
-        ("rewards=[{use: a, use: b}]", "rewards: not valid YAML (the key 'use' is given twice)"),
-        ("iterations", "'iterations': an override is written key=value, for example train.iterations=4"),
-        ("rewards=[{", "rewards: not valid YAML"),
-    ],
-)
+WRONG = rows_of("""
+train.iteration=3 | train.iteration: unknown key, did you mean 'iterations'?
+modle.path=3 | modle: unknown key, did you mean 'model'?
+model.lora.rnk=3 | model.lora.rnk: unknown key, did you mean 'rank'?
+rewards=[{us: shapes}] | rewards.0.us: unknown key, did you mean 'use'?
+train.iterations=ten | train.iterations: 'ten' is wrong, input should be a valid integer
+train.iterations=true | train.iterations: True is wrong, input should be a valid integer
+train.iterations=0 | train.iterations: 0 is wrong, input should be greater than or equal to 1
+train=3 | train: 3 is not a map of keys
+kind=[flow] | kind: ['flow'] is unknown, did you mean 'flow'?
+algorithm.preset={a: b} | algorithm.preset: {'a': 'b'} is unknown, choose one of
+algorithm.kernel.name=[x] | algorithm.kernel: ['x'] is unknown, choose one of
+algorithm={1: cps} | algorithm.1: unknown key, choose one of preset,
+train={'a[b]': 3} | train.a[b]: unknown key, choose one of
+train={'': 3} | train.'': unknown key, choose one of
+model.dtype=float23 | model.dtype: 'float23' is not allowed, did you mean 'float32'?
+algorithm.preset=flowgrpo | algorithm.preset: 'flowgrpo' is unknown, did you mean 'flow_grpo'?
+algorithm.kernal=cps | algorithm.kernal: unknown key, did you mean 'kernel'?
+algorithm.kernel=cpss | algorithm.kernel: 'cpss' is unknown, did you mean 'cps'?
+algorithm.kernel={name: cps, size: 3} | algorithm.kernel.size: unknown key, choose one of log_prob, calibrate, level
+algorithm.kernel.level=-1 | algorithm.kernel.level: -1 is wrong, input should be greater than 0
+algorithm.kernel.level=[0.7, -1] | algorithm.kernel.level.1: -1 is wrong, input should be greater than 0
+algorithm.kernel.level=[0.7, x] | algorithm.kernel.level.1: 'x' is wrong, input should be a valid number
+algorithm.kernel.level=x | algorithm.kernel.level: 'x' is wrong, input should be a valid number
+algorithm.kernel={name: cps, level: [0.5, 1.5]} | algorithm.kernel.level.1: 1.5 is wrong, input should be less than
+    or equal to 1
+algorithm.objective.clip_range=[1e-4, 1e-4, 1e-4] | algorithm.objective.clip_range: [0.0001, 0.0001, 0.0001] is
+    wrong, list should have at most 2 items
+algorithm.objective.clip_range=-1 | algorithm.objective.clip_range: -1 is wrong, input should be greater than 0
+algorithm.objective.kl.form=exactly | algorithm.objective.kl.form: 'exactly' is not allowed, did you mean 'exact'?
+algorithm={preset: grpo_guard, kernel: {log_prob: sum}} | algorithm.kernel.log_prob: normalised_ratio normalises
+    mean, not sum; take mean
+algorithm={preset: branch_grpo, objective: prefix_ratio, tree: {prune: {rule: depth}}} | algorithm.tree.prune.rule:
+    depth takes steps out of the paths that prefix_ratio needs whole; take parent_top1
+algorithm={preset: branch_grpo, objective: prefix_ratio, baseline: {drop_zero: true}} |
+    algorithm.baseline.drop_zero: by depthwise single steps leave the update, of paths that prefix_ratio needs
+algorithm={preset: ctpo, kernel: cps} | algorithm.kernel.log_prob: prefix_ratio sums log ratios over steps, from
+    each of which constant_free leaves
+algorithm={preset: ctpo, objective: {power: -0.5}} | algorithm.objective.power: -0.5 is wrong, input should be
+    greater than or equal to 0
+algorithm.objective.kl={beta: 0.1, target: 0.01} | algorithm.objective.kl: to adapt the coefficient give target and
+    max_beta, with 0 < beta <= max_beta
+algorithm.objective.kl={beta: 0.1, target: 0.01, max_beta: 0.05} | algorithm.objective.kl: to adapt the coefficient
+    give target and max_beta, with 0 < beta <= max_beta
+algorithm.objective.kl.max_beta=0.1 | algorithm.objective.kl: to adapt the coefficient give target and
+algorithm.objective.kl={target: 0.01, max_beta: 0.1} | algorithm.objective.kl.beta: 0 switches previous and target
+    off, raise it
+algorithm.objective.kl.previous=0.1 | algorithm.objective.kl.beta: 0 switches previous and target off
+algorithm.objective.kl.reference=moving | algorithm.objective.kl.beta: 0 switches a base or moving
+algorithm={preset: branch_grpo, tree: {prune: {rule: top1}}} | algorithm.tree.prune.rule: 'top1' is not allowed,
+algorithm={preset: branch_grpo, tree: {prune: {fraction: 0.2}}} | algorithm.tree.prune.rule: required, but not given
+algorithm={preset: dense_grpo, kernel: {calibrate: {round: 3}}} | algorithm.kernel.calibrate.round: unknown key, did
+    you mean 'rounds'?
+algorithm.preset=tempflow | train.group_size: 16 does not divide by the 6 algorithm.tree.branches children
+algorithm={preset: branch_grpo, tree: {splits: [0, 1, 2, 3, 4]}} | train.group_size: 16 does not divide by the 32
+    leaves of a tree with algorithm.tree.factor 2, take 32
+train.groups=7 | train.groups: 7 groups do not divide into train.updates = 2 parts on 1 processes, take 6 or 8
+train.groups=1000000000000 | train.groups: 1000000000000 groups of train.group_size = 16 samples are more than
+train.group_size=1000000000 | train.groups: 8 groups of train.group_size = 1000000000 samples are more than
+run.name=a/b | run.name: 'a/b' may hold only letters, digits, '.', '_' and '-'
+run.name=.. | run.name: '..' may hold only
+train.optimizer.betas=[0.9, 1.5] | train.optimizer.betas.1: 1.5 is wrong, input should be less than 1
+train.learning_rate=.inf | train.learning_rate: inf is wrong, input should be a finite number
+train.learning_rate=1e38 | train.learning_rate: 1e+38 is wrong, input should be less than or equal to 1
+train.optimizer.eps=1e39 | train.optimizer.eps: 1e+39 is wrong, input should be less than or equal to 1
+train.optimizer.weight_decay=1e20 | train.optimizer.weight_decay: 1e+20 is wrong, input should be less
+rewards=[{use: shapes, weight: .nan}] | rewards.0.weight: nan is wrong, input should be a finite number
+rewards=[3] | rewards.0: 3 is not a map of keys
+run.patience=0 | run.patience: 0 is wrong, input should be greater than or equal to 1
+rewards=[{use: a, use: b}] | rewards: not valid YAML (the key 'use' is given twice)
+iterations | 'iterations': an override is written key=value, for example train.iterations=4
+rewards=[{ | rewards: not valid YAML
+""")
+
+
+@pytest.mark.parametrize(("override", "said"), WRONG)
 def test_whatever_is_wrong_is_said_in_one_sentence(path, override, said):
     with pytest.raises(InputError) as caught:
         config.load(path, [override])

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowgrpo.schema.imports.heavy import Tensor, torch
-from flowgrpo.schema.wings import BaselineProtocol
-from flowgrpo.training.advantages.baseline import combined
+from flowgrpo.training.advantages.baseline import Baseline, combined
 from rewards import Reward
 
 
@@ -26,7 +25,7 @@ class Combination:
     offset: Tensor  # (R,) float64, the reward that counts as 0
 
     @classmethod
-    def of(cls, rewards: Sequence[Reward], baseline: BaselineProtocol) -> Combination:
+    def of(cls, rewards: Sequence[Reward], baseline: Baseline) -> Combination:
         """Build the combination of rewards from the options of a baseline."""
         scale, offset = (
             torch.tensor([getattr(reward, name) for reward in rewards], dtype=torch.float64)

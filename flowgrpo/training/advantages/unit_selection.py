@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from flowgrpo.schema.sections import Select
-from flowgrpo.schema.wings import BaselineProtocol
-from flowgrpo.training.advantages.baseline import combined
+from flowgrpo.training.advantages.baseline import Baseline, combined
 from flowgrpo.training.advantages.credit_units import CreditUnits
 
 Tensor = torch.Tensor
@@ -79,7 +78,7 @@ def max_variance(values: Tensor, number: int) -> Tensor:
 
 
 def normalize_advantages(
-    units: CreditUnits, weights: Tensor, *, expected: Tensor, baseline: BaselineProtocol, select: Select | None
+    units: CreditUnits, weights: Tensor, *, expected: Tensor, baseline: Baseline, select: Select | None
 ) -> tuple[Tensor, Tensor]:
     """Return the advantages (U,) of units and a mask (U,) of those that are trained on.
 

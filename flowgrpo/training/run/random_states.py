@@ -46,13 +46,8 @@ def random_state_kept() -> Iterator[None]:
 @contextmanager
 def seeded(devices: Sequence[int] = ()) -> Iterator[None]:
     """Seed torch's global generators (CPU and given CUDA devices) with 0, and restore them at exit."""
-    before, there = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in devices]
-    torch.default_generator.manual_seed(0)
-    for device in devices:
-        torch.cuda.default_generators[device].manual_seed(0)
-    try:
+    with torch.random.fork_rng(devices, device_type="cuda"):
+        torch.default_generator.manual_seed(0)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(0)
         yield
-    finally:
-        torch.set_rng_state(before)
-        for device, state in zip(devices, there, strict=True):
-            torch.cuda.set_rng_state(state, device)
