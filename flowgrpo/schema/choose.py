@@ -55,7 +55,7 @@ def options(row: Mapping[str, Any], written: Any, choices: Mapping[str, Any], pl
     """
     if not isinstance(written, str | Mapping):
         raise InputError(f"{place}: {written!r} is neither a word nor a map of a name and options")
-    chosen = {"name": written} if isinstance(written, str) else {str(key): value for key, value in written.items()}
+    chosen: dict[str, Any] = {"name": written} if isinstance(written, str) else {str(k): v for k, v in written.items()}
     word = chosen.get("name", row.get("name"))
     if str(word) not in choices:
         raise InputError(f"{place}: {word!r} is unknown, {nearest(str(word), choices)}")
