@@ -79,8 +79,7 @@ def test_an_instruction_and_its_outcome_in_words(word, new, said, caption, monke
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(few, tmp_path):
     (tmp_path / "data").write_text("a file")
-    with pytest.raises(
-        InputError, match=r"prompts.train: the pictures of edits:train cannot be drawn into .*edits \(Not a"
-    ):
+    said = r"prompts.train: the pictures of edits:train cannot be drawn into .*edits \(Not a"
+    with pytest.raises(InputError, match=said):
         prompts.load("edits:train", "prompts.train", folder=str(tmp_path / "data"))
     assert os.listdir(tmp_path) == ["data"]
