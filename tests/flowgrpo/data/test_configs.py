@@ -60,10 +60,8 @@ SMALL = ["train.groups=2", "train.group_size=2", "train.micro_batch=4", "eval.pr
 
 def with_iterations(names):
     """Each config with two iterations, and in a plain run with one where that is all it has there."""
-    for name in names:
-        yield pytest.param(name, 2, marks=() if name in TWICE else pytest.mark.zoo)
-        if name not in TWICE and name not in ALIKE:
-            yield name, 1
+    twice = [pytest.param(name, 2, marks=() if name in TWICE else pytest.mark.zoo) for name in names]
+    return [*twice, *((name, 1) for name in names if name not in TWICE and name not in ALIKE)]
 
 
 def trained(name, iterations, *overrides):
@@ -129,9 +127,8 @@ def test_a_config_of_pictures_or_videos_trains_as_written_but_for_sizes(name, it
     specimen = SPECIMENS[FLOW[name]]
     written = config.load(name)
     call = written.model.call
-    sizes = {
-        key: value for key, value in specimen.call.items() if key in SIZES or not (key in call or "guidance" in key)
-    }
+    small = [key for key in specimen.call if key in SIZES or not (key in call or "guidance" in key)]
+    sizes = {key: specimen.call[key] for key in small}
     sizes |= {"num_inference_steps": min(call["num_inference_steps"], 3), **SHORT.get(name, {})}
     rewards = [{"use": STAND_IN[use.use], "weight": use.weight, "name": use.use} for use in written.rewards]
     changed = {"model.path": saved(FLOW[name]), "model.call": call | sizes, "rewards": rewards}
@@ -156,9 +153,7 @@ def test_a_config_of_pictures_or_videos_trains_as_written_but_for_sizes(name, it
 def test_a_config_of_texts_trains_as_written_but_for_sizes(name, iterations, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     released(TEXT[name], tmp_path / "model")
-    (tmp_path / "mine.py").write_text(
-        "def places(texts, prompts):\n    return [float(place) for place, _ in enumerate(texts)]\n"
-    )
+    (tmp_path / "mine.py").write_text("def places(texts, prompts):\n    return list(map(float, range(len(texts))))\n")
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "How many is 3 * 7?", "answer": "21"}) + "\n")
     mine = ["rewards=[./mine.py:places]", "eval_rewards=[]", "prompts.train=rows.jsonl", "prompts.eval=rows.jsonl"]
     if name == "llada2-mini":  # decodes by a threshold, in as many steps as it needs

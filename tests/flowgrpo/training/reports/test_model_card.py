@@ -16,9 +16,8 @@ from flowgrpo.training.reports import markdown, model_card
 @pytest.mark.parametrize("prompt", HOSTILE)
 def test_a_prompt_is_itself_in_table_code_and_command(prompt, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    command = model_card.command(
-        ["flowgrpo", "sample", "--prompt", prompt, f"negative_prompt={model_card.written(prompt)}"]
-    )
+    negative = f"negative_prompt={model_card.written(prompt)}"
+    command = model_card.command(["flowgrpo", "sample", "--prompt", prompt, negative])
     page = model_card.text(
         ["# a card", ""],
         snippet=f"prompt = {prompt!r}",

@@ -21,9 +21,8 @@ def folder(tmp_path):
     def made(card=None, named=None):
         if card is not None:
             (tmp_path / "README.md").write_text(card)
-        (tmp_path / "model_index.json").write_text(
-            json.dumps({"_class_name": "X"} | ({"_name_or_path": named} if named else {}))
-        )
+        index = {"_class_name": "X"} | ({"_name_or_path": named} if named else {})
+        (tmp_path / "model_index.json").write_text(json.dumps(index))
         return str(tmp_path)
 
     return made
