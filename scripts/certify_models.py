@@ -35,7 +35,7 @@ from flowgrpo.training.reports.doctor_checks import Check  # noqa: E402
 TABLE, PAGE = ROOT / "flowgrpo" / "data" / "models.json", ROOT / "docs" / "models.md"
 
 
-def row(name: str, specimen: Specimen) -> dict[str, Any]:
+def measure_row(name: str, specimen: Specimen) -> dict[str, Any]:
     """Measure one row of the table."""
     pipeline, _, variant = name.removesuffix(")").partition(" (")
     started = time.perf_counter()
@@ -117,7 +117,7 @@ def main(names: list[str]) -> None:
     for name, specimen in sorted(SPECIMENS.items()):
         pipeline, _, variant = name.removesuffix(")").partition(" (")
         kept = before.get((pipeline, variant or None))
-        rows.append(kept if kept and name not in names else row(name, specimen))
+        rows.append(kept if kept and name not in names else measure_row(name, specimen))
     TABLE.write_text(json.dumps(rows, indent=1) + "\n")
     PAGE.write_text(page(rows, PAGE.read_text()))
     print(f"{len({r['class'] for r in rows if r['certified']})} classes certified")

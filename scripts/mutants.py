@@ -57,7 +57,7 @@ class Mutant:
     def __str__(self) -> str:
         return f"{self.file}: {self.before}{ARROW}{self.after}"
 
-    def applied(self, text: str) -> str:
+    def apply(self, text: str) -> str:
         """Return the changed text. Raises ValueError unless `before` occurs exactly once."""
         if text.count(self.before) != 1:
             raise ValueError(f"{self.file}: {self.before!r} is there {text.count(self.before)} times, not once")
@@ -76,12 +76,12 @@ def read(table: Path, root: Path, only: str = "") -> list[Mutant]:
             written, same = (change, None) if isinstance(change, str) else (change["change"], change["same"])
             before, _, after = written.partition(ARROW)
             mutant = Mutant(file, before, after, tuple(entry["tests"]), same)
-            mutant.applied(text)
+            mutant.apply(text)
             found.append(mutant)
     return [mutant for mutant in found if only in str(mutant)]
 
 
-def copied(root: Path, folder: str | Path) -> Path:
+def copy_tree(root: Path, folder: str | Path) -> Path:
     """Copy what the tests need of a tree into an empty folder."""
     for name in COPIED:
         if (root / name).is_dir():
@@ -91,7 +91,7 @@ def copied(root: Path, folder: str | Path) -> Path:
     return Path(folder)
 
 
-def tested(tree: Path, tests: Sequence[str]) -> bool:
+def tests_pass(tree: Path, tests: Sequence[str]) -> bool:
     """Return whether tests pass in a tree. Raises RuntimeError if they could not be run."""
     process = SERVED.Process(target=_test, args=(tree, tests))
     process.start()
@@ -106,7 +106,6 @@ def tested(tree: Path, tests: Sequence[str]) -> bool:
 
 
 def _test(tree: Path, tests: Sequence[str]) -> None:
-    """Run tests in a tree silently, as a process of its own."""
     os.chdir(tree)
     os.environ["PYTHONPATH"] = str(tree)
     sys.path.insert(0, str(tree))
@@ -122,21 +121,21 @@ def survives(mutant: Mutant, tree: Path) -> bool:
     text = file.read_text()
     stale = Path(cache_from_source(file))  # valid bytecode if length and second are equal
     try:
-        file.write_text(mutant.applied(text))
+        file.write_text(mutant.apply(text))
         stale.unlink(missing_ok=True)
-        return tested(tree, mutant.tests)
+        return tests_pass(tree, mutant.tests)
     finally:
         file.write_text(text)
         stale.unlink(missing_ok=True)
 
 
-def tried(mutants: Sequence[Mutant], root: Path) -> list[Mutant]:
+def try_all(mutants: Sequence[Mutant], root: Path) -> list[Mutant]:
     """Return the surviving changes, tried in one copy of the tree. Raises RuntimeError if tests fail without a change."""
     survivors = []
     with tempfile.TemporaryDirectory(prefix="mutants") as folder:
-        tree = copied(root, folder)
+        tree = copy_tree(root, folder)
         for tests in dict.fromkeys(mutant.tests for mutant in mutants):
-            if not tested(tree, tests):
+            if not tests_pass(tree, tests):
                 raise RuntimeError(f"{' '.join(tests)}: they fail without any change")
         for mutant in mutants:
             if survives(mutant, tree):
@@ -155,7 +154,7 @@ def main(arguments: list[str] | None = None, *, root: Path = ROOT, table: Path =
     mutants = [mutant for mutant in chosen if mutant.same is None]
     with ThreadPoolExecutor(options.jobs) as pool:
         parts = [mutants[i :: options.jobs] for i in range(options.jobs)]
-        survivors = [mutant for part in pool.map(lambda own: tried(own, root), parts) for mutant in part]
+        survivors = [mutant for part in pool.map(lambda own: try_all(own, root), parts) for mutant in part]
     counts, alive = (Counter(mutant.file for mutant in each) for each in (mutants, survivors))
     print("| file | tried | survive |\n|---|---|---|")
     for file, count in counts.items():

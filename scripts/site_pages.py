@@ -36,7 +36,7 @@ def target(page: str, link: str) -> str | None:
     return found if (ROOT / found).is_file() else None
 
 
-def turned(text: str, page: str) -> str:
+def rewrite_links(text: str, page: str) -> str:
     """Return a page's text with links rewritten for the site."""
 
     def link(match: re.Match[str]) -> str:
@@ -70,4 +70,4 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Rewrite the links of a page, except on source pages."""
-    return markdown if page.file.src_uri.startswith("source/") else turned(markdown, page.file.src_uri)
+    return markdown if page.file.src_uri.startswith("source/") else rewrite_links(markdown, page.file.src_uri)

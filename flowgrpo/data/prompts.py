@@ -74,9 +74,11 @@ def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row
     if source in edits.NAMES:
         return edits.load(source, folder, key)
     if corpora.is_corpus(source):
-        return _filled(corpora.load(source, folder, key))
+        return _fill_missing_columns(corpora.load(source, folder, key))
     if hub.is_dataset(source):
-        return _filled([_asking(row, column, place) for place, row in hub.rows(source, key, column)])
+        return _fill_missing_columns(
+            [_rename_prompt_column(row, column, place) for place, row in hub.rows(source, key, column)]
+        )
     path = Path(source)
     if not path.is_file():
         files = (str(p) for p in path.parent.glob("[!.]*") if p.suffix.lower() in (".txt", *tables.SUFFIXES))
@@ -92,12 +94,13 @@ def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row
         )
     return [
         {name: cell if name == "prompt" else conditions.resolved(cell, path.parent) for name, cell in row.items()}
-        for row in _filled([_asking(row, column, place) for place, row in tables.rows(path, key, needed=column)])
+        for row in _fill_missing_columns(
+            [_rename_prompt_column(row, column, place) for place, row in tables.rows(path, key, needed=column)]
+        )
     ]
 
 
-def _asking(row: tables.Row, column: str, place: str) -> tables.Row:
-    """Rename the prompt's column to `prompt`, and drop another column of that name."""
+def _rename_prompt_column(row: tables.Row, column: str, place: str) -> tables.Row:
     if column not in row:
         raise InputError(
             f"{place}: the row has no key {column!r}, it has {', '.join(row) or 'none'}; prompts.column "
@@ -107,7 +110,7 @@ def _asking(row: tables.Row, column: str, place: str) -> tables.Row:
     return {"prompt": tables.text(row, column, place), **further}
 
 
-def _filled(rows: list[tables.Row]) -> list[tables.Row]:
+def _fill_missing_columns(rows: list[tables.Row]) -> list[tables.Row]:
     names = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in names} for row in rows]
 

@@ -111,8 +111,8 @@ class Writer:
         elif folder.exists() and any(folder.iterdir()):
             raise InputError(f"--groups {folder}: holds other files, choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / BEGUN, lambda path: path.write_text(json.dumps(self._about, indent=1) + "\n"))
-        self._rows = self._found()
+        _write_atomically(folder / BEGUN, lambda path: path.write_text(json.dumps(self._about, indent=1) + "\n"))
+        self._rows = self._read_parts()
         self._parts = len({row["file"] for row in self._rows})
         self.done = len({row["group"] for row in self._rows})  # groups on disk
 
@@ -133,13 +133,13 @@ class Writer:
         files = list(dict.fromkeys(row["file"] for row in self._rows))
         sizes = {file: (self.folder / file).stat().st_size for file in files}
         manifest = {**self._about, **json.loads(json.dumps(found)), "files": sizes}
-        _replace(self.folder / TABLE, lambda path: _write_table(self._rows, path))
-        _replace(self.folder / MANIFEST, lambda path: path.write_text(json.dumps(manifest, indent=1) + "\n"))
+        _write_atomically(self.folder / TABLE, lambda path: _write_table(self._rows, path))
+        _write_atomically(self.folder / MANIFEST, lambda path: path.write_text(json.dumps(manifest, indent=1) + "\n"))
         for path in (self.folder / BEGUN, *self.folder.glob("part-*.parquet")):
             path.unlink()
         return manifest
 
-    def _found(self) -> list[dict[str, Any]]:
+    def _read_parts(self) -> list[dict[str, Any]]:
         """Return the rows of complete parts; a part's table is written after its latents."""
         rows: list[dict[str, Any]] = []
         for path in takewhile(Path.exists, (self.folder / _part(number) for number in count())):
@@ -162,8 +162,8 @@ class Writer:
                 rows.append(place | text | told)
         latents = [torch.cat(column).contiguous() for column in zip(*(x for _, x in self._waiting), strict=True)]
         tensors = {f"latents.{i:02d}": x for i, x in enumerate(latents)}
-        _replace(self.folder / file, lambda path: safetensors_torch.save_file(tensors, path))
-        _replace(self.folder / _part(self._parts), lambda path: _write_table(rows, path))
+        _write_atomically(self.folder / file, lambda path: safetensors_torch.save_file(tensors, path))
+        _write_atomically(self.folder / _part(self._parts), lambda path: _write_table(rows, path))
         self._rows += rows
         self._parts += 1
         self.done, self._waiting = self.number, []
@@ -271,8 +271,7 @@ def _write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=schema), path)
 
 
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file atomically."""
+def _write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     partial = path.with_name(f"{path.name}.partial")
     write(partial)
     os.replace(partial, path)

@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 def lines(path: Path, key: str) -> list[tuple[int, str]]:
     """Return the non-empty, stripped lines of a UTF-8 (or marked UTF-16) file with numbers from 1; `key` is for errors."""
-    text = _text(path, key).replace("\r\n", "\n").replace("\r", "\n")
+    text = _read_text(path, key).replace("\r\n", "\n").replace("\r", "\n")
     stripped = ((number, line.strip()) for number, line in enumerate(text.split("\n"), start=1))
     return [(number, line) for number, line in stripped if line]
 
@@ -53,11 +53,13 @@ def rows(
     """
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        return [(f"{path}:{number}", row) for number, row in enumerate(_parquet(path, key, columns, needed), start=1)]
+        return [
+            (f"{path}:{number}", row) for number, row in enumerate(_read_parquet(path, key, columns, needed), start=1)
+        ]
     if suffix in DELIMITERS:
-        return _separated(path, key, needed)
+        return _read_separated(path, key, needed)
     if suffix == ".json":
-        return _array(path, key)
+        return _read_array(path, key)
     return [(f"{path}:{number}", _object(line, f"{path}:{number}")) for number, line in lines(path, key)]
 
 
@@ -66,7 +68,7 @@ def log(path: Path) -> list[tuple[str, Row]]:
 
     A truncated last line (crash, full disk) is skipped with a warning; other malformed lines raise InputError.
     """
-    written = enumerate(_bytes(path).split(b"\n") if path.is_file() else [], start=1)
+    written = enumerate(_read_bytes(path).split(b"\n") if path.is_file() else [], start=1)
     lines = [(f"{path}:{number}", line) for number, line in written if line.strip()]
     rows = []
     for place, line in lines:
@@ -81,7 +83,7 @@ def log(path: Path) -> list[tuple[str, Row]]:
 
 def document(path: Path) -> Any:
     """Return the value of a JSON file. Raises InputError if it cannot be read, or is not valid JSON."""
-    return value(_bytes(path).decode(errors="replace"), str(path))
+    return value(_read_bytes(path).decode(errors="replace"), str(path))
 
 
 def value(text: str, place: str, *, of_row: bool = False) -> Any:
@@ -103,13 +105,12 @@ def value(text: str, place: str, *, of_row: bool = False) -> Any:
 def _unique(place: str, pairs: list[tuple[str, Any]]) -> Row:
     row = dict(pairs)
     if len(row) < len(pairs):
-        doubled = _first_doubled([key for key, _ in pairs])
+        doubled = _first_repeated([key for key, _ in pairs])
         raise InputError(f"{place}: the key {doubled!r} stands there twice")
     return row
 
 
-def _first_doubled(names: Sequence[str]) -> str | None:
-    """Return the first repeated name."""
+def _first_repeated(names: Sequence[str]) -> str | None:
     return next((name for i, name in enumerate(names) if name in names[:i]), None)
 
 
@@ -149,8 +150,8 @@ def refuse_pointer(file: Path, place: str) -> None:
             raise InputError(f"{place}{file} is a Git LFS pointer, not the file itself; run git lfs pull in its folder")
 
 
-def _text(path: Path, key: str) -> str:
-    data = _bytes(path)
+def _read_text(path: Path, key: str) -> str:
+    data = _read_bytes(path)
     mark = next((mark for mark in MARKS if data.startswith(mark)), b"")
     try:
         text = data[len(mark) :].decode(MARKS.get(mark, "utf-8"))
@@ -161,8 +162,8 @@ def _text(path: Path, key: str) -> str:
     return text
 
 
-def _array(path: Path, key: str) -> list[tuple[str, Row]]:
-    written = value(_text(path, key), str(path), of_row=True)
+def _read_array(path: Path, key: str) -> list[tuple[str, Row]]:
+    written = value(_read_text(path, key), str(path), of_row=True)
     if not isinstance(written, list):
         kind = "an object" if isinstance(written, dict) else type(written).__name__
         raise InputError(f"{path}: holds {kind}, not an array of texts or of objects such as {EXAMPLE}")
@@ -172,9 +173,9 @@ def _array(path: Path, key: str) -> list[tuple[str, Row]]:
     ]
 
 
-def _separated(path: Path, key: str, needed: str | None) -> list[tuple[str, Row]]:
-    text = _text(path, key)
-    delimiter, skipped = _declared(path, text), 1
+def _read_separated(path: Path, key: str, needed: str | None) -> list[tuple[str, Row]]:
+    text = _read_text(path, key)
+    delimiter, skipped = _declared_delimiter(path, text), 1
     if delimiter is None:
         delimiter, skipped = _delimiter(path, text, needed), 0
     lines = islice(StringIO(text, newline=""), skipped, None)
@@ -182,7 +183,7 @@ def _separated(path: Path, key: str, needed: str | None) -> list[tuple[str, Row]
     found = []
     try:
         reader.fieldnames = names = [name.strip() for name in reader.fieldnames or ()]
-        if (doubled := _first_doubled(names)) is not None:
+        if (doubled := _first_repeated(names)) is not None:
             raise InputError(f"{path}:{1 + skipped}: two columns are called {doubled!r}")
         for row in reader:
             place = f"{path}:{reader.line_num + skipped}"
@@ -197,7 +198,7 @@ def _separated(path: Path, key: str, needed: str | None) -> list[tuple[str, Row]
     return found
 
 
-def _declared(path: Path, text: str) -> str | None:
+def _declared_delimiter(path: Path, text: str) -> str | None:
     """Return the delimiter that a first line `sep=;` declares, as Excel writes it; None without one."""
     first = next(StringIO(text, newline=""), "").strip(" \r\n").strip('"')
     if not first.lower().startswith("sep=") or len(first) != len("sep=") + 1:
@@ -224,7 +225,7 @@ def _delimiter(path: Path, text: str, needed: str | None) -> str:
     return several[0] if several else DELIMITERS[path.suffix.lower()][0]
 
 
-def _parquet(path: Path, key: str, columns: Sequence[str] | None, needed: str | None) -> list[Row]:
+def _read_parquet(path: Path, key: str, columns: Sequence[str] | None, needed: str | None) -> list[Row]:
     try:
         from pyarrow import ArrowException, parquet
         from pyarrow import schema as schema_of
@@ -235,7 +236,7 @@ def _parquet(path: Path, key: str, columns: Sequence[str] | None, needed: str | 
     try:
         refuse_pointer(path, f"{key}: ")
         schema = parquet.read_schema(path)
-        if (doubled := _first_doubled(schema.names)) is not None:
+        if (doubled := _first_repeated(schema.names)) is not None:
             raise InputError(f"{path}: two columns are called {doubled!r}")
         if needed in schema.names and _holds_bytes(schema.field(needed).type):
             raise InputError(f"{path}: the column {needed!r} holds bytes ({schema.field(needed).type}), not texts")
@@ -250,7 +251,6 @@ def _parquet(path: Path, key: str, columns: Sequence[str] | None, needed: str | 
 
 
 def _holds_bytes(kind: Any) -> bool:
-    """Return whether an Arrow type is or contains bytes."""
     import pyarrow as pa
 
     types = pa.types
@@ -295,7 +295,7 @@ def _row(row: Any, place: str) -> Row:
     return row
 
 
-def _bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > LARGEST:

@@ -41,6 +41,5 @@ class Engine(Strict):
 
     @field_validator("url", mode="before")
     @classmethod
-    def _one(cls, written: Any) -> Any:
-        """Accept one engine without a list."""
+    def _as_list(cls, written: Any) -> Any:
         return [written] if isinstance(written, str) else written

@@ -65,7 +65,7 @@ def explain(settings: Strict, key: str) -> Explained:
                 raise InputError(f"--explain {key}: {place} has no keys of its own")
             known = [".".join((*parts[:i], name)) for name in fields]
             raise InputError(f"--explain {key}: there is no such key, {nearest('.'.join(parts[: i + 1]), known)}")
-        owner, value = model, _of(value, part)
+        owner, value = model, _field_of(value, part)
         model = type(value) if isinstance(value, Strict) else section(field.annotation)
     return Explained(
         key=key,
@@ -78,8 +78,7 @@ def explain(settings: Strict, key: str) -> Explained:
     )
 
 
-def _of(value: Any, name: str) -> Any:
-    """Return a field of a value, or of each item of a list or map."""
+def _field_of(value: Any, name: str) -> Any:
     if isinstance(value, list):
         return [getattr(item, name) for item in value]
     if isinstance(value, dict):

@@ -22,7 +22,6 @@ def line(found: Mapping[str, Mapping[str, Any]], not_said: Sequence[str] = ()) -
 
 
 def _agree(source: Any, run: Any) -> bool:
-    """Return whether a run matches the source, on the stated keys of maps."""
     if isinstance(source, Mapping) and isinstance(run, Mapping):
         return all(_agree(value, run.get(key)) for key, value in source.items())
     return source == run

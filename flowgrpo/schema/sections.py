@@ -344,8 +344,7 @@ class RunConfig(Strict):
 
     @field_validator("rewards", "eval_rewards", mode="before")
     @classmethod
-    def _one(cls, written: Any) -> Any:
-        """Accept one reward without a list."""
+    def _as_list(cls, written: Any) -> Any:
         return [written] if isinstance(written, str | dict) else written
 
     @model_validator(mode="after")

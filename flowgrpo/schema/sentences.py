@@ -40,7 +40,7 @@ def explain_validation_error(error: ValidationError, model: type[Strict], prefix
     if kind == "value_error":  # our own sentence
         return str(context["error"])
     if kind == "extra_forbidden":
-        keys = [key for key in _keys(model, path[:-1]) if key != "name" or not prefix]
+        keys = [key for key in _keys_at(model, path[:-1]) if key != "name" or not prefix]
         return f"{place}: unknown key, {nearest(str(path[-1]), keys) if keys else 'it has no options'}"
     if kind == "missing":
         return f"{place}: required, but not given"
@@ -59,8 +59,7 @@ def _is_key(part: Any) -> bool:
     return not (isinstance(part, str) and re.search(r"[\[(]|^(str|float|constrained-float|literal)$", part))
 
 
-def _keys(model: type[Strict], path: list[Any]) -> list[str]:
-    """Return the keys of the model at `path`."""
+def _keys_at(model: type[Strict], path: list[Any]) -> list[str]:
     below_map = False  # the next part is a user-defined key
     for part in path:
         if isinstance(part, int) or below_map:

@@ -33,7 +33,7 @@ def whole(name: str) -> str:
     """Return the full name of a built-in config. Raises InputError if the name is unknown or ambiguous."""
     if name in names():
         return name
-    meant = [SHORT[name]] if name in SHORT else _begun(name)
+    meant = [SHORT[name]] if name in SHORT else _matching(name)
     if not meant:
         raise InputError(f"there is no built-in config {name!r}, {nearest(name, [*names(), *SHORT])}")
     if len(meant) > 1:
@@ -44,13 +44,12 @@ def whole(name: str) -> str:
 def place_of(path: str | Path) -> Path:
     """Return the file of a built-in config; other paths unchanged. Raises InputError if the name is ambiguous."""
     name = str(path)
-    if Path(path).is_file() or not (name in SHORT or _begun(name)):
+    if Path(path).is_file() or not (name in SHORT or _matching(name)):
         return Path(path)
     return FOLDER / f"{whole(name)}.yaml"
 
 
-def _begun(name: str) -> list[str]:
-    """Return the built-in configs that begin with the words of a name."""
+def _matching(name: str) -> list[str]:
     words = name.rstrip("-")
     return [known for known in names() if words and f"{known}-".startswith(f"{words}-")]
 

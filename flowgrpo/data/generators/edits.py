@@ -80,13 +80,12 @@ def load(source: str, folder: str, key: str) -> list[Row]:
     rows = drafts.rows("edits", SET, source.partition(":")[2])
     try:
         into.mkdir(parents=True, exist_ok=True)
-        return [row | {name: _drawn(row[name], into) for name in ("image", "target")} for row in rows]
+        return [row | {name: _picture_file(row[name], into) for name in ("image", "target")} for row in rows]
     except OSError as error:
         raise InputError(f"{key}: the pictures of {source} cannot be drawn into {into} ({error.strerror})") from None
 
 
-def _drawn(objects: Sequence[Drawn], folder: Path) -> str:
-    """Return the file of a scene's picture, RGB of SIDE x SIDE pixels."""
+def _picture_file(objects: Sequence[Drawn], folder: Path) -> str:
     file = folder / f"{blake2b(repr((SIDE, objects)).encode(), digest_size=8).hexdigest()}.png"
     if not file.exists():
         scale = SIDE / scenes.SIZE

@@ -116,10 +116,10 @@ def countdown(rng: np.random.Generator) -> Problem:
         numbers = [int(n) for n in rng.integers(1, LARGEST_NUMBER + 1, 3)]
         first, second, third = (_Term(str(n), n) for n in numbers)
         inner, outer = ("+-*/"[i] for i in rng.integers(4, size=2))
-        pair = _joined(first, inner, second)
+        pair = _combine(first, inner, second)
         if pair is None:
             continue
-        whole = _joined(pair, outer, third) if rng.random() < 0.5 else _joined(third, outer, pair)
+        whole = _combine(pair, outer, third) if rng.random() < 0.5 else _combine(third, outer, pair)
         if whole is not None and whole.value <= LARGEST_TARGET:
             numbers.sort()
             prompt = f"make {whole.value} from {' '.join(map(str, numbers))}:"
@@ -127,7 +127,7 @@ def countdown(rng: np.random.Generator) -> Problem:
             return Problem((tuple(numbers), whole.value), prompt, whole.text, columns)
 
 
-def _joined(left: _Term, sign: str, right: _Term) -> _Term | None:
+def _combine(left: _Term, sign: str, right: _Term) -> _Term | None:
     """Return left sign right with minimal parentheses; None unless the value is a positive integer."""
     if sign == "/" and left.value % right.value:
         return None

@@ -139,7 +139,7 @@ def drift_and_gradients(policy: DiffusersPolicy, weights: Weights, tree: Tree, r
     largest = replay(policy, tree)
     active = {name: p for name, p in weights.named.items() if name.split(".")[0] in ran}
     without = [name for name, p in active.items() if p.grad is None]
-    missed = without if without and _matter(policy, tree, [active[name] for name in without]) else []
+    missed = without if without and _have_influence(policy, tree, [active[name] for name in without]) else []
     broken = [name for name, p in active.items() if p.grad is not None and not p.grad.isfinite().all()]
     learns = any(p.grad is not None and bool(p.grad.any()) for p in active.values())
     advice = f"without gradient: {', '.join(missed[:3])}" if missed else ""
@@ -155,7 +155,7 @@ def drift_and_gradients(policy: DiffusersPolicy, weights: Weights, tree: Tree, r
 
 
 @torch.no_grad()
-def _matter(policy: DiffusersPolicy, tree: Tree, parameters: Sequence[torch.nn.Parameter]) -> bool:
+def _have_influence(policy: DiffusersPolicy, tree: Tree, parameters: Sequence[torch.nn.Parameter]) -> bool:
     """Return whether these weights influence a velocity of the rollout; leaves them changed."""
     trained = [(e.state, e.sigma, e.rows) for e in tree.evaluations if e.state is not None]
     before = [policy.velocity(*each) for each in trained]

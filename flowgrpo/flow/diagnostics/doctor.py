@@ -96,12 +96,12 @@ def examine(settings: Config) -> Iterator[Check]:
         return
     chosen = setup.with_sampling_rate(chosen, policy)
     with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
-        yield from _examined(
+        yield from _checks(
             settings, cost, policy=policy, weights=weights, rewards=rewards, chosen=chosen, device=device
         )
 
 
-def _examined(
+def _checks(
     settings: Config,
     cost: dict[str, Any],
     *,
@@ -111,7 +111,6 @@ def _examined(
     chosen: Sequence[prompts.Prompt],
     device: torch.device,
 ) -> Iterator[Check]:
-    """Run the checks, with the policy set up as in training."""
     rows = [Row(p.text, i, p.columns) for i, p in enumerate((chosen[0], chosen[0], chosen[-1]))]
 
     try:

@@ -62,7 +62,6 @@ class Source:
         return Batch(groups, tree, Scores(values, lost, 0.0), 0, stored=True)
 
     def _members(self, groups: Groups, group: int, iteration: int) -> list[int]:
-        """Return the members of a stored group that an iteration uses."""
         size, there = groups.roots[group], len(self.stored.groups[groups.prompts[group]].seeds)
         if size == there:
             return list(range(there))

@@ -34,9 +34,7 @@ def gap_of(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).float().abs().max() / b.float().std().clamp_min(1e-12)) if a.shape == b.shape else float("inf")
 
 
-class _Hearing(logging.Handler):
-    """Collect log messages."""
-
+class _MessageCollector(logging.Handler):
     def __init__(self, level: int):
         super().__init__(level)
         self.heard: list[str] = []
@@ -48,7 +46,7 @@ class _Hearing(logging.Handler):
 @contextmanager
 def warnings_heard() -> Iterator[list[str]]:
     """Collect the warnings of the logger `flowgrpo`."""
-    handler = _Hearing(logging.WARNING)
+    handler = _MessageCollector(logging.WARNING)
     LOGGER.addHandler(handler)
     try:
         yield handler.heard

@@ -48,7 +48,6 @@ def of_policy(stats: Sequence[UpdateStats], gather: Callable[[list[Any]], list[A
 
 
 def _by_step(every: Sequence[UpdateStats], *, diverges: bool) -> dict[str, float]:
-    """Return mean |log ratio| and divergence of each trained schedule step, counted from 1."""
     metrics = {}
     for step in sorted({step for each in every for step in each.by_step}):
         sums = [each.by_step[step] for each in every if step in each.by_step]

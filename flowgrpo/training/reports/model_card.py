@@ -195,7 +195,7 @@ def licence(path: str) -> dict[str, str]:
     if path in EMBEDDED:
         return {"license": "apache-2.0"}
     name = hub_name(path)
-    said = _front(_card(path))
+    said = _front_matter(_card_text(path))
     known = {key: str(said[key]) for key in KEYS if isinstance(said.get(key), str)}
     if "license" not in known:
         known = {"license": "other", "license_name": "as-the-base-model"}
@@ -205,8 +205,7 @@ def licence(path: str) -> dict[str, str]:
     return known
 
 
-def _card(path: str) -> str:
-    """Return the text of a model's card from its folder, the cache or the hub; empty if there is none."""
+def _card_text(path: str) -> str:
     file = Path(path) / "README.md"
     if not Path(path).is_dir():
         try:
@@ -219,8 +218,7 @@ def _card(path: str) -> str:
         return ""
 
 
-def _front(text: str) -> dict[str, Any]:
-    """Return the front matter of a card; empty if it is missing or unreadable."""
+def _front_matter(text: str) -> dict[str, Any]:
     found = re.match(r"\ufeff?---\s*\n(.*?)\n---\s*(\n|$)", text, re.DOTALL)
     try:
         said = yaml.safe_load(found[1]) if found else {}

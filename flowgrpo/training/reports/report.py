@@ -63,9 +63,9 @@ class Report:
 
     def __enter__(self) -> Report:
         self.display = self._entered.enter_context(shown(self.accelerator.is_main_process))
-        file, terminal = _File(self.log, encoding="utf-8"), _Terminal(self.display)
-        file.setFormatter(_Lines("%(asctime)s %(message)s"))
-        terminal.setFormatter(_Lines())
+        file, terminal = _FileHandler(self.log, encoding="utf-8"), _TerminalHandler(self.display)
+        file.setFormatter(_OneLineFormatter("%(asctime)s %(message)s"))
+        terminal.setFormatter(_OneLineFormatter())
         self._handlers = [file, terminal]
         for handler in self._handlers:
             LOGGER.addHandler(handler)
@@ -77,8 +77,8 @@ class Report:
         spent = sum(line.get(f"time/{part}", 0.0) for line in self.lines for part in ("rollout", "update", "eval"))
         if step:
             self._end = self._started + spent / step * (self.iterations - step)
-        self.display.left = self._left
-        self._stand_at(step)
+        self.display.left = self._seconds_left
+        self._show_step(step)
 
     def __exit__(self, *error: object) -> None:
         self.display.step = self.display.numbers = ""
@@ -118,7 +118,7 @@ class Report:
         if line["phase"] == "eval":
             self.display.print(f"step {step}: held-out reward {_number(line['reward/mean'])}")
             if step == self._first == self.newest:
-                self._guess(line)
+                self._estimate_end(line)
             return
         if line["phase"] == "calibration":
             self.display.print(f"noise levels calibrated in {line['time/calibration']:.0f} s")
@@ -130,22 +130,20 @@ class Report:
         now = phases.clock()
         self._end = end = now + (now - self._started) / max(step - self._first, 1) * (self.iterations - step)
         self.display.numbers = numbers
-        self._stand_at(step)
+        self._show_step(step)
         if not self.display.interactive:
             self.display.print(f"step {step}/{self.iterations}  {numbers}  ETA {duration(end - phases.clock())}")
 
-    def _stand_at(self, step: int) -> None:
-        """Display the current step."""
+    def _show_step(self, step: int) -> None:
         self.display.step = f"step {min(step + 1, self.iterations)}/{self.iterations}"
 
-    def _guess(self, line: dict[str, Any]) -> None:
-        """Estimate the end of the run from the speed of the first evaluation."""
+    def _estimate_end(self, line: dict[str, Any]) -> None:
         self._started = phases.clock()
         if self.forwards is not None and line["cost/model_evaluations"]:
             each = line["time/eval"] / line["cost/model_evaluations"]
             self._end = self._started + self.forwards * each * (self.iterations - self._first)
 
-    def _left(self) -> float | None:
+    def _seconds_left(self) -> float | None:
         return None if self._end is None else max(self._end - phases.clock(), 0.0)
 
 
@@ -154,14 +152,12 @@ def place(tracker: GeneralTracker, step: int, newest: int) -> dict[str, Any]:
     return {"step": None, "commit": False} if tracker.name == "wandb" and step < newest else {"step": step}
 
 
-class _Lines(logging.Formatter):
-    """Format a warning as one line."""
-
+class _OneLineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return one_line(super().format(record))
 
 
-class _File(logging.FileHandler):
+class _FileHandler(logging.FileHandler):
     """Write warnings to a file and raise errors, such as a full disk, to the caller."""
 
     @override
@@ -169,9 +165,7 @@ class _File(logging.FileHandler):
         raise
 
 
-class _Terminal(logging.Handler):
-    """Show warnings above the progress display."""
-
+class _TerminalHandler(logging.Handler):
     def __init__(self, display: Display):
         super().__init__()
         self.display = display

@@ -81,13 +81,13 @@ def start(accelerator: Accelerator, settings: RunConfig, folder: Path, done: int
     values = settings.model_dump(mode="json")
     for name, use in settings.run.trackers.items():
         kind, known = LOGGER_TYPE_TO_CLASS[name], begun.get(name)
-        options = _options(name, use, settings.run.name) | _continuation(name, known, folder, done)
+        options = _options(name, use, settings.run.name) | _resume_arguments(name, known, folder, done)
         places = [str(folder)] if kind.requires_logging_directory else []
         try:
             tracker = kind(use.project, *places, **options)
             tracker.start()
             if name in NESTED or known is None:
-                tracker.store_init_configuration(values if name in NESTED else _flat(values))
+                tracker.store_init_configuration(values if name in NESTED else _flatten(values))
         except Exception as error:
             words = " ".join(str(error).split())[:300]
             raise InputError(
@@ -113,8 +113,7 @@ def _options(name: str, use: Tracker, run: str) -> dict[str, Any]:
     return {called: written[key] for key, called in ARGUMENTS.get(name, {}).items() if written[key]}
 
 
-def _continuation(name: str, begun: Mapping[str, Any] | None, folder: Path, done: int) -> dict[str, Any]:
-    """Return the arguments that resume a tracker's run."""
+def _resume_arguments(name: str, begun: Mapping[str, Any] | None, folder: Path, done: int) -> dict[str, Any]:
     if name == "wandb":
         known = (begun or {}).get("id") or secrets.token_hex(4)
         return {"id": known, "resume": "allow", "dir": str(folder)}
@@ -125,12 +124,11 @@ def _continuation(name: str, begun: Mapping[str, Any] | None, folder: Path, done
     return {}
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a config to dotted keys with numbers and texts."""
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            found |= _flat(value, f"{prefix}{key}.")
+            found |= _flatten(value, f"{prefix}{key}.")
         else:
             found[prefix + key] = value if isinstance(value, bool | int | float | str) else json.dumps(value)
     return found

@@ -106,7 +106,7 @@ class TreeFolder:
         for tree in joined(parts):
             folder = self.folder / f"step-{tree.step:06d}"
             folder.mkdir(parents=True, exist_ok=True)
-            replace_text(folder / f"{tree.group:04d}.json", json.dumps(_written(tree), allow_nan=False) + "\n")
+            replace_text(folder / f"{tree.group:04d}.json", json.dumps(_as_json(tree), allow_nan=False) + "\n")
 
     def forget_after(self, step: int) -> None:
         """Delete the trees after a checkpoint's step."""
@@ -127,20 +127,17 @@ class TreeFolder:
         return [_read(file) for folder in folders for file in sorted(folder.glob(FILES))]
 
     def _folders(self) -> dict[int, Path]:
-        """Return the folder of each iteration, in order."""
         numbers = {folder: folder.name.removeprefix("step-") for folder in sorted(self.folder.glob("step-*"))}
         return {int(number): folder for folder, number in numbers.items() if number.isdecimal() and folder.is_dir()}
 
 
-def _written(tree: KeptTree) -> dict[str, Any]:
-    """Return a tree as JSON values; nodes omit defaults."""
+def _as_json(tree: KeptTree) -> dict[str, Any]:
     usual = {field.name: field.default for field in fields(KeptNode)}
     nodes = [{key: value for key, value in asdict(node).items() if value != usual[key]} for node in tree.nodes]
     return {**asdict(replace(tree, nodes=())), "nodes": nodes}
 
 
 def _read(file: Path) -> KeptTree:
-    """Read and check the tree of a file."""
     try:
         tree = TypeAdapter(KeptTree).validate_json(file.read_bytes())
         _check(tree)
@@ -150,7 +147,6 @@ def _read(file: Path) -> KeptTree:
 
 
 def _check(tree: KeptTree) -> None:
-    """Check the structure of a tree; raise ValueError if no run writes such a tree."""
     if not tree.nodes or tree.nodes[0].parent is not None or min(tree.size) < 1:
         raise ValueError("it has no root, or pictures without a size")
     for place, node in enumerate(tree.nodes):
