@@ -127,9 +127,9 @@ def _set(written: dict[str, Any], key: str, value: Any) -> None:
 
 def _similar_file(path: Path) -> str:
     if not path.suffix:
-        there = [file for file in (Path(f"{path}.yaml"), Path("configs", f"{path}.yaml")) if file.is_file()]
-        if there:
-            return f", did you mean {str(there[0])!r}?"
+        files = [file for file in (Path(f"{path}.yaml"), Path("configs", f"{path}.yaml")) if file.is_file()]
+        if files:
+            return f", did you mean {str(files[0])!r}?"
         return f" and no built-in config of that name, {nearest(str(path), configs.names())}"
     names = [p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml")] if path.parent.is_dir() else []
     close = get_close_matches(path.name, names, 1)

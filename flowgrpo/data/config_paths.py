@@ -109,8 +109,8 @@ def _holder(written: Any, place: str) -> tuple[dict[str, Any], str]:
 def _write_default_folder(written: Mapping[str, Any], folder: Path) -> None:
     """Set `prompts.folder` to its default if that folder beside the config holds the requested corpus."""
     prompts, _ = _holder(written, "prompts.folder")
-    asked = [prompts.get(split) for split in ("train", "eval")]
-    names = [source.partition(":")[0] for source in asked if isinstance(source, str) and corpora.is_corpus(source)]
+    sources = [prompts.get(split) for split in ("train", "eval")]
+    names = [source.partition(":")[0] for source in sources if isinstance(source, str) and corpora.is_corpus(source)]
     default = Prompts.model_fields["folder"].default
     if any((folder / default / name).exists() for name in names):
         prompts.setdefault("folder", default)
@@ -134,6 +134,6 @@ def _prompts(written: Mapping[str, Any], place: str) -> Iterator[Named]:
 
 def _code(holder: Any, key: str | int, place: str) -> Iterator[Named]:
     use = holder.get(key) if isinstance(holder, Mapping) else holder[key]
-    found = _CODE.fullmatch(use) if isinstance(use, str) else None
-    if found:
-        yield Named(place=place, holder=holder, key=key, path=found["path"], after=found["after"] or "")
+    match = _CODE.fullmatch(use) if isinstance(use, str) else None
+    if match:
+        yield Named(place=place, holder=holder, key=key, path=match["path"], after=match["after"] or "")

@@ -155,21 +155,21 @@ def files(source: str, folder: str, key: str) -> list[Path]:
     name, _, split = source.partition(":")
     corpus, copy = CORPORA[name], Path(folder) / name
     if Path(split).suffix in tables.SUFFIXES:
-        found = [Path(split)]
+        paths = [Path(split)]
     elif split in corpus.splits:
-        found = next(filter(None, (sorted(copy.glob(pattern.format(split=split))) for pattern in corpus.patterns)), [])
+        paths = next(filter(None, (sorted(copy.glob(pattern.format(split=split))) for pattern in corpus.patterns)), [])
     else:
         *others, last = tables.SUFFIXES
         raise InputError(
             f"{key}: {source} is neither a split of {name} nor a {', '.join(others)} or {last} file, "
             f"{nearest(source, NAMES)}"
         )
-    if not found:
+    if not paths:
         raise InputError(
             f"{key}: {source} looks in {copy} for {split}.jsonl or a copy of {corpus.home} (its files), and there is "
             f"none; put it there, set prompts.folder, or name the file, {name}:path/to/{split}.jsonl"
         )
-    for file in found:
+    for file in paths:
         if not file.is_file():
             raise InputError(f"{key}: there is no file {file}")
-    return found
+    return paths

@@ -32,15 +32,15 @@ def rows(source: str, key: str, needed: str) -> list[tuple[str, Row]]:
     except ModuleNotFoundError:
         raise InputError(f"{key}: {source} needs the package datasets, pip install 'flowgrpo[hub]'") from None
     try:
-        found = datasets.load_dataset(named["path"], named["config"], split=named["split"])
+        dataset = datasets.load_dataset(named["path"], named["config"], split=named["split"])
     except Exception as error:  # hub libraries raise many types
         if is_out_of_memory(error):
             raise
         reason = hub.why(error, named["path"], f"set {key} to a file", dataset=True)
-        said = reason or f"cannot be had from the hub ({one_line(str(error))})"
-        raise InputError(f"{key}: {source} {said}") from error
+        reason = reason or f"cannot be had from the hub ({one_line(str(error))})"
+        raise InputError(f"{key}: {source} {reason}") from error
     media = (datasets.Image, datasets.Audio, datasets.Video)
-    if isinstance(found.features.get(needed), media) or "binary" in str(found.features.get(needed)):
-        raise InputError(f"{key}: the column {needed!r} of {source} holds {found.features[needed]}, not texts")
-    plain = [n for n, kind in found.features.items() if not isinstance(kind, media) and "binary" not in str(kind)]
-    return [(f"{source}:{number}", row) for number, row in enumerate(found.select_columns(plain), start=1)]
+    if isinstance(dataset.features.get(needed), media) or "binary" in str(dataset.features.get(needed)):
+        raise InputError(f"{key}: the column {needed!r} of {source} holds {dataset.features[needed]}, not texts")
+    plain = [n for n, kind in dataset.features.items() if not isinstance(kind, media) and "binary" not in str(kind)]
+    return [(f"{source}:{number}", row) for number, row in enumerate(dataset.select_columns(plain), start=1)]

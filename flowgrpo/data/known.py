@@ -62,18 +62,18 @@ def folder(name: str, *, with_tokenizers: bool = True) -> Iterator[str]:
                 index[component] = value
                 continue
             library, kind, config = value
-            own = Path(place) / component
-            own.mkdir()
+            subfolder = Path(place) / component
+            subfolder.mkdir()
             if kind.endswith("Processor"):
                 if with_tokenizers:
-                    _processor().save_pretrained(own)
+                    _processor().save_pretrained(subfolder)
             elif kind.endswith(TOKENIZERS):
                 kind = "PreTrainedTokenizerFast"
                 if with_tokenizers:
-                    _tokenizer(**config).save_pretrained(own)
+                    _tokenizer(**config).save_pretrained(subfolder)
             else:
                 file = f"{component}_config.json" if component in ("scheduler", "guider") else "config.json"
-                (own / file).write_text(json.dumps(config))
+                (subfolder / file).write_text(json.dumps(config))
             index[component] = [library, kind]
         (Path(place) / "model_index.json").write_text(json.dumps(index))
         yield place
@@ -85,9 +85,9 @@ def _tokenizer(**options: Any) -> transformers.PreTrainedTokenizerFast:
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(TOKEN), "isolated")
     special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     more = {"additional_special_tokens": [IMAGE, VIDEO]}
-    made = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **special, **more, **options)
-    made.chat_template = TEMPLATE
-    return made
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **special, **more, **options)
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
 
 
 def _processor() -> transformers.ProcessorMixin:

@@ -81,15 +81,15 @@ class Stored:
         for at, (group, member) in enumerate(members):
             file, first = self.places[group]
             by_file[file].append((at, first + member))
-        found: dict[int, State] = {}
+        rows: dict[int, State] = {}
         for file, wanted in by_file.items():
             try:
                 with safetensors.safe_open(self.folder / file, "pt") as opened:
                     slices = [opened.get_slice(name) for name in sorted(opened.keys())]
-                    found |= {at: tuple(each[row] for each in slices) for at, row in wanted}
+                    rows |= {at: tuple(each[row] for each in slices) for at, row in wanted}
             except (OSError, safetensors.SafetensorError, IndexError) as error:
                 raise InputError(f"{KEY}: {self.folder / file} cannot be read ({error})") from None
-        return tuple(torch.stack(column) for column in zip(*(found[at] for at in range(len(members))), strict=True))
+        return tuple(torch.stack(column) for column in zip(*(rows[at] for at in range(len(members))), strict=True))
 
 
 class Writer:
@@ -156,10 +156,10 @@ class Writer:
             for member, (seed, values, lost) in enumerate(
                 zip(group.seeds, group.rewards.tolist(), group.lost.tolist(), strict=True)
             ):
-                told = {REWARD + n: None if v != v else v for n, v in zip(self._rewards, values, strict=True)}
+                rewards = {REWARD + n: None if v != v else v for n, v in zip(self._rewards, values, strict=True)}
                 place = {"group": number, "member": member, "file": file, "row": len(rows)}
                 text = {"prompt": group.prompt.text, "columns": columns, "seed": seed, "lost": bool(lost)}
-                rows.append(place | text | told)
+                rows.append(place | text | rewards)
         latents = [torch.cat(column).contiguous() for column in zip(*(x for _, x in self._waiting), strict=True)]
         tensors = {f"latents.{i:02d}": x for i, x in enumerate(latents)}
         _write_atomically(self.folder / file, lambda path: safetensors_torch.save_file(tensors, path))
@@ -184,9 +184,9 @@ def read(folder: Path, key: str = KEY) -> Stored:
     for file, size in manifest["files"].items():
         if Path(file).name != file:
             raise InputError(f"{key}: {folder / MANIFEST} names {file!r}, which is not a file of that folder")
-        there = (folder / file).stat().st_size if (folder / file).is_file() else None
-        if there != size:
-            raise InputError(f"{key}: {folder / file} has {'no' if there is None else there} bytes, not {size}")
+        actual = (folder / file).stat().st_size if (folder / file).is_file() else None
+        if actual != size:
+            raise InputError(f"{key}: {folder / file} has {'no' if actual is None else actual} bytes, not {size}")
     together: dict[int, list[dict[str, Any]]] = defaultdict(list)
     columns = [*COLUMNS, *(REWARD + name for name in manifest["rewards"])]
     for place, row in tables.rows(folder / TABLE, key):
@@ -199,8 +199,8 @@ def read(folder: Path, key: str = KEY) -> Stored:
     return Stored(
         folder=folder,
         manifest=manifest,
-        groups=[_group(own, manifest["rewards"]) for own in rows],
-        places=[(own[0]["file"], own[0]["row"]) for own in rows],
+        groups=[_group(group, manifest["rewards"]) for group in rows],
+        places=[(group[0]["file"], group[0]["row"]) for group in rows],
     )
 
 

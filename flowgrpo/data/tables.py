@@ -180,7 +180,7 @@ def _read_separated(path: Path, key: str, needed: str | None) -> list[tuple[str,
         delimiter, skipped = _delimiter(path, text, needed), 0
     lines = islice(StringIO(text, newline=""), skipped, None)
     reader = csv.DictReader(lines, strict=True, delimiter=delimiter)
-    found = []
+    rows = []
     try:
         reader.fieldnames = names = [name.strip() for name in reader.fieldnames or ()]
         if (doubled := _first_repeated(names)) is not None:
@@ -192,10 +192,10 @@ def _read_separated(path: Path, key: str, needed: str | None) -> list[tuple[str,
                     f"{place}: the row has more cells than the first line names ({', '.join(names)}); quote cells that hold "
                     f"{delimiter!r}"
                 )
-            found.append((place, {name: cell or None for name, cell in row.items()}))
+            rows.append((place, {name: cell or None for name, cell in row.items()}))
     except csv.Error as error:
         raise InputError(f"{path}:{reader.line_num + skipped}: not a line of a {path.suffix} file ({error})") from None
-    return found
+    return rows
 
 
 def _declared_delimiter(path: Path, text: str) -> str | None:
@@ -217,9 +217,9 @@ def _delimiter(path: Path, text: str, needed: str | None) -> str:
     for delimiter in DELIMITERS[path.suffix.lower()]:
         with suppress(csv.Error):
             names[delimiter] = [name.strip() for name in next(csv.reader([first], delimiter=delimiter), [])]
-    if has := [delimiter for delimiter, own in names.items() if needed in own]:
+    if has := [delimiter for delimiter, columns in names.items() if needed in columns]:
         return has[0]
-    several = [delimiter for delimiter, own in names.items() if len(own) > 1]
+    several = [delimiter for delimiter, columns in names.items() if len(columns) > 1]
     if len(several) > 1:
         raise InputError(f"{path}:1: the first line has both commas and semicolons, so that its columns are not clear")
     return several[0] if several else DELIMITERS[path.suffix.lower()][0]

@@ -49,11 +49,11 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Construct a map, and refuse repeated keys."""
-        seen = set()
+        keys = set()
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
+            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in keys:
                 raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark)
-            seen.add((key.tag, key.value) if isinstance(key, yaml.ScalarNode) else key)
+            keys.add((key.tag, key.value) if isinstance(key, yaml.ScalarNode) else key)
         return super().construct_mapping(node, deep)
 
 
@@ -83,7 +83,7 @@ def parse_yaml(text: str, place: str) -> Any:
     if len(text) > LARGEST_TEXT:
         raise InputError(f"{place}: has {len(text)} characters, at most {LARGEST_TEXT} are read")
     try:
-        found = copy.deepcopy(_parsed(text))
+        parsed = copy.deepcopy(_parsed(text))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None and "\n" in text else ""
@@ -91,8 +91,8 @@ def parse_yaml(text: str, place: str) -> Any:
         raise InputError(f"{place}{line}: not valid YAML ({words})") from None
     except (ValueError, LookupError, AttributeError, TypeError) as error:  # impossible dates, !!int of a word
         raise InputError(f"{place}: not valid YAML (a value is not of its kind: {error})") from None
-    tables.check_plain(found, place)
-    return found
+    tables.check_plain(parsed, place)
+    return parsed
 
 
 def read_map(path: Path) -> dict[str, Any]:

@@ -42,8 +42,8 @@ def filled(config: Any, table: Mapping[str, Mapping[str, Any]], default: str) ->
     preset = algorithm.get("preset", default) if isinstance(algorithm, Mapping) else None
     for key, value in table.get(preset, {}).items() if isinstance(preset, str) else ():
         section, _, name = key.partition(".")
-        if isinstance(own := config.get(section, {}), Mapping):
-            config = {**config, section: {name: value, **own}}
+        if isinstance(written := config.get(section, {}), Mapping):
+            config = {**config, section: {name: value, **written}}
     return config
 
 

@@ -38,7 +38,7 @@ class Explained:
 
 def sentences(model: type[Strict]) -> dict[str, str]:
     """Return the sentence under each field of a section or choice, including inherited ones."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for owner in reversed(model.__mro__):
         if not (issubclass(owner, Strict) and owner is not Strict):
             continue
@@ -47,8 +47,8 @@ def sentences(model: type[Strict]) -> dict[str, str]:
         for field, below in zip(body.body, body.body[1:], strict=False):
             match field, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(sentence))):
-                    found[name] = " ".join(sentence.split())
-    return found
+                    texts[name] = " ".join(sentence.split())
+    return texts
 
 
 def explain(settings: Strict, key: str) -> Explained:

@@ -13,12 +13,12 @@ def compared(stated: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, dic
 
 def line(found: Mapping[str, Mapping[str, Any]], not_said: Sequence[str] = ()) -> str:
     """Describe what `compared` returned: each key with the source's value, and the run's if different; then `not_said`."""
-    said = [
+    parts = [
         f"{_name(key)} {_short(both['source'])}"
         + ("" if _agree(both["source"], both["run"]) else f" (here {_short(both['run'])})")
         for key, both in found.items()
     ]
-    return ", ".join(said) + (f"; not said: {', '.join(map(_name, not_said))}" if not_said else "")
+    return ", ".join(parts) + (f"; not said: {', '.join(map(_name, not_said))}" if not_said else "")
 
 
 def _agree(source: Any, run: Any) -> bool:
@@ -32,10 +32,10 @@ def _name(key: str) -> str:
 
 
 def _at(run: Mapping[str, Any], key: str) -> Any:
-    found: Any = run
+    value: Any = run
     for name in key.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
 
 
 def _short(value: Any) -> str:

@@ -79,11 +79,11 @@ def _drawn(split: str) -> tuple[str, ...]:
 
 def arrange(caption: str, rng: np.random.Generator) -> list[Drawn]:
     """Return the objects of a caption at random places of a loose 3 x 3 grid, in the relation it names."""
-    asked = parse(caption)
+    parsed = parse(caption)
     while True:
-        cells = rng.choice(9, sum(asked.objects.values()), replace=False)
-        objects = [_placed(kind, cell, rng) for kind, cell in zip(asked.objects.elements(), cells, strict=True)]
-        if _in_relation(objects, asked.relation):
+        cells = rng.choice(9, sum(parsed.objects.values()), replace=False)
+        objects = [_placed(kind, cell, rng) for kind, cell in zip(parsed.objects.elements(), cells, strict=True)]
+        if _in_relation(objects, parsed.relation):
             return objects
 
 

@@ -96,8 +96,11 @@ def equals_stock(policy: DiffusersPolicy, rows: Sequence[Row], expected: Sequenc
     """Check that our `ode`, whole and step by step, gives the stock pipeline's samples."""
     tree = rolled_out(policy, rows, ODE, len(rows))
     gaps = [
-        gap_of(made, torch.cat(list(expected)))
-        for made in (policy.generate(rows), policy.decode(tree.samples, [tree.nodes[i].root.row for i in tree.leaves]))
+        gap_of(samples, torch.cat(list(expected)))
+        for samples in (
+            policy.generate(rows),
+            policy.decode(tree.samples, [tree.nodes[i].root.row for i in tree.leaves]),
+        )
     ]
     return Check("equals_stock", max(gaps) <= 10 * TOLERANCE, f"whole {gaps[0]:.1e}, in steps {gaps[1]:.1e}")
 

@@ -267,11 +267,11 @@ def _redraw(
     by_node = dict(zip(tree.leaves, leaves, strict=True))
     trunk = [i for i, node in enumerate(tree.nodes) if node.role == TRUNK]  # one state per step
     states, device = estimates_by_state(tree, foretold), tree.samples[0].device
-    seen = scoring.looks([tuple(x.to(device) for x in states[i, tree.nodes[i].step]) for i in trunk[:-1]], row)
+    predictions = scoring.looks([tuple(x.to(device) for x in states[i, tree.nodes[i].step]) for i in trunk[:-1]], row)
     sample = by_node[trunk[-1]]
     ways = {leaf: tree.ancestry(leaf) for leaf in tree.leaves}
     steps = []
-    for step, (now, then) in enumerate(pairwise([*seen, sample])):
+    for step, (now, then) in enumerate(pairwise([*predictions, sample])):
         move = method.moves[step]
         if not move.kernel.stochastic:
             continue

@@ -87,9 +87,10 @@ def spectrum(tree: Tree, rewards: torch.Tensor) -> tuple[list[VarianceShare], fl
     variance there are no shares.
     """
     of_starts = _squares(tree, rewards)
-    splits = sorted({split for own in of_starts.values() for split in own} - {START})
+    splits = sorted({split for squares in of_starts.values() for split in squares} - {START})
     sums = torch.tensor(
-        [[own.get(split, (0.0, 0)) for split in (START, *splits)] for own in of_starts.values()], dtype=torch.float64
+        [[squares.get(split, (0.0, 0)) for split in (START, *splits)] for squares in of_starts.values()],
+        dtype=torch.float64,
     ).reshape(len(of_starts), 1 + len(splits), 2)
     # A pair of two starts is counted for both.
     total = sums.sum(0) * torch.tensor([0.5, *[1.0] * len(splits)], dtype=torch.float64)[:, None]
@@ -131,9 +132,9 @@ def check(
     if not shares:
         return Check("spectrum", True, f"the reward has no variance to share out ({cost})")
     largest = max(shares, key=lambda share: share.share)
-    told = f"variance {variance:.2g}, the most of {largest.of}: {largest.share:.0%} ± {largest.error:.0%} ({cost})"
+    summary = f"variance {variance:.2g}, the most of {largest.of}: {largest.share:.0%} ± {largest.error:.0%} ({cost})"
     table = [{"of": s.of, "share": s.share, "error": s.error} for s in shares]
-    return Check("spectrum", True, told, table=table)
+    return Check("spectrum", True, summary, table=table)
 
 
 Squares = dict[int, tuple[float, int]]  # by splitting step: sum of half squared differences, and count

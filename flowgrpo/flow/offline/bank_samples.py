@@ -37,7 +37,7 @@ def resampled(
     if not leaves:
         return tree
     algorithm, train, seed = config.algorithm, config.train, config.run.seed
-    made = walk(
+    rollout = walk(
         policy,
         algorithm.plan(algorithm.kernel.kernels(len(policy.sigmas) - 1), train.group_size, seed, iteration),
         [replace(root_of(tree, leaf), row=row) for leaf, row in zip(leaves, rows, strict=True)],
@@ -47,9 +47,9 @@ def resampled(
         solver=algorithm.solver,
     )
     places = {root_of(tree, leaf).group: leaf for leaf in leaves}
-    order = [places[root_of(made, leaf).group] for leaf in range(len(made.leaves))]
+    order = [places[root_of(rollout, leaf).group] for leaf in range(len(rollout.leaves))]
     samples = []
-    for stored, new in zip(tree.samples, made.samples, strict=True):
+    for stored, new in zip(tree.samples, rollout.samples, strict=True):
         samples.append(stored.clone())
         samples[-1][order] = new.to(stored)
     return replace(tree, samples=tuple(samples))

@@ -77,8 +77,8 @@ class NestedSets:
     def compares(self, comparison: Tensor) -> bool:
         """Return whether any unit shares a set of positive weight with another one."""
         for level, weight in enumerate(self.weight.unbind(1)):
-            own = torch.cat([comparison, self.members[:, level]], 1)[weight > 0]
-            if len(own.unique(dim=0)) < len(own):
+            sets = torch.cat([comparison, self.members[:, level]], 1)[weight > 0]
+            if len(sets.unique(dim=0)) < len(sets):
                 return True
         return False
 

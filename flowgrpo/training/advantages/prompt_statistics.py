@@ -48,7 +48,7 @@ class PromptStats:
 
     def state(self) -> dict[str, list[float]]:
         """Return the state for a checkpoint, as JSON."""
-        return {str(prompt): list(seen) for prompt, seen in self.seen.items()}
+        return {str(prompt): list(stats) for prompt, stats in self.seen.items()}
 
     def restore(self, state: Mapping[str, list[float]]) -> None:
         """Restore what `state` returned."""

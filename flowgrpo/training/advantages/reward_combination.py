@@ -40,10 +40,10 @@ class Combination:
 
     def columns(self, rewards: Tensor) -> Tensor:
         """Return the credited columns of the rewards (B, R) of samples: (B, R), or (B, 1) if reduced to one number."""
-        own = rewards - self.offset
+        shifted = rewards - self.offset
         if self.form not in AT_ONCE:
-            return own
-        members = own * self.scale
+            return shifted
+        members = shifted * self.scale
         return (worst(members) if self.form == "worst" else cautious(members, self.caution))[:, None]
 
     def total(self, rewards: Tensor) -> Tensor:

@@ -75,8 +75,8 @@ def of_samples(
 
 def totals_of(samples: Sequence[Sample], combination: Combination, rewards: Sequence[Reward]) -> torch.Tensor:
     """Return the total reward (B,) of each held-out sample; NaN where no reward applies."""
-    own = [[_nan(sample.rewards[r.name]) for r in rewards] for sample in samples]
-    return combination.total(torch.tensor(own, dtype=torch.float64))
+    values = [[_nan(sample.rewards[r.name]) for r in rewards] for sample in samples]
+    return combination.total(torch.tensor(values, dtype=torch.float64))
 
 
 def mean(values: torch.Tensor) -> float | None:

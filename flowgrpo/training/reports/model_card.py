@@ -195,8 +195,8 @@ def licence(path: str) -> dict[str, str]:
     if path in EMBEDDED:
         return {"license": "apache-2.0"}
     name = hub_name(path)
-    said = _front_matter(_card_text(path))
-    known = {key: str(said[key]) for key in KEYS if isinstance(said.get(key), str)}
+    front = _front_matter(_card_text(path))
+    known = {key: str(front[key]) for key in KEYS if isinstance(front.get(key), str)}
     if "license" not in known:
         known = {"license": "other", "license_name": "as-the-base-model"}
     if known["license"] == "other" and name is not None and "://" not in known.get("license_link", ""):
@@ -219,9 +219,9 @@ def _card_text(path: str) -> str:
 
 
 def _front_matter(text: str) -> dict[str, Any]:
-    found = re.match(r"\ufeff?---\s*\n(.*?)\n---\s*(\n|$)", text, re.DOTALL)
+    match = re.match(r"\ufeff?---\s*\n(.*?)\n---\s*(\n|$)", text, re.DOTALL)
     try:
-        said = yaml.safe_load(found[1]) if found else {}
+        front = yaml.safe_load(match[1]) if match else {}
     except yaml.YAMLError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return front if isinstance(front, dict) else {}

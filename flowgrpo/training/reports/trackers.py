@@ -125,13 +125,13 @@ def _resume_arguments(name: str, begun: Mapping[str, Any] | None, folder: Path, 
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            found |= _flatten(value, f"{prefix}{key}.")
+            flat |= _flatten(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = value if isinstance(value, bool | int | float | str) else json.dumps(value)
-    return found
+            flat[prefix + key] = value if isinstance(value, bool | int | float | str) else json.dumps(value)
+    return flat
 
 
 def log_pictures(accelerator: Accelerator, samples: Sequence[Sample], step: int, newest: int) -> None:

@@ -116,10 +116,10 @@ class TreeFolder:
 
     def sizes(self) -> dict[int, int]:
         """Return the bytes of each iteration's trees, by iteration counted from 1."""
-        found = {
+        sizes = {
             step: sum(file.stat().st_size for file in folder.glob(FILES)) for step, folder in self._folders().items()
         }
-        return {step: size for step, size in found.items() if size}
+        return {step: size for step, size in sizes.items() if size}
 
     def read(self, steps: Collection[int] | None = None) -> list[KeptTree]:
         """Return the trees of some iterations (default: all), in order. Raises InputError if a file is damaged."""

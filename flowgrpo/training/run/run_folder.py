@@ -125,9 +125,9 @@ def disk_full(error: BaseException | None) -> str | None:
 
     Libraries wrap the system's error or quote its text.
     """
-    seen = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    visited = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         if isinstance(error, OSError) and error.errno in FULL:
             return error.strerror
         quoted = re.search(r"(\w[\w ]*) \(os error (\d+)\)", str(error))  # Rust's format
