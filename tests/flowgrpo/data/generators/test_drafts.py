@@ -131,31 +131,33 @@ def test_a_text_is_quoted_as_the_reward_reads_it_and_its_words_are_held_out():
     assert all(set(row["text"].lower().split()) - frames - trained for row in held_out)
 
 
-def test_a_motion_is_said_as_the_columns_say_and_its_combinations_are_held_out():
+@pytest.mark.parametrize(
+    ("source", "tag", "begin", "pairs"),
+    [
+        (
+            "motion",
+            "motion",
+            ("subject", "action", "direction"),
+            (("subject", "action"), ("subject", "camera"), ("action", "direction")),
+        ),
+        ("sounds", "sound", ("source", "sound"), (("source", "sound"), ("sound", "background"))),
+    ],
+)
+def test_a_prompt_says_what_the_columns_say_and_their_combinations_are_held_out(source, tag, begin, pairs):
     def combined(row):
-        who, does, how = (row[name] for name in ("subject", "action", "direction"))
-        return {(who, does), (who, row["camera"]), *([(does, how)] if how else [])}
+        return {(row[one], row[other]) for one, other in pairs if row[other]}
 
-    train, held_out = rows("motion:train"), rows("motion:eval")
+    train, held_out = rows(f"{source}:train"), rows(f"{source}:eval")
     for row in (*train, *held_out):
-        said = " ".join(filter(None, (row["subject"], row["action"], row["direction"])))
+        said = " ".join(row[name] for name in begin if row[name])
         assert row["prompt"].lower().startswith(said.lower() + " ")
-        assert row["prompt"].endswith(f", the camera {row['camera']}")
-        assert row["tag"] == "motion"
+        assert row["prompt"].partition(", the camera ")[2] == row.get("camera", "")
+        assert row["prompt"].partition(", while ")[2] == (row.get("background") or "")
+        assert row["tag"] == tag
     trained = set().union(*map(combined, train))
     assert all(combined(row) - trained for row in held_out)
-    assert motion(torch.zeros(2, 3, 3, 8, 8), [row["prompt"] for row in train[:2]]) == [0.0, 0.0]
+    assert {row[pairs[-1][1]] is None for row in train} == {True, False}
 
 
-def test_a_sound_is_said_as_the_columns_say_and_its_combinations_are_held_out():
-    def combined(row):
-        return {(row["source"], row["sound"]), *([(row["sound"], row["background"])] if row["background"] else [])}
-
-    train, held_out = rows("sounds:train"), rows("sounds:eval")
-    for row in (*train, *held_out):
-        assert row["prompt"].lower().startswith(f"{row['source']} {row['sound']} ".lower())
-        assert row["prompt"].partition(", while ")[2] == (row["background"] or "")
-        assert row["tag"] == "sound"
-    trained = set().union(*map(combined, train))
-    assert all(combined(row) - trained for row in held_out)
-    assert {row["background"] is None for row in train} == {True, False}
+def test_the_reward_of_motions_takes_their_prompts():
+    assert motion(torch.zeros(2, 3, 3, 8, 8), [row["prompt"] for row in rows("motion:train")[:2]]) == [0.0, 0.0]

@@ -97,18 +97,13 @@ def test_where_there_is_no_terminal_a_line_is_printed_at_most_every_half_minute(
     assert not any(ord(letter) < 32 for line in lines(display) for letter in line)
 
 
-def test_what_is_said_in_between_counts_as_a_line(clock, display):
+def test_what_comes_first_waits_in_a_log_for_what_comes_next_which_counts_as_a_line(clock, display):
+    display.begin("run      runs/demo")
+    assert lines(display) == []
     display.print("step 0: held-out reward 0.500")
     with phase("rollout"):
         clock.now += 20
         display.tell()
-    assert lines(display) == ["step 0: held-out reward 0.500"]
-
-
-def test_what_comes_first_waits_in_a_log_for_what_comes_next(display):
-    display.begin("run      runs/demo")
-    assert lines(display) == []
-    display.print("step 0: held-out reward 0.500")
     display.print("step 1")
     assert lines(display) == ["run      runs/demo", "step 0: held-out reward 0.500", "step 1"]
     terminal = Display(Console(file=io.StringIO(), width=60, force_terminal=True))
