@@ -14,24 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import safetensors
 import torch
+from safetensors import torch as safetensors_torch
 
 from flowgrpo.data import prompts, tables
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
-from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.sections import RunConfig
 from rewards.base import nearest
 from samplers.kernels import State
-
-if TYPE_CHECKING:
-    import safetensors
-    from safetensors import torch as safetensors_torch
-else:
-    safetensors = lazy("safetensors")
-    safetensors_torch = lazy("safetensors.torch")
 
 MANIFEST, BEGUN, TABLE = "manifest.json", "begun.json", "groups.parquet"
 FORMAT = 1

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flowgrpo.data.embedded import place_of
 from flowgrpo.flow.pipeline.loading import load
-from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.model_files.hub_files import one_sentence
-
-if TYPE_CHECKING:
-    import huggingface_hub
-else:
-    huggingface_hub = lazy("huggingface_hub")
 
 READ = 1 << 16  # bytes hashed at each end of a file
 
@@ -28,6 +21,8 @@ def fingerprint(path: str, variant: str | None = None) -> str:
     components = sorted(name for name in load.index_of(path) if not name.startswith("_"))
     folder = Path(place_of(path))
     if not folder.is_dir():
+        import huggingface_hub
+
         with one_sentence(path):
             index = huggingface_hub.hf_hub_download(path, "model_index.json")
         of_variant = "" if variant is None else f":{variant}"

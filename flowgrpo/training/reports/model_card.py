@@ -11,22 +11,16 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from flowgrpo.data.embedded import EMBEDDED, place_of
 from flowgrpo.data.prompts import Row
-from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.model_files.hub_files import HUB_ID
 from flowgrpo.training.reports.markdown import escaped, fenced, span, table_row
 from flowgrpo.training.run.run_files import read_manifest, read_metrics
-
-if TYPE_CHECKING:
-    import huggingface_hub
-else:
-    huggingface_hub = lazy("huggingface_hub")
 
 HUB = "https://huggingface.co"
 KEYS = ("license", "license_name", "license_link")
@@ -208,6 +202,8 @@ def licence(path: str) -> dict[str, str]:
 def _card_text(path: str) -> str:
     file = Path(path) / "README.md"
     if not Path(path).is_dir():
+        import huggingface_hub
+
         try:
             file = Path(huggingface_hub.hf_hub_download(path, "README.md", etag_timeout=SECONDS))
         except Exception:  # no card, no access, no network

@@ -3,14 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
-
-from flowgrpo.schema.imports.lazy import lazy
-
-if TYPE_CHECKING:
-    import psutil
-else:
-    psutil = lazy("psutil")
 
 ASKED = re.compile(r"[Tt]ried to allocate (?P<bytes>\d+) bytes|(?:[Tt]ried|Unable) to allocate (?P<words>[\d.]+ \w+)")
 FREE = re.compile(r"total capacity of (?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free")
@@ -48,6 +40,8 @@ def _amounts(said: str) -> str:
         return f"{wanted}{free['free']} of the GPU's {free['total']} free"
     if "CUDA" in said or "CUBLAS" in said:
         return f"{wanted}on the GPU"
+    import psutil
+
     memory = psutil.virtual_memory()
     return f"{wanted}{_gib(memory.available)} of this machine's {_gib(memory.total)} free"
 
