@@ -76,9 +76,7 @@ def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row
     if corpora.is_corpus(source):
         return _fill_missing_columns(corpora.load(source, folder, key))
     if hub.is_dataset(source):
-        return _fill_missing_columns(
-            [_rename_prompt_column(row, column, place) for place, row in hub.rows(source, key, column)]
-        )
+        return _with_prompt_column(hub.rows(source, key, column), column)
     path = Path(source)
     if not path.is_file():
         files = (str(p) for p in path.parent.glob("[!.]*") if p.suffix.lower() in (".txt", *tables.SUFFIXES))
@@ -94,20 +92,22 @@ def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row
         )
     return [
         {name: cell if name == "prompt" else conditions.resolved(cell, path.parent) for name, cell in row.items()}
-        for row in _fill_missing_columns(
-            [_rename_prompt_column(row, column, place) for place, row in tables.rows(path, key, needed=column)]
-        )
+        for row in _with_prompt_column(tables.rows(path, key, needed=column), column)
     ]
 
 
-def _rename_prompt_column(row: tables.Row, column: str, place: str) -> tables.Row:
-    if column not in row:
-        raise InputError(
-            f"{place}: the row has no key {column!r}, it has {', '.join(row) or 'none'}; prompts.column "
-            "(--column of a command) names the one that holds the prompt"
-        )
-    further = {name: cell for name, cell in row.items() if name not in ("prompt", column)}
-    return {"prompt": tables.text(row, column, place), **further}
+def _with_prompt_column(rows: list[tuple[str, tables.Row]], column: str) -> list[tables.Row]:
+    """Rename the prompt's column to `prompt`, and drop another column of that name."""
+    renamed = []
+    for place, row in rows:
+        if column not in row:
+            raise InputError(
+                f"{place}: the row has no key {column!r}, it has {', '.join(row) or 'none'}; prompts.column "
+                "(--column of a command) names the one that holds the prompt"
+            )
+        further = {name: cell for name, cell in row.items() if name not in ("prompt", column)}
+        renamed.append({"prompt": tables.text(row, column, place), **further})
+    return _fill_missing_columns(renamed)
 
 
 def _fill_missing_columns(rows: list[tables.Row]) -> list[tables.Row]:

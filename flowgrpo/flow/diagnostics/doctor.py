@@ -96,9 +96,7 @@ def examine(settings: Config) -> Iterator[Check]:
         return
     chosen = setup.with_sampling_rate(chosen, policy)
     with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
-        yield from _checks(
-            settings, cost, policy=policy, weights=weights, rewards=rewards, chosen=chosen, device=device
-        )
+        yield from _checks(settings, cost, policy=policy, weights=weights, rewards=rewards, chosen=chosen)
 
 
 def _checks(
@@ -109,7 +107,6 @@ def _checks(
     weights: Weights,
     rewards: Sequence[Reward],
     chosen: Sequence[prompts.Prompt],
-    device: torch.device,
 ) -> Iterator[Check]:
     rows = [Row(p.text, i, p.columns) for i, p in enumerate((chosen[0], chosen[0], chosen[-1]))]
 
@@ -140,7 +137,7 @@ def _checks(
         policy, rewards, ends, baseline=settings.algorithm.baseline, kernels=kernels, size=settings.train.rollout_rows
     )
     yield _time(policy, weights, rows, settings=settings, cost=cost)
-    yield memory_left(device, REMEDY, lambda room: memory_budget.fit(settings, room))
+    yield memory_left(default_device(), REMEDY, lambda room: memory_budget.fit(settings, room))
     yield _reload(policy, weights, rows[0], settings)
 
 

@@ -48,27 +48,12 @@ def text(
     `head` are its first lines, see `heading`. `snippet` and `command` (Python and shell) reproduce the first sample,
     `made` is the noun for a sample, and `notes` stand below the command.
     """
-    both = any(sample.before is not None for sample in samples)
-    columns = ["prompt", "seed", *([f"{made} before training"] if both else []), made]
-    return "\n".join(
-        [
-            *head,
-            fenced("python", snippet),
-            "",
-            "Or from the command line:",
-            "",
-            fenced("sh", command),
-            "",
-            *notes,
-            table_row(columns),
-            table_row(["---"] * len(columns)),
-            *(
-                table_row([escaped(s.row.prompt), str(s.row.seed), *([s.before or ""] if both else []), s.after])
-                for s in samples
-            ),
-            "",
-        ]
-    )
+    rows = [["prompt", "seed", f"{made} before training", made], ["---"] * 4]
+    rows += [[escaped(s.row.prompt), str(s.row.seed), s.before or "", s.after] for s in samples]
+    if all(sample.before is None for sample in samples):
+        rows = [[prompt, seed, after] for prompt, seed, _, after in rows]
+    code = [fenced("python", snippet), "", "Or from the command line:", "", fenced("sh", command), ""]
+    return "\n".join([*head, *code, *notes, *map(table_row, rows), ""])
 
 
 def heading(
@@ -79,9 +64,8 @@ def heading(
     `kind` is `lora`, or `full` weights. `task` and `widget` (maps of `text` and `output`) are those of the hub.
     """
     model, algorithm, train = settings.model, settings.algorithm, settings.train
-    held_out = [
-        m for m in read_metrics(run) if m["phase"] == "eval" and m["step"] <= step and m["reward/mean"] is not None
-    ]
+    evaluated = [line for line in read_metrics(run) if line["phase"] == "eval" and line["step"] <= step]
+    held_out = [line for line in evaluated if line["reward/mean"] is not None]
     started = model.merge if model.lora is None else model.lora.path
     started = ", ".join(started.values()) if isinstance(started, dict) else started
     base = hub_name(model.path)
@@ -93,28 +77,21 @@ def heading(
         "tags": ["flowgrpo", "reinforcement-learning", *(["lora"] if kind == "lora" else [])],
         **({"widget": list(widget)} if widget else {}),
     }
-    return [
-        "---",
-        yaml.safe_dump(facts, sort_keys=False, default_flow_style=None, allow_unicode=True, width=10_000).strip(),
-        "---",
-        f"# {escaped(settings.run.name)}, step {step}",
-        "",
+    front = yaml.safe_dump(facts, sort_keys=False, default_flow_style=None, allow_unicode=True, width=10_000).strip()
+    lines = [
+        *("---", front, "---", f"# {escaped(settings.run.name)}, step {step}", ""),
         f"{span(model.path)} aligned by flowgrpo: preset `{algorithm.preset}`, "
         f"{train.groups} prompts x {train.group_size} samples, learning rate {train.learning_rate:g}, "
         f"rewards {', '.join(span(use.use) for use in settings.rewards)}.",
-        *([f"Training started from the LoRA {span(started)}, which is in these weights."] if started else []),
-        *(
-            [
-                f"The base was kept in {model.quantise}, as the lines below keep it; on the base as released samples differ "
-                "slightly, and the rewards may."
-            ]
-            if model.quantise
-            else []
-        ),
-        "",
-        _means(held_out[0], held_out[-1]) if held_out else "",
-        "",
     ]
+    if started:
+        lines.append(f"Training started from the LoRA {span(started)}, which is in these weights.")
+    if model.quantise:
+        lines.append(
+            f"The base was kept in {model.quantise}, as the lines below keep it; on the base as released samples differ "
+            "slightly, and the rewards may."
+        )
+    return [*lines, "", _means(held_out[0], held_out[-1]) if held_out else "", ""]
 
 
 def _means(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:

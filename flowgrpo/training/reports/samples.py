@@ -79,14 +79,8 @@ class SampleFolder:
 
 def manifest_line(file: str, sample: Sample, step: int, sampler: str = "ode") -> dict[str, Any]:
     """Return one line of a manifest."""
-    return {
-        "file": file,
-        "prompt": sample.row.prompt,
-        "seed": sample.row.seed,
-        "step": step,
-        "sampler": sampler,
-        "rewards": sample.rewards,
-    }
+    row = {"file": file, "prompt": sample.row.prompt, "seed": sample.row.seed}
+    return row | {"step": step, "sampler": sampler, "rewards": sample.rewards}
 
 
 def save_sample(

@@ -39,8 +39,7 @@ def test_the_rate_of_every_step_is_that_of_a_library(written, library, asked, wa
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "name", "taker"),
-    [("cycles", 2, "cosine", "cosine_with"), ("power", 2.0, "linear", "polynomial")],
+    ("key", "value", "name", "taker"), [("cycles", 2, "cosine", "cosine_with"), ("power", 2.0, "linear", "polynomial")]
 )
 def test_an_option_of_another_word_is_refused(key, value, name, taker):
     with pytest.raises(ValueError, match=f"train.schedule.{key}: {name} has none, take train.schedule.name={taker}"):
