@@ -6,8 +6,6 @@ With names, only those rows are measured. All take about 6 minutes on 2 cores. A
 reason.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -6,8 +6,6 @@ The wheel is installed without dependencies into a new environment, which uses t
 repository's root, in an environment with uv; the build downloads setuptools.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

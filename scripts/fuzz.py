@@ -6,8 +6,6 @@ Exit status 1, with the smallest failing case, if a case ends in a traceback, is
 cases are in tests/fuzzing; docs/reliability.md has the figures.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

@@ -11,8 +11,6 @@ The model is imperfect on purpose: training stops early, and in two short passes
 copied with empty cells, a Countdown uses numbers that were not given. Reinforcement can correct this in minutes.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from pathlib import Path

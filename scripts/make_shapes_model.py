@@ -10,8 +10,6 @@ encoders as float32, because transformers loads them as stored. It needs a C++ c
 some 47 minutes on two cores.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from pathlib import Path

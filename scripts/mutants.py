@@ -8,8 +8,6 @@ tests must pass first. Prints survivors and a table; exit status 1 if there are 
 figures.
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import os

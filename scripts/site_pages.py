@@ -3,8 +3,6 @@
 Links are written for the repository, where README.md is above docs/; the hook rewrites them for the site.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path, PurePosixPath
@@ -25,14 +23,10 @@ def place(file: str) -> str:
     return file.removeprefix("docs/") if file.startswith("docs/") else f"source/{file}.md"
 
 
-def origin(page: str) -> str:
-    """Return the repository file of a page; the inverse of `place` for text pages."""
-    return {page: file for file, page in TEXTS.items()}.get(page, f"docs/{page}")
-
-
 def target(page: str, link: str) -> str | None:
     """Return the repository file that a page's link leads to, if any."""
-    found = os.path.normpath(PurePosixPath(origin(page)).parent / link)
+    origin = {page: file for file, page in TEXTS.items()}.get(page, f"docs/{page}")  # the inverse of `place`
+    found = os.path.normpath(PurePosixPath(origin).parent / link)
     return found if (ROOT / found).is_file() else None
 
 

@@ -8,8 +8,6 @@ weights, optimizer, generators, metrics and samples, or be refused in one senten
 exit status 1, with seed and steps, otherwise. The cases are in tests/soaking; docs/reliability.md has the figures.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import math

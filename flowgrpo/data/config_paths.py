@@ -21,7 +21,7 @@ from flowgrpo.schema.sections import Prompts
 _CODE = re.compile(r"(?P<path>(?!https?://).+\.py)(?P<after>:\w+)?")
 _PROMPT_FILES = (".txt", *tables.SUFFIXES)
 _FOLDERS = ("model.path", "model.lora.path", "model.merge", "prompts.folder", "data.groups")
-_CODES = ("algorithm.tree.function",)
+_TREE = "algorithm.tree.function"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,7 @@ def paths(written: Mapping[str, Any]) -> Iterator[Named]:
                 yield from _folder(holder[key], network, f"{place}.{network}")
         else:
             yield from _folder(holder, key, place)
-    for place in _CODES:
-        yield from _code(*_holder(written, place), place)
+    yield from _code(*_holder(written, _TREE), _TREE)
     for section in ("rewards", "eval_rewards"):
         uses = written.get(section)
         if isinstance(uses, dict):

@@ -27,7 +27,7 @@ from flowgrpo.schema.sections import RunConfig
 from rewards.base import nearest
 from samplers.kernels import State
 
-MANIFEST, BEGUN, TABLE = "manifest.json", "begun.json", "groups.parquet"
+MANIFEST, BEGUN, TABLE, PART = "manifest.json", "begun.json", "groups.parquet", "part-{:05d}.parquet"
 FORMAT = 1
 WRITTEN = ("rewards", "files", "model", "fingerprint", "dtype", "call")  # keys of a manifest
 SHARD = 64 << 20  # bytes of latents per part
@@ -136,7 +136,7 @@ class Writer:
     def _read_parts(self) -> list[dict[str, Any]]:
         """Return the rows of complete parts; a part's table is written after its latents."""
         rows: list[dict[str, Any]] = []
-        for path in takewhile(Path.exists, (self.folder / _part(number) for number in count())):
+        for path in takewhile(Path.exists, (self.folder / PART.format(number) for number in count())):
             rows += [row for _, row in tables.rows(path, "--groups")]
         return rows
 
@@ -146,7 +146,12 @@ class Writer:
         file = f"latents-{self._parts:05d}.safetensors"
         rows: list[dict[str, Any]] = []
         for number, (group, _) in enumerate(self._waiting, start=self.done):
-            columns = _plain(group.prompt)
+            try:
+                columns = json.dumps(group.prompt.columns)
+            except (TypeError, ValueError) as error:
+                raise InputError(
+                    f"prompts: a column of {group.prompt.text[:40]!r} cannot be stored ({error})"
+                ) from None
             for member, (seed, values, lost) in enumerate(
                 zip(group.seeds, group.rewards.tolist(), group.lost.tolist(), strict=True)
             ):
@@ -157,7 +162,7 @@ class Writer:
         latents = [torch.cat(column).contiguous() for column in zip(*(x for _, x in self._waiting), strict=True)]
         tensors = {f"latents.{i:02d}": x for i, x in enumerate(latents)}
         _write_atomically(self.folder / file, lambda path: safetensors_torch.save_file(tensors, path))
-        _write_atomically(self.folder / _part(self._parts), lambda path: _write_table(rows, path))
+        _write_atomically(self.folder / PART.format(self._parts), lambda path: _write_table(rows, path))
         self._rows += rows
         self._parts += 1
         self.done, self._waiting = self.number, []
@@ -243,17 +248,6 @@ def _check_same(folder: Path, before: Any, now: Mapping[str, Any]) -> None:
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _plain(prompt: Prompt) -> str:
-    try:
-        return json.dumps(prompt.columns)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"prompts: a column of {prompt.text[:40]!r} cannot be stored ({error})") from None
-
-
-def _part(number: int) -> str:
-    return f"part-{number:05d}.parquet"
 
 
 def _write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
