@@ -17,8 +17,6 @@ from flowgrpo.schema.wings import AlgorithmSection, Drafted, ModelSection
 
 AUTO = "auto"  # a number that is probed when the run starts
 MOST_ROWS = 2**20  # in one model call
-
-
 Variant = Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
 
 

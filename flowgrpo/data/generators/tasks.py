@@ -95,9 +95,6 @@ def mixed(tasks: Iterable[str], split: str, count: int, seed: int = 0) -> list[R
     return [row for turn in zip(*parts, strict=True) for row in turn]
 
 
-# Countdown
-
-
 @dataclass(frozen=True)
 class _Term:
     """An expression: text, value, and precedence of its last operator (3: a number)."""
@@ -143,9 +140,6 @@ def _combine(left: _Term, sign: str, right: _Term) -> _Term | None:
     before = f"({left.text})" if left.binding < binding else left.text
     tight = right.binding > binding or (right.binding == binding and sign in "+*")
     return _Term(before + sign + (right.text if tight else f"({right.text})"), value, binding)
-
-
-# Sudoku
 
 
 @cache
@@ -196,9 +190,6 @@ def _digits(grid: np.ndarray) -> str:
 
 def _in_rows(digits: str) -> str:
     return "/".join(digits[i : i + 4] for i in range(0, 16, 4))
-
-
-# Arithmetic
 
 
 def arithmetic(rng: np.random.Generator) -> Problem:

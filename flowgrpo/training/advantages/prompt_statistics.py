@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import torch
-
-Tensor = torch.Tensor
+from torch import Tensor
 
 
 class PromptStats:

@@ -9,12 +9,11 @@ import heapq
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from flowgrpo.schema.sections import Select
 from flowgrpo.training.advantages.baseline import Baseline, combined
 from flowgrpo.training.advantages.credit_units import CreditUnits
-
-Tensor = torch.Tensor
 
 
 def most_uncertain(count: Tensor, total: Tensor, number: int, generator: np.random.Generator) -> list[int]:

@@ -25,9 +25,7 @@ from flowgrpo.training.run.run_files import read_manifest, read_metrics
 HUB = "https://huggingface.co"
 KEYS = ("license", "license_name", "license_link")
 SECONDS = 5  # timeout of the hub
-
 SAMPLES = 4
-
 RELATIONS = {"lora": "adapter", "full": "finetune"}  # to the base model, in the hub's words
 
 

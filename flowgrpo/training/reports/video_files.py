@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-LOGGER = logging.getLogger(__name__)
-
 QUALITY = "16"  # H.264's constant rate factor, visually lossless
 # Even sides, for chroma subsampling, and the colour space that players assume for HD.
 PIXELS = "pad=ceil(iw/2)*2:ceil(ih/2)*2,scale=out_color_matrix=bt709:out_range=tv"
@@ -31,7 +29,9 @@ def ffmpeg() -> str | None:
 @lru_cache(maxsize=1)
 def say_once_that_there_is_no_ffmpeg() -> None:
     """Warn once that videos are written as WebP."""
-    LOGGER.warning("videos are written as .webp; for .mp4 install ffmpeg: pip install 'flowgrpo[video]'")
+    logging.getLogger(__name__).warning(
+        "videos are written as .webp; for .mp4 install ffmpeg: pip install 'flowgrpo[video]'"
+    )
 
 
 def write_mp4(program: str, frames: np.ndarray, file: Path, frame_rate: float) -> None:

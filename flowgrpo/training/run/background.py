@@ -7,8 +7,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-LOGGER = logging.getLogger(__name__)
-
 
 class Background:
     """Run jobs in one thread, in the order of submission.
@@ -49,7 +47,7 @@ class Background:
             if kind is None:
                 raise
             if failed is not error:
-                LOGGER.warning(
+                logging.getLogger(__name__).warning(
                     "what was written beside the training failed, too: %s: %s", type(failed).__name__, failed
                 )
         finally:

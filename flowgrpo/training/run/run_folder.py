@@ -15,7 +15,6 @@ from pathlib import Path
 from flowgrpo.errors import InputError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space on the disk, for this user, or for this file
-
 LOCK = ".lock"
 CONFIG = "config.yaml"  # written when the run begins
 BEGINNING = (LOCK, "start.safetensors", "engine", f"{CONFIG}.partial")  # files that may exist before

@@ -22,14 +22,8 @@ HALF = {
     "solution": "It is $\\frac{2}{3} \\cdot \\frac{1}{2} = \\boxed{\\frac{1}{3}}$.",
     "type": "Prealgebra",
 }
-POINT = {  # as MATH-500 has them
-    "problem": "Where is it?",
-    "solution": "It is at $\\boxed{(1, 2)}$.",
-    "answer": "(1, 2)",
-    "subject": "Geometry",
-    "level": 2,
-    "unique_id": "test/geometry/1.json",
-}
+POINT = {"problem": "Where is it?", "solution": "It is at $\\boxed{(1, 2)}$.", "answer": "(1, 2)"}
+POINT |= {"subject": "Geometry", "level": 2, "unique_id": "test/geometry/1.json"}  # as MATH-500 has them
 
 
 def jsonl(path, *rows):
@@ -61,10 +55,8 @@ def test_gsm8k_is_read_from_the_files_of_its_home(data, file):
     jsonl(data / "gsm8k/train_socratic.jsonl", {"question": "other", "answer": "#### 1"})
     found = prompts.load("gsm8k:train")
     assert [p.text for p in found] == [EGGS["question"].strip(), PAY["question"]]
-    assert columns(found) == [
-        {"answer": "42", "completion": "It lays 6 * 7 = 42 eggs.\nThat is all."},
-        {"answer": "1,042", "completion": "521 * 2 = 1042"},
-    ]
+    read = {"42": "It lays 6 * 7 = 42 eggs.\nThat is all.", "1,042": "521 * 2 = 1042"}
+    assert columns(found) == [{"answer": answer, "completion": text} for answer, text in read.items()]
 
 
 def test_gsm8k_is_read_from_the_parquet_files_of_the_hub(data):

@@ -13,18 +13,8 @@ from flowgrpo.cli import main
 from flowgrpo.flow.diagnostics import spectrum
 from flowgrpo.flow.pipeline.loading import load as loading
 
-NAMES = [
-    "runs",
-    "conditioning",
-    "times",
-    "drift",
-    "gradients",
-    "group_spread",
-    "spectrum",
-    "time",
-    "memory",
-    "lora_reload",
-]
+NAMES = ["runs", "conditioning", "times", "drift", "gradients"]
+NAMES += ["group_spread", "spectrum", "time", "memory", "lora_reload"]
 
 
 @pytest.fixture(autouse=True)

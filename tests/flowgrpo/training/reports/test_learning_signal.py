@@ -123,9 +123,7 @@ def test_a_run_of_one_step_at_rate_0_learns_nothing(tmp_path):
 @pytest.mark.parametrize(("every", "warned"), [(4, False), (5, True)])
 def test_an_average_that_never_moves_is_told(tmp_path, every, warned):
     trainer(settings(tmp_path, train__iterations=2, train__updates=2, train__ema__every=every), held_out=0).run()
-    said = (
-        f"train.ema.every: the average of the weights, which evaluation, gallery and export use, moves after {every} "
-    )
+    said = f"train.ema.every: the average of the weights, which evaluation, gallery and export use, moves after {every}"
     assert any(line.startswith(said) and line.endswith("take 4 or fewer") for line in log(tmp_path)) == warned
 
 
@@ -172,14 +170,8 @@ def redness(images, prompts):
 def test_the_command_stops_with_status_1_and_says_how_to_go_on(workplace, capsys):
     (workplace / "mine.py").write_text(MORTAL)
     (workplace / "dead").touch()
-    options = [
-        "train.iterations=4",
-        "train.groups=1",
-        "train.updates=1",
-        "eval.every=9",
-        "eval.prompts=1",
-        "run.patience=1",
-    ]
+    options = ["train.iterations=4", "train.groups=1", "train.updates=1"]
+    options += ["eval.every=9", "eval.prompts=1", "run.patience=1"]
     assert main(["train", "tiny.yaml", *options, "run.checkpoint.every=9"]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert said == (
@@ -195,14 +187,16 @@ def test_the_command_stops_with_status_1_and_says_how_to_go_on(workplace, capsys
     assert [line["groups/teaching"] for line in metrics(run)] == [1, 0, 1, 1]
 
 
+LOSING = """
+def redness(images, prompts):
+    if prompts[0].endswith('blue circle') or prompts[0].startswith('two'): raise SystemExit(0)
+    return [1.0] * len(prompts)
+"""
+
+
 def test_two_processes_stop_together_and_both_tell_the_log(workplace):
     """Two of fourteen groups are lost, in whichever process; the others are equal."""
-    (workplace / "mine.py").write_text(
-        "def redness(images, prompts):\n"
-        "    if prompts[0].endswith('blue circle') or prompts[0].startswith('two'):\n"
-        "        raise SystemExit(0)\n"
-        "    return [1.0] * len(prompts)\n"
-    )
+    (workplace / "mine.py").write_text(LOSING)
     (workplace / "train.txt").write_text("a red circle\na green circle\n" * 6 + "a blue circle\ntwo blue square\n")
     options = ["run.processes=2", "run.patience=1", "eval.save=0", "eval.prompts=1"]
     options += ["train.groups=14", "train.group_size=2", "train.updates=1", "prompts.train=train.txt"]

@@ -18,13 +18,9 @@ def test_a_prompt_is_itself_in_table_code_and_command(prompt, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     negative = f"negative_prompt={model_card.written(prompt)}"
     command = model_card.command(["flowgrpo", "sample", "--prompt", prompt, negative])
-    page = model_card.text(
-        ["# a card", ""],
-        snippet=f"prompt = {prompt!r}",
-        command=command,
-        made="answer",
-        samples=[model_card.Shown(Row(prompt, 3), markdown.escaped(prompt))],
-    )
+    samples = [model_card.Shown(Row(prompt, 3), markdown.escaped(prompt))]
+    snippet = f"prompt = {prompt!r}"
+    page = model_card.text(["# a card", ""], snippet=snippet, command=command, made="answer", samples=samples)
     assert table(page) == [[as_shown(prompt), "3", as_shown(prompt)]]
     code, shell = blocks(page)["python"], blocks(page)["sh"]
     names = {}

@@ -86,9 +86,8 @@ def test_each_phase_of_a_run_ends_in_one_sentence(workplace, monkeypatch, capsys
     rest = f"begin again with: flowgrpo train tiny.yaml train.micro_batch=2 {switch}"
     if phase not in ("loading", "trial", "encoding"):
         rest = f"there is no checkpoint, {rest} run.resume=true"
-    assert said.splitlines()[-1] == (
-        f"stopped, out of memory in the {phase} phase ({AMOUNTS}); what helps most is {switch}; {rest}"
-    )
+    sentence = f"stopped, out of memory in the {phase} phase ({AMOUNTS}); what helps most is {switch}; {rest}"
+    assert said.splitlines()[-1] == sentence
     assert "Traceback" not in said
 
 
@@ -125,9 +124,8 @@ def test_a_run_out_of_memory_goes_on_from_its_checkpoint_by_the_command_it_says(
 
 def test_a_resumed_run_may_have_smaller_batches(workplace, monkeypatch, capsys):
     options = [*SHORT, "model.gradient_checkpointing=true", "train.replay=always"]
-    run_out(
-        monkeypatch, SD3Transformer2DModel, when=lambda: torch.is_grad_enabled() and metrics(workplace / "runs" / "t")
-    )
+    folder = workplace / "runs" / "t"
+    run_out(monkeypatch, SD3Transformer2DModel, when=lambda: torch.is_grad_enabled() and metrics(folder))
     assert main(["train", "tiny.yaml", *options]) == 1
     command = capsys.readouterr().err.splitlines()[-1].partition(" with: ")[2]
     assert command.endswith("train.micro_batch=2 run.resume=true")
