@@ -43,11 +43,8 @@ def measure_row(name: str, specimen: Specimen) -> dict[str, Any]:
         reason = " ".join(str(error).split())[:200]
         checks = [Check("runs", False, reason if "model." in reason else f"{type(error).__name__}: {reason}")]
     values = {check.name: check.value for check in checks}
-    failed = [
-        f"{check.name}: {check.value}" + (f" ({check.advice})" if check.advice else "")
-        for check in checks
-        if not check.ok
-    ]
+    broken = [check for check in checks if not check.ok]
+    failed = [f"{check.name}: {check.value}" + (f" ({check.advice})" if check.advice else "") for check in broken]
     note = "; ".join([*failed, *([TRAITS[pipeline].why] if pipeline in TRAITS else [])])
     print(
         f"{'certified' if not failed else 'FAILED':10} {time.perf_counter() - started:5.1f} s  {name}  {'; '.join(failed)}",

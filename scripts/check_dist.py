@@ -84,14 +84,8 @@ def run_commands(wheel: Path, place: Path, commands: Sequence[Sequence[str]] = C
     variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     for command in commands:
         print("flowgrpo", *command, flush=True)
-        said = subprocess.run(
-            [environment / "bin" / "flowgrpo", *command],
-            cwd=folder,
-            env=variables,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        ).stdout
+        program = [environment / "bin" / "flowgrpo", *command]
+        said = subprocess.run(program, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True, check=True).stdout
         expected = SAID.get(" ".join(command), "")
         if expected not in said:
             raise SystemExit(f"flowgrpo {' '.join(command)} did not say: {expected}")

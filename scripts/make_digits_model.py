@@ -44,15 +44,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unknown>"))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     inner.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        pad_token="<pad>",
-        mask_token="<mask>",
-        eos_token="<end>",
-        unk_token="<unknown>",
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-    )
+    names = {"pad_token": "<pad>", "mask_token": "<mask>", "eos_token": "<end>", "unk_token": "<unknown>"}
+    form = {"padding_side": "left", "clean_up_tokenization_spaces": False}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, **names, **form)
 
 
 def model(words: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -126,12 +120,8 @@ def train(network: LlamaForCausalLM, batches: Batches, steps: int, rate: float, 
         torch.optim.Muon(matrices, lr=rate * 4e-3, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=rate * 2e-3, betas=(0.9, 0.99), weight_decay=0.01),
     ]
-    schedules = [
-        torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda i: min((i + 1) / 100, 0.5 * (1 + np.cos(np.pi * i / steps)) + 0.01)
-        )
-        for optimizer in optimizers
-    ]
+    factor = lambda i: min((i + 1) / 100, 0.5 * (1 + np.cos(np.pi * i / steps)) + 0.01)  # noqa: E731
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, factor) for optimizer in optimizers]
     compiled = torch.compile(network)
     started, mean = time.time(), 0.0
     for step in range(1, steps + 1):
@@ -169,14 +159,9 @@ def accuracy(path: Path, task: str, steps: int, count: int = 256) -> float:
     predictor, words = load_predictor(str(path))
     rows = problems(task, "eval", count)
     prompts = words([row["prompt"] for row in rows], return_tensors="pt", padding=True)
-    rollout = decode(
-        predictor,
-        prompts.input_ids,
-        build({"name": "low_confidence", "steps": steps}, LENGTH, words.eos_token_id),
-        [(i,) for i in range(count)],
-        attention_mask=prompts.attention_mask,
-        micro_batch=128,
-    )
+    decoder = build({"name": "low_confidence", "steps": steps}, LENGTH, words.eos_token_id)
+    options = {"attention_mask": prompts.attention_mask, "micro_batch": 128}
+    rollout = decode(predictor, prompts.input_ids, decoder, [(i,) for i in range(count)], **options)
     texts = words.batch_decode(rollout.completion, skip_special_tokens=True)
     columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
     return float(np.mean(solved(texts, [row["prompt"] for row in rows], **columns)))

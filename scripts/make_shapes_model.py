@@ -43,14 +43,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
     inner.post_processor = processors.TemplateProcessing(
         single="<start> $A <end>", special_tokens=[("<start>", 1), ("<end>", 2)]
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        pad_token="<pad>",
-        bos_token="<start>",
-        eos_token="<end>",
-        unk_token="<unknown>",
-        model_max_length=TEXT_TOKENS,
-    )
+    names = {"pad_token": "<pad>", "bos_token": "<start>", "eos_token": "<end>", "unk_token": "<unknown>"}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, **names, model_max_length=TEXT_TOKENS)
 
 
 def silent_t5() -> tuple[T5EncoderModel, PreTrainedTokenizerFast]:
@@ -129,12 +123,8 @@ def optimise(optimizers: list[torch.optim.Optimizer], steps: int, loss, name: st
     """Minimise `loss()` with a short warm-up and a cosine decay of every optimizer's rate, reporting as it goes."""
     warm = min(100, steps // 10 + 1)
     parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-    schedules = [
-        torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda i: min((i + 1) / warm, 0.5 * (1 + np.cos(np.pi * i / steps)) + 0.01)
-        )
-        for optimizer in optimizers
-    ]
+    factor = lambda i: min((i + 1) / warm, 0.5 * (1 + np.cos(np.pi * i / steps)) + 0.01)  # noqa: E731
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, factor) for optimizer in optimizers]
     started, mean = time.time(), 0.0
     for step in range(1, steps + 1):
         value = loss()
@@ -232,13 +222,8 @@ def held_out_reward(pipe: StableDiffusion3Pipeline, **call) -> float:
     pipe.set_progress_bar_config(disable=True)
     prompts = captions("eval")
     call = {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64, **call}
-    images = pipe(
-        prompts,
-        generator=[torch.Generator().manual_seed(i) for i in range(len(prompts))],
-        max_sequence_length=T5_TOKENS,
-        output_type="pt",
-        **call,
-    ).images
+    generators = [torch.Generator().manual_seed(i) for i in range(len(prompts))]
+    images = pipe(prompts, generator=generators, max_sequence_length=T5_TOKENS, output_type="pt", **call).images
     return float(np.mean(shapes(images, prompts)))
 
 

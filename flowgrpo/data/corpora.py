@@ -49,13 +49,8 @@ def competition(row: Row, place: str) -> Row:
         answer = latex.last_boxed(solution)
     if not answer:
         raise InputError(f"{place}: the solution has no \\boxed answer, and there is no column answer")
-    return _joined(
-        row,
-        "problem",
-        question=problem,
-        answer=answer,
-        completion=solution and re.split(r"\\(?:boxed|fbox)", solution)[0].strip(),
-    )
+    completion = solution and re.split(r"\\(?:boxed|fbox)", solution)[0].strip()
+    return _joined(row, "problem", question=problem, answer=answer, completion=completion)
 
 
 def _joined(row: Row, asked: str, *, question: str, answer: str, completion: str | None) -> Row:

@@ -20,12 +20,9 @@ class Embedded:
     call: dict[str, Any] = field(default_factory=dict)
 
 
+SHAPES_CALL = {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64, "max_sequence_length": 1}
 EMBEDDED = {
-    "shapes": Embedded(
-        "flow",
-        PATH,
-        {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64, "max_sequence_length": 1},
-    ),
+    "shapes": Embedded("flow", PATH, SHAPES_CALL),
     "digits": Embedded("mdlm", Path(__file__).parents[1] / "mdlm" / "digits"),
 }
 

@@ -195,12 +195,9 @@ def read(folder: Path, key: str = KEY) -> Stored:
             raise InputError(f"{place}: its latents are in {row['file']!r}, which {MANIFEST} does not name")
         together[row["group"]].append(row)
     rows = [sorted(together[number], key=lambda row: row["member"]) for number in sorted(together)]
-    return Stored(
-        folder=folder,
-        manifest=manifest,
-        groups=[_group(group, manifest["rewards"]) for group in rows],
-        places=[(group[0]["file"], group[0]["row"]) for group in rows],
-    )
+    groups = [_group(group, manifest["rewards"]) for group in rows]
+    places = [(group[0]["file"], group[0]["row"]) for group in rows]
+    return Stored(folder=folder, manifest=manifest, groups=groups, places=places)
 
 
 def train_prompts(config: RunConfig) -> list[Prompt]:

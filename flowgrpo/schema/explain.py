@@ -95,12 +95,8 @@ def section(annotation: Any) -> type[Strict] | None:
 
 def takes(field: FieldInfo) -> str:
     """Return the allowed values of a field, in words."""
-    bounds = [
-        BOUNDS[name].format(f"{getattr(rule, name):g}")
-        for rule in field.metadata
-        for name in BOUNDS
-        if hasattr(rule, name)
-    ]
+    rules = [(rule, name) for rule in field.metadata for name in BOUNDS if hasattr(rule, name)]
+    bounds = [BOUNDS[name].format(f"{getattr(rule, name):g}") for rule, name in rules]
     return ", ".join([_words(field.annotation), *bounds])
 
 

@@ -15,6 +15,7 @@ problem by its terms in any order, a Sudoku by its solution, because only 288 ex
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -104,7 +105,9 @@ class _Term:
     binding: int = 3
 
 
-_BINDING = {"+": 1, "-": 1, "*": 2, "/": 2}
+_OPERATORS = {  # with how tightly they bind
+    "+": (operator.add, 1), "-": (operator.sub, 1), "*": (operator.mul, 2), "/": (operator.floordiv, 2),
+}  # fmt: skip
 
 
 def countdown(rng: np.random.Generator) -> Problem:
@@ -128,15 +131,10 @@ def _combine(left: _Term, sign: str, right: _Term) -> _Term | None:
     """Return left sign right with minimal parentheses; None unless the value is a positive integer."""
     if sign == "/" and left.value % right.value:
         return None
-    value = {
-        "+": left.value + right.value,
-        "-": left.value - right.value,
-        "*": left.value * right.value,
-        "/": left.value // right.value,
-    }[sign]
+    operate, binding = _OPERATORS[sign]
+    value = operate(left.value, right.value)
     if value < 1:
         return None
-    binding = _BINDING[sign]
     before = f"({left.text})" if left.binding < binding else left.text
     tight = right.binding > binding or (right.binding == binding and sign in "+*")
     return _Term(before + sign + (right.text if tight else f"({right.text})"), value, binding)
@@ -208,11 +206,8 @@ def arithmetic(rng: np.random.Generator) -> Problem:
     return Problem(tuple(sorted(terms)), f"compute {text}:", str(answer), {"answer": answer})
 
 
-TASKS: dict[str, Callable[[np.random.Generator], Problem]] = {
-    "countdown": countdown,
-    "sudoku": sudoku,
-    "arithmetic": arithmetic,
-}
+TASKS: dict[str, Callable[[np.random.Generator], Problem]]
+TASKS = {"countdown": countdown, "sudoku": sudoku, "arithmetic": arithmetic}
 
 _COUNTS = {"train": 1024, "eval": 512}
 _SETS = {"+".join(some): some for size in (1, 2) for some in combinations(TASKS, size)} | {"tasks": tuple(TASKS)}

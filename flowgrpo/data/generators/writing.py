@@ -51,13 +51,8 @@ PLACES = (
     "under warm lamp light", "in front of a plain white wall", "at a country fair",
 )  # fmt: skip
 STYLES = (
-    "a photo of",
-    "a close-up photo of",
-    "a watercolor of",
-    "a film still of",
-    "a cartoon of",
-    "an oil painting of",
-)
+    "a photo of", "a close-up photo of", "a watercolor of", "a film still of", "a cartoon of", "an oil painting of",
+)  # fmt: skip
 VERBS = ("that says", "that reads", "with the words", "with the text")
 
 

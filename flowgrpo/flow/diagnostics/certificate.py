@@ -80,11 +80,9 @@ def encoded_once(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
     policy.prepare(rows)
     policy.offload()
     runs = []
-    handles = [
-        module.register_forward_pre_hook(lambda *_: runs.append(1))
-        for name, module in policy.pipe.components.items()
-        if name.startswith(traits.ENCODERS) and isinstance(module, torch.nn.Module)
-    ]
+    encoders = [part for name, part in policy.pipe.components.items() if name.startswith(traits.ENCODERS)]
+    modules = [encoder for encoder in encoders if isinstance(encoder, torch.nn.Module)]
+    handles = [module.register_forward_pre_hook(lambda *_: runs.append(1)) for module in modules]
     policy.generate(rows)
     for handle in handles:
         handle.remove()

@@ -69,13 +69,5 @@ def explain_sample(
     with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
         policy.check([row])
         policy.offload()
-        return explain(
-            settings,
-            policy,
-            rewards,
-            row,
-            iteration=step,
-            rollout_state=checkpoint.rollout_state(found),
-            redraws=redraws,
-            chains=chains,
-        )
+        state, counts = checkpoint.rollout_state(found), {"redraws": redraws, "chains": chains}
+        return explain(settings, policy, rewards, row, iteration=step, rollout_state=state, **counts)

@@ -63,14 +63,10 @@ def of_samples(
 ) -> dict[str, float | int | None]:
     """Return the metrics of held-out samples; `eval_rewards` are only measured."""
     totals = totals_of(samples, combination, rewards)
-    return {
-        **of_totals(totals),
-        "reward/count": int(totals.isfinite().sum()),
-        **{
-            f"reward/{r.name}/mean": mean(torch.tensor([_nan(sample.rewards[r.name]) for sample in samples]))
-            for r in (*rewards, *eval_rewards)
-        },
-    }
+    metrics: dict[str, float | int | None] = {**of_totals(totals), "reward/count": int(totals.isfinite().sum())}
+    for name in (reward.name for reward in (*rewards, *eval_rewards)):
+        metrics[f"reward/{name}/mean"] = mean(torch.tensor([_nan(sample.rewards[name]) for sample in samples]))
+    return metrics
 
 
 def totals_of(samples: Sequence[Sample], combination: Combination, rewards: Sequence[Reward]) -> torch.Tensor:

@@ -45,13 +45,8 @@ def run(program: str, source: list[str], file: Path, given: bytes | None = None)
     """Call ffmpeg to write one H.264 file; `given` is its standard input."""
     codec = ["-c:v", "libx264", "-crf", QUALITY, "-pix_fmt", "yuv420p", *COLOURS, "-threads", "1"]
     target = [*codec, "-fflags", "+bitexact", "-movflags", "+faststart", "-y", str(file.absolute())]
-    done = subprocess.run(
-        [program, "-v", "error", *source, *target],
-        input=given,
-        stdin=subprocess.DEVNULL if given is None else None,
-        capture_output=True,
-        check=False,
-    )
+    command, stdin = [program, "-v", "error", *source, *target], subprocess.DEVNULL if given is None else None
+    done = subprocess.run(command, input=given, stdin=stdin, capture_output=True, check=False)
     if done.returncode:
         words = " ".join(done.stderr.decode(errors="replace").split())[:300]
         raise OSError(f"ffmpeg could not write {file.name} ({words})")
