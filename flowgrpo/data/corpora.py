@@ -29,7 +29,7 @@ from rewards.texts import latex
 _CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator annotations, as in 6 * 7 = <<6*7=42>>42
 
 
-def grade_school(row: Row, place: str) -> Row:
+def convert_gsm8k(row: Row, place: str) -> Row:
     """Convert a row of GSM8K: `question`, and `answer` ending in #### and the number, or raise InputError."""
     question, worked = tables.text(row, "question", place), tables.text(row, "answer", place)
     solution, mark, answer = worked.rpartition("####")
@@ -39,7 +39,7 @@ def grade_school(row: Row, place: str) -> Row:
     return _joined(row, "question", question=question, answer=answer, completion=completion)
 
 
-def competition(row: Row, place: str) -> Row:
+def convert_math(row: Row, place: str) -> Row:
     r"""Convert a row of MATH: `problem`, and `solution` with a \boxed answer (MATH-500: `answer`), or raise InputError."""
     problem = tables.text(row, "problem", place)
     if row.get("answer") is not None:
@@ -58,19 +58,19 @@ def _joined(row: Row, asked: str, *, question: str, answer: str, completion: str
     return {"prompt": question.strip(), **further, "answer": answer.strip(), "completion": completion or None}
 
 
-def objects(row: Row, place: str) -> Row:
+def convert_geneval(row: Row, place: str) -> Row:
     """Convert a row of GenEval's metadata: `prompt`, `tag`, `include` and perhaps `exclude`, or raise InputError."""
     if not isinstance(row.get("include"), list):
         raise InputError(f"{place}: include is {row.get('include')!r}, GenEval's is a list of objects")
     return {"prompt": tables.text(row, "prompt", place), **row}
 
 
-def preferred(row: Row, place: str) -> Row:
+def convert_pickapic(row: Row, place: str) -> Row:
     """Convert a row of Pick-a-Pic: its `caption` is the prompt. Raises InputError if there is none."""
     return {"prompt": tables.text(row, "caption", place).strip()}
 
 
-def drawn(row: Row, place: str) -> Row:
+def convert_drawbench(row: Row, place: str) -> Row:
     """Convert a row of DrawBench: `Prompts` and `Category`, in any case, or raise InputError."""
     lower = {name.lower(): cell for name, cell in row.items()}
     return {"prompt": tables.text(lower, "prompts", place).strip(), "category": lower.get("category")}
@@ -95,23 +95,23 @@ class Corpus:
 _ANYWHERE = ("{split}.jsonl", "{split}.csv", "{split}.parquet", "{split}-*.parquet")
 CORPORA = {
     "gsm8k": Corpus(
-        "openai/gsm8k", (*_ANYWHERE, "main/{split}-*.parquet", "grade_school_math/data/{split}.jsonl"), grade_school
+        "openai/gsm8k", (*_ANYWHERE, "main/{split}-*.parquet", "grade_school_math/data/{split}.jsonl"), convert_gsm8k
     ),
     "math": Corpus(
         "EleutherAI/hendrycks_math",
         (*_ANYWHERE, "data/{split}-*.parquet", "*/{split}-*.parquet"),  # the last: a folder per subject
-        competition,
+        convert_math,
     ),
     "geneval": Corpus(
         "djghosh13/geneval",
         (*_ANYWHERE, "{split}_metadata.jsonl", "prompts/{split}_metadata.jsonl"),
-        objects,
+        convert_geneval,
         splits=("train", "test", "evaluation"),
     ),
     "pickapic": Corpus(
         "yuvalkirstain/pickapic_v1",
         (*_ANYWHERE, "data/{split}-*.parquet"),
-        preferred,
+        convert_pickapic,
         splits=("train", "validation", "validation_unique", "test", "test_unique"),
         columns=("caption",),
         distinct=True,
@@ -119,7 +119,7 @@ CORPORA = {
     "drawbench": Corpus(
         "sayakpaul/drawbench",
         (*_ANYWHERE, "*.csv", "*.parquet", "data/*.parquet"),  # one split, any file name
-        drawn,
+        convert_drawbench,
         splits=("test",),
     ),
 }

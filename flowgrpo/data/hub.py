@@ -21,8 +21,8 @@ def is_dataset(source: str) -> bool:
 def rows(source: str, key: str, needed: str) -> list[tuple[str, Row]]:
     """Return the rows of a dataset's split, each with its place: the source and the row number from 1.
 
-    The whole split is downloaded. Columns of pictures, sounds, videos and bytes are skipped, except `needed`, which
-    must not be one. Raises InputError, naming `key`, if `datasets` or the dataset is not available.
+    The whole split is downloaded. Columns of pictures, sounds, videos and bytes are skipped; `needed` must not be one
+    of them. Raises InputError, naming `key`, if `datasets` or the dataset is not available.
     """
     named = SOURCE.fullmatch(source)
     if not named:

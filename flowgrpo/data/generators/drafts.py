@@ -57,7 +57,7 @@ def rows(name: str, one: PromptSet, split: str, seed: int = 0) -> list[Row]:
     return list(found.values())
 
 
-def together(parts: Sequence[Sequence[Row]]) -> list[Row]:
+def interleave(parts: Sequence[Sequence[Row]]) -> list[Row]:
     """Interleave the rows of several sets evenly."""
     placed = [((i + 0.5) / len(part), row) for part in parts for i, row in enumerate(part)]
     return [row for _, row in sorted(placed, key=lambda pair: pair[0])]
@@ -68,6 +68,6 @@ def built_in(sets: Mapping[str, PromptSet]) -> dict[str, Callable[[], list[Row]]
     return {f"{name}:{split}": partial(rows, name, one, split) for name, one in sets.items() for split in SPLITS}
 
 
-def chosen(rng: np.random.Generator, words: Sequence, count: int = 1) -> list:
+def choose(rng: np.random.Generator, words: Sequence, count: int = 1) -> list:
     """Return `count` distinct words in random order."""
     return [words[i] for i in rng.choice(len(words), count, replace=False)]

@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 from flowgrpo.data.generators import drafts, scenes
-from flowgrpo.data.generators.drafts import Draft, PromptSet, chosen
+from flowgrpo.data.generators.drafts import Draft, PromptSet, choose
 from flowgrpo.data.generators.scenes import Drawn, Kind
 from flowgrpo.data.generators.tasks import SPLITS
 from flowgrpo.data.tables import Row
@@ -39,13 +39,13 @@ NAMES = tuple(f"edits:{split}" for split in SPLITS)
 
 def edit(rng: np.random.Generator) -> Draft:
     """Draw an edit of a scene of one or two shapes; `image` and `target` are lists of objects."""
-    (word,), (kind, other) = chosen(rng, EDITS), chosen(rng, KINDS, 2)
+    (word,), (kind, other) = choose(rng, EDITS), choose(rng, KINDS, 2)
     first, second = scenes.arrange(caption([kind, other]), rng)
     before, after, new = [first, second], [second], ()
     if word in CHANGES:
         alike = {"recolour": (False, True), "reshape": (True, False), "replace": (False, False)}[word]
         kinds = [k for k in KINDS if (k[0] == kind[0], k[1] == kind[1]) == alike and k != other]
-        (new,) = chosen(rng, kinds)
+        (new,) = choose(rng, kinds)
         after = [replace(first, kind=new), second]
     elif word == "add":
         before, after = after, before

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, built_in, chosen
+from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, built_in, choose
 
 SIDEWAYS = ("from left to right", "from right to left", "towards the camera", "away from the camera")
 TURNS = ("clockwise", "counterclockwise")
@@ -47,8 +47,8 @@ CAMERAS = ("stays still", "pans left", "pans right", "zooms in", "zooms out", "f
 def motion(rng: np.random.Generator) -> Draft:
     """Draw a moving subject."""
     subjects, actions, places = KINDS[rng.integers(len(KINDS))]
-    (subject,), (action,), (place,), (camera,) = (chosen(rng, s) for s in (subjects, list(actions), places, CAMERAS))
-    direction = chosen(rng, actions[action])[0] if actions[action] else None
+    (subject,), (action,), (place,), (camera,) = (choose(rng, s) for s in (subjects, list(actions), places, CAMERAS))
+    direction = choose(rng, actions[action])[0] if actions[action] else None
     parts: list[Part] = [("move", subject, action), ("shot", subject, camera)]
     if direction:
         parts.append(("direction", action, direction))

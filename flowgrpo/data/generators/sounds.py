@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, built_in, chosen
+from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, built_in, choose
 
 # Sources with their sounds, and places.
 KINDS = (
@@ -76,8 +76,8 @@ BACKGROUNDS = (
 def sound(rng: np.random.Generator) -> Draft:
     """Draw a source with a sound, half of the time before a background."""
     sources, places = KINDS[rng.integers(len(KINDS))]
-    (source,), (place,), (behind,) = (chosen(rng, some) for some in (list(sources), places, BACKGROUNDS))
-    (heard,) = chosen(rng, sources[source])
+    (source,), (place,), (behind,) = (choose(rng, some) for some in (list(sources), places, BACKGROUNDS))
+    (heard,) = choose(rng, sources[source])
     background = behind if rng.random() < 0.5 else None
     parts: list[Part] = [("sound", source, heard)]
     if background:

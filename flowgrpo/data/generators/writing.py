@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, built_in, chosen
+from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, built_in, choose
 
 NOUNS = """
 anchor apple arrow autumn bakery barley basket beacon bicycle blossom bottle breeze bridge bronze butter cabin candle
@@ -59,16 +59,16 @@ VERBS = ("that says", "that reads", "with the words", "with the text")
 def writing(rng: np.random.Generator) -> Draft:
     """Draw an object that bears a text of one to three words or a number."""
     words, parts = _text(rng)
-    (case,) = chosen(rng, CASES)
+    (case,) = choose(rng, CASES)
     text = case(words)
-    (style,), (surface,), (verb,), (place,) = (chosen(rng, some) for some in (STYLES, SURFACES, VERBS, PLACES))
+    (style,), (surface,), (verb,), (place,) = (choose(rng, some) for some in (STYLES, SURFACES, VERBS, PLACES))
     return Draft(f'{style} {surface} {verb} "{text}", {place}', parts, {"tag": "ocr", "text": text})
 
 
 def _text(rng: np.random.Generator) -> tuple[str, tuple[Part, ...]]:
     """Draw a text, with its words and numbers that can be held out."""
     kind = rng.integers(5)
-    adjective, (noun, other) = chosen(rng, ADJECTIVES.split())[0], chosen(rng, NOUNS.split(), 2)
+    adjective, (noun, other) = choose(rng, ADJECTIVES.split())[0], choose(rng, NOUNS.split(), 2)
     if kind == 0:
         return noun, (("word", noun),)
     if kind == 1:
@@ -78,7 +78,7 @@ def _text(rng: np.random.Generator) -> tuple[str, tuple[Part, ...]]:
     if kind == 3:
         return f"the {adjective} {noun}", (("word", adjective), ("word", noun))
     number = int(rng.integers(2, 1000))
-    return f"{chosen(rng, NUMBERED)[0]} {number}", (("number", number),)
+    return f"{choose(rng, NUMBERED)[0]} {number}", (("number", number),)
 
 
 SETS = {"ocr": PromptSet(writing, train=1024, eval=128)}

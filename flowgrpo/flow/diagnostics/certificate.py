@@ -42,7 +42,7 @@ def certify(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: 
     expected = [stock_sample(stock, call, row) for row in rows]
     whole = [encoded_once(policy, rows), equals_stock(policy, rows, expected)]
     weights = Weights(policy.modules, None)  # trainable from here on, which changes how some layers compute
-    tree, ran = stochastic(policy, rows)
+    tree, ran = roll_out_stochastic(policy, rows)
     return [
         *whole,
         decoded(policy, tree, expected),
@@ -92,7 +92,7 @@ def encoded_once(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
 @torch.no_grad()
 def equals_stock(policy: DiffusersPolicy, rows: Sequence[Row], expected: Sequence[torch.Tensor]) -> Check:
     """Check that our `ode`, whole and step by step, gives the stock pipeline's samples."""
-    tree = rolled_out(policy, rows, ODE, len(rows))
+    tree = roll_out(policy, rows, ODE, len(rows))
     whole = policy.generate(rows)
     in_steps = policy.decode(tree.samples, [tree.nodes[i].root.row for i in tree.leaves])
     gaps = [gap_of(samples, torch.cat(list(expected))) for samples in (whole, in_steps)]
@@ -100,13 +100,13 @@ def equals_stock(policy: DiffusersPolicy, rows: Sequence[Row], expected: Sequenc
     return Check("equals_stock", ok, f"whole {gaps[0]:.1e}, in steps {gaps[1]:.1e}")
 
 
-def stochastic(policy: DiffusersPolicy, rows: Sequence[Row]) -> tuple[Tree, set[str]]:
+def roll_out_stochastic(policy: DiffusersPolicy, rows: Sequence[Row]) -> tuple[Tree, set[str]]:
     """Return a stochastic rollout of all rows together, and the names of the modules that ran in it."""
     ran: set[str] = set()
     handles = [
         module.register_forward_pre_hook(lambda *_, name=name: ran.add(name)) for name, module in policy.modules.items()
     ]
-    tree = rolled_out(policy, rows, Kernel("flow_sde", 0.7), len(rows))
+    tree = roll_out(policy, rows, Kernel("flow_sde", 0.7), len(rows))
     for handle in handles:
         handle.remove()
     return tree, ran
@@ -124,7 +124,7 @@ def decoded(policy: DiffusersPolicy, tree: Tree, expected: Sequence[torch.Tensor
 @torch.no_grad()
 def any_micro_batch(policy: DiffusersPolicy, rows: Sequence[Row], together: Tree) -> Check:
     """Check that a stochastic sample is the same alone and in a batch."""
-    alone = rolled_out(policy, rows, Kernel("flow_sde", 0.7), 1)
+    alone = roll_out(policy, rows, Kernel("flow_sde", 0.7), 1)
     gap = float(torch.tensor([gap_of(a, b) for a, b in zip(together.samples, alone.samples, strict=True)]).max())
     can = policy.capabilities
     how = "rows share calls" if can.max_batch is None else "one row a call"
@@ -174,7 +174,7 @@ def bfloat16_drift(build: Callable[[], DiffusionPipeline], call: dict[str, Any],
         for module in policy.modules.values():
             module.requires_grad_(True)
         try:
-            tree = rolled_out(policy, rows[:1], Kernel("flow_sde", 0.7), 1)
+            tree = roll_out(policy, rows[:1], Kernel("flow_sde", 0.7), 1)
         except RuntimeError as error:
             refused = error
             continue
@@ -212,9 +212,7 @@ def lora_reloads(
     return Check("lora_reload", gap == 0 and moved > 0, f"{way}: {gap:.1e}, it moved the sample by {moved:.1e}")
 
 
-def rolled_out(
-    policy: DiffusersPolicy, rows: Sequence[Row], kernel: Kernel | Sequence[Kernel], micro_batch: int
-) -> Tree:
+def roll_out(policy: DiffusersPolicy, rows: Sequence[Row], kernel: Kernel | Sequence[Kernel], micro_batch: int) -> Tree:
     """Roll out one chain per row without gradients, by one kernel or one per step.
 
     Unless it is ODE, all steps but the last are stochastic and trained.

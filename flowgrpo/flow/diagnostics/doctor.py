@@ -22,7 +22,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow import setup
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.diagnostics import spectrum
-from flowgrpo.flow.diagnostics.certificate import replay, rolled_out
+from flowgrpo.flow.diagnostics.certificate import replay, roll_out
 from flowgrpo.flow.methods.kernel import FlowSDE
 from flowgrpo.flow.model import initial_lora, memory_estimate
 from flowgrpo.flow.outputs.export import encoders_to_save, write_weights
@@ -209,7 +209,7 @@ def _drift_and_gradients(
     """Check that a replay reproduces log-probabilities, and that its gradients are finite and nonzero."""
     kernel = settings.algorithm.kernel
     noisy = FlowSDE() if kernel.name == "ode" else kernel  # a run without noise makes the same calls
-    tree = rolled_out(policy, rows, noisy.kernels(len(policy.sigmas) - 1), len(rows))
+    tree = roll_out(policy, rows, noisy.kernels(len(policy.sigmas) - 1), len(rows))
     largest = replay(policy, tree)
     bound = 0.0 if settings.model.dtype == "float32" and not settings.model.compile else HALF_PRECISION_DRIFT
     norms = [float(p.grad.norm()) for p in weights.parameters if p.grad is not None]

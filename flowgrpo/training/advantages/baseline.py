@@ -13,8 +13,8 @@ from flowgrpo.schema.base import Choice, named
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages.comparison_sets import (
     NestedSets,
+    divide_by_std,
     nested_leave_one_out,
-    scaled,
     set_medians,
     set_pivots,
     set_statistics,
@@ -31,7 +31,7 @@ def combined(values: Tensor, weights: Tensor) -> Tensor:
     return total.where(values.isfinite().any(1), torch.nan)
 
 
-def whitened(values: Tensor, eps: float = 1e-4, ddof: int = 0) -> Tensor:
+def standardize(values: Tensor, eps: float = 1e-4, ddof: int = 0) -> Tensor:
     """Return values (U,) minus their mean, divided by their standard deviation; 0 where a value is NaN."""
     return group_mean(values, torch.zeros(len(values), dtype=torch.long), std="group", eps=eps, ddof=ddof)
 
@@ -98,7 +98,7 @@ class Baseline(Choice):
             # A later normalisation would amplify rounding errors of sums that cancel.
             advantages = advantages.where(advantages.abs() > 1e-12 * (columns.abs() @ weights.abs()), 0.0)
         if self.combine == "decoupled":
-            advantages = whitened(advantages.where(total.isfinite(), torch.nan), self.eps, self.ddof)
+            advantages = standardize(advantages.where(total.isfinite(), torch.nan), self.eps, self.ddof)
         if anchor is not None:
             advantages = advantages + anchor * total.nan_to_num()
         return advantages.clamp(-self.clip, self.clip) * self.scale
@@ -130,7 +130,7 @@ def group_mean(
     BranchGRPO's code adds `min_std` 1e-6.
     """
     deviation, _, _ = set_statistics(values, comparison)
-    return scaled(deviation, values, comparison, std=std, eps=eps, ddof=ddof, min_std=min_std)
+    return divide_by_std(deviation, values, comparison, std=std, eps=eps, ddof=ddof, min_std=min_std)
 
 
 class GroupMean(Baseline):
@@ -154,7 +154,7 @@ def leave_one_out(values: Tensor, comparison: Tensor, *, std: str = "none", eps:
     gradient is unbiased.
     """
     deviation, count, _ = set_statistics(values, comparison)
-    return scaled(deviation * count / (count - 1).clamp(min=1), values, comparison, std=std, eps=eps, ddof=ddof)
+    return divide_by_std(deviation * count / (count - 1).clamp(min=1), values, comparison, std=std, eps=eps, ddof=ddof)
 
 
 class LeaveOneOut(Baseline):
@@ -196,7 +196,7 @@ class Median(Baseline):
         if self.std == "mad":
             spread = set_medians(deviation.abs().where(known, torch.nan), comparison)
             return deviation / (spread + self.eps).where(known, 1.0)
-        return scaled(deviation, values, comparison, std=self.std, eps=self.eps, ddof=self.ddof)
+        return divide_by_std(deviation, values, comparison, std=self.std, eps=self.eps, ddof=self.ddof)
 
     @property
     @override
@@ -234,7 +234,7 @@ class Tracker(Baseline):
         others = values - leave_one_out(values, comparison)
         known = others if expected is None else expected.where(expected.isfinite(), others)
         deviation = values - known
-        return whitened(deviation, self.eps, self.ddof) if self.std == "global" else deviation.nan_to_num()
+        return standardize(deviation, self.eps, self.ddof) if self.std == "global" else deviation.nan_to_num()
 
 
 class Absolute(Baseline):
@@ -276,7 +276,7 @@ class Best(Baseline):
         _, index = comparison.unique(dim=0, return_inverse=True)
         known = values.where(values.isfinite(), -torch.inf)
         top = values.new_full((int(index.max()) + 1,), -torch.inf).scatter_reduce(0, index, known, "amax")
-        return ((known == top[index]) & values.isfinite() & varied(values, comparison)).to(values)
+        return ((known == top[index]) & values.isfinite() & has_spread(values, comparison)).to(values)
 
 
 BASELINES = named(GroupMean, LeaveOneOut, Median, Tracker, Absolute, Raw, Best)
@@ -285,11 +285,11 @@ BASELINES = named(GroupMean, LeaveOneOut, Median, Tracker, Absolute, Raw, Best)
 def zero_std_fraction(values: Tensor, comparison: Tensor) -> float:
     """Return the fraction of sets with equal values, which teach nothing."""
     sets, index = comparison.unique(dim=0, return_inverse=True)
-    differing = torch.zeros(len(sets)).index_add(0, index, varied(values, comparison).float())
+    differing = torch.zeros(len(sets)).index_add(0, index, has_spread(values, comparison).float())
     return float((differing == 0).float().mean())
 
 
-def varied(values: Tensor, comparison: Tensor) -> Tensor:
+def has_spread(values: Tensor, comparison: Tensor) -> Tensor:
     """Return a mask (U,) of units whose set has different values."""
     _, _, square = set_statistics(values, comparison)
     return square > 0

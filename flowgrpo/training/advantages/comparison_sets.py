@@ -29,7 +29,7 @@ def set_pivots(values: Tensor, comparison: Tensor) -> Tensor:
     return pivots
 
 
-def scaled(
+def divide_by_std(
     deviation: Tensor, values: Tensor, comparison: Tensor, *, std: str, eps: float, ddof: int, min_std: float = 0.0
 ) -> Tensor:
     """Divide deviations (U,) by the standard deviation of the values plus `eps`; 0 where it is below `min_std`.
@@ -108,4 +108,4 @@ def nested_leave_one_out(
         total += weight * deviation * count / (others.clamp(min=1) * left)
         weights += weight
     deviation = (total / weights).where(weights > 0, 0.0)
-    return scaled(deviation, values, comparison[:, :1], std=std, eps=eps, ddof=ddof)
+    return divide_by_std(deviation, values, comparison[:, :1], std=std, eps=eps, ddof=ddof)

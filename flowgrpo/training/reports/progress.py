@@ -50,7 +50,7 @@ class Display:
         if now is None:
             return ""
         ends = "" if left is None else f"ETA {duration(left)}"
-        return "  ".join(words for words in (self.step, said(now), self.numbers, ends) if words)
+        return "  ".join(words for words in (self.step, describe(now), self.numbers, ends) if words)
 
     def changed(self) -> None:
         """Update the display after a change of the phases."""
@@ -127,7 +127,7 @@ def shown(main: bool = True) -> Iterator[Display]:
             _shown.remove(display)
 
 
-def said(phase: Phase) -> str:
+def describe(phase: Phase) -> str:
     """Describe a phase: progress and remaining time if it has a total, else the time so far."""
     passed = phases.clock() - phase.started
     if not phase.total:

@@ -98,7 +98,7 @@ DRAWN = """
 @pytest.mark.parametrize(("task", "drawn", "said", "include"), yaml.safe_load(DRAWN))
 def test_the_columns_say_what_the_prompt_says(task, drawn, said, include, monkeypatch):
     words = iter(drawn)
-    monkeypatch.setattr(compositions, "chosen", lambda *_: next(words))
+    monkeypatch.setattr(compositions, "choose", lambda *_: next(words))
     draft = compositions.SETS[task].draw(np.random.default_rng(0))
     assert (draft.prompt, draft.columns["include"]) == (f"a photo of {said}", include)
 

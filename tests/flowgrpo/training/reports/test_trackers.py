@@ -52,8 +52,7 @@ def recorded(monkeypatch):
         Recorder.made = []
         kinds = {name: type(name, (Recorder,), {"name": name}) for name in names}
         monkeypatch.setattr(trackers, "get_available_trackers", lambda: [SimpleNamespace(value=name) for name in names])
-        for name, kind in kinds.items():
-            monkeypatch.setitem(trackers.LOGGER_TYPE_TO_CLASS, name, kind)
+        monkeypatch.setattr(trackers, "LOGGER_TYPE_TO_CLASS", trackers.LOGGER_TYPE_TO_CLASS | kinds)
         monkeypatch.setattr(trackers, "_check_login", lambda: None)
         monkeypatch.setattr(trackers, "_log", lambda tracker, shown, step, newest: tracker.logged.append((step, shown)))
         return lambda: Recorder.made
