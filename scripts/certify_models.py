@@ -2,8 +2,7 @@
 
     python scripts/certify_models.py [NAME ...]
 
-With names, only those rows are measured. All take about 6 minutes on 2 cores. A pipeline that fails is listed with the
-reason.
+With names, only those rows are measured; all take about 6 minutes on 2 cores. Failed pipelines are listed with reasons.
 """
 
 import argparse

@@ -4,8 +4,7 @@
 
 scripts/mutants.yaml lists for each file its nearest tests and changes `before => after` of a text that occurs once. An
 entry with `change` and `same` (why it is equivalent) is not tried. Changes are made in a copy of the tree, where the
-tests must pass first. Prints survivors and a table; exit status 1 if there are any. docs/reliability.md has the
-figures.
+tests must pass first. Prints survivors and a table; exit status 1 if there are any; see docs/reliability.md.
 """
 
 import argparse

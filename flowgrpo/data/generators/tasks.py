@@ -1,8 +1,7 @@
 """Procedural text tasks: Countdown, 4 x 4 Sudoku and integer arithmetic.
 
 A row has the columns `prompt`; `task`; those of its reward in `rewards/texts/text.py`; `bare`, true, because
-completions have no tags; and `completion`, a solution to pretrain on. Columns of other tasks are None, so tasks can be
-mixed.
+completions have no tags; and `completion`, a solution to pretrain on. Columns of other tasks are None.
 
     make 41 from 3 7 20:                        3*7+20
     sudoku 1.3./34.2/..4./4..1:                 1234/3412/2143/4321

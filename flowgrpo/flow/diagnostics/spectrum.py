@@ -3,8 +3,7 @@
 By the law of total variance Var(R) is that of E[R | start] plus, for each step, E Var(E[R | next state] | state). The
 variance after a state is half the expected squared difference of two samples that part there and share no later noise;
 this estimate is unbiased and needs no mean. So a chain is walked from each start, a second one leaves it at some steps,
-and every pair of samples informs about its last common state. Shares sum to 1; small ones may be negative within their
-error.
+and every pair of samples informs about its last common state. Shares sum to 1; small ones may be estimated below 0.
 """
 
 from __future__ import annotations

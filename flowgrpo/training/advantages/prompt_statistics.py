@@ -1,7 +1,6 @@
 """Reward statistics of each prompt: discounted count and sum, and the last iteration.
 
-Used by a baseline without groups (SPO) and the choice of prompts (VADE). Every process holds the same; checkpoints keep
-it.
+Used by a baseline without groups (SPO) and the choice of prompts (VADE); equal on all processes, kept by checkpoints.
 """
 
 from __future__ import annotations

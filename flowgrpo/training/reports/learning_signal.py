@@ -51,8 +51,7 @@ def never_learnt(lines: Sequence[Mapping[str, Any]], patience: int | None) -> st
 def broken(lines: Sequence[Mapping[str, Any]], patience: int | None) -> str | None:
     """Return why the final weights of a run cannot be trusted; None if they can.
 
-    Rewards that were missing from the start are no evidence. Without `run.patience`, failed updates are no reason
-    either.
+    Rewards that were missing from the start are no evidence, nor are failed updates without `run.patience`.
     """
     trained, evaluated = ([line for line in lines if line["phase"] == phase] for phase in ("train", "eval"))
     if not trained:
