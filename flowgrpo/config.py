@@ -1,4 +1,4 @@
-"""Config files of either kind: read strictly, overridden from the command line, with one sentence for what is wrong."""
+"""Config files of both kinds: strict reading, command line overrides, one-sentence errors."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from flowgrpo.schema.sections import RunConfig
 from flowgrpo.schema.sentences import checked
 from rewards.base import nearest
 
-RENAMED = {"train.memory": "train.half_life"}  # keys as they were called, and as they are
+RENAMED = {"train.memory": "train.half_life"}  # old keys -> new keys
 
 CONFIGS: dict[str, type[RunConfig]] = {"flow": Config, "mdlm": TextConfig}
 
 
 def load(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> RunConfig:
-    """The configuration of a YAML file with overrides applied.
+    """Return the configuration of a YAML file with overrides applied.
 
-    Relative paths in the file are looked for beside it first, see `flowgrpo.data.config_paths`; those of overrides, and of
-    built-in configs, are relative to the current folder.
+    Relative paths in the file are searched beside it first, see `flowgrpo.data.config_paths`; those of overrides and of
+    built-in configs are relative to the current folder.
 
     Args:
-        path: the file, or the name of a built-in config.
-        overrides: `key=value` texts with dotted keys and YAML values, or a map from dotted keys to values.
+        path: a file, or the name of a built-in config.
+        overrides: `key=value` texts with dotted keys and YAML values, or a map of dotted keys to values.
 
     Raises:
-        InputError: whatever is wrong, in one sentence.
+        InputError: with one sentence about what is wrong.
     """
     path = configs.place_of(path)
     if not path.is_file():
@@ -47,13 +47,12 @@ def load(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) ->
 
 
 def of_run(folder: Path, *, resolve: bool = True) -> RunConfig:
-    """The configuration that a run keeps in its folder, which may have been written when keys had other names.
+    """Return the configuration in a run's folder; renamed keys of old runs are accepted.
+
+    Raises InputError if there is no run, or its configuration cannot be read.
 
     Args:
-        resolve: look for its relative paths in the folder that the run was started in, and then in the current one.
-
-    Raises:
-        InputError: there is no run, or its configuration cannot be read.
+        resolve: search relative paths in the folder where the run was started, then in the current one.
     """
     if not (folder / "config.yaml").is_file():
         raise InputError(f"{folder}: there is no run here, a run's folder holds config.yaml")
@@ -68,16 +67,16 @@ def of_run(folder: Path, *, resolve: bool = True) -> RunConfig:
 
 
 def overridden(written: dict[str, Any], overrides: Iterable[str] | Mapping[str, Any] = ()) -> RunConfig:
-    """The configuration of a plain map, which is changed, with overrides applied; arguments and errors as of `load`."""
+    """Return the configuration of a map, modified in place, with overrides applied; see `load`."""
     _override(written, overrides)
     return validated(written)
 
 
 def validated(written: Mapping[str, Any]) -> RunConfig:
-    """The configuration of a plain map.
+    """Return the configuration of a map.
 
     Raises:
-        InputError: whatever is wrong, in one sentence.
+        InputError: with one sentence about what is wrong.
     """
     kind = written.get("kind", "flow")
     if not isinstance(kind, str) or kind not in CONFIGS:
@@ -88,16 +87,12 @@ def validated(written: Mapping[str, Any]) -> RunConfig:
 
 
 def dumped(config: RunConfig) -> str:
-    """The resolved configuration as YAML; loading it gives the same configuration."""
+    """Return the resolved configuration as YAML, which loads to the same configuration."""
     return yaml.safe_dump(config.model_dump(), sort_keys=False)
 
 
 def override(text: str) -> tuple[str, Any]:
-    """Key and value of a `key=value` text; the value is YAML.
-
-    Raises:
-        InputError: the text is not of that form.
-    """
+    """Parse a `key=value` text; the value is YAML. Raises InputError if the text is malformed."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise InputError(f"{text!r}: an override is written key=value, for example train.iterations=4")
@@ -132,9 +127,9 @@ def _set(written: dict[str, Any], key: str, value: Any) -> None:
 
 def _similar_file(path: Path) -> str:
     if not path.suffix:
-        there = [file for file in (Path(f"{path}.yaml"), Path("configs", f"{path}.yaml")) if file.is_file()]
-        if there:
-            return f", did you mean {str(there[0])!r}?"
+        files = [file for file in (Path(f"{path}.yaml"), Path("configs", f"{path}.yaml")) if file.is_file()]
+        if files:
+            return f", did you mean {str(files[0])!r}?"
         return f" and no built-in config of that name, {nearest(str(path), configs.names())}"
     names = [p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml")] if path.parent.is_dir() else []
     close = get_close_matches(path.name, names, 1)
@@ -142,7 +137,7 @@ def _similar_file(path: Path) -> str:
 
 
 def _renamed(written: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """The old keys that are written: each with its new name, and the section that holds it."""
+    """Yield old keys in use: old name, new name, and the map that holds it."""
     for before, now in RENAMED.items():
         *sections, key = before.split(".")
         section: Any = written

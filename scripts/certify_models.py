@@ -1,16 +1,14 @@
-"""Measure the certificate of every pipeline of the zoo, and write the tables that `flowgrpo models` and the docs show.
+"""Measure the certificate of every pipeline of the zoo, and write flowgrpo/data/models.json and docs/models.md.
 
     python scripts/certify_models.py [NAME ...]
 
-Writes flowgrpo/data/models.json and docs/models.md; with names, only those rows are measured anew. About 6 minutes on 2
-cores for all. A pipeline that fails a check, or refuses to run, is listed with the reason and does not count.
+With names, only those rows are measured; all take about 6 minutes on 2 cores. Failed pipelines are listed with reasons.
 """
-
-from __future__ import annotations
 
 import argparse
 import json
 import logging
+import re
 import sys
 import time
 import warnings
@@ -34,8 +32,8 @@ from flowgrpo.training.reports.doctor_checks import Check  # noqa: E402
 TABLE, PAGE = ROOT / "flowgrpo" / "data" / "models.json", ROOT / "docs" / "models.md"
 
 
-def row(name: str, specimen: Specimen) -> dict[str, Any]:
-    """One row of the table, measured."""
+def measure_row(name: str, specimen: Specimen) -> dict[str, Any]:
+    """Measure one row of the table."""
     pipeline, _, variant = name.removesuffix(")").partition(" (")
     started = time.perf_counter()
     try:
@@ -44,11 +42,8 @@ def row(name: str, specimen: Specimen) -> dict[str, Any]:
         reason = " ".join(str(error).split())[:200]
         checks = [Check("runs", False, reason if "model." in reason else f"{type(error).__name__}: {reason}")]
     values = {check.name: check.value for check in checks}
-    failed = [
-        f"{check.name}: {check.value}" + (f" ({check.advice})" if check.advice else "")
-        for check in checks
-        if not check.ok
-    ]
+    broken = [check for check in checks if not check.ok]
+    failed = [f"{check.name}: {check.value}" + (f" ({check.advice})" if check.advice else "") for check in broken]
     note = "; ".join([*failed, *([TRAITS[pipeline].why] if pipeline in TRAITS else [])])
     print(
         f"{'certified' if not failed else 'FAILED':10} {time.perf_counter() - started:5.1f} s  {name}  {'; '.join(failed)}",
@@ -65,85 +60,46 @@ def row(name: str, specimen: Specimen) -> dict[str, Any]:
     }
 
 
-def page(rows: list[dict[str, Any]]) -> str:
-    """docs/models.md."""
+def page(rows: list[dict[str, Any]], before: str) -> str:
+    """Return docs/models.md with the tables and the number of classes replaced."""
     certified = [r for r in rows if r["certified"]]
-    classes = sorted({r["class"] for r in certified})
-    lines = [
-        "# Pipelines",
-        "",
-        f"{len(classes)} pipeline classes of diffusers {version('diffusers')} carry the whole certificate, measured on tiny "
-        "pipelines with random weights",
-        "by `python scripts/certify_models.py`, on the CPU. None of them has an adapter here; the rows of",
-        "`flowgrpo/flow/pipeline/networks/traits.py` say the little that some need to be told.",
-        "",
-        "Every line of a certificate holds for every class of the first table:",
-        "",
-        "- **encoded once**: after preparation no text encoder runs again.",
-        "- **equals stock**: our `ode`, in one go and step by step, decodes to the stock pipeline's sample (1e-4 of a",
-        "  standard deviation), with flow-Euler in the stock pipeline where it ships another solver.",
-        "- **decoded**: a stochastic sample is finite and of the stock shape.",
-        "- **any micro-batch**: a stochastic sample is the same alone and among others (1e-4 of a standard deviation).",
-        "  Where rows of unequal prompts, or any rows, cannot share a call without changing each other, they get calls of",
-        "  their own.",
-        "- **drift**: replayed log-probabilities equal those of the rollout exactly in float32, and in bfloat16.",
-        "- **gradients**: reach every tensor of the transformers that ran and that has any influence on the velocity.",
-        "- **LoRA**: saved, and loaded by a fresh stock pipeline, it gives the trained sample bit for bit.",
-        "",
-        "Pipelines that begin from a noised picture cut their schedule by `strength`; a run walks the steps that are left",
-        "(`flowgrpo plan` counts all that `num_inference_steps` asks for). Those that paint in a mask put the noised",
-        "picture back around it after each step. The model sees what they put back, as in their own runs, and the velocity",
-        "there counts as 0: it has no part in ratios, divergences and gradients. A log-probability is still the mean over",
-        "the whole latents, so a mask of a tenth of the picture scales its log-ratios by a tenth.",
-        "A mask that leaves nothing to paint is refused; where its row is not looked at before a run, the run names it.",
-        "",
-        "| class | task | bfloat16 drift | rows | gradients reach | LoRA loads by |",
-        "|---|---|---|---|---|---|",
-    ]
-    for r in certified:
-        c = r["checks"]
-        name = r["class"] + (f" ({r['variant']})" if r["variant"] else "")
-        cells = [
-            f"`{name}`",
-            r["task"],
-            c["drift_bfloat16"],
-            c["any_micro_batch"].partition(", ")[2],
-            c["gradients"],
-            f"`{c['lora_reload'].split(':')[0]}`",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += [
-        "",
-        "## Not certified",
-        "",
-        "These were tried as well. They do not count, and the reason is what was measured:",
-        "",
-        "| class | task | reason |",
-        "|---|---|---|",
-    ]
-    for r in rows:
-        if not r["certified"]:
-            name = r["class"] + (f" ({r['variant']})" if r["variant"] else "")
-            lines.append(f"| `{name}` | {r['task']} | {r['note'].replace('|', '/')} |")
-    lines += [
-        "",
-        "## Other inputs",
-        "",
-        "`make test-all` measures all of it again on a second call of every class: one more step, twice the height, twice",
-        "the frames behind the first, another strength, mask and picture, guidance where there was none and none where",
-        "there was some. It holds there, too. Not certified are:",
-        "",
-        "| class | what |",
-        "|---|---|",
-        *(f"| `{name}` | {limit} |" for name, limit in sorted(LIMITS.items())),
-    ]
-    lines += ["", "## Traits", "", "| class | why |", "|---|---|"]
-    lines += [f"| `{name}` | {trait.why} |" for name, trait in TRAITS.items()]
-    return "\n".join(lines) + "\n"
+    tables = {
+        "| class | task | bfloat16 drift |": [
+            [
+                name_of(r),
+                r["task"],
+                r["checks"]["drift_bfloat16"],
+                r["checks"]["any_micro_batch"].partition(", ")[2],
+                r["checks"]["gradients"],
+                f"`{r['checks']['lora_reload'].split(':')[0]}`",
+            ]
+            for r in certified
+        ],
+        "| class | task | reason |": [
+            [name_of(r), r["task"], r["note"].replace("|", "/")] for r in rows if not r["certified"]
+        ],
+        "| class | what |": [[f"`{name}`", limit] for name, limit in sorted(LIMITS.items())],
+        "| class | why |": [[f"`{name}`", trait.why] for name, trait in TRAITS.items()],
+    }
+    text = re.sub(
+        r"(?m)^\d+ pipeline classes of diffusers \S+",
+        f"{len({r['class'] for r in certified})} pipeline classes of diffusers {version('diffusers')}",
+        before,
+    )
+    for head, cells in tables.items():
+        table = "".join(f"| {' | '.join(row)} |\n" for row in cells)
+        above, below = re.search(rf"(?m)^{re.escape(head)}.*\n\|[-|]+\n((?:\|.*\n)*)", text).span(1)
+        text = text[:above] + table + text[below:]
+    return text
+
+
+def name_of(row: dict[str, Any]) -> str:
+    """Return the name of a row's pipeline as code."""
+    return f"`{row['class']}" + (f" ({row['variant']})`" if row["variant"] else "`")
 
 
 def main(names: list[str]) -> None:
-    """Measure, and write both tables."""
+    """Measure, and write both files."""
     torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -155,9 +111,9 @@ def main(names: list[str]) -> None:
     for name, specimen in sorted(SPECIMENS.items()):
         pipeline, _, variant = name.removesuffix(")").partition(" (")
         kept = before.get((pipeline, variant or None))
-        rows.append(kept if kept and name not in names else row(name, specimen))
+        rows.append(kept if kept and name not in names else measure_row(name, specimen))
     TABLE.write_text(json.dumps(rows, indent=1) + "\n")
-    PAGE.write_text(page(rows))
+    PAGE.write_text(page(rows, PAGE.read_text()))
     print(f"{len({r['class'] for r in rows if r['certified']})} classes certified")
 
 

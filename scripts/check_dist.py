@@ -1,13 +1,10 @@
-"""Build the sdist and, from it, the wheel, and try both: what they hold, and the commands from the wheel alone.
+"""Build the sdist and the wheel, check that they are complete, and run commands from the wheel alone.
 
     python scripts/check_dist.py dist
 
-The sdist must hold every file that git knows, the wheel every one of the packages. The wheel is then installed without its
-dependencies into an environment of its own, which finds them where this one does, and the commands run in an empty folder.
-Run it from the repository's root, in an environment with uv; its build fetches setuptools.
+The wheel is installed without dependencies into a new environment, which uses those of this one. Run it from the
+repository's root, in an environment with uv; the build downloads setuptools.
 """
-
-from __future__ import annotations
 
 import argparse
 import os
@@ -44,15 +41,11 @@ COMMANDS = [
     ["sample", "shapes", "--prompt", "a red circle", "--out", "pictures"],
     ["doctor", "shapes"],
 ]
-SAID = {"plan a.yaml --gpu-memory 24": "fits 24.0 GiB"}  # by a command that ends with status 0 if not, too
+SAID = {"plan a.yaml --gpu-memory 24": "fits 24.0 GiB"}  # expected output; the status is 0 in any case
 
 
 def build(out: Path) -> tuple[Path, Path]:
-    """Return the sdist and the wheel, built into an empty or missing folder.
-
-    Raises:
-        SystemExit: the folder holds something already.
-    """
+    """Build the sdist and the wheel into an empty or missing folder."""
     if out.exists() and any(out.iterdir()):
         raise SystemExit(f"{out} holds something already, remove it")
     subprocess.run([sys.executable, "-m", "uv", "build", "--quiet", "--out-dir", out], check=True)
@@ -61,7 +54,7 @@ def build(out: Path) -> tuple[Path, Path]:
 
 
 def missing(sdist: Path, wheel: Path) -> list[str]:
-    """Return the files that git knows and that the sdist, or of the packages the wheel, does not hold."""
+    """Return the tracked files that the sdist, or (of the packages) the wheel, lacks."""
     known = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout.splitlines()
     with tarfile.open(sdist) as archive:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
@@ -75,12 +68,7 @@ def missing(sdist: Path, wheel: Path) -> list[str]:
 
 
 def run_commands(wheel: Path, place: Path, commands: Sequence[Sequence[str]] = COMMANDS) -> None:
-    """Run commands of the wheel, installed into `place`, in an empty folder there.
-
-    Raises:
-        CalledProcessError: one did not end with status 0.
-        SystemExit: one did not say what it should.
-    """
+    """Install the wheel into `place` and run commands in an empty folder there. Raises CalledProcessError or SystemExit."""
     environment, folder = place / "venv", place / "empty"
     folder.mkdir()
     (folder / "demo.yaml").write_text(CONFIG)
@@ -91,19 +79,13 @@ def run_commands(wheel: Path, place: Path, commands: Sequence[Sequence[str]] = C
     subprocess.run(install, check=True)
     asked = [python, "-c", "from sysconfig import get_path; print(get_path('purelib'))"]
     own = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
-    # The .pth files in a folder that is added so are not read, so an editable flowgrpo there does not count.
+    # .pth files in a folder added this way are ignored, so an editable flowgrpo there does not count.
     (own / "dependencies.pth").write_text(f"{get_path('purelib')}\n")
     variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     for command in commands:
         print("flowgrpo", *command, flush=True)
-        said = subprocess.run(
-            [environment / "bin" / "flowgrpo", *command],
-            cwd=folder,
-            env=variables,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        ).stdout
+        program = [environment / "bin" / "flowgrpo", *command]
+        said = subprocess.run(program, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True, check=True).stdout
         expected = SAID.get(" ".join(command), "")
         if expected not in said:
             raise SystemExit(f"flowgrpo {' '.join(command)} did not say: {expected}")
@@ -114,7 +96,7 @@ def run_commands(wheel: Path, place: Path, commands: Sequence[Sequence[str]] = C
 
 
 def main() -> None:
-    """Build, check, run; status 1 where something is missing or fails."""
+    """Build, check and run; exit with status 1 on any failure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="an empty or missing folder for the sdist and the wheel")
     sdist, wheel = build(parser.parse_args().out)

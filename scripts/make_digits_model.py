@@ -1,19 +1,15 @@
-"""Pretrain the embedded language model from nothing: a small bidirectional transformer that fills in masked characters.
+"""Pretrain the embedded language model: a small bidirectional transformer that fills in masked characters.
 
     python scripts/make_digits_model.py --out flowgrpo/mdlm/digits
 
-The class is transformers' Llama with `is_causal` off, as LLaDA is one; a token is a character. It learns Countdown, 4 x 4
-Sudoku and integer arithmetic (`flowgrpo/data/generators/tasks.py`, the split `train`) from prompts and solutions, whose
-tokens are masked at a rate t ~ U(0, 1); an answer is filled up with the end token to `LENGTH` tokens, which are learnt too.
-It departs from LLaDA's loss in that masked tokens weigh alike whatever t is. The weights are the average of the late ones,
-written as bfloat16. Training is compiled and in mixed precision.
+As LLaDA, it is transformers' Llama with `is_causal` off; a token is a character. It learns Countdown, 4 x 4 Sudoku and
+integer arithmetic (`flowgrpo/data/generators/tasks.py`, split `train`) from prompts and solutions masked at a rate
+t ~ U(0, 1); answers are padded with end tokens to `LENGTH`, which are learnt too. Unlike LLaDA's loss, masked tokens
+have equal weights for all t. The averaged weights are written as bfloat16.
 
-The model is imperfect on purpose: training stops early, and in two short further passes a part of the answers is lazy: a
-Sudoku is copied with its cells empty, a Countdown makes its target of numbers that were not given. So the model knows how
-and does not always care, which is what reinforcement can mend in minutes.
+The model is imperfect on purpose: training stops early, and in two short passes some answers are lazy: a Sudoku is
+copied with empty cells, a Countdown uses numbers that were not given. Reinforcement can correct this in minutes.
 """
-
-from __future__ import annotations
 
 import argparse
 import time
@@ -38,29 +34,23 @@ PASSES = (  # steps, factor of the learning rates, shares of the tasks, of which
     (400, 0.5, {"countdown": 0.5, "sudoku": 0.2, "arithmetic": 0.3}, {"countdown": 0.3, "sudoku": 0.6}),
     (200, 0.3, {"countdown": 0.6, "sudoku": 0.2, "arithmetic": 0.2}, {"sudoku": 0.65}),
 )
-HIDDEN_PROMPTS = 0.2  # share of rows of which some prompt tokens are hidden too, as diffu-GRPO's views have it
+HIDDEN_PROMPTS = 0.2  # share of rows with masked prompt tokens, as in diffu-GRPO's views
 PROMPT_RATE = 0.15
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of single characters, padded on the left."""
+    """Return a tokenizer of single characters, padded on the left."""
     words = ["<pad>", "<mask>", "<end>", "<unknown>", *ALPHABET]
     inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unknown>"))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     inner.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        pad_token="<pad>",
-        mask_token="<mask>",
-        eos_token="<end>",
-        unk_token="<unknown>",
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-    )
+    names = {"pad_token": "<pad>", "mask_token": "<mask>", "eos_token": "<end>", "unk_token": "<unknown>"}
+    form = {"padding_side": "left", "clean_up_tokenization_spaces": False}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, **names, **form)
 
 
 def model(words: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """The untrained transformer, which sees both ways."""
+    """Return the untrained bidirectional transformer."""
     config = LlamaConfig(
         vocab_size=len(words),
         hidden_size=128,
@@ -81,13 +71,13 @@ def model(words: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 class Batches:
-    """Canvases of problems, drawn as they are needed."""
+    """Random batches of problems."""
 
     def __init__(self, words: PreTrainedTokenizerFast, seed: int):
         self.words, self.rng = words, np.random.default_rng(seed)
 
     def __call__(self, shares: dict[str, float], lazy: dict[str, float]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids and whether each is of an answer, (BATCH, LONGEST_PROMPT + LENGTH)."""
+        """Return token ids and whether each is part of an answer, (BATCH, LONGEST_PROMPT + LENGTH)."""
         tasks = self.rng.choice(list(shares), BATCH, p=list(shares.values()))
         rows = [draw(str(task), "train", self.rng) for task in tasks]
         ids = torch.full((BATCH, LONGEST_PROMPT + LENGTH), self.words.eos_token_id)
@@ -100,7 +90,7 @@ class Batches:
         return ids, (torch.arange(LONGEST_PROMPT + LENGTH) >= LONGEST_PROMPT).expand_as(ids)
 
     def lazy(self, row: dict[str, Any]) -> str:
-        """A Sudoku that is copied with its cells empty, a Countdown of numbers that were not given; else the solution."""
+        """Return a lazy answer: a Sudoku with empty cells, a Countdown with other numbers; else the solution."""
         if row["task"] == "sudoku":
             return row["prompt"].removeprefix("sudoku ").removesuffix(":")
         if row["task"] == "countdown" and row["target"] > 1:
@@ -109,7 +99,7 @@ class Batches:
         return row["completion"]
 
     def hidden(self, ids: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
-        """Which tokens are masked: t of an answer, t spread evenly over the batch."""
+        """Return which tokens are masked: a rate t in answers, spread evenly over the batch."""
         rate = (torch.randperm(BATCH)[:, None] + torch.rand(BATCH, 1)) / BATCH
         blind = torch.rand(BATCH, 1) < HIDDEN_PROMPTS
         rate = torch.where(answer, rate, PROMPT_RATE * blind)
@@ -130,12 +120,8 @@ def train(network: LlamaForCausalLM, batches: Batches, steps: int, rate: float, 
         torch.optim.Muon(matrices, lr=rate * 4e-3, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=rate * 2e-3, betas=(0.9, 0.99), weight_decay=0.01),
     ]
-    schedules = [
-        torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda i: min((i + 1) / 100, 0.5 * (1 + np.cos(np.pi * i / steps)) + 0.01)
-        )
-        for optimizer in optimizers
-    ]
+    factor = lambda i: min((i + 1) / 100, 0.5 * (1 + np.cos(np.pi * i / steps)) + 0.01)  # noqa: E731
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, factor) for optimizer in optimizers]
     compiled = torch.compile(network)
     started, mean = time.time(), 0.0
     for step in range(1, steps + 1):
@@ -169,25 +155,20 @@ def train(network: LlamaForCausalLM, batches: Batches, steps: int, rate: float, 
 
 
 def accuracy(path: Path, task: str, steps: int, count: int = 256) -> float:
-    """Share of held-out problems that are solved by low-confidence decoding at temperature 0."""
+    """Return the fraction of held-out problems solved by low-confidence decoding at temperature 0."""
     predictor, words = load_predictor(str(path))
     rows = problems(task, "eval", count)
     prompts = words([row["prompt"] for row in rows], return_tensors="pt", padding=True)
-    rollout = decode(
-        predictor,
-        prompts.input_ids,
-        build({"name": "low_confidence", "steps": steps}, LENGTH, words.eos_token_id),
-        [(i,) for i in range(count)],
-        attention_mask=prompts.attention_mask,
-        micro_batch=128,
-    )
+    decoder = build({"name": "low_confidence", "steps": steps}, LENGTH, words.eos_token_id)
+    options = {"attention_mask": prompts.attention_mask, "micro_batch": 128}
+    rollout = decode(predictor, prompts.input_ids, decoder, [(i,) for i in range(count)], **options)
     texts = words.batch_decode(rollout.completion, skip_special_tokens=True)
     columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
     return float(np.mean(solved(texts, [row["prompt"] for row in rows], **columns)))
 
 
 def main() -> None:
-    """Train, save, load again and report."""
+    """Train, save, reload and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,17 +1,14 @@
-"""Train the embedded model from nothing: a small StableDiffusion3Pipeline of 64 x 64 scenes of flat shapes.
+"""Train the embedded flow model: a small StableDiffusion3Pipeline of 64 x 64 scenes of flat shapes.
 
     python scripts/make_shapes_model.py --out flowgrpo/shapes/model
 
-Three stages: the autoencoder on drawn scenes, the latents of a pool of scenes, then transformer and text encoders
-together by flow matching, in three passes. The model is imperfect on purpose: a share of its training captions describes
-another picture, as captions of the web do, and a larger share in the short second pass, so that what the first has taught
-is there but loosely followed: its pictures are clean, and alignment has something to do. Dropped captions make guidance
-work. Transformer and autoencoder are written as float16 safetensors, which diffusers loads as float32; the text encoders,
-which transformers loads as they are written, as float32. The transformer's step is compiled, so the script needs a C++
-compiler, and torch 2.9 for Muon; on two cores it takes some 47 minutes.
+It trains the autoencoder on drawn scenes, encodes a pool of scenes, then trains transformer and text encoders by flow
+matching in three passes. The model is imperfect on purpose: a share of captions describes another picture, most in the
+short second pass, so pictures are clean but follow prompts loosely, and alignment has something to do. Dropped captions
+enable guidance. Transformer and autoencoder are saved as float16 safetensors, which diffusers loads as float32; text
+encoders as float32, because transformers loads them as stored. It needs a C++ compiler and torch 2.9 (Muon), and takes
+some 47 minutes on two cores.
 """
-
-from __future__ import annotations
 
 import argparse
 import time
@@ -19,20 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from diffusers import (
-    AutoencoderKL,
-    FlowMatchEulerDiscreteScheduler,
-    SD3Transformer2DModel,
-    StableDiffusion3Pipeline,
-)
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModelWithProjection,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5EncoderModel,
-)
+from transformers import CLIPTextConfig, CLIPTextModelWithProjection, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 from flowgrpo.data.generators.scenes import arrange, captions, draw, every_caption, is_held_out
 from rewards.shapes import COLOURS, COUNTS, RELATIONS, SHAPES, shapes
@@ -48,7 +34,7 @@ DROPPED_CAPTIONS = 0.1
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A word-level tokenizer of the caption language, padded to `TEXT_TOKENS`."""
+    """Return a word-level tokenizer of the caption language, padded to `TEXT_TOKENS`."""
     words = ["<pad>", "<start>", "<end>", "<unknown>", "and", *COUNTS, *COLOURS]
     words += [form for shape in SHAPES for form in (shape, shape + "s")]
     words += sorted({word for relation in RELATIONS for word in relation.split()})
@@ -57,20 +43,14 @@ def tokenizer() -> PreTrainedTokenizerFast:
     inner.post_processor = processors.TemplateProcessing(
         single="<start> $A <end>", special_tokens=[("<start>", 1), ("<end>", 2)]
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        pad_token="<pad>",
-        bos_token="<start>",
-        eos_token="<end>",
-        unk_token="<unknown>",
-        model_max_length=TEXT_TOKENS,
-    )
+    names = {"pad_token": "<pad>", "bos_token": "<start>", "eos_token": "<end>", "unk_token": "<unknown>"}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, **names, model_max_length=TEXT_TOKENS)
 
 
 def silent_t5() -> tuple[T5EncoderModel, PreTrainedTokenizerFast]:
-    """A T5 without layers that reads nothing and says zeros, which is what the pipeline has in the place of an absent T5.
+    """Return a T5 without layers that outputs zeros, as the pipeline does without T5.
 
-    Without one `from_pretrained` would have to be told that there is none, for it takes text_encoder_3 to be required.
+    `from_pretrained` requires text_encoder_3 unless told otherwise.
     """
     sizes = {"d_model": 2 * TEXT_WIDTH, "d_kv": 1, "d_ff": 1, "num_heads": 1, "num_layers": 0}
     model = T5EncoderModel(T5Config(vocab_size=2, **sizes, pad_token_id=0, eos_token_id=1))
@@ -83,7 +63,7 @@ def silent_t5() -> tuple[T5EncoderModel, PreTrainedTokenizerFast]:
 
 
 def build() -> StableDiffusion3Pipeline:
-    """The untrained pipeline: two CLIP text encoders, a silent T5, an f = 4 autoencoder and a 4-layer SD3 transformer."""
+    """Return the untrained pipeline: two CLIP text encoders, a silent T5, an f = 4 autoencoder and a 4-layer transformer."""
     words = tokenizer()
     t5, nothing = silent_t5()
     text = CLIPTextConfig(
@@ -133,7 +113,7 @@ def build() -> StableDiffusion3Pipeline:
 
 
 def scenes(count: int, rng: np.random.Generator) -> tuple[torch.Tensor, list[str]]:
-    """Random pictures (count, 3, 64, 64) in [-1, 1] of captions that are not held out, with their captions."""
+    """Return random pictures (count, 3, 64, 64) in [-1, 1] with their captions, none of them held out."""
     allowed = [caption for caption in every_caption() if not is_held_out(caption)]
     chosen = [allowed[i] for i in rng.integers(0, len(allowed), count)]
     return torch.from_numpy(np.stack([draw(arrange(caption, rng)) for caption in chosen])) * 2 - 1, chosen
@@ -143,12 +123,8 @@ def optimise(optimizers: list[torch.optim.Optimizer], steps: int, loss, name: st
     """Minimise `loss()` with a short warm-up and a cosine decay of every optimizer's rate, reporting as it goes."""
     warm = min(100, steps // 10 + 1)
     parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-    schedules = [
-        torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda i: min((i + 1) / warm, 0.5 * (1 + np.cos(np.pi * i / steps)) + 0.01)
-        )
-        for optimizer in optimizers
-    ]
+    factor = lambda i: min((i + 1) / warm, 0.5 * (1 + np.cos(np.pi * i / steps)) + 0.01)  # noqa: E731
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, factor) for optimizer in optimizers]
     started, mean = time.time(), 0.0
     for step in range(1, steps + 1):
         value = loss()
@@ -170,7 +146,7 @@ def adamw(parameters: list[torch.nn.Parameter], rate: float) -> torch.optim.Opti
 
 
 def train_autoencoder(vae: AutoencoderKL, steps: int, rng: np.random.Generator) -> None:
-    """Absolute plus squared error with a small pull to a unit Gaussian."""
+    """Minimise absolute plus squared error and a small KL to a unit Gaussian."""
 
     def loss() -> torch.Tensor:
         images, _ = scenes(16, rng)
@@ -183,7 +159,7 @@ def train_autoencoder(vae: AutoencoderKL, steps: int, rng: np.random.Generator) 
 
 @torch.no_grad()
 def make_pool(vae: AutoencoderKL, count: int, rng: np.random.Generator) -> tuple[torch.Tensor, list[str]]:
-    """Latents (count, 4, 16, 16) of unit scale, and their captions; sets the autoencoder's scale and shift."""
+    """Return latents (count, 4, 16, 16) of unit scale with captions; set the autoencoder's scale and shift."""
     batches = [scenes(200, rng) for _ in range(count // 200)]
     latents = torch.cat([vae.encode(images).latent_dist.mean for images, _ in batches])
     vae.register_to_config(shift_factor=latents.mean().item(), scaling_factor=1 / latents.std().item())
@@ -242,22 +218,17 @@ def train_flow(
 
 @torch.no_grad()
 def held_out_reward(pipe: StableDiffusion3Pipeline, **call) -> float:
-    """Mean `shapes` reward of the 256 held-out captions, one fixed seed each, 10 ODE steps without guidance."""
+    """Return the mean `shapes` reward of the 256 held-out captions: fixed seeds, 10 ODE steps, no guidance."""
     pipe.set_progress_bar_config(disable=True)
     prompts = captions("eval")
     call = {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64, **call}
-    images = pipe(
-        prompts,
-        generator=[torch.Generator().manual_seed(i) for i in range(len(prompts))],
-        max_sequence_length=T5_TOKENS,
-        output_type="pt",
-        **call,
-    ).images
+    generators = [torch.Generator().manual_seed(i) for i in range(len(prompts))]
+    images = pipe(prompts, generator=generators, max_sequence_length=T5_TOKENS, output_type="pt", **call).images
     return float(np.mean(shapes(images, prompts)))
 
 
 def save(pipe: StableDiffusion3Pipeline, out: Path) -> None:
-    """Write every number in half precision, of the text encoders in the form of float32; see the top of this file."""
+    """Save in half precision, text encoders as float32."""
     pipe.to(torch.float16)
     for encoder in (pipe.text_encoder, pipe.text_encoder_2, pipe.text_encoder_3):
         encoder.float()
@@ -265,7 +236,7 @@ def save(pipe: StableDiffusion3Pipeline, out: Path) -> None:
 
 
 def main() -> None:
-    """Train, save, load again and report."""
+    """Train, save, reload and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--autoencoder-steps", type=int, default=1500)

@@ -1,10 +1,7 @@
-"""What the site of docs/ has beside docs/: README.md as its home, CONTRIBUTING.md, and the source files that pages link to.
+"""MkDocs hook (see mkdocs.yml): add README.md, CONTRIBUTING.md and linked source files to the site.
 
-A hook of MkDocs, named in mkdocs.yml. A link of a page is written for the repository, where README.md lies above docs/; here
-it is turned to where its target lies in the site.
+Links are written for the repository, where README.md is above docs/; the hook rewrites them for the site.
 """
-
-from __future__ import annotations
 
 import os
 import re
@@ -20,25 +17,21 @@ LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 
 
 def place(file: str) -> str:
-    """Where a file of the repository lies in the site's sources."""
+    """Return the path of a repository file in the site's sources."""
     if file in TEXTS:
         return TEXTS[file]
     return file.removeprefix("docs/") if file.startswith("docs/") else f"source/{file}.md"
 
 
-def origin(page: str) -> str:
-    """The file of the repository that a page of the site is; the inverse of `place` for pages of text."""
-    return {page: file for file, page in TEXTS.items()}.get(page, f"docs/{page}")
-
-
 def target(page: str, link: str) -> str | None:
-    """The file of the repository that a page's link leads to, or None if there is none."""
-    found = os.path.normpath(PurePosixPath(origin(page)).parent / link)
+    """Return the repository file that a page's link leads to, if any."""
+    origin = {page: file for file, page in TEXTS.items()}.get(page, f"docs/{page}")  # the inverse of `place`
+    found = os.path.normpath(PurePosixPath(origin).parent / link)
     return found if (ROOT / found).is_file() else None
 
 
-def turned(text: str, page: str) -> str:
-    """The text of a page with its links turned to the places of their targets in the site."""
+def rewrite_links(text: str, page: str) -> str:
+    """Return a page's text with links rewritten for the site."""
 
     def link(match: re.Match[str]) -> str:
         file = target(page, match[1])
@@ -50,14 +43,14 @@ def turned(text: str, page: str) -> str:
 
 
 def source(file: str) -> str:
-    """The page of a source file, which the search leaves out."""
+    """Return the page of a source file, excluded from search."""
     path = ROOT / file
     language = LANGUAGES.get(path.suffix, "text")
     return f"---\nsearch: {{exclude: true}}\n---\n# {file}\n\n``````{language}\n{path.read_text()}``````\n"
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the texts beside docs/, then the source files that any page links to."""
+    """Add README.md, CONTRIBUTING.md and all linked source files."""
     for file, page in TEXTS.items():
         files.append(File.generated(config, page, content=(ROOT / file).read_text()))
     pages = [file for file in files if file.is_documentation_page()]
@@ -70,5 +63,5 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Turn the links of a page, but of one that is a source file."""
-    return markdown if page.file.src_uri.startswith("source/") else turned(markdown, page.file.src_uri)
+    """Rewrite the links of a page, except on source pages."""
+    return markdown if page.file.src_uri.startswith("source/") else rewrite_links(markdown, page.file.src_uri)

@@ -1,15 +1,12 @@
-"""Kill very small runs at random moments, damage their checkpoints, and compare what resumes leave with undisturbed runs.
+"""Kill very small runs at random moments, damage their checkpoints, and compare resumed runs with undisturbed ones.
 
     python scripts/soak.py [--seed 0] [--cases 40 | --minutes M] [--only N]
 
-Each case is a run of the real command, in one process or two, which is ended some times (SIGKILL of one process, of the
-launcher or of all, SIGTERM, SIGINT) and some files of whose checkpoints are changed, cut off or deleted. It must come to the
-same weights, optimizer, generators, metrics and samples, to the bit, or be refused in one sentence with nothing changed.
-Prints a table; exit status 1, with the seed and the steps, if anything else happens. The cases are in tests/soaking;
-docs/reliability.md has the figures.
+A case runs the real command in one or two processes, ends it several times (SIGKILL of one process, of the launcher or
+of all, SIGTERM, SIGINT), and changes, truncates or deletes checkpoint files. The result must be bitwise equal in
+weights, optimizer, generators, metrics and samples, or be refused in one sentence with nothing changed. Prints a table;
+exit status 1, with seed and steps, otherwise. The cases are in tests/soaking; docs/reliability.md has the figures.
 """
-
-from __future__ import annotations
 
 import argparse
 import itertools
@@ -28,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, help="how many; 40 unless minutes are given")
@@ -38,16 +35,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     from soaking import runner
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it, and so would its runs
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs and their children ignore it
     count = options.cases or (40 if math.isinf(options.minutes) else None)
     numbers = itertools.islice(itertools.count(options.first), count) if options.only is None else iter([options.only])
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         found = runner.run(
-            options.seed,
-            Path(folder),
-            lambda words: print(words, flush=True),
-            numbers=numbers,
-            minutes=options.minutes,
+            options.seed, Path(folder), lambda words: print(words, flush=True), numbers=numbers, minutes=options.minutes
         )
     print(runner.table(found))
     return 1 if any(case.failure for case in found) else 0

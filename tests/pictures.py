@@ -2,6 +2,7 @@
 
 import tiny
 from opened import Opened
+from opened import Opened
 
 from flowgrpo import config
 from flowgrpo.data.prompts import Prompt

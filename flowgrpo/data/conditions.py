@@ -1,4 +1,4 @@
-"""Conditions: files named in prompt rows, as what a pipeline takes for its `image`, `video`, `audio` and the like."""
+"""Conditions: load files named in prompt rows as pipeline inputs `image`, `video`, `audio` and so on."""
 
 from __future__ import annotations
 
@@ -15,29 +15,27 @@ from flowgrpo.errors import InputError
 from rewards.files import media, suffixes
 
 KINDS = ", ".join(suffixes.MEDIA)
-# What pipelines mostly call their conditions.
+# Usual names of pipelines' conditions.
 COLUMNS = ("image", "images", "control_image", "last_image", "mask_image", "video", "audio")
-FILES_KEPT = 64  # decoded files held in memory
+FILES_KEPT = 64  # cache of decoded files
 
 
 def is_file_name(value: Any) -> bool:
-    """Whether a value of a row names a picture, a video or a sound."""
+    """Return whether a value names a picture, a video or a sound."""
     return isinstance(value, str) and suffixes.suffix_of(value) in suffixes.MEDIA
 
 
 def resolved(value: Any, folder: Path) -> Any:
-    """A value of a row, with names of files that are there made absolute: they are relative to the prompt file's folder."""
+    """Make existing file names in a value absolute; they are relative to `folder`."""
     if isinstance(value, list):
         return [resolved(item, folder) for item in value]
     return str((folder / value).resolve()) if is_file_name(value) and os.path.isfile(folder / value) else value
 
 
 def loaded(value: Any) -> Any:
-    """A value of a row as a pipeline takes it.
+    """Load a file named in a row: a PIL image (RGB), a list of them (video), or float32 (channels, samples) in [-1, 1].
 
-    Returns:
-        for the name of a picture an RGB `PIL.Image`; of a video a list of them; of a sound float32 (channels, samples) in
-        [-1, 1], at its own rate; for a list of names a list of those; anything else as it is.
+    Lists are loaded by item, and other values returned unchanged.
     """
     if isinstance(value, list):
         return [loaded(item) for item in value]
@@ -45,14 +43,7 @@ def loaded(value: Any) -> Any:
 
 
 def check(columns: Iterable[Mapping[str, Any]], taken: Collection[str], key: str) -> None:
-    """Open every file named in the columns that the pipeline takes.
-
-    Args:
-        key: the place named in errors.
-
-    Raises:
-        InputError: one is missing or cannot be read, or a text is in the place of a condition and names no such file.
-    """
+    """Open every file named in columns that the pipeline takes. Raises InputError if one is missing or unreadable."""
     given = [(name, value) for row in columns for name, value in row.items() if name in taken]
     values = [(name, one) for name, value in given for one in (value if isinstance(value, list) else [value])]
     for column, value in dict.fromkeys((n, v) for n, v in values if n in COLUMNS and isinstance(v, str)):
@@ -82,7 +73,7 @@ def _read(name: str) -> Any:
 def _sound(name: str) -> torch.Tensor:
     _, samples = media.sound(name)
     values = np.atleast_2d(samples.T).astype(np.float32)
-    if samples.dtype == np.uint8:  # 8-bit sounds have their zero at 128
+    if samples.dtype == np.uint8:  # 8-bit zero is 128
         values = (values - 128) / 128
     elif np.issubdtype(samples.dtype, np.integer):
         values /= -float(np.iinfo(samples.dtype).min)

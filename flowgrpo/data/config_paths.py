@@ -1,7 +1,7 @@
-"""Paths that a config names: prompt files, folders of corpora, a model's folder, a LoRA, files of code.
+"""Paths in a config: prompt files, corpora, models, LoRAs and code.
 
-In a config file they are looked for beside it first, then in the current folder; on the command line, and in a built-in
-config, in the current folder only.
+Paths of a config file are searched beside it first, then in the current folder; those of the command line and of
+built-in configs in the current folder only.
 """
 
 from __future__ import annotations
@@ -21,59 +21,48 @@ from flowgrpo.schema.sections import Prompts
 _CODE = re.compile(r"(?P<path>(?!https?://).+\.py)(?P<after>:\w+)?")
 _PROMPT_FILES = (".txt", *tables.SUFFIXES)
 _FOLDERS = ("model.path", "model.lora.path", "model.merge", "prompts.folder", "data.groups")
-_CODES = ("algorithm.tree.function",)
+_TREE = "algorithm.tree.function"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
-    """A path in a configuration: `holder[key]` is `before`, `path` and `after` put together.
+    """A path in a configuration: `holder[key]` is `before + path + after`."""
 
-    Attributes:
-        place: the key with dots, as errors name it.
-        sure: whether it cannot be anything else, such as the id of a model on the hub.
-    """
-
-    place: str
+    place: str  # dotted key for errors
     holder: Any
     key: str | int
     path: str
     before: str = ""
     after: str = ""
-    sure: bool = True
+    sure: bool = True  # whether it is certainly a path, not e.g. a hub id
 
 
 def paths(written: Mapping[str, Any]) -> Iterator[Named]:
-    """The paths in a configuration, a plain map that need not be valid."""
+    """Yield the paths in a configuration, given as a map that need not be valid."""
     for split in ("train", "eval"):
         yield from _prompts(written, f"prompts.{split}")
     for place in _FOLDERS:
         holder, key = _holder(written, place)
-        if isinstance(holder.get(key), dict):  # a path for each network, of a LoRA
+        if isinstance(holder.get(key), dict):  # LoRA paths by network
             for network in holder[key]:
                 yield from _folder(holder[key], network, f"{place}.{network}")
         else:
             yield from _folder(holder, key, place)
-    for place in _CODES:
-        yield from _code(*_holder(written, place), place)
+    yield from _code(*_holder(written, _TREE), _TREE)
     for section in ("rewards", "eval_rewards"):
         uses = written.get(section)
-        if isinstance(uses, list):
-            for i, use in enumerate(uses):
-                yield from (
-                    _code(use, "use", f"{section}.{i}.use")
-                    if isinstance(use, dict)
-                    else _code(uses, i, f"{section}.{i}")
-                )
+        if isinstance(uses, dict):
+            yield from _code(uses, "use", section)
+        elif not isinstance(uses, list):
+            yield from _code(written, section, section)
         else:
-            yield from _code(uses, "use", section) if isinstance(uses, dict) else _code(written, section, section)
+            for i, use in enumerate(uses):
+                place = f"{section}.{i}"
+                yield from _code(use, "use", f"{place}.use") if isinstance(use, dict) else _code(uses, i, place)
 
 
 def resolve(written: dict[str, Any], folder: Path) -> list[Named]:
-    """Put the paths that lie in a folder in place of those that are relative to it; the map is changed.
-
-    Returns:
-        the paths that must be somewhere, and are neither in that folder nor in the current one.
-    """
+    """Make relative paths that exist in `folder` point there, in place; return those found neither there nor in the cwd."""
     if folder.resolve() == Path.cwd():
         return []
     missing = []
@@ -90,11 +79,7 @@ def resolve(written: dict[str, Any], folder: Path) -> list[Named]:
 
 
 def check_found(written: Mapping[str, Any], missing: list[Named], folder: Path) -> None:
-    """Refuse what `resolve` found nowhere and is still written.
-
-    Raises:
-        InputError: a path of the config file is neither beside it nor in the current folder.
-    """
+    """Raise InputError for a path that `resolve` did not find, unless an override replaced it."""
     still = {(named.place, named.path) for named in paths(written)}
     for named in missing:
         if (named.place, named.path) in still:
@@ -105,7 +90,7 @@ def check_found(written: Mapping[str, Any], missing: list[Named], folder: Path) 
 
 
 def absolute(written: dict[str, Any]) -> dict[str, Any]:
-    """Make the paths that are there absolute; the map is changed, and returned."""
+    """Make existing paths absolute, in place; return the map."""
     for named in list(paths(written)):
         if os.path.exists(named.path):
             named.holder[named.key] = f"{named.before}{Path(named.path).resolve()}{named.after}"
@@ -113,7 +98,7 @@ def absolute(written: dict[str, Any]) -> dict[str, Any]:
 
 
 def _holder(written: Any, place: str) -> tuple[dict[str, Any], str]:
-    """The map that a dotted key is in, an empty one if it is in none, and its last part."""
+    """Return the map that contains a dotted key (empty if missing) and the key's last part."""
     *sections, key = place.split(".")
     for section in sections:
         written = written.get(section) if isinstance(written, dict) else None
@@ -121,10 +106,10 @@ def _holder(written: Any, place: str) -> tuple[dict[str, Any], str]:
 
 
 def _write_default_folder(written: Mapping[str, Any], folder: Path) -> None:
-    """Write the default of `prompts.folder` where a corpus that is asked for lies in that folder beside the config."""
+    """Set `prompts.folder` to its default if that folder beside the config holds the requested corpus."""
     prompts, _ = _holder(written, "prompts.folder")
-    asked = [prompts.get(split) for split in ("train", "eval")]
-    names = [source.partition(":")[0] for source in asked if isinstance(source, str) and corpora.is_corpus(source)]
+    sources = [prompts.get(split) for split in ("train", "eval")]
+    names = [source.partition(":")[0] for source in sources if isinstance(source, str) and corpora.is_corpus(source)]
     default = Prompts.model_fields["folder"].default
     if any((folder / default / name).exists() for name in names):
         prompts.setdefault("folder", default)
@@ -142,14 +127,12 @@ def _prompts(written: Mapping[str, Any], place: str) -> Iterator[Named]:
     if not isinstance(source, str) or hub.is_dataset(source) or Path(source).suffix not in _PROMPT_FILES:
         return
     name, _, path = source.partition(":")
-    if corpora.is_corpus(source):
-        yield Named(place=place, holder=holder, key=key, path=path, before=f"{name}:")
-    else:
-        yield Named(place=place, holder=holder, key=key, path=source)
+    before, path = (f"{name}:", path) if corpora.is_corpus(source) else ("", source)
+    yield Named(place=place, holder=holder, key=key, path=path, before=before)
 
 
 def _code(holder: Any, key: str | int, place: str) -> Iterator[Named]:
     use = holder.get(key) if isinstance(holder, Mapping) else holder[key]
-    found = _CODE.fullmatch(use) if isinstance(use, str) else None
-    if found:
-        yield Named(place=place, holder=holder, key=key, path=found["path"], after=found["after"] or "")
+    match = _CODE.fullmatch(use) if isinstance(use, str) else None
+    if match:
+        yield Named(place=place, holder=holder, key=key, path=match["path"], after=match["after"] or "")

@@ -1,16 +1,16 @@
-"""Corpora that a user has a copy of, in their original columns.
+"""Corpora that a user has a copy of, read in their original columns.
 
     gsm8k       GSM8K (2110.14168)          train, test
     math        MATH (2103.03874)           train, test
     geneval     GenEval (2310.11513)        evaluation; train, test: Flow-GRPO's files in that format
-    pickapic    Pick-a-Pic (2305.01569)     train, validation(_unique), test(_unique): the distinct prompts alone
+    pickapic    Pick-a-Pic (2305.01569)     train, validation(_unique), test(_unique): distinct prompts only
     drawbench   DrawBench (2205.11487)      test
 
-`gsm8k:train` and the like are looked for in a folder of that name, in the layouts that the corpora are given out in;
-`gsm8k:some/file.jsonl` is that file, .jsonl, .csv or .parquet.
+`gsm8k:train` is searched in a folder `gsm8k`, in the layouts of the published corpora; `gsm8k:some/file.jsonl` is that
+.jsonl, .csv or .parquet file.
 
-A row of GSM8K and MATH has the columns `prompt`, the question; `answer`, the final answer alone, for the rewards;
-`completion`, the worked solution up to its final answer, for hints (IGPO), None without one; and further columns.
+Rows of GSM8K and MATH have the columns `prompt` (question), `answer` (final answer only, for rewards), `completion`
+(worked solution before the final answer, for IGPO's hints; or None) and further ones.
 """
 
 from __future__ import annotations
@@ -26,15 +26,11 @@ from flowgrpo.errors import InputError
 from rewards.base import nearest
 from rewards.texts import latex
 
-_CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's notes for a calculator, as in 6 * 7 = <<6*7=42>>42
+_CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator annotations, as in 6 * 7 = <<6*7=42>>42
 
 
-def grade_school(row: Row, place: str) -> Row:
-    """A row of GSM8K (`question`, and `answer` with the number after ####) as a prompt row.
-
-    Raises:
-        InputError: a column is missing, or the answer has no ####.
-    """
+def convert_gsm8k(row: Row, place: str) -> Row:
+    """Convert a row of GSM8K: `question`, and `answer` ending in #### and the number, or raise InputError."""
     question, worked = tables.text(row, "question", place), tables.text(row, "answer", place)
     solution, mark, answer = worked.rpartition("####")
     if not mark:
@@ -43,12 +39,8 @@ def grade_school(row: Row, place: str) -> Row:
     return _joined(row, "question", question=question, answer=answer, completion=completion)
 
 
-def competition(row: Row, place: str) -> Row:
-    r"""A row of MATH (`problem`, and `solution` with the answer in \boxed; MATH-500 has it in `answer`) as a prompt row.
-
-    Raises:
-        InputError: a column is missing, or nothing has the answer.
-    """
+def convert_math(row: Row, place: str) -> Row:
+    r"""Convert a row of MATH: `problem`, and `solution` with a \boxed answer (MATH-500: `answer`), or raise InputError."""
     problem = tables.text(row, "problem", place)
     if row.get("answer") is not None:
         solution, answer = row.get("solution"), tables.text(row, "answer", place)
@@ -57,13 +49,8 @@ def competition(row: Row, place: str) -> Row:
         answer = latex.last_boxed(solution)
     if not answer:
         raise InputError(f"{place}: the solution has no \\boxed answer, and there is no column answer")
-    return _joined(
-        row,
-        "problem",
-        question=problem,
-        answer=answer,
-        completion=solution and re.split(r"\\(?:boxed|fbox)", solution)[0].strip(),
-    )
+    completion = solution and re.split(r"\\(?:boxed|fbox)", solution)[0].strip()
+    return _joined(row, "problem", question=problem, answer=answer, completion=completion)
 
 
 def _joined(row: Row, asked: str, *, question: str, answer: str, completion: str | None) -> Row:
@@ -71,41 +58,29 @@ def _joined(row: Row, asked: str, *, question: str, answer: str, completion: str
     return {"prompt": question.strip(), **further, "answer": answer.strip(), "completion": completion or None}
 
 
-def objects(row: Row, place: str) -> Row:
-    """A row of GenEval's metadata, `prompt` with `tag`, `include` and perhaps `exclude`.
-
-    Raises:
-        InputError: there is no prompt, or `include` is not a list.
-    """
+def convert_geneval(row: Row, place: str) -> Row:
+    """Convert a row of GenEval's metadata: `prompt`, `tag`, `include` and perhaps `exclude`, or raise InputError."""
     if not isinstance(row.get("include"), list):
         raise InputError(f"{place}: include is {row.get('include')!r}, GenEval's is a list of objects")
     return {"prompt": tables.text(row, "prompt", place), **row}
 
 
-def preferred(row: Row, place: str) -> Row:
-    """The prompt of a row of Pick-a-Pic, its `caption`.
-
-    Raises:
-        InputError: there is none.
-    """
+def convert_pickapic(row: Row, place: str) -> Row:
+    """Convert a row of Pick-a-Pic: its `caption` is the prompt. Raises InputError if there is none."""
     return {"prompt": tables.text(row, "caption", place).strip()}
 
 
-def drawn(row: Row, place: str) -> Row:
-    """A row of DrawBench (`Prompts` and `Category`, whatever their capitals) as a prompt row with `category`.
-
-    Raises:
-        InputError: there is no such column.
-    """
+def convert_drawbench(row: Row, place: str) -> Row:
+    """Convert a row of DrawBench: `Prompts` and `Category`, in any case, or raise InputError."""
     lower = {name.lower(): cell for name, cell in row.items()}
     return {"prompt": tables.text(lower, "prompts", place).strip(), "category": lower.get("category")}
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus: where it is to be had, where its files lie in a copy (the first pattern that is met), how a row is read.
+    """A corpus: hub id, file patterns (the first match is used), and row conversion.
 
-    Of a .parquet file only `columns` are read, None: all; of rows with the same prompt one counts if `distinct`.
+    `columns` limits what is read of .parquet files; `distinct` drops repeated prompts.
     """
 
     home: str
@@ -120,33 +95,31 @@ class Corpus:
 _ANYWHERE = ("{split}.jsonl", "{split}.csv", "{split}.parquet", "{split}-*.parquet")
 CORPORA = {
     "gsm8k": Corpus(
-        "openai/gsm8k",
-        (*_ANYWHERE, "main/{split}-*.parquet", "grade_school_math/data/{split}.jsonl"),
-        grade_school,
+        "openai/gsm8k", (*_ANYWHERE, "main/{split}-*.parquet", "grade_school_math/data/{split}.jsonl"), convert_gsm8k
     ),
     "math": Corpus(
         "EleutherAI/hendrycks_math",
-        (*_ANYWHERE, "data/{split}-*.parquet", "*/{split}-*.parquet"),  # the last is a folder for each subject
-        competition,
+        (*_ANYWHERE, "data/{split}-*.parquet", "*/{split}-*.parquet"),  # the last: a folder per subject
+        convert_math,
     ),
     "geneval": Corpus(
         "djghosh13/geneval",
         (*_ANYWHERE, "{split}_metadata.jsonl", "prompts/{split}_metadata.jsonl"),
-        objects,
+        convert_geneval,
         splits=("train", "test", "evaluation"),
     ),
     "pickapic": Corpus(
         "yuvalkirstain/pickapic_v1",
         (*_ANYWHERE, "data/{split}-*.parquet"),
-        preferred,
+        convert_pickapic,
         splits=("train", "validation", "validation_unique", "test", "test_unique"),
         columns=("caption",),
         distinct=True,
     ),
     "drawbench": Corpus(
         "sayakpaul/drawbench",
-        (*_ANYWHERE, "*.csv", "*.parquet", "data/*.parquet"),  # it has one split, whatever its file is called
-        drawn,
+        (*_ANYWHERE, "*.csv", "*.parquet", "data/*.parquet"),  # one split, any file name
+        convert_drawbench,
         splits=("test",),
     ),
 }
@@ -154,20 +127,17 @@ NAMES = tuple(f"{name}:{split}" for name, corpus in CORPORA.items() for split in
 
 
 def is_corpus(source: str) -> bool:
-    """Whether a source of prompts is of a corpus: its name and a colon."""
+    """Return whether a source of prompts is the name of a corpus and a colon."""
     return source.partition(":")[0] in CORPORA and ":" in source
 
 
 def load(source: str, folder: str, key: str) -> list[Row]:
-    """The prompt rows of a corpus.
+    """Return the prompt rows of a corpus. Raises InputError if there is no such split or file, or a row is malformed.
 
     Args:
-        source: its name, a colon, and a split or a file.
-        folder: where a split is looked for, in a folder with the name of the corpus.
-        key: the place named in errors.
-
-    Raises:
-        InputError: there is no such split or file, or a row of it is wrong.
+        source: corpus, colon, and a split or a file.
+        folder: holds a folder for each corpus.
+        key: the setting named in errors.
     """
     corpus = CORPORA[source.partition(":")[0]]
     read = files(source, folder, key)
@@ -176,29 +146,25 @@ def load(source: str, folder: str, key: str) -> list[Row]:
 
 
 def files(source: str, folder: str, key: str) -> list[Path]:
-    """The files that a corpus is read from; arguments and errors as of `load`."""
-    name, _, part = source.partition(":")
-    found = [Path(part)] if Path(part).suffix in tables.SUFFIXES else _files(source, Path(folder) / name, key)
-    for file in found:
-        if not file.is_file():
-            raise InputError(f"{key}: there is no file {file}")
-    return found
-
-
-def _files(source: str, folder: Path, key: str) -> list[Path]:
+    """Return the files of a corpus; arguments and errors as `load`."""
     name, _, split = source.partition(":")
-    corpus = CORPORA[name]
-    if split not in corpus.splits:
+    corpus, copy = CORPORA[name], Path(folder) / name
+    if Path(split).suffix in tables.SUFFIXES:
+        paths = [Path(split)]
+    elif split in corpus.splits:
+        paths = next(filter(None, (sorted(copy.glob(pattern.format(split=split))) for pattern in corpus.patterns)), [])
+    else:
         *others, last = tables.SUFFIXES
         raise InputError(
             f"{key}: {source} is neither a split of {name} nor a {', '.join(others)} or {last} file, "
             f"{nearest(source, NAMES)}"
         )
-    for pattern in corpus.patterns:
-        files = sorted(folder.glob(pattern.format(split=split)))
-        if files:
-            return files
-    raise InputError(
-        f"{key}: {source} looks in {folder} for {split}.jsonl or a copy of {corpus.home} (its files), and there is "
-        f"none; put it there, set prompts.folder, or name the file, {name}:path/to/{split}.jsonl"
-    )
+    if not paths:
+        raise InputError(
+            f"{key}: {source} looks in {copy} for {split}.jsonl or a copy of {corpus.home} (its files), and there is "
+            f"none; put it there, set prompts.folder, or name the file, {name}:path/to/{split}.jsonl"
+        )
+    for file in paths:
+        if not file.is_file():
+            raise InputError(f"{key}: there is no file {file}")
+    return paths

@@ -1,4 +1,4 @@
-"""The embedded models: names that mean a model which comes with this package."""
+"""Embedded models: names of models in this package."""
 
 from __future__ import annotations
 
@@ -13,39 +13,30 @@ Kind = Literal["flow", "mdlm"]
 
 @dataclass(frozen=True)
 class Embedded:
-    """An embedded model.
-
-    Attributes:
-        kind: of a run that trains it.
-        folder: where its files are.
-        call: default arguments of a pipeline's call.
-    """
+    """An embedded model: its kind, its files, and default arguments of the pipeline's call."""
 
     kind: Kind
     folder: Path
     call: dict[str, Any] = field(default_factory=dict)
 
 
+SHAPES_CALL = {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64, "max_sequence_length": 1}
 EMBEDDED = {
-    "shapes": Embedded(
-        "flow",
-        PATH,
-        {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64, "max_sequence_length": 1},
-    ),
+    "shapes": Embedded("flow", PATH, SHAPES_CALL),
     "digits": Embedded("mdlm", Path(__file__).parents[1] / "mdlm" / "digits"),
 }
 
 
 def names(kind: Kind) -> list[str]:
-    """The embedded models of a kind."""
+    """Return the embedded models of a kind."""
     return [name for name, model in EMBEDDED.items() if model.kind == kind]
 
 
 def place_of(path: str) -> str:
-    """The folder of an embedded model; any other path as it is."""
+    """Return the folder of an embedded model, or any other path unchanged."""
     return str(EMBEDDED[path].folder) if path in EMBEDDED else path
 
 
 def call_of(path: str) -> dict[str, Any]:
-    """The default arguments of an embedded model's call; none of any other."""
+    """Return the default call of an embedded model; empty for other models."""
     return EMBEDDED[path].call if path in EMBEDDED else {}

@@ -1,4 +1,4 @@
-"""Datasets of the hub as sources of prompts: `hub:owner/name:split` or `hub:owner/name/config:split`, by `datasets`."""
+"""Prompts from datasets of the hub: `hub:owner/name:split` or `hub:owner/name/config:split`."""
 
 from __future__ import annotations
 
@@ -14,22 +14,15 @@ SOURCE = re.compile(r"hub:(?P<path>[^/:\s]+/[^/:\s]+)(/(?P<config>[^/:\s]+))?:(?
 
 
 def is_dataset(source: str) -> bool:
-    """Whether a source of prompts is a dataset of the hub."""
+    """Return whether a source of prompts is a dataset of the hub."""
     return source.startswith("hub:")
 
 
 def rows(source: str, key: str, needed: str) -> list[tuple[str, Row]]:
-    """The rows of a dataset's split, each with its place: the source, and the row from 1.
+    """Return the rows of a dataset's split, each with its place: the source and the row number from 1.
 
-    `datasets` downloads the split whole into its own cache. Columns of pictures, sounds, videos and bytes are left out here.
-
-    Args:
-        source: as in the first line of this file.
-        key: the place named in errors.
-        needed: a column that must not hold any of these.
-
-    Raises:
-        InputError: the name is written otherwise, `datasets` is not installed, or the dataset cannot be had.
+    The whole split is downloaded. Columns of pictures, sounds, videos and bytes are skipped; `needed` must not be one
+    of them. Raises InputError, naming `key`, if `datasets` or the dataset is not available.
     """
     named = SOURCE.fullmatch(source)
     if not named:
@@ -39,15 +32,15 @@ def rows(source: str, key: str, needed: str) -> list[tuple[str, Row]]:
     except ModuleNotFoundError:
         raise InputError(f"{key}: {source} needs the package datasets, pip install 'flowgrpo[hub]'") from None
     try:
-        found = datasets.load_dataset(named["path"], named["config"], split=named["split"])
-    except Exception as error:  # of the hub's libraries, which wrap each other's; or no such config or split
+        dataset = datasets.load_dataset(named["path"], named["config"], split=named["split"])
+    except Exception as error:  # hub libraries raise many types
         if is_out_of_memory(error):
             raise
         reason = hub.why(error, named["path"], f"set {key} to a file", dataset=True)
-        said = reason or f"cannot be had from the hub ({one_line(str(error))})"
-        raise InputError(f"{key}: {source} {said}") from error
+        reason = reason or f"cannot be had from the hub ({one_line(str(error))})"
+        raise InputError(f"{key}: {source} {reason}") from error
     media = (datasets.Image, datasets.Audio, datasets.Video)
-    if isinstance(found.features.get(needed), media) or "binary" in str(found.features.get(needed)):
-        raise InputError(f"{key}: the column {needed!r} of {source} holds {found.features[needed]}, not texts")
-    plain = [n for n, kind in found.features.items() if not isinstance(kind, media) and "binary" not in str(kind)]
-    return [(f"{source}:{number}", row) for number, row in enumerate(found.select_columns(plain), start=1)]
+    if isinstance(dataset.features.get(needed), media) or "binary" in str(dataset.features.get(needed)):
+        raise InputError(f"{key}: the column {needed!r} of {source} holds {dataset.features[needed]}, not texts")
+    plain = [n for n, kind in dataset.features.items() if not isinstance(kind, media) and "binary" not in str(kind)]
+    return [(f"{source}:{number}", row) for number, row in enumerate(dataset.select_columns(plain), start=1)]

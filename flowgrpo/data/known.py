@@ -1,4 +1,4 @@
-"""Models at the hub whose configs are known here, so that a plan needs no network."""
+"""Configs of known models of the hub, so that planning needs no network."""
 
 from __future__ import annotations
 
@@ -23,24 +23,20 @@ else:
 
 FILE = Path(__file__).parent / "known_models.yaml"
 TOKENIZERS = ("Tokenizer", "TokenizerFast")
-TOKEN = ".{1,3}"  # English has about four letters a token, so that a plan errs on the large side
+TOKEN = ".{1,3}"  # English has about four letters per token; plans should overestimate
 IMAGE, VIDEO, IMAGE_ID = "<|image_pad|>", "<|video_pad|>", 151655  # of Qwen2.5-VL
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 @cache
 def texts() -> dict[str, dict[str, Any]]:
-    """What the config.json of language models says, by hub id."""
+    """Return the config.json of known language models, by hub id."""
     return yaml.safe_load(FILE.read_text(encoding="utf-8"))["texts"]
 
 
 @contextmanager
 def text_folder(name: str) -> Iterator[str]:
-    """A folder with the config.json of a known language model; gone after the context.
-
-    Args:
-        name: hub id.
-    """
+    """Yield a temporary folder with the config.json of a known language model."""
     with TemporaryDirectory() as place:
         (Path(place) / "config.json").write_text(json.dumps(texts()[name]))
         yield place
@@ -48,17 +44,15 @@ def text_folder(name: str) -> Iterator[str]:
 
 @cache
 def models() -> dict[str, dict[str, Any]]:
-    """The pipelines by hub id: their class, and of each component its library, its class and its config."""
+    """Return the known pipelines by hub id: class, and library, class and config of each component."""
     return yaml.safe_load(FILE.read_text(encoding="utf-8"))["models"]
 
 
 @contextmanager
 def folder(name: str, *, with_tokenizers: bool = True) -> Iterator[str]:
-    """A folder with the configs of a known pipeline, as `save_pretrained` lays them out; gone after the context.
+    """Yield a temporary folder with the configs of a known pipeline, laid out as by `save_pretrained`.
 
-    Args:
-        name: hub id.
-        with_tokenizers: whether it has tokenizers, which know no words, only how many tokens a text of such a length has.
+    The tokenizers know no words, only the approximate number of tokens of a text.
     """
     known = dict(models()[name])
     index: dict[str, Any] = {"_class_name": known.pop("class")}
@@ -68,18 +62,18 @@ def folder(name: str, *, with_tokenizers: bool = True) -> Iterator[str]:
                 index[component] = value
                 continue
             library, kind, config = value
-            own = Path(place) / component
-            own.mkdir()
+            subfolder = Path(place) / component
+            subfolder.mkdir()
             if kind.endswith("Processor"):
                 if with_tokenizers:
-                    _processor().save_pretrained(own)
+                    _processor().save_pretrained(subfolder)
             elif kind.endswith(TOKENIZERS):
                 kind = "PreTrainedTokenizerFast"
                 if with_tokenizers:
-                    _tokenizer(**config).save_pretrained(own)
+                    _tokenizer(**config).save_pretrained(subfolder)
             else:
                 file = f"{component}_config.json" if component in ("scheduler", "guider") else "config.json"
-                (own / file).write_text(json.dumps(config))
+                (subfolder / file).write_text(json.dumps(config))
             index[component] = [library, kind]
         (Path(place) / "model_index.json").write_text(json.dumps(index))
         yield place
@@ -91,12 +85,12 @@ def _tokenizer(**options: Any) -> transformers.PreTrainedTokenizerFast:
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(TOKEN), "isolated")
     special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     more = {"additional_special_tokens": [IMAGE, VIDEO]}
-    made = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **special, **more, **options)
-    made.chat_template = TEMPLATE
-    return made
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **special, **more, **options)
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
 
 
 def _processor() -> transformers.ProcessorMixin:
-    """Qwen2-VL's, the only one of the pipelines here."""
+    """Return Qwen2-VL's processor, the only one used by these pipelines."""
     pictures, videos = transformers.Qwen2VLImageProcessor(), transformers.Qwen2VLVideoProcessor()
     return transformers.Qwen2VLProcessor(pictures, _tokenizer(), videos, chat_template=TEMPLATE)

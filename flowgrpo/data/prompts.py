@@ -1,10 +1,9 @@
-"""Prompts: where they are read from, and which ones an iteration trains on."""
+"""Prompts: their sources, and the order in which iterations take them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,9 @@ STEPS = "num_inference_steps"
 LONGEST_NUMBER = 1000  # characters; Python reads some 4,000 digits
 
 
-def _shapes(split: str) -> list[tables.Row]:
-    return [{"prompt": text} for text in scenes.captions(split)]
-
-
-SMALL: dict[str, Callable[[], list[tables.Row]]] = {  # made for the embedded models
-    **{f"shapes:{split}": partial(_shapes, split) for split in SPLITS},
-    **tasks.BUILT_IN,
-}
+SMALL: dict[str, Callable[[], list[tables.Row]]] = {  # for the embedded models
+    f"shapes:{split}": lambda split=split: [{"prompt": text} for text in scenes.captions(split)] for split in SPLITS
+} | tasks.BUILT_IN
 BUILT_IN = SMALL | compositions.BUILT_IN | writing.BUILT_IN | moves.BUILT_IN | sounds.BUILT_IN
 
 
@@ -40,28 +34,23 @@ class Prompt:
 
 
 def load_split(section: Prompts, split: str) -> list[Prompt]:
-    """The prompts of a config's section for a split, `train` or `eval`; raises as `load` does."""
+    """Return the prompts of a split, `train` or `eval`, of a config; raises as `load`."""
     return load(getattr(section, split), f"prompts.{split}", **section.load_options)
 
 
 def load(
     source: str, key: str = "prompts", *, column: str = "prompt", folder: str = "data", template: str | None = None
 ) -> list[Prompt]:
-    """Prompts of a built-in set, a corpus, a hub dataset (hub:owner/name:split), a .txt file (one per line) or a table.
+    """Return the prompts of a built-in set, a corpus, a hub dataset (hub:owner/name:split), a .txt file or a table.
 
-    A table is a file in one of `tables.SUFFIXES`, with a column of prompts and any further columns.
-
-    A column that a row of the file lacks is None there. Empty lines are skipped. Names of pictures, videos and sounds become
-    absolute paths; they are relative to the file.
+    Missing columns of a row are None, and empty lines are skipped. File names of pictures, videos and sounds are
+    relative to the table and become absolute. Raises InputError if there is no such source, or a line is malformed.
 
     Args:
-        key: the place named in errors.
-        column: the one of a table or of a hub dataset that holds the prompts.
-        folder: where copies of corpora are; see `flowgrpo.data.corpora`.
-        template: the name of one, into which every prompt is put; see `flowgrpo.data.generators.templates`.
-
-    Raises:
-        InputError: there is no such source, or a line of it is wrong.
+        key: the setting named in errors.
+        column: the prompt's column in a table or hub dataset.
+        folder: of corpora; see `flowgrpo.data.corpora`.
+        template: a name in `flowgrpo.data.generators.templates`, applied to every prompt.
     """
     prompts = [
         Prompt(templates.apply(template, row["prompt"]), {k: _cell(k, v) for k, v in row.items() if k != "prompt"})
@@ -73,21 +62,21 @@ def load(
 
 
 def _cell(name: str, cell: Any) -> Any:
-    """A cell as a row has it: a number of steps, which some tables can only hold as a text, is a number."""
+    """Convert a number of steps, which some tables hold as text."""
     is_number = name == STEPS and isinstance(cell, str) and cell.strip().isdecimal() and len(cell) < LONGEST_NUMBER
     return int(cell) if is_number else cell
 
 
 def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row]:
-    """The rows of a source, all with the same columns."""
+    """Return the rows of a source, all with the same columns."""
     if source in BUILT_IN:
         return BUILT_IN[source]()
     if source in edits.NAMES:
         return edits.load(source, folder, key)
     if corpora.is_corpus(source):
-        return _filled(corpora.load(source, folder, key))
+        return _fill_missing_columns(corpora.load(source, folder, key))
     if hub.is_dataset(source):
-        return _filled([_asking(row, column, place) for place, row in hub.rows(source, key, column)])
+        return _with_prompt_column(hub.rows(source, key, column), column)
     path = Path(source)
     if not path.is_file():
         files = (str(p) for p in path.parent.glob("[!.]*") if p.suffix.lower() in (".txt", *tables.SUFFIXES))
@@ -103,31 +92,33 @@ def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row
         )
     return [
         {name: cell if name == "prompt" else conditions.resolved(cell, path.parent) for name, cell in row.items()}
-        for row in _filled([_asking(row, column, place) for place, row in tables.rows(path, key, needed=column)])
+        for row in _with_prompt_column(tables.rows(path, key, needed=column), column)
     ]
 
 
-def _asking(row: tables.Row, column: str, place: str) -> tables.Row:
-    """A row of a table with its column of prompts called `prompt`, and a column that was called so left out."""
-    if column not in row:
-        raise InputError(
-            f"{place}: the row has no key {column!r}, it has {', '.join(row) or 'none'}; prompts.column "
-            "(--column of a command) names the one that holds the prompt"
-        )
-    further = {name: cell for name, cell in row.items() if name not in ("prompt", column)}
-    return {"prompt": tables.text(row, column, place), **further}
+def _with_prompt_column(rows: list[tuple[str, tables.Row]], column: str) -> list[tables.Row]:
+    """Rename the prompt's column to `prompt`, and drop another column of that name."""
+    renamed = []
+    for place, row in rows:
+        if column not in row:
+            raise InputError(
+                f"{place}: the row has no key {column!r}, it has {', '.join(row) or 'none'}; prompts.column "
+                "(--column of a command) names the one that holds the prompt"
+            )
+        further = {name: cell for name, cell in row.items() if name not in ("prompt", column)}
+        renamed.append({"prompt": tables.text(row, column, place), **further})
+    return _fill_missing_columns(renamed)
 
 
-def _filled(rows: list[tables.Row]) -> list[tables.Row]:
+def _fill_missing_columns(rows: list[tables.Row]) -> list[tables.Row]:
     names = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in names} for row in rows]
 
 
 def shuffled(number: int, groups: int, seed: int, iteration: int) -> list[int]:
-    """Indices of the prompts of an iteration's groups: the next of an endless row of shuffled passes over all `number`.
+    """Return the prompt indices of an iteration's groups, from an endless sequence of shuffled epochs over `number` prompts.
 
-    A pure function of its arguments, so it needs no state to resume. A prompt comes back only after all others have
-    come; where a pass ends inside an iteration the same prompt may stand in two groups, each with its own integer.
+    It is a pure function, so resuming needs no state. A prompt may occur twice where an epoch ends within an iteration.
     """
     chosen = []
     for position in range(iteration * groups, (iteration + 1) * groups):
@@ -138,10 +129,10 @@ def shuffled(number: int, groups: int, seed: int, iteration: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Row:
-    """One condition: a prompt with the further columns of its row, and the seed of its initial noise.
+    """A sample's condition: a prompt with further columns, and the seed of its initial noise.
 
-    `torch.Generator("cpu").manual_seed(seed)`, handed to the stock pipeline, starts from the same noise. Columns named like
-    arguments of the pipeline (`image`, `negative_prompt`, ...) are handed to it.
+    The stock pipeline starts from the same noise with `torch.Generator("cpu").manual_seed(seed)`. Columns with names of
+    pipeline arguments (`image`, `negative_prompt`, ...) are passed to it.
     """
 
     prompt: str

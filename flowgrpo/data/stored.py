@@ -1,8 +1,8 @@
-"""Groups of samples on disk: their final latents, and a table of prompts, seeds and rewards.
+"""Groups of samples on disk: final latents, and a table of prompts, seeds and rewards.
 
-A folder is written in parts, `latents-00000.safetensors` with the rows of its samples in `part-00000.parquet`; at the end
-the rows of all parts become `groups.parquet`, and `manifest.json` says that the folder is whole. One without it was cut off,
-and is gone on with where the last whole part ends.
+A folder is written in parts: `latents-00000.safetensors` and its rows `part-00000.parquet`. At the end the rows are
+merged into `groups.parquet`, and `manifest.json` marks the folder as complete. An incomplete folder is continued after
+its last complete part.
 """
 
 from __future__ import annotations
@@ -14,30 +14,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import safetensors
 import torch
+from safetensors import torch as safetensors_torch
 
 from flowgrpo.data import prompts, tables
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
-from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.sections import RunConfig
 from rewards.base import nearest
 from samplers.kernels import State
 
-if TYPE_CHECKING:
-    import safetensors
-    from safetensors import torch as safetensors_torch
-else:
-    safetensors = lazy("safetensors")
-    safetensors_torch = lazy("safetensors.torch")
-
-MANIFEST, BEGUN, TABLE = "manifest.json", "begun.json", "groups.parquet"
+MANIFEST, BEGUN, TABLE, PART = "manifest.json", "begun.json", "groups.parquet", "part-{:05d}.parquet"
 FORMAT = 1
-SHARD = 64 << 20  # bytes of latents after which a part is written
+WRITTEN = ("rewards", "files", "model", "fingerprint", "dtype", "call")  # keys of a manifest
+SHARD = 64 << 20  # bytes of latents per part
 KEY = "data.groups"
-REWARD = "reward/"  # before the name of a reward's column
+REWARD = "reward/"  # prefix of reward columns
 COLUMNS = {  # of the table, beside the rewards
     "group": "int64",
     "member": "int64",
@@ -52,74 +47,50 @@ COLUMNS = {  # of the table, beside the rewards
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """K samples of one prompt.
-
-    Attributes:
-        seeds: of each.
-        rewards: (K, R) float64, NaN where one does not apply or was lost.
-        lost: (K,) whether some reward failed.
-    """
+    """K samples of one prompt."""
 
     prompt: Prompt
-    seeds: Sequence[int]
-    rewards: torch.Tensor
-    lost: torch.Tensor
+    seeds: Sequence[int]  # of the samples
+    rewards: torch.Tensor  # (K, R) float64, NaN if not applicable or lost
+    lost: torch.Tensor  # (K,) whether any reward failed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """A whole folder.
-
-    Attributes:
-        manifest: what it says of the model, the call and the files.
-        groups: in their order.
-        places: of each group the file of its latents, and the row of its first sample there.
-    """
+    """A complete folder."""
 
     folder: Path
-    manifest: Mapping[str, Any]
-    groups: Sequence[Group]
-    places: Sequence[tuple[str, int]]
+    manifest: Mapping[str, Any]  # describes the model, the call and the files
+    groups: Sequence[Group]  # in order
+    places: Sequence[tuple[str, int]]  # latents file of each group, and the row of its first sample
 
     @property
     def rewards(self) -> list[str]:
-        """Names of the rewards, in the order of their columns."""
+        """Return the names of the rewards, in the order of their columns."""
         return self.manifest["rewards"]
 
     def latents(self, members: Sequence[tuple[int, int]]) -> State:
-        """The final latents, tensors (B, ...), of members of groups: the group's number, and the sample's among its own.
-
-        Raises:
-            InputError: a file cannot be read.
-        """
+        """Return final latents, tensors (B, ...), of (group, member) indices. Raises InputError if a file cannot be read."""
         by_file: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for at, (group, member) in enumerate(members):
             file, first = self.places[group]
             by_file[file].append((at, first + member))
-        found: dict[int, State] = {}
+        rows: dict[int, State] = {}
         for file, wanted in by_file.items():
             try:
                 with safetensors.safe_open(self.folder / file, "pt") as opened:
                     slices = [opened.get_slice(name) for name in sorted(opened.keys())]
-                    found |= {at: tuple(each[row] for each in slices) for at, row in wanted}
+                    rows |= {at: tuple(each[row] for each in slices) for at, row in wanted}
             except (OSError, safetensors.SafetensorError, IndexError) as error:
                 raise InputError(f"{KEY}: {self.folder / file} cannot be read ({error})") from None
-        return tuple(torch.stack(column) for column in zip(*(found[at] for at in range(len(members))), strict=True))
+        return tuple(torch.stack(column) for column in zip(*(rows[at] for at in range(len(members))), strict=True))
 
 
 class Writer:
-    """Writes a folder, or the rest of one that was cut off.
+    """Write a folder, or continue an incomplete one.
 
-    Args:
-        folder: made if it is not there.
-        about: what the samples are, plain JSON; a folder that was begun must have the same.
-        rewards: names of the columns of rewards.
-
-    Attributes:
-        done: groups that are written.
-
-    Raises:
-        InputError: the folder is whole already, was begun for other samples, or pyarrow is missing.
+    Raises InputError if the folder is complete, holds other samples, or pyarrow is missing. `about` is a JSON
+    description of the samples, and must be equal when continuing; `rewards` are the names of the reward columns.
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any], rewards: Sequence[str]):
@@ -134,46 +105,38 @@ class Writer:
         elif folder.exists() and any(folder.iterdir()):
             raise InputError(f"--groups {folder}: holds other files, choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / BEGUN, lambda path: path.write_text(json.dumps(self._about, indent=1) + "\n"))
-        self._rows = self._found()
+        _write_atomically(folder / BEGUN, lambda path: path.write_text(json.dumps(self._about, indent=1) + "\n"))
+        self._rows = self._read_parts()
         self._parts = len({row["file"] for row in self._rows})
-        self.done = len({row["group"] for row in self._rows})
+        self.done = len({row["group"] for row in self._rows})  # groups on disk
 
     @property
     def number(self) -> int:
-        """Groups that are written, or wait for the others of their part."""
+        """Return the number of groups, written or waiting."""
         return self.done + len(self._waiting)
 
     def add(self, groups: Sequence[tuple[Group, State]]) -> None:
-        """Add groups with their latents, tensors (K, ...); a part is written once there is enough for one.
-
-        Raises:
-            InputError: a column of a prompt is not plain data.
-        """
+        """Add groups with latents (K, ...), and write a part once it is large enough; their columns must be JSON."""
         self._waiting += [(group, tuple(x.detach().cpu() for x in latents)) for group, latents in groups]
         if sum(x.nbytes for _, latents in self._waiting for x in latents) >= SHARD:
             self._flush()
 
     def finish(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Write what is left, the whole table and the manifest, which is returned.
-
-        Args:
-            found: what was not known when the folder was begun.
-        """
+        """Write the remaining groups, the table and the manifest; return the manifest, completed by `found`."""
         self._flush()
         files = list(dict.fromkeys(row["file"] for row in self._rows))
         sizes = {file: (self.folder / file).stat().st_size for file in files}
         manifest = {**self._about, **json.loads(json.dumps(found)), "files": sizes}
-        _replace(self.folder / TABLE, lambda path: _write_table(self._rows, path))
-        _replace(self.folder / MANIFEST, lambda path: path.write_text(json.dumps(manifest, indent=1) + "\n"))
+        _write_atomically(self.folder / TABLE, lambda path: _write_table(self._rows, path))
+        _write_atomically(self.folder / MANIFEST, lambda path: path.write_text(json.dumps(manifest, indent=1) + "\n"))
         for path in (self.folder / BEGUN, *self.folder.glob("part-*.parquet")):
             path.unlink()
         return manifest
 
-    def _found(self) -> list[dict[str, Any]]:
-        """The rows of the parts that are whole; a part's table is written after its latents."""
+    def _read_parts(self) -> list[dict[str, Any]]:
+        """Return the rows of complete parts; a part's table is written after its latents."""
         rows: list[dict[str, Any]] = []
-        for path in takewhile(Path.exists, (self.folder / _part(number) for number in count())):
+        for path in takewhile(Path.exists, (self.folder / PART.format(number) for number in count())):
             rows += [row for _, row in tables.rows(path, "--groups")]
         return rows
 
@@ -183,32 +146,30 @@ class Writer:
         file = f"latents-{self._parts:05d}.safetensors"
         rows: list[dict[str, Any]] = []
         for number, (group, _) in enumerate(self._waiting, start=self.done):
-            columns = _plain(group.prompt)
+            try:
+                columns = json.dumps(group.prompt.columns)
+            except (TypeError, ValueError) as error:
+                raise InputError(
+                    f"prompts: a column of {group.prompt.text[:40]!r} cannot be stored ({error})"
+                ) from None
             for member, (seed, values, lost) in enumerate(
                 zip(group.seeds, group.rewards.tolist(), group.lost.tolist(), strict=True)
             ):
-                told = {REWARD + n: None if v != v else v for n, v in zip(self._rewards, values, strict=True)}
+                rewards = {REWARD + n: None if v != v else v for n, v in zip(self._rewards, values, strict=True)}
                 place = {"group": number, "member": member, "file": file, "row": len(rows)}
                 text = {"prompt": group.prompt.text, "columns": columns, "seed": seed, "lost": bool(lost)}
-                rows.append(place | text | told)
+                rows.append(place | text | rewards)
         latents = [torch.cat(column).contiguous() for column in zip(*(x for _, x in self._waiting), strict=True)]
         tensors = {f"latents.{i:02d}": x for i, x in enumerate(latents)}
-        _replace(self.folder / file, lambda path: safetensors_torch.save_file(tensors, path))
-        _replace(self.folder / _part(self._parts), lambda path: _write_table(rows, path))
+        _write_atomically(self.folder / file, lambda path: safetensors_torch.save_file(tensors, path))
+        _write_atomically(self.folder / PART.format(self._parts), lambda path: _write_table(rows, path))
         self._rows += rows
         self._parts += 1
         self.done, self._waiting = self.number, []
 
 
 def read(folder: Path, key: str = KEY) -> Stored:
-    """The groups of a whole folder.
-
-    Args:
-        key: the place named in errors.
-
-    Raises:
-        InputError: there is no such folder, it was cut off, or a file of it is missing or another.
-    """
+    """Read a complete folder of groups. Raises InputError, naming `key`, if it is incomplete or a file has changed."""
     if not (folder / MANIFEST).is_file():
         cut = "was cut off before it was whole; go on with the same command" if (folder / BEGUN).is_file() else ""
         raise InputError(
@@ -217,16 +178,14 @@ def read(folder: Path, key: str = KEY) -> Stored:
     manifest = tables.document(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise InputError(f"{key}: {folder / MANIFEST} is not a manifest of groups of format {FORMAT}")
-    if missing := [
-        name for name in ("rewards", "files", "model", "fingerprint", "dtype", "call") if name not in manifest
-    ]:
+    if missing := [name for name in WRITTEN if name not in manifest]:
         raise InputError(f"{key}: {folder / MANIFEST} has no {missing[0]!r}, which flowgrpo sample writes")
     for file, size in manifest["files"].items():
         if Path(file).name != file:
             raise InputError(f"{key}: {folder / MANIFEST} names {file!r}, which is not a file of that folder")
-        there = (folder / file).stat().st_size if (folder / file).is_file() else None
-        if there != size:
-            raise InputError(f"{key}: {folder / file} has {'no' if there is None else there} bytes, not {size}")
+        actual = (folder / file).stat().st_size if (folder / file).is_file() else None
+        if actual != size:
+            raise InputError(f"{key}: {folder / file} has {'no' if actual is None else actual} bytes, not {size}")
     together: dict[int, list[dict[str, Any]]] = defaultdict(list)
     columns = [*COLUMNS, *(REWARD + name for name in manifest["rewards"])]
     for place, row in tables.rows(folder / TABLE, key):
@@ -236,31 +195,20 @@ def read(folder: Path, key: str = KEY) -> Stored:
             raise InputError(f"{place}: its latents are in {row['file']!r}, which {MANIFEST} does not name")
         together[row["group"]].append(row)
     rows = [sorted(together[number], key=lambda row: row["member"]) for number in sorted(together)]
-    return Stored(
-        folder=folder,
-        manifest=manifest,
-        groups=[_group(own, manifest["rewards"]) for own in rows],
-        places=[(own[0]["file"], own[0]["row"]) for own in rows],
-    )
+    groups = [_group(group, manifest["rewards"]) for group in rows]
+    places = [(group[0]["file"], group[0]["row"]) for group in rows]
+    return Stored(folder=folder, manifest=manifest, groups=groups, places=places)
 
 
 def train_prompts(config: RunConfig) -> list[Prompt]:
-    """What a run trains on: the prompts of its stored groups, one of each, or those of `prompts.train`.
-
-    Raises:
-        InputError: there are no such groups or prompts.
-    """
+    """Return the training prompts: those of the stored groups, or of `prompts.train`."""
     if config.stored_groups is None:
         return prompts.load_split(config.prompts, "train")
     return [group.prompt for group in read(Path(config.stored_groups)).groups]
 
 
 def check_parquet(key: str, path: Path) -> None:
-    """Refuse what needs pyarrow where it is not installed.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Check that pyarrow is installed. Raises InputError if it is not."""
     try:
         import pyarrow  # noqa: F401 - whether it is there
     except ModuleNotFoundError:
@@ -268,14 +216,7 @@ def check_parquet(key: str, path: Path) -> None:
 
 
 def column_of(names: Sequence[str], name: str, key: str) -> int:
-    """Which column of rewards a name is.
-
-    Args:
-        key: the place named in errors.
-
-    Raises:
-        InputError: none is.
-    """
+    """Return the index of a reward's column. Raises InputError if there is no such reward."""
     if name not in names:
         raise InputError(f"{key}: the stored groups have no reward {name!r}, {nearest(name, names)}")
     return list(names).index(name)
@@ -306,17 +247,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _plain(prompt: Prompt) -> str:
-    try:
-        return json.dumps(prompt.columns)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"prompts: a column of {prompt.text[:40]!r} cannot be stored ({error})") from None
-
-
-def _part(number: int) -> str:
-    return f"part-{number:05d}.parquet"
-
-
 def _write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     import pyarrow
     from pyarrow import parquet
@@ -326,8 +256,7 @@ def _write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=schema), path)
 
 
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file all at once."""
+def _write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     partial = path.with_name(f"{path.name}.partial")
     write(partial)
     os.replace(partial, path)

@@ -1,4 +1,4 @@
-"""Rows of a table in one of `SUFFIXES`, each with the place that errors name, and what JSON of others may hold."""
+"""Read tables of all `SUFFIXES` as rows with their places for error messages, and check JSON of other programs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from io import StringIO
 from itertools import chain, islice
 from pathlib import Path
@@ -20,24 +21,17 @@ SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 DELIMITERS = {".csv": ",;", ".tsv": "\t"}
 MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 EXAMPLE = '{"prompt": "a red circle"}'
-LARGEST = 1 << 30  # bytes of a file that is read whole
+LARGEST = 1 << 30  # file size in bytes
 LARGEST_INTEGER = 14_000  # bits, some 4,200 digits
-DEEPEST = 64  # lists and maps in each other
-POINTER, LARGEST_POINTER = b"version https://git-lfs.github.com/spec/", 1024  # how one begins, and its bytes at most
+DEEPEST = 64  # nesting of lists and maps
+POINTER, LARGEST_POINTER = b"version https://git-lfs.github.com/spec/", 1024  # first bytes, largest size
 
 Row = dict[str, Any]
 
 
 def lines(path: Path, key: str) -> list[tuple[int, str]]:
-    """The lines of a text file that are not empty, stripped, with their numbers from 1.
-
-    Args:
-        key: the place named in errors.
-
-    Raises:
-        InputError: the file is not text in UTF-8 or, with its mark, in UTF-16.
-    """
-    text = _text(path, key).replace("\r\n", "\n").replace("\r", "\n")
+    """Return the non-empty, stripped lines of a UTF-8 (or marked UTF-16) file with numbers from 1; `key` is for errors."""
+    text = _read_text(path, key).replace("\r\n", "\n").replace("\r", "\n")
     stripped = ((number, line.strip()) for number, line in enumerate(text.split("\n"), start=1))
     return [(number, line) for number, line in stripped if line]
 
@@ -45,39 +39,36 @@ def lines(path: Path, key: str) -> list[tuple[int, str]]:
 def rows(
     path: Path, key: str, columns: Sequence[str] | None = None, *, needed: str | None = None
 ) -> list[tuple[str, Row]]:
-    """The rows of a table, each with its place: the file, and the line or the row from 1.
+    """Return the rows of a table, each with its place: the file, and the line or row number from 1.
 
-    A .json file is an array of objects, or of texts, which are then the column `prompt`. Cells of a .csv or .tsv file, whose
-    first line names the columns, are texts, None where they are empty; a .csv file has commas or semicolons. Columns of a
-    .parquet file that hold bytes (pictures, sounds) are left out, and of times and decimals come texts and numbers.
+    A .json file is an array of objects, or of texts, which become the column `prompt`. Cells of .csv (comma or
+    semicolon) and .tsv files are texts, None if empty; the first line names the columns. Of .parquet files, columns of
+    bytes (pictures, sounds) are skipped, times become texts and decimals numbers. Raises InputError if the file cannot
+    be read, a line is not a row, or a column name is repeated.
 
     Args:
-        key: the place named in errors.
-        columns: of a .parquet file, those that are read; by default all.
+        key: the setting named in errors.
+        columns: to read of a .parquet file; by default all.
         needed: a column that must not hold bytes.
-
-    Raises:
-        InputError: the file cannot be read, a line is not a row, or two columns have one name.
     """
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        return [(f"{path}:{number}", row) for number, row in enumerate(_parquet(path, key, columns, needed), start=1)]
+        return [
+            (f"{path}:{number}", row) for number, row in enumerate(_read_parquet(path, key, columns, needed), start=1)
+        ]
     if suffix in DELIMITERS:
-        return _separated(path, key, needed)
+        return _read_separated(path, key, needed)
     if suffix == ".json":
-        return _array(path, key)
+        return _read_array(path, key)
     return [(f"{path}:{number}", _object(line, f"{path}:{number}")) for number, line in lines(path, key)]
 
 
 def log(path: Path) -> list[tuple[str, Row]]:
-    """The objects of a .jsonl file that is written line by line, each with its place; none if there is no such file.
+    """Return the objects of a .jsonl log with their places; none if the file is missing.
 
-    A last line that a crash or a full disk cut off is left out, with a warning.
-
-    Raises:
-        InputError: another line is not a JSON object, or the file cannot be read.
+    A truncated last line (crash, full disk) is skipped with a warning; other malformed lines raise InputError.
     """
-    written = enumerate(_bytes(path).split(b"\n") if path.is_file() else [], start=1)
+    written = enumerate(_read_bytes(path).split(b"\n") if path.is_file() else [], start=1)
     lines = [(f"{path}:{number}", line) for number, line in written if line.strip()]
     rows = []
     for place, line in lines:
@@ -91,28 +82,16 @@ def log(path: Path) -> list[tuple[str, Row]]:
 
 
 def document(path: Path) -> Any:
-    """The value of a JSON file.
-
-    Raises:
-        InputError: it cannot be read, or is not valid JSON.
-    """
-    return value(_bytes(path).decode(errors="replace"), str(path))
+    """Return the value of a JSON file. Raises InputError if it cannot be read, or is not valid JSON."""
+    return value(_read_bytes(path).decode(errors="replace"), str(path))
 
 
 def value(text: str, place: str, *, of_row: bool = False) -> Any:
-    """The value of a JSON text.
-
-    Args:
-        place: named in errors.
-        of_row: whether it is of a table, where no object may have a key twice.
-
-    Raises:
-        InputError: it is not valid JSON, or holds what `check_plain` refuses.
-    """
+    """Return the value of a JSON text, or raise InputError; `of_row`, objects must not repeat a key."""
     try:
-        parsed = json.loads(text, object_pairs_hook=_unique if of_row else None)
-    except _Doubled as error:
-        raise InputError(f"{place}: the key {error.args[0]!r} stands there twice") from None
+        parsed = json.loads(text, object_pairs_hook=partial(_unique, place) if of_row else None)
+    except InputError:
+        raise
     except json.JSONDecodeError as error:
         raise InputError(f"{place}: not valid JSON ({error.msg} at column {error.colno})") from None
     except RecursionError:
@@ -123,29 +102,20 @@ def value(text: str, place: str, *, of_row: bool = False) -> Any:
     return parsed
 
 
-class _Doubled(Exception):
-    """A key that an object has twice."""
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> Row:
+def _unique(place: str, pairs: list[tuple[str, Any]]) -> Row:
     row = dict(pairs)
     if len(row) < len(pairs):
-        raise _Doubled(_first_doubled([key for key, _ in pairs]))
+        doubled = _first_repeated([key for key, _ in pairs])
+        raise InputError(f"{place}: the key {doubled!r} stands there twice")
     return row
 
 
-def _first_doubled(names: Sequence[str]) -> str | None:
-    """The first of some names that stands there again."""
+def _first_repeated(names: Sequence[str]) -> str | None:
     return next((name for i, name in enumerate(names) if name in names[:i]), None)
 
 
 def check_plain(value: Any, place: str) -> None:
-    """Refuse what no further step can be expected to take, though JSON and YAML can write it.
-
-    Raises:
-        InputError: lists and maps are nested deeper than `DEEPEST`; a whole number is larger than Python writes down; or a
-            text has half of a surrogate pair, which is not a character and cannot be encoded.
-    """
+    """Raise InputError for values that later steps cannot handle: too deep, huge integers, lone surrogates."""
     waiting = [(value, 0)]
     while waiting:
         item, depth = waiting.pop()
@@ -163,11 +133,7 @@ def check_plain(value: Any, place: str) -> None:
 
 
 def text(row: Row, column: str, place: str) -> str:
-    """The text in a column of a row.
-
-    Raises:
-        InputError: the row has no such column, or no text there.
-    """
+    """Return the text in a column of a row. Raises InputError if the column is missing or holds no text."""
     if column not in row:
         raise InputError(f"{place}: the row has no key {column!r}, it has {', '.join(row) or 'none'}")
     if not isinstance(row[column], str) or not row[column].strip():
@@ -176,14 +142,7 @@ def text(row: Row, column: str, place: str) -> str:
 
 
 def refuse_pointer(file: Path, place: str) -> None:
-    """Refuse a file that Git LFS has not fetched.
-
-    Args:
-        place: before the path in the error.
-
-    Raises:
-        InputError: there is a pointer in its place.
-    """
+    """Refuse a Git LFS pointer in place of a file. Raises InputError if it is one; `place` stands before the path."""
     if not file.is_file() or file.stat().st_size > LARGEST_POINTER:
         return
     with file.open("rb") as opened:
@@ -191,8 +150,8 @@ def refuse_pointer(file: Path, place: str) -> None:
             raise InputError(f"{place}{file} is a Git LFS pointer, not the file itself; run git lfs pull in its folder")
 
 
-def _text(path: Path, key: str) -> str:
-    data = _bytes(path)
+def _read_text(path: Path, key: str) -> str:
+    data = _read_bytes(path)
     mark = next((mark for mark in MARKS if data.startswith(mark)), b"")
     try:
         text = data[len(mark) :].decode(MARKS.get(mark, "utf-8"))
@@ -203,8 +162,8 @@ def _text(path: Path, key: str) -> str:
     return text
 
 
-def _array(path: Path, key: str) -> list[tuple[str, Row]]:
-    written = value(_text(path, key), str(path), of_row=True)
+def _read_array(path: Path, key: str) -> list[tuple[str, Row]]:
+    written = value(_read_text(path, key), str(path), of_row=True)
     if not isinstance(written, list):
         kind = "an object" if isinstance(written, dict) else type(written).__name__
         raise InputError(f"{path}: holds {kind}, not an array of texts or of objects such as {EXAMPLE}")
@@ -214,17 +173,17 @@ def _array(path: Path, key: str) -> list[tuple[str, Row]]:
     ]
 
 
-def _separated(path: Path, key: str, needed: str | None) -> list[tuple[str, Row]]:
-    text = _text(path, key)
-    delimiter, skipped = _declared(path, text), 1
+def _read_separated(path: Path, key: str, needed: str | None) -> list[tuple[str, Row]]:
+    text = _read_text(path, key)
+    delimiter, skipped = _declared_delimiter(path, text), 1
     if delimiter is None:
         delimiter, skipped = _delimiter(path, text, needed), 0
     lines = islice(StringIO(text, newline=""), skipped, None)
     reader = csv.DictReader(lines, strict=True, delimiter=delimiter)
-    found = []
+    rows = []
     try:
         reader.fieldnames = names = [name.strip() for name in reader.fieldnames or ()]
-        if (doubled := _first_doubled(names)) is not None:
+        if (doubled := _first_repeated(names)) is not None:
             raise InputError(f"{path}:{1 + skipped}: two columns are called {doubled!r}")
         for row in reader:
             place = f"{path}:{reader.line_num + skipped}"
@@ -233,18 +192,14 @@ def _separated(path: Path, key: str, needed: str | None) -> list[tuple[str, Row]
                     f"{place}: the row has more cells than the first line names ({', '.join(names)}); quote cells that hold "
                     f"{delimiter!r}"
                 )
-            found.append((place, {name: cell or None for name, cell in row.items()}))
+            rows.append((place, {name: cell or None for name, cell in row.items()}))
     except csv.Error as error:
         raise InputError(f"{path}:{reader.line_num + skipped}: not a line of a {path.suffix} file ({error})") from None
-    return found
+    return rows
 
 
-def _declared(path: Path, text: str) -> str | None:
-    """The delimiter that a first line `sep=;` declares, as Excel reads and writes it; None without one.
-
-    Raises:
-        InputError: no file of its suffix has that.
-    """
+def _declared_delimiter(path: Path, text: str) -> str | None:
+    """Return the delimiter that a first line `sep=;` declares, as Excel writes it; None without one."""
     first = next(StringIO(text, newline=""), "").strip(" \r\n").strip('"')
     if not first.lower().startswith("sep=") or len(first) != len("sep=") + 1:
         return None
@@ -257,24 +212,20 @@ def _declared(path: Path, text: str) -> str | None:
 
 
 def _delimiter(path: Path, text: str, needed: str | None) -> str:
-    """What stands between the cells of a file: by the first line, which names the column that is needed.
-
-    Raises:
-        InputError: that line can be read in two ways.
-    """
+    """Guess the delimiter from the first line: it names the needed column, or else has several columns."""
     first, names = next(StringIO(text, newline=None), "").rstrip("\n"), {}
     for delimiter in DELIMITERS[path.suffix.lower()]:
         with suppress(csv.Error):
             names[delimiter] = [name.strip() for name in next(csv.reader([first], delimiter=delimiter), [])]
-    if has := [delimiter for delimiter, own in names.items() if needed in own]:
+    if has := [delimiter for delimiter, columns in names.items() if needed in columns]:
         return has[0]
-    several = [delimiter for delimiter, own in names.items() if len(own) > 1]
+    several = [delimiter for delimiter, columns in names.items() if len(columns) > 1]
     if len(several) > 1:
         raise InputError(f"{path}:1: the first line has both commas and semicolons, so that its columns are not clear")
     return several[0] if several else DELIMITERS[path.suffix.lower()][0]
 
 
-def _parquet(path: Path, key: str, columns: Sequence[str] | None, needed: str | None) -> list[Row]:
+def _read_parquet(path: Path, key: str, columns: Sequence[str] | None, needed: str | None) -> list[Row]:
     try:
         from pyarrow import ArrowException, parquet
         from pyarrow import schema as schema_of
@@ -285,7 +236,7 @@ def _parquet(path: Path, key: str, columns: Sequence[str] | None, needed: str | 
     try:
         refuse_pointer(path, f"{key}: ")
         schema = parquet.read_schema(path)
-        if (doubled := _first_doubled(schema.names)) is not None:
+        if (doubled := _first_repeated(schema.names)) is not None:
             raise InputError(f"{path}: two columns are called {doubled!r}")
         if needed in schema.names and _holds_bytes(schema.field(needed).type):
             raise InputError(f"{path}: the column {needed!r} holds bytes ({schema.field(needed).type}), not texts")
@@ -300,7 +251,6 @@ def _parquet(path: Path, key: str, columns: Sequence[str] | None, needed: str | 
 
 
 def _holds_bytes(kind: Any) -> bool:
-    """Whether values of an Arrow type are bytes, or hold some."""
     import pyarrow as pa
 
     types = pa.types
@@ -310,14 +260,12 @@ def _holds_bytes(kind: Any) -> bool:
         return _holds_bytes(kind.value_type)
     if types.is_nested(kind):
         return any(_holds_bytes(kind.field(i).type) for i in range(kind.num_fields))
-    return any(
-        is_kind(kind)
-        for is_kind in (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
-    )
+    of_bytes = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
+    return any(is_kind(kind) for is_kind in of_bytes)
 
 
 def _plain_type(kind: Any) -> Any:
-    """The type in which values of an Arrow type are read, so that JSON can hold them: times as texts, decimals as floats."""
+    """Return a type that JSON can hold for an Arrow type: times as texts, decimals as floats."""
     import pyarrow as pa
 
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):
@@ -347,7 +295,7 @@ def _row(row: Any, place: str) -> Row:
     return row
 
 
-def _bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > LARGEST:

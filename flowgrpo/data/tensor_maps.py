@@ -1,4 +1,4 @@
-"""Change every tensor inside a value, whatever holds it."""
+"""Map a function over all tensors of a nested value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def map_tensors(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """A value with each of its tensors changed: in lists, maps, dataclasses, and the objects that networks return."""
+    """Apply `change` to each tensor in lists, maps, dataclasses and output objects of networks."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, (torch.Generator, torch.nn.Module, type)) or callable(value):
@@ -25,7 +25,7 @@ def map_tensors(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
     if isinstance(value, Mapping):
         kind: Any = type(value)
         return kind({key: map_tensors(change, x) for key, x in value.items()})
-    # Such as the distribution of a VAE's latents.
+    # E.g. the latent distribution of a VAE.
     if any(isinstance(x, torch.Tensor) for x in getattr(value, "__dict__", {}).values()):
         changed = copy.copy(value)
         vars(changed).update({key: map_tensors(change, x) for key, x in vars(value).items()})

@@ -1,4 +1,4 @@
-"""YAML of others, read strictly: a key once, nested and long up to a bound, one sentence for what is wrong."""
+"""Strict YAML for configs: unique keys, bounded size and depth, one-sentence errors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 
 LARGEST_TEXT = 1 << 18  # characters of YAML
-LARGEST_VALUE = 1 << 17  # values in it, where its aliases are followed
+LARGEST_VALUE = 1 << 17  # values, with aliases expanded
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 3e-4 is a number and 0:0.6 is none, as everyone who writes it means; keys once, and small aliases."""
+    """YAML in which 3e-4 is a number and 0:0.6 a text; keys are unique and aliases small."""
 
     def __init__(self, text: str):
         super().__init__(text)
@@ -27,12 +27,12 @@ class _Loader(yaml.SafeLoader):
         self._sizes: dict[yaml.Node, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
-        """The next node, if it is not nested too deep and not too large with its aliases followed."""
+        """Compose the next node, and check its depth and its size with aliases expanded."""
         event = self.peek_event()
         if self._depth == tables.DEEPEST:
             self._refuse(event, f"lists and maps are nested deeper than {tables.DEEPEST}")
         self._depth += 1
-        node: Any = super().compose_node(parent, index)  # None is of documents alone
+        node: Any = super().compose_node(parent, index)
         self._depth -= 1
         if not isinstance(event, yaml.AliasEvent):
             inner = node.value if isinstance(node, yaml.CollectionNode) else []
@@ -48,17 +48,17 @@ class _Loader(yaml.SafeLoader):
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """The map, if no key of it is written twice."""
-        seen = set()
+        """Construct a map, and refuse repeated keys."""
+        keys = set()
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
+            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in keys:
                 raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark)
-            seen.add((key.tag, key.value) if isinstance(key, yaml.ScalarNode) else key)
+            keys.add((key.tag, key.value) if isinstance(key, yaml.ScalarNode) else key)
         return super().construct_mapping(node, deep)
 
 
 def _decimal(tag: str, pattern: re.Pattern[str]) -> tuple[str, re.Pattern[str]]:
-    """A form of numbers without that of base 60, by which YAML 1.1 reads 1:30 as 90."""
+    """Exclude numbers of base 60 from a resolver: YAML 1.1 reads 1:30 as 90."""
     if tag not in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
         return tag, pattern
     return tag, re.compile(f"(?!.*:)(?:{pattern.pattern})", pattern.flags)
@@ -74,37 +74,29 @@ _Loader.add_implicit_resolver(
 
 @lru_cache(maxsize=8)
 def _parsed(text: str) -> Any:
-    """The value of a YAML text, which takes long to read: a run's config is read again for each page that is made of it."""
+    """Parse a YAML text; cached, because reports read a run's config many times."""
     return yaml.load(text, _Loader)
 
 
 def parse_yaml(text: str, place: str) -> Any:
-    """The value of a YAML text.
-
-    Raises:
-        InputError: the text is not YAML; names `place` and the line.
-    """
+    """Return the value of a YAML text. Raises InputError if the text is not YAML; names `place` and the line."""
     if len(text) > LARGEST_TEXT:
         raise InputError(f"{place}: has {len(text)} characters, at most {LARGEST_TEXT} are read")
     try:
-        found = copy.deepcopy(_parsed(text))
+        parsed = copy.deepcopy(_parsed(text))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None and "\n" in text else ""
         words = getattr(error, "problem", None) or " ".join(str(error).split())
         raise InputError(f"{place}{line}: not valid YAML ({words})") from None
-    except (ValueError, LookupError, AttributeError, TypeError) as error:  # of the 99th of a month, of !!int and a word
+    except (ValueError, LookupError, AttributeError, TypeError) as error:  # impossible dates, !!int of a word
         raise InputError(f"{place}: not valid YAML (a value is not of its kind: {error})") from None
-    tables.check_plain(found, place)
-    return found
+    tables.check_plain(parsed, place)
+    return parsed
 
 
 def read_map(path: Path) -> dict[str, Any]:
-    """The map that a YAML file of a config is, unchecked.
-
-    Raises:
-        InputError: it cannot be read, or is none.
-    """
+    """Return the map of a YAML config file, unvalidated. Raises InputError if it cannot be read, or is not a map."""
     try:
         with path.open("rb") as file:
             text = file.read(LARGEST_TEXT + 1).decode("utf-8-sig")

@@ -1,4 +1,4 @@
-"""What the choices of all axes have in common: strict configurations with a name."""
+"""Base classes of config sections and of named choices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Strict(BaseModel):
-    """A configuration that takes nothing it does not know."""
+    """A config section that forbids unknown keys."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -29,5 +29,5 @@ C = TypeVar("C", bound=Choice)
 
 
 def named(*choices: type[C]) -> dict[str, type[C]]:
-    """Return choices by their names."""
+    """Return choices by name."""
     return {choice.model_fields["name"].default: choice for choice in choices}

@@ -1,4 +1,4 @@
-"""A preset with any word or number of it replaced."""
+"""Presets with single axes or options replaced."""
 
 from __future__ import annotations
 
@@ -15,86 +15,54 @@ PresetRow = dict[str, dict[str, Any]]
 Choices = Mapping[str, Mapping[str, type[Choice]]]
 
 
-def resolved(
-    algorithm: Mapping[str, Any], table: Mapping[str, PresetRow], choices: Choices, default: str
-) -> dict[str, Any]:
-    """`algorithm` as written by a user, with its preset's row filled in: each axis a map with a name.
+def build_axes(written: Any, table: Mapping[str, PresetRow], choices: Choices, default: str) -> dict[str, Any]:
+    """Return the preset's name and the choice of each axis, for the section `algorithm` as a user wrote it.
 
-    A word, or a map that names another choice than the preset's, replaces the axis; a map without a name, or with the
-    same one, replaces single options.
-
-    Args:
-        table: of the presets.
-        choices: of each axis.
-        default: the preset where none is named.
-
-    Raises:
-        InputError: the preset, an axis or a choice is unknown.
+    `default` is the preset if none is named. Raises InputError if the preset, an axis, a choice or an option is wrong.
     """
-    name = algorithm.get("preset", default)
+    if not isinstance(written, Mapping):
+        raise InputError(f"algorithm: {written!r} is not a map such as {{preset: {default}}}")
+    name = written.get("preset", default)
     if not isinstance(name, str) or name not in table:
         raise InputError(f"algorithm.preset: {name!r} is unknown, {nearest(str(name), table)}")
-    row: dict[str, Any] = {"preset": name, **table[name]}
-    for axis, written in algorithm.items():
+    row = dict(table[name])
+    for axis, value in written.items():
         if axis == "preset":
             continue
         if axis not in choices:
             raise InputError(f"algorithm.{axis}: unknown key, {nearest(str(axis), ['preset', *choices])}")
-        row[axis] = options(row[axis], written, choices[axis], f"algorithm.{axis}")
-    return row
+        row[axis] = options(row[axis], value, choices[axis], f"algorithm.{axis}")
+    built = {axis: checked(choices[axis][chosen["name"]], chosen, f"algorithm.{axis}") for axis, chosen in row.items()}
+    return {"preset": name, **built}
 
 
 def filled(config: Any, table: Mapping[str, Mapping[str, Any]], default: str) -> Any:
-    """A config with the keys beside `algorithm` that its preset sets, where it says nothing of them.
-
-    Args:
-        table: by preset, keys with a section, `model.guidance` say, and their values.
-        default: the preset where none is named.
-    """
+    """Return a config with the keys beside `algorithm` that its preset (see `table`) sets and it omits."""
     algorithm = config.get("algorithm", {}) if isinstance(config, Mapping) else None
     preset = algorithm.get("preset", default) if isinstance(algorithm, Mapping) else None
     for key, value in table.get(preset, {}).items() if isinstance(preset, str) else ():
         section, _, name = key.partition(".")
-        if isinstance(own := config.get(section, {}), Mapping):
-            config = {**config, section: {name: value, **own}}
+        if isinstance(written := config.get(section, {}), Mapping):
+            config = {**config, section: {name: value, **written}}
     return config
 
 
 def options(row: Mapping[str, Any], written: Any, choices: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The name of a choice and its options, as written by a user over a row's.
+    """Return the name and options of a choice, as a user wrote it over a preset's row.
 
-    A word, or a map that names another choice than the row's, replaces all; a map without a name, or with the same one,
-    replaces single options.
-
-    Args:
-        place: where it stands, for errors.
-
-    Raises:
-        InputError: the choice is unknown.
+    A word, or a map that names another choice, replaces the row; a map without a name, or with the same one, replaces
+    single options. Raises InputError, naming `place`, if the choice is unknown.
     """
     if not isinstance(written, str | Mapping):
         raise InputError(f"{place}: {written!r} is neither a word nor a map of a name and options")
-    chosen = {"name": written} if isinstance(written, str) else {str(key): value for key, value in written.items()}
+    chosen: dict[str, Any] = {"name": written} if isinstance(written, str) else {str(k): v for k, v in written.items()}
     word = chosen.get("name", row.get("name"))
     if str(word) not in choices:
         raise InputError(f"{place}: {word!r} is unknown, {nearest(str(word), choices)}")
-    return _merged(row if word == row.get("name") and not isinstance(written, str) else {}, chosen, word)
-
-
-def _merged(row: Mapping[str, Any], options: Mapping[str, Any], word: object) -> dict[str, Any]:
-    merged = {**row, **options, "name": word}
+    if isinstance(written, str) or word != row.get("name"):
+        return {**chosen, "name": word}
+    merged = {**row, **chosen, "name": word}
     for key, value in row.items():
-        if isinstance(value, Mapping) and isinstance(options.get(key), Mapping):
-            merged[key] = {**value, **options[key]}
+        if isinstance(value, Mapping) and isinstance(chosen.get(key), Mapping):
+            merged[key] = {**value, **chosen[key]}
     return merged
-
-
-def build_axes(written: Any, table: Mapping[str, PresetRow], choices: Choices, default: str) -> dict[str, Any]:
-    """The preset's name and the choice of each axis; arguments and errors as of `resolved`."""
-    if not isinstance(written, Mapping):
-        raise InputError(f"algorithm: {written!r} is not a map such as {{preset: {default}}}")
-    row = resolved(written, table, choices, default)
-    built: dict[str, Any] = {"preset": row.pop("preset")}
-    for axis, found in row.items():
-        built[axis] = checked(choices[axis][found["name"]], found, f"algorithm.{axis}")
-    return built

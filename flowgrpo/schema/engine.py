@@ -1,4 +1,4 @@
-"""The section of an engine outside that rolls out for a run (`run.engine`), by the package flowgrpo-engine."""
+"""Section of an external rollout engine (`run.engine`)."""
 
 from __future__ import annotations
 
@@ -40,6 +40,5 @@ class Engine(Strict):
 
     @field_validator("url", mode="before")
     @classmethod
-    def _one(cls, written: Any) -> Any:
-        """One engine needs no list around it."""
+    def _as_list(cls, written: Any) -> Any:
         return [written] if isinstance(written, str) else written

@@ -1,6 +1,6 @@
-"""What a key of a configuration means: the sentence under its field, what it may be, and its default.
+"""Explain a config key: its sentence, allowed values and default.
 
-The sentences are read from the sources when somebody asks, so that a run does not pay for them.
+Sentences are parsed from the sources on demand.
 """
 
 from __future__ import annotations
@@ -25,55 +25,34 @@ BOUNDS = {"gt": "above {}", "ge": "at least {}", "lt": "below {}", "le": "at mos
 
 @dataclass(frozen=True, kw_only=True)
 class Explained:
-    """A key, explained.
+    """A config key, explained."""
 
-    Attributes:
-        key: with dots.
-        meaning: the sentence under its field.
-        takes: what it may be, in words.
-        default: `PydanticUndefined` where it must be given.
-        value: in the configuration that was asked.
-        below: the keys below it, with their sentences.
-        home: the module that defines it.
-    """
-
-    key: str
-    meaning: str
-    takes: str
-    default: Any
-    value: Any
-    below: dict[str, str]
-    home: str
+    key: str  # with dots
+    meaning: str  # the sentence under its field
+    takes: str  # allowed values, in words
+    default: Any  # `PydanticUndefined` if required
+    value: Any  # in the given configuration
+    below: dict[str, str]  # keys below it, with their sentences
+    home: str  # the defining module
 
 
 def sentences(model: type[Strict]) -> dict[str, str]:
-    """The sentence under each field of a section or choice, its own or that of the section it extends."""
-    found: dict[str, str] = {}
+    """Return the sentence under each field of a section or choice, including inherited ones."""
+    texts: dict[str, str] = {}
     for owner in reversed(model.__mro__):
         if not (issubclass(owner, Strict) and owner is not Strict):
             continue
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
         assert isinstance(body, ast.ClassDef)
         for field, below in zip(body.body, body.body[1:], strict=False):
-            if not isinstance(field, ast.AnnAssign) or not isinstance(below, ast.Expr):
-                continue
-            if not isinstance(field.target, ast.Name):
-                continue
-            if isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
-                found[field.target.id] = " ".join(below.value.value.split())
-    return found
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(sentence))):
+                    texts[name] = " ".join(sentence.split())
+    return texts
 
 
 def explain(settings: Strict, key: str) -> Explained:
-    """A key of a configuration.
-
-    Args:
-        settings: the configuration, whose words say which options an axis has.
-        key: with dots; of a list's items without a number (`rewards.weight`).
-
-    Raises:
-        InputError: there is no such key.
-    """
+    """Explain a dotted key of a configuration, without list indices. Raises InputError if there is no such key."""
     model: type[Strict] | None = type(settings)
     value: Any = settings
     parts = key.split(".")
@@ -86,7 +65,7 @@ def explain(settings: Strict, key: str) -> Explained:
                 raise InputError(f"--explain {key}: {place} has no keys of its own")
             known = [".".join((*parts[:i], name)) for name in fields]
             raise InputError(f"--explain {key}: there is no such key, {nearest('.'.join(parts[: i + 1]), known)}")
-        owner, value = model, _of(value, part)
+        owner, value = model, _field_of(value, part)
         model = type(value) if isinstance(value, Strict) else section(field.annotation)
     return Explained(
         key=key,
@@ -99,8 +78,7 @@ def explain(settings: Strict, key: str) -> Explained:
     )
 
 
-def _of(value: Any, name: str) -> Any:
-    """A field of a value, of each item of a list or a map."""
+def _field_of(value: Any, name: str) -> Any:
     if isinstance(value, list):
         return [getattr(item, name) for item in value]
     if isinstance(value, dict):
@@ -109,20 +87,16 @@ def _of(value: Any, name: str) -> Any:
 
 
 def section(annotation: Any) -> type[Strict] | None:
-    """Return the section that an annotation holds, alone, in a list or beside null; None where it holds no section."""
+    """Return the section in an annotation, alone, in a list or optional; None if there is none."""
     if isinstance(annotation, type) and issubclass(annotation, Strict):
         return annotation
     return next((found for inner in get_args(annotation) if (found := section(inner))), None)
 
 
 def takes(field: FieldInfo) -> str:
-    """Return the values that a field takes, in words."""
-    bounds = [
-        BOUNDS[name].format(f"{getattr(rule, name):g}")
-        for rule in field.metadata
-        for name in BOUNDS
-        if hasattr(rule, name)
-    ]
+    """Return the allowed values of a field, in words."""
+    rules = [(rule, name) for rule in field.metadata for name in BOUNDS if hasattr(rule, name)]
+    bounds = [BOUNDS[name].format(f"{getattr(rule, name):g}") for rule, name in rules]
     return ", ".join([_words(field.annotation), *bounds])
 
 

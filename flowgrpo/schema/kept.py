@@ -1,4 +1,4 @@
-"""Sections of what a run keeps of itself, and tells others."""
+"""Sections for checkpoints, trackers and kept trees."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Checkpoint(Strict):
 
 
 class Tracker(Strict):
-    """What a tracker is told of a run."""
+    """Options of one tracker."""
 
     project: str = Field("flowgrpo", min_length=1)
     """Project that the run belongs to; of tensorboard the folder in the run's folder."""
@@ -30,7 +30,7 @@ class Tracker(Strict):
 
 
 class Trees(Strict):
-    """The trees that a run keeps to be looked at."""
+    """The trees of rollouts that a run keeps for inspection."""
 
     every: int = Field(8, ge=1)
     """Iterations from one whose trees are kept to the next; those of the first and the last iteration are kept, too."""
@@ -42,5 +42,5 @@ class Trees(Strict):
     """Whether what the model foretells of each state is scored, too, which asks the rewards once for each state."""
 
     def due(self, iteration: int, iterations: int) -> bool:
-        """Whether the trees of an iteration, counted from 0, are kept."""
+        """Return whether the trees of an iteration, counted from 0, are kept."""
         return iteration % self.every == 0 or iteration == iterations - 1

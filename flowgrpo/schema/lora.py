@@ -1,4 +1,4 @@
-"""The frozen base of a model: adapters on it, a LoRA merged into it, and its quantisation."""
+"""The frozen base of a model: LoRA adapters, merged LoRAs and quantisation."""
 
 from __future__ import annotations
 
@@ -45,11 +45,7 @@ Quantised = Literal["int8", "nf4"]
 
 
 def check_base(lora: Lora | None, quantise: Quantised | None, merge: LoraPath | None) -> None:
-    """Refuse a base that is quantised and trained, and a LoRA that is merged into one that is frozen.
-
-    Raises:
-        InputError: without adapters every weight is trained; under adapters an export would lack what was merged.
-    """
+    """Raise InputError if a quantised base is trained, or a LoRA is merged into a base with adapters."""
     if quantise is not None and lora is None:
         way_out = "give model.lora a rank, or set model.quantise=null"
         raise InputError(

@@ -1,4 +1,4 @@
-"""What a preset's source says of the loop and of sizes, beside what a run has."""
+"""Compare loop settings and sizes that a preset's source states with those of a run."""
 
 from __future__ import annotations
 
@@ -7,31 +7,21 @@ from typing import Any
 
 
 def compared(stated: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """For each key that a source states its value there, `source`, and in the run, `run`.
-
-    Args:
-        stated: configuration keys with dots, and values.
-        run: the configuration of the run as maps within maps; what it lacks is None.
-    """
+    """Return the stated value (`source`) and the run's (`run`, None if missing) of each dotted key."""
     return {key: {"source": value, "run": _at(run, key)} for key, value in stated.items()}
 
 
 def line(found: Mapping[str, Mapping[str, Any]], not_said: Sequence[str] = ()) -> str:
-    """Return what `compared` found, in words: each key without its section, its value, and the run's if that differs.
-
-    Args:
-        not_said: keys of which the source says nothing, which stand at the end.
-    """
-    said = [
+    """Describe what `compared` returned: each key with the source's value, and the run's if different; then `not_said`."""
+    parts = [
         f"{_name(key)} {_short(both['source'])}"
         + ("" if _agree(both["source"], both["run"]) else f" (here {_short(both['run'])})")
         for key, both in found.items()
     ]
-    return ", ".join(said) + (f"; not said: {', '.join(map(_name, not_said))}" if not_said else "")
+    return ", ".join(parts) + (f"; not said: {', '.join(map(_name, not_said))}" if not_said else "")
 
 
 def _agree(source: Any, run: Any) -> bool:
-    """Whether a run has what a source states; of a map, what it states of it."""
     if isinstance(source, Mapping) and isinstance(run, Mapping):
         return all(_agree(value, run.get(key)) for key, value in source.items())
     return source == run
@@ -42,10 +32,10 @@ def _name(key: str) -> str:
 
 
 def _at(run: Mapping[str, Any], key: str) -> Any:
-    found: Any = run
+    value: Any = run
     for name in key.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
 
 
 def _short(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The schedule of the learning rate, and parts of a schedule of steps (`first:end`), as a configuration has them."""
+"""Learning rate schedule, and parts of the sampling schedule (`first:end`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORM = "write first:end, fractions of the steps from the start, such as 0:0.6"
 
 
 class Schedule(Strict):
-    """A factor of the learning rate, over all optimizer steps of the run."""
+    """Factor of the learning rate, over all optimizer steps of the run."""
 
     name: Literal["constant", "linear", "cosine", "polynomial", "cosine_with_restarts"] = "constant"
     """After the warm-up the factor stays (constant), falls in a line (linear), as a power of what is left (polynomial), as
@@ -37,10 +37,7 @@ class Schedule(Strict):
         return self
 
     def factor(self, step: int, total: int) -> float:
-        """The factor at optimizer step `step`, counted from 0, of `total`: the formulas of transformers and diffusers.
-
-        There too the first step of a warm-up has rate 0.
-        """
+        """Return the factor at step `step` of `total`, counted from 0, by the formulas of transformers and diffusers."""
         if step < self.warmup:
             return step / self.warmup
         done = (step - self.warmup) / max(1, total - self.warmup)
@@ -55,14 +52,7 @@ class Schedule(Strict):
 
 
 def read_part(written: Any, key: str = "eval.adapter_steps") -> Any:
-    """Return first and end of a part; None stays.
-
-    Args:
-        written: the text `first:end`, or a list of both.
-
-    Raises:
-        InputError: it is something else, or not 0 <= first <= end <= 1.
-    """
+    """Return [first, end] of `first:end` or a list; None stays. Raises InputError unless 0 <= first <= end <= 1."""
     if written is None:
         return None
     ends = written.split(":") if isinstance(written, str) else written
@@ -78,5 +68,5 @@ def read_part(written: Any, key: str = "eval.adapter_steps") -> Any:
 
 
 def part_text(part: Sequence[float]) -> str:
-    """A part as it is written: 0:0.6."""
+    """Write a part as text: 0:0.6."""
     return ":".join(repr(float(end)).removesuffix(".0") for end in part)

@@ -1,4 +1,4 @@
-"""Sections of a configuration that every kind of run has."""
+"""Config sections of every kind of run."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from flowgrpo.schema.kept import Checkpoint, Tracker, Trees
 from flowgrpo.schema.schedule import Schedule
 from flowgrpo.schema.wings import AlgorithmSection, Drafted, ModelSection
 
-AUTO = "auto"  # a number that the run finds when it starts
-MOST_ROWS = 2**20  # of a call
-
-
+AUTO = "auto"  # a number that is probed when the run starts
+MOST_ROWS = 2**20  # in one model call
 Variant = Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
 
 
 class Pick(Strict):
-    """Which training prompts an iteration takes, how many samples of each, and what they weigh.
+    """Choice of an iteration's prompts, group sizes and weights.
 
-    These look at a prompt's mean reward so far, counted from `worst` to `best` as 0 to 1; see `train.half_life`.
+    It uses each prompt's mean reward so far, mapped from [`worst`, `best`] to [0, 1]; see `train.half_life`.
     """
 
     by: Literal["shuffle", "variance"] = "shuffle"
@@ -67,7 +65,7 @@ class Prompts(Strict):
 
     @property
     def load_options(self) -> dict[str, Any]:
-        """Further arguments of `flowgrpo.data.prompts.load`."""
+        """Return further arguments of `flowgrpo.data.prompts.load`."""
         return {"column": self.column, "folder": self.folder}
 
 
@@ -130,7 +128,7 @@ class Ema(Strict):
     """Optimizer steps between two moves."""
 
     def decay_at(self, step: int) -> float:
-        """The decay of the move after an optimizer step, counted from 0; 1, which moves nothing, where none is due."""
+        """Return the decay after an optimizer step, counted from 0; 1 if no move is due."""
         return 1.0 if (step + 1) % self.every else min((1 + step) / (self.warmup + step), self.decay)
 
 
@@ -166,33 +164,33 @@ class Train(Strict):
     adaptive."""
     select: Select | None = None
     """Train on a part of the units that are compared; null: on all."""
-    if TYPE_CHECKING:  # of flow models alone
+    if TYPE_CHECKING:  # flow models only
         draft: Drafted | None = None
         replay: str = "auto"
 
     @property
     def found(self) -> tuple[str, ...]:
-        """The keys whose numbers are found when the run starts."""
+        """Return the keys whose numbers are probed at start."""
         return tuple(key for key in ("micro_batch", "rollout_batch") if getattr(self, key) == AUTO)
 
     @property
     def most_rows(self) -> int:
-        """The most rows of a call that are tried to find one: the last power of two that is not above `part_rows`."""
+        """Return the largest batch to probe: the largest power of two not above `part_rows`."""
         return 1 << max(1, self.part_rows).bit_length() - 1
 
     @property
     def part_rows(self) -> int:
-        """Trajectories that share calls, on all processes: those of a part, or all where parts are dealt when they end."""
+        """Return the number of trajectories that share model calls in one optimizer step, on all processes."""
         return self.groups * self.group_size // (1 if self.split == "edges" else self.updates)
 
     @property
     def update_rows(self) -> int:
-        """Rows in one call of the model in an update; the most that are tried, as long as none are found."""
+        """Return the rows per model call in an update; the largest to probe until probed."""
         return self.most_rows if isinstance(self.micro_batch, str) else self.micro_batch
 
     @property
     def rollout_rows(self) -> int:
-        """Rows in one call of the model of a rollout, an evaluation or a decoding; likewise."""
+        """Return the rows per model call without gradients; the largest to probe until probed."""
         rows = self.update_rows if self.rollout_batch is None else self.rollout_batch
         return self.most_rows if isinstance(rows, str) else rows
 
@@ -220,7 +218,7 @@ class Train(Strict):
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of an iteration."""
+        """Return the optimizer steps per iteration."""
         return self.updates
 
 
@@ -278,7 +276,7 @@ class Run(Strict):
     @field_validator("trackers", mode="before")
     @classmethod
     def _names(cls, written: Any) -> Any:
-        """A list of names, of which some may be maps of a name to its options, is a map of all to their options."""
+        """Convert a list of names, or maps of a name to options, to one map."""
         if not isinstance(written, list):
             return written
         maps = [item if isinstance(item, dict) else {str(item): {}} for item in written]
@@ -286,16 +284,16 @@ class Run(Strict):
 
     @property
     def folder(self) -> Path:
-        """The run's folder."""
+        """Return the run's folder."""
         return Path(self.dir) / self.name
 
     @property
     def shares(self) -> int:
-        """How many shares the data are dealt into if this command starts the processes: one for those that share calls."""
+        """Return the number of data shards with `run.processes`; context-parallel processes use one together."""
         return max(1, self.trainers(self.processes) // self.context_parallel)
 
     def trainers(self, processes: int) -> int:
-        """How many of so many processes train."""
+        """Return how many of the processes train."""
         return processes - self.generators - self.evaluators
 
 
@@ -323,23 +321,22 @@ class RunConfig(Strict):
 
     @property
     def stored_groups(self) -> str | None:
-        """The folder of the groups that are trained on; None where the run samples its own."""
+        """Return the folder of stored groups; None if the run samples."""
         return None
 
     @property
     def keeps_graphs(self) -> bool:
-        """Whether rollouts may keep graphs for the update."""
+        """Return whether rollouts may keep graphs for the update."""
         return False
 
     @property
     def exchanges_base(self) -> bool:
-        """Whether another model takes the place of the frozen base at times, which must be as the files have it."""
+        """Return whether another model temporarily replaces the frozen base, which then must not be quantised."""
         return False
 
     @field_validator("rewards", "eval_rewards", mode="before")
     @classmethod
-    def _one(cls, written: Any) -> Any:
-        """One reward needs no list around it."""
+    def _as_list(cls, written: Any) -> Any:
         return [written] if isinstance(written, str | dict) else written
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Checking what a user has written: what pydantic finds wrong with it, as one sentence."""
+"""Validate user input, with pydantic's errors as one sentence."""
 
 from __future__ import annotations
 
@@ -15,14 +15,7 @@ Model = TypeVar("Model", bound=Strict)
 
 
 def checked(model: type[Model], written: Any, place: str = "") -> Model:
-    """The configuration that `written` is.
-
-    Args:
-        place: the dotted key where it stands, for errors; empty for a whole configuration.
-
-    Raises:
-        InputError: a key is unknown or missing, or a value is wrong.
-    """
+    """Validate a section, or raise InputError; `place` is its dotted key, empty for a whole configuration."""
     try:
         return model.model_validate(written)
     except ValidationError as error:
@@ -30,9 +23,8 @@ def checked(model: type[Model], written: Any, place: str = "") -> Model:
 
 
 def explain_validation_error(error: ValidationError, model: type[Strict], prefix: str = "") -> str:
-    """The first unknown key, else the first wrong value, as one sentence with its place and the nearest valid choice."""
-    # That a value might have been callable is no help. Where it may be one word or number or a list of them, a list is not
-    # wrong for being one.
+    """Describe the first unknown key, or else the first wrong value, with its place and the nearest valid choice."""
+    # Of errors of a union, skip that of callables, and that of single values if a list was given.
     first = min(
         error.errors(),
         key=lambda e: (
@@ -45,10 +37,10 @@ def explain_validation_error(error: ValidationError, model: type[Strict], prefix
     named, unknown = (first["loc"][:-1], first["loc"][-1:]) if kind == "extra_forbidden" else (first["loc"], ())
     path = [*filter(_is_key, named), *unknown]
     place = ".".join(str(part) or repr(part) for part in (*([prefix] if prefix else []), *path))
-    if kind == "value_error":  # raised by us, and already a sentence
+    if kind == "value_error":  # our own sentence
         return str(context["error"])
     if kind == "extra_forbidden":
-        keys = [key for key in _keys(model, path[:-1]) if key != "name" or not prefix]
+        keys = [key for key in _keys_at(model, path[:-1]) if key != "name" or not prefix]
         return f"{place}: unknown key, {nearest(str(path[-1]), keys) if keys else 'it has no options'}"
     if kind == "missing":
         return f"{place}: required, but not given"
@@ -63,13 +55,12 @@ def explain_validation_error(error: ValidationError, model: type[Strict], prefix
 
 
 def _is_key(part: Any) -> bool:
-    """Whether a part of pydantic's place is a key or an index, not the name of a type that was tried there."""
+    """Return whether a part of pydantic's location is a key or index, not a type of a union."""
     return not (isinstance(part, str) and re.search(r"[\[(]|^(str|float|constrained-float|literal)$", part))
 
 
-def _keys(model: type[Strict], path: list[Any]) -> list[str]:
-    """The keys of the model found by walking `path` from `model`."""
-    below_map = False  # the next part is a name of the user's
+def _keys_at(model: type[Strict], path: list[Any]) -> list[str]:
+    below_map = False  # the next part is a user-defined key
     for part in path:
         if isinstance(part, int) or below_map:
             below_map = False

@@ -1,4 +1,3 @@
-import re
 from functools import reduce
 from pathlib import Path
 
@@ -15,6 +14,11 @@ from flowgrpo.flow.methods.published import PUBLISHED
 ROOT = Path(__file__).parents[2]
 
 
+def rows_of(table):
+    """The cells of a table, of which an indented line continues the one above."""
+    return [line.split(" | ") for line in table.strip().replace("\n    ", " ").splitlines()]
+
+
 @pytest.fixture
 def path(tmp_path):
     file = tmp_path / "run.yaml"
@@ -22,133 +26,96 @@ def path(tmp_path):
     return file
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("train.iteration=3", "train.iteration: unknown key, did you mean 'iterations'?"),
-        ("modle.path=3", "modle: unknown key, did you mean 'model'?"),
-        ("model.lora.rnk=3", "model.lora.rnk: unknown key, did you mean 'rank'?"),
-        ("rewards=[{us: shapes}]", "rewards.0.us: unknown key, did you mean 'use'?"),
-        ("train.iterations=ten", "train.iterations: 'ten' is wrong, input should be a valid integer"),
-        ("train.iterations=true", "train.iterations: True is wrong, input should be a valid integer"),
-        ("train.iterations=0", "train.iterations: 0 is wrong, input should be greater than or equal to 1"),
-        ("train=3", "train: 3 is not a map of keys"),
-        ("kind=[flow]", "kind: ['flow'] is unknown, did you mean 'flow'?"),
-        ("algorithm.preset={a: b}", "algorithm.preset: {'a': 'b'} is unknown, choose one of "),
-        ("algorithm.kernel.name=[x]", "algorithm.kernel: ['x'] is unknown, choose one of "),
-        ("algorithm={1: cps}", "algorithm.1: unknown key, choose one of preset, "),
-        ("train={'a[b]': 3}", "train.a[b]: unknown key, choose one of "),
-        ("train={'': 3}", "train.'': unknown key, choose one of "),
-        ("model.dtype=float23", "model.dtype: 'float23' is not allowed, did you mean 'float32'?"),
-        ("algorithm.preset=flowgrpo", "algorithm.preset: 'flowgrpo' is unknown, did you mean 'flow_grpo'?"),
-        ("algorithm.kernal=cps", "algorithm.kernal: unknown key, did you mean 'kernel'?"),
-        ("algorithm.kernel=cpss", "algorithm.kernel: 'cpss' is unknown, did you mean 'cps'?"),
-        (
-            "algorithm.kernel={name: cps, size: 3}",
-            "algorithm.kernel.size: unknown key, choose one of log_prob, calibrate, level",
-        ),
-        ("algorithm.kernel.level=-1", "algorithm.kernel.level: -1 is wrong, input should be greater than 0"),
-        ("algorithm.kernel.level=[0.7, -1]", "algorithm.kernel.level.1: -1 is wrong, input should be greater than 0"),
-        ("algorithm.kernel.level=[0.7, x]", "algorithm.kernel.level.1: 'x' is wrong, input should be a valid number"),
-        ("algorithm.kernel.level=x", "algorithm.kernel.level: 'x' is wrong, input should be a valid number"),
-        (
-            "algorithm.kernel={name: cps, level: [0.5, 1.5]}",
-            "algorithm.kernel.level.1: 1.5 is wrong, input should be less than or equal to 1",
-        ),
-        (
-            "algorithm.objective.clip_range=[1e-4, 1e-4, 1e-4]",
-            "algorithm.objective.clip_range: [0.0001, 0.0001, 0.0001] is wrong, list should have at most 2 items",
-        ),
-        (
-            "algorithm.objective.clip_range=-1",
-            "algorithm.objective.clip_range: -1 is wrong, input should be greater than 0",
-        ),
-        (
-            "algorithm.objective.kl.form=exactly",
-            "algorithm.objective.kl.form: 'exactly' is not allowed, did you mean 'exact'?",
-        ),
-        (
-            "algorithm={preset: grpo_guard, kernel: {log_prob: sum}}",
-            "algorithm.kernel.log_prob: normalised_ratio normalises mean, not sum; take mean",
-        ),
-        (
-            "algorithm={preset: branch_grpo, objective: prefix_ratio, tree: {prune: {rule: depth}}}",
-            "algorithm.tree.prune.rule: depth takes steps out of the paths that prefix_ratio needs whole; take parent_top1",
-        ),
-        (
-            "algorithm={preset: branch_grpo, objective: prefix_ratio, baseline: {drop_zero: true}}",
-            "algorithm.baseline.drop_zero: by depthwise single steps leave the update, of paths that prefix_ratio needs",
-        ),
-        (
-            "algorithm={preset: ctpo, kernel: cps}",
-            "algorithm.kernel.log_prob: prefix_ratio sums log ratios over steps, from each of which constant_free leaves",
-        ),
-        (
-            "algorithm={preset: ctpo, objective: {power: -0.5}}",
-            "algorithm.objective.power: -0.5 is wrong, input should be greater than or equal to 0",
-        ),
-        (
-            "algorithm.objective.kl={beta: 0.1, target: 0.01}",
-            "algorithm.objective.kl: to adapt the coefficient give target and max_beta, with 0 < beta <= max_beta",
-        ),
-        (
-            "algorithm.objective.kl={beta: 0.1, target: 0.01, max_beta: 0.05}",
-            "algorithm.objective.kl: to adapt the coefficient give target and max_beta, with 0 < beta <= max_beta",
-        ),
-        ("algorithm.objective.kl.max_beta=0.1", "algorithm.objective.kl: to adapt the coefficient give target and"),
-        (
-            "algorithm.objective.kl={target: 0.01, max_beta: 0.1}",
-            "algorithm.objective.kl.beta: 0 switches previous and target off, raise it",
-        ),
-        ("algorithm.objective.kl.previous=0.1", "algorithm.objective.kl.beta: 0 switches previous and target off"),
-        ("algorithm.objective.kl.reference=moving", "algorithm.objective.kl.beta: 0 switches a base or moving"),
-        (
-            "algorithm={preset: branch_grpo, tree: {prune: {rule: top1}}}",
-            "algorithm.tree.prune.rule: 'top1' is not allowed, ",
-        ),
-        (
-            "algorithm={preset: branch_grpo, tree: {prune: {fraction: 0.2}}}",
-            "algorithm.tree.prune.rule: required, but not given",
-        ),
-        (
-            "algorithm={preset: dense_grpo, kernel: {calibrate: {round: 3}}}",
-            "algorithm.kernel.calibrate.round: unknown key, did you mean 'rounds'?",
-        ),
-        ("algorithm.preset=tempflow", "train.group_size: 16 does not divide by the 6 algorithm.tree.branches children"),
-        (
-            "algorithm={preset: branch_grpo, tree: {splits: [0, 1, 2, 3, 4]}}",
-            "train.group_size: 16 does not divide by the 32 leaves of a tree with algorithm.tree.factor 2, take 32",
-        ),
-        (
-            "train.groups=7",
-            "train.groups: 7 groups do not divide into train.updates = 2 parts on 1 processes, take 6 or 8",
-        ),
-        (
-            "train.groups=1000000000000",
-            "train.groups: 1000000000000 groups of train.group_size = 16 samples are more than",
-        ),
-        (
-            "train.group_size=1000000000",
-            "train.groups: 8 groups of train.group_size = 1000000000 samples are more than",
-        ),
-        ("run.name=a/b", "run.name: 'a/b' may hold only letters, digits, '.', '_' and '-'"),
-        ("run.name=..", "run.name: '..' may hold only"),
-        ("train.optimizer.betas=[0.9, 1.5]", "train.optimizer.betas.1: 1.5 is wrong, input should be less than 1"),
-        ("train.learning_rate=.inf", "train.learning_rate: inf is wrong, input should be a finite number"),
-        ("train.learning_rate=1e38", "train.learning_rate: 1e+38 is wrong, input should be less than or equal to 1"),
-        ("train.optimizer.eps=1e39", "train.optimizer.eps: 1e+39 is wrong, input should be less than or equal to 1"),
-        ("train.optimizer.weight_decay=1e20", "train.optimizer.weight_decay: 1e+20 is wrong, input should be less"),
-        ("rewards=[{use: shapes, weight: .nan}]", "rewards.0.weight: nan is wrong, input should be a finite number"),
-        ("rewards=[3]", "rewards.0: 3 is not a map of keys"),
-        ("run.patience=0", "run.patience: 0 is wrong, input should be greater than or equal to 1"),
-        ("rewards=[{use: a, use: b}]", "rewards: not valid YAML (the key 'use' is given twice)"),
-        ("iterations", "'iterations': an override is written key=value, for example train.iterations=4"),
-        ("rewards=[{", "rewards: not valid YAML"),
-    ],
-)
+WRONG = rows_of("""
+train.iteration=3 | train.iteration: unknown key, did you mean 'iterations'?
+modle.path=3 | modle: unknown key, did you mean 'model'?
+model.lora.rnk=3 | model.lora.rnk: unknown key, did you mean 'rank'?
+rewards=[{us: shapes}] | rewards.0.us: unknown key, did you mean 'use'?
+train.iterations=ten | train.iterations: 'ten' is wrong, input should be a valid integer
+train.iterations=true | train.iterations: True is wrong, input should be a valid integer
+train.iterations=0 | train.iterations: 0 is wrong, input should be greater than or equal to 1
+train=3 | train: 3 is not a map of keys
+kind=[flow] | kind: ['flow'] is unknown, did you mean 'flow'?
+algorithm.preset={a: b} | algorithm.preset: {'a': 'b'} is unknown, choose one of
+algorithm.kernel.name=[x] | algorithm.kernel: ['x'] is unknown, choose one of
+algorithm={1: cps} | algorithm.1: unknown key, choose one of preset,
+train={'a[b]': 3} | train.a[b]: unknown key, choose one of
+train={'': 3} | train.'': unknown key, choose one of
+model.dtype=float23 | model.dtype: 'float23' is not allowed, did you mean 'float32'?
+algorithm.preset=flowgrpo | algorithm.preset: 'flowgrpo' is unknown, did you mean 'flow_grpo'?
+algorithm.kernal=cps | algorithm.kernal: unknown key, did you mean 'kernel'?
+algorithm.kernel=cpss | algorithm.kernel: 'cpss' is unknown, did you mean 'cps'?
+algorithm.kernel={name: cps, size: 3} | algorithm.kernel.size: unknown key, choose one of log_prob, calibrate, level
+algorithm.kernel.level=-1 | algorithm.kernel.level: -1 is wrong, input should be greater than 0
+algorithm.kernel.level=[0.7, -1] | algorithm.kernel.level.1: -1 is wrong, input should be greater than 0
+algorithm.kernel.level=[0.7, x] | algorithm.kernel.level.1: 'x' is wrong, input should be a valid number
+algorithm.kernel.level=x | algorithm.kernel.level: 'x' is wrong, input should be a valid number
+algorithm.kernel={name: cps, level: [0.5, 1.5]} | algorithm.kernel.level.1: 1.5 is wrong, input should be less than
+    or equal to 1
+algorithm.objective.clip_range=[1e-4, 1e-4, 1e-4] | algorithm.objective.clip_range: [0.0001, 0.0001, 0.0001] is
+    wrong, list should have at most 2 items
+algorithm.objective.clip_range=-1 | algorithm.objective.clip_range: -1 is wrong, input should be greater than 0
+algorithm.objective.kl.form=exactly | algorithm.objective.kl.form: 'exactly' is not allowed, did you mean 'exact'?
+algorithm={preset: grpo_guard, kernel: {log_prob: sum}} | algorithm.kernel.log_prob: normalised_ratio normalises
+    mean, not sum; take mean
+algorithm={preset: branch_grpo, objective: prefix_ratio, tree: {prune: {rule: depth}}} | algorithm.tree.prune.rule:
+    depth takes steps out of the paths that prefix_ratio needs whole; take parent_top1
+algorithm={preset: branch_grpo, objective: prefix_ratio, baseline: {drop_zero: true}} |
+    algorithm.baseline.drop_zero: by depthwise single steps leave the update, of paths that prefix_ratio needs
+algorithm={preset: ctpo, kernel: cps} | algorithm.kernel.log_prob: prefix_ratio sums log ratios over steps, from
+    each of which constant_free leaves
+algorithm={preset: ctpo, objective: {power: -0.5}} | algorithm.objective.power: -0.5 is wrong, input should be
+    greater than or equal to 0
+algorithm.objective.kl={beta: 0.1, target: 0.01} | algorithm.objective.kl: to adapt the coefficient give target and
+    max_beta, with 0 < beta <= max_beta
+algorithm.objective.kl={beta: 0.1, target: 0.01, max_beta: 0.05} | algorithm.objective.kl: to adapt the coefficient
+    give target and max_beta, with 0 < beta <= max_beta
+algorithm.objective.kl.max_beta=0.1 | algorithm.objective.kl: to adapt the coefficient give target and
+algorithm.objective.kl={target: 0.01, max_beta: 0.1} | algorithm.objective.kl.beta: 0 switches previous and target
+    off, raise it
+algorithm.objective.kl.previous=0.1 | algorithm.objective.kl.beta: 0 switches previous and target off
+algorithm.objective.kl.reference=moving | algorithm.objective.kl.beta: 0 switches a base or moving
+algorithm={preset: branch_grpo, tree: {prune: {rule: top1}}} | algorithm.tree.prune.rule: 'top1' is not allowed,
+algorithm={preset: branch_grpo, tree: {prune: {fraction: 0.2}}} | algorithm.tree.prune.rule: required, but not given
+algorithm={preset: dense_grpo, kernel: {calibrate: {round: 3}}} | algorithm.kernel.calibrate.round: unknown key, did
+    you mean 'rounds'?
+algorithm.preset=tempflow | train.group_size: 16 does not divide by the 6 algorithm.tree.branches children
+algorithm={preset: branch_grpo, tree: {splits: [0, 1, 2, 3, 4]}} | train.group_size: 16 does not divide by the 32
+    leaves of a tree with algorithm.tree.factor 2, take 32
+train.groups=7 | train.groups: 7 groups do not divide into train.updates = 2 parts on 1 processes, take 6 or 8
+train.groups=1000000000000 | train.groups: 1000000000000 groups of train.group_size = 16 samples are more than
+train.group_size=1000000000 | train.groups: 8 groups of train.group_size = 1000000000 samples are more than
+run.name=a/b | run.name: 'a/b' may hold only letters, digits, '.', '_' and '-'
+run.name=.. | run.name: '..' may hold only
+train.optimizer.betas=[0.9, 1.5] | train.optimizer.betas.1: 1.5 is wrong, input should be less than 1
+train.learning_rate=.inf | train.learning_rate: inf is wrong, input should be a finite number
+train.learning_rate=1e38 | train.learning_rate: 1e+38 is wrong, input should be less than or equal to 1
+train.optimizer.eps=1e39 | train.optimizer.eps: 1e+39 is wrong, input should be less than or equal to 1
+train.optimizer.weight_decay=1e20 | train.optimizer.weight_decay: 1e+20 is wrong, input should be less
+rewards=[{use: shapes, weight: .nan}] | rewards.0.weight: nan is wrong, input should be a finite number
+rewards=[3] | rewards.0: 3 is not a map of keys
+run.patience=0 | run.patience: 0 is wrong, input should be greater than or equal to 1
+rewards=[{use: a, use: b}] | rewards: not valid YAML (the key 'use' is given twice)
+iterations | 'iterations': an override is written key=value, for example train.iterations=4
+rewards=[{ | rewards: not valid YAML
+train.ema=1.5 | train.ema.decay: 1.5 is wrong, input should be less than 1
+train.schedule=cosin | train.schedule.name: 'cosin' is not allowed, did you mean 'cosine'
+train.schedule={warm: 3} | train.schedule.warm: unknown key
+train.memory=4 | train.memory: it is called train.half_life now
+train={memory: 4.0} | train.memory: it is called train.half_life now
+algorithm={preset: tempflow, kernel: cps} && train.group_size=24 | algorithm.objective.step_weights: noise_aware takes
+    back a 1 / std
+algorithm={preset: ctpo} && train={split: edges} | train.split: edges deals the steps of a path to several optimizer
+    steps, and
+algorithm={preset: branch_grpo, objective: prefix_ratio} && train={select: {fraction: 0.5}} | train.select: by depthwise
+    single steps leave the update, of paths that prefix_ratio needs whole; take null
+""")
+
+
+@pytest.mark.parametrize(("override", "said"), WRONG)
 def test_whatever_is_wrong_is_said_in_one_sentence(path, override, said):
     with pytest.raises(InputError) as caught:
-        config.load(path, [override])
+        config.load(path, override.split(" && "))
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
 
@@ -156,24 +123,19 @@ def test_whatever_is_wrong_is_said_in_one_sentence(path, override, said):
 def test_a_missing_or_broken_file_is_named(path, tmp_path):
     with pytest.raises(InputError, match="no such config file, did you mean 'run.yaml'"):
         config.load(tmp_path / "rum.yaml")
-    path.write_text("model:\n  path: [\n")
-    with pytest.raises(InputError, match=r"run.yaml:\d+: not valid YAML"):
-        config.load(path)
-    path.write_text("- 3\n")
-    with pytest.raises(InputError, match="a config is a map of keys"):
-        config.load(path)
-    path.write_text("{}\n")
-    with pytest.raises(InputError, match="model: required, but not given"):
-        config.load(path)
+    for text, said in {
+        "model:\n  path: [\n": r"run.yaml:\d+: not valid YAML",
+        "- 3\n": "a config is a map of keys",
+        "{}\n": "model: required, but not given",
+    }.items():
+        path.write_text(text)
+        with pytest.raises(InputError, match=said):
+            config.load(path)
 
 
 def test_a_word_replaces_an_axis_and_an_option_replaces_an_option(path):
-    assert config.load(path).algorithm.kernel.model_dump() == {
-        "name": "flow_sde",
-        "log_prob": "mean",
-        "calibrate": None,
-        "level": 0.7,
-    }
+    plain = {"name": "flow_sde", "log_prob": "mean", "calibrate": None, "level": 0.7}
+    assert config.load(path).algorithm.kernel.model_dump() == plain
     word = config.load(path, ["algorithm.kernel=cps"]).algorithm
     assert (word.kernel.name, word.kernel.level, word.tree.size) == ("cps", 0.8, 4)
     option = config.load(path, ["algorithm.tree.size=2"]).algorithm.tree
@@ -198,19 +160,14 @@ def test_numbers_are_read_as_people_write_them(path):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_resolved_config_resolves_to_itself(path, preset):
+def test_a_preset_is_six_words_and_resolves_to_itself(path, preset):
     options = [f"algorithm.preset={preset}", "train.group_size=24"]
     if "clip_range" in PRESETS[preset]["objective"]:
         options.append("algorithm.objective.clip_range=[1e-4, 2e-4]")
     resolved = config.load(path, options)
     assert config.validated(yaml.safe_load(config.dumped(resolved))) == resolved
-
-
-def test_every_preset_is_six_words(path):
-    for preset in PRESETS:
-        algorithm = config.load(path, [f"algorithm.preset={preset}", "train.group_size=24"]).algorithm
-        words = {axis: getattr(algorithm, axis).name for axis in CHOICES}
-        assert words == {axis: row["name"] for axis, row in PRESETS[preset].items()}
+    words = {axis: getattr(resolved.algorithm, axis).name for axis in CHOICES}
+    assert words == {axis: row["name"] for axis, row in PRESETS[preset].items()}
 
 
 def test_a_number_is_short_for_an_average_and_a_word_for_a_schedule(tmp_path):
@@ -222,19 +179,11 @@ def test_a_number_is_short_for_an_average_and_a_word_for_a_schedule(tmp_path):
     assert (long.ema.every, long.schedule.name, long.schedule.warmup) == (8, "cosine", 5)
     dotted = config.load(path, ["train.ema.every=8"]).train.ema
     assert (dotted.decay, dotted.every) == (0.8, 8)
-    for override, said in {
-        "train.ema=1.5": "train.ema.decay: 1.5 is wrong, input should be less than 1",
-        "train.schedule=cosin": "train.schedule.name: 'cosin' is not allowed, did you mean 'cosine'",
-        "train.schedule={warm: 3}": "train.schedule.warm: unknown key",
-    }.items():
-        with pytest.raises(InputError, match=re.escape(said)):
-            config.load(path, [override])
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_what_a_source_says_of_the_loop_can_be_asked_for(preset):
-    shapes = Path(__file__).parents[2] / "configs" / "shapes.yaml"
-    written = {**yaml.safe_load(shapes.read_text()), "algorithm": {"preset": preset}}
+    written = yaml.safe_load((ROOT / "configs" / "shapes.yaml").read_text()) | {"algorithm": {"preset": preset}}
     written["train"]["group_size"] = 24  # which all trees divide
     chosen = config.overridden(written, PUBLISHED[preset]).model_dump(mode="json")
     for key, value in PUBLISHED[preset].items():
@@ -250,14 +199,14 @@ def laughs(link):
     return "\n".join(lines)
 
 
+MANY = "place:6: not valid YAML (holds more than 131072 values where its aliases are followed)"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (laughs("[{}]"), "place:6: not valid YAML (holds more than 131072 values where its aliases are followed)"),
-        (
-            laughs("{{<<: [{}]}}"),
-            "place:6: not valid YAML (holds more than 131072 values where its aliases are followed)",
-        ),
+        (laughs("[{}]"), MANY),
+        (laughs("{{<<: [{}]}}"), MANY),
         ("&a [*a]", "place: not valid YAML (*a stands in what it stands for)"),
         ("a: &a {b: 1, <<: *a}", "place: not valid YAML (*a stands in what it stands for)"),
         ("[" * 100_000, "place: not valid YAML (lists and maps are nested deeper than 64)"),
@@ -282,9 +231,8 @@ def test_hostile_yaml_is_one_sentence(text, said):
 
 
 def test_aliases_and_merged_maps_still_serve_and_a_key_of_a_long_map_is_found_twice():
-    assert yaml_maps.parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 3e-4}\nc: [*a, *a]", "place") == {
-        "a": {"x": 1}, "b": {"x": 1, "y": 0.0003}, "c": [{"x": 1}] * 2,
-    }  # fmt: skip
+    written = yaml_maps.parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 3e-4}\nc: [*a, *a]", "place")
+    assert written == {"a": {"x": 1}, "b": {"x": 1, "y": 0.0003}, "c": [{"x": 1}] * 2}
     with pytest.raises(InputError, match="place:3001: not valid YAML .the key 'k7' is given twice"):
         yaml_maps.parse_yaml("".join(f"k{i}: 1\n" for i in range(3000)) + "k7: 1\n", "place")
 
@@ -300,39 +248,18 @@ def test_configs_that_cannot_be_read_and_endless_keys_are_one_sentence(path):
         config.load(path, ["model.call" + ".a" * 99_999 + "=1"])
 
 
-def test_weights_that_take_back_a_std_are_refused_where_there_is_none(path):
-    with pytest.raises(InputError, match=r"^algorithm\.objective\.step_weights: noise_aware takes back a 1 / std"):
-        config.load(path, ["algorithm.preset=tempflow", "algorithm.kernel=cps", "train.group_size=24"])
-    averaged = ["algorithm.preset=tempflow", "algorithm.kernel={name: cps, log_prob: mean}", "train.group_size=24"]
-    assert config.load(path, averaged).algorithm.objective.step_weights == "noise_aware"
-
-
 @pytest.mark.parametrize(
-    ("algorithm", "train", "said"),
+    ("algorithm", "train"),
     [
-        (
-            "{preset: ctpo}",
-            "{split: edges}",
-            "train.split: edges deals the steps of a path to several optimizer steps, and",
-        ),
-        (
-            "{preset: branch_grpo, objective: prefix_ratio}",
-            "{select: {fraction: 0.5}}",
-            "train.select: by depthwise single steps leave the update, of paths that prefix_ratio needs whole; take null",
-        ),
-        ("{preset: ctpo}", "{select: {fraction: 0.5}}", None),  # whole chains leave
-        ("{preset: ctpo, baseline: median}", "{split: samples}", None),
-        ("{preset: tempflow}", "{split: edges, group_size: 24}", None),
+        ("{preset: tempflow, kernel: {name: cps, log_prob: mean}}", "{group_size: 24}"),  # noise_aware with a std
+        ("{preset: ctpo}", "{select: {fraction: 0.5}}"),  # whole chains leave
+        ("{preset: ctpo, baseline: median}", "{split: samples}"),
+        ("{preset: tempflow}", "{split: edges, group_size: 24}"),
     ],
 )
-def test_ratios_of_paths_are_refused_where_the_update_has_no_whole_paths(path, algorithm, train, said):
-    overrides = [f"algorithm={algorithm}", f"train={train}"]
-    if said is None:
-        config.load(path, overrides)
-        return
-    with pytest.raises(InputError) as caught:
-        config.load(path, overrides)
-    assert str(caught.value).startswith(said)
+def test_ratios_of_paths_and_weights_of_steps_are_taken_where_the_update_has_what_they_need(path, algorithm, train):
+    objective = config.load(path, [f"algorithm={algorithm}", f"train={train}"]).algorithm.objective
+    assert "tempflow" not in algorithm or objective.step_weights == "noise_aware"
 
 
 def test_a_text_among_rewards_is_a_use(path):
@@ -352,12 +279,6 @@ def test_overrides_apply_to_what_was_written_and_not_to_what_followed(path):
     chosen = ["algorithm.preset=mix_grpo", "train.groups=4", "rewards=[jpeg_size]"]
     expected = {**written, "algorithm": {"preset": "mix_grpo"}, "train": {"groups": 4}, "rewards": ["jpeg_size"]}
     assert config.overridden(written, chosen) == config.validated(expected)
-
-
-def test_a_key_that_was_renamed_is_refused_with_its_new_name(path):
-    for overrides in (["train.memory=4"], ["train={memory: 4.0}"]):
-        with pytest.raises(InputError, match=r"^train\.memory: it is called train\.half_life now$"):
-            config.load(path, overrides)
 
 
 @pytest.mark.parametrize(("kept", "file"), [("shapes", "shapes.yaml"), ("digits", "mdlm.yaml")])

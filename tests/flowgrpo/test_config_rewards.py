@@ -7,62 +7,49 @@ from flowgrpo import config
 from flowgrpo.errors import InputError
 
 FLOW, TEXT = {"model": {"path": "shapes"}}, {"kind": "mdlm", "model": {"path": "digits"}}
-NESTED = {"preset": "branch_grpo", "credit": "nested"}
+NESTED, LEAVE_ONE_OUT = {"preset": "branch_grpo", "credit": "nested"}, {"baseline": "leave_one_out"}
 
 
 @pytest.mark.parametrize(
     ("algorithm", "said"),
     [
-        (NESTED, "algorithm.baseline: credit nested compares with the mean of the others, take leave_one_out"),
+        ({}, "baseline: credit nested compares with the mean of the others, take leave_one_out"),
         (
-            {
-                "preset": "tempflow",
-                "credit": {"name": "nested", "group": 0, "siblings": 0},
-                "baseline": "leave_one_out",
-            },
-            "algorithm.credit: nested compares nothing, raise group, between or siblings above 0",
+            {"preset": "tempflow", "credit": {"name": "nested", "group": 0, "siblings": 0}, **LEAVE_ONE_OUT},
+            "credit: nested compares nothing, raise group, between or siblings above 0",
         ),
-        ({**NESTED, "credit": {"name": "nested", "group": -1}}, "algorithm.credit.group: -1 is wrong, input should be"),
-        ({**NESTED, "credit": {"name": "nested", "levels": 2}}, "algorithm.credit.levels: unknown key"),
+        ({"credit": {"name": "nested", "group": -1}}, "credit.group: -1 is wrong, input should be"),
+        ({"credit": {"name": "nested", "levels": 2}}, "credit.levels: unknown key"),
         (
-            {"preset": "ctpo", "credit": "nested", "baseline": {"name": "leave_one_out", "drop_zero": True}},
-            "algorithm.baseline.drop_zero: by nested single steps leave the update, of paths that prefix_ratio needs whole",
+            {"preset": "ctpo", "baseline": {"name": "leave_one_out", "drop_zero": True}},
+            "baseline.drop_zero: by nested single steps leave the update, of paths that prefix_ratio needs whole",
         ),
     ],
 )
 def test_what_nested_comparisons_cannot_have(algorithm, said):
     with pytest.raises(InputError) as error:
-        config.validated({**FLOW, "algorithm": algorithm, "train": {"group_size": 24}})
-    assert str(error.value).startswith(said)
+        config.validated({**FLOW, "algorithm": NESTED | algorithm, "train": {"group_size": 24}})
+    assert str(error.value).startswith(f"algorithm.{said}")
 
 
 @pytest.mark.parametrize("kind", [FLOW, TEXT])
 @pytest.mark.parametrize(
     ("baseline", "said"),
     [
-        ({"combine": "least"}, "algorithm.baseline.combine: 'least' is not allowed, "),
-        (
-            {"caution": 0.5},
-            "algorithm.baseline.caution: sum has none, take algorithm.baseline.combine=cautious",
-        ),
-        (
-            {"combine": "worst", "caution": 0.5},
-            "algorithm.baseline.caution: worst has none, take algorithm.baseline.combine=cautious",
-        ),
-        (
-            {"combine": "cautious", "caution": -1},
-            "algorithm.baseline.caution: -1 is wrong, input should be greater than or equal to 0",
-        ),
+        ({"combine": "least"}, "combine: 'least' is not allowed, "),
+        ({"caution": 0.5}, "caution: sum has none, take algorithm.baseline.combine=cautious"),
+        ({"combine": "worst", "caution": 0.5}, "caution: worst has none, take algorithm.baseline.combine=cautious"),
+        ({"combine": "cautious", "caution": -1}, "caution: -1 is wrong, input should be greater than or equal to 0"),
         (
             {"name": "tracker", "combine": "decoupled"},
-            "algorithm.baseline.combine: tracker remembers one number for each prompt, take sum, worst or cautious",
+            "combine: tracker remembers one number for each prompt, take sum, worst or cautious",
         ),
     ],
 )
 def test_what_rewards_cannot_be_put_together_by(kind, baseline, said):
     with pytest.raises(InputError) as error:
         config.validated({**kind, "algorithm": {"baseline": baseline}})
-    assert str(error.value).startswith(said)
+    assert str(error.value).startswith(f"algorithm.baseline.{said}")
 
 
 @pytest.mark.parametrize("kind", [FLOW, TEXT])
@@ -71,9 +58,8 @@ def test_a_reward_that_weighs_nothing_is_refused_where_all_are_members(kind, for
     written = {**kind, "rewards": ["shapes", {"use": "jpeg_size", "weight": 0}]}
     with pytest.raises(InputError) as error:
         config.validated({**written, "algorithm": {"baseline": {"combine": form}}})
-    assert str(error.value).startswith(
-        f"rewards.1.weight: 0 makes it 0 for every sample, which {form} counts as any other"
-    )
+    said = f"rewards.1.weight: 0 makes it 0 for every sample, which {form} counts as any other"
+    assert str(error.value).startswith(said)
     assert config.validated(written).rewards[1].weight == 0  # a sum leaves it out
 
 

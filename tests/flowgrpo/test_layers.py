@@ -25,7 +25,7 @@ BELOW = {
     "flowgrpo.training": "",
     "flowgrpo.training.advantages": "samplers rewards errors schema data",
     "flowgrpo.training.model_files": "rewards errors schema data",
-    "flowgrpo.training.run": "rewards errors schema data",
+    "flowgrpo.training.run": "rewards errors data",
     "flowgrpo.training.distributed": "samplers errors schema training.advantages training.run",
     "flowgrpo.training.weights": (
         "samplers errors schema training.advantages training.model_files training.run training.distributed"
@@ -107,7 +107,7 @@ BELOW = {
         "flow.pipeline flow.config"
     ),
     "flowgrpo.flow.offline": (
-        "samplers rewards errors schema data training.advantages training.model_files training.distributed "
+        "samplers rewards errors data training.advantages training.model_files training.distributed "
         "training.scoring flow.pipeline flow.pipeline.loading flow.config flow.rollouts"
     ),
     "flowgrpo.flow.updates": (

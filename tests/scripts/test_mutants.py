@@ -40,12 +40,8 @@ def run(mutants, tree, *arguments):
 def test_what_no_test_sees_is_told_and_the_tree_stays_as_it_is(mutants, tree, capsys):
     assert run(mutants, tree) == 1
     told = capsys.readouterr().out
-    assert told.splitlines()[:4] == [
-        "survives samplers/sums.py: a + b => a * b",
-        "| file | tried | survive |",
-        "|---|---|---|",
-        "| samplers/sums.py | 2 | 1 |",
-    ]
+    table = "| file | tried | survive |\n|---|---|---|\n| samplers/sums.py | 2 | 1 |\n"
+    assert told.startswith(f"survives samplers/sums.py: a + b => a * b\n{table}")
     assert "2 wrong changes, 1 survive, 1 that change nothing are left out" in told
     assert (tree / "samplers" / "sums.py").read_text() == SUMS
     assert not list(tree.rglob("__pycache__"))

@@ -1,1 +1,1 @@
-"""Prompts that this package draws: compositions, edits, motions, sounds, printed words, tasks, and the embedded world."""
+"""Generated prompts: compositions, edits, motions, sounds, printed words, tasks, and the embedded world."""

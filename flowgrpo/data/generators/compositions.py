@@ -1,7 +1,7 @@
-"""Compositional prompts in GenEval's format (arXiv 2310.11513): objects, their number, their colours and their places.
+"""Compositional prompts in GenEval's format (arXiv 2310.11513): objects, counts, colours and positions.
 
-A row has GenEval's columns `tag`, `include` and `exclude`, which the reward `geneval` reads. The sets are GenEval's six
-tasks and two of ours that ask for more at once; `compositions` is all eight together, each spread over the whole.
+Rows have GenEval's columns `tag`, `include` and `exclude`, which the reward `geneval` reads. The sets are GenEval's six
+tasks and two harder ones of ours; `compositions` interleaves all eight.
 
     single_object   a photo of a bench
     two_object      a photo of a bench and a dog
@@ -12,9 +12,9 @@ tasks and two of ours that ask for more at once; `compositions` is all eight tog
     two_counts      a photo of two benches and three dogs                          (ours; its tag is counting)
     two_relations   a photo of a dog left of a bench and a cup above the bench     (ours; its tag is position)
 
-What is held out is a pair of objects, an object and its number, or an object and its colour, in all sets alike: a pair that
-`two_object:eval` asks for is in no row of `position:train`. Objects alone are held out of `single_object` only. The objects
-are COCO's 80 classes in GenEval's names, as its detector finds them.
+Held out for `eval` are pairs of objects, objects with a count, and objects with a colour, across all sets: a pair of
+`two_object:eval` is in no row of `position:train`. Single objects are held out in `single_object` only. The objects are
+COCO's 80 classes in GenEval's names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, built_in, chosen, rows, together
+from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, built_in, choose, interleave, rows
 from flowgrpo.data.generators.tasks import SPLITS
 from flowgrpo.data.tables import Row
 from rewards.objects.rules import COLOURS, RELATIONS
@@ -46,20 +46,17 @@ HISSING = ("s", "x", "ch", "sh")
 
 
 def phrase(name: str, count: int = 1, colour: str | None = None, article: str | None = None) -> str:
-    """Objects in words: "a red bench", "three dogs", "the pair of skis"."""
+    """Return objects in words: "a red bench", "three dogs", "the pair of skis"."""
     coloured = f"{colour} {name}" if colour else name
     if name in UNITS:
         unit = UNITS[name]
         words = f"{unit if count == 1 else unit + 's'} of {coloured}"
     else:
-        words = coloured if count == 1 else coloured.removesuffix(name) + _plural(name)
+        plural = PLURALS.get(name, name + ("es" if name.endswith(HISSING) else "s"))
+        words = coloured if count == 1 else coloured.removesuffix(name) + plural
     if count > 1:
         return f"{NUMBERS[count]} {words}"
     return f"{article or ('an' if words[0] in 'aeiou' else 'a')} {words}"
-
-
-def _plural(name: str) -> str:
-    return PLURALS.get(name, name + ("es" if name.endswith(HISSING) else "s"))
 
 
 def _clause(name: str, count: int = 1, **further: object) -> Row:
@@ -77,19 +74,19 @@ def _pair(a: str, b: str) -> Part:
 
 def single_object(rng: np.random.Generator) -> Draft:
     """One object."""
-    (name,) = chosen(rng, OBJECTS)
+    (name,) = choose(rng, OBJECTS)
     return _draft("single_object", phrase(name), [("alone", name)], [_clause(name)])
 
 
 def two_object(rng: np.random.Generator) -> Draft:
     """Two objects."""
-    a, b = chosen(rng, OBJECTS, 2)
+    a, b = choose(rng, OBJECTS, 2)
     return _draft("two_object", f"{phrase(a)} and {phrase(b)}", [_pair(a, b)], [_clause(a), _clause(b)])
 
 
 def counting(rng: np.random.Generator) -> Draft:
     """Two, three or four of an object, and not one more."""
-    (name,), (count,) = chosen(rng, OBJECTS), chosen(rng, list(NUMBERS))
+    (name,), (count,) = choose(rng, OBJECTS), choose(rng, list(NUMBERS))
     parts: list[Part] = [("count", name, count)]
     exclude = [_clause(name, count + 1)]
     return _draft("counting", phrase(name, count), parts, [_clause(name, count)], exclude=exclude)
@@ -97,22 +94,22 @@ def counting(rng: np.random.Generator) -> Draft:
 
 def colors(rng: np.random.Generator) -> Draft:
     """One object in a colour."""
-    (name,), (colour,) = chosen(rng, COLOURED), chosen(rng, COLOURS)
+    (name,), (colour,) = choose(rng, COLOURED), choose(rng, COLOURS)
     include = [_clause(name, color=colour)]
     return _draft("colors", phrase(name, colour=colour), [("colour", name, colour)], include)
 
 
 def position(rng: np.random.Generator) -> Draft:
     """One object in a relation to another."""
-    (a, b), (relation,) = chosen(rng, OBJECTS, 2), chosen(rng, RELATIONS)
+    (a, b), (relation,) = choose(rng, OBJECTS, 2), choose(rng, RELATIONS)
     include = [_clause(b), _clause(a, position=[relation, 0])]
     return _draft("position", f"{phrase(a)} {relation} {phrase(b)}", [_pair(a, b)], include)
 
 
 def color_attr(rng: np.random.Generator) -> Draft:
     """Two objects in two colours."""
-    a, b = chosen(rng, COLOURED, 2)
-    one, other = chosen(rng, COLOURS, 2)
+    a, b = choose(rng, COLOURED, 2)
+    one, other = choose(rng, COLOURS, 2)
     words = f"{phrase(a, colour=one)} and {phrase(b, colour=other)}"
     parts = [_pair(a, b), ("colour", a, one), ("colour", b, other)]
     return _draft("color_attr", words, parts, [_clause(a, color=one), _clause(b, color=other)])
@@ -120,8 +117,8 @@ def color_attr(rng: np.random.Generator) -> Draft:
 
 def two_counts(rng: np.random.Generator) -> Draft:
     """Two kinds of object, each in its number."""
-    a, b = chosen(rng, OBJECTS, 2)
-    i, j = chosen(rng, list(NUMBERS), 2)
+    a, b = choose(rng, OBJECTS, 2)
+    i, j = choose(rng, list(NUMBERS), 2)
     words = f"{phrase(a, i)} and {phrase(b, j)}"
     parts = [_pair(a, b), ("count", a, i), ("count", b, j)]
     exclude = [_clause(a, i + 1), _clause(b, j + 1)]
@@ -130,8 +127,8 @@ def two_counts(rng: np.random.Generator) -> Draft:
 
 def two_relations(rng: np.random.Generator) -> Draft:
     """Two objects, each in another relation to a third."""
-    a, b, c = chosen(rng, OBJECTS, 3)
-    one, other = chosen(rng, RELATIONS, 2)
+    a, b, c = choose(rng, OBJECTS, 3)
+    one, other = choose(rng, RELATIONS, 2)
     words = f"{phrase(a)} {one} {phrase(c)} and {phrase(b)} {other} {phrase(c, article='the')}"
     include = [_clause(c), _clause(a, position=[one, 0]), _clause(b, position=[other, 0])]
     return _draft("position", words, [_pair(a, b), _pair(a, c), _pair(b, c)], include)
@@ -149,6 +146,6 @@ SETS = {
 }
 
 BUILT_IN: dict[str, Callable[[], list[Row]]] = built_in(SETS) | {
-    f"compositions:{split}": lambda split=split: together([rows(name, one, split) for name, one in SETS.items()])
+    f"compositions:{split}": lambda split=split: interleave([rows(name, one, split) for name, one in SETS.items()])
     for split in SPLITS
 }

@@ -1,4 +1,4 @@
-"""Pictures to edit and what to do with them, drawn by us: scenes of flat shapes, whose outcome the reward `shapes` reads.
+"""Generated image edits: scenes of flat shapes and instructions, scored by the reward `shapes`.
 
     make the red circle blue                        recolour
     turn the red circle into a red square           reshape
@@ -6,10 +6,9 @@
     remove the red circle                           remove
     add a red circle                                add
 
-A row has `image`, the file of the picture to edit; `target`, that of the picture that is asked for; `caption`, what the
-target shows, which `shapes` compares a sample with; `edit`, one of the words above; `tag` is edit. What is held out is what
-is done to which shape. The pictures are drawn on first use into the folder `edits` where copies of corpora are, each in a
-file that is named by what it shows.
+Rows have `image` and `target`, the files of the input and the expected picture; `caption`, the target's content, which
+`shapes` compares with; `edit`, one of the words above; `tag` is edit. Held out are an edit's word and shapes. The
+pictures are drawn on first use into the folder `edits` beside corpora, each named by a hash of its content.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 from flowgrpo.data.generators import drafts, scenes
-from flowgrpo.data.generators.drafts import Draft, PromptSet, chosen
+from flowgrpo.data.generators.drafts import Draft, PromptSet, choose
 from flowgrpo.data.generators.scenes import Drawn, Kind
 from flowgrpo.data.generators.tasks import SPLITS
 from flowgrpo.data.tables import Row
@@ -39,67 +38,54 @@ NAMES = tuple(f"edits:{split}" for split in SPLITS)
 
 
 def edit(rng: np.random.Generator) -> Draft:
-    """An edit of a scene of one or two shapes; its columns `image` and `target` are the objects to be drawn."""
-    (word,), (kind, other) = chosen(rng, EDITS), chosen(rng, KINDS, 2)
+    """Draw an edit of a scene of one or two shapes; `image` and `target` are lists of objects."""
+    (word,), (kind, other) = choose(rng, EDITS), choose(rng, KINDS, 2)
     first, second = scenes.arrange(caption([kind, other]), rng)
     before, after, new = [first, second], [second], ()
     if word in CHANGES:
         alike = {"recolour": (False, True), "reshape": (True, False), "replace": (False, False)}[word]
         kinds = [k for k in KINDS if (k[0] == kind[0], k[1] == kind[1]) == alike and k != other]
-        (new,) = chosen(rng, kinds)
+        (new,) = choose(rng, kinds)
         after = [replace(first, kind=new), second]
     elif word == "add":
         before, after = after, before
-    columns = {
-        "tag": "edit",
-        "edit": word,
-        "image": before,
-        "target": after,
-        "caption": caption([o.kind for o in after]),
-    }
+    shows = caption([o.kind for o in after])
+    columns = {"tag": "edit", "edit": word, "image": before, "target": after, "caption": shows}
     return Draft(_instruction(word, kind, new), ((word, *kind, *new),), columns)
 
 
 def caption(kinds: Sequence[tuple[str, ...]]) -> str:
-    """What a scene of single objects shows, in the words of the reward `shapes`."""
+    """Return the caption of a scene of single objects, as the reward `shapes` reads it."""
     return " and ".join(f"a {colour} {shape}" for colour, shape in kinds)
 
 
 def _instruction(word: str, kind: Kind, new: tuple[str, ...]) -> str:
     shape = " ".join(kind)
-    return {
-        "recolour": lambda: f"make the {shape} {new[0]}",
-        "reshape": lambda: f"turn the {shape} into {caption([new])}",
-        "replace": lambda: f"replace the {shape} with {caption([new])}",
-        "remove": lambda: f"remove the {shape}",
-        "add": lambda: f"add a {shape}",
-    }[word]()
+    match word:
+        case "recolour":
+            return f"make the {shape} {new[0]}"
+        case "reshape":
+            return f"turn the {shape} into {caption([new])}"
+        case "replace":
+            return f"replace the {shape} with {caption([new])}"
+    return f"remove the {shape}" if word == "remove" else f"add a {shape}"
 
 
 SET = PromptSet(edit, train=256, eval=64)
 
 
 def load(source: str, folder: str, key: str) -> list[Row]:
-    """The rows of one of `NAMES`, with the absolute names of their pictures, which are drawn if they are not there.
-
-    Args:
-        folder: where copies of corpora are.
-        key: the place named in errors.
-
-    Raises:
-        InputError: the pictures cannot be written.
-    """
+    """Return the rows of `NAMES`; missing pictures are drawn into `folder`/edits, or InputError is raised."""
     into = Path(folder, "edits").resolve()
     rows = drafts.rows("edits", SET, source.partition(":")[2])
     try:
         into.mkdir(parents=True, exist_ok=True)
-        return [row | {name: _drawn(row[name], into) for name in ("image", "target")} for row in rows]
+        return [row | {name: _picture_file(row[name], into) for name in ("image", "target")} for row in rows]
     except OSError as error:
         raise InputError(f"{key}: the pictures of {source} cannot be drawn into {into} ({error.strerror})") from None
 
 
-def _drawn(objects: Sequence[Drawn], folder: Path) -> str:
-    """The file of a scene's picture, RGB of SIDE x SIDE pixels."""
+def _picture_file(objects: Sequence[Drawn], folder: Path) -> str:
     file = folder / f"{blake2b(repr((SIDE, objects)).encode(), digest_size=8).hexdigest()}.png"
     if not file.exists():
         scale = SIDE / scenes.SIZE

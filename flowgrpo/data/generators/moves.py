@@ -1,19 +1,19 @@
-"""Prompts for videos that ask for a motion: who does what, in which direction, where, and how the camera moves.
+"""Prompts for videos that ask for a motion: subject, action, direction, place and camera.
 
-`tag` is motion; `subject`, `action`, `direction` (None where there is none) and `camera` are for judges and rewards of one's
-own. What is held out is a subject with an action, an action in a direction, and a subject under a camera.
+The columns are `tag` (motion), `subject`, `action`, `direction` (or None) and `camera`. Held out are a subject with an
+action, an action in a direction, and a subject with a camera move.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, built_in, chosen
+from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, built_in, choose
 
 SIDEWAYS = ("from left to right", "from right to left", "towards the camera", "away from the camera")
 TURNS = ("clockwise", "counterclockwise")
 UPRIGHT = ("upwards", "downwards")
-# Who can do what, where; an action with the directions that it can have.
+# Subjects, their actions with possible directions, and places.
 KINDS = (
     (
         ("a red fox", "a brown horse", "a black dog", "a white rabbit", "a tabby cat", "a deer", "a wolf"),
@@ -45,10 +45,10 @@ CAMERAS = ("stays still", "pans left", "pans right", "zooms in", "zooms out", "f
 
 
 def motion(rng: np.random.Generator) -> Draft:
-    """A subject that moves."""
+    """Draw a moving subject."""
     subjects, actions, places = KINDS[rng.integers(len(KINDS))]
-    (subject,), (action,), (place,), (camera,) = (chosen(rng, s) for s in (subjects, list(actions), places, CAMERAS))
-    direction = chosen(rng, actions[action])[0] if actions[action] else None
+    (subject,), (action,), (place,), (camera,) = (choose(rng, s) for s in (subjects, list(actions), places, CAMERAS))
+    direction = choose(rng, actions[action])[0] if actions[action] else None
     parts: list[Part] = [("move", subject, action), ("shot", subject, camera)]
     if direction:
         parts.append(("direction", action, direction))

@@ -1,7 +1,7 @@
-"""Pictures and captions of the embedded world: what the small model is trained on and what it is asked for.
+"""Pictures and captions of the embedded world, on which the small model is trained.
 
-A scene is one to four flat shapes on paper, drawn with anti-aliased edges by their signed distance. The vocabulary and
-the grammar belong to the reward (`rewards/shapes.py`), which has to read them back.
+A scene is one to four flat shapes, drawn with anti-aliased edges by signed distance. The reward (`rewards/shapes.py`)
+owns the vocabulary and the grammar, which it parses.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import numpy as np
 from rewards.shapes import BACKGROUND, COLOURS, COUNTS, RELATIONS, SHAPES, parse
 
 SIZE = 64  # pixels
-RADII = (7.0, 8.5)  # half the height of an object, in pixels
-JITTER = 1.0  # most that an object lies off the centre of its cell, in pixels
-UNSEEN = (("green", "circle"), ("purple", "triangle"))  # colour and shape pairs that no training caption names
+RADII = (7.0, 8.5)  # range of an object's half height, pixels
+JITTER = 1.0  # largest offset from the centre of the cell, pixels
+UNSEEN = (("green", "circle"), ("purple", "triangle"))  # kinds that no training caption names
 
 Kind = tuple[str, str]  # (colour, shape)
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """One object of a scene: its kind, centre (x, y) and half height in pixels."""
+    """An object of a scene: kind, centre (x, y) and half height, pixels."""
 
     kind: Kind
     x: float
@@ -39,7 +39,7 @@ def _phrase(count: int, kind: Kind) -> str:
 
 
 def every_caption() -> list[str]:
-    """All captions: one phrase, two joined by "and", or two single objects in a relation; at most 4 objects."""
+    """Return all captions: one phrase, two joined by "and", or two single objects in a relation; at most 4 objects."""
     kinds = [(colour, shape) for colour in COLOURS for shape in SHAPES]
     pairs = list(permutations(kinds, 2))
     return [
@@ -50,20 +50,19 @@ def every_caption() -> list[str]:
 
 
 def names_unseen(caption: str) -> bool:
-    """Whether a caption names a colour and shape that never meet in training."""
+    """Return whether a caption names a kind that training never shows."""
     return any(kind in UNSEEN for kind in parse(caption).objects)
 
 
 def is_held_out(caption: str) -> bool:
-    """Whether a caption is kept from all training: it names an unseen pair, or its own hash falls in 40 parts of 256."""
+    """Return whether a caption is excluded from training: it names an unseen kind, or by its hash (40 of 256 parts)."""
     return names_unseen(caption) or hashlib.blake2b(caption.encode(), digest_size=1).digest()[0] < 40
 
 
 def captions(split: str) -> list[str]:
-    """The captions of the split `train` (1,024) or `eval` (256), always the same ones in the same order.
+    """Return the captions of `train` (1,024) or `eval` (256), always in the same order.
 
-    One quarter of the `eval` captions name a colour and shape that never meet in training; the others join known kinds
-    in a caption that was never trained on. A process draws them once.
+    A quarter of the `eval` captions name an unseen kind; the others combine known kinds in an unseen caption.
     """
     return list(_drawn(split))
 
@@ -79,12 +78,12 @@ def _drawn(split: str) -> tuple[str, ...]:
 
 
 def arrange(caption: str, rng: np.random.Generator) -> list[Drawn]:
-    """The objects of a caption, put at random on a loose 3 x 3 grid, in the relation it names."""
-    asked = parse(caption)
+    """Return the objects of a caption at random places of a loose 3 x 3 grid, in the relation it names."""
+    parsed = parse(caption)
     while True:
-        cells = rng.choice(9, sum(asked.objects.values()), replace=False)
-        objects = [_placed(kind, cell, rng) for kind, cell in zip(asked.objects.elements(), cells, strict=True)]
-        if _in_relation(objects, asked.relation):
+        cells = rng.choice(9, sum(parsed.objects.values()), replace=False)
+        objects = [_placed(kind, cell, rng) for kind, cell in zip(parsed.objects.elements(), cells, strict=True)]
+        if _in_relation(objects, parsed.relation):
             return objects
 
 
@@ -98,11 +97,11 @@ def _in_relation(objects: list[Drawn], relation: tuple[tuple[str, str], str, tup
         return True
     along = np.array(RELATIONS[relation[1]])
     offset = np.array([objects[0].x - objects[1].x, objects[0].y - objects[1].y])
-    return offset @ along > np.abs(offset @ along[::-1])  # the named direction is the dominant one
+    return offset @ along > np.abs(offset @ along[::-1])  # the named direction dominates
 
 
 def draw(objects: list[Drawn], size: int = SIZE) -> np.ndarray:
-    """The scene as float32 (3, size, size) in [0, 1]."""
+    """Draw a scene as float32 (3, size, size) in [0, 1]."""
     y, x = np.mgrid[0:size, 0:size].astype(np.float32) + 0.5
     image = np.broadcast_to(np.array(BACKGROUND, np.float32)[:, None, None], (3, size, size)).copy()
     for o in objects:
@@ -118,6 +117,6 @@ def _signed_distance(o: Drawn, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if o.kind[1] == "square":
         side = o.radius * 0.9
         return np.maximum(np.abs(dx), np.abs(dy)) - side
-    # An upright triangle in a box of 2 r: two slanted sides of slope 2, and the base.
+    # Upright triangle in a box of 2 r: two sides of slope 2, and the base.
     slanted = (2 * np.abs(dx) - (dy + o.radius)) / np.sqrt(5)
     return np.maximum(slanted, dy - o.radius)

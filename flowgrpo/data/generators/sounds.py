@@ -1,16 +1,16 @@
-"""Prompts for sounds: what makes which sound, where, and what is heard behind it; for the reward `clap`, or one's own.
+"""Prompts for sounds: source, sound, place and background, for the reward `clap` or custom ones.
 
-`tag` is sound; `source`, `sound` and `background` (None where nothing else is heard) say what the prompt asks for. What is
-held out is a source with a sound, and a sound before a background.
+The columns are `tag` (sound), `source`, `sound` and `background` (or None). Held out are a source with a sound, and a
+sound before a background.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, built_in, chosen
+from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, built_in, choose
 
-# What makes a sound, with the sounds that it can make, and where.
+# Sources with their sounds, and places.
 KINDS = (
     (
         {
@@ -74,10 +74,10 @@ BACKGROUNDS = (
 
 
 def sound(rng: np.random.Generator) -> Draft:
-    """Something that makes a sound, every other time before something else."""
+    """Draw a source with a sound, half of the time before a background."""
     sources, places = KINDS[rng.integers(len(KINDS))]
-    (source,), (place,), (behind,) = (chosen(rng, some) for some in (list(sources), places, BACKGROUNDS))
-    (heard,) = chosen(rng, sources[source])
+    (source,), (place,), (behind,) = (choose(rng, some) for some in (list(sources), places, BACKGROUNDS))
+    (heard,) = choose(rng, sources[source])
     background = behind if rng.random() < 0.5 else None
     parts: list[Part] = [("sound", source, heard)]
     if background:

@@ -1,20 +1,20 @@
-"""Procedural tasks in short texts: Countdown, 4 x 4 Sudoku and integer arithmetic.
+"""Procedural text tasks: Countdown, 4 x 4 Sudoku and integer arithmetic.
 
-A problem is a row as a .jsonl prompt file has it: `prompt`; the columns of its reward in `rewards/texts/text.py`; `task`;
-`bare`, true, since the completion is the answer without tags; `completion`, one text that solves it, to pretrain on. Every
-row has every column, None where another task owns it, so tasks may be mixed.
+A row has the columns `prompt`; `task`; those of its reward in `rewards/texts/text.py`; `bare`, true, because
+completions have no tags; and `completion`, a solution to pretrain on. Columns of other tasks are None.
 
     make 41 from 3 7 20:                        3*7+20
     sudoku 1.3./34.2/..4./4..1:                 1234/3412/2143/4321
     compute 12*7-85:                            -1
 
-No problem of the split `eval` is a problem of `train` in other words: a Countdown is its numbers and target, an arithmetic
-problem its terms in whatever order, and a Sudoku its solution, because only 288 exist and a model would learn them by heart.
+`eval` and `train` are disjoint up to rewording: a Countdown is identified by its numbers and target, an arithmetic
+problem by its terms in any order, a Sudoku by its solution, because only 288 exist and a model would memorise them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -32,7 +32,7 @@ ALPHABET = " ()*+-./0123456789:acdefkmoprstu"  # every character of a prompt or 
 LONGEST_PROMPT = 27
 LONGEST_COMPLETION = 19
 
-LARGEST_NUMBER = 20  # of a Countdown; d1 (2504.12216) has 1 to 100, too wide for the embedded model
+LARGEST_NUMBER = 20  # of Countdown; d1 (2504.12216) has 100, too wide for the embedded model
 LARGEST_TARGET = 100
 EMPTY_CELLS = 8  # of a Sudoku's 16, as in d1's test file
 SUMS = ("a+b", "a-b", "a*b", "a*b+c", "a*b-c", "a+b-c", "a-b-c")
@@ -43,7 +43,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem of one task; problems of one `family` must never be divided between splits."""
+    """A problem of one task; all problems of a `family` belong to one split."""
 
     family: Any
     prompt: str
@@ -52,12 +52,12 @@ class Problem:
 
 
 def is_held_out(task: str, family: Any) -> bool:
-    """Whether a family of problems belongs to `eval`: its hash falls in 40 parts of 256, whatever the seed."""
+    """Return whether a family belongs to `eval`: its hash falls into 40 of 256 parts."""
     return hashlib.blake2b(repr((task, family)).encode(), digest_size=1).digest()[0] < 40
 
 
 def draw(task: str, split: str, rng: np.random.Generator) -> Row:
-    """One problem of a task (`countdown`, `sudoku`, `arithmetic`) and a split (`train`, `eval`), as a row."""
+    """Draw one row of a task (`countdown`, `sudoku`, `arithmetic`) and a split (`train`, `eval`)."""
     while True:
         problem = TASKS[task](rng)
         if is_held_out(task, problem.family) == (split == "eval"):
@@ -66,10 +66,10 @@ def draw(task: str, split: str, rng: np.random.Generator) -> Row:
 
 
 def problems(task: str, split: str, count: int, seed: int = 0) -> list[Row]:
-    """The first `count` problems of a task and split, all different; more of them begin with the same ones.
+    """Return the first `count` distinct problems of a task and split; larger counts extend smaller ones.
 
-    Problem i is drawn at its own address (seed, task, split, i) until it is new. `count` must stay below the number of
-    problems that exist, tens of thousands for each task and split. A process draws them once, and each caller has a copy.
+    Problem i is drawn at its own address (seed, task, split, i) until it is new. There are tens of thousands of
+    problems per task and split. Draws are cached, and each caller gets a copy.
     """
     return [
         {key: [*value] if isinstance(value, list) else value for key, value in row.items()}
@@ -90,36 +90,35 @@ def _drawn(task: str, split: str, count: int, seed: int) -> list[Row]:
 
 
 def mixed(tasks: Iterable[str], split: str, count: int, seed: int = 0) -> list[Row]:
-    """`count` problems of each of some tasks, one of each in turn."""
+    """Return `count` problems of each task, alternating."""
     parts = [problems(task, split, count, seed) for task in tasks]
     return [row for turn in zip(*parts, strict=True) for row in turn]
 
 
-# Countdown
-
-
 @dataclass(frozen=True)
 class _Term:
-    """An expression: its text, its value and how tightly its last operator binds (3: a number)."""
+    """An expression: text, value, and precedence of its last operator (3: a number)."""
 
     text: str
     value: int
     binding: int = 3
 
 
-_BINDING = {"+": 1, "-": 1, "*": 2, "/": 2}
+_OPERATORS = {  # with how tightly they bind
+    "+": (operator.add, 1), "-": (operator.sub, 1), "*": (operator.mul, 2), "/": (operator.floordiv, 2),
+}  # fmt: skip
 
 
 def countdown(rng: np.random.Generator) -> Problem:
-    """Three numbers of 1 to 20 and a target of 1 to 100 that they make, through positive integers only."""
+    """Draw three numbers from 1 to 20 and a target from 1 to 100, reachable through positive integers only."""
     while True:
         numbers = [int(n) for n in rng.integers(1, LARGEST_NUMBER + 1, 3)]
         first, second, third = (_Term(str(n), n) for n in numbers)
         inner, outer = ("+-*/"[i] for i in rng.integers(4, size=2))
-        pair = _joined(first, inner, second)
+        pair = _combine(first, inner, second)
         if pair is None:
             continue
-        whole = _joined(pair, outer, third) if rng.random() < 0.5 else _joined(third, outer, pair)
+        whole = _combine(pair, outer, third) if rng.random() < 0.5 else _combine(third, outer, pair)
         if whole is not None and whole.value <= LARGEST_TARGET:
             numbers.sort()
             prompt = f"make {whole.value} from {' '.join(map(str, numbers))}:"
@@ -127,36 +126,28 @@ def countdown(rng: np.random.Generator) -> Problem:
             return Problem((tuple(numbers), whole.value), prompt, whole.text, columns)
 
 
-def _joined(left: _Term, sign: str, right: _Term) -> _Term | None:
-    """left sign right with the fewest parentheses; None where that is not a positive integer."""
+def _combine(left: _Term, sign: str, right: _Term) -> _Term | None:
+    """Return left sign right with minimal parentheses; None unless the value is a positive integer."""
     if sign == "/" and left.value % right.value:
         return None
-    value = {
-        "+": left.value + right.value,
-        "-": left.value - right.value,
-        "*": left.value * right.value,
-        "/": left.value // right.value,
-    }[sign]
+    operate, binding = _OPERATORS[sign]
+    value = operate(left.value, right.value)
     if value < 1:
         return None
-    binding = _BINDING[sign]
     before = f"({left.text})" if left.binding < binding else left.text
     tight = right.binding > binding or (right.binding == binding and sign in "+*")
     return _Term(before + sign + (right.text if tight else f"({right.text})"), value, binding)
 
 
-# Sudoku
-
-
 @cache
 def grids() -> np.ndarray:
-    """All 288 solved grids, int8 (288, 16), row by row."""
+    """Return all 288 solved grids, int8 (288, 16), row by row."""
     return np.array([[int(c) for row in rows for c in row] for rows in _completed(())], dtype=np.int8)
 
 
 @cache
 def _agreements() -> np.ndarray:
-    """In which cells each two of the grids agree: bits of int32 (288, 288), the first cell the lowest."""
+    """Return the cells in which each pair of grids agrees: bits of int32 (288, 288), first cell lowest."""
     agree = grids()[:, None] == grids()
     return (agree * (1 << np.arange(16, dtype=np.int32))).sum(2, dtype=np.int32)
 
@@ -167,14 +158,14 @@ def _completed(rows: tuple[tuple[str, ...], ...]) -> Iterator[tuple[tuple[str, .
         return
     for row in permutations("1234"):
         columns_differ = all(a != b for above in rows for a, b in zip(above, row, strict=True))
-        # Where the left box of two rows holds all four digits, the right one does too.
+        # If the left box of two rows holds all four digits, so does the right one.
         box_is_full = len(rows) % 2 == 0 or len({*rows[-1][:2], *row[:2]}) == 4
         if columns_differ and box_is_full:
             yield from _completed((*rows, row))
 
 
 def sudoku(rng: np.random.Generator) -> Problem:
-    """A grid with 8 empty cells and one solution: cells are emptied in random order as long as it stays the only one."""
+    """Draw a grid with 8 empty cells and a unique solution; cells are cleared in random order while it stays unique."""
     while True:
         which = rng.integers(len(grids()))
         solution, agreements = grids()[which], _agreements()[which]
@@ -198,11 +189,8 @@ def _in_rows(digits: str) -> str:
     return "/".join(digits[i : i + 4] for i in range(0, 16, 4))
 
 
-# Arithmetic
-
-
 def arithmetic(rng: np.random.Generator) -> Problem:
-    """A sum of two or three terms of 1 to 99, one of which may be a product of factors of 2 to 12."""
+    """Draw a sum of two or three terms from 1 to 99, one possibly a product of factors from 2 to 12."""
     pattern = SUMS[rng.integers(len(SUMS))]
     text = ""
     terms: list[tuple[int, tuple[int, ...]]] = []
@@ -217,11 +205,8 @@ def arithmetic(rng: np.random.Generator) -> Problem:
     return Problem(tuple(sorted(terms)), f"compute {text}:", str(answer), {"answer": answer})
 
 
-TASKS: dict[str, Callable[[np.random.Generator], Problem]] = {
-    "countdown": countdown,
-    "sudoku": sudoku,
-    "arithmetic": arithmetic,
-}
+TASKS: dict[str, Callable[[np.random.Generator], Problem]]
+TASKS = {"countdown": countdown, "sudoku": sudoku, "arithmetic": arithmetic}
 
 _COUNTS = {"train": 1024, "eval": 512}
 _SETS = {"+".join(some): some for size in (1, 2) for some in combinations(TASKS, size)} | {"tasks": tuple(TASKS)}

@@ -1,10 +1,10 @@
-"""Prompt templates: the words around a question that ask for an answer in the form that a reward reads.
+r"""Prompt templates that ask for the answer format a reward reads.
 
-The forms are those of the released code, the sentences ours:
+The formats follow released code, the wording is ours:
 
  - d1: reasoning and answer tags, as d1 (2504.12216) trains on GSM8K, for `gsm8k`;
- - boxed: a \\boxed answer, as ESPO (2512.03759) asks, for `gsm8k_accuracy` and `math_accuracy`;
- - d1_boxed: the tags with a \\boxed answer in them, as d1 trains on MATH and evaluates, for `math_answer`.
+ - boxed: a \\boxed answer, as ESPO (2512.03759), for `gsm8k_accuracy` and `math_accuracy`;
+ - d1_boxed: the tags with a \\boxed answer, as d1 trains and evaluates on MATH, for `math_answer`.
 """
 
 from __future__ import annotations
@@ -27,5 +27,5 @@ TEMPLATES = {
 
 
 def apply(template: str | None, question: str) -> str:
-    """The prompt that asks a question: the template of that name with the question in it, or the question alone."""
+    """Return a question in the named template, or the question alone."""
     return question if template is None else TEMPLATES[template].replace("{question}", question)

@@ -1,14 +1,14 @@
-"""Prompts for pictures with a text in them, for the rewards `ocr` and `video_ocr`.
+"""Prompts for pictures with text, for the rewards `ocr` and `video_ocr`.
 
-The prompt quotes the text, and the column `text` has it; `tag` is ocr. The texts are made of words and numbers, in capitals,
-with a capital each, or small. Words and numbers are held out: each text of `eval` has one that no text of `train` has.
+The prompt quotes the text, which is also the column `text`; `tag` is ocr. Texts consist of words and numbers in upper,
+title or lower case. Each text of `eval` has a word or number that no text of `train` has.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, built_in, chosen
+from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, built_in, choose
 
 NOUNS = """
 anchor apple arrow autumn bakery barley basket beacon bicycle blossom bottle breeze bridge bronze butter cabin candle
@@ -51,29 +51,24 @@ PLACES = (
     "under warm lamp light", "in front of a plain white wall", "at a country fair",
 )  # fmt: skip
 STYLES = (
-    "a photo of",
-    "a close-up photo of",
-    "a watercolor of",
-    "a film still of",
-    "a cartoon of",
-    "an oil painting of",
-)
+    "a photo of", "a close-up photo of", "a watercolor of", "a film still of", "a cartoon of", "an oil painting of",
+)  # fmt: skip
 VERBS = ("that says", "that reads", "with the words", "with the text")
 
 
 def writing(rng: np.random.Generator) -> Draft:
-    """Something that bears a text of one to three words or a number."""
+    """Draw an object that bears a text of one to three words or a number."""
     words, parts = _text(rng)
-    (case,) = chosen(rng, CASES)
+    (case,) = choose(rng, CASES)
     text = case(words)
-    (style,), (surface,), (verb,), (place,) = (chosen(rng, some) for some in (STYLES, SURFACES, VERBS, PLACES))
+    (style,), (surface,), (verb,), (place,) = (choose(rng, some) for some in (STYLES, SURFACES, VERBS, PLACES))
     return Draft(f'{style} {surface} {verb} "{text}", {place}', parts, {"tag": "ocr", "text": text})
 
 
 def _text(rng: np.random.Generator) -> tuple[str, tuple[Part, ...]]:
-    """A text, and the words and numbers in it that can be held out."""
+    """Draw a text, with its words and numbers that can be held out."""
     kind = rng.integers(5)
-    adjective, (noun, other) = chosen(rng, ADJECTIVES.split())[0], chosen(rng, NOUNS.split(), 2)
+    adjective, (noun, other) = choose(rng, ADJECTIVES.split())[0], choose(rng, NOUNS.split(), 2)
     if kind == 0:
         return noun, (("word", noun),)
     if kind == 1:
@@ -83,7 +78,7 @@ def _text(rng: np.random.Generator) -> tuple[str, tuple[Part, ...]]:
     if kind == 3:
         return f"the {adjective} {noun}", (("word", adjective), ("word", noun))
     number = int(rng.integers(2, 1000))
-    return f"{chosen(rng, NUMBERED)[0]} {number}", (("number", number),)
+    return f"{choose(rng, NUMBERED)[0]} {number}", (("number", number),)
 
 
 SETS = {"ocr": PromptSet(writing, train=1024, eval=128)}

@@ -1,6 +1,6 @@
-"""The certificate of a pipeline: everything that training it relies on, measured.
+"""The certificate of a pipeline: measure everything that training relies on.
 
-`certify` runs on pipelines made anew, so it can compare with the stock one; `flowgrpo doctor` measures one model.
+`certify` builds pipelines and compares with the stock one; `flowgrpo doctor` measures one model.
 """
 
 from __future__ import annotations
@@ -26,25 +26,23 @@ from samplers.kernels import ODE, Kernel, log_prob
 from samplers.plans import chain
 from samplers.trees import Root, Tree, edge_transition, grow
 
-TOLERANCE = 1e-5  # of float32 samples that went two ways, in standard deviations of the sample
-BFLOAT16_DRIFT = 0.0  # the same rows in the same order give the same numbers in any dtype
+TOLERANCE = 1e-5  # of equivalent float32 samples, in standard deviations
+BFLOAT16_DRIFT = 0.0  # equal calls give equal numbers in any dtype
 
 
 def certify(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: Sequence[Row]) -> list[Check]:
-    """Run all checks of a pipeline class and return them; in float32, but for the drift in bfloat16.
+    """Run all checks of a pipeline class, in float32 except for the bfloat16 drift.
 
-    Args:
-        build: makes the stock pipeline, the same each time.
-        call: arguments of its call.
-        rows: three or more, with two of the same prompt and prompts of unequal length.
+    `build` makes the same stock pipeline each time, `call` are its arguments. Give three or more rows, two with the
+    same prompt, and prompts of unequal length.
     """
     policy = DiffusersPolicy(build(), call, text_encoders="offload")
     policy.check(rows)
     stock = in_flow_euler(build())
     expected = [stock_sample(stock, call, row) for row in rows]
     whole = [encoded_once(policy, rows), equals_stock(policy, rows, expected)]
-    weights = Weights(policy.modules, None)  # they learn from here on, as in a run; some layers compute otherwise then
-    tree, ran = stochastic(policy, rows)
+    weights = Weights(policy.modules, None)  # trainable from here on, which changes how some layers compute
+    tree, ran = roll_out_stochastic(policy, rows)
     return [
         *whole,
         decoded(policy, tree, expected),
@@ -56,7 +54,7 @@ def certify(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: 
 
 
 def in_flow_euler(pipe: DiffusionPipeline) -> DiffusionPipeline:
-    """Return a stock pipeline, with the flow-Euler scheduler (our `ode`) where it ships another one."""
+    """Return a stock pipeline with the flow-Euler scheduler (our `ode`)."""
     pipe.set_progress_bar_config(disable=True)
     config = pipe.scheduler.config
     if type(pipe.scheduler) is not FlowMatchEulerDiscreteScheduler or config.stochastic_sampling:
@@ -69,24 +67,22 @@ def in_flow_euler(pipe: DiffusionPipeline) -> DiffusionPipeline:
 
 @torch.no_grad()
 def stock_sample(pipe: DiffusionPipeline, call: dict[str, Any], row: Row) -> torch.Tensor:
-    """Return the decoded sample of one row by a stock pipeline, which nothing here has changed."""
+    """Return the decoded sample of one row by an unmodified stock pipeline."""
     arguments = {"prompt": row.prompt, "output_type": "pt", "return_dict": False}
     generator = torch.Generator("cpu").manual_seed(row.seed)
     with torch.random.fork_rng():
-        torch.manual_seed(0)  # some draw their conditions from the global generator
+        torch.manual_seed(0)  # some pipelines use the global generator
         return pipe(**arguments, generator=generator, **{**call, **row.columns})[0].float()
 
 
 def encoded_once(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
-    """After preparation no text encoder runs again, not even when they are offloaded."""
+    """Check that no text encoder runs after preparation, even if offloaded."""
     policy.prepare(rows)
     policy.offload()
     runs = []
-    handles = [
-        module.register_forward_pre_hook(lambda *_: runs.append(1))
-        for name, module in policy.pipe.components.items()
-        if name.startswith(traits.ENCODERS) and isinstance(module, torch.nn.Module)
-    ]
+    encoders = [part for name, part in policy.pipe.components.items() if name.startswith(traits.ENCODERS)]
+    modules = [encoder for encoder in encoders if isinstance(encoder, torch.nn.Module)]
+    handles = [module.register_forward_pre_hook(lambda *_: runs.append(1)) for module in modules]
     policy.generate(rows)
     for handle in handles:
         handle.remove()
@@ -95,24 +91,22 @@ def encoded_once(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
 
 @torch.no_grad()
 def equals_stock(policy: DiffusersPolicy, rows: Sequence[Row], expected: Sequence[torch.Tensor]) -> Check:
-    """Our `ode`, in one go and step by step, gives the stock pipeline's decoded samples."""
-    tree = rolled_out(policy, rows, ODE, len(rows))
-    gaps = [
-        gap_of(made, torch.cat(list(expected)))
-        for made in (policy.generate(rows), policy.decode(tree.samples, [tree.nodes[i].root.row for i in tree.leaves]))
-    ]
-    return Check(
-        "equals_stock", all(gap <= 10 * TOLERANCE for gap in gaps), f"whole {gaps[0]:.1e}, in steps {gaps[1]:.1e}"
-    )
+    """Check that our `ode`, whole and step by step, gives the stock pipeline's samples."""
+    tree = roll_out(policy, rows, ODE, len(rows))
+    whole = policy.generate(rows)
+    in_steps = policy.decode(tree.samples, [tree.nodes[i].root.row for i in tree.leaves])
+    gaps = [gap_of(samples, torch.cat(list(expected))) for samples in (whole, in_steps)]
+    ok = all(gap <= 10 * TOLERANCE for gap in gaps)
+    return Check("equals_stock", ok, f"whole {gaps[0]:.1e}, in steps {gaps[1]:.1e}")
 
 
-def stochastic(policy: DiffusersPolicy, rows: Sequence[Row]) -> tuple[Tree, set[str]]:
+def roll_out_stochastic(policy: DiffusersPolicy, rows: Sequence[Row]) -> tuple[Tree, set[str]]:
     """Return a stochastic rollout of all rows together, and the names of the modules that ran in it."""
     ran: set[str] = set()
     handles = [
         module.register_forward_pre_hook(lambda *_, name=name: ran.add(name)) for name, module in policy.modules.items()
     ]
-    tree = rolled_out(policy, rows, Kernel("flow_sde", 0.7), len(rows))
+    tree = roll_out(policy, rows, Kernel("flow_sde", 0.7), len(rows))
     for handle in handles:
         handle.remove()
     return tree, ran
@@ -120,7 +114,7 @@ def stochastic(policy: DiffusersPolicy, rows: Sequence[Row]) -> tuple[Tree, set[
 
 @torch.no_grad()
 def decoded(policy: DiffusersPolicy, tree: Tree, expected: Sequence[torch.Tensor]) -> Check:
-    """What a stochastic rollout decodes to is finite and of the stock shape."""
+    """Check that decoded stochastic samples are finite and of the stock shape."""
     samples = policy.decode(tree.samples, [tree.nodes[i].root.row for i in tree.leaves])
     shape, finite = tuple(samples.shape[1:]), bool(samples.isfinite().all())
     ok = finite and shape == tuple(expected[0].shape[1:]) and len(samples) == len(expected)
@@ -129,8 +123,8 @@ def decoded(policy: DiffusersPolicy, tree: Tree, expected: Sequence[torch.Tensor
 
 @torch.no_grad()
 def any_micro_batch(policy: DiffusersPolicy, rows: Sequence[Row], together: Tree) -> Check:
-    """A stochastic sample is the same alone and among others."""
-    alone = rolled_out(policy, rows, Kernel("flow_sde", 0.7), 1)
+    """Check that a stochastic sample is the same alone and in a batch."""
+    alone = roll_out(policy, rows, Kernel("flow_sde", 0.7), 1)
     gap = float(torch.tensor([gap_of(a, b) for a, b in zip(together.samples, alone.samples, strict=True)]).max())
     can = policy.capabilities
     how = "rows share calls" if can.max_batch is None else "one row a call"
@@ -139,11 +133,11 @@ def any_micro_batch(policy: DiffusersPolicy, rows: Sequence[Row], together: Tree
 
 
 def drift_and_gradients(policy: DiffusersPolicy, weights: Weights, tree: Tree, ran: set[str]) -> list[Check]:
-    """A replay with gradient scores exactly what the rollout recorded, and reaches every weight of what ran."""
+    """Check that a replay reproduces log-probabilities exactly, and that gradients reach every weight that ran."""
     largest = replay(policy, tree)
     active = {name: p for name, p in weights.named.items() if name.split(".")[0] in ran}
     without = [name for name, p in active.items() if p.grad is None]
-    missed = without if without and _matter(policy, tree, [active[name] for name in without]) else []
+    missed = without if without and _have_influence(policy, tree, [active[name] for name in without]) else []
     broken = [name for name, p in active.items() if p.grad is not None and not p.grad.isfinite().all()]
     learns = any(p.grad is not None and bool(p.grad.any()) for p in active.values())
     advice = f"without gradient: {', '.join(missed[:3])}" if missed else ""
@@ -151,17 +145,16 @@ def drift_and_gradients(policy: DiffusersPolicy, weights: Weights, tree: Tree, r
     value = f"{len(active) - len(without) - len(broken)} of {len(active)} tensors of {', '.join(sorted(ran))}"
     if without and not missed:
         value += ", the others have no influence on the velocity"
+    exact = largest == 0.0
     return [
-        Check(
-            "drift", largest == 0.0, f"{largest:.1e}", "" if largest == 0.0 else "the replay is not what was rolled out"
-        ),
+        Check("drift", exact, f"{largest:.1e}", "" if exact else "the replay is not what was rolled out"),
         Check("gradients", not missed and not broken and learns, value, advice),
     ]
 
 
 @torch.no_grad()
-def _matter(policy: DiffusersPolicy, tree: Tree, parameters: Sequence[torch.nn.Parameter]) -> bool:
-    """Whether other values of these weights would change a velocity of the rollout; they are left changed."""
+def _have_influence(policy: DiffusersPolicy, tree: Tree, parameters: Sequence[torch.nn.Parameter]) -> bool:
+    """Return whether these weights influence a velocity of the rollout; leaves them changed."""
     trained = [(e.state, e.sigma, e.rows) for e in tree.evaluations if e.state is not None]
     before = [policy.velocity(*each) for each in trained]
     for p in parameters:
@@ -171,7 +164,7 @@ def _matter(policy: DiffusersPolicy, tree: Tree, parameters: Sequence[torch.nn.P
 
 
 def bfloat16_drift(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: Sequence[Row]) -> Check:
-    """The drift in bfloat16: all stored in it, or all but the VAE, or computed in it by autocast: the first that runs."""
+    """Check the drift in bfloat16: fully cast, or with a float32 VAE, or by autocast, whichever runs first."""
     for how in ("all stored in it", "VAE in float32", "by autocast"):
         pipe = build()
         for name, component in pipe.components.items():
@@ -181,7 +174,7 @@ def bfloat16_drift(build: Callable[[], DiffusionPipeline], call: dict[str, Any],
         for module in policy.modules.values():
             module.requires_grad_(True)
         try:
-            tree = rolled_out(policy, rows[:1], Kernel("flow_sde", 0.7), 1)
+            tree = roll_out(policy, rows[:1], Kernel("flow_sde", 0.7), 1)
         except RuntimeError as error:
             refused = error
             continue
@@ -191,7 +184,7 @@ def bfloat16_drift(build: Callable[[], DiffusionPipeline], call: dict[str, Any],
 
 
 def _to_bfloat16(module: torch.nn.Module) -> None:
-    """As `from_pretrained(dtype=torch.bfloat16)` does it: some submodules of some models stay in float32."""
+    """Cast as `from_pretrained(dtype=torch.bfloat16)`, which keeps some submodules in float32."""
     module.to(torch.bfloat16)
     for path, part in module.named_modules():
         if any(name in path.split(".") for name in getattr(module, "_keep_in_fp32_modules", None) or ()):
@@ -201,7 +194,7 @@ def _to_bfloat16(module: torch.nn.Module) -> None:
 def lora_reloads(
     build: Callable[[], DiffusionPipeline], call: dict[str, Any], row: Row, *, untrained: torch.Tensor
 ) -> Check:
-    """A trained LoRA, saved and loaded by a fresh stock pipeline's own method, gives the trained sample bit for bit."""
+    """Check that a saved LoRA, loaded by a stock pipeline, gives the trained sample bit for bit."""
     policy = DiffusersPolicy(build(), call)
     weights = Weights(policy.modules, lora_config(2, 4, "auto", policy.modules))
     generator = torch.Generator().manual_seed(0)
@@ -219,13 +212,10 @@ def lora_reloads(
     return Check("lora_reload", gap == 0 and moved > 0, f"{way}: {gap:.1e}, it moved the sample by {moved:.1e}")
 
 
-def rolled_out(
-    policy: DiffusersPolicy, rows: Sequence[Row], kernel: Kernel | Sequence[Kernel], micro_batch: int
-) -> Tree:
-    """Return a rollout of one chain for each row, under no_grad.
+def roll_out(policy: DiffusersPolicy, rows: Sequence[Row], kernel: Kernel | Sequence[Kernel], micro_batch: int) -> Tree:
+    """Roll out one chain per row without gradients, by one kernel or one per step.
 
-    Args:
-        kernel: of all steps, or one for each. Unless it is ODE, all steps but the last are stochastic and trained.
+    Unless it is ODE, all steps but the last are stochastic and trained.
     """
     roots = [Root(i, 0, row) for i, row in enumerate(rows)]
     states = [policy.start([row]) for row in rows]
@@ -241,7 +231,7 @@ def rolled_out(
 
 
 def replay(policy: DiffusersPolicy, tree: Tree) -> float:
-    """Return the largest |log ratio| of a replay with gradient; the gradients stay in the weights."""
+    """Return the largest |log ratio| of a replay with gradient; gradients stay in the weights."""
     gaps = [0.0]
     for evaluation in tree.evaluations:
         for edges in evaluation.trained:
@@ -254,4 +244,4 @@ def replay(policy: DiffusersPolicy, tree: Tree) -> float:
             scored = log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob)
             scored.sum().backward()
             gaps.append(float((scored.detach() - edges.log_prob).abs().max()))
-    return float(torch.tensor(gaps).max())  # unlike Python's max, this keeps NaN
+    return float(torch.tensor(gaps).max())  # keeps NaN, unlike Python's max

@@ -1,10 +1,9 @@
-"""One sample explained: what other noise at each step would have made of it, and how much each step decides.
+"""Explain one sample: resample the noise of single steps, and measure how much each step decides.
 
-The noise of every step has an address, so that one step's can be drawn again while all others stay: what comes out differs
-by that noise alone. How much the steps decide on the whole is the spectrum of chains that share the sample's start, see
-`flow.diagnostics.spectrum`. By the law of total variance their shares are those of the variance that the start leaves.
-Both walk as the run's method does: the noise of a step is that of the first edge which the method draws there from this
-start, and the credit is what that edge was given, in a group of the run's size.
+The noise of every step has an address, so one step's noise can be redrawn with all others fixed. The share of each step
+is that of the spectrum (see `flow.diagnostics.spectrum`) of chains from the sample's start: by the law of total
+variance, shares of the variance that the start leaves. Both follow the run's method: a step uses the noise of the first
+edge that the method draws there from this start, and the credit of that edge in a group of the run's size.
 """
 
 from __future__ import annotations
@@ -39,17 +38,12 @@ from samplers.trees import TRUNK, TWIG, Move, Plan, Root, Tree, drawn_noise, gro
 
 REDRAWN, STILL = "redrawn", "still"
 SIDE = 96  # of a picture, pixels
-LENT = "flow_sde"  # the kernel of a sample whose method draws no noise
+LENT = "flow_sde"  # kernel for methods without noise
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """A sample, or what was foretold of it.
-
-    Attributes:
-        reward: in total, None where it was lost.
-        picture: uint8 (h, w, 4).
-    """
+    """A sample or a prediction: total reward (None if lost) and picture, uint8 (h, w, 4)."""
 
     reward: float | None
     picture: np.ndarray
@@ -57,68 +51,44 @@ class Look:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step of the schedule that has noise.
+    """A noisy step of the schedule."""
 
-    Attributes:
-        index: in the schedule, counted from 0.
-        sigma: before it.
-        kernel: its name and level.
-        std: of its noise.
-        before: what the model foretold before it.
-        after: the same with its noise; the sample itself after the last step.
-        redraws: the samples that other noise at this step would have given.
-        advantage: what the method gives the edge of this noise; None where it gives none.
-        share: of the variance that the noises make together.
-    """
-
-    index: int
-    sigma: float
-    kernel: str
-    std: float
-    before: Look
-    after: Look
-    redraws: Sequence[Look]
-    advantage: float | None
-    share: VarianceShare | None
+    index: int  # in the schedule, counted from 0
+    sigma: float  # before the step
+    kernel: str  # name and level
+    std: float  # of the noise
+    before: Look  # prediction before the step
+    after: Look  # prediction after the step; after the last step the sample
+    redraws: Sequence[Look]  # samples with other noise at this step
+    advantage: float | None  # of the edge in the method; None if it has none
+    share: VarianceShare | None  # of the variance from all noise
 
     @property
     def deviation(self) -> float | None:
-        """Standard deviation of the redraws' rewards; None of fewer than two."""
+        """Return the standard deviation of the redraws' rewards; None for fewer than two."""
         values = [look.reward for look in self.redraws if look.reward is not None]
         return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What is known of one sample.
-
-    Attributes:
-        sample: as its noise made it.
-        still: what comes of the same start without any noise.
-        steps: those that have noise, in their order.
-        of_steps: how many the schedule has.
-        variance: of the reward over the noise of all steps, the start given.
-        residual: what the shares leave of it, which is 0 but for the error; None without any variance.
-        lost: samples of the chains whose reward was lost.
-        lent: whether the noise is not the method's own, which draws none.
-        evaluations: of the model.
-    """
+    """An explained sample."""
 
     row: Row
-    sample: Look
-    still: Look
-    steps: Sequence[Step]
-    of_steps: int
-    variance: float
-    residual: VarianceShare | None
-    lost: int
-    lent: bool
-    evaluations: int
+    sample: Look  # with its own noise
+    still: Look  # from the same start without noise
+    steps: Sequence[Step]  # the noisy ones, in order
+    of_steps: int  # length of the schedule
+    variance: float  # of the reward over all noise, given the start
+    residual: VarianceShare | None  # share not attributed to a step, 0 up to its error; None without variance
+    lost: int  # number of chain samples with a lost reward
+    lent: bool  # whether the noise is not the method's, which has none
+    evaluations: int  # of the model
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """How a method leads from a start: a move, a noise and a credit at each step of the schedule that has noise."""
+    """A method's walk from a start: a move per step, and noise and credit of each noisy step."""
 
     moves: Sequence[Move]
     noises: Mapping[int, State]
@@ -127,7 +97,7 @@ class Trajectory:
 
     @property
     def splits(self) -> list[int]:
-        """The steps that have noise."""
+        """Return the noisy steps."""
         return [step for step, move in enumerate(self.moves) if move.kernel.stochastic]
 
 
@@ -146,45 +116,46 @@ def explain(
     """Explain the sample of a prompt and a seed.
 
     Args:
-        policy: with the weights to explain, called as training calls it; its sigmas are known.
-        rewards: those that are trained on, none of which compares samples with each other.
-        row: its seed is that of the start.
-        iteration: of the run, at which the method's windows and shapes are taken.
+        policy: with the weights to explain, prepared as for training.
+        rewards: the trained ones, none of them group-wise.
+        iteration: of the run; determines the method's windows and tree shapes.
         rollout_state: of the checkpoint, see `checkpoint.rollout_state`.
-        redraws: of each step.
-        chains: that tell how much each step decides, two or more.
+        redraws: per step.
+        chains: to measure the steps' shares, two or more.
     """
     before, combination = policy.evaluations, Combination.of(rewards, config.algorithm.baseline)
     scoring = _Scoring(policy, rewards, combination, config.train.rollout_rows)
     with phase("method"):
-        own = _by_method(config, policy, scoring, row, iteration=iteration, rollout_state=rollout_state)
+        method = _by_method(config, policy, scoring, row, iteration=iteration, rollout_state=rollout_state)
     with phase("redrawing"):
         fresh = config.run.seed, "redraw", iteration, row.seed
-        seen = _redrawn(policy, scoring, row, own, redraws=redraws, fresh=fresh)
+        sample, still, steps = _redraw(policy, scoring, row, method, redraws=redraws, fresh=fresh)
     with phase("measuring steps"):
         roots = [Root(1 + row.seed, index, row) for index in range(chains)]  # group 0 is the method's
-        plan, seed = nested(own.moves, own.splits), config.run.seed
+        plan, seed = nested(method.moves, method.splits), config.run.seed
         tree = walk(policy, plan, roots, micro_batch=scoring.size, seed=seed, iteration=iteration)
         totals = torch.tensor(scoring.totals(tree), dtype=torch.float64)
         shares, variance = spectrum(tree, totals)
         if not all(math.isfinite(each.share) and math.isfinite(each.error) for each in shares):
-            shares = []  # of some step no two known samples are left to compare
+            shares = []  # a step has no two known samples to compare
     by_step = {share.steps[0]: share for share in shares if share.steps is not None}
-    steps = [replace(step, share=by_step.get(step.index)) for step in seen.steps]
-    residual = next((share for share in shares if share.steps is None), None)
-    return replace(
-        seen,
-        steps=steps,
+    return Explanation(
+        row=row,
+        sample=sample,
+        still=still,
+        steps=[replace(step, share=by_step.get(step.index)) for step in steps],
+        of_steps=len(method.moves),
         variance=variance if shares else 0.0,
-        residual=residual,
+        residual=next((share for share in shares if share.steps is None), None),
         lost=int(totals.isnan().sum()),
+        lent=method.lent,
         evaluations=policy.evaluations - before,
     )
 
 
 @dataclass(frozen=True)
 class _Scoring:
-    """Decodes and scores samples, so many at once, and keeps no more of them than small pictures."""
+    """Decode and score samples in batches, keeping only small pictures."""
 
     policy: Policy
     rewards: Sequence[Reward]
@@ -192,34 +163,32 @@ class _Scoring:
     size: int
 
     def looks(self, states: Sequence[State], row: Row) -> list[Look]:
-        """Of states without noise."""
-        found = []
+        """Decode and score clean states."""
+        looks: list[Look] = []
         with Scorer(self.rewards) as scorer:
-            for own in batched(states, self.size):
-                rows = [row] * len(own)
-                samples = self.policy.decode(stacked(own), rows)
+            for batch in batched(states, self.size):
+                rows = [row] * len(batch)
+                samples = self.policy.decode(stacked(batch), rows)
                 totals = self.combination.total(scorer.submit(samples, rows)().values).tolist()
-                found += [
-                    Look(reward=known(total), picture=small(sample, SIDE))
-                    for total, sample in zip(totals, samples, strict=True)
-                ]
-        return found
+                pairs = zip(totals, samples, strict=True)
+                looks += [Look(reward=known(total), picture=small(sample, SIDE)) for total, sample in pairs]
+        return looks
 
     def totals(self, tree: Tree) -> list[float]:
-        """The total reward of each leaf, NaN where it was lost."""
-        found, leaves = [], range(len(tree.leaves))
+        """Return the total reward of each leaf; NaN if lost."""
+        totals: list[float] = []
         with Scorer(self.rewards) as scorer:
-            for own in batched(leaves, self.size):
-                rows = [tree.nodes[tree.leaves[leaf]].root.row for leaf in own]
-                samples = self.policy.decode(tuple(x[own] for x in tree.samples), rows)
-                found += self.combination.total(scorer.submit(samples, rows)().values).tolist()
-        return found
+            for batch in batched(range(len(tree.leaves)), self.size):
+                rows = [tree.nodes[tree.leaves[leaf]].root.row for leaf in batch]
+                samples = self.policy.decode(tuple(x[batch] for x in tree.samples), rows)
+                totals += self.combination.total(scorer.submit(samples, rows)().values).tolist()
+        return totals
 
 
 def _by_method(
     config: Config, policy: Policy, scoring: _Scoring, row: Row, *, iteration: int, rollout_state: Any
 ) -> Trajectory:
-    """What the method draws from the start of a row, and the credit that it gives, in a group whose first start it is."""
+    """Roll out the method in a group whose first start is that of the row, and return its walk."""
     algorithm, size, seed = config.algorithm, config.train.group_size, config.run.seed
     levels = rollout_state
     if algorithm.tree.adapts:
@@ -250,9 +219,9 @@ def _by_method(
 def _credit(
     config: Config, algorithm: Algorithm, tree: Tree, combination: Combination, *, rewards: torch.Tensor
 ) -> dict[int, float | None]:
-    """The advantage of the edge to each node that has a unit."""
+    """Return the advantage of the edge to each node that has a unit."""
     units = algorithm.credit.units(tree, combination.columns(rewards), combination.weights)
-    unknown = torch.full((len(units.values),), torch.nan, dtype=torch.float64)  # nobody has trained on the prompt
+    unknown = torch.full((len(units.values),), torch.nan, dtype=torch.float64)
     advantages, _ = unit_selection.normalize_advantages(
         units, combination.weights, expected=unknown, baseline=algorithm.baseline, select=config.train.select
     )
@@ -261,16 +230,16 @@ def _credit(
 
 
 def _first_walk(tree: Tree, credit: Mapping[int, float | None], drawn: Any) -> Trajectory:
-    """The first edge that has noise at each step, of the first start, as one walk; of a tree without noise a lent one."""
+    """Merge the first noisy edge at each step from the first start into one walk; without noise use `LENT`."""
     last = len(tree.sigmas) - 2
     first: dict[int, tuple[tuple[int, ...], int, Any, int]] = {}  # by step: path, node, its edges, place in them
     for evaluation in tree.evaluations:
         for edges in evaluation.edges:
             for place, node in enumerate(edges.nodes.tolist() if edges.move.kernel.stochastic else ()):
-                own = tree.nodes[node]
-                step = tree.nodes[own.parent].step
-                if own.root.index == 0 and own.role != TWIG and (step not in first or own.path < first[step][0]):
-                    first[step] = own.path, node, edges, place
+                child = tree.nodes[node]
+                step = tree.nodes[child.parent].step
+                if child.root.index == 0 and child.role != TWIG and (step not in first or child.path < first[step][0]):
+                    first[step] = child.path, node, edges, place
     shapes = [x.shape[1:] for x in tree.samples]
     if not first:
         lent = Move(Kernel(LENT, DEFAULT_LEVELS[LENT]))
@@ -287,27 +256,23 @@ def _first_walk(tree: Tree, credit: Mapping[int, float | None], drawn: Any) -> T
     return Trajectory(moves, noises, {step: credit.get(node) for step, (_, node, _, _) in first.items()}, False)
 
 
-def _redrawn(
-    policy: Policy, scoring: _Scoring, row: Row, own: Trajectory, *, redraws: int, fresh: tuple[Any, ...]
-) -> Explanation:
-    """The sample, what its states foretold, and its redraws; nothing yet of the spectrum.
-
-    Args:
-        fresh: where the address of a redraw's noise begins.
-    """
+def _redraw(
+    policy: Policy, scoring: _Scoring, row: Row, method: Trajectory, *, redraws: int, fresh: tuple[Any, ...]
+) -> tuple[Look, Look, list[Step]]:
+    """Return the sample, the one without noise, and the noisy steps; `fresh` begins the address of the redraws' noise."""
     foretold, start = Foretold(policy.velocity, [row]), policy.start([row])
-    plan, drawn = _redraw_plan(own, redraws), _kept_but_one(own, fresh)
+    plan, drawn = _redraw_plan(method, redraws), _redraw_noise(method, fresh)
     tree = grow(plan, policy.sigmas, [Root(0, 0, row)], start, foretold, drawn, scoring.size)
     leaves = scoring.looks([tuple(x[leaf] for x in tree.samples) for leaf in range(len(tree.leaves))], row)
     by_node = dict(zip(tree.leaves, leaves, strict=True))
-    trunk = [i for i, node in enumerate(tree.nodes) if node.role == TRUNK]  # a state at each step of the schedule
+    trunk = [i for i, node in enumerate(tree.nodes) if node.role == TRUNK]  # one state per step
     states, device = estimates_by_state(tree, foretold), tree.samples[0].device
-    seen = scoring.looks([tuple(x.to(device) for x in states[i, tree.nodes[i].step]) for i in trunk[:-1]], row)
+    predictions = scoring.looks([tuple(x.to(device) for x in states[i, tree.nodes[i].step]) for i in trunk[:-1]], row)
     sample = by_node[trunk[-1]]
     ways = {leaf: tree.ancestry(leaf) for leaf in tree.leaves}
     steps = []
-    for step, (now, then) in enumerate(pairwise([*seen, sample])):
-        move = own.moves[step]
+    for step, (now, then) in enumerate(pairwise([*predictions, sample])):
+        move = method.moves[step]
         if not move.kernel.stochastic:
             continue
         _, std = slope(move.kernel, policy.sigmas[step], policy.sigmas[step + 1], tree.sigma_cap)
@@ -321,39 +286,28 @@ def _redrawn(
                 before=now,
                 after=then,
                 redraws=[by_node[leaf] for leaf in sorted(others, key=lambda leaf: tree.nodes[leaf].path)],
-                advantage=own.advantages.get(step),
+                advantage=method.advantages.get(step),
                 share=None,
             )
         )
     still = next(by_node[leaf] for leaf in tree.leaves if tree.nodes[leaf].role == STILL)
-    return Explanation(
-        row=row,
-        sample=sample,
-        still=still,
-        steps=steps,
-        of_steps=len(own.moves),
-        variance=0.0,
-        residual=None,
-        lost=0,
-        lent=own.lent,
-        evaluations=0,
-    )
+    return sample, still, steps
 
 
 def _left_at(tree: Tree, way: Sequence[int]) -> int | None:
-    """The step at which a redraw left the sample's own way; None of what is no redraw."""
+    """Return the step at which a redraw left the trunk; None for other leaves."""
     redrawn = [node for node in way if tree.nodes[node].role == REDRAWN]
     parent = tree.nodes[redrawn[-1]].parent if redrawn else None
     return None if parent is None else tree.nodes[parent].step
 
 
-def _redraw_plan(own: Trajectory, redraws: int) -> Plan:
-    """The own walk, from each step of which redraws leave it, and one without noise from the start."""
+def _redraw_plan(method: Trajectory, redraws: int) -> Plan:
+    """Plan the trunk, redraws that leave it at each noisy step, and one walk without noise."""
 
     def plan(role: str, step: int) -> tuple[Move, ...]:
         if role == STILL:
             return (Move(role=STILL),)
-        onward = replace(own.moves[step], role=role)
+        onward = replace(method.moves[step], role=role)
         if role == REDRAWN:
             return (onward,)
         others = (replace(onward, role=REDRAWN, count=redraws),) if onward.kernel.stochastic else ()
@@ -362,14 +316,14 @@ def _redraw_plan(own: Trajectory, redraws: int) -> Plan:
     return plan
 
 
-def _kept_but_one(own: Trajectory, fresh: tuple[Any, ...]) -> Any:
-    """The noise of `_redraw_plan`: the own one, but for the step at which a redraw left the own walk."""
-    partings = sorted({0, *own.splits})  # where a path gets one number longer, which is 0 on the own walk
+def _redraw_noise(method: Trajectory, fresh: tuple[Any, ...]) -> Any:
+    """Return the noise of `_redraw_plan`: that of the method, but fresh where a redraw leaves the trunk."""
+    partings = sorted({0, *method.splits})  # steps that extend a path by a number, 0 on the trunk
 
     def drawn(shape: Sequence[int], *address: Any) -> torch.Tensor:
         _, path, step, component = address
         if path[-1] > 0 and len(path) > 1 and partings[len(path) - 2] == step:
             return noise.noise(shape, *fresh, step, path[-1], component)
-        return own.noises[step][component]
+        return method.noises[step][component]
 
     return drawn

@@ -1,6 +1,6 @@
-"""`flowgrpo doctor`: the certificate on the user's own model, and what most often goes wrong in a run, measured before it.
+"""`flowgrpo doctor`: run the certificate on the user's model, and check for common problems of a run.
 
-Two steps of the real sizes stand for the whole in all checks but one: the spread of the rewards is that of real samples.
+All checks but that of the rewards' spread use two steps of the real sizes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow import setup
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.diagnostics import spectrum
-from flowgrpo.flow.diagnostics.certificate import replay, rolled_out
+from flowgrpo.flow.diagnostics.certificate import replay, roll_out
 from flowgrpo.flow.methods.kernel import FlowSDE
 from flowgrpo.flow.model import initial_lora, memory_estimate
 from flowgrpo.flow.outputs.export import encoders_to_save, write_weights
@@ -53,11 +53,7 @@ DEFAULT_PROMPTS = ("a photograph of a red fox in the snow", "a cat")
 
 
 def defaults(model: str) -> dict[str, Any]:
-    """Return the config, as one would write it, that a model alone is checked with: a built-in name, a folder or a hub id.
-
-    Raises:
-        InputError: there is no such model.
-    """
+    """Return a config for a model alone (built-in name, folder or hub id). Raises InputError if there is no such model."""
     if model in EMBEDDED:
         return {"model": {"path": model}, "rewards": [{"use": model}]}
     reward = DEFAULT_REWARDS[modality.modality_of(pipeline_class(model))]
@@ -65,11 +61,7 @@ def defaults(model: str) -> dict[str, Any]:
 
 
 def examine(settings: Config) -> Iterator[Check]:
-    """Run all checks of a config; yields each as it is done.
-
-    Raises:
-        InputError, RewardError: the config is wrong; nothing was examined.
-    """
+    """Run all checks of a config, and yield each as it completes. Raises InputError or RewardError if it is wrong."""
     cost = plan(settings)
     rewards, _ = scorer.rewards(settings.rewards)
     chosen = _prompts(settings, rewards)
@@ -104,12 +96,10 @@ def examine(settings: Config) -> Iterator[Check]:
         return
     chosen = setup.with_sampling_rate(chosen, policy)
     with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
-        yield from _examined(
-            settings, cost, policy=policy, weights=weights, rewards=rewards, chosen=chosen, device=device
-        )
+        yield from _checks(settings, cost, policy=policy, weights=weights, rewards=rewards, chosen=chosen)
 
 
-def _examined(
+def _checks(
     settings: Config,
     cost: dict[str, Any],
     *,
@@ -117,9 +107,7 @@ def _examined(
     weights: Weights,
     rewards: Sequence[Reward],
     chosen: Sequence[prompts.Prompt],
-    device: torch.device,
 ) -> Iterator[Check]:
-    """The checks, with the policy called as training calls it."""
     rows = [Row(p.text, i, p.columns) for i, p in enumerate((chosen[0], chosen[0], chosen[-1]))]
 
     try:
@@ -146,22 +134,17 @@ def _examined(
     ends = [Row(p.text, 0, p.columns) for p in dict.fromkeys((chosen[0], chosen[-1]))]
     kernels = settings.algorithm.kernel.kernels(len(policy.sigmas) - 1)
     yield spectrum.check(
-        policy,
-        rewards,
-        ends,
-        baseline=settings.algorithm.baseline,
-        kernels=kernels,
-        size=settings.train.rollout_rows,
+        policy, rewards, ends, baseline=settings.algorithm.baseline, kernels=kernels, size=settings.train.rollout_rows
     )
     yield _time(policy, weights, rows, settings=settings, cost=cost)
-    yield memory_left(device, REMEDY, lambda room: memory_budget.fit(settings, room))
+    yield memory_left(default_device(), REMEDY, lambda room: memory_budget.fit(settings, room))
     yield _reload(policy, weights, rows[0], settings)
 
 
 def _prompts(settings: Config, rewards: Sequence[Reward]) -> list[prompts.Prompt]:
-    """Prompts to sample: the longest, one for each reward that applies to neither end, and the shortest."""
-    own = settings.data.groups is not None
-    if not own and settings.prompts.train in prompts.SMALL and settings.model.path not in EMBEDDED:
+    """Return the longest prompt, one for each reward that applies to neither end, and the shortest."""
+    stored_prompts = settings.data.groups is not None
+    if not stored_prompts and settings.prompts.train in prompts.SMALL and settings.model.path not in EMBEDDED:
         return [prompts.Prompt(text) for text in DEFAULT_PROMPTS]
     longest_first = sorted(stored.train_prompts(settings), key=lambda p: -len(p.text))
     ends = longest_first[0], longest_first[-1]
@@ -170,11 +153,11 @@ def _prompts(settings: Config, rewards: Sequence[Reward]) -> list[prompts.Prompt
 
 
 def _cause(policy: DiffusersPolicy, row: Row, refusal: str) -> Check:
-    """Why a pipeline cannot walk in steps: because it never does the same twice, or as the refusal says."""
+    """Find why a pipeline cannot be stepped: it is not deterministic, or as the refusal says."""
     with suppress(Exception):  # it may not run at all
-        unlike = _conditioning(policy, row)
-        if not unlike.ok:
-            return unlike
+        deterministic = _conditioning(policy, row)
+        if not deterministic.ok:
+            return deterministic
     given = any(name in row.columns for name in conditions.COLUMNS)
     lacking = [n for n in conditions.COLUMNS if n in policy.takes and n not in policy.call and n not in row.columns]
     hint = f" (if it needs a condition, give a config whose rows have the column {' or '.join(lacking)})"
@@ -183,7 +166,7 @@ def _cause(policy: DiffusersPolicy, row: Row, refusal: str) -> Check:
 
 @torch.no_grad()
 def _conditioning(policy: DiffusersPolicy, row: Row) -> Check:
-    """The same call twice gives the same velocity."""
+    """Check that two equal calls give the same velocity."""
     state = policy.start([row])
     first, second = (policy.velocity(state, policy.sigmas[0], [row]) for _ in range(2))
     gap = max(gap_of(a, b) for a, b in zip(first, second, strict=True))
@@ -196,7 +179,7 @@ def _conditioning(policy: DiffusersPolicy, row: Row) -> Check:
 
 @torch.no_grad()
 def _times(policy: DiffusersPolicy, row: Row) -> Check:
-    """Times reach the network at least as precise as its weights."""
+    """Check that times reach the network at least as precise as its weights."""
     seen: list[torch.Tensor] = []
 
     def look(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -207,7 +190,7 @@ def _times(policy: DiffusersPolicy, row: Row) -> Check:
     policy.velocity(policy.start([row]), policy.sigmas[1], [row])
     for handle in handles:
         handle.remove()
-    network: Any = next(iter(policy.modules.values()))  # a model of diffusers has a dtype
+    network: Any = next(iter(policy.modules.values()))
     stored = torch.float32 if policy.autocast else network.dtype
     kinds = [t.dtype for t in (*seen, policy.scheduler.timesteps, policy.scheduler.sigmas) if t.is_floating_point()]
     worst = max((torch.finfo(kind).eps for kind in kinds), default=0.0)
@@ -223,10 +206,10 @@ def _times(policy: DiffusersPolicy, row: Row) -> Check:
 def _drift_and_gradients(
     policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], settings: Config
 ) -> list[Check]:
-    """A replay scores what the rollout recorded, and its gradients are finite and not all 0."""
+    """Check that a replay reproduces log-probabilities, and that its gradients are finite and nonzero."""
     kernel = settings.algorithm.kernel
-    noisy = FlowSDE() if kernel.name == "ode" else kernel  # of a run without noise, too: its calls are the same
-    tree = rolled_out(policy, rows, noisy.kernels(len(policy.sigmas) - 1), len(rows))
+    noisy = FlowSDE() if kernel.name == "ode" else kernel  # a run without noise makes the same calls
+    tree = roll_out(policy, rows, noisy.kernels(len(policy.sigmas) - 1), len(rows))
     largest = replay(policy, tree)
     bound = 0.0 if settings.model.dtype == "float32" and not settings.model.compile else HALF_PRECISION_DRIFT
     norms = [float(p.grad.norm()) for p in weights.parameters if p.grad is not None]
@@ -244,19 +227,15 @@ def _drift_and_gradients(
         if norms and not finite
         else "no gradient reaches the trained weights: is something of the forward pass under no_grad?"
     )
+    reached = f"norm {total:.1e} over {len(norms)} of {len(weights.parameters)} tensors"
     return [
         Check("drift", exact, f"{largest:.1e}, right is at most {bound:g}", "" if exact else wrong_ratio),
-        Check(
-            "gradients",
-            learns,
-            f"norm {total:.1e} over {len(norms)} of {len(weights.parameters)} tensors",
-            "" if learns else unlearnt,
-        ),
+        Check("gradients", learns, reached, "" if learns else unlearnt),
     ]
 
 
 def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence, size: int) -> Check:
-    """Every reward of real samples differs within a group, for some group at least."""
+    """Check that every reward of real samples varies within a group."""
     groups = [[Row(p.text, 1000 * g + i, p.columns) for i in range(SPREAD_SIZE)] for g, p in enumerate(chosen)]
     values = []
     with phase("sampling", len(groups) * SPREAD_SIZE) as sampling, warnings_heard() as warned:
@@ -270,7 +249,7 @@ def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence
 def _time(
     policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], *, settings: Config, cost: dict[str, Any]
 ) -> Check:
-    """Seconds of an iteration, from those of one evaluation, one update and one decoding."""
+    """Estimate the seconds of an iteration from one evaluation, one update and one decoding."""
     size, trained = (min(most, 8) for most in (settings.train.rollout_rows, settings.train.update_rows))
     batch = [replace(rows[0], seed=i) for i in range(max(size, trained))]
     own, learnt = batch[:size], batch[:trained]
@@ -296,12 +275,12 @@ def _time(
         + learnt * per_row["update"]
         + cost["decoded"] * per_row["decode"]
     )
-    samples = cost["decoded"] or cost["geometry"]["samples"]  # none are decoded that are stored
+    samples = cost["decoded"] or cost["geometry"]["samples"]  # stored samples are not decoded
     return Check("time", True, f"about {total:.1f} s an iteration of {samples} samples, without the rewards")
 
 
 def _reload(policy: DiffusersPolicy, weights: Weights, row: Row, settings: Config) -> Check:
-    """Changed weights, saved as export does and loaded into a fresh pipeline, give the changed sample."""
+    """Check that changed weights, exported and loaded into a fresh pipeline, give the changed sample."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad(), policy.call_overrides(num_inference_steps=2):
         before = policy.generate([row])

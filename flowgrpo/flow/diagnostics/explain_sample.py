@@ -1,4 +1,4 @@
-"""Open the model of a run's checkpoint, and explain one of its samples."""
+"""Load a run's checkpoint and explain one of its samples."""
 
 from __future__ import annotations
 
@@ -24,16 +24,10 @@ from rewards.compute import default_device
 def explain_sample(
     settings: Config, run: Path, found: Path, *, prompt: int, seed: int | None, redraws: int, chains: int
 ) -> Explanation:
-    """Explain a sample by the weights that evaluation used (the average, when one is kept) of the checkpoint `found`.
+    """Explain a sample with the evaluation weights (averaged, if kept) of the checkpoint `found`.
 
-    Args:
-        prompt: which of the run's held-out prompts, counted from 0 as they are evaluated.
-        seed: of the start; None: that of the prompt in an evaluation.
-        redraws, chains: see `explain`.
-
-    Raises:
-        InputError: there is no such prompt, a reward compares samples with each other, or the model cannot be loaded.
-        RewardError: a reward fails.
+    `prompt` is the index of a held-out prompt, `seed` that of the start (None: as evaluated). Raises InputError if
+    there is no such prompt, a reward is group-wise, or the model cannot be loaded, and RewardError if a reward fails.
     """
     setup.check_model(settings.model)
     held_out = prompts.load_split(settings.prompts, "eval")
@@ -48,7 +42,7 @@ def explain_sample(
                 f"explain: the reward {reward.name!r} compares the samples of a group, and a sample alone has none"
             )
     settings = lora_files.kept(settings, run)
-    without = {"attention": None, "compile": False}  # of the machine that trained
+    without = {"attention": None, "compile": False}  # depend on the training machine
     settings = settings.model_copy(update={"model": settings.model.model_copy(update=without)})
     chosen = held_out[prompt]
     setup.check_rewards(
@@ -75,13 +69,5 @@ def explain_sample(
     with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
         policy.check([row])
         policy.offload()
-        return explain(
-            settings,
-            policy,
-            rewards,
-            row,
-            iteration=step,
-            rollout_state=checkpoint.rollout_state(found),
-            redraws=redraws,
-            chains=chains,
-        )
+        state, counts = checkpoint.rollout_state(found), {"redraws": redraws, "chains": chains}
+        return explain(settings, policy, rewards, row, iteration=step, rollout_state=state, **counts)

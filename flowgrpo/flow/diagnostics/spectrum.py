@@ -1,10 +1,9 @@
-"""Which share of the reward's variance the start and each step of the noisy sampler add, measured on real samples.
+"""Measure the share of the reward's variance that the start and each noisy step add.
 
-By the law of total variance Var(R) is that of E[R | start] plus, for each step, the expected variance of what its noise
-changes: E Var(E[R | next state] | state). The part that comes after a state is half the expected squared difference of two
-samples that part there and share no noise from there on, which needs no mean and is unbiased. So a chain is walked from each
-start, at some steps a second one leaves it, and every pair of samples tells of the last state that both had. Shares add up
-to 1; one that is small beside its error may come out below 0.
+By the law of total variance Var(R) is that of E[R | start] plus, for each step, E Var(E[R | next state] | state). The
+variance after a state is half the expected squared difference of two samples that part there and share no later noise;
+this estimate is unbiased and needs no mean. So a chain is walked from each start, a second one leaves it at some steps,
+and every pair of samples informs about its last common state. Shares sum to 1; small ones may be estimated below 0.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from samplers.trees import TRUNK, Move, Plan, Root, Tree
 if TYPE_CHECKING:
     from samplers.kernels import Kernel
 
-EVALUATIONS = 600  # of the model, at most, unless the fewest starts need more
-FEWEST = 3  # starts of a prompt: without any one of them two are left to compare
+EVALUATIONS = 600  # budget of model evaluations, unless the fewest starts need more
+FEWEST = 3  # starts per prompt: the jackknife needs two to remain
 ASIDE = "aside"
-START = -1  # the last common state of samples from two starts
+START = -1  # last common "state" of samples from two starts
 
 
 @dataclass(frozen=True, kw_only=True)
 class VarianceShare:
-    """What adds to the variance: the start, where `steps` is None, or the steps [first, end) of the schedule."""
+    """The share of the start (`steps` None) or of the steps [first, end) of the schedule."""
 
     steps: tuple[int, int] | None
     share: float
@@ -46,7 +45,7 @@ class VarianceShare:
 
     @property
     def of(self) -> str:
-        """What it is, in words."""
+        """Name the start or the steps."""
         if self.steps is None:
             return "start"
         first, last = self.steps[0], self.steps[1] - 1
@@ -54,7 +53,7 @@ class VarianceShare:
 
 
 def nested(moves: Sequence[Move], splits: Iterable[int]) -> Plan:
-    """Chains that take a move at each step of the schedule; at the `splits` a second one leaves each, and goes on alike."""
+    """Plan chains with a move per step; at each of the `splits` a second chain leaves and continues alike."""
     parting = frozenset(splits)
 
     def plan(role: str, step: int) -> tuple[Move, ...]:
@@ -65,10 +64,10 @@ def nested(moves: Sequence[Move], splits: Iterable[int]) -> Plan:
 
 
 def geometry(steps: int, prompts: int) -> tuple[range, int]:
-    """Return the steps at which chains part, and how many starts a prompt has, within `EVALUATIONS`.
+    """Return the steps at which chains split, and the number of starts per prompt, within `EVALUATIONS`.
 
-    Where a pair at each step is too much for the fewest starts, only every second one has one, or every fourth, and so on;
-    what lies between two is told as one.
+    If splitting at each step is too expensive, every second one splits, or every fourth, and so on; steps between two
+    splits share one number.
     """
     stride = 1
     while True:
@@ -81,31 +80,28 @@ def geometry(steps: int, prompts: int) -> tuple[range, int]:
 
 
 def spectrum(tree: Tree, rewards: torch.Tensor) -> tuple[list[VarianceShare], float]:
-    """Return the shares of the start and of the steps after it, with their standard errors, and the variance itself.
+    """Return the variance shares of the start and the steps, with jackknife errors over starts, and the variance.
 
-    Errors are those of leaving out one start at a time. Without variance there are no shares.
-
-    Args:
-        tree: from a plan of `nested`, of three starts or more in each group.
-        rewards: (leaves,) float64, NaN where one was lost.
+    `tree` comes from `nested`, with three or more starts per group; `rewards` (leaves,) float64, NaN if lost. Without
+    variance there are no shares.
     """
     of_starts = _squares(tree, rewards)
-    splits = sorted({split for own in of_starts.values() for split in own} - {START})
+    splits = sorted({split for squares in of_starts.values() for split in squares} - {START})
     sums = torch.tensor(
-        [[own.get(split, (0.0, 0)) for split in (START, *splits)] for own in of_starts.values()], dtype=torch.float64
+        [[squares.get(split, (0.0, 0)) for split in (START, *splits)] for squares in of_starts.values()],
+        dtype=torch.float64,
     ).reshape(len(of_starts), 1 + len(splits), 2)
-    # A pair of two starts is with both of them.
+    # A pair of two starts is counted for both.
     total = sums.sum(0) * torch.tensor([0.5, *[1.0] * len(splits)], dtype=torch.float64)[:, None]
     if not total[0, 0] > 0:
         return [], 0.0
-    ends = [*splits[1:], max(len(tree.sigmas) - 2, splits[-1] + 1)]  # the last step has mostly no noise
+    ends = [*splits[1:], max(len(tree.sigmas) - 2, splits[-1] + 1)]  # the last step usually has no noise
     steps = [None, *zip(splits, ends, strict=True)]
     parts = _shares(total - sums)
     errors = ((len(parts) - 1) * (parts - parts.mean(0)).square().mean(0)).sqrt()
-    shares = zip(steps, _shares(total).tolist(), errors.tolist(), strict=True)
-    return [VarianceShare(steps=own, share=share, error=error) for own, share, error in shares], float(
-        total[0, 0] / total[0, 1]
-    )
+    columns = zip(steps, _shares(total).tolist(), errors.tolist(), strict=True)
+    shares = [VarianceShare(steps=part, share=share, error=error) for part, share, error in columns]
+    return shares, float(total[0, 0] / total[0, 1])
 
 
 def check(
@@ -117,14 +113,7 @@ def check(
     kernels: Sequence[Kernel],
     size: int,
 ) -> Check:
-    """Tell the spectrum of a model; it judges nothing.
-
-    Args:
-        rows: one of each prompt.
-        baseline: by which several rewards are put together.
-        kernels: of each step of the schedule.
-        size: most rows of a call.
-    """
+    """Report the spectrum of a model without a verdict, for one row per prompt and the kernels of each step."""
     if not any(kernel.stochastic for kernel in kernels):
         return Check("spectrum", True, f"{kernels[0].name} adds no noise: the start makes all of the variance")
     splits, starts = geometry(len(kernels), len(rows))
@@ -134,7 +123,7 @@ def check(
         for start in range(starts)
     ]
     before = policy.evaluations
-    with phase("measuring steps"), warnings_heard():  # of rewards that fail `group_spread` tells
+    with phase("measuring steps"), warnings_heard():  # `group_spread` reports failed rewards
         plan = nested([*map(Move, kernels[:-1]), Move()], splits)
         tree, scores = rollout(policy, plan, roots, rewards=rewards, micro_batch=size, seed=0, iteration=0)
     shares, variance = spectrum(tree, Combination.of(rewards, baseline).total(scores.values))
@@ -142,16 +131,16 @@ def check(
     if not shares:
         return Check("spectrum", True, f"the reward has no variance to share out ({cost})")
     largest = max(shares, key=lambda share: share.share)
-    told = f"variance {variance:.2g}, the most of {largest.of}: {largest.share:.0%} ± {largest.error:.0%} ({cost})"
+    summary = f"variance {variance:.2g}, the most of {largest.of}: {largest.share:.0%} ± {largest.error:.0%} ({cost})"
     table = [{"of": s.of, "share": s.share, "error": s.error} for s in shares]
-    return Check("spectrum", True, told, table=table)
+    return Check("spectrum", True, summary, table=table)
 
 
-Squares = dict[int, tuple[float, int]]  # by the step where samples part: halves of squared differences, and how many
+Squares = dict[int, tuple[float, int]]  # by splitting step: sum of half squared differences, and count
 
 
 def _squares(tree: Tree, rewards: torch.Tensor) -> dict[tuple[int, int], Squares]:
-    """By group and start, the pairs of known samples that a start has a part in."""
+    """Return the pairs of known samples that involve each (group, start)."""
     of_group = defaultdict(list)
     for leaf, value in zip(tree.leaves, rewards.tolist(), strict=True):
         if value == value:
@@ -159,18 +148,18 @@ def _squares(tree: Tree, rewards: torch.Tensor) -> dict[tuple[int, int], Squares
             parents = (tree.nodes[edge].parent for edge in tree.ancestry(leaf))
             states = {parent for parent in parents if parent is not None}
             of_group[root.group].append(((root.group, root.index), states, value))
-    found: dict[tuple[int, int], Squares] = defaultdict(dict)
+    squares: dict[tuple[int, int], Squares] = defaultdict(dict)
     for samples in of_group.values():
-        for (one, its, a), (other, others, b) in combinations(samples, 2):
-            parted = START if one != other else max(tree.nodes[state].step for state in its & others)
+        for (one, states, a), (other, others, b) in combinations(samples, 2):
+            split = START if one != other else max(tree.nodes[state].step for state in states & others)
             for start in {one, other}:
-                total, number = found[start].get(parted, (0.0, 0))
-                found[start][parted] = total + (a - b) ** 2 / 2, number + 1
-    return dict(sorted(found.items()))
+                total, number = squares[start].get(split, (0.0, 0))
+                squares[start][split] = total + (a - b) ** 2 / 2, number + 1
+    return dict(sorted(squares.items()))
 
 
 def _shares(sums: torch.Tensor) -> torch.Tensor:
-    """Shares (..., P) of sums and numbers (..., P, 2): what comes after each part less what comes after the next."""
+    """Return shares (..., P) from sums and counts (..., P, 2): differences of successive variances, normalised."""
     variances = sums[..., 0] / sums[..., 1]
     after = torch.cat([variances[..., 1:], torch.zeros_like(variances[..., :1])], dim=-1)
     return (variances - after) / variances[..., :1]

@@ -1,4 +1,4 @@
-"""Samples that a snapshot makes beside stored ones: each in the place of the worse one of a stored pair (SePPO)."""
+"""Replace the worse sample of a stored pair by one of a snapshot (SePPO)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ from samplers.trees import Root, Tree
 
 
 def losers(tree: Tree, advantages: torch.Tensor, keep: torch.Tensor) -> list[int]:
-    """The worse leaf of each group's pair.
-
-    Args:
-        advantages: (leaves,) of the samples.
-        keep: (leaves,) bool, whether each is of a pair.
-    """
+    """Return the worse leaf of each group's pair; `keep` (leaves,) bool marks members of pairs."""
     pairs: dict[int, list[int]] = {}
     for leaf in keep.nonzero().flatten().tolist():
         pairs.setdefault(root_of(tree, leaf).group, []).append(leaf)
@@ -28,24 +23,21 @@ def losers(tree: Tree, advantages: torch.Tensor, keep: torch.Tensor) -> list[int
 
 
 def root_of(tree: Tree, leaf: int) -> Root:
-    """The root of a leaf."""
+    """Return the root of a leaf."""
     return tree.nodes[tree.leaves[leaf]].root
 
 
 def resampled(
     config: Config, policy: Policy, tree: Tree, leaves: Sequence[int], *, rows: Sequence[Row], iteration: int
 ) -> Tree:
-    """The tree with samples of the policy as it stands in the place of some leaves'.
+    """Return the tree with new samples of the current policy in place of some leaves, at most one per group.
 
-    Args:
-        leaves: whose samples are made anew, of chains; one of a group at most.
-        rows: of each, with the seed that its chain starts from.
-        iteration: with the seed of the run, the head of the address of the chains' noise.
+    `rows` are those of the leaves, with the seeds of the new chains; `iteration` is in the address of their noise.
     """
     if not leaves:
         return tree
     algorithm, train, seed = config.algorithm, config.train, config.run.seed
-    made = walk(
+    rollout = walk(
         policy,
         algorithm.plan(algorithm.kernel.kernels(len(policy.sigmas) - 1), train.group_size, seed, iteration),
         [replace(root_of(tree, leaf), row=row) for leaf, row in zip(leaves, rows, strict=True)],
@@ -55,9 +47,9 @@ def resampled(
         solver=algorithm.solver,
     )
     places = {root_of(tree, leaf).group: leaf for leaf in leaves}
-    order = [places[root_of(made, leaf).group] for leaf in range(len(made.leaves))]
+    order = [places[root_of(rollout, leaf).group] for leaf in range(len(rollout.leaves))]
     samples = []
-    for stored, own in zip(tree.samples, made.samples, strict=True):
+    for stored, new in zip(tree.samples, rollout.samples, strict=True):
         samples.append(stored.clone())
-        samples[-1][order] = own.to(stored)
+        samples[-1][order] = new.to(stored)
     return replace(tree, samples=tuple(samples))

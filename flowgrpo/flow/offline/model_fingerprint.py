@@ -1,44 +1,32 @@
-"""What tells one model from another without loading it: by which stored samples know whose they are."""
+"""Fingerprints identify the model of stored samples without loading it."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flowgrpo.data.embedded import place_of
 from flowgrpo.flow.pipeline.loading import load
-from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.model_files.hub_files import one_sentence
 
-if TYPE_CHECKING:
-    import huggingface_hub
-else:
-    huggingface_hub = lazy("huggingface_hub")
-
-READ = 1 << 16  # bytes of both ends of a file; the last are those of a tensor
+READ = 1 << 16  # bytes hashed at each end of a file
 
 
 def fingerprint(path: str, variant: str | None = None) -> str:
-    """Text that is equal for equal models: a digest of a folder's files, or a model's commit at the hub.
+    """Return a text that is equal for equal models: a digest of a folder's files, or a hub model's commit.
 
-    Of each file of the pipeline's components it takes name, size and both ends, not what lies between: full weights of
-    hundreds of GiB are not read. A copy of a model of the hub in a folder is another model here.
-
-    Args:
-        path: a built-in name, a local folder or a hub id.
-        variant: of the weights that are read, which is another model than that of the plain ones beside them.
-
-    Raises:
-        InputError: there is no such model.
+    The digest covers name, size and both ends of each file, not hundreds of GiB of weights. A copied hub model has
+    another fingerprint. Raises InputError if there is no such model.
     """
     components = sorted(name for name in load.index_of(path) if not name.startswith("_"))
     folder = Path(place_of(path))
     if not folder.is_dir():
+        import huggingface_hub
+
         with one_sentence(path):
             index = huggingface_hub.hf_hub_download(path, "model_index.json")
         of_variant = "" if variant is None else f":{variant}"
-        return f"{path}@{Path(index).parent.name}{of_variant}"  # the folder of a snapshot is called by its commit
+        return f"{path}@{Path(index).parent.name}{of_variant}"  # snapshot folders are named by commit
     digest = hashlib.sha256(b"" if variant is None else f"variant {variant}\n".encode())
     files = [folder / "model_index.json", *(file for name in components for file in sorted((folder / name).rglob("*")))]
     for file in files:

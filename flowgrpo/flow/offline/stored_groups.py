@@ -1,4 +1,4 @@
-"""Training on stored groups (`data.groups`): their samples in place of a rollout's, and what they must have in common."""
+"""Training on stored groups (`data.groups`) in place of rollouts."""
 
 from __future__ import annotations
 
@@ -28,30 +28,20 @@ from samplers.trees import TRUNK, Node, Root, Tree
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Stored groups, as a run trains on them: group i is that of the run's training prompt i.
-
-    Attributes:
-        names: of the R rewards that are trained on.
-        combination: of them.
-        columns: (R,) of each among the stored ones.
-    """
+    """Stored groups of a run: group i belongs to training prompt i."""
 
     config: Config
     stored: Stored
-    names: list[str]
-    combination: Combination
-    columns: list[int]
+    names: list[str]  # of the R trained rewards
+    combination: Combination  # of the rewards
+    columns: list[int]  # (R,) indices among the stored rewards
 
     def batch(
         self, groups: Groups, assignment: Assignment, sigmas: Sequence[float], *, iteration: int, device: torch.device
     ) -> Batch:
-        """This process's samples of an iteration as the leaves of a tree, each an edge from its root, and their scores.
+        """Return this process's samples of an iteration, as leaves one edge below their roots, with scores.
 
-        Of a group with more samples than the iteration takes, some are drawn, others the next time.
-
-        Args:
-            assignment: which samples are this process's: a group of the iteration and a place in it each.
-            sigmas: the schedule that noise levels are drawn from.
+        Larger groups are subsampled anew in each iteration. `sigmas` is the schedule that noise levels are drawn from.
         """
         own, parts = assignment.own, parts_of(self.config, groups, iteration)
         members = {group: self._members(groups, group, iteration) for group in dict.fromkeys(group for group, _ in own)}
@@ -66,29 +56,24 @@ class Source:
         tree.nodes += [Node(i, root, (root.index,), TRUNK, 0.0, last) for i, root in enumerate(roots)]
         tree.leaves = list(range(len(roots), 2 * len(roots)))
         tree.samples = tuple(x.to(device) for x in self.stored.latents(taken))
-        found = [(self.stored.groups[number], member) for number, member in taken]
-        values = torch.stack([kept.rewards[member, self.columns] for kept, member in found])
-        lost = torch.stack([kept.lost[member] for kept, member in found])
+        members_of = [(self.stored.groups[number], member) for number, member in taken]
+        values = torch.stack([kept.rewards[member, self.columns] for kept, member in members_of])
+        lost = torch.stack([kept.lost[member] for kept, member in members_of])
         return Batch(groups, tree, Scores(values, lost, 0.0), 0, stored=True)
 
     def _members(self, groups: Groups, group: int, iteration: int) -> list[int]:
-        """Which samples of its stored group an iteration's group has."""
-        size, there = groups.roots[group], len(self.stored.groups[groups.prompts[group]].seeds)
-        if size == there:
-            return list(range(there))
-        return noise.generator(self.config.run.seed, "members", iteration, group).permutation(there)[:size].tolist()
+        size, available = groups.roots[group], len(self.stored.groups[groups.prompts[group]].seeds)
+        if size == available:
+            return list(range(available))
+        return noise.generator(self.config.run.seed, "members", iteration, group).permutation(available)[:size].tolist()
 
 
 def source_of(config: Config) -> Source | None:
-    """The stored groups of a run; None where it samples its own.
-
-    Raises:
-        InputError: the folder is not whole, its groups are smaller than the run's, or a reward was not stored.
-    """
+    """Return the stored groups of a run, if any. Raises InputError if they are too small or lack a reward."""
     if config.data.groups is None:
         return None
-    found, size = stored.read(Path(config.data.groups)), config.train.group_size
-    smallest = min(len(group.seeds) for group in found.groups)
+    groups, size = stored.read(Path(config.data.groups)), config.train.group_size
+    smallest = min(len(group.seeds) for group in groups.groups)
     if size > smallest:
         raise InputError(
             f"train.group_size: {size} samples of a group, {config.data.groups} has {smallest}; take that or less"
@@ -100,35 +85,27 @@ def source_of(config: Config) -> Source | None:
     scale, offset = (torch.tensor([each[i] for each in named], dtype=torch.float64) for i in (2, 3))
     return Source(
         config=config,
-        stored=found,
+        stored=groups,
         names=[name for _, name, *_ in named],
         combination=Combination(config.algorithm.baseline.combine, config.algorithm.baseline.caution, scale, offset),
-        columns=[stored.column_of(found.rewards, name, key) for key, name, *_ in named],
+        columns=[stored.column_of(groups.rewards, name, key) for key, name, *_ in named],
     )
 
 
 def check_model(config: Config, source: Source | None, call: dict[str, Any]) -> None:
-    """Refuse a model, a precision or a call that is not that of the stored samples.
-
-    Args:
-        source: the stored groups; None where the run samples its own.
-        call: the whole call of the run.
-
-    Raises:
-        InputError: one differs.
-    """
+    """Raise InputError if model, precision or the complete `call` differ from those of the stored samples."""
     if source is None:
         return
-    told, place = source.stored.manifest, f"{KEY}: {config.data.groups} has samples of"
-    if told["fingerprint"] != fingerprint(config.model.path, config.model.variant):
+    manifest, place = source.stored.manifest, f"{KEY}: {config.data.groups} has samples of"
+    if manifest["fingerprint"] != fingerprint(config.model.path, config.model.variant):
         raise InputError(
-            f"{place} another model ({told['model']}) than {config.model.path}; train that, or sample this one"
+            f"{place} another model ({manifest['model']}) than {config.model.path}; train that, or sample this one"
         )
-    if told["dtype"] != config.model.dtype:
-        raise InputError(f"{place} a model in {told['dtype']}; set model.dtype={told['dtype']}")
+    if manifest["dtype"] != config.model.dtype:
+        raise InputError(f"{place} a model in {manifest['dtype']}; set model.dtype={manifest['dtype']}")
     now = json.loads(json.dumps(call))
-    for key in sorted({*told["call"], *now}):
-        before = told["call"].get(key)
+    for key in sorted({*manifest["call"], *now}):
+        before = manifest["call"].get(key)
         if before != now.get(key):
             raise InputError(
                 f"{place} a call with {key} {before!r}, and model.call has {now.get(key)!r}; take {before!r}"

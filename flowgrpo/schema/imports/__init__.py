@@ -1,1 +1,1 @@
-"""Modules imported when they are first used, and the versions of packages."""
+"""Lazy imports and package versions."""

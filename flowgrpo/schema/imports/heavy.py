@@ -1,4 +1,4 @@
-"""PyTorch and numpy, imported when they are first used: for modules that a command loads before it refuses its input.
+"""PyTorch and numpy, imported lazily: a command that refuses its input need not load them.
 
 `Tensor` is for annotations, which are strings: type checkers see the class, a running program sees Any.
 """

@@ -1,4 +1,4 @@
-"""Modules that are imported when they are first used, so that a command which refuses its input has not loaded PyTorch."""
+"""Lazy imports, so that a command that refuses its input has not loaded PyTorch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class lazy:
-    """Stands for the module of a name, and imports it at the first attribute that is asked for.
+    """A stand-in for a module that imports it on the first attribute access.
 
-    It stays out of `sys.modules`. Where annotations are strings, what they name is imported under `TYPE_CHECKING`; nothing
-    may ask for an attribute while a module is imported, so `@torch.no_grad()` becomes `with torch.no_grad():`.
+    It is not in `sys.modules`. Importing modules must not access attributes: use `with torch.no_grad():`, not
+    `@torch.no_grad()`. Import names for annotations under `TYPE_CHECKING`.
     """
 
     def __init__(self, name: str):

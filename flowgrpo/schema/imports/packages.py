@@ -1,4 +1,4 @@
-"""Which version of a package is here."""
+"""Versions of installed packages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def installed(name: str) -> str:
-    """The version of a package; in words where none is installed, as in a checkout that is run as it lies there."""
+    """Return the version of a package, or "not installed"."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Baselines: what the units of a group are compared with, and the advantages that come of it."""
+"""Baselines: rewards of compared units -> advantages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from flowgrpo.schema.base import Choice, named
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages.comparison_sets import (
     NestedSets,
+    divide_by_std,
     nested_leave_one_out,
-    scaled,
     set_medians,
     set_pivots,
     set_statistics,
@@ -22,22 +22,22 @@ from flowgrpo.training.advantages.comparison_sets import (
 
 NESTED = "algorithm.baseline: credit nested compares with the mean of the others, take leave_one_out"
 
-CAUTION = 0.1  # that of PPO in arXiv 2310.02743
+CAUTION = 0.1  # of PPO in arXiv 2310.02743
 
 
 def combined(values: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sum (U,) of the rewards (U, R) that apply to a unit; NaN where no reward applies."""
+    """Return the weighted sum (U,) of each unit's rewards (U, R), without NaN rewards; NaN if all are NaN."""
     total = (values.nan_to_num() * weights).sum(1)
     return total.where(values.isfinite().any(1), torch.nan)
 
 
-def whitened(values: Tensor, eps: float = 1e-4, ddof: int = 0) -> Tensor:
-    """Values (U,) minus their mean, over their standard deviation; 0 where a value is NaN."""
+def standardize(values: Tensor, eps: float = 1e-4, ddof: int = 0) -> Tensor:
+    """Return values (U,) minus their mean, divided by their standard deviation; 0 where a value is NaN."""
     return group_mean(values, torch.zeros(len(values), dtype=torch.long), std="group", eps=eps, ddof=ddof)
 
 
 class Baseline(Choice):
-    """Options of every baseline. Several rewards: `per_reward` is Pref-GRPO's way, `decoupled` GDPO's, over the batch."""
+    """Options of every baseline. With several rewards, `per_reward` follows Pref-GRPO and `decoupled` GDPO."""
 
     eps: float = Field(1e-4, ge=0)
     """Added to the standard deviation."""
@@ -73,18 +73,15 @@ class Baseline(Choice):
         expected: Tensor | None = None,
         nested: NestedSets | None = None,
     ) -> Tensor:
-        """Advantages (U,) of units within their sets.
+        """Return the advantages (U,) of units within their sets. Raises InputError if it cannot compare units of this kind.
 
         Args:
-            values: (U, R) float64, a column for each reward; NaN where it does not apply or was lost.
-            weights: (R,) of the rewards.
-            comparison: (U, C) integers.
-            anchor: (U,) multiple of the value that comes on top.
-            expected: (U,) the prompt's mean reward before this iteration, NaN if unknown; for baselines that remember.
-            nested: sets within the sets; None for none.
-
-        Raises:
-            InputError: units of this kind cannot be compared so.
+            values: (U, R) float64, one column per reward; NaN where it does not apply or was lost.
+            weights: (R,) weights of the rewards.
+            comparison: (U, C) integers; units with equal rows form one set.
+            anchor: (U,) multiple of the value that is added to the advantage.
+            expected: (U,) mean reward of the prompt before this iteration; NaN if unknown.
+            nested: sets within the sets.
         """
 
         def relative(column: Tensor) -> Tensor:
@@ -98,69 +95,46 @@ class Baseline(Choice):
         else:
             columns = torch.stack([relative(column) for column in values.unbind(1)], 1)
             advantages = columns @ weights
-            # What cancels up to a rounding error would be blown up by a later normalisation.
+            # A later normalisation would amplify rounding errors of sums that cancel.
             advantages = advantages.where(advantages.abs() > 1e-12 * (columns.abs() @ weights.abs()), 0.0)
         if self.combine == "decoupled":
-            advantages = whitened(advantages.where(total.isfinite(), torch.nan), self.eps, self.ddof)
+            advantages = standardize(advantages.where(total.isfinite(), torch.nan), self.eps, self.ddof)
         if anchor is not None:
             advantages = advantages + anchor * total.nan_to_num()
         return advantages.clamp(-self.clip, self.clip) * self.scale
 
     @property
     def drops(self) -> str | None:
-        """The option for which edges leave the update by their rewards; None where all stay."""
+        """Return the option that removes edges from the update by reward; None if there is none."""
         return "drop_zero" if self.drop_zero else None
 
     def dropped(self, advantages: Tensor, values: Tensor, comparison: Tensor) -> Tensor:
-        """Whether (U,) the edges of each unit leave the update.
-
-        Args:
-            advantages, comparison: (U,) and (U, C), as of `advantages`.
-            values: (U,) float64, their rewards as one number, NaN for the lost.
-        """
+        """Return a mask (U,) of units whose edges leave the update; `values` (U,) are total rewards, NaN if lost."""
         return (advantages == 0) & self.drop_zero
 
     @abstractmethod
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
-        """Advantages (U,) of the units by one column of values, before columns are combined; 0 where the value is NaN.
-
-        Args:
-            values: (U,) float64, NaN where the reward does not apply or was lost.
-            comparison: as of `advantages`.
-            expected: as of `advantages`.
-
-        Raises:
-            InputError: units of this kind cannot be compared so.
-        """
+        """Return the advantages (U,) for one column of values (U,), NaN if lost; see `advantages`."""
 
     def within(self, values: Tensor, comparison: Tensor, nested: NestedSets) -> Tensor:
-        """Advantages (U,) as of `relative`, of units that are compared in sets within sets.
-
-        Raises:
-            InputError: this baseline is not the mean of the others.
-        """
+        """Return the advantages (U,) of units in nested sets. Raises InputError if this baseline is not leave-one-out."""
         raise InputError(NESTED)
 
 
 def group_mean(
     values: Tensor, comparison: Tensor, *, std: str = "group", eps: float = 1e-4, ddof: int = 0, min_std: float = 0.0
 ) -> Tensor:
-    """Advantages (U,): value minus the mean of its set, over the spread. A set of one value, or of equal ones, gives 0.
+    """Return advantages (U,): value minus the mean of its set, divided by the spread; 0 for a spread below `min_std`.
 
-    Flow-GRPO's code has std global, eps 1e-4, ddof 0; DanceGRPO and MixGRPO have std group, eps 1e-8, ddof 1. BranchGRPO's
-    code has those of DanceGRPO and `min_std` 1e-6.
-
-    Args:
-        values: (U,) float64.
-        comparison: (U,) or (U, C) integers, equal (in all columns) for units of one set.
-        min_std: sets of a smaller standard deviation have advantage 0.
+    Flow-GRPO's code uses std global, eps 1e-4, ddof 0. DanceGRPO and MixGRPO use std group, eps 1e-8, ddof 1, and
+    BranchGRPO's code adds `min_std` 1e-6.
     """
     deviation, _, _ = set_statistics(values, comparison)
-    return scaled(deviation, values, comparison, std=std, eps=eps, ddof=ddof, min_std=min_std)
+    return divide_by_std(deviation, values, comparison, std=std, eps=eps, ddof=ddof, min_std=min_std)
 
 
 class GroupMean(Baseline):
-    """The mean of the set; advantages are 0 where the standard deviation that divides is below `min_std`."""
+    """Subtract the mean of the set."""
 
     name: Literal["group_mean"] = "group_mean"
     std: Literal["group", "global", "none"] = "group"
@@ -174,16 +148,17 @@ class GroupMean(Baseline):
 
 
 def leave_one_out(values: Tensor, comparison: Tensor, *, std: str = "none", eps: float = 1e-4, ddof: int = 0) -> Tensor:
-    """Advantages (U,): value minus the mean of the *others* of its set, n / (n - 1) times the deviation (RLOO, 2402.14740).
+    """Return advantages (U,): value minus the mean of the *others* of its set (RLOO, 2402.14740).
 
-    Its baseline does not depend on the unit's own action, so without a std the gradient is unbiased.
+    This is n / (n - 1) times the deviation. The baseline is independent of the unit's own action, so without a std the
+    gradient is unbiased.
     """
     deviation, count, _ = set_statistics(values, comparison)
-    return scaled(deviation * count / (count - 1).clamp(min=1), values, comparison, std=std, eps=eps, ddof=ddof)
+    return divide_by_std(deviation * count / (count - 1).clamp(min=1), values, comparison, std=std, eps=eps, ddof=ddof)
 
 
 class LeaveOneOut(Baseline):
-    """The mean of the others of the set."""
+    """Subtract the mean of the other units of the set."""
 
     name: Literal["leave_one_out"] = "leave_one_out"
     std: Literal["group", "global", "none"] = "none"
@@ -198,24 +173,11 @@ class LeaveOneOut(Baseline):
         return nested_leave_one_out(values, comparison, nested, std=self.std, eps=self.eps, ddof=self.ddof)
 
 
-def median(values: Tensor, comparison: Tensor, *, std: str = "group", eps: float = 1e-3, ddof: int = 0) -> Tensor:
-    """Advantages (U,): value minus the median of its set, over the spread (MC-GRPO, arXiv 2601.22582).
-
-    One outlier of a small group moves the mean so far that others change their sign, but not the median.
-
-    Args:
-        std: as for the others, or `mad`: the median of the absolute deviations within the set.
-    """
-    known = values.isfinite()
-    deviation = (values - set_medians(values, comparison)).where(known, 0.0)
-    if std == "mad":
-        spread = set_medians(deviation.abs().where(known, torch.nan), comparison)
-        return deviation / (spread + eps).where(known, 1.0)
-    return scaled(deviation, values, comparison, std=std, eps=eps, ddof=ddof)
-
-
 class Median(Baseline):
-    """The median of the set, by MC-GRPO's code; the sample that is it, the pivot, leaves the update."""
+    """Subtract the median of the set, as MC-GRPO's code (arXiv 2601.22582); the sample at the median, the pivot, is dropped.
+
+    In a small group, one outlier can shift the mean enough to flip signs of the others; the median stays.
+    """
 
     name: Literal["median"] = "median"
     std: Literal["group", "global", "mad", "none"] = "mad"
@@ -229,7 +191,12 @@ class Median(Baseline):
 
     @override
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
-        return median(values, comparison, std=self.std, eps=self.eps, ddof=self.ddof)
+        known = values.isfinite()
+        deviation = (values - set_medians(values, comparison)).where(known, 0.0)
+        if self.std == "mad":
+            spread = set_medians(deviation.abs().where(known, torch.nan), comparison)
+            return deviation / (spread + self.eps).where(known, 1.0)
+        return divide_by_std(deviation, values, comparison, std=self.std, eps=self.eps, ddof=self.ddof)
 
     @property
     @override
@@ -241,22 +208,12 @@ class Median(Baseline):
         return super().dropped(advantages, values, comparison) | (set_pivots(values, comparison) & self.drop_pivot)
 
 
-def against(values: Tensor, expected: Tensor, *, std: str = "global", eps: float = 1e-4, ddof: int = 0) -> Tensor:
-    """Advantages (U,): value minus the value that was expected before the sample was made.
-
-    Such a baseline needs no group: a group of equal values still teaches whether they are better than expected.
-
-    Args:
-        expected: (U,) float64; see `flowgrpo.training.advantages.prompt_statistics`.
-        std: `global` takes the mean of all deviations off and divides by their standard deviation, as SPO
-            (arXiv 2509.13232) does; `none` leaves the deviation.
-    """
-    deviation = values - expected
-    return whitened(deviation, eps, ddof) if std == "global" else deviation.nan_to_num()
-
-
 class Tracker(Baseline):
-    """What the prompt gave before, in this run (SPO, `train.half_life`); the mean of the others of the set where new."""
+    """Subtract the prompt's mean reward so far in this run (SPO, arXiv 2509.13232); leave-one-out for new prompts.
+
+    A group of equal rewards still teaches whether they are better than expected. With std `global`, the mean of all
+    deviations is subtracted as well, as in SPO.
+    """
 
     name: Literal["tracker"] = "tracker"
     std: Literal["global", "none"] = "global"
@@ -276,11 +233,12 @@ class Tracker(Baseline):
             raise InputError("algorithm.baseline: tracker remembers what whole trajectories gave, take credit=terminal")
         others = values - leave_one_out(values, comparison)
         known = others if expected is None else expected.where(expected.isfinite(), others)
-        return against(values, known, std=self.std, eps=self.eps, ddof=self.ddof)
+        deviation = values - known
+        return standardize(deviation, self.eps, self.ddof) if self.std == "global" else deviation.nan_to_num()
 
 
 class Absolute(Baseline):
-    """A number that is given: samples above it are good, those below it bad, whatever the others are."""
+    """Subtract a given number."""
 
     name: Literal["absolute"] = "absolute"
     std: Literal["global", "none"] = "none"
@@ -293,12 +251,11 @@ class Absolute(Baseline):
         deviation = (values - self.value).nan_to_num()
         if self.std == "none":
             return deviation
-        spread = values[values.isfinite()].std(correction=self.ddof)
-        return deviation / (spread + self.eps)
+        return deviation / (values[values.isfinite()].std(correction=self.ddof) + self.eps)
 
 
 class Raw(Baseline):
-    """Nothing: the reward itself is the advantage, as in reward-weighted regression."""
+    """Use the reward itself as the advantage, as in reward-weighted regression."""
 
     name: Literal["none"] = "none"
 
@@ -307,16 +264,8 @@ class Raw(Baseline):
         return values.nan_to_num()
 
 
-def best(values: Tensor, comparison: Tensor) -> Tensor:
-    """Advantages (U,): 1 for the best of a set, all of them where several tie, and 0 for the others and for equal sets."""
-    _, index = comparison.unique(dim=0, return_inverse=True)
-    known = values.where(values.isfinite(), -torch.inf)
-    top = values.new_full((int(index.max()) + 1,), -torch.inf).scatter_reduce(0, index, known, "amax")
-    return ((known == top[index]) & values.isfinite() & varied(values, comparison)).to(values)
-
-
 class Best(Baseline):
-    """Only the best of the set is learned from, as in fine-tuning on the best of N samples."""
+    """Advantage 1 for the best of a set (all of them if tied) and 0 for the others: fine-tuning on the best of N samples."""
 
     name: Literal["best"] = "best"
     drop_zero: bool = True
@@ -324,20 +273,23 @@ class Best(Baseline):
 
     @override
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
-        return best(values, comparison)
+        _, index = comparison.unique(dim=0, return_inverse=True)
+        known = values.where(values.isfinite(), -torch.inf)
+        top = values.new_full((int(index.max()) + 1,), -torch.inf).scatter_reduce(0, index, known, "amax")
+        return ((known == top[index]) & values.isfinite() & has_spread(values, comparison)).to(values)
 
 
 BASELINES = named(GroupMean, LeaveOneOut, Median, Tracker, Absolute, Raw, Best)
 
 
 def zero_std_fraction(values: Tensor, comparison: Tensor) -> float:
-    """Fraction of the sets whose values are all equal, and so teach nothing."""
+    """Return the fraction of sets with equal values, which teach nothing."""
     sets, index = comparison.unique(dim=0, return_inverse=True)
-    differing = torch.zeros(len(sets)).index_add(0, index, varied(values, comparison).float())
+    differing = torch.zeros(len(sets)).index_add(0, index, has_spread(values, comparison).float())
     return float((differing == 0).float().mean())
 
 
-def varied(values: Tensor, comparison: Tensor) -> Tensor:
-    """Whether (U,) the values of a unit's set differ at all."""
+def has_spread(values: Tensor, comparison: Tensor) -> Tensor:
+    """Return a mask (U,) of units whose set has different values."""
     _, _, square = set_statistics(values, comparison)
     return square > 0

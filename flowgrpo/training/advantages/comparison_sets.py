@@ -1,4 +1,4 @@
-"""Sets of units that are compared: their means, medians and standard deviations."""
+"""Statistics of sets of compared units: means, medians and standard deviations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flowgrpo.schema.imports.heavy import Tensor, torch
 
 
 def set_medians(values: Tensor, comparison: Tensor) -> Tensor:
-    """Median (U,) of each unit's set, of an even number the lower of the two middle values; NaN without values."""
+    """Return the median (U,) of each unit's set, the lower one of two; NaN if no value is known."""
     _, index = comparison.unique(dim=0, return_inverse=True)
     medians = values.new_full((int(index.max()) + 1,), torch.nan)
     for i in range(len(medians)):
@@ -20,7 +20,7 @@ def set_medians(values: Tensor, comparison: Tensor) -> Tensor:
 
 
 def set_pivots(values: Tensor, comparison: Tensor) -> Tensor:
-    """Whether (U,) bool each unit is the pivot of its set: the first whose value is the median."""
+    """Return a mask (U,) of each set's pivot: its first unit at the median."""
     _, index = comparison.unique(dim=0, return_inverse=True)
     middle = (values == set_medians(values, comparison)).nonzero()[:, 0].tolist()
     first = {int(index[unit]): unit for unit in reversed(middle)}
@@ -29,32 +29,31 @@ def set_pivots(values: Tensor, comparison: Tensor) -> Tensor:
     return pivots
 
 
-def scaled(
+def divide_by_std(
     deviation: Tensor, values: Tensor, comparison: Tensor, *, std: str, eps: float, ddof: int, min_std: float = 0.0
 ) -> Tensor:
-    """Deviations (U,) over a standard deviation of the values, plus `eps`; 0 where that is below `min_std`.
+    """Divide deviations (U,) by the standard deviation of the values plus `eps`; 0 where it is below `min_std`.
 
-    Args:
-        std: `group`, of each set; `global`, of all units; `none`, the deviations stay.
+    `std` is `group` for each set, `global` for all units, or `none` for no division.
     """
     if std == "none":
         return deviation
     everyone = comparison if std == "group" else torch.zeros(len(values), dtype=torch.long)
     _, count, square = set_statistics(values, everyone)
     spread = torch.sqrt(square / (count - ddof).clamp(min=1))
-    # The first also where all are equal and eps is 0.
+    # The first condition avoids 0 / 0 for equal values with eps 0.
     return (deviation / (spread + eps)).where((deviation != 0) & (spread >= min_std), 0.0)
 
 
 def set_statistics(values: Tensor, comparison: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Deviation of each unit from its set's mean (0 where the value is NaN), and its set's count and squared deviations."""
+    """Return the deviation (U,) of each unit from its set's mean (0 if NaN), and its set's count and sum of squares."""
     _, index = comparison.unique(dim=0, return_inverse=True)
     known = values.isfinite()
     zeros = values.new_zeros(int(index.max()) + 1)
     count = zeros.index_add(0, index, known.to(values))
     mean = zeros.index_add(0, index, values.where(known, 0.0)) / count.clamp(min=1)
     deviation = (values - mean[index]).where(known, 0.0)
-    # The mean of equal values is off by a rounding error, which a small eps would blow up into an advantage.
+    # A small eps would amplify the rounding error of the mean of equal values.
     deviation = deviation.where(deviation.abs() > 1e-12 * values.abs(), 0.0)
     square = zeros.index_add(0, index, deviation**2)
     return deviation, count[index], square[index]
@@ -62,33 +61,24 @@ def set_statistics(values: Tensor, comparison: Tensor) -> tuple[Tensor, Tensor, 
 
 @dataclass(frozen=True)
 class NestedSets:
-    """The L sets that each of U units is in, from the largest to the smallest.
+    """The L sets of each of U units, from the largest to the smallest, within one set of `CreditUnits.comparison`."""
 
-    Attributes:
-        members: (U, L, 2) integers; units that are compared with each other by `CreditUnits.comparison` and have equal
-            pairs at a level are one set there.
-        weight: (U, L) float64 weight of each level; 0 where a unit has no such level.
-        kin: (U, K) integers; units that are compared with each other by `CreditUnits.comparison` and have equal rows share
-            a part of their noise.
-        alike: (U,) float64 covariance of a unit's noise and that of its kin, below 1.
-    """
-
-    members: Tensor
-    weight: Tensor
-    kin: Tensor
-    alike: Tensor
+    members: Tensor  # (U, L, 2) integers; units with equal pairs at a level form one set there
+    weight: Tensor  # (U, L) float64 weight of each level; 0 where a unit has no such level
+    kin: Tensor  # (U, K) integers; units with equal rows share a part of their noise
+    alike: Tensor  # (U,) float64 covariance of the noises of a unit and its kin, below 1
 
     @classmethod
     def joined(cls, parts: Sequence[NestedSets], order: Tensor) -> NestedSets:
-        """Those of several processes as one, in an order of all units."""
+        """Concatenate the sets of several processes and reorder all units."""
         names = ("members", "weight", "kin", "alike")
         return cls(*(torch.cat([getattr(part, name) for part in parts])[order] for name in names))
 
     def compares(self, comparison: Tensor) -> bool:
-        """Whether some unit has another one in a set that has a weight; `comparison` as of `CreditUnits`."""
+        """Return whether any unit shares a set of positive weight with another one."""
         for level, weight in enumerate(self.weight.unbind(1)):
-            own = torch.cat([comparison, self.members[:, level]], 1)[weight > 0]
-            if len(own.unique(dim=0)) < len(own):
+            sets = torch.cat([comparison, self.members[:, level]], 1)[weight > 0]
+            if len(sets.unique(dim=0)) < len(sets):
                 return True
         return False
 
@@ -96,22 +86,17 @@ class NestedSets:
 def nested_leave_one_out(
     values: Tensor, comparison: Tensor, nested: NestedSets, *, std: str = "none", eps: float = 1e-4, ddof: int = 0
 ) -> Tensor:
-    """Advantages (U,): sum over levels of w x (value minus the mean of the *others* of the unit's set), w of sum 1.
+    """Return advantages (U,): the sum over levels of w x (value minus the mean of the *others* of the set), sum of w = 1.
 
-    The rule is ours. It has as its corners RLOO over the nodes of a depth, and over the children of one state; between
-    them lie GiGPO (arXiv 2505.10978) and TEMPO (2509.18314), which add the two but have the unit in its own mean. The
-    others' values do not depend on the unit's own noise, so that every level has the exact gradient in expectation, and
-    every weighting of them. Where kin share a part of the noise, they take with them the fraction `alike` of it (Stein:
-    E[V' xi] = cov(xi', xi) E[dV/dxi]), which their share of the others leaves as a factor; that is divided out.
+    The rule is ours. Special cases are RLOO over the nodes of one depth and over the children of one state. GiGPO
+    (arXiv 2505.10978) and TEMPO (2509.18314) add the two, but include the unit in its own mean. The others' values are
+    independent of the unit's own noise, so every level and every weighting has the exact expected gradient. Kin that
+    share a part of the noise reduce it by the fraction `alike` (Stein: E[V' xi] = cov(xi', xi) E[dV/dxi]), times their
+    share of the others; the result is divided by the remaining factor.
 
-    Levels without another known unit count for nothing, and the weights of the rest are scaled to the sum 1; a unit that
-    is alone at all of them has advantage 0.
-
-    Args:
-        values: (U,) float64, NaN where a reward is not known.
-        comparison: (U, C) integers, whose first column is the group.
-        std: `group` divides by the standard deviation of all values of the group, one for all its depths, since one for
-            each depth would weigh the steps; `global` by that of all units.
+    Levels without another known unit are skipped, and the other weights rescaled to sum 1; a unit that is alone at all
+    levels has advantage 0. `std` group uses the group (first column of `comparison`) for all depths, because one std
+    per depth would weigh the steps; `global` uses all units.
     """
     _, kin, _ = set_statistics(values, torch.cat([comparison, nested.kin], 1))
     total, weights = torch.zeros_like(values), torch.zeros_like(values)
@@ -123,4 +108,4 @@ def nested_leave_one_out(
         total += weight * deviation * count / (others.clamp(min=1) * left)
         weights += weight
     deviation = (total / weights).where(weights > 0, 0.0)
-    return scaled(deviation, values, comparison[:, :1], std=std, eps=eps, ddof=ddof)
+    return divide_by_std(deviation, values, comparison[:, :1], std=std, eps=eps, ddof=ddof)

@@ -1,4 +1,4 @@
-"""What is compared and credited: trajectories, branches, or gains of steps, and the edges that belong to each."""
+"""Credit units: the trajectories, branches or step gains that are compared, and their edges."""
 
 from __future__ import annotations
 
@@ -11,44 +11,33 @@ from flowgrpo.training.advantages.comparison_sets import NestedSets
 
 @dataclass(frozen=True)
 class CreditUnits:
-    """U units that are compared with each other: trajectories, branches, or gains of steps.
+    """U units that are compared with each other: trajectories, branches, or gains of steps."""
 
-    Attributes:
-        values: (U, R) float64, one column per reward; NaN where a reward does not apply or was lost.
-        comparison: (U, C) integers; units of equal rows are one set, the first column is the group.
-        weight: (U,) float64 weight of its edges in the loss.
-        of_edge: (nodes,) unit that the edge to each node belongs to, -1 for none.
-        root: (U,) index in its group of the root, or the answer, that it belongs to.
-        anchor: (U,) float64; anchor x value is added to the unit's advantage. None adds nothing.
-        nested: further sets that units are compared in, within those of `comparison`; None for those of it alone.
-    """
-
-    values: Tensor
-    comparison: Tensor
-    weight: Tensor
-    of_edge: Tensor
+    values: Tensor  # (U, R) float64, one column per reward; NaN where a reward does not apply or was lost
+    comparison: Tensor  # (U, C) integers; units with equal rows form one set, the first column is the group
+    weight: Tensor  # (U,) float64 loss weight of the unit's edges
+    of_edge: Tensor  # (nodes,) unit of the edge to each node, -1 for none
     _: KW_ONLY
-    root: Tensor
-    anchor: Tensor | None = None
-    nested: NestedSets | None = None
+    root: Tensor  # (U,) index of its root, or its answer, within the group
+    anchor: Tensor | None = None  # (U,) float64; anchor x value is added to the advantage
+    nested: NestedSets | None = None  # further sets within those of `comparison`
 
     def to_edges(self, values: Tensor) -> Tensor:
-        """Return the values (U,) of units for the edge to each node, (nodes,); 0 for edges without a unit."""
+        """Map values (U,) of units to the edge of each node, (nodes,); 0 for edges without a unit."""
         return values[self.of_edge].where(self.of_edge >= 0, torch.zeros((), dtype=values.dtype))
 
     @property
     def compares(self) -> bool:
-        """Whether some unit is compared with another one."""
+        """Return whether any unit is compared with another one."""
         if self.nested is not None:
             return self.nested.compares(self.comparison)
         return len(self.comparison.unique(dim=0)) < len(self.comparison)
 
     @classmethod
     def joined(cls, parts: Sequence[CreditUnits]) -> tuple[CreditUnits, list[Tensor]]:
-        """The units of several processes as one, to compare them, and the places in it of each process's.
+        """Merge the units of several processes; return them with the indices of each process's units.
 
-        They are ordered by group and root, so that the order does not depend on who grew what: it breaks ties. `of_edge`
-        stays with the processes.
+        They are sorted by group and root, so that ties break independently of the assignment. `of_edge` is left empty.
         """
         group, root = (torch.cat(each) for each in zip(*((u.comparison[:, 0], u.root) for u in parts), strict=True))
         by_root = root.argsort(stable=True)

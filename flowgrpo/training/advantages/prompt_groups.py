@@ -1,4 +1,4 @@
-"""The groups of an iteration: their prompts, their numbers of roots and their weights."""
+"""The groups of an iteration: prompts, numbers of roots and loss weights."""
 
 from __future__ import annotations
 
@@ -16,26 +16,15 @@ from samplers import noise
 
 @dataclass(frozen=True)
 class Groups:
-    """The G groups of one iteration on all processes.
+    """The G groups of one iteration on all processes."""
 
-    Attributes:
-        prompts: index of each one's prompt among the training prompts.
-        roots: number of starts of each.
-        weights: (G,) of each in the loss.
-    """
-
-    prompts: list[int]
-    roots: list[int]
-    weights: torch.Tensor
+    prompts: list[int]  # index of each group's training prompt
+    roots: list[int]  # number of roots of each
+    weights: torch.Tensor  # (G,) loss weights
 
 
 def groups_of(config: RunConfig, number: int, prompt_stats: PromptStats, iteration: int) -> Groups:
-    """Return the groups of an iteration, by `prompts.pick`; a pure function of its arguments.
-
-    Args:
-        number: of training prompts.
-        prompt_stats: their rewards in earlier iterations.
-    """
+    """Return the groups of an iteration by `prompts.pick`, for `number` training prompts; a pure function."""
     pick, train, seed = config.prompts.pick, config.train, config.run.seed
     if pick.by == "variance":
         drawn = noise.generator(seed, "prompts", iteration)
@@ -59,6 +48,6 @@ def groups_of(config: RunConfig, number: int, prompt_stats: PromptStats, iterati
 def _solved(
     pick: Pick, prompt_stats: PromptStats, indices: Sequence[int], iteration: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the discounted number of samples of each prompt, and how many of them count as solved, (P,) each."""
+    """Return the discounted number of samples of each prompt, and of solved ones, (P,) each."""
     count, total = prompt_stats.counts(indices, iteration)
     return count, ((total - pick.worst * count) / (pick.best - pick.worst)).clamp(min=0).minimum(count)

@@ -1,7 +1,6 @@
-"""What a run remembers of each prompt: a discounted count and sum of its rewards, and when it was last seen.
+"""Reward statistics of each prompt: discounted count and sum, and the last iteration.
 
-It serves a baseline that needs no group (SPO) and the choice of prompts (VADE and kin). Every process keeps the same, and
-a checkpoint holds it. The reward is what a sample's rewards come to together.
+Used by a baseline without groups (SPO) and the choice of prompts (VADE); equal on all processes, kept by checkpoints.
 """
 
 from __future__ import annotations
@@ -9,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import torch
-
-Tensor = torch.Tensor
+from torch import Tensor
 
 
 class PromptStats:
-    """Rewards of prompts, by their index among the training prompts.
+    """Total rewards of training prompts, by index; a reward counts half after `half_life` iterations.
 
-    Args:
-        half_life: iterations after which what was seen counts half; the policy has moved on since. SPO (arXiv 2509.13232)
-            forgets by the divergence of the policy since then, which is not known here without a reference.
+    SPO (arXiv 2509.13232) discounts by the divergence of the policy instead, which needs a reference model.
     """
 
     def __init__(self, half_life: float):
@@ -26,18 +22,18 @@ class PromptStats:
         self.seen: dict[int, tuple[float, float, int]] = {}  # count, sum, iteration
 
     def counts(self, prompts: Iterable[int], iteration: int) -> tuple[Tensor, Tensor]:
-        """Discounted number (P,) and sum (P,) of the rewards of prompts, float64, as they count at an iteration."""
+        """Return the discounted number (P,) and sum (P,) of rewards of prompts at an iteration, float64."""
         stats = [self._discounted(i, iteration) for i in prompts]
         count, total = torch.tensor(stats, dtype=torch.float64).reshape(-1, 2).unbind(1)
         return count, total
 
     def expected(self, prompts: Iterable[int], iteration: int) -> Tensor:
-        """Mean reward (P,) float64 of each prompt so far; NaN where it has not been seen."""
+        """Return the mean reward (P,) float64 of each prompt so far; NaN for unseen ones."""
         count, total = self.counts(prompts, iteration)
         return total / count
 
     def add(self, prompts: Iterable[int], rewards: Tensor, iteration: int) -> None:
-        """Remember rewards (B,) of samples, NaN for those that were lost, of the prompts they belong to."""
+        """Add rewards (B,) of samples to their prompts; NaN (lost) is skipped."""
         for prompt, reward in zip(prompts, rewards.tolist(), strict=True):
             if reward == reward:
                 count, total = self._discounted(prompt, iteration)
@@ -49,9 +45,9 @@ class PromptStats:
         return count * kept, total * kept
 
     def state(self) -> dict[str, list[float]]:
-        """What a checkpoint keeps, as JSON."""
-        return {str(prompt): list(seen) for prompt, seen in self.seen.items()}
+        """Return the state for a checkpoint, as JSON."""
+        return {str(prompt): list(stats) for prompt, stats in self.seen.items()}
 
     def restore(self, state: Mapping[str, list[float]]) -> None:
-        """Undo what happened since `state` returned this."""
+        """Restore what `state` returned."""
         self.seen = {int(prompt): (count, total, int(last)) for prompt, (count, total, last) in state.items()}

@@ -1,6 +1,6 @@
-"""Which prompts, how many samples of each, and which of them are trained on. Pure functions; the trainer has the state.
+"""Choose prompts, group sizes and the units that are trained on. Pure functions; the trainer holds the state.
 
-`p` is always a prompt's mean reward, mapped onto 0 to 1; for a reward of 0 and 1 it is the chance of success.
+`p` is a prompt's mean reward, mapped to [0, 1]; for a binary reward it is the success rate.
 """
 
 from __future__ import annotations
@@ -9,49 +9,37 @@ import heapq
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from flowgrpo.schema.sections import Select
-from flowgrpo.schema.wings import Comparing
-from flowgrpo.training.advantages.baseline import combined
+from flowgrpo.training.advantages.baseline import Baseline, combined
 from flowgrpo.training.advantages.credit_units import CreditUnits
-
-Tensor = torch.Tensor
 
 
 def most_uncertain(count: Tensor, total: Tensor, number: int, generator: np.random.Generator) -> list[int]:
-    """The `number` prompts whose reward should vary most: Thompson draws from Beta posteriors (VADE).
+    """Return indices of the `number` prompts with the most uncertain reward, by Thompson sampling (VADE).
 
-    p ~ Beta(1 + total, 1 + count - total), and the largest p (1 - p), the variance of a success, win. A prompt that was
-    never seen is drawn uniformly, so it is tried about as often as one that is known to be half solved.
-
-    Args:
-        count, total: (P,) float64 discounted number and sum of rewards, the rewards between 0 and 1.
-
-    Returns:
-        indices of prompts, the most uncertain first.
+    It draws p ~ Beta(1 + total, 1 + count - total) from discounted counts and sums (P,), and takes the largest p (1 -
+    p), the variance of a binary reward. An unseen prompt is tried about as often as one known to be half solved.
     """
     p = generator.beta(1 + total.numpy(), 1 + (count - total).numpy())
     return np.argsort(-p * (1 - p), kind="stable")[:number].tolist()
 
 
 def robust_weights(difficulty: Tensor, rate: float) -> Tensor:
-    """Weights (G,) of groups in the loss, of mean 1, that are larger for the hard ones: softmax(rate x difficulty) x G.
+    """Return loss weights (G,) of groups, of mean 1 and larger for hard ones: softmax(rate x difficulty) x G.
 
-    Prompt-GDRO (arXiv 2601.19280) has them over bins of difficulty by multiplicative updates; here each prompt is a bin
-    of its own and the difficulty, 1 - p, is already a discounted average over its visits. Rate 0 weighs all alike.
+    Prompt-GDRO (arXiv 2601.19280) updates weights of difficulty bins multiplicatively. Here each prompt is its own bin
+    and the difficulty, 1 - p, is already a discounted average over visits.
     """
     return torch.softmax(rate * difficulty, 0) * len(difficulty)
 
 
 def knapsack(p: Tensor, budget: int, least: int, most: int) -> list[int]:
-    """Return the number of samples of each prompt, of a common budget: the knapsack of Knapsack RL (arXiv 2509.25849).
+    """Return the number of samples of each prompt under a common `budget` (Knapsack RL, arXiv 2509.25849).
 
-    The value of n samples is (1 - p^n - (1 - p)^n) p (1 - p)^2: the chance that they differ, times what a success would
-    teach. It grows by less with every sample, so taking the best next sample again and again is optimal.
-
-    Args:
-        p: (P,) of the prompts.
-        budget: of all prompts together, between `least` and `most` times their number.
+    The value of n samples is (1 - p^n - (1 - p)^n) p (1 - p)^2: the chance that rewards differ, times the gain of a
+    success. It is concave in n, so the greedy choice is optimal.
     """
     sizes = [least] * len(p)
 
@@ -72,16 +60,16 @@ def knapsack(p: Tensor, budget: int, least: int, most: int) -> list[int]:
 
 
 def extremes(values: Tensor, number: int) -> Tensor:
-    """Indices (number,) of the best and the worst of values (B,), the better half rounded up; Sol-RL (arXiv 2604.06916)."""
+    """Return indices (number,) of the best and worst of values (B,), the best half rounded up; Sol-RL (arXiv 2604.06916)."""
     order = values.argsort(descending=True, stable=True)
     best = (number + 1) // 2
     return torch.cat([order[:best], order[len(order) - (number - best) :]])
 
 
 def max_variance(values: Tensor, number: int) -> Tensor:
-    """Indices (number,) of those of values (B,) that have the largest variance among all choices of so many.
+    """Return indices (number,) of the subset of values (B,) with the largest variance.
 
-    Such a choice is always some of the best and some of the worst (PODS, arXiv 2504.13818), so all splits are tried.
+    The optimum is always some of the best and some of the worst (PODS, arXiv 2504.13818), so all splits are tried.
     """
     order = values.argsort(descending=True, stable=True)
     choices = [torch.cat([order[:k], order[len(order) - (number - k) :]]) for k in range(number + 1)]
@@ -89,13 +77,11 @@ def max_variance(values: Tensor, number: int) -> Tensor:
 
 
 def normalize_advantages(
-    units: CreditUnits, weights: Tensor, *, expected: Tensor, baseline: Comparing, select: Select | None
+    units: CreditUnits, weights: Tensor, *, expected: Tensor, baseline: Baseline, select: Select | None
 ) -> tuple[Tensor, Tensor]:
-    """Advantages (U,) of units, and whether (U,) their edges are trained on.
+    """Return the advantages (U,) of units and a mask (U,) of those that are trained on.
 
-    Args:
-        weights: (R,) of the rewards.
-        expected: (U,) mean reward of their prompts before, NaN if unknown.
+    `expected` (U,) is the mean reward of their prompts so far; NaN if unknown.
     """
     total = combined(units.values, weights)
     trained = select_units(total, units.comparison, select)
@@ -110,12 +96,7 @@ def normalize_advantages(
 
 
 def select_units(values: Tensor, comparison: Tensor, select: Select | None) -> Tensor:
-    """Whether (U,) each unit is among those of its set that are trained on.
-
-    Args:
-        values: (U,) float64, NaN for the lost, which are never chosen.
-        comparison: (U, C) integers, equal rows for units of one set.
-    """
+    """Return a mask (U,) of the units of each set that are trained on; lost units (NaN) are never chosen."""
     if select is None:
         return torch.ones(len(values), dtype=torch.bool)
     rule = {"extremes": extremes, "max_variance": max_variance}[select.rule]

@@ -1,4 +1,4 @@
-"""Checks that the doctors of both kinds share."""
+"""Checks shared by the doctors of flow models and texts."""
 
 from __future__ import annotations
 
@@ -19,28 +19,22 @@ from rewards import Reward
 
 @dataclass(frozen=True)
 class Check:
-    """One line of a certificate: what was measured, whether it is as it must be, and what to do if not.
-
-    Attributes:
-        table: what is told beside `value`, rows of the same keys.
-    """
+    """One line of a certificate: a measurement, whether it passed, and advice if not."""
 
     name: str
     ok: bool
     value: str
     advice: str = ""
     _: KW_ONLY
-    table: Sequence[dict[str, Any]] = ()
+    table: Sequence[dict[str, Any]] = ()  # details, rows of the same keys
 
 
 def gap_of(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Largest difference in standard deviations of `b`; infinity where the shapes differ."""
+    """Return the largest difference in standard deviations of `b`; infinity if shapes differ."""
     return float((a - b).float().abs().max() / b.float().std().clamp_min(1e-12)) if a.shape == b.shape else float("inf")
 
 
-class _Hearing(logging.Handler):
-    """Keep what is said, in `heard`."""
-
+class _MessageCollector(logging.Handler):
     def __init__(self, level: int):
         super().__init__(level)
         self.heard: list[str] = []
@@ -51,8 +45,8 @@ class _Hearing(logging.Handler):
 
 @contextmanager
 def warnings_heard() -> Iterator[list[str]]:
-    """Collect what our modules warn of, which has no log here."""
-    handler = _Hearing(logging.WARNING)
+    """Collect the warnings of the logger `flowgrpo`."""
+    handler = _MessageCollector(logging.WARNING)
     LOGGER.addHandler(handler)
     try:
         yield handler.heard
@@ -61,12 +55,7 @@ def warnings_heard() -> Iterator[list[str]]:
 
 
 def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor], warned: Sequence[str] = ()) -> Check:
-    """Whether every reward differs within a group, for some group at least, and none failed.
-
-    Args:
-        values: of each group, (B, R) float64.
-        warned: what was warned of meanwhile, such as a reward that failed.
-    """
+    """Check that each reward varies within at least one group, given values (B, R) of each, and that none `warned`."""
     largest = {}
     for k, reward in enumerate(rewards):
         stds = [float(v[:, k].std()) for v in values]
@@ -84,12 +73,7 @@ def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor], warned: Se
 
 
 def memory_left(device: torch.device, remedy: str, planned: Callable[[int], dict[str, Any]]) -> Check:
-    """The most memory that the checks took beside what is planned of a run, and what there is.
-
-    Args:
-        remedy: what to do where that is close to the limit.
-        planned: what is planned of the run on a GPU of so many bytes; see `flowgrpo.training.planning.memory_budget.fitted`.
-    """
+    """Check the peak memory of the checks, and report the run's peak `planned` for a GPU of so many bytes."""
     host, total_host = psutil.Process().memory_info().rss, psutil.virtual_memory().total
     value = f"host {_gib(host)} of {_gib(total_host)} GiB"
     ok = host < 0.9 * total_host
@@ -101,7 +85,7 @@ def memory_left(device: torch.device, remedy: str, planned: Callable[[int], dict
 
 
 def _planned(planned: Callable[[int], dict[str, Any]], total: int) -> str:
-    """The planned peak of a run and its phase, or why there is none."""
+    """Return the planned peak of a run and its phase, or why there is no plan."""
     try:
         phases = planned(total)["phases"]
     except (InputError, NotImplementedError) as error:  # as `training.planning.allocation_counter` raises it
@@ -111,7 +95,7 @@ def _planned(planned: Callable[[int], dict[str, Any]], total: int) -> str:
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
-    """Seconds of the second of two calls, the GPU's work included."""
+    """Return the seconds of the second of two calls, GPU work included."""
     work()
     if torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Whether an iteration learnt anything, by its metric line, and why not."""
+"""Detect iterations that learnt nothing, and the reason, from metric lines."""
 
 from __future__ import annotations
 
@@ -7,30 +7,25 @@ from typing import Any
 
 import torch
 
-ROUNDING = 1e-9  # an advantage below it is what sums of equal rewards leave
+ROUNDING = 1e-9  # smaller advantages are rounding errors of equal rewards
 
 
 def is_idle(line: Mapping[str, Any]) -> bool:
-    """Whether an iteration learnt nothing: no advantage or no gradient was other than 0, or no update could be made."""
+    """Return whether an iteration learnt nothing: no nonzero advantage or gradient, or no possible update."""
     return not line["groups/teaching"] or not line["policy/updates"] or line["policy/grad_norm"] == 0
 
 
-def moved_nothing(line: Mapping[str, Any]) -> bool:
-    """Whether an iteration left the weights as they were; where it learnt, because a warm-up begins with a rate of 0."""
-    return is_idle(line) or line.get("policy/learning_rate") == 0
-
-
 def is_sound(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the weights after an iteration can be trusted, by its metric line and that of an evaluation after it, if any.
+    """Return whether the weights can be trusted, from the metric line of an iteration and that of its evaluation, if any.
 
-    The samples that were seen last must have rewards, and what the iteration had to teach must have been learnt.
+    The last samples must have rewards, and an iteration with nonzero advantages must have had an update.
     """
     stuck = lines[0]["groups/teaching"] and not lines[0]["policy/updates"]
     return lines[-1]["reward/mean"] is not None and not stuck
 
 
 def why(line: Mapping[str, Any]) -> str:
-    """Why an iteration had nothing to learn."""
+    """Return why an iteration had nothing to learn."""
     lost = line["reward/lost"]
     if line["reward/mean"] is None:
         return "every sample was lost" if lost else "no reward applies to any of its samples"
@@ -44,27 +39,19 @@ def why(line: Mapping[str, Any]) -> str:
 
 
 def never_learnt(lines: Sequence[Mapping[str, Any]], patience: int | None) -> str | None:
-    """Why a run that took all its iterations moved its weights in none of them; None if it did, or may have waited.
-
-    Args:
-        lines: metric lines of the whole run.
-        patience: `run.patience`.
-    """
+    """Return why no iteration of a complete run moved the weights; None if one did, or `run.patience` is off."""
     trained = [line for line in lines if line["phase"] == "train"]
-    if patience is None or not trained or not all(moved_nothing(line) for line in trained):
+    # In the first step of a warm-up the learning rate is 0.
+    moved_nothing = (is_idle(line) or line.get("policy/learning_rate") == 0 for line in trained)
+    if patience is None or not trained or not all(moved_nothing):
         return None
     return f"nothing to learn in any of its {len(trained)} steps, {why(trained[-1])}"
 
 
 def broken(lines: Sequence[Mapping[str, Any]], patience: int | None) -> str | None:
-    """Why the weights that a run ends with cannot be trusted; None where they can.
+    """Return why the final weights of a run cannot be trusted; None if they can.
 
-    Rewards that were never there, in training or in evaluations, tell nothing of the weights. Without patience updates that
-    could not be made are no reason, for samples of the weights have rewards.
-
-    Args:
-        lines: metric lines of the whole run.
-        patience: `run.patience`.
+    Rewards that were missing from the start are no evidence, nor are failed updates without `run.patience`.
     """
     trained, evaluated = ([line for line in lines if line["phase"] == phase] for phase in ("train", "eval"))
     if not trained:
@@ -80,7 +67,7 @@ def broken(lines: Sequence[Mapping[str, Any]], patience: int | None) -> str | No
 
 
 def teaches(objective: Any, advantages: torch.Tensor) -> torch.Tensor:
-    """Whether (U,) bool units of these advantages have something to teach: all, where the objective asks for no rewards."""
+    """Return a mask (U,) of units with nonzero advantages; all, if the objective needs no rewards."""
     if not getattr(objective, "rewarded", True):
         return torch.ones_like(advantages, dtype=torch.bool)
     return advantages.isfinite() & (advantages.abs() > ROUNDING)

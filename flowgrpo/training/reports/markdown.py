@@ -1,4 +1,4 @@
-"""Anybody's text in Markdown: in tables, lines and code it is shown as it was written."""
+"""Escape arbitrary text for Markdown tables, lines and code."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 from flowgrpo.schema.readable import readable
 
-PLAIN = set(" .,;?!'\"()=+-/%")  # punctuation that means nothing inside a line of Markdown
+PLAIN = set(" .,;?!'\"()=+-/%")  # punctuation without a meaning in Markdown
 
 
 def table_row(words: Sequence[str]) -> str:
-    """A row of a table, of cells in Markdown."""
+    """Return a table row of Markdown cells."""
     return f"| {' | '.join(words)} |"
 
 
 def escaped(words: str) -> str:
-    """Return a text as one line of Markdown in which nothing is markup, also in a table's cell."""
+    """Return a text as one line of Markdown without markup, also for table cells."""
     lines = re.split("\r\n|\r|\n", words)
     return "<br>".join("".join(_shown(character) for character in readable(line)) for line in lines)
 
@@ -27,17 +27,17 @@ def _shown(character: str) -> str:
 
 
 def span(words: str) -> str:
-    """A text of one line as inline code."""
+    """Return one line as inline code."""
     ticks, space = _ticks(words, 1), " " * ("`" in words)
     return f"{ticks}{space}{words}{space}{ticks}"
 
 
 def fenced(language: str, code: str) -> str:
-    """A block of code that nothing in it can close."""
+    """Return a code block that its content cannot close."""
     ticks = _ticks(code, 3)
     return f"{ticks}{language}\n{code}\n{ticks}"
 
 
 def _ticks(words: str, least: int) -> str:
-    """Return `least` backticks, or more: one more than stand together anywhere in a text."""
+    """Return at least `least` backticks, and more than any run of them in the text."""
     return "`" * max([least, *(len(run) + 1 for run in re.findall("`+", words))])

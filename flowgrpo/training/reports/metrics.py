@@ -1,4 +1,4 @@
-"""The numbers of a metric line."""
+"""Numbers of a metric line."""
 
 from __future__ import annotations
 
@@ -14,18 +14,13 @@ from rewards import Reward
 
 
 def of_totals(total: torch.Tensor) -> dict[str, float | None]:
-    """Mean and standard deviation of total rewards (B,), NaN for the lost; None where all are."""
+    """Return mean and standard deviation of total rewards (B,), NaN if lost; None if all are lost."""
     finite = total[total.isfinite()]
     return {"reward/mean": mean(total), "reward/std": float(finite.std(correction=0)) if len(finite) else None}
 
 
 def of_policy(stats: Sequence[UpdateStats], gather: Callable[[list[Any]], list[Any]]) -> dict[str, Any]:
-    """Return an iteration's metrics of the policy, from the statistics of its optimizer steps on all processes.
-
-    Args:
-        stats: of this process.
-        gather: the objects of all processes, from those of this one.
-    """
+    """Return the policy metrics of an iteration from its optimizer steps, gathered over processes."""
     everyone = gather([stats])
     every = [each for of_process in everyone for each in of_process]
     edges, ratios = max(1, sum(each.edges for each in every)), sum(each.ratios for each in every)
@@ -34,7 +29,7 @@ def of_policy(stats: Sequence[UpdateStats], gather: Callable[[list[Any]], list[A
     drifts = [of_process[0].max_abs_log_ratio for of_process in everyone if of_process[0].max_abs_log_ratio is not None]
 
     def of_ratios(total: float) -> float | None:
-        """A mean over the edges that have a ratio; 0 where nothing was trained, None where no ratio can be but 1."""
+        """Mean over edges with a ratio; 0 if nothing was trained, None if all ratios are 1 by construction."""
         return total / max(1, ratios) if ratios or not any(each.edges for each in every) else None
 
     return {
@@ -53,45 +48,35 @@ def of_policy(stats: Sequence[UpdateStats], gather: Callable[[list[Any]], list[A
 
 
 def _by_step(every: Sequence[UpdateStats], *, diverges: bool) -> dict[str, float]:
-    """Mean |log ratio| and divergence of each trained step of the schedule, counted from 1."""
-    found = {}
+    metrics = {}
     for step in sorted({step for each in every for step in each.by_step}):
-        own = [each.by_step[step] for each in every if step in each.by_step]
-        edges = sum(count for count, _, _ in own)
-        found[f"policy/mean_abs_log_ratio/step_{step + 1}"] = sum(ratio for _, ratio, _ in own) / edges
+        sums = [each.by_step[step] for each in every if step in each.by_step]
+        edges, ratio, kl = (sum(column) for column in zip(*sums, strict=True))
+        metrics[f"policy/mean_abs_log_ratio/step_{step + 1}"] = ratio / edges
         if diverges:
-            found[f"policy/kl/step_{step + 1}"] = sum(kl for _, _, kl in own) / edges
-    return found
+            metrics[f"policy/kl/step_{step + 1}"] = kl / edges
+    return metrics
 
 
 def of_samples(
     samples: Sequence[Sample], combination: Combination, rewards: Sequence[Reward], eval_rewards: Sequence[Reward]
 ) -> dict[str, float | int | None]:
-    """The rewards of held-out samples.
-
-    Args:
-        combination: of the rewards, which are trained on.
-        eval_rewards: which are watched only.
-    """
+    """Return the metrics of held-out samples; `eval_rewards` are only measured."""
     totals = totals_of(samples, combination, rewards)
-    return {
-        **of_totals(totals),
-        "reward/count": int(totals.isfinite().sum()),
-        **{
-            f"reward/{r.name}/mean": mean(torch.tensor([_nan(sample.rewards[r.name]) for sample in samples]))
-            for r in (*rewards, *eval_rewards)
-        },
-    }
+    metrics: dict[str, float | int | None] = {**of_totals(totals), "reward/count": int(totals.isfinite().sum())}
+    for name in (reward.name for reward in (*rewards, *eval_rewards)):
+        metrics[f"reward/{name}/mean"] = mean(torch.tensor([_nan(sample.rewards[name]) for sample in samples]))
+    return metrics
 
 
 def totals_of(samples: Sequence[Sample], combination: Combination, rewards: Sequence[Reward]) -> torch.Tensor:
-    """The number (B,) that counts for each held-out sample; NaN where no reward applies."""
-    own = [[_nan(sample.rewards[r.name]) for r in rewards] for sample in samples]
-    return combination.total(torch.tensor(own, dtype=torch.float64))
+    """Return the total reward (B,) of each held-out sample; NaN where no reward applies."""
+    values = [[_nan(sample.rewards[r.name]) for r in rewards] for sample in samples]
+    return combination.total(torch.tensor(values, dtype=torch.float64))
 
 
 def mean(values: torch.Tensor) -> float | None:
-    """Return the mean of the finite values; None where no value is finite."""
+    """Return the mean of the finite values; None if there are none."""
     finite = values[values.isfinite()]
     return float(finite.mean()) if len(finite) else None
 

@@ -1,6 +1,6 @@
-"""A model card: how a run was made, what it scored, and lines that make its samples again.
+"""Model cards: how a run was trained, its scores, and code that reproduces its samples.
 
-Prompts and answers are anybody's text. Here they stand in commands so that they run as they were written.
+Prompts and answers are arbitrary text and are quoted for the shell.
 """
 
 from __future__ import annotations
@@ -11,35 +11,27 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from flowgrpo.data.embedded import EMBEDDED, place_of
 from flowgrpo.data.prompts import Row
-from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.model_files.hub_files import HUB_ID
 from flowgrpo.training.reports.markdown import escaped, fenced, span, table_row
 from flowgrpo.training.run.run_files import read_manifest, read_metrics
 
-if TYPE_CHECKING:
-    import huggingface_hub
-else:
-    huggingface_hub = lazy("huggingface_hub")
-
 HUB = "https://huggingface.co"
 KEYS = ("license", "license_name", "license_link")
-SECONDS = 5  # that a question to the hub may take
-
+SECONDS = 5  # timeout of the hub
 SAMPLES = 4
-
 RELATIONS = {"lora": "adapter", "full": "finetune"}  # to the base model, in the hub's words
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A sample on a card: its prompt and seed, itself, and that of the model before training where the run kept it."""
+    """A sample on a card: prompt and seed, the sample, and that of the base model if kept."""
 
     row: Row
     after: str
@@ -51,50 +43,27 @@ def text(
 ) -> str:
     """Return the Markdown of a model card.
 
-    Args:
-        head: its first lines; see `heading`.
-        snippet, command: Python and shell lines that make the first sample.
-        made: what a sample is.
-        samples: in Markdown.
-        notes: further lines, below the command.
+    `head` are its first lines, see `heading`. `snippet` and `command` (Python and shell) reproduce the first sample,
+    `made` is the noun for a sample, and `notes` stand below the command.
     """
-    both = any(sample.before is not None for sample in samples)
-    columns = ["prompt", "seed", *([f"{made} before training"] if both else []), made]
-    return "\n".join(
-        [
-            *head,
-            fenced("python", snippet),
-            "",
-            "Or from the command line:",
-            "",
-            fenced("sh", command),
-            "",
-            *notes,
-            table_row(columns),
-            table_row(["---"] * len(columns)),
-            *(
-                table_row([escaped(s.row.prompt), str(s.row.seed), *([s.before or ""] if both else []), s.after])
-                for s in samples
-            ),
-            "",
-        ]
-    )
+    rows = [["prompt", "seed", f"{made} before training", made], ["---"] * 4]
+    rows += [[escaped(s.row.prompt), str(s.row.seed), s.before or "", s.after] for s in samples]
+    if all(sample.before is None for sample in samples):
+        rows = [[prompt, seed, after] for prompt, seed, _, after in rows]
+    code = [fenced("python", snippet), "", "Or from the command line:", "", fenced("sh", command), ""]
+    return "\n".join([*head, *code, *notes, *map(table_row, rows), ""])
 
 
 def heading(
     run: Path, settings: RunConfig, *, library: str, kind: str, step: int, task: str, widget: Sequence[Any] = ()
 ) -> list[str]:
-    """The first lines of a model card: how it was made and what it scored.
+    """Return the first lines of a model card: front matter, training setup and scores.
 
-    Args:
-        kind: `lora`, or `full` weights.
-        task: what the hub calls it: `text-to-image`, `text-generation` and so on.
-        widget: samples for the hub's gallery, maps of `text` and `output`.
+    `kind` is `lora`, or `full` weights. `task` and `widget` (maps of `text` and `output`) are those of the hub.
     """
     model, algorithm, train = settings.model, settings.algorithm, settings.train
-    held_out = [
-        m for m in read_metrics(run) if m["phase"] == "eval" and m["step"] <= step and m["reward/mean"] is not None
-    ]
+    evaluated = [line for line in read_metrics(run) if line["phase"] == "eval" and line["step"] <= step]
+    held_out = [line for line in evaluated if line["reward/mean"] is not None]
     started = model.merge if model.lora is None else model.lora.path
     started = ", ".join(started.values()) if isinstance(started, dict) else started
     base = hub_name(model.path)
@@ -106,32 +75,25 @@ def heading(
         "tags": ["flowgrpo", "reinforcement-learning", *(["lora"] if kind == "lora" else [])],
         **({"widget": list(widget)} if widget else {}),
     }
-    return [
-        "---",
-        yaml.safe_dump(facts, sort_keys=False, default_flow_style=None, allow_unicode=True, width=10_000).strip(),
-        "---",
-        f"# {escaped(settings.run.name)}, step {step}",
-        "",
+    front = yaml.safe_dump(facts, sort_keys=False, default_flow_style=None, allow_unicode=True, width=10_000).strip()
+    lines = [
+        *("---", front, "---", f"# {escaped(settings.run.name)}, step {step}", ""),
         f"{span(model.path)} aligned by flowgrpo: preset `{algorithm.preset}`, "
         f"{train.groups} prompts x {train.group_size} samples, learning rate {train.learning_rate:g}, "
         f"rewards {', '.join(span(use.use) for use in settings.rewards)}.",
-        *([f"Training started from the LoRA {span(started)}, which is in these weights."] if started else []),
-        *(
-            [
-                f"The base was kept in {model.quantise}, as the lines below keep it; on the base as released samples differ "
-                "slightly, and the rewards may."
-            ]
-            if model.quantise
-            else []
-        ),
-        "",
-        _means(held_out[0], held_out[-1]) if held_out else "",
-        "",
     ]
+    if started:
+        lines.append(f"Training started from the LoRA {span(started)}, which is in these weights.")
+    if model.quantise:
+        lines.append(
+            f"The base was kept in {model.quantise}, as the lines below keep it; on the base as released samples differ "
+            "slightly, and the rewards may."
+        )
+    return [*lines, "", _means(held_out[0], held_out[-1]) if held_out else "", ""]
 
 
 def _means(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
-    """The held-out means of two metric lines, and of how many samples they are if they are not of equally many."""
+    """Compare the held-out rewards of two metric lines, with sample counts if they differ."""
     if first is last:
         return f"Held-out reward: {last['reward/mean']:.3f} at step {last['step']}."
     counts = [line.get("reward/count") for line in (first, last)]
@@ -144,7 +106,7 @@ def _means(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
 
 
 def before(run: Path, row: Row) -> Path | None:
-    """The file of a sample that the run kept from before training, of the same prompt and seed; None if it kept none."""
+    """Return the file of the base model's sample for a prompt and seed; None if the run kept none."""
     for line in read_manifest(run / "samples"):
         if (line.get("step"), line["prompt"], line.get("seed")) == (0, row.prompt, row.seed):
             file = run / "samples" / line["file"]
@@ -153,12 +115,11 @@ def before(run: Path, row: Row) -> Path | None:
 
 
 def command(words: Iterable[str]) -> str:
-    """A command line that a POSIX shell splits into these words."""
-    return " ".join(_quoted(word) for word in words)
+    """Join words to a POSIX shell command; control characters are escaped."""
+    return " ".join(map(_quoted, words))
 
 
 def _quoted(word: str) -> str:
-    """A word of a command line; control characters, which Markdown or a terminal would not keep, by their numbers."""
     if not re.search("[\x01-\x08\x0b-\x1f\x7f]", word):
         return shlex.quote(word)
     numbered = re.sub(r"[\x01-\x1f\x7f'\\]", lambda found: f"\\{ord(found[0]):03o}", word)
@@ -166,34 +127,26 @@ def _quoted(word: str) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as YAML in one line, which is how the command line reads it."""
+    """Return a value as YAML in one line, as the command line reads it."""
     line = json.dumps(value, ensure_ascii=False)
     return re.sub("[\x7f-\x9f\u2028\u2029\ufeff]", lambda found: f"\\u{ord(found[0]):04x}", line)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """The result of an export.
+    """The result of an export."""
 
-    Attributes:
-        folder: where everything is.
-        step: of the checkpoint.
-        kind: `lora`, or `full` weights.
-        samples: their files, relative to the folder.
-        comfyui: likewise those for ComfyUI.
-        url: of the repository that it was uploaded to.
-    """
-
-    folder: Path
-    step: int
-    kind: str
+    folder: Path  # holds everything
+    step: int  # of the checkpoint
+    kind: str  # `lora`, or `full` weights
+    # samples, comfyui: sample files and ComfyUI files, relative to the folder
     samples: list[str]
     comfyui: list[str] = field(default_factory=list)
-    url: str | None = None
+    url: str | None = None  # of the uploaded repository
 
 
 def hub_name(path: str) -> str | None:
-    """The name of a model at the hub: its own, or what the index of a local folder remembers; None where nobody knows."""
+    """Return a model's name at the hub: the path itself, or the name in a local folder's index; None if unknown."""
     if not Path(place_of(path)).is_dir():
         return path if re.fullmatch(HUB_ID, path) else None
     for file in ("model_index.json", "config.json"):
@@ -207,16 +160,12 @@ def hub_name(path: str) -> str | None:
 
 
 def licence(path: str) -> dict[str, str]:
-    """The licence of a model in a card's words: `license`, and for one that is not among the hub's own a name and a link.
-
-    It is what the model's own card says; of an embedded model that of this package. Where no card can be read, or it says
-    nothing, it is `other`, with a link to the model's page where it has one: whoever takes an adapter must look there.
-    """
+    """Return the licence of a model in model card keys, as on its own card; without one it is `other` with a link."""
     if path in EMBEDDED:
         return {"license": "apache-2.0"}
     name = hub_name(path)
-    said = _front(_card(path))
-    known = {key: str(said[key]) for key in KEYS if isinstance(said.get(key), str)}
+    front = _front_matter(_card_text(path))
+    known = {key: str(front[key]) for key in KEYS if isinstance(front.get(key), str)}
     if "license" not in known:
         known = {"license": "other", "license_name": "as-the-base-model"}
     if known["license"] == "other" and name is not None and "://" not in known.get("license_link", ""):
@@ -225,13 +174,14 @@ def licence(path: str) -> dict[str, str]:
     return known
 
 
-def _card(path: str) -> str:
-    """The text of a model's card: in its folder, in the cache or at the hub; empty where there is none."""
+def _card_text(path: str) -> str:
     file = Path(path) / "README.md"
     if not Path(path).is_dir():
+        import huggingface_hub
+
         try:
             file = Path(huggingface_hub.hf_hub_download(path, "README.md", etag_timeout=SECONDS))
-        except Exception:  # no card, no right to it, no network: all the same here
+        except Exception:  # no card, no access, no network
             return ""
     try:
         return file.read_text(encoding="utf-8")
@@ -239,11 +189,10 @@ def _card(path: str) -> str:
         return ""
 
 
-def _front(text: str) -> dict[str, Any]:
-    """The map at the top of a card; empty where there is none that can be read."""
-    found = re.match(r"\ufeff?---\s*\n(.*?)\n---\s*(\n|$)", text, re.DOTALL)
+def _front_matter(text: str) -> dict[str, Any]:
+    match = re.match(r"\ufeff?---\s*\n(.*?)\n---\s*(\n|$)", text, re.DOTALL)
     try:
-        said = yaml.safe_load(found[1]) if found else {}
+        front = yaml.safe_load(match[1]) if match else {}
     except yaml.YAMLError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return front if isinstance(front, dict) else {}

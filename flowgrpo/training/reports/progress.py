@@ -1,6 +1,6 @@
-"""Where a command is, told on stderr: one live line on a terminal, elsewhere a plain line now and then.
+"""Progress on stderr: one live line on a terminal, else a plain line from time to time.
 
-Nothing here is asked for by what computes: a display looks at `phases.now`, in a thread of its own, twice a second or less.
+A display polls `phases.now` in its own thread, at most twice a second.
 """
 
 from __future__ import annotations
@@ -16,32 +16,21 @@ from rich.text import Text
 from flowgrpo.training.run import phases
 from flowgrpo.training.run.phases import Phase
 
-EVERY = 30.0  # seconds between two lines about phases where there is no terminal
-BACKWARD = 3  # forward passes that one with its backward pass costs, about
-LOADING = "loading"  # while others may show bars of their downloads
+EVERY = 30.0  # seconds between two lines without a terminal
+BACKWARD = 3  # approximate cost of forward and backward, in forward passes
+LOADING = "loading"  # libraries may show download bars
 
 
 class Display:
-    """Shows the phases while it is entered.
-
-    Args:
-        console: where; a quiet one shows nothing.
-        every: seconds between two lines where there is no terminal.
-
-    Attributes:
-        interactive: whether there is a terminal on which a line can change.
-        step: of a run, said before its phase.
-        numbers: of its last step, said after it.
-        left: seconds to its end, None where that is unknown.
-    """
+    """Show the phases while it is entered, or without a terminal print a line `every` so many seconds."""
 
     def __init__(self, console: Console, every: float = EVERY):
         self.console, self.every = console, every
         self.interactive = console.is_terminal and not console.is_dumb_terminal
-        self.step = self.numbers = ""
-        self.left: Callable[[], float | None] = lambda: None
+        self.step = self.numbers = ""  # of a run, shown before and after the phase
+        self.left: Callable[[], float | None] = lambda: None  # seconds to the end of the run
         self._live: Live | None = None
-        self._said = phases.clock()  # what is refused at once is said alone
+        self._said = phases.clock()
         self._loading: Phase | None = None
         self._first: str | None = None
         self._closed = threading.Event()
@@ -56,15 +45,15 @@ class Display:
         self._hide()
 
     def line(self) -> str:
-        """What is to be said now; empty outside all phases."""
+        """Return the current line; empty outside all phases."""
         now, left = phases.now(), self.left()
         if now is None:
             return ""
         ends = "" if left is None else f"ETA {duration(left)}"
-        return "  ".join(words for words in (self.step, said(now), self.numbers, ends) if words)
+        return "  ".join(words for words in (self.step, describe(now), self.numbers, ends) if words)
 
     def changed(self) -> None:
-        """Look at the phases again: one has begun, goes on or has ended."""
+        """Update the display after a change of the phases."""
         if self.console.quiet:
             return
         now = phases.now()
@@ -81,20 +70,20 @@ class Display:
             self._loading = now
 
     def tell(self) -> None:
-        """Print the line where there is no terminal, unless something was printed within the last `every` seconds."""
+        """Without a terminal, print the line unless something was printed within the last `every` seconds."""
         line = self.line()
         if line and phases.clock() - self._said >= self.every:
             self.print(line)
 
     def print(self, words: str | Text) -> None:
-        """Print something that stays, above the live line."""
+        """Print a permanent line above the live one."""
         self._said = phases.clock()
         first, self._first = self._first, None
         for each in (words,) if first is None else (first, words):
             self.console.print(each, soft_wrap=True, highlight=False, markup=False)
 
     def begin(self, words: str) -> None:
-        """Print something before all else; in a log not before there is more to print, so that a refusal stands alone."""
+        """Print a first line; in a log only before the next one, so that an early error stands alone."""
         if self.interactive:
             self.print(words)
         else:
@@ -111,7 +100,7 @@ class Display:
                 console=self.console,
                 refresh_per_second=2,
                 transient=True,
-                redirect_stdout=False,  # which may go elsewhere
+                redirect_stdout=False,  # it may be a pipe
             )
             self._live.start()
 
@@ -126,15 +115,11 @@ _shown: list[Display] = []
 
 @contextmanager
 def shown(main: bool = True) -> Iterator[Display]:
-    """The display of this process, which shows the phases from here on: the one that does so already, or a new one.
-
-    Args:
-        main: whether this process is the one that speaks.
-    """
+    """Yield the display of this process: the active one, or a new one; only the `main` process prints."""
     if _shown:
         yield _shown[-1]
         return
-    with Display(Console(stderr=True, quiet=not main)) as display, phases.watched(display):
+    with Display(Console(stderr=True, quiet=not main)) as display, phases.watched(display.changed):
         _shown.append(display)
         try:
             yield display
@@ -142,8 +127,8 @@ def shown(main: bool = True) -> Iterator[Display]:
             _shown.remove(display)
 
 
-def said(phase: Phase) -> str:
-    """A phase in words: how far it is and how long it will take where it counts, or else how long it has taken."""
+def describe(phase: Phase) -> str:
+    """Describe a phase: progress and remaining time if it has a total, else the time so far."""
     passed = phases.clock() - phase.started
     if not phase.total:
         return f"{phase.name} {duration(passed)}" if passed >= 1 else phase.name
@@ -152,7 +137,7 @@ def said(phase: Phase) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Minutes and seconds, `1:05`, or hours too, `1:00:05`."""
+    """Format seconds as `1:05` or `1:00:05`."""
     minutes, rest = divmod(int(max(seconds, 0.0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

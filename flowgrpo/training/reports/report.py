@@ -1,4 +1,4 @@
-"""What a run reports: metric lines, warnings, a progress display, and the environment it ran in."""
+"""Reports of a run: metric lines, warnings, the progress display, and the environment."""
 
 from __future__ import annotations
 
@@ -36,20 +36,10 @@ LOGGER = logging.getLogger("flowgrpo")
 
 
 class Report:
-    """Metric lines of a run, in a file, in the trackers and on the terminal. Only the main process writes.
+    """Metric lines of a run of `iterations`, written to a file, the trackers and the terminal by the main process.
 
-    While it is entered, warnings of the logger `flowgrpo` go to `log.txt`, from every process, and to the terminal, from
-    the main one.
-
-    Args:
-        folder: the run's folder.
-        accelerator: its trackers get every number.
-        iterations: how many the whole run has.
-
-    Attributes:
-        newest: step of which there is a line.
-        display: of the terminal, once it is entered.
-        forwards: model evaluations of an iteration, counted in forward passes, to guess the end before its first; or None.
+    While it is entered, warnings of the logger `flowgrpo` from every process go to `log.txt`, and those of the main
+    process to the terminal.
     """
 
     def __init__(self, folder: Path, accelerator: Accelerator, iterations: int):
@@ -57,7 +47,7 @@ class Report:
         self.accelerator, self.iterations = accelerator, iterations
         self.lines: list[dict[str, Any]] = read_metrics(folder)
         self.newest = max((line["step"] for line in self.lines), default=0)
-        self.forwards: int | None = None
+        self.forwards: int | None = None  # forward passes of an iteration, to estimate the end before the first one
         self.display: Display
         self._started, self._first = 0.0, 0
         self._end: float | None = None
@@ -65,7 +55,7 @@ class Report:
         self._logging = threading.Lock()  # evaluations may come from another thread
 
     def forget_after(self, step: int) -> None:
-        """Drop the lines of steps after a checkpoint's."""
+        """Drop the lines after a checkpoint's step."""
         self.lines = [line for line in self.lines if line["step"] <= step]
         self.newest = max(step, 0)
         if self.accelerator.is_main_process:
@@ -73,22 +63,22 @@ class Report:
 
     def __enter__(self) -> Report:
         self.display = self._entered.enter_context(shown(self.accelerator.is_main_process))
-        file, terminal = _File(self.log, encoding="utf-8"), _Terminal(self.display)
-        file.setFormatter(_Lines("%(asctime)s %(message)s"))
-        terminal.setFormatter(_Lines())
+        file, terminal = _FileHandler(self.log, encoding="utf-8"), _TerminalHandler(self.display)
+        file.setFormatter(_OneLineFormatter("%(asctime)s %(message)s"))
+        terminal.setFormatter(_OneLineFormatter())
         self._handlers = [file, terminal]
         for handler in self._handlers:
             LOGGER.addHandler(handler)
         return self
 
     def start(self, step: int) -> None:
-        """Show the progress of a run that stands at `step`; one that goes on ends when it would at the pace so far."""
+        """Show the progress from `step`; a resumed run extrapolates its earlier pace."""
         self._started, self._first = phases.clock(), step
         spent = sum(line.get(f"time/{part}", 0.0) for line in self.lines for part in ("rollout", "update", "eval"))
         if step:
             self._end = self._started + spent / step * (self.iterations - step)
-        self.display.left = self._left
-        self._stand_at(step)
+        self.display.left = self._seconds_left
+        self._show_step(step)
 
     def __exit__(self, *error: object) -> None:
         self.display.step = self.display.numbers = ""
@@ -99,12 +89,13 @@ class Report:
             handler.close()
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append one line of numbers: to the file, to the trackers, to the terminal."""
+        """Append one metric line to the file, the trackers and the terminal."""
         self.lines.append(line)
         if not self.accelerator.is_main_process:
             return
         with self.path.open("a") as file:
-            file.write(json.dumps({k: _finite(v) for k, v in line.items()}) + "\n")
+            finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+            file.write(json.dumps(finite) + "\n")
         numbers = {f"{line['phase']}/{k}": v for k, v in line.items() if isinstance(v, (int, float)) and k != "step"}
         with self._logging:
             self.newest = max(self.newest, line["step"])
@@ -113,12 +104,12 @@ class Report:
         self._show(line)
 
     def warn(self, sentence: str) -> None:
-        """Say something that a person should look at, once for all processes."""
+        """Log a warning from the main process."""
         if self.accelerator.is_main_process:
             LOGGER.warning("%s", sentence)
 
     def say(self, sentence: str) -> None:
-        """Say something that is as it should be, on the terminal alone."""
+        """Print information on the terminal."""
         if self.accelerator.is_main_process:
             self.display.print(sentence)
 
@@ -127,7 +118,7 @@ class Report:
         if line["phase"] == "eval":
             self.display.print(f"step {step}: held-out reward {_number(line['reward/mean'])}")
             if step == self._first == self.newest:
-                self._guess(line)
+                self._estimate_end(line)
             return
         if line["phase"] == "calibration":
             self.display.print(f"noise levels calibrated in {line['time/calibration']:.0f} s")
@@ -139,51 +130,42 @@ class Report:
         now = phases.clock()
         self._end = end = now + (now - self._started) / max(step - self._first, 1) * (self.iterations - step)
         self.display.numbers = numbers
-        self._stand_at(step)
+        self._show_step(step)
         if not self.display.interactive:
             self.display.print(f"step {step}/{self.iterations}  {numbers}  ETA {duration(end - phases.clock())}")
 
-    def _stand_at(self, step: int) -> None:
-        """Say which step is being taken."""
+    def _show_step(self, step: int) -> None:
         self.display.step = f"step {min(step + 1, self.iterations)}/{self.iterations}"
 
-    def _guess(self, line: dict[str, Any]) -> None:
-        """Guess the end by the first evaluation: an iteration has `forwards` model evaluations as long as those."""
-        self._started = phases.clock()  # of the iterations alone
+    def _estimate_end(self, line: dict[str, Any]) -> None:
+        self._started = phases.clock()
         if self.forwards is not None and line["cost/model_evaluations"]:
             each = line["time/eval"] / line["cost/model_evaluations"]
             self._end = self._started + self.forwards * each * (self.iterations - self._first)
 
-    def _left(self) -> float | None:
+    def _seconds_left(self) -> float | None:
         return None if self._end is None else max(self._end - phases.clock(), 0.0)
 
 
 def place(tracker: GeneralTracker, step: int, newest: int) -> dict[str, Any]:
-    """Arguments of a tracker's `log` that put something of a step where it belongs, once there is something of `newest`.
-
-    Weights & Biases drops what is of an earlier step, and gets it with the newest.
-    """
+    """Return the step arguments of a tracker's `log`; wandb, which drops earlier steps, logs with the newest one."""
     return {"step": None, "commit": False} if tracker.name == "wandb" and step < newest else {"step": step}
 
 
-class _Lines(logging.Formatter):
-    """A warning in one line, whatever is in it."""
-
+class _OneLineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return one_line(super().format(record))
 
 
-class _File(logging.FileHandler):
-    """Warnings in a file; an error on the way there, of a full disk above all, goes to who warns."""
+class _FileHandler(logging.FileHandler):
+    """Write warnings to a file and raise errors, such as a full disk, to the caller."""
 
     @override
     def handleError(self, record: logging.LogRecord) -> None:
         raise
 
 
-class _Terminal(logging.Handler):
-    """Show warnings above the progress display."""
-
+class _TerminalHandler(logging.Handler):
     def __init__(self, display: Display):
         super().__init__()
         self.display = display
@@ -192,22 +174,17 @@ class _Terminal(logging.Handler):
         self.display.print(Text.assemble(("warning", "yellow"), f" {self.format(record)}"))
 
 
-def _finite(value: Any) -> Any:
-    """A value as JSON can hold it: None in place of NaN and infinity."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.3f}"
 
 
 def environment(accelerator: Accelerator) -> dict[str, Any]:
-    """Versions, device and git commit, for `environment.json`."""
+    """Return versions, device and git commit, for `environment.json`."""
     device = accelerator.device
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
-        "versions": _versions(),
+        "versions": {name: installed(name) for name in LIBRARIES},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "processes": accelerator.num_processes,
         "torchrun": os.environ.get("TORCHELASTIC_RUN_ID"),
@@ -218,14 +195,8 @@ def environment(accelerator: Accelerator) -> dict[str, Any]:
 
 
 @cache
-def _versions() -> dict[str, str]:
-    """Of the libraries that this process has loaded."""
-    return {name: installed(name) for name in LIBRARIES}
-
-
-@cache
 def _git(*arguments: str) -> str | None:
-    """What git prints in the folder of this package, or None outside a checkout; as it was when first asked."""
+    """Return git's output in this package's folder, cached; None outside a checkout."""
     if shutil.which("git") is None:
         return None
     package = Path(__file__).parent
@@ -234,16 +205,16 @@ def _git(*arguments: str) -> str | None:
 
 
 def lower_peak(device: torch.device) -> None:
-    """Let `peak_bytes` begin anew from what is in use now; where a system cannot, it stays the most there ever was."""
+    """Reset the peak of `peak_bytes`, where the system supports it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        with suppress(OSError):  # Linux's
+        with suppress(OSError):  # not Linux
             Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Most memory in use so far: of the GPU, or of this process on the CPU."""
+    """Return the peak memory: of the GPU, or of this process on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     scale = 1 if sys.platform == "darwin" else 1024

@@ -1,4 +1,4 @@
-"""The watch for reward hacking: a reward that is only watched falls while the trained one rises."""
+"""Detect reward hacking: a watched reward falls while the trained one rises."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ from typing import Any
 
 
 def overoptimized(lines: Sequence[Mapping[str, Any]], watched: Sequence[str], times: int) -> list[str]:
-    """Sentences about rewards that are only watched and fell while the trained one rose.
-
-    Args:
-        lines: of metrics.
-        watched: names of those rewards.
-        times: evaluations in a row from which on it is said.
-    """
+    """Return a sentence for each watched reward that fell in the last `times` evaluations while the trained one rose."""
     lines = [line for line in lines if line["phase"] == "eval"]
     trained = [line["reward/mean"] for line in lines]
     sentences = []
@@ -29,11 +23,7 @@ def overoptimized(lines: Sequence[Mapping[str, Any]], watched: Sequence[str], ti
 
 
 def overoptimization_streak(trained: Sequence[float | None], watched: Sequence[float | None]) -> int:
-    """Over how many evaluations in a row, up to the last, the trained reward rose while the watched one fell.
-
-    Args:
-        trained, watched: held-out means at each evaluation; None where unknown, which ends a row.
-    """
+    """Return the number of last evaluations in which the trained reward rose and the watched one fell; None ends it."""
     count = 0
     for (a, b), (c, d) in pairwise(zip(trained, watched, strict=True)):
         rose = a is not None and c is not None and c > a

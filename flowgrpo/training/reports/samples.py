@@ -1,4 +1,4 @@
-"""Samples: a model that is ready to make them, and the files and the manifest that keep them."""
+"""Samples: files, the manifest, and models that are ready to sample."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from flowgrpo.training.reports import video_files
 from flowgrpo.training.run.run_files import read_manifest
 from flowgrpo.training.run.run_folder import replace_text
 
-FRAME_RATE = 8.0  # frames per second of a video, where nobody says
-SAMPLING_RATE = 44100  # where nobody says
+FRAME_RATE = 8.0  # default, frames per second
+SAMPLING_RATE = 44100  # default, Hz
 
 
 @dataclass(frozen=True)
 class Text:
-    """A generated text: its tokens, and the decoder's step that committed each, -1 for one that was given."""
+    """A generated text: its tokens, and the decoding step that committed each, -1 for given ones."""
 
     text: str
     tokens: list[str]
@@ -33,7 +33,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Sample:
-    """One evaluated sample: its index among the prompts, its rewards by name (None: not applicable or lost), itself."""
+    """An evaluated sample: prompt index, rewards by name (None: not applicable or lost), and the decoded sample."""
 
     index: int
     row: Row
@@ -42,16 +42,12 @@ class Sample:
 
 
 def is_finite(decoded: torch.Tensor | Text) -> bool:
-    """Whether all that was decoded is a number, as all of a text is."""
+    """Return whether all values of a decoded sample are finite."""
     return not isinstance(decoded, torch.Tensor) or bool(decoded.isfinite().all())
 
 
 class SampleFolder:
-    """The samples that a run keeps: files in `samples/step-000010/`, and one line each in `manifest.jsonl`.
-
-    Attributes:
-        frame_rate: of videos, frames per second.
-    """
+    """A run's samples: files in `samples/step-000010/`, listed in `manifest.jsonl`."""
 
     def __init__(self, run: Path):
         self.frame_rate = FRAME_RATE
@@ -59,7 +55,7 @@ class SampleFolder:
         self.manifest = self.folder / "manifest.jsonl"
 
     def write(self, samples: Sequence[Sample], step: int) -> None:
-        """Save the samples that carry what was decoded; audio at the rate of its column `sampling_rate`."""
+        """Save the samples that are decoded; the column `sampling_rate` sets that of audio."""
         self.folder.mkdir(exist_ok=True)
         lines = []
         for sample in samples:
@@ -75,78 +71,65 @@ class SampleFolder:
             manifest.writelines(json.dumps(line) + "\n" for line in lines)
 
     def forget_after(self, step: int) -> None:
-        """Drop what was sampled after a checkpoint's step."""
+        """Drop manifest lines after a checkpoint's step."""
         kept = [line for line in read_manifest(self.folder) if line.get("step", 0) <= step]
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_text(self.manifest, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def manifest_line(file: str, sample: Sample, step: int, sampler: str = "ode") -> dict[str, Any]:
-    """One line of a manifest."""
-    return {
-        "file": file,
-        "prompt": sample.row.prompt,
-        "seed": sample.row.seed,
-        "step": step,
-        "sampler": sampler,
-        "rewards": sample.rewards,
-    }
+    """Return one line of a manifest."""
+    row = {"file": file, "prompt": sample.row.prompt, "seed": sample.row.seed}
+    return row | {"step": step, "sampler": sampler, "rewards": sample.rewards}
 
 
 def save_sample(
     sample: torch.Tensor | Text, stem: Path, sampling_rate: int = SAMPLING_RATE, frame_rate: float = FRAME_RATE
 ) -> Path:
-    """Write one sample as what it is.
+    """Write one sample to a file of its kind, at `stem` and a suffix, and return the file.
 
-    Args:
-        sample: an image (3, H, W) or a video (F, 3, H, W), both in [0, 1], audio (C, N) in [-1, 1], or a text.
-        stem: the file without its suffix.
-        sampling_rate: of audio, samples per second.
-        frame_rate: of a video, frames per second.
-
-    Returns:
-        the file: `.png`; `.mp4`, or where ffmpeg is not installed `.webp`, looping, of quality 90, where equal neighbours
-            are one longer frame; `.wav` of 16 bit; `.json` with the fields of a `Text`.
-
-    Raises:
-        ValueError: the sample is something else.
-        InputError: the sample has values that are not finite.
-        OSError: the file cannot be written.
+    An image (3, H, W) in [0, 1] becomes .png; a video (F, 3, H, W) .mp4, or without ffmpeg a looping .webp of quality
+    90, which merges equal neighbouring frames; audio (C, N) in [-1, 1] 16-bit .wav; a text .json. Raises ValueError for
+    other shapes, InputError for values that are not finite, and OSError if the file cannot be written.
     """
     if not is_finite(sample):
         raise InputError(
             f"{stem.name}: the model's sample is not finite, so there is nothing to keep; try the dtype float32 or bfloat16"
         )
     if isinstance(sample, Text):
-        file = stem.with_name(f"{stem.name}.json")
+        file = _with_suffix(stem, ".json")
         file.write_text(json.dumps(asdict(sample), ensure_ascii=False) + "\n", encoding="utf-8")
         return file
     if sample.ndim == 2:
-        file = stem.with_name(f"{stem.name}.wav")
+        file = _with_suffix(stem, ".wav")
         wavfile.write(file, sampling_rate, sample.clamp(-1, 1).mul(32767).round().short().T.cpu().numpy())
         return file
     if sample.ndim not in (3, 4) or sample.shape[-3] != 3:
         raise ValueError(f"a sample of shape {tuple(sample.shape)} is neither an image nor a video nor audio")
     pixels = sample.mul(255).round().clamp(0, 255).byte().movedim(-3, -1).cpu().numpy()
     if sample.ndim == 3:
-        file = stem.with_name(f"{stem.name}.png")
+        file = _with_suffix(stem, ".png")
         Image.fromarray(pixels).save(file)
         return file
     if (program := video_files.ffmpeg()) is not None:
-        file = stem.with_name(f"{stem.name}.mp4")
+        file = _with_suffix(stem, ".mp4")
         video_files.write_mp4(program, pixels, file, frame_rate)
         return file
     video_files.say_once_that_there_is_no_ffmpeg()
-    file = stem.with_name(f"{stem.name}.webp")
+    file = _with_suffix(stem, ".webp")
     first, *others = [Image.fromarray(frame) for frame in pixels]
     milliseconds = round(1000 / frame_rate)
     first.save(file, save_all=True, append_images=others, duration=milliseconds, loop=0, quality=90)
     return file
 
 
+def _with_suffix(stem: Path, suffix: str) -> Path:
+    return stem.with_name(stem.name + suffix)
+
+
 @dataclass(frozen=True)
 class Switches:
-    """Switches of memory and speed of a pipeline, as the keys of the same names in a config's section `model`."""
+    """Memory and speed switches of a pipeline, as the keys of section `model`."""
 
     text_encoders: str = "offload"
     vae: str = "keep"
@@ -158,44 +141,27 @@ class Switches:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelUse:
-    """A model as `flowgrpo sample` is asked to use it.
+    """A model as `flowgrpo sample` uses it."""
 
-    Attributes:
-        path: a built-in name, a local folder or a hub id.
-        call: arguments of the pipeline's call; of a language model those of `flowgrpo.mdlm.outputs.sampling.OPTIONS`.
-        adapter: a LoRA, as `model.lora.path` takes it.
-        dtype: `float32`, `bfloat16` or `float16`.
-        quantise: the base as `model.quantise` keeps it.
-        variant: of the files of weights, as `model.variant`.
-        adapter_steps: first and end of the part of the schedule that the adapter acts on; None: all of it.
-        switches: of memory and speed, which only pipelines have.
-    """
-
-    path: str
+    path: str  # a built-in name, a local folder or a hub id
+    # Arguments of the pipeline's call, or `flowgrpo.mdlm.outputs.sampling.OPTIONS` of a language model
     call: dict[str, Any]
-    adapter: str | dict[str, str] | None = None
-    dtype: str = "float32"
+    adapter: str | dict[str, str] | None = None  # a LoRA, as `model.lora.path`
+    dtype: str = "float32"  # `float32`, `bfloat16` or `float16`
+    # quantise, variant: as `model.quantise` and `model.variant`
     quantise: str | None = None
     variant: str | None = None
-    adapter_steps: list[float] | None = None
-    switches: Switches = Switches()
+    adapter_steps: list[float] | None = None  # start and end of the adapter's part of the schedule; None: all of it
+    switches: Switches = Switches()  # of pipelines only
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """A model that is ready to sample.
+    """A model that is ready to sample."""
 
-    Attributes:
-        rows: what is asked of it.
-        generate: samples of some of the rows.
-        word: the manifest's word for how it samples.
-        sampling_rate: of sounds.
-        frame_rate: of videos.
-    """
-
-    rows: Sequence[Row]
-    generate: Callable[[Sequence[Row]], Sequence[Any]]
-    word: str
+    rows: Sequence[Row]  # prompts and seeds
+    generate: Callable[[Sequence[Row]], Sequence[Any]]  # samples some of the rows
+    word: str  # sampler name in the manifest
     _: KW_ONLY
-    sampling_rate: int = SAMPLING_RATE
-    frame_rate: float = FRAME_RATE
+    sampling_rate: int = SAMPLING_RATE  # Hz
+    frame_rate: float = FRAME_RATE  # frames per second

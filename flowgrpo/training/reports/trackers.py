@@ -1,7 +1,4 @@
-"""Trackers: services and programs that get a run's numbers, its config, and the pictures of its evaluations.
-
-They are accelerate's; here is what each is told at its start, and how a resumed run goes on in the one that it began.
-"""
+"""Trackers of accelerate: start them, resume their runs, and log pictures of evaluations."""
 
 from __future__ import annotations
 
@@ -10,8 +7,9 @@ import json
 import os
 import secrets
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +25,8 @@ from flowgrpo.training.reports.samples import Sample
 from flowgrpo.training.run.run_folder import replace_text
 from rewards.base import nearest
 
-FILE = "trackers.json"  # in the run's folder: the runs that were begun there
-# How a tracker's own start calls what a config says; what is not here, it does not take.
+FILE = "trackers.json"  # in the run's folder: the trackers' runs
+# Arguments of each tracker for our options; options without an entry are not supported.
 ARGUMENTS = {
     "wandb": {"name": "name", "entity": "entity", "tags": "tags"},
     "swanlab": {"name": "experiment_name", "entity": "workspace", "tags": "tags"},
@@ -37,17 +35,13 @@ ARGUMENTS = {
     "clearml": {"name": "task_name", "tags": "tags"},
     "comet_ml": {"entity": "workspace"},
 }
-NESTED = ("wandb", "swanlab", "trackio")  # they take a config as the tree that it is
-FRAMES = 3  # of a video, side by side: the first, the last and those between
+NESTED = ("wandb", "swanlab", "trackio")  # accept a nested config
+FRAMES = 3  # of a video, side by side
 PLACE = "eval/samples"
 
 
 def check(trackers: Mapping[str, Tracker]) -> None:
-    """Refuse, before a model is loaded, a tracker that accelerate would drop with a mere warning or that could not start.
-
-    Raises:
-        InputError: there is no such tracker, it is not installed, does not take an option, or nobody is logged in.
-    """
+    """Raise InputError if a tracker is unknown, not installed, lacks an option, or needs a login."""
     installed = {kind.value for kind in get_available_trackers()}
     for name, use in trackers.items():
         if name not in LOGGER_TYPE_TO_CLASS:
@@ -64,7 +58,7 @@ def check(trackers: Mapping[str, Tracker]) -> None:
 
 
 def _check_login() -> None:
-    """Refuse a run of wandb that would stop to ask for a key once the model is loaded."""
+    """Refuse wandb without a login: it would prompt for a key after the model is loaded."""
     if os.environ.get("WANDB_MODE", "online") != "online":
         return
     import wandb
@@ -76,14 +70,9 @@ def _check_login() -> None:
 
 
 def start(accelerator: Accelerator, settings: RunConfig, folder: Path, done: int) -> None:
-    """Start the config's trackers on the main process and hand them the config; a resumed run goes on where it was.
+    """Start the trackers on the main process and log the config; a resumed run, after `done` iterations, continues theirs.
 
-    Args:
-        folder: the run's, where the names that the trackers gave it are kept.
-        done: iterations so far; what was logged after them is dropped, where a tracker can.
-
-    Raises:
-        InputError: a tracker cannot be started.
+    Their run ids are kept in `folder`. Raises InputError if a tracker cannot be started.
     """
     if not accelerator.is_main_process or not settings.run.trackers:
         return
@@ -92,13 +81,13 @@ def start(accelerator: Accelerator, settings: RunConfig, folder: Path, done: int
     values = settings.model_dump(mode="json")
     for name, use in settings.run.trackers.items():
         kind, known = LOGGER_TYPE_TO_CLASS[name], begun.get(name)
-        options = _options(name, use, settings.run.name) | _continuation(name, known, folder, done)
+        options = _options(name, use, settings.run.name) | _resume_arguments(name, known, folder, done)
         places = [str(folder)] if kind.requires_logging_directory else []
         try:
             tracker = kind(use.project, *places, **options)
             tracker.start()
             if name in NESTED or known is None:
-                tracker.store_init_configuration(values if name in NESTED else _flat(values))
+                tracker.store_init_configuration(values if name in NESTED else _flatten(values))
         except Exception as error:
             words = " ".join(str(error).split())[:300]
             raise InputError(
@@ -111,11 +100,7 @@ def start(accelerator: Accelerator, settings: RunConfig, folder: Path, done: int
 
 
 def finish(accelerator: Accelerator, together: bool = True) -> None:
-    """End the trackers, some of which send what they have left, while the other processes wait.
-
-    Args:
-        together: whether all processes are there.
-    """
+    """Finish the trackers; `together`, all processes wait until remaining data are sent."""
     for tracker in accelerator.trackers:
         tracker.finish()
     accelerator.trackers = []
@@ -128,8 +113,7 @@ def _options(name: str, use: Tracker, run: str) -> dict[str, Any]:
     return {called: written[key] for key, called in ARGUMENTS.get(name, {}).items() if written[key]}
 
 
-def _continuation(name: str, begun: Mapping[str, Any] | None, folder: Path, done: int) -> dict[str, Any]:
-    """What tells a tracker that a run goes on."""
+def _resume_arguments(name: str, begun: Mapping[str, Any] | None, folder: Path, done: int) -> dict[str, Any]:
     if name == "wandb":
         known = (begun or {}).get("id") or secrets.token_hex(4)
         return {"id": known, "resume": "allow", "dir": str(folder)}
@@ -140,27 +124,22 @@ def _continuation(name: str, begun: Mapping[str, Any] | None, folder: Path, done
     return {}
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A config as a table of dotted keys with numbers and texts; what is neither is a text."""
-    found: dict[str, Any] = {}
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            found |= _flat(value, f"{prefix}{key}.")
+            flat |= _flatten(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = value if isinstance(value, bool | int | float | str) else json.dumps(value)
-    return found
+            flat[prefix + key] = value if isinstance(value, bool | int | float | str) else json.dumps(value)
+    return flat
 
 
 def log_pictures(accelerator: Accelerator, samples: Sequence[Sample], step: int, newest: int) -> None:
-    """Hand the trackers that show pictures those of an evaluation; of a video a few frames side by side.
-
-    Args:
-        step: of the evaluation.
-        newest: step that trackers have something of.
-    """
+    """Log pictures of an evaluation to the trackers that support it; a few frames of a video side by side."""
     if not accelerator.is_main_process:
         return
-    shown = [(s.row.prompt, _picture(s.decoded)) for s in samples if _is_visible(s.decoded)]
+    visible = [(s.row.prompt, s.decoded) for s in samples if isinstance(s.decoded, torch.Tensor)]
+    shown = [(prompt, _picture(decoded)) for prompt, decoded in visible if decoded.ndim in (3, 4)]
     for tracker in accelerator.trackers if shown else ():
         _log(tracker, shown, step, newest)
 
@@ -170,26 +149,17 @@ def _log(tracker: GeneralTracker, shown: Sequence[tuple[str, np.ndarray]], step:
         for index, (_, picture) in enumerate(shown):
             tracker.writer.add_image(f"{PLACE}/{index:02d}", picture, step, dataformats="HWC")
         tracker.writer.flush()
-    elif tracker.name in ("wandb", "swanlab", "trackio"):
-        if tracker.name == "wandb":
-            from wandb import Image as Shown
-        elif tracker.name == "swanlab":
-            from swanlab import Image as Shown
-        else:
-            from trackio import Image as Shown
-        pictures = [Shown(Image.fromarray(picture), caption=prompt) for prompt, picture in shown]
-        if tracker.name == "trackio":  # of one name it keeps one
+    elif tracker.name in NESTED:
+        picture_of = import_module(tracker.name).Image
+        pictures = [picture_of(Image.fromarray(picture), caption=prompt) for prompt, picture in shown]
+        if tracker.name == "trackio":  # keeps one picture per name
             tracker.log({f"{PLACE}/{index:02d}": picture for index, picture in enumerate(pictures)}, step=step)
         else:
             tracker.log({PLACE: pictures}, **place(tracker, step, newest))
 
 
-def _is_visible(decoded: Any) -> TypeGuard[torch.Tensor]:
-    return isinstance(decoded, torch.Tensor) and decoded.ndim in (3, 4)
-
-
 def _picture(decoded: torch.Tensor) -> np.ndarray:
-    """A picture (3, H, W), or some frames of a video (F, 3, H, W) beside each other, as uint8 (H, W, 3)."""
+    """Return an image (3, H, W), or frames of a video (F, 3, H, W) side by side, as uint8 (H, W, 3)."""
     if decoded.ndim == 4:
         chosen = np.unique(np.linspace(0, len(decoded) - 1, FRAMES).round().astype(int)).tolist()
         decoded = torch.cat([decoded[index] for index in chosen], dim=2)

@@ -1,4 +1,4 @@
-"""Video files: MP4 by ffmpeg, where it is installed."""
+"""Write MP4 videos with ffmpeg, if installed."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-LOGGER = logging.getLogger(__name__)
-
-QUALITY = "16"  # H.264's constant rate factor: hardly to be told from the original
-# Sides of a multiple of two, which the format's halved colours need; and colours as a player expects them of HD.
+QUALITY = "16"  # H.264's constant rate factor, visually lossless
+# Even sides, for chroma subsampling, and the colour space that players assume for HD.
 PIXELS = "pad=ceil(iw/2)*2:ceil(ih/2)*2,scale=out_color_matrix=bt709:out_range=tv"
 COLOURS = ["-colorspace", "bt709", "-color_primaries", "bt709", "-color_trc", "bt709", "-color_range", "tv"]
 
 
 @lru_cache(maxsize=1)
 def ffmpeg() -> str | None:
-    """The program ffmpeg; None where the extra `video` is not installed."""
+    """Return the path of ffmpeg; None if the extra `video` is not installed."""
     try:
         from imageio_ffmpeg import get_ffmpeg_exe  # type: ignore[import-untyped]  # it has no types
 
@@ -30,37 +28,25 @@ def ffmpeg() -> str | None:
 
 @lru_cache(maxsize=1)
 def say_once_that_there_is_no_ffmpeg() -> None:
-    """Warn that videos are not what most programs take."""
-    LOGGER.warning("videos are written as .webp; for .mp4 install ffmpeg: pip install 'flowgrpo[video]'")
+    """Warn once that videos are written as WebP."""
+    logging.getLogger(__name__).warning(
+        "videos are written as .webp; for .mp4 install ffmpeg: pip install 'flowgrpo[video]'"
+    )
 
 
 def write_mp4(program: str, frames: np.ndarray, file: Path, frame_rate: float) -> None:
-    """Write a video of H.264 that browsers play from the first bytes on.
-
-    Args:
-        program: what `ffmpeg` returned.
-        frames: uint8 (F, H, W, 3).
-        frame_rate: frames per second.
-
-    Raises:
-        OSError: ffmpeg failed; its words are in it.
-    """
+    """Write frames, uint8 (F, H, W, 3), as an H.264 video that browsers can stream. Raises OSError if ffmpeg failed."""
     _, height, width, _ = frames.shape
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{frame_rate:g}", "-i", "pipe:0"]
     run(program, [*source, "-vf", PIXELS], file, np.ascontiguousarray(frames).tobytes())
 
 
 def run(program: str, source: list[str], file: Path, given: bytes | None = None) -> None:
-    """Call ffmpeg for one H.264 file; `given` is what it reads from its standard input."""
+    """Call ffmpeg to write one H.264 file; `given` is its standard input."""
     codec = ["-c:v", "libx264", "-crf", QUALITY, "-pix_fmt", "yuv420p", *COLOURS, "-threads", "1"]
     target = [*codec, "-fflags", "+bitexact", "-movflags", "+faststart", "-y", str(file.absolute())]
-    done = subprocess.run(
-        [program, "-v", "error", *source, *target],
-        input=given,
-        stdin=subprocess.DEVNULL if given is None else None,
-        capture_output=True,
-        check=False,
-    )
+    command, stdin = [program, "-v", "error", *source, *target], subprocess.DEVNULL if given is None else None
+    done = subprocess.run(command, input=given, stdin=stdin, capture_output=True, check=False)
     if done.returncode:
         words = " ".join(done.stderr.decode(errors="replace").split())[:300]
         raise OSError(f"ffmpeg could not write {file.name} ({words})")

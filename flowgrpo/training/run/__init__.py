@@ -1,1 +1,1 @@
-"""The folder and the life of a run: files, phases, random states, and why it stopped."""
+"""A run's folder and life cycle: files, phases, random states and reasons to stop."""

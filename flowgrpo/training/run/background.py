@@ -1,4 +1,4 @@
-"""Work that the training does not wait for: checkpoints, samples and galleries are written while iterations go on."""
+"""Background jobs: checkpoints, samples and galleries are written while training continues."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-LOGGER = logging.getLogger(__name__)
-
 
 class Background:
-    """Jobs in a thread, one after the other in the order in which they were given.
+    """Run jobs in one thread, in the order of submission.
 
-    Where one fails, those after it are run all the same, for a checkpoint among them should not be lost with a picture; who
-    gives the next or waits gets the first error. What a job reads must not change meanwhile: give it copies of tensors that
-    are trained.
+    A failed job does not cancel later ones: a checkpoint must not be lost because a picture failed. The next `submit`
+    or `wait` raises the first error. Jobs must read copies of tensors that are being trained.
     """
 
     def __init__(self) -> None:
@@ -24,11 +21,7 @@ class Background:
         self._error: BaseException | None = None
 
     def submit(self, job: Callable[[], object]) -> Future[None]:
-        """Run a job after those given before; returns what `wait` can wait for.
-
-        Raises:
-            Exception: what an earlier one raised.
-        """
+        """Queue a job and return its future for `wait`; raise the first error of earlier jobs."""
         while self._jobs and self._jobs[0].done():
             self._jobs.popleft()
         self._raise()
@@ -36,14 +29,7 @@ class Background:
         return self._jobs[-1]
 
     def wait(self, last: Future[None] | None = None) -> None:
-        """Wait until all jobs are done.
-
-        Args:
-            last: that is waited for, if not all of them are.
-
-        Raises:
-            Exception: what the first of them raised that did, whenever that was.
-        """
+        """Wait for all jobs, or until job `last` is done; raise the first error so far."""
         while self._jobs and (last is None or last in self._jobs):
             self._jobs.popleft().result()
         self._raise()
@@ -52,7 +38,7 @@ class Background:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *trace: object) -> None:
-        """Wait for all jobs; where an error is on its way, theirs is a warning. Ctrl-C leaves out those not begun."""
+        """Wait for all jobs, and log their error if another one is propagating. KeyboardInterrupt cancels queued jobs."""
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             return self._pool.shutdown(wait=False, cancel_futures=True)
         try:
@@ -61,7 +47,7 @@ class Background:
             if kind is None:
                 raise
             if failed is not error:
-                LOGGER.warning(
+                logging.getLogger(__name__).warning(
                     "what was written beside the training failed, too: %s: %s", type(failed).__name__, failed
                 )
         finally:

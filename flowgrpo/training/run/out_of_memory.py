@@ -1,43 +1,21 @@
-"""The error of memory that ran out: in which phase, how much was asked for, and what helps there."""
+"""The out-of-memory error: its phase, the requested amount, and a remedy."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
-
-from flowgrpo.schema.imports.lazy import lazy
-
-if TYPE_CHECKING:
-    import psutil
-else:
-    psutil = lazy("psutil")
 
 ASKED = re.compile(r"[Tt]ried to allocate (?P<bytes>\d+) bytes|(?:[Tt]ried|Unable) to allocate (?P<words>[\d.]+ \w+)")
 FREE = re.compile(r"total capacity of (?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free")
 
-LAST_RESORT = "a larger GPU, or smaller samples (model.call, model.length)"
-REWARDS_RESORT = "a lower batch_size in the options of the reward, or serve it on another machine (flowgrpo serve)"
-
 
 class OutOfMemory(MemoryError):
-    """Memory ran out; the message is one sentence.
-
-    Args:
-        phase: what was going on, a key of `memory_advice.SWITCHES` in a run; None if nobody knows.
-        error: what was raised.
-        place: where in the phase, as `the reward 'redness'`.
-
-    Attributes:
-        remedy: what to set or to take; None where nobody has said yet.
-        sizes: of calls that a run had found and used, by key of `train`.
-        kept_graphs: whether rollouts of the run kept graphs then.
-    """
+    """An out-of-memory error with a message of one sentence: the phase, a key of `memory_advice.SWITCHES`, and the place."""
 
     def __init__(self, phase: str | None, error: BaseException, place: str | None = None):
         super().__init__(phase, error, place)
         self.phase, self.place, self.amounts = phase, place, _amounts(str(error))
-        self.remedy: str | None = None
-        self.sizes: dict[str, int] = {}
+        self.remedy: str | None = None  # option to set or hardware to use
+        self.sizes: dict[str, int] = {}  # probed batch sizes in use, by key of `train`
         self.kept_graphs = False
 
     def __str__(self) -> str:
@@ -48,18 +26,22 @@ class OutOfMemory(MemoryError):
 
 
 def last_resort(phase: str | None) -> str:
-    """What is left to do in a phase where every switch is set."""
-    return REWARDS_RESORT if phase == "rewards" else LAST_RESORT
+    """Return the advice for a phase with every switch already set."""
+    if phase == "rewards":
+        return "a lower batch_size in the options of the reward, or serve it on another machine (flowgrpo serve)"
+    return "a larger GPU, or smaller samples (model.call, model.length)"
 
 
 def _amounts(said: str) -> str:
-    """How much was asked for and how much is free: as the error says, or as this machine says now."""
+    """Return the requested and the free memory, from the error text or else measured on this machine."""
     asked, free = ASKED.search(said), FREE.search(said)
     wanted = "" if asked is None else f"{asked['words'] or _gib(int(asked['bytes']))} asked for, "
     if free is not None:
         return f"{wanted}{free['free']} of the GPU's {free['total']} free"
     if "CUDA" in said or "CUBLAS" in said:
         return f"{wanted}on the GPU"
+    import psutil
+
     memory = psutil.virtual_memory()
     return f"{wanted}{_gib(memory.available)} of this machine's {_gib(memory.total)} free"
 

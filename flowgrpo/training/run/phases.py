@@ -1,12 +1,11 @@
-"""The phases of a command's work: what is shown of it, and where it was when memory ran out."""
+"""Phases of a command's work, for the progress display and out-of-memory errors."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from flowgrpo.training.run.out_of_memory import OutOfMemory
 from rewards.memory import is_out_of_memory
@@ -16,67 +15,49 @@ clock = time.monotonic
 
 @dataclass(kw_only=True, eq=False)
 class Phase:
-    """A part of the work that takes a while.
+    """A phase of the work."""
 
-    Attributes:
-        name: as people read it; those of a run are the keys of `memory_advice.SWITCHES`.
-        total: how many things it goes through; None where nobody counts.
-        done: how many of them so far.
-        started: when, by `clock`.
-    """
-
-    name: str
-    total: int | None
-    started: float
-    done: int = 0
+    name: str  # displayed name; in a run a key of `memory_advice.SWITCHES`
+    total: int | None  # number of items; None if not counted
+    started: float  # start time by `clock`
+    done: int = 0  # number of items done
 
     def advance(self, count: int = 1) -> None:
-        """Count some things as done."""
+        """Count items as done."""
         self.done = self.done + count if self.total is None else min(self.done + count, self.total)
-        _tell()
-
-
-class Watcher(Protocol):
-    """Somebody who wants to know when the phase changes, or goes on."""
-
-    def changed(self) -> None:
-        """Look at `now` again."""
+        _notify()
 
 
 _open: list[Phase] = []  # from the outermost to the innermost
-_watchers: list[Watcher] = []
+_watchers: list[Callable[[], None]] = []
 
 
 @contextmanager
 def phase(name: str, total: int | None = None) -> Iterator[Phase]:
-    """Be in a phase, within those that are open; `advance` of what is yielded counts.
-
-    Raises:
-        OutOfMemory: memory ran out in it, and in no phase within it.
-    """
-    own = Phase(name=name, total=total, started=clock())
-    _open.append(own)
-    _tell()
+    """Enter and yield a phase within the open ones. Raises OutOfMemory if memory ran out in it and in none inside it."""
+    opened = Phase(name=name, total=total, started=clock())
+    _open.append(opened)
+    _notify()
     try:
-        yield own
+        yield opened
     except Exception as error:
         if is_out_of_memory(error) and not isinstance(error, OutOfMemory):
             raise OutOfMemory(name, error) from error
         raise
     finally:
-        _open.remove(own)
-        _tell()
+        _open.remove(opened)
+        _notify()
 
 
 def now() -> Phase | None:
-    """The phase to show: the outermost that counts, for it says most of the end, or else the innermost."""
-    opened = list(_open)  # others may be asking from a thread of their own
-    return next((one for one in opened if one.total), opened[-1] if opened else None)
+    """Return the phase to display: the outermost one with a total, else the innermost."""
+    phases = list(_open)  # a copy: the display calls this from its own thread
+    return next((each for each in phases if each.total), phases[-1] if phases else None)
 
 
 @contextmanager
-def watched(watcher: Watcher) -> Iterator[None]:
-    """Tell somebody of the phases for a while."""
+def watched(watcher: Callable[[], None]) -> Iterator[None]:
+    """Call `watcher` on every change of the phases while the context is open."""
     _watchers.append(watcher)
     try:
         yield
@@ -84,6 +65,6 @@ def watched(watcher: Watcher) -> Iterator[None]:
         _watchers.remove(watcher)
 
 
-def _tell() -> None:
+def _notify() -> None:
     for watcher in _watchers:
-        watcher.changed()
+        watcher()

@@ -1,4 +1,4 @@
-"""The state of the global generators of torch, numpy and python, which only plug-ins draw from."""
+"""State of the global random generators of torch, numpy and Python, which only plug-ins use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def random_state() -> dict[str, Any]:
-    """State of the global generators of torch, numpy and python, in types that load as plain data."""
+    """Return the state of the global generators of torch, numpy and Python, in types that load as plain data."""
     name, keys, *rest = cast("tuple[str, np.ndarray, int, int, float]", np.random.get_state())
     return {
         "torch": torch.get_rng_state(),
@@ -23,7 +23,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Undo what happened since `random_state` returned `state`."""
+    """Restore a state that `random_state` returned."""
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -35,7 +35,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Context that leaves the global generators as it found them, for what must not change what is trained."""
+    """Restore the global generators at exit."""
     before = random_state()
     try:
         yield
@@ -45,14 +45,9 @@ def random_state_kept() -> Iterator[None]:
 
 @contextmanager
 def seeded(devices: Sequence[int] = ()) -> Iterator[None]:
-    """Context in which torch's global generators begin at 0, on the host and on CUDA devices, and are as before after it."""
-    before, there = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in devices]
-    torch.default_generator.manual_seed(0)
-    for device in devices:
-        torch.cuda.default_generators[device].manual_seed(0)
-    try:
+    """Seed torch's global generators (CPU and given CUDA devices) with 0, and restore them at exit."""
+    with torch.random.fork_rng(devices, device_type="cuda"):
+        torch.default_generator.manual_seed(0)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(0)
         yield
-    finally:
-        torch.set_rng_state(before)
-        for device, state in zip(devices, there, strict=True):
-            torch.cuda.set_rng_state(state, device)

@@ -1,4 +1,4 @@
-"""What a run is given beside its configuration."""
+"""Inputs of a run besides its configuration."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ from rewards import Reward
 
 @dataclass(frozen=True)
 class RunData:
-    """The prompts and the rewards of a run.
-
-    Attributes:
-        train_prompts: are trained on.
-        eval_prompts: held out.
-        rewards: are trained on, and evaluated on held-out prompts too.
-        eval_rewards: only evaluated.
-    """
+    """The prompts and rewards of a run; `eval_rewards` are evaluated but not trained on."""
 
     train_prompts: Sequence[Prompt]
     eval_prompts: Sequence[Prompt]

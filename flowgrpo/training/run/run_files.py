@@ -1,4 +1,4 @@
-"""The manifests and metric lines of a run's folder, as anyone may read them: nothing that computes is imported."""
+"""Read the manifest and metrics of a run's folder; imports nothing that computes."""
 
 from __future__ import annotations
 
@@ -10,58 +10,41 @@ from flowgrpo.errors import InputError
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The metric lines of a run; none if it has none. A last line that was cut off is left out, with a warning.
-
-    Raises:
-        InputError: a line is broken, or says what no metric line says.
-    """
-    return [_checked_metrics(line, place) for place, line in tables.log(folder / "metrics.jsonl")]
-
-
-def _checked_metrics(line: dict[str, Any], place: str) -> dict[str, Any]:
-    if not isinstance(line.get("step"), int) or not isinstance(line.get("phase"), str):
-        raise InputError(f"{place}: a line needs a step, a whole number, and a phase, a text")
-    for key, value in line.items():
-        if key != "phase" and value is not None and not is_number(value):
-            raise InputError(f"{place}: {key} is {value!r}, not a number or null")
-    return line
+    """Return the metric lines of a run. A truncated last line is skipped with a warning, others raise InputError."""
+    lines = tables.log(folder / "metrics.jsonl")
+    for place, line in lines:
+        if not isinstance(line.get("step"), int) or not isinstance(line.get("phase"), str):
+            raise InputError(f"{place}: a line needs a step, a whole number, and a phase, a text")
+        for key, value in line.items():
+            if key != "phase" and value is not None and not is_number(value):
+                raise InputError(f"{place}: {key} is {value!r}, not a number or null")
+    return [line for _, line in lines]
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of JSON is a number that can be computed with: not infinite, not NaN, no integer beyond floats."""
+    """Return whether a JSON value is a usable number: finite, and no integer beyond float range."""
     return isinstance(value, int | float) and -1e300 < value < 1e300
 
 
 def read_manifest(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a folder's manifest; none if it has none. A last line that was cut off is left out, with a warning.
-
-    Raises:
-        InputError: a line is broken, says what no manifest says, or names a file that is not in the folder.
-    """
-    return [_checked_manifest(line, folder, place) for place, line in tables.log(folder / "manifest.jsonl")]
-
-
-def _checked_manifest(line: dict[str, Any], folder: Path, place: str) -> dict[str, Any]:
-    file, rewards = line.get("file"), line.get("rewards", {})
-    if not isinstance(file, str) or not isinstance(line.get("prompt"), str):
-        raise InputError(
-            f"{place}: a line needs a file and a prompt, both texts, it has {', '.join(line) or 'nothing'}"
-        )
-    for key, kinds in (("seed", int | None), ("step", int)):
-        if not isinstance(line.get(key, 0), kinds):
-            raise InputError(f"{place}: {key} is {line[key]!r}, not a whole number")
-    if not isinstance(rewards, dict) or not all(value is None or is_number(value) for value in rewards.values()):
-        raise InputError(f"{place}: rewards is {rewards!r}, not a map from names to numbers or null")
-    check_inside(folder, file, place)
-    return line
+    """Return the lines of a manifest. A truncated last line is skipped with a warning, malformed ones raise InputError."""
+    lines = tables.log(folder / "manifest.jsonl")
+    for place, line in lines:
+        file, rewards = line.get("file"), line.get("rewards", {})
+        if not isinstance(file, str) or not isinstance(line.get("prompt"), str):
+            has = ", ".join(line) or "nothing"
+            raise InputError(f"{place}: a line needs a file and a prompt, both texts, it has {has}")
+        for key, kinds in (("seed", int | None), ("step", int)):
+            if not isinstance(line.get(key, 0), kinds):
+                raise InputError(f"{place}: {key} is {line[key]!r}, not a whole number")
+        if not isinstance(rewards, dict) or not all(value is None or is_number(value) for value in rewards.values()):
+            raise InputError(f"{place}: rewards is {rewards!r}, not a map from names to numbers or null")
+        check_inside(folder, file, place)
+    return [line for _, line in lines]
 
 
 def check_inside(folder: Path, file: str, place: str) -> None:
-    """Refuse the name of a file that leads out of a folder: an absolute one, one with `..`, a link.
-
-    Raises:
-        InputError: the name leads out of the folder, or is not that of a file.
-    """
+    """Raise InputError if a file name leads out of the folder: an absolute one, one with `..`, a link."""
     try:
         inside = not Path(file).is_absolute() and (folder / file).resolve().is_relative_to(folder.resolve())
     except (OSError, ValueError, RuntimeError) as error:  # a zero byte, a circle of links

@@ -1,4 +1,4 @@
-"""A run's folder: one process at a time holds it, and it can be written to before anything expensive happens."""
+"""A run's folder: locked by one process at a time, and checked for write access before expensive work."""
 
 from __future__ import annotations
 
@@ -14,23 +14,19 @@ from pathlib import Path
 
 from flowgrpo.errors import InputError
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space, or no more of it for this user or this file
-
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space on the disk, for this user, or for this file
 LOCK = ".lock"
-CONFIG = "config.yaml"  # there from a run's beginning on
-BEGINNING = (LOCK, "start.safetensors", "engine", f"{CONFIG}.partial")  # what may be there before
+CONFIG = "config.yaml"  # written when the run begins
+BEGINNING = (LOCK, "start.safetensors", "engine", f"{CONFIG}.partial")  # files that may exist before
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Make a run's folder and lock it for this process; afterwards it is removed again if nothing was put into it.
+    """Create and lock a run's folder for this process; delete it at exit if it is empty.
 
-    The kernel lets go when the process dies, however it dies, so nothing has to be cleaned up.
-
-    Raises:
-        InputError: another process holds it, or it cannot be written to.
+    The kernel releases the lock when the process dies. Raises InputError if it is locked or not writable.
     """
-    with _made(folder, "run.dir"):
+    with _created(folder, "run.dir"):
         handle = _lock(folder)
         try:
             yield
@@ -40,53 +36,43 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether nothing is in a folder but what holds it, and what a run leaves that dies as it begins.
-
-    One that does not exist is empty.
-    """
+    """Return whether a folder is missing or holds only files from before a run began."""
     return not folder.exists() or (folder.is_dir() and all(path.name in BEGINNING for path in folder.iterdir()))
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether a run has begun in a folder."""
+    """Return whether a run has begun in a folder."""
     return (folder / CONFIG).is_file()
 
 
 def free(folder: Path) -> Path:
-    """The first of name-2, name-3 and so on beside a folder that nothing is in."""
+    """Return the first sibling folder name-2, name-3, ... that is empty."""
     names = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
     return next(path for path in names if is_empty(path))
 
 
 def check_writable(folder: Path, place: str) -> None:
-    """Refuse a folder that files cannot be written to; it need not be there.
-
-    Args:
-        place: named in errors.
-
-    Raises:
-        InputError: files cannot be written there.
-    """
-    with _made(folder, place), _one_sentence(folder, place):
+    """Raise InputError, naming `place`, if files cannot be written to a folder, which need not exist."""
+    with _created(folder, place), _one_sentence(folder, place):
         probe = folder / f".{os.getpid()}.probe"
         probe.write_bytes(b"0")
         probe.unlink()
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a text file in UTF-8, all at once: whoever reads it meanwhile sees the old text or the new one, never half."""
+    """Write a UTF-8 text file atomically."""
     partial = path.with_name(f"{path.name}.partial")
     try:
-        partial.write_text(text, encoding="utf-8", errors="backslashreplace")  # half a character is none
-    except OSError:  # of a full disk
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")  # lone surrogates
+    except OSError:  # the disk is full
         partial.unlink(missing_ok=True)
         raise
     os.replace(partial, path)
 
 
 @contextmanager
-def _made(folder: Path, place: str) -> Iterator[None]:
-    """Make a folder that is not there; afterwards it is removed again if nothing was put into it."""
+def _created(folder: Path, place: str) -> Iterator[None]:
+    """Create a missing folder; delete it at exit if it is empty."""
     with _one_sentence(folder, place):
         new = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +80,7 @@ def _made(folder: Path, place: str) -> Iterator[None]:
         yield
     finally:
         for path in new:
-            with suppress(OSError):  # of one that something is in
+            with suppress(OSError):  # not empty
                 path.rmdir()
 
 
@@ -107,7 +93,7 @@ def _one_sentence(folder: Path, place: str) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> int:
-    """Lock a folder and return the descriptor of its lock file, which names this process."""
+    """Lock a folder and return the descriptor of its lock file, which holds this process id."""
     with _one_sentence(folder, "run.dir"):
         while True:
             handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -123,7 +109,7 @@ def _lock(folder: Path) -> int:
                 os.truncate(handle, 0)
                 os.write(handle, str(os.getpid()).encode())
                 return handle
-            os.close(handle)  # its holder ended, and took the file away, between our two calls
+            os.close(handle)  # the holder ended and deleted the file between our two calls
 
 
 def _is_there(handle: int, path: Path) -> bool:
@@ -134,23 +120,23 @@ def _is_there(handle: int, path: Path) -> bool:
 
 
 def disk_full(error: BaseException | None) -> str | None:
-    """What the system says of an error that a full disk has led to, such as "No space left on device"; None of any other.
+    """Return the system's message, such as "No space left on device", if a full disk caused an error; else None.
 
-    Libraries raise errors of their own for it, with the system's behind them or in their words.
+    Libraries wrap the system's error or quote its text.
     """
-    seen = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    visited = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         if isinstance(error, OSError) and error.errno in FULL:
             return error.strerror
-        said = re.search(r"(\w[\w ]*) \(os error (\d+)\)", str(error))  # as Rust writes it
-        if said and int(said[2]) in FULL:
-            return said[1]
+        quoted = re.search(r"(\w[\w ]*) \(os error (\d+)\)", str(error))  # Rust's format
+        if quoted and int(quoted[2]) in FULL:
+            return quoted[1]
         error = error.__cause__ or error.__context__
     return None
 
 
 def disk_room(folder: Path) -> str:
-    """How much of the disk that a folder lies on is free, in words."""
+    """Return the free space of the folder's disk, in words."""
     space = shutil.disk_usage(folder)
     return f"{space.free / 2**30:.2f} of {space.total / 2**30:.2f} GiB are free"

@@ -1,4 +1,4 @@
-"""Why a run ends before its last iteration."""
+"""Reasons why a run ends before its last iteration."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from typing import Any
 
 
 class Stopped(Exception):
-    """The run ended early; `status` is what the command exits with.
+    """The run ended early; `status` is the exit status of the command.
 
-    Args:
-        sentence: where, and why.
-        rest: which checkpoint a resume goes on from, as the head of the command.
-        overrides: what the command has at its end, over what it was given.
+    `rest` names the checkpoint to resume from, and `overrides` are options to append to the original command.
     """
 
     status: int = 1
@@ -26,58 +23,58 @@ class Stopped(Exception):
         self.rest, self.overrides = rest, tuple(overrides)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.rest, self.overrides)  # to be told to another process
+        return type(self), (str(self), self.rest, self.overrides)  # pickled for other processes
 
 
 class Interrupted(Stopped):
-    """The run was asked to stop."""
+    """The user asked the run to stop."""
 
     status = 130
 
 
 class NothingToLearn(Stopped):
-    """The last `run.patience` iterations had no advantage other than 0, or no update that could be made."""
+    """The last `run.patience` iterations had no nonzero advantage or no possible update."""
 
 
 class Diverged(Stopped):
-    """The trained weights are not finite, and no iteration can mend them; checkpoints are of before."""
+    """The trained weights are not finite; checkpoints are older."""
 
 
 class Broken(Stopped):
-    """The run took all its iterations, and the weights that it ends with cannot be trusted; see `learning_signal.broken`."""
+    """The run completed, but its final weights cannot be trusted; see `learning_signal.broken`."""
 
 
 class Finished(Stopped):
-    """With `run.resume: auto` no iteration was left to be taken."""
+    """`run.resume: auto` found no iteration left."""
 
     status = 0
 
 
 class EngineLost(Stopped):
-    """An engine outside did not roll out what it was asked for; a checkpoint of all iterations before was written."""
+    """An external engine failed a rollout; a checkpoint of all earlier iterations was written."""
 
 
 class RanOutOfMemory(Stopped):
-    """Memory ran out, in an iteration or before the first; checkpoints are of before."""
+    """Memory ran out; checkpoints are older."""
 
 
 class DiskFull(Stopped):
-    """A file of the run could not be written; checkpoints are of before."""
+    """A file could not be written; checkpoints are older."""
 
 
 class Lost(Stopped):
-    """A process of the run has ended that the others cannot stand in for; checkpoints are of before."""
+    """A process that cannot be replaced ended; checkpoints are older."""
 
 
 class Killed(Stopped):
-    """A process of the run was ended by a signal; checkpoints are of before."""
+    """A signal ended a process of the run; checkpoints are older."""
 
     def __init__(self, sentence: str, rest: str, overrides: Sequence[str], *, status: int):
         super().__init__(sentence, rest, overrides)
         self.status = status
 
 
-# What gloo and NCCL say of a process that has gone, in a RuntimeError.
+# Parts of the RuntimeErrors of gloo and NCCL about a lost process.
 GONE = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -89,28 +86,25 @@ GONE = (
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether an error says that another process of this run has gone; whoever raised it failed in nothing."""
+    """Return whether an error reports another process of this run as lost."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     return several and isinstance(error, RuntimeError) and any(words in str(error) for words in GONE)
 
 
 class StopRequest:
-    """Whether a run has been asked to stop, in `is_set`."""
+    """Whether the run was asked to stop (`is_set`)."""
 
     is_set = False
 
 
 def heard(numbers: Sequence[int]) -> list[int]:
-    """Those of some signals that this process does not ignore."""
+    """Return those signals that this process does not ignore."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Note Ctrl-C and SIGTERM instead of dying of them; the second Ctrl-C interrupts at once.
-
-    One that is ignored, as Ctrl-C is in the background of a script, stays so.
-    """
+    """Record Ctrl-C and SIGTERM instead of dying; a second Ctrl-C interrupts at once. Ignored signals stay ignored."""
     stop = StopRequest()
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -123,7 +117,7 @@ def stop_requests() -> Iterator[StopRequest]:
 
     try:
         before = {number: signal.signal(number, ask) for number in heard((signal.SIGINT, signal.SIGTERM))}
-    except ValueError:  # not in the main thread, where nobody presses Ctrl-C
+    except ValueError:  # not in the main thread
         before = {}
     try:
         yield stop

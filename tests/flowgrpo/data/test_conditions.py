@@ -13,10 +13,8 @@ from flowgrpo.errors import InputError
 def test_files_of_a_row_are_found_beside_the_prompt_file_and_texts_stay_texts(tmp_path):
     (tmp_path / "pictures").mkdir()
     Image.new("RGB", (4, 2), (255, 0, 0)).save(tmp_path / "pictures" / "red.png")
-    line = (
-        '{"prompt": "a", "image": "pictures/red.png", "images": ["pictures/red.png"], "text": "write logo.png", "n": 3}'
-    )
-    (tmp_path / "rows.jsonl").write_text(line)
+    line = '{{"prompt": "a", "image": "{0}", "images": ["{0}"], "text": "write logo.png", "n": 3}}'
+    (tmp_path / "rows.jsonl").write_text(line.format("pictures/red.png"))
     (row,) = prompts.load(str(tmp_path / "rows.jsonl"))
     file = str(tmp_path / "pictures" / "red.png")
     assert row.columns == {"image": file, "images": [file], "text": "write logo.png", "n": 3}

@@ -44,17 +44,10 @@ def found(settings):
 
 
 def test_every_path_of_a_file_is_looked_for_beside_it(project):
-    assert found(config.load(written(project, WRITTEN))) == [
-        f"{project}/models/own",
-        f"{project}/train.txt",
-        f"gsm8k:{project}/gsm8k.jsonl",
-        f"{project}/models",
-        f"{project}/mine.py:redness",
-        f"{project}/mine.py",
-        "jpeg_size",
-        f"{project}/mine.py:hue",
-        f"{project}/tree.py:grow",
-    ]
+    prompts = "{0}/train.txt gsm8k:{0}/gsm8k.jsonl {0}/models"
+    code = "{0}/mine.py:redness {0}/mine.py jpeg_size {0}/mine.py:hue {0}/tree.py:grow"
+    paths = f"{{0}}/models/own {prompts} {code}".format(project)
+    assert found(config.load(written(project, WRITTEN))) == paths.split()
 
 
 @pytest.mark.parametrize("path", ["own.safetensors", {"transformer": "own.safetensors", "transformer_2": "owner/name"}])

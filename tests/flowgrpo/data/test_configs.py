@@ -40,11 +40,7 @@ FLOW = {
 }
 TEXT = {"dream-7b": "dream", "llada-1.5": "llada15", "llada-8b": "llada", "llada2-mini": "llada2"}
 # Of the same algorithm and classes as another: it differs in its model, its prompts and what is made small here.
-ALIKE = {
-    "llada-1.5": "llada-8b",
-    "sd35-large": "sd35-medium",
-    "wan21-14b": "wan21-1.3b",
-}
+ALIKE = {"llada-1.5": "llada-8b", "sd35-large": "sd35-medium", "wan21-14b": "wan21-1.3b"}
 # In a plain run two iterations, of which the second begins with other weights: adapters of int8 weights, of float16, of two
 # networks, of sound, of text. The others have one there.
 TWICE = ("flux1-24gb", "sd35-medium", "wan22-14b", "stable-audio-3", "llada-8b")
@@ -59,21 +55,13 @@ SHORT = {
     "z-image": {"max_sequence_length": 32},
 }
 SIZES = ("height", "width", "num_frames", "duration")
-SMALL = [
-    "train.groups=2",
-    "train.group_size=2",
-    "train.micro_batch=4",
-    "eval.prompts=1",
-    "model.lora.rank=2",
-]
+SMALL = ["train.groups=2", "train.group_size=2", "train.micro_batch=4", "eval.prompts=1", "model.lora.rank=2"]
 
 
 def with_iterations(names):
     """Each config with two iterations, and in a plain run with one where that is all it has there."""
-    for name in names:
-        yield pytest.param(name, 2, marks=() if name in TWICE else pytest.mark.zoo)
-        if name not in TWICE and name not in ALIKE:
-            yield name, 1
+    twice = [pytest.param(name, 2, marks=() if name in TWICE else pytest.mark.zoo) for name in names]
+    return [*twice, *((name, 1) for name in names if name not in TWICE and name not in ALIKE)]
 
 
 def trained(name, iterations, *overrides):
@@ -139,9 +127,8 @@ def test_a_config_of_pictures_or_videos_trains_as_written_but_for_sizes(name, it
     specimen = SPECIMENS[FLOW[name]]
     written = config.load(name)
     call = written.model.call
-    sizes = {
-        key: value for key, value in specimen.call.items() if key in SIZES or not (key in call or "guidance" in key)
-    }
+    small = [key for key in specimen.call if key in SIZES or not (key in call or "guidance" in key)]
+    sizes = {key: specimen.call[key] for key in small}
     sizes |= {"num_inference_steps": min(call["num_inference_steps"], 3), **SHORT.get(name, {})}
     rewards = [{"use": STAND_IN[use.use], "weight": use.weight, "name": use.use} for use in written.rewards]
     changed = {"model.path": saved(FLOW[name]), "model.call": call | sizes, "rewards": rewards}
@@ -166,9 +153,7 @@ def test_a_config_of_pictures_or_videos_trains_as_written_but_for_sizes(name, it
 def test_a_config_of_texts_trains_as_written_but_for_sizes(name, iterations, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     released(TEXT[name], tmp_path / "model")
-    (tmp_path / "mine.py").write_text(
-        "def places(texts, prompts):\n    return [float(place) for place, _ in enumerate(texts)]\n"
-    )
+    (tmp_path / "mine.py").write_text("def places(texts, prompts):\n    return list(map(float, range(len(texts))))\n")
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "How many is 3 * 7?", "answer": "21"}) + "\n")
     mine = ["rewards=[./mine.py:places]", "eval_rewards=[]", "prompts.train=rows.jsonl", "prompts.eval=rows.jsonl"]
     if name == "llada2-mini":  # decodes by a threshold, in as many steps as it needs

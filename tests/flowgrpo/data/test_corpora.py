@@ -22,14 +22,8 @@ HALF = {
     "solution": "It is $\\frac{2}{3} \\cdot \\frac{1}{2} = \\boxed{\\frac{1}{3}}$.",
     "type": "Prealgebra",
 }
-POINT = {  # as MATH-500 has them
-    "problem": "Where is it?",
-    "solution": "It is at $\\boxed{(1, 2)}$.",
-    "answer": "(1, 2)",
-    "subject": "Geometry",
-    "level": 2,
-    "unique_id": "test/geometry/1.json",
-}
+POINT = {"problem": "Where is it?", "solution": "It is at $\\boxed{(1, 2)}$.", "answer": "(1, 2)"}
+POINT |= {"subject": "Geometry", "level": 2, "unique_id": "test/geometry/1.json"}  # as MATH-500 has them
 
 
 def jsonl(path, *rows):
@@ -61,10 +55,8 @@ def test_gsm8k_is_read_from_the_files_of_its_home(data, file):
     jsonl(data / "gsm8k/train_socratic.jsonl", {"question": "other", "answer": "#### 1"})
     found = prompts.load("gsm8k:train")
     assert [p.text for p in found] == [EGGS["question"].strip(), PAY["question"]]
-    assert columns(found) == [
-        {"answer": "42", "completion": "It lays 6 * 7 = 42 eggs.\nThat is all."},
-        {"answer": "1,042", "completion": "521 * 2 = 1042"},
-    ]
+    read = {"42": "It lays 6 * 7 = 42 eggs.\nThat is all.", "1,042": "521 * 2 = 1042"}
+    assert columns(found) == [{"answer": answer, "completion": text} for answer, text in read.items()]
 
 
 def test_gsm8k_is_read_from_the_parquet_files_of_the_hub(data):
@@ -91,13 +83,9 @@ def test_math_keeps_its_columns_and_the_answer_comes_from_the_box(data):
     jsonl(data / "math/train.jsonl", HALF)
     (found,) = prompts.load("math:train")
     assert found.text == HALF["problem"]
-    assert found.columns == {
-        "level": "Level 1",
-        "solution": HALF["solution"],
-        "type": "Prealgebra",
-        "answer": r"\frac{1}{3}",
-        "completion": r"It is $\frac{2}{3} \cdot \frac{1}{2} =",
-    }
+    kept = {name: HALF[name] for name in ("level", "solution", "type")}
+    read = {"answer": r"\frac{1}{3}", "completion": r"It is $\frac{2}{3} \cdot \frac{1}{2} ="}
+    assert found.columns == kept | read
 
 
 def test_math_has_a_folder_for_each_subject_or_one_file_of_500(data):
@@ -106,9 +94,7 @@ def test_math_has_a_folder_for_each_subject_or_one_file_of_500(data):
     assert [c["answer"] for c in columns(prompts.load("math:train"))] == [r"\frac{1}{3}", "5"]
     jsonl(data / "math/test.jsonl", POINT)
     (found,) = prompts.load("math:test")
-    assert found.columns["answer"] == "(1, 2)"
-    assert found.columns["completion"] == "It is at $"
-    assert found.columns["subject"] == "Geometry"
+    assert [found.columns[name] for name in ("answer", "completion", "subject")] == ["(1, 2)", "It is at $", "Geometry"]
 
 
 def test_another_folder_and_a_file_of_any_name_can_be_named(data, tmp_path):
@@ -123,43 +109,38 @@ def test_another_folder_and_a_file_of_any_name_can_be_named(data, tmp_path):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (
-            "gsm8k:train",
-            r"prompts.train: gsm8k:train looks in data/gsm8k for train.jsonl or a copy of openai/gsm8k .*and",
-        ),
+        ("gsm8k:train", "gsm8k:train looks in data/gsm8k for train.jsonl or a copy of openai/gsm8k .*and"),
         (
             "math:test",
-            r"looks in data/math for test.jsonl or a copy of EleutherAI/hendrycks_math .*math:path/to/test.jsonl",
+            "math:test looks in data/math for test.jsonl or a copy of EleutherAI/hendrycks_math .*math:path/to/t",
         ),
         (
             "gsm8k:eval",
-            r"gsm8k:eval is neither a split of gsm8k nor a .jsonl, .* or .parquet file, did you mean 'gsm8k:t",
+            "gsm8k:eval is neither a split of gsm8k nor a .jsonl, .* or .parquet file, did you mean 'gsm8k:t",
         ),
-        ("gsm8k:there.jsonl", r"prompts.train: there is no file there.jsonl"),
-        ("gms8k:train", r"there is no file gms8k:train, did you mean 'gsm8k:train'"),
+        ("gsm8k:there.jsonl", "there is no file there.jsonl"),
+        ("gms8k:train", "there is no file gms8k:train, did you mean 'gsm8k:train'"),
     ],
 )
 def test_what_is_not_there_is_named_with_the_place_it_was_looked_for(data, source, said):
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=f"^prompts.train: {said}"):
         prompts.load(source, "prompts.train")
 
 
 @pytest.mark.parametrize(
     ("name", "row", "said"),
     [
-        (
-            "gsm8k",
-            {"prompt": "x", "answer": "#### 1"},
-            r"f.jsonl:1: the row has no key 'question', it has prompt, answer",
-        ),
-        ("gsm8k", {"question": "x", "answer": "It is 1."}, r"f.jsonl:1: answer is 'It is 1.', GSM8K's end with ####"),
-        ("math", {"problem": "x", "solution": "1"}, r"f.jsonl:1: the solution has no \\boxed answer"),
-        ("math", {"problem": "x", "answer": 3}, r"f.jsonl:1: answer is 3, not a text"),
+        ("gsm8k", {"prompt": "x", "answer": "#### 1"}, "the row has no key 'question', it has prompt, answer"),
+        ("gsm8k", {"question": "x", "answer": "It is 1."}, "answer is 'It is 1.', GSM8K's end with ####"),
+        ("math", {"problem": "x", "solution": "1"}, r"the solution has no \\boxed answer"),
+        ("math", {"problem": "x", "answer": 3}, "answer is 3, not a text"),
+        ("geneval", {"prompt": "a photo", "include": "bench"}, "include is 'bench', GenEval's is a list"),
+        ("pickapic", {"caption": ""}, "caption is '', not a text"),
     ],
 )
 def test_a_row_of_another_shape_is_named(tmp_path, name, row, said):
     jsonl(tmp_path / "f.jsonl", row)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=f"f.jsonl:1: {said}"):
         prompts.load(f"{name}:{tmp_path / 'f.jsonl'}")
 
 
@@ -195,29 +176,21 @@ def test_geneval_keeps_its_columns(data):
     assert asked.columns == {name: cell for name, cell in DOGS.items() if name != "prompt"}
     assert plain.columns["exclude"] is None
     assert [p.text for p in prompts.load("geneval:train")] == ["a photo of a bench"]
-    jsonl(data / "geneval/test.jsonl", {"prompt": "a photo of a bench", "include": "bench"})
-    with pytest.raises(InputError, match=r"test.jsonl:1: include is 'bench', GenEval's is a list"):
-        prompts.load("geneval:test")
 
 
 def test_pick_a_pic_gives_each_caption_once_and_reads_no_pictures(data):
     rows = [{"caption": text, "jpg_0": b"\xff", "label_0": 0.5} for text in ("a fox", "a cat ", "a fox")]
     parquet(data / "pickapic/data/train-00000-of-00002-abc.parquet", *rows)
-    parquet(
-        data / "pickapic/data/train-00001-of-00002-abc.parquet", {"caption": "an owl", "jpg_0": b"", "label_0": 1.0}
-    )
+    owl = {"caption": "an owl", "jpg_0": b"", "label_0": 1.0}
+    parquet(data / "pickapic/data/train-00001-of-00002-abc.parquet", owl)
     assert prompts.load("pickapic:train") == [prompts.Prompt(text) for text in ("a fox", "a cat", "an owl")]
-    jsonl(data / "mine.jsonl", {"caption": ""})
-    with pytest.raises(InputError, match="mine.jsonl:1: caption is '', not a text"):
-        prompts.load("pickapic:data/mine.jsonl")
 
 
 @pytest.mark.parametrize("names", ["Prompts,Category", "prompts,category"])
 def test_drawbench_is_one_table_whatever_it_is_called(data, names):
     (data / "drawbench").mkdir(parents=True)
-    (data / "drawbench/DrawBench prompts.csv").write_text(
-        f'{names}\r\nA red car.,Colors\r\n"A cup, and a dog.",Counting\r\n'
-    )
+    table = f'{names}\r\nA red car.,Colors\r\n"A cup, and a dog.",Counting\r\n'
+    (data / "drawbench/DrawBench prompts.csv").write_text(table)
     found = prompts.load("drawbench:test")
     assert [p.text for p in found] == ["A red car.", "A cup, and a dog."]
     assert columns(found) == [{"category": "Colors"}, {"category": "Counting"}]

@@ -25,35 +25,30 @@ def test_only_line_feeds_end_a_line_and_a_byte_order_mark_is_none_of_it(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("name", "content", "said"),
     [
-        ("{oops", r"p.jsonl:2: not valid JSON"),
-        ('"text"', r"p.jsonl:2: a row is an object"),
-        ('{"promt": "x"}', r"p.jsonl:2: the row has no key 'prompt', it has promt"),
-        ('{"prompt": 3}', r"p.jsonl:2: prompt is 3, not a text"),
-        ('{"prompt": "  "}', r"p.jsonl:2: prompt is '  ', not a text"),
+        ("p.jsonl", b'{"prompt": "fine"}\n{oops', "p.jsonl:2: not valid JSON"),
+        ("p.jsonl", b'{"prompt": "fine"}\n"text"', "p.jsonl:2: a row is an object"),
+        ("p.jsonl", b'{"prompt": "fine"}\n{"promt": "x"}', "p.jsonl:2: the row has no key 'prompt', it has promt"),
+        ("p.jsonl", b'{"prompt": "fine"}\n{"prompt": 3}', "p.jsonl:2: prompt is 3, not a text"),
+        ("p.jsonl", b'{"prompt": "fine"}\n{"prompt": "  "}', "p.jsonl:2: prompt is '  ', not a text"),
+        ("p.csv", b"prompt,n\na,1\na cup, a dog,2\n", r"p.csv:3: the row has more cells .* names \(prompt, n\)"),
+        ("p.csv", b'prompt\n"never closed\n', r"p.csv:\d: not a line of a .csv file"),
+        ("p.csv", b"prompt,n\n,1\n", "p.csv:2: prompt is None, not a text"),
+        ("p.csv", b"prompt\n", "holds no prompt"),
+        ("empty.txt", b"\n", "holds no prompt"),
+        ("table.xlsx", b"x\n", "neither a .txt file"),
+        ("latin.txt", b"caf\xe9\n", "not UTF-8"),
+        ("promts.txt", None, r"there is no file .*did you mean '[^.]*/prompts.txt'"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path, line, said):
-    (tmp_path / "p.jsonl").write_text('{"prompt": "fine"}\n' + line + "\n")
-    with pytest.raises(InputError, match=said):
-        prompts.load(str(tmp_path / "p.jsonl"))
-
-
-def test_missing_empty_and_foreign_files_are_refused(tmp_path):
+def test_a_file_that_is_missing_or_wrong_is_one_sentence(tmp_path, name, content, said):
     (tmp_path / "prompts.txt").write_text("x\n")
-    (tmp_path / "empty.txt").write_text("\n")
-    (tmp_path / "table.xlsx").write_text("x\n")
-    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     (tmp_path / "._promts.txt").write_bytes(b"\0\5\x16\7")  # of macOS, which nobody means
-    for name, said in {
-        "promts.txt": r"there is no file .*did you mean '[^.]*/prompts.txt'",
-        "empty.txt": "holds no prompt",
-        "table.xlsx": "neither a .txt file",
-        "latin.txt": "not UTF-8",
-    }.items():
-        with pytest.raises(InputError, match=said):
-            prompts.load(str(tmp_path / name))
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=said):
+        prompts.load(str(tmp_path / name))
 
 
 def test_iterations_walk_through_shuffled_passes():
@@ -85,18 +80,3 @@ def test_pictures_that_a_csv_names_are_looked_for_beside_it(tmp_path):
     (tmp_path / "fox.png").write_bytes(b"")
     (tmp_path / "p.csv").write_text("prompt,image\nmake it snow,fox.png\n")
     assert prompts.load(str(tmp_path / "p.csv"))[0].columns == {"image": str(tmp_path / "fox.png")}
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("prompt,n\na,1\na cup, a dog,2\n", r"p.csv:3: the row has more cells than the first line names \(prompt, n\)"),
-        ('prompt\n"never closed\n', r"p.csv:\d: not a line of a .csv file"),
-        ("prompt,n\n,1\n", r"p.csv:2: prompt is None, not a text"),
-        ("prompt\n", "holds no prompt"),
-    ],
-)
-def test_a_bad_csv_file_is_one_sentence(tmp_path, text, said):
-    (tmp_path / "p.csv").write_text(text)
-    with pytest.raises(InputError, match=said):
-        prompts.load(str(tmp_path / "p.csv"))

@@ -15,9 +15,8 @@ from flowgrpo.errors import InputError
 def latents(*numbers):
     """A state of two tensors for each number."""
     values = torch.tensor(numbers, dtype=torch.float32)
-    return values[:, None].expand(-1, 3).clone(), (values[:, None, None] / 2).expand(-1, 2, 2).to(
-        torch.bfloat16
-    ).clone()
+    halves = (values[:, None, None] / 2).expand(-1, 2, 2).to(torch.bfloat16)
+    return values[:, None].expand(-1, 3).clone(), halves.clone()
 
 
 def three():
@@ -52,11 +51,8 @@ def test_files_are_cut_by_size_and_the_table_says_where_a_sample_lies(tmp_path, 
         writer.add([each])
     manifest = writer.finish({})
     assert list(manifest["files"]) == [f"latents-{i:05d}.safetensors" for i in range(3)]
-    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == [
-        "groups.parquet",
-        *manifest["files"],
-        "manifest.json",
-    ]
+    files = sorted(path.name for path in (tmp_path / "o").iterdir())
+    assert files == ["groups.parquet", *manifest["files"], "manifest.json"]
     assert len(load_file(tmp_path / "o" / "latents-00001.safetensors")["latents.00"]) == 3
     found = stored.read(tmp_path / "o")
     assert found.latents([(2, 0), (0, 1), (1, 1)])[0][:, 0].tolist() == [6, 2, 4]
@@ -127,14 +123,8 @@ def test_a_folder_that_is_not_whole_is_one_sentence(tmp_path):
     ("change", "said"),
     [
         ({"files": {"../latents.safetensors": 1}}, r"names '\.\./latents\.safetensors', which is not a file of that"),
-        (
-            {"files": {}},
-            r"groups\.parquet:1: its latents are in 'latents-00000\.safetensors', which manifest\.json does",
-        ),
-        (
-            {"rewards": ["one", "three"]},
-            r"groups\.parquet:1: the row has no 'reward/three', which flowgrpo sample writes",
-        ),
+        ({"files": {}}, r"parquet:1: its latents are in 'latents-00000\.safetensors', which manifest\.json does"),
+        ({"rewards": ["one", "three"]}, r"parquet:1: the row has no 'reward/three', which flowgrpo sample writes"),
         ({"call": None}, r"manifest\.json has no 'call', which flowgrpo sample writes"),
     ],
 )

@@ -11,14 +11,7 @@ from flowgrpo.schema.schedule import part_text, read_part
 
 @pytest.mark.parametrize(
     ("written", "part"),
-    [
-        ("0:0.6", [0.0, 0.6]),
-        ("0.25:1", [0.25, 1.0]),
-        ([0, 0.6], [0.0, 0.6]),
-        ([0.5, 0.5], [0.5, 0.5]),
-        (" .1 : 3e-1", [0.1, 0.3]),
-        (None, None),
-    ],
+    [("0:0.6", [0, 0.6]), ("0.25:1", [0.25, 1]), ([0, 0.6], [0, 0.6]), (" .1 : 3e-1", [0.1, 0.3]), (None, None)],
 )
 def test_a_part_is_a_text_or_a_list(written, part):
     assert read_part(written) == part
@@ -38,7 +31,7 @@ def test_what_is_no_part_is_one_sentence(written):
         read_part(written, "--adapter-steps")
 
 
-@pytest.mark.parametrize("text", ["0:0.6", "0.1:0.7", "0:0", "1:1", "0.333333333:1"])
+@pytest.mark.parametrize("text", ["0:0.6", "0.1:0.7", "0:0", "1:1", "0.333333333:1", "0.5:0.5"])
 def test_a_part_is_written_as_it_is_read(text):
     assert part_text(read_part(text)) == text
 

@@ -8,26 +8,20 @@ from flowgrpo.schema.sentences import checked
 
 
 @pytest.mark.parametrize(
-    ("key", "written", "end"),
+    ("key", "written", "nearest"),
     [
-        ("micro_batch", 0, "0 is neither a whole number from 1 to 1,048,576 nor auto, take 1"),
-        ("micro_batch", -4, "-4 is neither a whole number from 1 to 1,048,576 nor auto, take 1"),
-        ("micro_batch", 2**20 + 1, "1048577 is neither a whole number from 1 to 1,048,576 nor auto, take 1048576"),
-        ("micro_batch", "atuo", "'atuo' is neither a whole number from 1 to 1,048,576 nor auto, take auto"),
-        ("micro_batch", None, "None is neither a whole number from 1 to 1,048,576 nor auto, take 1"),
-        ("micro_batch", True, "True is neither a whole number from 1 to 1,048,576 nor auto, take 1"),
-        ("rollout_batch", 7.6, "7.6 is neither a whole number from 1 to 1,048,576 nor auto, take 8"),
-        ("rollout_batch", "Auto", "'Auto' is neither a whole number from 1 to 1,048,576 nor auto, take auto"),
-        ("rollout_batch", [8], "[8] is neither a whole number from 1 to 1,048,576 nor auto, take 1"),
-        ("rollout_batch", float("inf"), "inf is neither a whole number from 1 to 1,048,576 nor auto, take auto"),
-        ("micro_batch", float("nan"), "nan is neither a whole number from 1 to 1,048,576 nor auto, take auto"),
-        ("micro_batch", 10**30, f"{10**30} is neither a whole number from 1 to 1,048,576 nor auto, take 1048576"),
+        *[("micro_batch", written, 1) for written in (0, -4, None, True)],
+        *[("micro_batch", written, 1048576) for written in (2**20 + 1, 10**30)],
+        *[("micro_batch", "atuo", "auto"), ("micro_batch", float("nan"), "auto")],
+        *[("rollout_batch", "Auto", "auto"), ("rollout_batch", float("inf"), "auto")],
+        *[("rollout_batch", 7.6, 8), ("rollout_batch", [8], 1)],
     ],
 )
-def test_what_is_no_number_of_rows_is_refused_with_the_nearest(key, written, end):
+def test_what_is_no_number_of_rows_is_refused_with_the_nearest(key, written, nearest):
     with pytest.raises(InputError) as raised:
         checked(Train, {key: written}, "train")
-    assert str(raised.value) == f"train.{key}: {end}"
+    said = f"{written!r} is neither a whole number from 1 to 1,048,576 nor auto, take {nearest}"
+    assert str(raised.value) == f"train.{key}: {said}"
 
 
 @pytest.mark.parametrize(

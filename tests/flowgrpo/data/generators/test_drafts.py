@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from flowgrpo.data import prompts
 from flowgrpo.data.generators import compositions, drafts, moves, sounds, writing
@@ -14,7 +15,6 @@ from rewards.video import motion
 
 TASKS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")  # GenEval's
 SETS = compositions.SETS | writing.SETS | moves.SETS | sounds.SETS
-CAR = {"class": "car", "count": 1}
 
 
 def rows(source):
@@ -65,76 +65,50 @@ def test_the_objects_are_the_classes_of_coco_in_names_that_the_detector_knows():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("name", "how", "said"),
     [
-        ({"name": "umbrella"}, "an umbrella"),
-        ({"name": "bench", "count": 3}, "three benches"),
-        ({"name": "bench", "colour": "orange"}, "an orange bench"),
-        ({"name": "skis"}, "a pair of skis"),
-        ({"name": "scissors", "count": 2}, "two pairs of scissors"),
-        ({"name": "scissors", "colour": "red"}, "a pair of red scissors"),
-        ({"name": "computer mouse", "count": 4}, "four computer mice"),
-        ({"name": "wine glass", "count": 2}, "two wine glasses"),
-        ({"name": "broccoli", "article": "the"}, "the head of broccoli"),
+        ("umbrella", {}, "an umbrella"),
+        ("bench", {"count": 3}, "three benches"),
+        ("bench", {"colour": "orange"}, "an orange bench"),
+        ("skis", {}, "a pair of skis"),
+        ("scissors", {"count": 2}, "two pairs of scissors"),
+        ("scissors", {"colour": "red"}, "a pair of red scissors"),
+        ("computer mouse", {"count": 4}, "four computer mice"),
+        ("wine glass", {"count": 2}, "two wine glasses"),
+        ("broccoli", {"article": "the"}, "the head of broccoli"),
     ],
 )
-def test_objects_in_words(arguments, said):
-    assert compositions.phrase(**arguments) == said
+def test_objects_in_words(name, how, said):
+    assert compositions.phrase(name, **how) == said
 
 
-@pytest.mark.parametrize(
-    ("task", "drawn", "said", "include"),
-    [
-        (
-            "colors",
-            [["cat"], ["orange"]],
-            "a photo of an orange cat",
-            [{"class": "cat", "count": 1, "color": "orange"}],
-        ),
-        (
-            "position",
-            [["dog", "car"], ["left of"]],
-            "a photo of a dog left of a car",
-            [CAR, {"class": "dog", "count": 1, "position": ["left of", 0]}],
-        ),
-        (
-            "color_attr",
-            [["dog", "car"], ["red", "blue"]],
-            "a photo of a red dog and a blue car",
-            [{"class": "dog", "count": 1, "color": "red"}, CAR | {"color": "blue"}],
-        ),
-        (
-            "two_counts",
-            [["dog", "car"], [3, 2]],
-            "a photo of three dogs and two cars",
-            [{"class": "dog", "count": 3}, {"class": "car", "count": 2}],
-        ),
-        (
-            "two_relations",
-            [["dog", "cup", "car"], ["above", "right of"]],
-            "a photo of a dog above a car and a cup right of the car",
-            [
-                CAR,
-                {"class": "dog", "count": 1, "position": ["above", 0]},
-                {"class": "cup", "count": 1, "position": ["right of", 0]},
-            ],
-        ),
-    ],
-)
+DRAWN = """
+- [colors, [[cat], [orange]], an orange cat, [{class: cat, count: 1, color: orange}]]
+- [position, [[dog, car], [left of]], a dog left of a car,
+   [{class: car, count: 1}, {class: dog, count: 1, position: [left of, 0]}]]
+- [color_attr, [[dog, car], [red, blue]], a red dog and a blue car,
+   [{class: dog, count: 1, color: red}, {class: car, count: 1, color: blue}]]
+- [two_counts, [[dog, car], [3, 2]], three dogs and two cars, [{class: dog, count: 3}, {class: car, count: 2}]]
+- [two_relations, [[dog, cup, car], [above, right of]], a dog above a car and a cup right of the car,
+   [{class: car, count: 1}, {class: dog, count: 1, position: [above, 0]},
+    {class: cup, count: 1, position: [right of, 0]}]]
+"""
+
+
+@pytest.mark.parametrize(("task", "drawn", "said", "include"), yaml.safe_load(DRAWN))
 def test_the_columns_say_what_the_prompt_says(task, drawn, said, include, monkeypatch):
     words = iter(drawn)
-    monkeypatch.setattr(compositions, "chosen", lambda *_: next(words))
+    monkeypatch.setattr(compositions, "choose", lambda *_: next(words))
     draft = compositions.SETS[task].draw(np.random.default_rng(0))
-    assert (draft.prompt, draft.columns["include"]) == (said, include)
+    assert (draft.prompt, draft.columns["include"]) == (f"a photo of {said}", include)
 
 
 def test_the_reward_takes_every_row_and_gives_all_for_what_was_asked():
     def detector(images, names, threshold):
         """Finds a row of objects side by side, as many of each class as are asked for."""
-        one = [row["include"] for row in asked]
         return [
-            {c["class"]: [Detection((k, 0, k + 1, 1), 0.95) for k in range(c["count"])] for c in clauses}
-            for clauses in one
+            {c["class"]: [Detection((k, 0, k + 1, 1), 0.95) for k in range(c["count"])] for c in row["include"]}
+            for row in asked
         ]
 
     found = rows("compositions:eval")
@@ -157,31 +131,33 @@ def test_a_text_is_quoted_as_the_reward_reads_it_and_its_words_are_held_out():
     assert all(set(row["text"].lower().split()) - frames - trained for row in held_out)
 
 
-def test_a_motion_is_said_as_the_columns_say_and_its_combinations_are_held_out():
+@pytest.mark.parametrize(
+    ("source", "tag", "begin", "pairs"),
+    [
+        (
+            "motion",
+            "motion",
+            ("subject", "action", "direction"),
+            (("subject", "action"), ("subject", "camera"), ("action", "direction")),
+        ),
+        ("sounds", "sound", ("source", "sound"), (("source", "sound"), ("sound", "background"))),
+    ],
+)
+def test_a_prompt_says_what_the_columns_say_and_their_combinations_are_held_out(source, tag, begin, pairs):
     def combined(row):
-        who, does, how = (row[name] for name in ("subject", "action", "direction"))
-        return {(who, does), (who, row["camera"]), *([(does, how)] if how else [])}
+        return {(row[one], row[other]) for one, other in pairs if row[other]}
 
-    train, held_out = rows("motion:train"), rows("motion:eval")
+    train, held_out = rows(f"{source}:train"), rows(f"{source}:eval")
     for row in (*train, *held_out):
-        said = " ".join(filter(None, (row["subject"], row["action"], row["direction"])))
+        said = " ".join(row[name] for name in begin if row[name])
         assert row["prompt"].lower().startswith(said.lower() + " ")
-        assert row["prompt"].endswith(f", the camera {row['camera']}")
-        assert row["tag"] == "motion"
+        assert row["prompt"].partition(", the camera ")[2] == row.get("camera", "")
+        assert row["prompt"].partition(", while ")[2] == (row.get("background") or "")
+        assert row["tag"] == tag
     trained = set().union(*map(combined, train))
     assert all(combined(row) - trained for row in held_out)
-    assert motion(torch.zeros(2, 3, 3, 8, 8), [row["prompt"] for row in train[:2]]) == [0.0, 0.0]
+    assert {row[pairs[-1][1]] is None for row in train} == {True, False}
 
 
-def test_a_sound_is_said_as_the_columns_say_and_its_combinations_are_held_out():
-    def combined(row):
-        return {(row["source"], row["sound"]), *([(row["sound"], row["background"])] if row["background"] else [])}
-
-    train, held_out = rows("sounds:train"), rows("sounds:eval")
-    for row in (*train, *held_out):
-        assert row["prompt"].lower().startswith(f"{row['source']} {row['sound']} ".lower())
-        assert row["prompt"].partition(", while ")[2] == (row["background"] or "")
-        assert row["tag"] == "sound"
-    trained = set().union(*map(combined, train))
-    assert all(combined(row) - trained for row in held_out)
-    assert {row["background"] is None for row in train} == {True, False}
+def test_the_reward_of_motions_takes_their_prompts():
+    assert motion(torch.zeros(2, 3, 3, 8, 8), [row["prompt"] for row in rows("motion:train")[:2]]) == [0.0, 0.0]

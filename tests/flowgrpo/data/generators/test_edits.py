@@ -70,7 +70,7 @@ def test_what_is_done_to_which_shape_is_held_out():
 def test_an_instruction_and_its_outcome_in_words(word, new, said, caption, monkeypatch):
     drawn = iter([[word], [("red", "circle"), ("green", "square")], [new]])
     offered = []
-    monkeypatch.setattr(edits, "chosen", lambda rng, words, count=1: offered.append(words) or next(drawn))
+    monkeypatch.setattr(edits, "choose", lambda rng, words, count=1: offered.append(words) or next(drawn))
     draft = edits.edit(np.random.default_rng(0))
     assert (draft.prompt, draft.columns["caption"]) == (said, caption)
     assert new is None or new in offered[2]
@@ -79,8 +79,7 @@ def test_an_instruction_and_its_outcome_in_words(word, new, said, caption, monke
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(few, tmp_path):
     (tmp_path / "data").write_text("a file")
-    with pytest.raises(
-        InputError, match=r"prompts.train: the pictures of edits:train cannot be drawn into .*edits \(Not a"
-    ):
+    said = r"prompts.train: the pictures of edits:train cannot be drawn into .*edits \(Not a"
+    with pytest.raises(InputError, match=said):
         prompts.load("edits:train", "prompts.train", folder=str(tmp_path / "data"))
     assert os.listdir(tmp_path) == ["data"]

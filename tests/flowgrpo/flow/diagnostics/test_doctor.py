@@ -13,18 +13,8 @@ from flowgrpo.cli import main
 from flowgrpo.flow.diagnostics import spectrum
 from flowgrpo.flow.pipeline.loading import load as loading
 
-NAMES = [
-    "runs",
-    "conditioning",
-    "times",
-    "drift",
-    "gradients",
-    "group_spread",
-    "spectrum",
-    "time",
-    "memory",
-    "lora_reload",
-]
+NAMES = ["runs", "conditioning", "times", "drift", "gradients"]
+NAMES += ["group_spread", "spectrum", "time", "memory", "lora_reload"]
 
 
 @pytest.fixture(autouse=True)
@@ -42,12 +32,15 @@ def examined(capsys, *arguments):
 
 @pytest.fixture
 def broken(monkeypatch):
-    """Let every loaded pipeline be one that a function has changed."""
+    """Let the network of every loaded pipeline get an argument that a function has changed."""
 
-    def breaking(change):
+    def breaking(name, change):
+        def hook(module, args, kwargs):
+            return args, {**kwargs, name: change(kwargs[name])}
+
         def load(path, dtype=torch.float32, given=None, quantise=None, variant=None):
             pipe = tiny.sd3().to(dtype)
-            change(pipe)
+            pipe.transformer.register_forward_pre_hook(hook, with_kwargs=True)
             return pipe
 
         monkeypatch.setattr(loading, "load_pipeline", load)
@@ -119,49 +112,33 @@ def test_an_edit_model_alone_is_told_what_it_lacks(tmp_path, monkeypatch, capsys
 
 def test_random_conditioning_is_named(workplace, capsys, broken):
     own = torch.Generator().manual_seed(1)
-
-    def change(pipe):
-        def hook(module, args, kwargs):
-            states = kwargs["encoder_hidden_states"]
-            return args, {**kwargs, "encoder_hidden_states": states + torch.randn(states.shape, generator=own)}
-
-        pipe.transformer.register_forward_pre_hook(hook, with_kwargs=True)
-
-    broken(change)
+    broken("encoder_hidden_states", lambda states: states + torch.randn(states.shape, generator=own))
     checks = examined(capsys, "tiny.yaml")
     assert not checks["conditioning"]["ok"]
     assert "is random" in checks["conditioning"]["advice"]
 
 
 def test_half_precision_times_are_named(workplace, capsys, broken):
-    def change(pipe):
-        def hook(module, args, kwargs):
-            return args, {**kwargs, "timestep": kwargs["timestep"].half()}
-
-        pipe.transformer.register_forward_pre_hook(hook, with_kwargs=True)
-
-    broken(change)
+    broken("timestep", torch.Tensor.half)
     checks = examined(capsys, "tiny.yaml")
     assert [name for name, check in checks.items() if not check["ok"]] == ["times"]
     assert "rounded to float16" in checks["times"]["advice"]
 
 
+LATE = """
+calls = []
+def late(images, prompts):
+    calls.append(1)
+    if len(calls) > 2: raise KeyError('gone')
+    return images.mean((1, 2, 3))
+"""
+
+
 def test_a_reward_that_fails_on_real_samples_is_named_with_its_place(workplace, capsys, monkeypatch):
-    # Before it is asked again.
-    monkeypatch.setattr(
-        "flowgrpo.training.scoring.scorer.time", SimpleNamespace(**vars(time) | {"sleep": lambda seconds: None})
-    )
-    (workplace / "late.py").write_text(
-        "calls = []\n"
-        "def late(images, prompts):\n"
-        "    calls.append(1)\n"
-        "    if len(calls) > 2:\n"
-        "        raise KeyError('gone')\n"
-        "    return images.mean((1, 2, 3))\n"
-    )
-    text = (workplace / "tiny.yaml").read_text().replace("./mine.py:redness", "./late.py:late")
-    (workplace / "late.yaml").write_text(text)
-    checks = examined(capsys, "late.yaml")
+    impatient = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: None})  # before it is asked again
+    monkeypatch.setattr("flowgrpo.training.scoring.scorer.time", impatient)
+    (workplace / "late.py").write_text(LATE)
+    checks = examined(capsys, "tiny.yaml", "rewards=[./late.py:late]")
     assert [name for name, check in checks.items() if not check["ok"]] == ["group_spread"]
     said = "the reward 'late' failed 3 times (KeyError: 'gone' at late.py:5); its 4 samples are dropped"
     assert checks["group_spread"]["advice"] == said

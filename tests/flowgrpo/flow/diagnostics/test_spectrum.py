@@ -67,11 +67,8 @@ def test_shares_are_those_of_the_noises_of_a_gaussian_flow():
 def test_steps_between_two_partings_are_told_as_one():
     shares, _ = spectrum(*grown((0, 2), starts=40))
     exact, _ = exact_shares()
-    assert [(share.of, share.steps) for share in shares] == [
-        ("start", None),
-        ("steps 0 to 1", (0, 2)),
-        ("steps 2 to 4", (2, 5)),
-    ]
+    named = [("start", None), ("steps 0 to 1", (0, 2)), ("steps 2 to 4", (2, 5))]
+    assert [(share.of, share.steps) for share in shares] == named
     for share, own in zip(shares, (exact[0], sum(exact[1:3]), sum(exact[3:])), strict=True):
         assert abs(share.share - own) < 3 * share.error
 
@@ -95,9 +92,8 @@ def counted(steps, splits, starts):
     """The tree on states of one number."""
     sigmas, roots = [1 - i / steps for i in range(steps + 1)], [Root(0, i, None) for i in range(starts)]
     still, flat = lambda x, *_: x, lambda shape, *_: torch.zeros(shape)
-    return grow(
-        nested([Move(SDE)] * (steps - 1) + [Move()], splits), sigmas, roots, (torch.zeros(starts, 1),), still, flat, 64
-    )
+    plan = nested([Move(SDE)] * (steps - 1) + [Move()], splits)
+    return grow(plan, sigmas, roots, (torch.zeros(starts, 1),), still, flat, 64)
 
 
 @pytest.mark.parametrize("steps", [2, 4, 10, 28, 50, 100])

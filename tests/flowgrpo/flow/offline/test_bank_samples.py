@@ -23,11 +23,9 @@ def points(number):
 
 def run_of(folder, preset="seppo", **overrides):
     """A run on three stored groups of three, which evaluates nothing."""
-    groups = [
-        (shelf.group(text, rewards), (points(i),)) for i, (text, rewards) in enumerate(zip(TEXTS, REWARDS, strict=True))
-    ]
     if not (folder / "groups").exists():
-        shelf.write(folder / "groups", groups)
+        groups = [shelf.group(text, rewards) for text, rewards in zip(TEXTS, REWARDS, strict=True)]
+        shelf.write(folder / "groups", [(group, (points(i),)) for i, group in enumerate(groups)])
     written = {"algorithm": {"preset": preset, "likelihood": {"sampler": "bank", "anchor": "bank", "bank": BANK}}}
     written["algorithm"]["objective"] = {"kl": {"reference": "fixed"}}
     written |= {"data": {"groups": str(folder / "groups"), "rewards": {"closeness": 1.0}}}

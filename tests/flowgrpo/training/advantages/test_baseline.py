@@ -10,12 +10,11 @@ from flowgrpo.training.advantages.baseline import (
     Absolute,
     Best,
     GroupMean,
+    Median,
     Tracker,
-    against,
     combined,
     group_mean,
     leave_one_out,
-    median,
     zero_std_fraction,
 )
 
@@ -40,26 +39,12 @@ def test_unbiased_std_with_a_small_eps_is_the_dance_grpo_form():
     torch.testing.assert_close(group_mean(values, groups, std="group", eps=1e-8, ddof=1), torch.stack(expected))
 
 
-def test_two_values_with_unbiased_std_are_one_over_root_two_apart_from_zero():
-    values, groups = tensors([0.1, 0.9], [0, 0])
-    assert group_mean(values, groups, std="group", eps=0.0, ddof=1).tolist() == pytest.approx(
-        [-math.sqrt(0.5), math.sqrt(0.5)]
-    )
-
-
 def test_a_spread_below_the_least_one_teaches_nothing():
-    values = torch.tensor([0.0, 1e-6, 3.0, 5.0], dtype=torch.float64)  # std by n - 1: 7e-7 and 1.41
-    sets = torch.tensor([0, 0, 1, 1])
+    values, sets = tensors([0.0, 1e-6, 3.0, 5.0], [0, 0, 1, 1])  # std by n - 1: 7e-7 and 1.41
     half = math.sqrt(0.5)
-    assert group_mean(values, sets, std="group", eps=0.0, ddof=1).tolist() == pytest.approx([-half, half, -half, half])
-    assert group_mean(values, sets, std="group", eps=0.0, ddof=1, min_std=1e-6).tolist() == pytest.approx(
-        [0, 0, -half, half]
-    )
-
-
-def test_no_std_leaves_the_deviation():
-    values, groups = tensors([1.0, 3.0, 10.0], [0, 0, 1])
-    assert group_mean(values, groups, std="none").tolist() == [-1.0, 1.0, 0.0]
+    for min_std, tiny in ((0.0, half), (1e-6, 0)):
+        found = group_mean(values, sets, std="group", eps=0.0, ddof=1, min_std=min_std)
+        assert found.tolist() == pytest.approx([-tiny, tiny, -half, half])
 
 
 def test_leave_one_out_compares_with_the_others():
@@ -87,10 +72,10 @@ def test_a_lost_value_changes_nothing_for_the_others(baseline, std):
     assert with_lost[2] == 0
 
 
-def test_a_group_that_is_lost_whole_or_has_one_member_teaches_nothing():
+@pytest.mark.parametrize("baseline", [group_mean, leave_one_out])
+def test_a_group_that_is_lost_whole_or_has_one_member_teaches_nothing(baseline):
     values, groups = tensors([math.nan, math.nan, 3.0, 1.0, 2.0], [0, 0, 1, 2, 2])
-    for baseline in (group_mean, leave_one_out):
-        assert baseline(values, groups, std="none")[:3].tolist() == [0, 0, 0]
+    assert baseline(values, groups, std="none")[:3].tolist() == [0, 0, 0]
 
 
 PAIRS = torch.tensor([[0, 1], [1, 0], [0, 2], [0, 1], [1, 0], [0, 2], [0, 0]])  # rows, not their sums or columns
@@ -121,40 +106,31 @@ def test_rewards_that_do_not_apply_leave_the_sum():
 
 def test_one_outlier_does_not_move_the_median():
     values, groups = tensors([1.0, 2.0, 3.0, 4.0, 90.0, 5.0, 7.0], [0, 0, 0, 0, 0, 1, 1])
-    assert median(values, groups, std="none").tolist() == [
-        -2,
-        -1,
-        0,
-        1,
-        87,
-        0,
-        2,
-    ]  # the mean, 20, is above four of five; of two the lower is the median
-    scaled = median(values, groups, std="mad", eps=0.5)
+    # The mean, 20, is above four of five; of two the lower is the median.
+    assert Median(std="none").relative(values, groups, None).tolist() == [-2, -1, 0, 1, 87, 0, 2]
+    scaled = Median(std="mad", eps=0.5).relative(values, groups, None)
     assert scaled.tolist() == [-2 / 1.5, -1 / 1.5, 0, 1 / 1.5, 58, 0, 4]  # median of |2, 1, 0, 1, 87| is 1, of |0, 2| 0
     spread = values[:5].std(correction=0)
-    torch.testing.assert_close(median(values, groups, std="group", eps=0.0)[4], 87 / spread)
+    torch.testing.assert_close(Median(std="group", eps=0.0).relative(values, groups, None)[4], 87 / spread)
 
 
-def test_a_lost_value_is_no_part_of_the_median():
+@pytest.mark.parametrize("std", ["none", "mad", "group", "global"])
+def test_a_lost_value_is_no_part_of_the_median(std):
     values, groups = tensors([1.0, math.nan, 3.0, 9.0, math.nan], [0, 0, 0, 0, 1])
-    for std in ("none", "mad", "group", "global"):
-        found = median(values, groups, std=std)
-        assert found[[1, 2, 4]].tolist() == [0, 0, 0]
-        assert found[0] < 0 < found[3]
-
-
-def test_what_was_expected_needs_no_group():
-    values, expected = tensors([1.0, 1.0, 5.0], [0.5, 0.5, 6.0])
-    assert against(values, expected, std="none").tolist() == [0.5, 0.5, -1.0]
-    normalised = against(values, expected, std="global", eps=0.0)
-    assert normalised.mean().abs() < 1e-12
-    assert normalised.std(correction=0) == pytest.approx(1)
+    found = Median(std=std).relative(values, groups, None)
+    assert found[[1, 2, 4]].tolist() == [0, 0, 0]
+    assert found[0] < 0 < found[3]
 
 
 WEIGHTS = torch.tensor([1.0, 1.0], dtype=torch.float64)
 LOUD_AND_QUIET = torch.tensor([[0.0, 0.03], [10.0, 0.02], [20.0, 0.01], [30.0, 0.0]], dtype=torch.float64)
 GROUP = torch.zeros(4, 1, dtype=torch.long)
+TWO_PAIRS = torch.tensor([[0], [0], [1], [1]])
+
+
+def advantages_of(baseline, values, sets, **options):
+    """Advantages by one reward."""
+    return baseline.advantages(torch.tensor(values).double()[:, None], WEIGHTS[:1], sets, **options).tolist()
 
 
 def test_a_sum_starves_the_quiet_reward_and_others_do_not():
@@ -180,71 +156,60 @@ def test_decoupled_advantages_have_mean_zero_and_spread_one_over_the_batch():
 def test_decoupled_advantages_are_divided_by_the_chosen_spread_of_the_batch_as_well():
     """Each column is -1 and 1 about the mean of its group, and their sums are -2, 2, -2, 2: of std 2, or sqrt(16 / 3)."""
     values = torch.tensor([[0.0, 0.0], [2.0, 2.0], [0.0, 2.0], [2.0, 4.0]], dtype=torch.float64)
-    sets = torch.tensor([[0], [0], [1], [1]])
     for ddof, std in ((0, 2.0), (1, math.sqrt(16 / 3))):
-        found = GroupMean(combine="decoupled", std="none", eps=0.0, ddof=ddof).advantages(values, WEIGHTS, sets)
+        found = GroupMean(combine="decoupled", std="none", eps=0.0, ddof=ddof).advantages(values, WEIGHTS, TWO_PAIRS)
         assert found.tolist() == pytest.approx([-2 / std, 2 / std, -2 / std, 2 / std])
 
 
 def test_a_reward_that_does_not_apply_leaves_the_others():
     values = torch.tensor([[1.0, math.nan], [3.0, math.nan], [2.0, 5.0], [4.0, 7.0]], dtype=torch.float64)
-    sets = torch.tensor([[0], [0], [1], [1]])
-    found = GroupMean(combine="per_reward", eps=0.0).advantages(values, WEIGHTS, sets)
+    found = GroupMean(combine="per_reward", eps=0.0).advantages(values, WEIGHTS, TWO_PAIRS)
     assert found.tolist() == [-1, 1, -2, 2]
 
 
 def test_a_tracker_compares_with_what_the_prompt_gave_before():
-    values, sets = torch.tensor([[1.0], [1.0], [3.0], [5.0]], dtype=torch.float64), torch.tensor([[0], [0], [1], [1]])
-    expected = torch.tensor([0.25, 0.25, math.nan, math.nan], dtype=torch.float64)
-    found = Tracker(std="none").advantages(values, WEIGHTS[:1], sets, expected=expected)
-    assert found.tolist() == [0.75, 0.75, -2, 2]  # a group of equal values teaches; one that is new has its others
+    values, expected = [1.0, 1.0, 3.0, 5.0], torch.tensor([0.25, 0.25, math.nan, math.nan], dtype=torch.float64)
+    found = advantages_of(Tracker(std="none"), values, TWO_PAIRS, expected=expected)
+    assert found == [0.75, 0.75, -2, 2]  # a group of equal values teaches; one that is new has its others
     with pytest.raises(InputError, match="take credit=terminal"):
-        Tracker().advantages(values, WEIGHTS[:1], sets.repeat(1, 2), expected=expected)
+        advantages_of(Tracker(), values, TWO_PAIRS.repeat(1, 2), expected=expected)
 
 
 def test_an_absolute_baseline_needs_nobody_else():
-    values = torch.tensor([[0.2], [0.9], [math.nan]], dtype=torch.float64)
-    found = Absolute(value=0.5).advantages(values, WEIGHTS[:1], torch.arange(3)[:, None])
-    assert found.tolist() == pytest.approx([-0.3, 0.4, 0])
+    found = advantages_of(Absolute(value=0.5), [0.2, 0.9, math.nan], torch.arange(3)[:, None])
+    assert found == pytest.approx([-0.3, 0.4, 0])
 
 
 @pytest.mark.parametrize(("ddof", "std"), [(0, 2.0), (1, math.sqrt(8))])
-def test_an_absolute_baseline_is_divided_by_the_chosen_spread_of_what_is_known(ddof, std):
-    values = torch.tensor([[1.0], [5.0], [math.nan]], dtype=torch.float64)
-    found = Absolute(value=2.0, std="global", eps=0.0, ddof=ddof).advantages(
-        values, WEIGHTS[:1], torch.arange(3)[:, None]
-    )
-    assert found.tolist() == pytest.approx([-1 / std, 3 / std, 0])
-    padded = Absolute(value=2.0, std="global", eps=1.0, ddof=ddof).advantages(
-        values, WEIGHTS[:1], torch.arange(3)[:, None]
-    )
-    assert padded.tolist() == pytest.approx([-1 / (std + 1), 3 / (std + 1), 0])
+@pytest.mark.parametrize("eps", [0.0, 1.0])
+def test_an_absolute_baseline_is_divided_by_the_chosen_spread_of_what_is_known(ddof, std, eps):
+    baseline = Absolute(value=2.0, std="global", eps=eps, ddof=ddof)
+    found = advantages_of(baseline, [1.0, 5.0, math.nan], torch.arange(3)[:, None])
+    assert found == pytest.approx([-1 / (std + eps), 3 / (std + eps), 0])
 
 
 @pytest.mark.parametrize(("scale", "told"), [(10.0, [-50, -5, 20, 50]), (0.2, [-1, -0.1, 0.4, 1])])
 def test_advantages_are_cut_before_they_are_multiplied(scale, told):
-    values = torch.tensor([[-7.0], [-0.5], [2.0], [90.0]], dtype=torch.float64)
-    found = Absolute(value=0.0, scale=scale, clip=5.0).advantages(values, WEIGHTS[:1], torch.arange(4)[:, None])
-    assert found.tolist() == pytest.approx(told)
+    baseline = Absolute(value=0.0, scale=scale, clip=5.0)
+    assert advantages_of(baseline, [-7.0, -0.5, 2.0, 90.0], torch.arange(4)[:, None]) == pytest.approx(told)
 
 
 def test_an_anchor_adds_multiples_of_the_value():
-    values = torch.tensor([[1.0], [3.0], [math.nan]], dtype=torch.float64)
     anchor = torch.tensor([0.5, 0.1, 0.5], dtype=torch.float64)
-    found = GroupMean(std="none").advantages(values, WEIGHTS[:1], torch.zeros(3, 1), anchor=anchor)
-    assert found.tolist() == pytest.approx([-1 + 0.5, 1 + 0.3, 0])
+    found = advantages_of(GroupMean(std="none"), [1.0, 3.0, math.nan], torch.zeros(3, 1), anchor=anchor)
+    assert found == pytest.approx([-1 + 0.5, 1 + 0.3, 0])
 
 
 @pytest.mark.parametrize(("ddof", "std"), [(0, 1.0), (1, math.sqrt(2))])
 def test_what_was_expected_is_divided_by_the_chosen_spread(ddof, std):
-    values, expected = tensors([1.0, 5.0], [0.0, 2.0])  # 1 and 3
-    assert against(values, expected, eps=0.0, ddof=ddof).tolist() == pytest.approx([-1 / std, 1 / std])
+    values, expected = tensors([1.0, 5.0], [0.0, 2.0])  # 1 and 3: their mean is taken off
+    found = Tracker(eps=0.0, ddof=ddof).relative(values, GROUP[:2], expected)
+    assert found.tolist() == pytest.approx([-1 / std, 1 / std])
 
 
 def test_the_best_of_a_set_is_learned_from_and_none_of_equals():
-    values = torch.tensor([[1.0], [4.0], [4.0], [7.0], [7.0], [math.nan], [2.0]], dtype=torch.float64)
-    sets = torch.tensor([[0], [0], [0], [1], [1], [1], [2]])
-    assert Best().advantages(values, WEIGHTS[:1], sets).tolist() == [0, 1, 1, 0, 0, 0, 0]
+    values, sets = [1.0, 4.0, 4.0, 7.0, 7.0, math.nan, 2.0], torch.tensor([[0], [0], [0], [1], [1], [1], [2]])
+    assert advantages_of(Best(), values, sets) == [0, 1, 1, 0, 0, 0, 0]
 
 
 def test_rewards_that_nearly_cancel_leave_what_is_left():

@@ -14,10 +14,8 @@ ROWS = torch.tensor([[1.0, 2.0, 6.0], [-4.0, NAN, 2.0], [NAN, 5.0, NAN], [NAN, N
 
 
 def of(form, weights=(1.0, 1.0, 1.0), offsets=(0.0, 0.0, 0.0), caution=0.1):
-    rewards = [
-        Reward(f"r{i}", len, weight, offset=offset)
-        for i, (weight, offset) in enumerate(zip(weights, offsets, strict=True))
-    ]
+    pairs = zip(weights, offsets, strict=True)
+    rewards = [Reward(f"r{i}", len, weight, offset=offset) for i, (weight, offset) in enumerate(pairs)]
     options = {"caution": caution} if form == "cautious" else {}
     return Combination.of(rewards, GroupMean(combine=form, **options))
 
@@ -57,9 +55,8 @@ def test_members_have_weights_as_scales_and_offsets_as_zeros():
     rewards = torch.tensor([[20.0, 0.5], [22.0, 0.25]], dtype=torch.float64)
     scaled = {"weights": (0.5, 2.0), "offsets": (20.0, 0.25)}  # (0, 0.5) and (1, 0)
     assert of("worst", **scaled).total(rewards).tolist() == [0, 0]
-    assert of("cautious", **scaled, caution=2.0).total(rewards).tolist() == pytest.approx(
-        [0.25 - 2 / 16, 0.5 - 2 * 0.25]
-    )
+    found = of("cautious", **scaled, caution=2.0).total(rewards)
+    assert found.tolist() == pytest.approx([0.25 - 2 / 16, 0.5 - 2 * 0.25])
     assert of("sum", **scaled).total(rewards).tolist() == [0.5, 1]
     assert of("worst", (1.0, -1.0), (0.0, 0.0)).total(rewards).tolist() == [-0.5, -0.25]  # a penalty is a member
 

@@ -15,9 +15,8 @@ GIB = 2**30
 def gpu(monkeypatch):
     """A GPU of 24 GiB, of which 12 were taken."""
     monkeypatch.setattr(doctor_checks, "peak_bytes", lambda device: 12 * GIB)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(total_memory=24 * GIB)
-    )
+    properties = types.SimpleNamespace(total_memory=24 * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     return torch.device("cuda")
 
 

@@ -1,46 +1,27 @@
 """A run that has nothing to learn says so, and stops."""
 
-import json
 import math
 import re
 
+import field
 import pytest
 import torch
 import yaml
 from field import MANY_DRAWS, closeness, lines, trainer
-from runs import background
+from runs import background, metrics
 
-from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.flow.methods.presets import PRESETS
 from flowgrpo.training.run.stop_reasons import NothingToLearn
 
-REWARDED = (
-    "vgpo",
-    "rwr",
-    "gdro",
-    "opd",
-)  # the reward itself is in the advantage, or nothing of it: not counted as idle
+# The reward itself is in the advantage, or nothing of it: not counted as idle.
+REWARDED = ("vgpo", "rwr", "gdro", "opd")
 
 
 def settings(folder, preset="flow_grpo", **overrides):
-    written = {
-        "model": {"path": "field", "lora": None},
-        "algorithm": {"preset": preset} if isinstance(preset, str) else preset,
-        "train": {
-            "iterations": 6,
-            "groups": 4,
-            "group_size": 12,
-            "micro_batch": 16,
-            "learning_rate": 0.05,
-            "draft": None,
-        },
-        "eval": {"every": 9, "prompts": 2, "save": 0},
-        "run": {"name": "r", "dir": str(folder), "patience": 2, "checkpoint": {"every": 9}},
-    }
-    for key, value in overrides.items():
-        config._set(written, key.replace("__", "."), value)
-    return config.validated(written)
+    algorithm = {"preset": preset} if isinstance(preset, str) else preset
+    usual = {"train__group_size": 12, "eval__every": 9, "run__patience": 2, "run__checkpoint": {"every": 9}}
+    return field.settings(folder, algorithm=algorithm, **usual | overrides)
 
 
 def at_once(reward):
@@ -73,7 +54,7 @@ def test_a_reward_that_dies_stops_the_run_which_goes_on_when_it_is_back(tmp_path
     with pytest.raises(NothingToLearn) as stopped:
         run.run()
     why = "nothing to learn, every sample was lost"
-    assert str(stopped.value) == "stopped after step 3: nothing to learn since step 1, every sample was lost"
+    assert str(stopped.value) == f"stopped after step 3: {why.replace(',', ' since step 1,')}"
     place = rf"\S*test_learning_signal\.py:{mortal.__code__.co_firstlineno + 3}"
     said = rf"ConnectionError: \[/gone\] \[2J away for good at {place}"
     lost = rf"the reward 'closeness' failed \({said}\); its 12 samples are dropped"
@@ -92,19 +73,18 @@ def test_a_reward_that_dies_stops_the_run_which_goes_on_when_it_is_back(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("reward", "why"),
+    ("rewards", "why"),
     [
-        (lambda samples, prompts: [None] * len(prompts), "no reward applies to any of its samples"),
-        (lambda samples, prompts: [math.nan] * len(prompts), "every sample was lost"),
-        (lambda samples, prompts: [0.1] * len(prompts), "the rewards of each group are equal"),
-        (
-            lambda samples, prompts: [math.inf, *[0.1] * (len(prompts) - 1)],
-            "the rewards of each group are equal, and 4 samples were lost",
-        ),
+        ([None], "no reward applies to any of its samples"),
+        ([math.nan], "every sample was lost"),
+        ([0.1], "the rewards of each group are equal"),
+        ([math.inf, 0.1], "the rewards of each group are equal, and 4 samples were lost"),
     ],
 )
-def test_whatever_leaves_nothing_to_learn_is_named(tmp_path, reward, why):
-    run = trainer(settings(tmp_path), reward=reward, held_out=0)
+def test_whatever_leaves_nothing_to_learn_is_named(tmp_path, rewards, why):
+    """A group has the first of the rewards once, and else the last."""
+    constant = lambda samples, prompts: [rewards[0], *rewards[-1:] * (len(prompts) - 1)]  # noqa: E731
+    run = trainer(settings(tmp_path), reward=constant, held_out=0)
     with pytest.raises(NothingToLearn, match=f"stopped after step 2: nothing to learn since step 0, {why}$"):
         run.run()
     told = log(tmp_path)
@@ -143,9 +123,7 @@ def test_a_run_of_one_step_at_rate_0_learns_nothing(tmp_path):
 @pytest.mark.parametrize(("every", "warned"), [(4, False), (5, True)])
 def test_an_average_that_never_moves_is_told(tmp_path, every, warned):
     trainer(settings(tmp_path, train__iterations=2, train__updates=2, train__ema__every=every), held_out=0).run()
-    said = (
-        f"train.ema.every: the average of the weights, which evaluation, gallery and export use, moves after {every} "
-    )
+    said = f"train.ema.every: the average of the weights, which evaluation, gallery and export use, moves after {every}"
     assert any(line.startswith(said) and line.endswith("take 4 or fewer") for line in log(tmp_path)) == warned
 
 
@@ -192,14 +170,8 @@ def redness(images, prompts):
 def test_the_command_stops_with_status_1_and_says_how_to_go_on(workplace, capsys):
     (workplace / "mine.py").write_text(MORTAL)
     (workplace / "dead").touch()
-    options = [
-        "train.iterations=4",
-        "train.groups=1",
-        "train.updates=1",
-        "eval.every=9",
-        "eval.prompts=1",
-        "run.patience=1",
-    ]
+    options = ["train.iterations=4", "train.groups=1", "train.updates=1"]
+    options += ["eval.every=9", "eval.prompts=1", "run.patience=1"]
     assert main(["train", "tiny.yaml", *options, "run.checkpoint.every=9"]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert said == (
@@ -208,24 +180,23 @@ def test_the_command_stops_with_status_1_and_says_how_to_go_on(workplace, capsys
     )
     run = workplace / "runs" / "t"
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000002"]
-    assert (
-        "the reward 'redness' failed 3 times (ConnectionError: gone at mine.py:5); its 4"
-        in (run / "log.txt").read_text()
-    )
+    failed = "the reward 'redness' failed 3 times (ConnectionError: gone at mine.py:5); its 4"
+    assert failed in (run / "log.txt").read_text()
     (workplace / "dead").unlink()
     assert main(["train", "tiny.yaml", *options, "run.resume=true"]) == 0
-    written = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["groups/teaching"] for line in written if line["phase"] == "train"] == [1, 0, 1, 1]
+    assert [line["groups/teaching"] for line in metrics(run)] == [1, 0, 1, 1]
+
+
+LOSING = """
+def redness(images, prompts):
+    if prompts[0].endswith('blue circle') or prompts[0].startswith('two'): raise SystemExit(0)
+    return [1.0] * len(prompts)
+"""
 
 
 def test_two_processes_stop_together_and_both_tell_the_log(workplace):
     """Two of fourteen groups are lost, in whichever process; the others are equal."""
-    (workplace / "mine.py").write_text(
-        "def redness(images, prompts):\n"
-        "    if prompts[0].endswith('blue circle') or prompts[0].startswith('two'):\n"
-        "        raise SystemExit(0)\n"
-        "    return [1.0] * len(prompts)\n"
-    )
+    (workplace / "mine.py").write_text(LOSING)
     (workplace / "train.txt").write_text("a red circle\na green circle\n" * 6 + "a blue circle\ntwo blue square\n")
     options = ["run.processes=2", "run.patience=1", "eval.save=0", "eval.prompts=1"]
     options += ["train.groups=14", "train.group_size=2", "train.updates=1", "prompts.train=train.txt"]

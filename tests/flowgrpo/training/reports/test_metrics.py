@@ -15,9 +15,8 @@ def counted(step, log_ratio, clipped, divergence=None, above=None):
     stats = UpdateStats(taken=1, grad_norm=1.0)
     apart = None if divergence is None else torch.tensor(divergence)
     ratio = torch.tensor(log_ratio)
-    stats.measure(
-        ratio, torch.tensor(clipped), ratio > 0 if above is None else torch.tensor(above), divergence=apart, step=step
-    )
+    above = ratio > 0 if above is None else torch.tensor(above)
+    stats.measure(ratio, torch.tensor(clipped), above, divergence=apart, step=step)
     return stats
 
 
@@ -28,10 +27,8 @@ def test_a_stopped_edge_is_counted_on_the_side_of_its_ratio():
     assert (found["policy/clip_fraction_high"], found["policy/clip_fraction_low"]) == (0.25, 0.25)
     assert found["policy/mean_abs_log_ratio"] == pytest.approx(1.25 / 4)
     assert found["policy/kl"] is None
-    by_path = counted(
-        0, [-0.5, -0.25], [True, True], above=[True, False]
-    )  # the first is stopped by what came before it
-    assert by_path.clipped_high == 1
+    # The first is stopped by what came before it.
+    assert counted(0, [-0.5, -0.25], [True, True], above=[True, False]).clipped_high == 1
 
 
 def test_ratio_and_divergence_are_told_by_step_over_all_updates_and_processes():

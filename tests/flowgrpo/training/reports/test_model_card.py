@@ -16,16 +16,11 @@ from flowgrpo.training.reports import markdown, model_card
 @pytest.mark.parametrize("prompt", HOSTILE)
 def test_a_prompt_is_itself_in_table_code_and_command(prompt, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    command = model_card.command(
-        ["flowgrpo", "sample", "--prompt", prompt, f"negative_prompt={model_card.written(prompt)}"]
-    )
-    page = model_card.text(
-        ["# a card", ""],
-        snippet=f"prompt = {prompt!r}",
-        command=command,
-        made="answer",
-        samples=[model_card.Shown(Row(prompt, 3), markdown.escaped(prompt))],
-    )
+    negative = f"negative_prompt={model_card.written(prompt)}"
+    command = model_card.command(["flowgrpo", "sample", "--prompt", prompt, negative])
+    samples = [model_card.Shown(Row(prompt, 3), markdown.escaped(prompt))]
+    snippet = f"prompt = {prompt!r}"
+    page = model_card.text(["# a card", ""], snippet=snippet, command=command, made="answer", samples=samples)
     assert table(page) == [[as_shown(prompt), "3", as_shown(prompt)]]
     code, shell = blocks(page)["python"], blocks(page)["sh"]
     names = {}

@@ -31,7 +31,7 @@ def clock(monkeypatch):
 def display(clock):
     """One that is told of the phases and has no thread; `lines` are what it printed."""
     display = Display(Console(file=io.StringIO(), width=200))
-    with phases.watched(display):
+    with phases.watched(display.changed):
         yield display
 
 
@@ -93,27 +93,17 @@ def test_where_there_is_no_terminal_a_line_is_printed_at_most_every_half_minute(
         clock.now += 31
         display.tell()  # as its thread does
         display.tell()
-    assert lines(display) == [
-        "loading 0:30",
-        "encoding 5/10, 0:35 left",
-        "encoding 10/10, 0:00 left",
-        "update 0:31",
-    ]
+    assert lines(display) == ["loading 0:30", "encoding 5/10, 0:35 left", "encoding 10/10, 0:00 left", "update 0:31"]
     assert not any(ord(letter) < 32 for line in lines(display) for letter in line)
 
 
-def test_what_is_said_in_between_counts_as_a_line(clock, display):
+def test_what_comes_first_waits_in_a_log_for_what_comes_next_which_counts_as_a_line(clock, display):
+    display.begin("run      runs/demo")
+    assert lines(display) == []
     display.print("step 0: held-out reward 0.500")
     with phase("rollout"):
         clock.now += 20
         display.tell()
-    assert lines(display) == ["step 0: held-out reward 0.500"]
-
-
-def test_what_comes_first_waits_in_a_log_for_what_comes_next(display):
-    display.begin("run      runs/demo")
-    assert lines(display) == []
-    display.print("step 0: held-out reward 0.500")
     display.print("step 1")
     assert lines(display) == ["run      runs/demo", "step 0: held-out reward 0.500", "step 1"]
     terminal = Display(Console(file=io.StringIO(), width=60, force_terminal=True))
@@ -133,7 +123,7 @@ def test_a_thread_tells_where_a_long_phase_is(monkeypatch):
 
 def test_a_terminal_has_one_live_line_that_leaves_nothing_behind(clock):
     console = Console(file=io.StringIO(), width=60, force_terminal=True)
-    with Display(console) as display, phases.watched(display):
+    with Display(console) as display, phases.watched(display.changed):
         with phase("loading"), phase("trial"):
             pass
         with phase("encoding", 3) as encoding:

@@ -14,11 +14,11 @@ import torch
 import yaml
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
+from PIL import Image
 
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.data.prompts import Row
-from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import Run
 from flowgrpo.training.reports import trackers
 from flowgrpo.training.reports.report import Report
@@ -34,23 +34,14 @@ class Recorder(GeneralTracker):
     def __init__(self, project, *places, **options):
         super().__init__()
         self.project, self.places, self.options, self.stored, self.logged = project, places, options, [], []
+        self.store_init_configuration = self.stored.append
         Recorder.made.append(self)
 
-    @property
-    def tracker(self):
-        return self
-
-    def start(self):
-        pass
-
-    def store_init_configuration(self, values):
-        self.stored.append(values)
+    tracker = property(lambda self: self)
+    start = finish = store_init_configuration = lambda self, *values: None
 
     def log(self, values, step=None, **options):
         self.logged.append((step, values))
-
-    def finish(self):
-        pass
 
 
 @pytest.fixture
@@ -61,8 +52,7 @@ def recorded(monkeypatch):
         Recorder.made = []
         kinds = {name: type(name, (Recorder,), {"name": name}) for name in names}
         monkeypatch.setattr(trackers, "get_available_trackers", lambda: [SimpleNamespace(value=name) for name in names])
-        for name, kind in kinds.items():
-            monkeypatch.setitem(trackers.LOGGER_TYPE_TO_CLASS, name, kind)
+        monkeypatch.setattr(trackers, "LOGGER_TYPE_TO_CLASS", trackers.LOGGER_TYPE_TO_CLASS | kinds)
         monkeypatch.setattr(trackers, "_check_login", lambda: None)
         monkeypatch.setattr(trackers, "_log", lambda tracker, shown, step, newest: tracker.logged.append((step, shown)))
         return lambda: Recorder.made
@@ -99,9 +89,8 @@ def test_each_tracker_gets_its_options_the_numbers_the_config_and_the_pictures(w
     assert main(["train", "tiny.yaml", f"run.trackers={written}"]) == 0
     wandb, trackio, comet = made()
     known = wandb.options.pop("id")
-    assert (wandb.project, wandb.options) == (
-        "p", {"name": "t", "entity": "team", "tags": ["a", "b"], "resume": "allow", "dir": "runs/t"},
-    )  # fmt: skip
+    told = {"name": "t", "entity": "team", "tags": ["a", "b"], "resume": "allow", "dir": "runs/t"}
+    assert (wandb.project, wandb.options) == ("p", told)
     assert (trackio.project, trackio.options) == ("flowgrpo", {"name": "mine", "resume": "never"})
     assert comet.options == {"workspace": "w"}
     whole = config.of_run(Path("runs/t")).model_dump(mode="json")
@@ -113,10 +102,7 @@ def test_each_tracker_gets_its_options_the_numbers_the_config_and_the_pictures(w
     assert [step for step, values in numbers if "eval/reward/mean" in values] == [0, 1, 2]
     pictures = [(step, shown) for step, shown in wandb.logged if isinstance(shown, list)]
     assert [step for step, _ in pictures] == [0, 1, 2]
-    prompts = [prompt for prompt, _ in pictures[0][1]]
-    assert prompts == ["a red circle", "two blue square"]  # as many as eval.save keeps
-    from PIL import Image
-
+    assert [prompt for prompt, _ in pictures[0][1]] == ["a red circle", "two blue square"]  # as many as eval.save keeps
     with Image.open("runs/t/samples/step-000000/0000.png") as kept:
         assert np.array_equal(np.asarray(kept), pictures[0][1][0][1])
 
@@ -158,8 +144,7 @@ def test_a_run_that_stops_waits_for_its_trackers(workplace, recorded, monkeypatc
     made, ended = recorded("wandb"), []
     monkeypatch.setattr(Recorder, "finish", lambda self: ended.append(self))
     monkeypatch.setattr(Accelerator, "wait_for_everyone", lambda self: ended.append("all") if ended else None)
-    same = "def redness(images, prompts):\n    return [0.0] * len(prompts)\n"
-    (workplace / "mine.py").write_text(same)
+    (workplace / "mine.py").write_text("def redness(images, prompts):\n    return [0.0] * len(prompts)\n")
     assert main(["train", "tiny.yaml", "run.trackers=[wandb]", "train.iterations=1", *RARELY]) == 1
     assert ended == [*made(), "all"]
 
@@ -169,12 +154,8 @@ def test_of_a_video_some_frames_stand_side_by_side_and_texts_are_left_out(record
     tracker = trackers.LOGGER_TYPE_TO_CLASS["wandb"]("p")
     accelerator = SimpleNamespace(is_main_process=True, trackers=[tracker])
     video = torch.arange(5).div(4).view(5, 1, 1, 1).expand(5, 3, 2, 4)
-    samples = [
-        Sample(0, Row("a", 0), {}, video),
-        Sample(1, Row("b", 1), {}, Text("x", [], [])),
-        Sample(2, Row("c", 2), {}, torch.zeros(2, 100)),
-        Sample(3, Row("d", 3), {}, None),
-    ]
+    decoded = [video, Text("x", [], []), torch.zeros(2, 100), None]
+    samples = [Sample(i, Row("abcd"[i], i), {}, each) for i, each in enumerate(decoded)]
     trackers.log_pictures(accelerator, samples, 7, newest=7)
     [(step, [(prompt, picture)])] = tracker.logged
     assert (step, prompt, picture.shape) == (7, "a", (2, 12, 3))
@@ -229,11 +210,6 @@ def test_trackio_has_numbers_and_pictures(workplace, monkeypatch):
     lines = trackio.SQLiteStorage.get_logs("boards", "t")
     assert [line["step"] for line in lines if "eval/reward/mean" in line] == [0, 1, 2]
     assert [line["step"] for line in lines if "eval/samples/01" in line] == [0, 1, 2]
-
-
-def test_check_names_what_is_wrong():
-    with pytest.raises(InputError, match="there is no tracker 'x'"):
-        trackers.check(Run.model_validate({"trackers": ["x"]}).trackers)
 
 
 def test_what_comes_late_is_put_where_a_tracker_takes_it(tmp_path):

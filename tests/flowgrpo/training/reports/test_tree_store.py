@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -27,9 +28,7 @@ TREE = KeptTree(
     size=(3, 2),
     nodes=(
         node(None, 0, seed=5, picture="UklG", estimated=True),
-        node(
-            0, 1, kernel="flow_sde 0.7", noise=0.3, trained=True, updated=True, unit=0, compared=(1, 2), advantage=-0.5
-        ),
+        node(0, 1, kernel="sde 0.7", noise=0.3, trained=True, updated=True, unit=0, compared=(1, 2), advantage=-0.5),
         node(1, 2, picture="UklG", rewards=(0.25, None), total=0.25),
     ),
 )
@@ -77,18 +76,16 @@ def test_trees_after_a_step_are_forgotten(tmp_path):
     "change",
     [
         lambda tree: [],
-        lambda tree: {**tree, "nodes": [{**tree["nodes"][0], "parent": 7}]},
         lambda tree: {**tree, "nodes": [{"step": 1}]},
-        lambda tree: {**tree, "nodes": []},
-        lambda tree: {**tree, "sigmas": None},
-        lambda tree: {**tree, "names": [{}]},
-        lambda tree: {**tree, "names": ["one"]},
-        lambda tree: {**tree, "size": [0, 3]},
         lambda tree: {**tree, "nodes": [*tree["nodes"], {**tree["nodes"][1], "step": 0}]},
-        lambda tree: {**tree, "nodes": [{**tree["nodes"][0], "total": float("nan")}]},
-        lambda tree: {**tree, "nodes": [{**tree["nodes"][0], "picture": "<svg>"}]},
-        lambda tree: {**tree, "nodes": [{**tree["nodes"][0], "total": "a"}]},
-        lambda tree: {**tree, "nodes": [{**tree["nodes"][0], "step": 9}]},
+        *(
+            lambda tree, other=other: {**tree, **other}
+            for other in ({"nodes": []}, {"sigmas": None}, {"names": [{}]}, {"names": ["one"]}, {"size": [0, 3]})
+        ),
+        *(
+            lambda tree, other=other: {**tree, "nodes": [{**tree["nodes"][0], **other}]}
+            for other in ({"parent": 7}, {"total": math.nan}, {"picture": "<svg>"}, {"total": "a"}, {"step": 9})
+        ),
     ],
 )
 def test_a_damaged_file_is_one_sentence(tmp_path, change):

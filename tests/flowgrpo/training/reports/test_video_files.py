@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from flowgrpo.data.prompts import Row
 from flowgrpo.training.reports import video_files
-from flowgrpo.training.reports.samples import SampleFolder, save_sample
+from flowgrpo.training.reports.samples import Sample, SampleFolder, save_sample
 from rewards.files import media
 
 
@@ -28,9 +29,7 @@ def test_a_video_is_an_mp4_that_browsers_play_at_its_rate(tmp_path):
     assert file == tmp_path / "a.mp4"
     said = described(file)
     assert said.startswith("Video: h264")
-    assert "yuv420p(tv, bt709" in said
-    assert " 24x16" in said
-    assert " 24 fps" in said
+    assert all(words in said for words in ("yuv420p(tv, bt709", " 24x16", " 24 fps"))
     data = file.read_bytes()
     assert data.index(b"moov") < data.index(b"mdat")  # the index before the pictures: it plays while it loads
     frames = media.film(file)
@@ -57,9 +56,6 @@ def test_odd_sides_get_a_line_more(tmp_path):
 
 
 def test_a_runs_folder_keeps_its_videos_rate(tmp_path):
-    from flowgrpo.data.prompts import Row
-    from flowgrpo.training.reports.samples import Sample
-
     folder = SampleFolder(tmp_path)
     folder.frame_rate = 16.0
     folder.write([Sample(0, Row("a", 0), {}, levels(0.1, 0.9))], step=2)

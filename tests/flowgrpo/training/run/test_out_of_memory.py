@@ -1,6 +1,7 @@
 """Memory that runs out ends a run in one sentence, which says the phase, the amounts and the switch that helps most."""
 
 import shlex
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,63 +47,47 @@ def begun(monkeypatch, kind, method):
     return lambda: bool(calls)
 
 
-def loading(monkeypatch):
+def run_out_while_loading(monkeypatch):
     def short(*arguments, **options):
         raise torch.OutOfMemoryError(CUDA)
 
     monkeypatch.setattr(DiffusionPipeline, "from_pretrained", short)
 
 
-def trial(monkeypatch):
-    run_out(monkeypatch, SD3Transformer2DModel)
+def fifth():
+    """Whether it is called for the fifth time or later: two encoders have read two prompts in the trial."""
+    calls = count(1)
+    return lambda: next(calls) > 4
 
 
-def encoding(monkeypatch):
-    calls = []
-    # Two encoders have read two prompts in the trial.
-    run_out(monkeypatch, CLIPTextModelWithProjection, when=lambda: (calls.append(1), len(calls) > 4)[1])
-
-
-def evaluating(monkeypatch):
-    run_out(monkeypatch, SD3Transformer2DModel, when=begun(monkeypatch, Loop, "evaluate"))
-
-
-def rollout(monkeypatch):
-    run_out(monkeypatch, SD3Transformer2DModel, when=begun(monkeypatch, FlowWing, "rollout"))
-
-
-def decoding(monkeypatch):
-    run_out(monkeypatch, AutoencoderKL, "decode", begun(monkeypatch, FlowWing, "rollout"))
-
-
-def update(monkeypatch):
-    run_out(monkeypatch, SD3Transformer2DModel, when=torch.is_grad_enabled)
+NETWORK, ENCODER = SD3Transformer2DModel, CLIPTextModelWithProjection
 
 
 @pytest.mark.parametrize(
-    ("phase", "switch", "rest"),
+    ("phase", "short", "switch"),
     [
-        (loading, "model.dtype=bfloat16", "begin again with: {options} {switch}"),
-        (trial, "model.vae_tiling=true", "begin again with: {options} {switch}"),
-        (encoding, "model.dtype=bfloat16", "begin again with: {options} {switch}"),
-        (evaluating, "train.rollout_batch=1", "{again} {options} {switch} run.resume=true"),
-        (rollout, "train.rollout_batch=1", "{again} {options} {switch} run.resume=true"),
-        (decoding, "model.vae_tiling=true", "{again} {options} {switch} run.resume=true"),
-        (update, "model.gradient_checkpointing=true", "{again} {options} {switch} run.resume=true"),
+        ("loading", run_out_while_loading, "model.dtype=bfloat16"),
+        ("trial", lambda patch: run_out(patch, NETWORK), "model.vae_tiling=true"),
+        ("encoding", lambda patch: run_out(patch, ENCODER, when=fifth()), "model.dtype=bfloat16"),
+        ("evaluating", lambda p: run_out(p, NETWORK, when=begun(p, Loop, "evaluate")), "train.rollout_batch=1"),
+        ("rollout", lambda p: run_out(p, NETWORK, when=begun(p, FlowWing, "rollout")), "train.rollout_batch=1"),
+        (
+            "decoding",
+            lambda p: run_out(p, AutoencoderKL, "decode", begun(p, FlowWing, "rollout")),
+            "model.vae_tiling=true",
+        ),
+        ("update", lambda p: run_out(p, NETWORK, when=torch.is_grad_enabled), "model.gradient_checkpointing=true"),
     ],
 )
-def test_each_phase_of_a_run_ends_in_one_sentence(workplace, monkeypatch, capsys, phase, switch, rest):
-    phase(monkeypatch)
+def test_each_phase_of_a_run_ends_in_one_sentence(workplace, monkeypatch, capsys, phase, short, switch):
+    short(monkeypatch)
     assert main(["train", "tiny.yaml", "train.micro_batch=2"]) == 1
     said = capsys.readouterr().err
-    rest = rest.format(
-        options="flowgrpo train tiny.yaml train.micro_batch=2",
-        switch=switch,
-        again="there is no checkpoint, begin again with:",
-    )
-    assert said.splitlines()[-1] == (
-        f"stopped, out of memory in the {phase.__name__} phase ({AMOUNTS}); what helps most is {switch}; {rest}"
-    )
+    rest = f"begin again with: flowgrpo train tiny.yaml train.micro_batch=2 {switch}"
+    if phase not in ("loading", "trial", "encoding"):
+        rest = f"there is no checkpoint, {rest} run.resume=true"
+    sentence = f"stopped, out of memory in the {phase} phase ({AMOUNTS}); what helps most is {switch}; {rest}"
+    assert said.splitlines()[-1] == sentence
     assert "Traceback" not in said
 
 
@@ -126,12 +111,10 @@ def test_a_run_out_of_memory_goes_on_from_its_checkpoint_by_the_command_it_says(
     said = capsys.readouterr().err.splitlines()[-1]
     sentence, _, command = said.partition(" with: ")
     assert sentence.startswith("stopped, out of memory in the rewards phase, by the reward 'redness' (3725290.30 GiB ")
-    assert sentence.endswith(
-        "free); what helps most is model.text_encoders=free; a checkpoint of step 1 is there, go on"
-    )
-    assert shlex.split(command) == [
-        *("flowgrpo", "train", "tiny.yaml", *options[:-1], "model.text_encoders=free", "run.resume=true")
-    ]
+    helps = "what helps most is model.text_encoders=free; a checkpoint of step 1 is there, go on"
+    assert sentence.endswith(f"free); {helps}")
+    expected = f"flowgrpo train tiny.yaml {' '.join(SHORT)} model.text_encoders=free run.resume=true"
+    assert command == expected
     (workplace / "dead").unlink()
     assert main(shlex.split(command)[1:]) == 0
     assert [line["step"] for line in metrics(workplace / "runs" / "t")] == [1, 2]
@@ -139,7 +122,8 @@ def test_a_run_out_of_memory_goes_on_from_its_checkpoint_by_the_command_it_says(
 
 def test_a_resumed_run_may_have_smaller_batches(workplace, monkeypatch, capsys):
     options = [*SHORT, "model.gradient_checkpointing=true", "train.replay=always"]
-    run_out(monkeypatch, SD3Transformer2DModel, when=lambda: torch.is_grad_enabled() and stepped(workplace))
+    folder = workplace / "runs" / "t"
+    run_out(monkeypatch, SD3Transformer2DModel, when=lambda: torch.is_grad_enabled() and metrics(folder))
     assert main(["train", "tiny.yaml", *options]) == 1
     command = capsys.readouterr().err.splitlines()[-1].partition(" with: ")[2]
     assert command.endswith("train.micro_batch=2 run.resume=true")
@@ -149,19 +133,15 @@ def test_a_resumed_run_may_have_smaller_batches(workplace, monkeypatch, capsys):
     assert [line["step"] for line in metrics(workplace / "runs" / "t")] == [1, 2]
 
 
-def stepped(workplace):
-    return '"train"' in (workplace / "runs" / "t" / "metrics.jsonl").read_text()
-
-
-def run_of(**model):
-    return config.validated({"model": {"path": "shapes", **model}, "train": {"micro_batch": 4, "replay": "always"}})
+def run_of(train=None, **model):
+    train = train or {"micro_batch": 4, "replay": "always"}
+    return config.validated({"model": {"path": "shapes", **model}, "train": train})
 
 
 @pytest.mark.parametrize("phase", SWITCHES)
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_advice_taken_is_never_given_again_and_comes_to_an_end(phase, on_gpu):
-    settings = config.validated({"model": {"path": "shapes", "text_encoders": "keep"}, "train": {"micro_batch": 4}})
-    taken = []
+    settings, taken = run_of({"micro_batch": 4}, text_encoders="keep"), []
     while (switch := advice(phase, settings, on_gpu)) is not None:
         taken.append(switch)
         settings = config.overridden(settings.model_dump(), [switch])
@@ -193,41 +173,33 @@ def test_the_switch_that_helps_most_is_the_first_that_is_not_set(written, phase,
 
 @pytest.mark.parametrize("phase", ["rollout", "decoding", "rewards", "update"])
 def test_graphs_that_must_be_kept_are_given_up_first(phase):
-    settings = config.validated({"model": {"path": "shapes"}, "train": {"replay": "never"}})
-    assert advice(phase, settings, on_gpu=True) == "train.replay=auto"
-    assert advice(phase, config.validated({"model": {"path": "shapes"}}), on_gpu=True) == "train.replay=always"
-    settings = config.validated({"model": {"path": "shapes"}, "train": {"replay": "always"}})
-    assert not str(advice(phase, settings, on_gpu=True)).startswith("train.replay")
+    assert advice(phase, run_of({"replay": "never"}), on_gpu=True) == "train.replay=auto"
+    assert advice(phase, run_of({"replay": "auto"}), on_gpu=True) == "train.replay=always"
+    assert not str(advice(phase, run_of({"replay": "always"}), on_gpu=True)).startswith("train.replay")
+
+
+DRAFTING = {"micro_batch": 1, "draft": {"precision": "int8"}, "replay": "always"}
+FREED = {"text_encoders": "free", "gradient_checkpointing": True}
 
 
 @pytest.mark.parametrize("phase", ["rollout", "update"])
 def test_a_copy_of_the_base_goes_before_the_base_is_quantised(phase):
-    model = {"path": "shapes", "text_encoders": "free", "gradient_checkpointing": True}
-    drafting = {"micro_batch": 1, "draft": {"precision": "int8"}, "replay": "always"}
-    settings = config.validated({"model": model, "train": drafting})
+    settings = run_of(DRAFTING, **FREED)
     assert advice(phase, settings, on_gpu=True) == "train.draft.precision=null"
     settings = config.overridden(settings.model_dump(), ["train.draft.precision=null"])
     assert advice(phase, settings, on_gpu=True) == "model.quantise=int8"
 
 
 def test_a_copy_of_weights_that_learn_is_there_while_drafts_are_sampled():
-    model = {"path": "shapes", "lora": None, "text_encoders": "free", "gradient_checkpointing": True}
-    drafting = {"micro_batch": 1, "draft": {"precision": "int8"}, "replay": "always"}
-    settings = config.validated({"model": model, "train": drafting})
+    settings = run_of(DRAFTING, lora=None, **FREED)
     assert advice("rollout", settings, on_gpu=True) == "train.draft.precision=null"
     assert advice("update", settings, on_gpu=True) == "model.lora={rank: 16}"
 
 
-@pytest.mark.parametrize(
-    ("written", "switch"),
-    [
-        ({"dtype": "bfloat16"}, "run.sharding=fsdp2"),
-        ({"dtype": "bfloat16", "quantise": "nf4"}, "run.sharding=fsdp2"),
-    ],
-)
-def test_several_processes_are_told_to_share_the_base(monkeypatch, written, switch):
+@pytest.mark.parametrize("quantise", [None, "nf4"])
+def test_several_processes_are_told_to_share_the_base(monkeypatch, quantise):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert advice("loading", run_of(**written), on_gpu=True) == switch
+    assert advice("loading", run_of(dtype="bfloat16", quantise=quantise), on_gpu=True) == "run.sharding=fsdp2"
 
 
 def test_a_gpu_that_is_too_small_is_told_of_the_plan(workplace, monkeypatch, capsys):
@@ -248,15 +220,13 @@ def test_a_gpu_that_is_too_small_is_told_of_the_plan(workplace, monkeypatch, cap
 
 
 def test_a_language_model_is_told_of_no_switch_that_it_lacks():
-    settings = config.validated(
-        {
-            "kind": "mdlm",
-            "model": {"path": "digits", "gradient_checkpointing": True, "quantise": "int8", "dtype": "bfloat16"},
-            "rewards": [{"use": "exact"}],
-            "train": {"micro_batch": 1},
-        }
-    )
+    model = {"path": "digits", "gradient_checkpointing": True, "quantise": "int8", "dtype": "bfloat16"}
+    written = {"kind": "mdlm", "model": model, "rewards": ["exact"], "train": {"micro_batch": 1}}
+    settings = config.validated(written)
     assert [advice(phase, settings, on_gpu=True) for phase in SWITCHES] == [None] * len(SWITCHES)
+
+
+CPU = "[...] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8589934592 bytes."
 
 
 @pytest.mark.parametrize(
@@ -264,10 +234,7 @@ def test_a_language_model_is_told_of_no_switch_that_it_lacks():
     [
         (torch.OutOfMemoryError(CUDA), AMOUNTS),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "on the GPU"),
-        (
-            RuntimeError("[...] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8589934592 bytes."),
-            "8.00 GiB asked for, ",
-        ),
+        (RuntimeError(CPU), "8.00 GiB asked for, "),
         (MemoryError("Unable to allocate 7.11 PiB for an array with shape (3,)"), "7.11 PiB asked for, "),
         (MemoryError(), ""),
     ],
@@ -290,11 +257,8 @@ def test_the_amounts_are_those_of_the_error_or_of_the_machine(error, said):
 def test_other_commands_end_in_one_sentence_too(workplace, tiny_model, monkeypatch, capsys, *, command, when, remedy):
     run_out(monkeypatch, SD3Transformer2DModel, when=when)
     call = ["num_inference_steps=2", "height=16", "width=16", "max_sequence_length=1"]
-    arguments = {
-        "sample": ["sample", str(tiny_model), *call, "--prompt", "a", "--out", "out"],
-        "doctor": ["doctor", "tiny.yaml"],
-    }
-    assert main(arguments[command]) == 1
+    arguments = {"sample": [str(tiny_model), *call, "--prompt", "a", "--out", "out"], "doctor": ["tiny.yaml"]}
+    assert main([command, *arguments[command]]) == 1
     said = capsys.readouterr().err
     assert "out of memory in the " in said.splitlines()[-1]
     assert said.splitlines()[-1].endswith(f"({AMOUNTS}); what helps most is {remedy}")

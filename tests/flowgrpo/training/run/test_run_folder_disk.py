@@ -12,12 +12,16 @@ from flowgrpo.training.checkpoints import snapshot
 from flowgrpo.training.run import run_folder
 
 
-def test_errors_of_the_system_are_told_by_their_number():
-    assert run_folder.disk_full(OSError(errno.ENOSPC, "No space left on device")) == "No space left on device"
-    assert run_folder.disk_full(OSError(errno.EDQUOT, "Disk quota exceeded")) == "Disk quota exceeded"
-    assert run_folder.disk_full(OSError(errno.EACCES, "Permission denied")) is None
-    assert run_folder.disk_full(ValueError("No space left on device")) is None
-    assert run_folder.disk_full(None) is None
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "Disk quota exceeded"),
+        *[(error, None) for error in (OSError(errno.EACCES, "Permission denied"), ValueError("No space left"), None)],
+    ],
+)
+def test_errors_of_the_system_are_told_by_their_number(error, said):
+    assert run_folder.disk_full(error) == said
 
 
 def test_the_system_s_error_may_lie_behind_another():

@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 from conftest import furnished
-from field import Network, lines, trainer
+from field import Network, lines, settings, trainer
 from runs import weights
 
-from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.training.reports import learning_signal
 from flowgrpo.training.run.stop_reasons import NothingToLearn
@@ -27,25 +26,19 @@ class Diverging(Network):
         return velocity * (math.nan if self.always or torch.is_grad_enabled() else 1.0)
 
 
-@pytest.mark.parametrize(
-    ("always", "why", "skipped"),
-    [
-        (False, "no update had a gradient that is finite", 2),
-        (True, "nothing of its samples can be trained on", 0),
-    ],
-)
+NOT_FINITE = "no update had a gradient that is finite"
+NOT_TRAINED = "nothing of its samples can be trained on"
+NONE_ANY_MORE = "no held-out sample has a reward any more"
+
+
+@pytest.mark.parametrize(("always", "why", "skipped"), [(False, NOT_FINITE, 2), (True, NOT_TRAINED, 0)])
 def test_a_model_that_cannot_be_updated_has_nothing_to_learn_though_it_has_rewards(tmp_path, always, why, skipped):
     """Its decoder makes numbers of what are none."""
-    written = {
-        "model": {"path": "field", "lora": None},
-        "algorithm": {"preset": "flow_grpo"},
-        "train": {"iterations": 6, "groups": 4, "group_size": 12, "micro_batch": 16, "learning_rate": 0.05}
-        | {"replay": "always"},
-        "eval": {"every": 1, "prompts": 2, "save": 0},
-        "run": {"name": "r", "dir": str(tmp_path), "patience": 2, "checkpoint": {"every": 1, "keep": 1}},
-    }
+    sizes = {"train__iterations": 6, "train__groups": 4, "train__group_size": 12, "train__replay": "always"}
+    kept = {"run__patience": 2, "run__checkpoint": {"every": 1, "keep": 1}, "eval__every": 1, "eval__save": 0}
     field = Diverging()
-    run = trainer(config.validated(written), field, reward=lambda samples, prompts: list(range(len(prompts))))
+    chosen = settings(tmp_path, algorithm={"preset": "flow_grpo"}, eval__prompts=2, **sizes, **kept)
+    run = trainer(chosen, field, reward=lambda samples, prompts: list(range(len(prompts))))
     field.run, field.always = run, always
     decode = run.policy.decode
     run.policy.decode = lambda *arguments: decode(*arguments).nan_to_num()
@@ -54,13 +47,11 @@ def test_a_model_that_cannot_be_updated_has_nothing_to_learn_though_it_has_rewar
     ) as stopped:
         run.run()
     assert (stopped.value.status, stopped.value.rest) == (1, "go on from step 1, the last that was sound,")
-    dropped = (
-        ["240 steps of samples have a log-probability that is not finite and are not trained on"] if always else []
-    )
+    dropped = ["240 steps of samples have a log-probability that is not finite and are not trained on"] * always
     heard = [line.split(" ", 2)[2] for line in (tmp_path / "r" / "log.txt").read_text().splitlines()]
     assert heard == [*dropped, f"step 2: nothing to learn, {why}", *dropped, f"step 3: nothing to learn, {why}"]
-    told = [(line["policy/updates"], line["policy/skipped_updates"], line["reward/lost"]) for line in lines(run)]
-    assert told == [(2, 0, 0), (0, skipped, 0), (0, skipped, 0)]
+    keys = ("policy/updates", "policy/skipped_updates", "reward/lost")
+    assert [[line[key] for key in keys] for line in lines(run)] == [[2, 0, 0], *[[0, skipped, 0]] * 2]
     assert sorted(path.name for path in (run.folder / "checkpoints").iterdir()) == ["step-000001", "step-000003"]
 
 
@@ -94,15 +85,8 @@ def poisoned(monkeypatch, value, at):
     monkeypatch.setattr(Weights, "after_update", after_update)
 
 
-OPTIONS = [
-    "train.iterations=4",
-    "train.updates=1",
-    "train.groups=1",
-    "run.patience=2",
-    "run.checkpoint.keep=1",
-    "eval.prompts=1",
-    "eval.save=0",
-]
+LATE = ["train.iterations=4", "train.updates=1", "train.groups=1", "eval.prompts=1", "eval.save=0"]
+OPTIONS = [*LATE, "run.patience=2", "run.checkpoint.keep=1"]
 
 
 @pytest.fixture(scope="module")
@@ -149,9 +133,6 @@ def test_the_command_stops_and_goes_on_from_before_the_model_diverged(
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000004"]
 
 
-LATE = [word for word in OPTIONS if not word.startswith(("run.patience", "run.checkpoint"))]
-
-
 @pytest.mark.parametrize(
     ("at", "words", "rest"),
     [
@@ -189,24 +170,16 @@ def evaluated_line(step, mean):
         ([evaluated_line(0, 0.5), trained_line(1, 0.5), evaluated_line(1, 0.5)], None),
         ([evaluated_line(0, 0.5), trained_line(1, None, lost=8), trained_line(2, 0.5)], None),  # they are back
         ([evaluated_line(0, 0.5), trained_line(1, None, lost=8), evaluated_line(1, 0.5)], None),
-        (
-            [evaluated_line(0, 0.5), trained_line(1, 0.5), evaluated_line(1, None)],
-            "no held-out sample has a reward any more",
-        ),
+        ([evaluated_line(0, 0.5), trained_line(1, 0.5), evaluated_line(1, None)], NONE_ANY_MORE),
         ([evaluated_line(0, None), trained_line(1, 0.5), evaluated_line(1, None)], None),  # none ever had one
         ([trained_line(1, 0.5), trained_line(2, None, lost=8) | {"groups/teaching": 0}], "every sample was lost"),
         ([trained_line(1, 0.5), trained_line(2, None) | {"groups/teaching": 0}], None),  # no reward was for its prompts
         ([trained_line(1, 0.5), trained_line(2, None)], None),  # and the objective asks for none
-        ([trained_line(1, 0.5), trained_line(2, 0.5, updates=0)], "no update had a gradient that is finite"),
-        (
-            [trained_line(1, 0.5), trained_line(2, 0.5, updates=0) | {"policy/skipped_updates": 0}],
-            "nothing of its samples can be trained on",
-        ),
+        ([trained_line(1, 0.5), trained_line(2, 0.5, updates=0)], NOT_FINITE),
+        ([trained_line(1, 0.5), trained_line(2, 0.5, updates=0) | {"policy/skipped_updates": 0}], NOT_TRAINED),
     ],
 )
 def test_the_end_of_a_run_tells_whether_its_weights_can_be_trusted(lines, why):
     assert learning_signal.broken(lines, 9) == why
-    updates_alone = why in ("no update had a gradient that is finite", "nothing of its samples can be trained on")
-    assert learning_signal.broken(lines, None) == (
-        None if updates_alone else why
-    )  # of weights that still sample what has rewards
+    # Weights without an update still sample what has rewards.
+    assert learning_signal.broken(lines, None) == (None if why in (NOT_FINITE, NOT_TRAINED) else why)
