@@ -204,6 +204,14 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
     return Reward(name or last_part(use), reward, weight, group_wise=bool(getattr(reward, "group_wise", False)))
 
 
+def load_nested(use: str | Mapping[str, Any], complaint: str) -> Reward:
+    """Load a reward that is an option of another one: a name or a map of `use` and `options`."""
+    fields = {"use": use} if isinstance(use, str) else dict(use)
+    if not isinstance(fields.get("use"), str) or fields.keys() - {"use", "options"}:
+        raise RewardError(complaint)
+    return load(fields["use"], options=fields.get("options"))
+
+
 def find(use: str) -> Any:
     """Return the function or class that `load` would use, as a `partial` if the built-in name fixes some options."""
     if use in BUILT_IN:

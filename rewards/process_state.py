@@ -1,16 +1,13 @@
-"""What a plug-in may not change of the process: its directory, torch's defaults and flags, signal handlers, warnings.
+"""Restore the process state that a plug-in changes: directory, torch's defaults and flags, signal handlers, warnings.
 
-A reward, a judge or a tree of the user runs in the process that trains or serves. Whatever of these it changes, while it is
-imported, made, moved to a device or called, is put back afterwards, and one warning says so; of filters of warnings, which
-libraries add when they are imported, nothing is said. Random generators are put back after an import. In a call they are the
-plug-in's: a run itself draws from none of them, and a reward that draws must not draw the same numbers again. Environment
-variables and `sys.path` are the plug-in's, too.
+Rewards, judges and trees of the user run in the process that trains or serves. What they change of this state while they
+are imported, constructed, moved or called is restored afterwards, with one warning; warning filters are restored silently,
+since libraries add some on import. Random generators are restored after an import but not after a call: a run draws from
+none of them, and a reward must not draw the same numbers twice. Environment variables and `sys.path` are not restored.
 
-Some state belongs to the whole process, and rewards are called in threads beside the model. That state is therefore compared
-with what it was before the first of several plug-ins that run at once, and put back when the last of them ends; until then
-the others see what one changes. Which attention torch may choose is compared around imports, making and moving in the main
-thread, not around calls: a model beside a call sets it for a while, too, and a call that began meanwhile would leave it so.
-What this package has left out itself stays left out, see `LEFT_OUT`.
+Rewards run in threads beside the model. State that threads share is read before the first of several concurrent plug-ins
+and restored after the last; until then the others see the change. Attention kernels are not compared around calls: a model
+beside a call selects one for a while, and the call would restore that. Kernels in `LEFT_OUT` stay disabled.
 """
 
 from __future__ import annotations
@@ -34,13 +31,13 @@ LOGGER = logging.getLogger("flowgrpo.rewards")
 FILTERS = "the filters of warnings"
 OURS = ("rewards", "flowgrpo", "samplers")
 ATTENTION = ("flash", "math", "mem_efficient", "cudnn")
-LEFT_OUT: set[str] = set()  # of `ATTENTION`, by this package's own `leave_out_cudnn_attention`
-CLONE_FS = 0x200  # of Linux's unshare: a current directory of one's own
+LEFT_OUT: set[str] = set()  # members of `ATTENTION` that `leave_out_cudnn_attention` disabled
+CLONE_FS = 0x200  # Linux's unshare: unshare the current directory
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A piece of state: its name, how it is read, and how it is set."""
+    """A piece of state."""
 
     name: str
     get: Callable[[], Any]
@@ -49,8 +46,8 @@ class Setting:
 
 @cache
 def _of_process() -> tuple[Setting, ...]:
-    """Settings that all threads share."""
-    import numpy as np  # noqa: F401 - which torch would import later, in the middle of a plug-in's own import
+    """Return the settings that all threads share."""
+    import numpy as np  # noqa: F401 - else torch imports it during a plug-in's import
     import torch
 
     def flag(name: str, module: Any, attribute: str) -> Setting:
@@ -75,7 +72,7 @@ def _of_process() -> tuple[Setting, ...]:
 
 @cache
 def _of_thread() -> tuple[Setting, ...]:
-    """Settings that each thread has for itself; the directory in threads that have called `own_directory`."""
+    """Return the settings of each thread; the directory is one of them after `own_directory`."""
     import torch
 
     def put_device(device: torch.device) -> None:
@@ -89,7 +86,7 @@ def _of_thread() -> tuple[Setting, ...]:
 
 
 def _of_main_thread() -> tuple[Setting, ...]:
-    """Settings of the process that only the main thread sets."""
+    """Return the settings of the process that only the main thread can set."""
     signals = sorted(signal.valid_signals())
 
     def put_handlers(handlers: list[Any]) -> None:
@@ -99,7 +96,7 @@ def _of_main_thread() -> tuple[Setting, ...]:
 
     def put_filters(filters: list[Any]) -> None:
         warnings.filters[:] = filters  # type: ignore[index]  # the stubs call this list a Sequence
-        with warnings.catch_warnings():  # leaving it tells Python that the filters have changed
+        with warnings.catch_warnings():  # its exit invalidates Python's cache of filters
             pass
 
     return (
@@ -110,7 +107,6 @@ def _of_main_thread() -> tuple[Setting, ...]:
 
 @cache
 def _of_attention() -> tuple[Setting, ...]:
-    """The kinds of attention that torch may choose."""
     import torch
 
     cuda = torch.backends.cuda
@@ -120,22 +116,16 @@ def _of_attention() -> tuple[Setting, ...]:
     )
 
 
-def _but_left_out(before: list[tuple[Setting, Any]]) -> list[tuple[Setting, Any]]:
-    """What the kinds of attention were, those off that this package has left out since."""
-    left_out = {f"the attention {name}" for name in LEFT_OUT}
-    return [(setting, value and setting.name not in left_out) for setting, value in before]
-
-
 def _read(settings: tuple[Setting, ...]) -> list[tuple[Setting, Any]]:
-    found = []
+    state = []
     for setting in settings:
-        with suppress(OSError, RuntimeError):  # a directory that is gone; precisions that contradict each other
-            found.append((setting, setting.get()))
-    return found
+        with suppress(OSError, RuntimeError):  # a deleted directory; contradictory precisions
+            state.append((setting, setting.get()))
+    return state
 
 
 def _put_back(before: list[tuple[Setting, Any]]) -> list[str]:
-    """Set what is not as it was; return the names."""
+    """Restore what changed and return the names."""
     changed = []
     for setting, value in before:
         try:
@@ -150,12 +140,12 @@ def _put_back(before: list[tuple[Setting, Any]]) -> list[str]:
 
 
 class _Shared:
-    """The state of the process before the first of the plug-ins that run now."""
+    """State of the process before the first of the plug-ins that run now."""
 
     def __init__(self) -> None:
         self.lock, self.running = threading.Lock(), 0
         self.before: list[tuple[Setting, Any]] = []
-        self.met: list[str] = []  # who has run since then
+        self.met: list[str] = []
 
     def enter(self, who: str) -> None:
         with self.lock:
@@ -165,79 +155,81 @@ class _Shared:
             self.met.append(who)
 
     def leave(self) -> tuple[list[str], list[str]]:
-        """When the last leaves, put the state back; return what had changed, and who ran meanwhile."""
+        """Restore the state when the last one leaves. Return what had changed, and who ran since the first."""
         with self.lock:
             self.running -= 1
             return ([] if self.running else _put_back(self.before)), list(dict.fromkeys(self.met))
 
 
 _shared = _Shared()
-_told: set[tuple[str, str]] = set()
+_reported: set[tuple[str, str]] = set()
 
 
 @contextmanager
 def kept(what: str, plugin: Any, *, imports: bool = False, calls: bool = False) -> Iterator[None]:
-    """Put the state back after a plug-in has run, and warn once of each change. What is of this package may change it.
+    """Restore the state after a plug-in has run and warn once about each change. This package's own code is exempt.
 
     Args:
         what: how the warning calls the plug-in.
         plugin: a function, a class, an object, the name of a module, or the path of a file.
-        imports: whether it is imported, after which random generators are put back, too.
-        calls: whether it is called, around which the kinds of attention are not compared.
+        imports: restore random generators, too.
+        calls: do not compare the attention kernels.
     """
     module = None if isinstance(plugin, Path) else module_of(plugin)
     if module is not None and module.partition(".")[0] in OURS:
         yield
         return
     in_main = threading.current_thread() is threading.main_thread()
-    own = _of_thread() + (_of_main_thread() if in_main else ())
+    settings = _of_thread() + (_of_main_thread() if in_main else ())
     place = str(plugin if module is None else getattr(sys.modules.get(module), "__file__", None) or module)
     _shared.enter(place)
-    before, drawn = _read(own), _generators() if imports else None
+    before, generators = _read(settings), _save_generators() if imports else []
     attention = _read(_of_attention()) if in_main and not calls else []
     try:
         yield
     finally:
-        own_changed = _put_back(before + _but_left_out(attention))
+        left_out = {f"the attention {name}" for name in LEFT_OUT}  # may have grown meanwhile
+        attention = [(setting, value and setting.name not in left_out) for setting, value in attention]
+        changed_here = _put_back(before + attention)
         changed, met = _shared.leave()
-        if drawn is not None:
-            _put_generators(drawn)
-        _tell(f"{what} ({place})", place, own_changed + (changed if len(met) < 2 else []))
-        _tell(several := f"one of {', '.join(sorted(met))}", several, changed if len(met) > 1 else [])
+        for restore in generators:
+            restore()
+        if len(met) < 2:
+            _warn(f"{what} ({place})", place, changed_here + changed)
+        else:
+            several = f"one of {', '.join(sorted(met))}"
+            _warn(f"{what} ({place})", place, changed_here)
+            _warn(several, several, changed)
 
 
-def _tell(who: str, place: str, changed: list[str]) -> None:
-    """Warn of changes that have not been told of a place."""
-    new = [name for name in changed if (place, name) not in _told and name != FILTERS]
-    _told.update((place, name) for name in new)
+def _warn(who: str, place: str, changed: list[str]) -> None:
+    """Warn of changes not yet reported for this place."""
+    new = [name for name in changed if (place, name) not in _reported and name != FILTERS]
+    _reported.update((place, name) for name in new)
     if new:
         LOGGER.warning("%s changed %s; that is put back after each of its calls", who, ", ".join(new))
 
 
-def _generators() -> tuple[Any, ...]:
+def _save_generators() -> list[Callable[[], object]]:
+    """Return functions that restore the states of the random generators."""
     import numpy as np
     import torch
 
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-
-def _put_generators(drawn: tuple[Any, ...]) -> None:
-    import numpy as np
-    import torch
-
-    random.setstate(drawn[0])
-    np.random.set_state(drawn[1])
-    torch.set_rng_state(drawn[2])
+    return [
+        partial(random.setstate, random.getstate()),
+        partial(np.random.set_state, np.random.get_state()),
+        partial(torch.set_rng_state, torch.get_rng_state()),
+    ]
 
 
 def module_of(plugin: Any) -> str | None:
-    """The name of the module of a function, a class or an object; a name is one already."""
+    """Return the module name of a function, a class or an object; return a string unchanged."""
     plugin = plugin.func if isinstance(plugin, partial) else plugin
     return plugin if isinstance(plugin, str) else getattr(plugin, "__module__", None)
 
 
 def own_directory() -> None:
-    """Give the calling thread a current directory of its own, where the system can: others are not moved with it."""
+    """Give the calling thread its own current directory, where the system supports that."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "unshare"):
         libc.unshare(CLONE_FS)

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, ClapFeatureExtractor, ClapModel
 
 import rewards
 from rewards import RewardError
-from rewards.models.clap import resampled, stretches
+from rewards.models.clap import resample, split_windows
 
 RATE = tiny_rewards.CLAP_RATE  # a second is all that the tiny model hears at a time
 
@@ -62,7 +62,7 @@ def test_the_same_sound_scores_nearly_the_same_at_any_rate(reward, rate):
 
 
 def test_a_tone_keeps_its_pitch_and_height_when_resampled():
-    found = resampled(sine(440, 0.5, 44100).numpy(), 44100, 48000)
+    found = resample(sine(440, 0.5, 44100).numpy(), 44100, 48000)
     middle = slice(2000, 22000)  # the ends ring
     np.testing.assert_allclose(found[middle], sine(440, 0.5, 48000).numpy()[middle], atol=2e-3)
 
@@ -84,7 +84,7 @@ def test_a_long_sound_is_heard_whole_and_always_alike(reward):
     [(4, [0]), (10, [0]), (11, [0, 1]), (20, [0, 10]), (25, [0, 8, 15]), (30, [0, 10, 20])],
 )
 def test_stretches_cover_a_sound_evenly(samples, starts):
-    found = stretches(np.arange(samples), 10)
+    found = split_windows(np.arange(samples), 10)
     assert [part[0] for part in found] == starts
     assert set(np.concatenate(found)) == set(range(samples))
     assert all(len(part) == min(10, samples) for part in found)

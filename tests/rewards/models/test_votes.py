@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from rewards import RewardError, load
-from rewards.models.votes import fitted, learn, read_votes
+from rewards.models.votes import fit, learn, read_votes
 
 
 def drawn(number, weights, seed=0, ties=0):
@@ -24,15 +24,15 @@ def drawn(number, weights, seed=0, ties=0):
 
 def test_one_gap_has_the_weight_at_which_loss_and_prior_balance():
     """The derivative of log(1 + e^-w) + w^2 / 2 is 0 where w = 1 / (1 + e^w): w is 0.4010581."""
-    found = fitted(np.array([[1.0]]), np.array([1.0]), 1.0)
+    found = fit(np.array([[1.0]]), np.array([1.0]), 1.0)
     assert found == pytest.approx([0.4010581375], abs=1e-9)
-    assert fitted(np.array([[2.0], [-2.0]]), np.array([0.5, 0.5]), 1.0) == pytest.approx([0.0])
+    assert fit(np.array([[2.0], [-2.0]]), np.array([0.5, 0.5]), 1.0) == pytest.approx([0.0])
 
 
 def test_more_features_than_votes_are_solved_in_the_span_of_the_votes():
     first, second, outcomes = drawn(6, np.ones(50))
     gaps = first - second
-    found = fitted(gaps, outcomes, 0.3)
+    found = fit(gaps, outcomes, 0.3)
     chance = 1 / (1 + np.exp(-gaps @ found))
     np.testing.assert_allclose(gaps.T @ (chance - outcomes) + 0.3 * found, 0, atol=1e-7)  # the gradient is 0
 
