@@ -47,10 +47,8 @@ class NoAnswer(RewardError):
 class Reward:
     """A reward ready to be called.
 
-    Attributes:
-        group_wise: each call gets exactly one whole group.
-        offset: the value that counts as 0 among several rewards.
-        only: column values that a row must have for the reward to apply.
+    `offset` is the value that counts as 0 among several rewards. `only` has the column values of rows to which the reward
+    applies.
     """
 
     name: str
@@ -134,11 +132,7 @@ class Reward:
         return number if math.isfinite(number) else math.inf
 
     def check(self, sample: torch.Tensor | str, prompt: str, columns: Mapping[str, Any]) -> None:
-        """Call the reward on two synthetic samples: a sample and its mirror image, or a text twice.
-
-        Raises:
-            RewardError: it fails or breaks the contract.
-        """
+        """Raise RewardError unless the reward accepts two synthetic samples: one and its mirror image, or a text twice."""
         import torch
 
         two = torch.stack([sample, sample.flip(-1)]) if isinstance(sample, torch.Tensor) else [sample, sample]
@@ -181,7 +175,7 @@ def last_part(use: str) -> str:
 
 
 def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None, name: str | None = None) -> Reward:
-    """Load a reward by what a user wrote.
+    """Load a reward by what a user wrote, or raise RewardError.
 
     Args:
         use: a built-in name, a dotted path `pkg.module:object`, a file `./file.py:object` (`./file.py` if only one object
@@ -189,9 +183,6 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
             `http://host:port/name` of a served reward (several, separated by commas, are its replicas).
         options: arguments for a class, or for the client of a URL.
         name: in metrics; by default the last part of `use`.
-
-    Raises:
-        RewardError: the reward does not exist or its constructor fails.
     """
     reward = find(use)
     if inspect.isclass(reward) or isinstance(reward, partial):
@@ -265,14 +256,7 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 def locate(use: str, what: str) -> Any:
-    """Return the object that a user names by `pkg.module:object` or `./file.py:object`.
-
-    Args:
-        what: subject of the error sentences.
-
-    Raises:
-        RewardError: it does not exist or cannot be imported.
-    """
+    """Return the object of `pkg.module:object` or `./file.py:object`; `what` begins the sentence of a RewardError."""
     place, _, attribute = use.rpartition(":")
     if place.endswith(".py"):
         return _attribute(_load_file(Path(place), what), attribute, what)

@@ -12,7 +12,7 @@ import torch
 from rewards.base import RewardError, load_nested, locate
 from rewards.process_state import kept
 from rewards.served.chat import Chat, pictures, text
-from rewards.served.judge import filled
+from rewards.served.judge import fill_in
 
 TEMPLATE = (
     "Both were generated from the description between the lines.\n---\n{prompt}\n---\n"
@@ -41,9 +41,6 @@ class Preference:
         model, method, frames, options: see `rewards.served.judge.Judge`. With `logprobs` a win is its probability.
         template: the question after the pictures; {prompt} and column names in braces are replaced.
         answers: possible answers, each with the share of a win for the first sample.
-
-    Raises:
-        RewardError: the endpoint or the function is not available, or an option is wrong.
     """
 
     group_wise = True
@@ -120,7 +117,7 @@ class Preference:
     ) -> list[float | None]:
         assert self.chat is not None
         parts = [pictures(sample, self.frames) for sample in samples]
-        question = text(filled(self.template, {**row, "prompt": prompt}))
+        question = text(fill_in(self.template, {**row, "prompt": prompt}))
         return self.chat.ask([[text("First:"), *parts[i], text("Second:"), *parts[j], question] for i, j in pairs])
 
     def _compare(self, samples: torch.Tensor, prompt: str, pairs: Sequence[tuple[int, int]]) -> list[float | None]:

@@ -170,7 +170,7 @@ def kept(what: str, plugin: Any, *, imports: bool = False, calls: bool = False) 
     """Restore the state after a plug-in has run and warn once about each change. This package's own code is exempt.
 
     Args:
-        what: how the warning calls the plug-in.
+        what: subject of the warning.
         plugin: a function, a class, an object, the name of a module, or the path of a file.
         imports: restore random generators, too.
         calls: do not compare the attention kernels.

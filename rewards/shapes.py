@@ -55,13 +55,7 @@ class Caption:
 
 @dataclass(frozen=True)
 class Found:
-    """An object in a picture.
-
-    Attributes:
-        shape: None if it resembles no template.
-        centre: (x, y) in pixels.
-        box: (left, top, right, bottom) in pixels, right and bottom exclusive.
-    """
+    """An object in a picture, its centre (x, y) and its box (left, top, right, bottom) in pixels."""
 
     colour: str
     shape: str | None
@@ -70,11 +64,7 @@ class Found:
 
 
 def parse(caption: str) -> Caption:
-    """Parse a caption such as "two red circles and a blue square" or "a red circle left of a blue square".
-
-    Raises:
-        ValueError: the caption is not in the grammar.
-    """
+    """Parse a caption such as "a red circle left of a blue square"; raise ValueError if it is not in the grammar."""
     match = _CAPTION.fullmatch(" ".join(caption.split()).rstrip("."))
     if match is None:
         raise ValueError(
@@ -201,11 +191,7 @@ def shapes(images: torch.Tensor, prompts: Sequence[str], caption: Sequence[str |
 
     Args:
         images: float (B, 3, H, W) in [0, 1]; made for the 64 x 64 pictures of the embedded model.
-        prompts: B captions that `parse` reads.
         caption: a column of captions where the prompts are something else, such as edits; None: the prompt.
-
-    Raises:
-        ValueError: wrong shape, or a prompt is not in the grammar.
     """
     check_images("shapes", images)
     captions = [parse(text or prompt) for text, prompt in zip(caption or [None] * len(prompts), prompts, strict=True)]

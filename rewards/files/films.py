@@ -28,9 +28,7 @@ EIGHT_BITS = (
 
 
 def decode(file: BinaryIO, largest: int) -> Generator[Image.Image, None, None]:
-    """Yield the RGB frames as a player shows them: rotated, cropped, scaled to square pixels.
-
-    Each stored frame comes once, whatever its duration. Opacity is ignored.
+    """Yield each stored RGB frame once as a player shows it: rotated, cropped, scaled to square pixels, without opacity.
 
     Args:
         largest: maximum number of pixels per frame.
@@ -58,11 +56,7 @@ def decode(file: BinaryIO, largest: int) -> Generator[Image.Image, None, None]:
 
 
 def container_of(file: BinaryIO) -> str:
-    """Return ffmpeg's name of an open film's container. The position in the file stays.
-
-    Raises:
-        ValueError: it is not MP4, MOV or WebM.
-    """
+    """Return ffmpeg's name of an open film's container; raise ValueError if it is not MP4, MOV or WebM."""
     head = os.pread(file.fileno(), 8, 0)
     if head.startswith(EBML):
         return "matroska"

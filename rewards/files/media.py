@@ -1,4 +1,4 @@
-"""Read untrusted pictures, videos and sounds; any failure is one sentence.
+"""Read untrusted pictures, videos and sounds. Any failure is a MediaError whose message is one sentence.
 
 Only regular files are opened, since opening a FIFO waits for a writer. Only the decoders in `FORMATS` are used, since an
 EPS file would start another program. Sizes are bounded, since a small file may unpack to any size.
@@ -30,45 +30,29 @@ LONGEST_REASON = 160  # characters of a decoder's message
 
 
 class MediaError(ValueError):
-    """A file cannot be read as what it should be. The message is one sentence that names it."""
+    """A file cannot be read. The message is one sentence that names it."""
 
 
 def picture(path: str | Path) -> Image.Image:
-    """Return an RGB picture, rotated by its EXIF orientation; the first frame of an animation.
-
-    Raises:
-        MediaError: it cannot be read.
-    """
+    """Return an RGB picture, rotated by its EXIF orientation; the first frame of an animation."""
     with opened(path) as image:
         return rgb(image)
 
 
 def frames(path: str | Path) -> list[Image.Image]:
-    """Return the RGB frames of an animation, or the one frame of a still picture.
-
-    Raises:
-        MediaError: it cannot be read or has too many frames.
-    """
+    """Return the RGB frames of an animation, or the one frame of a still picture."""
     with opened(path) as image:
         return [rgb(frame) for frame in bounded(path, ImageSequence.Iterator(image))]
 
 
 def film(path: str | Path) -> list[Image.Image]:
-    """Return the RGB frames of a .mp4, .mov or .webm file; of a truncated .webm the complete ones.
-
-    Raises:
-        MediaError: it cannot be read, has too many frames, or ffmpeg is not installed.
-    """
+    """Return the RGB frames of a .mp4, .mov or .webm file; of a truncated .webm the complete ones."""
     with _open_regular(path) as file, closing(films.decode(file, LARGEST_PICTURE)) as frames:
         return list(bounded(path, frames))
 
 
 def sound(path: str | Path) -> tuple[int, np.ndarray]:
-    """Return the sampling rate of a .wav file and its raw samples, (N,) for one channel or (N, C).
-
-    Raises:
-        MediaError: it cannot be read, is empty, or has samples that are not finite.
-    """
+    """Return the sampling rate of a .wav file and its raw samples, (N,) for one channel or (N, C)."""
     from scipy.io import wavfile
 
     with _open_regular(path) as file:
@@ -84,11 +68,7 @@ def sound(path: str | Path) -> tuple[int, np.ndarray]:
 
 @contextmanager
 def opened(path: str | Path) -> Iterator[Image.Image]:
-    """Open a picture, check its size, and yield it before its pixels are decoded.
-
-    Raises:
-        MediaError: it cannot be read or is too large, or anything was raised inside the `with`.
-    """
+    """Open a picture, check its size, and yield it before its pixels are decoded."""
     with _open_regular(path) as file, Image.open(file, formats=FORMATS) as image:
         _check_size(path, *image.size)
         if isinstance(image, TiffImagePlugin.TiffImageFile):
@@ -97,11 +77,7 @@ def opened(path: str | Path) -> Iterator[Image.Image]:
 
 
 def bounded(path: str | Path, frames: Iterable[Image.Image]) -> Iterator[Image.Image]:
-    """Yield the frames while they stay within the bounds.
-
-    Raises:
-        MediaError: there are too many frames or none, or their sizes differ.
-    """
+    """Yield the frames; fail if there are too many or none, or if their sizes differ."""
     pixels = number = 0
     sizes = set()
     for number, frame in enumerate(frames, start=1):

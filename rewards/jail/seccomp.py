@@ -1,7 +1,7 @@
-"""Seccomp: the system calls that a Python program needs to compute, and no others.
+"""Seccomp: allow only the system calls that a Python program needs to compute.
 
-Not among them: new processes, threads and programs, sockets, signals to others, shared memory, mounts, changes of owner or
-mode, and whatever a later kernel brings. A refused call returns EPERM, which Python raises as PermissionError.
+New processes, threads and programs, sockets, signals to others, shared memory, mounts, changes of owner or mode, and calls
+of later kernels are missing. A refused call returns EPERM, which Python raises as PermissionError.
 """
 
 import ctypes
@@ -100,7 +100,7 @@ class _Filter(ctypes.Structure):
 
 
 def restrict():
-    """Put the filter on this thread and its children, for good; needs `give_up_privileges` before."""
+    """Install the filter on this thread and its children for good; needs `give_up_privileges` before."""
     lines = program(kernel.MACHINE, os.getpid())
     array = (_Instruction * len(lines))(*lines)
     kernel.prctl(22, 2, ctypes.byref(_Filter(len(lines), array)))  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER

@@ -42,11 +42,7 @@ class Clap(ModelReward):
     def __call__(
         self, audio: torch.Tensor, prompts: Sequence[str], sampling_rate: Sequence[int] | None = None
     ) -> list[float]:
-        """Return one score per sound, float (B, C, N) in [-1, 1] at `sampling_rate` samples per second.
-
-        Raises:
-            RewardError: there is no column `sampling_rate`.
-        """
+        """Return one score per sound, float (B, C, N) in [-1, 1] at `sampling_rate` samples per second."""
         check_audio(self.called, audio)
         if sampling_rate is None:
             raise RewardError("clap needs the column 'sampling_rate', in samples a second")

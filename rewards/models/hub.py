@@ -16,10 +16,7 @@ def may_give(name: str, file: str) -> bool:
 
 @cache
 def answers() -> bool:
-    """Return True if the hub may be asked and can be reached.
-
-    The result is cached: the hub's library would try six times per file, for half a minute.
-    """
+    """Return True if the hub may be asked and can be reached; cached, since its library tries six times for each file."""
     import httpx2 as httpx  # the hub's library
     from huggingface_hub import constants
 
@@ -33,13 +30,9 @@ def answers() -> bool:
 
 
 def why(error: BaseException, name: str, instead: str, dataset: bool = False) -> str | None:
-    """Return why a download from the hub failed, to follow its name in a sentence; None if the error has another cause.
+    """Return why a download from the hub failed, to follow `name` in a sentence; None if the error has another cause.
 
-    Libraries wrap the hub's errors, so the whole chain of causes is searched.
-
-    Args:
-        instead: how to do without the hub, such as `set model.path to a folder`.
-        dataset: `name` is a data set, not a model.
+    Libraries wrap the hub's errors, so the whole chain of causes is searched. `instead` says how to do without the hub.
     """
     import httpx2 as httpx  # the hub's library
     from huggingface_hub import constants, errors

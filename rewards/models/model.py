@@ -46,9 +46,6 @@ class ModelReward(ABC):
         path: a hub id, a folder or, where the subclass says so, a file; by default `weights`.
         batch_size: samples per forward pass.
         dtype: of the model: float32, bfloat16 or float16. Features are compared in float32.
-
-    Raises:
-        RewardError: an option is wrong; on loading: the model cannot be found or lacks weights.
     """
 
     called: str
@@ -163,12 +160,7 @@ class PictureReward(ModelReward):
             return of_transformers(AutoImageProcessor.from_pretrained(self.path))
 
     def __call__(self, images: torch.Tensor, prompts: Sequence[str]) -> Sequence[float | None]:
-        """Return one score per picture.
-
-        Args:
-            images: float (B, 3, H, W) in [0, 1].
-            prompts: B strings, truncated to the model's maximum length.
-        """
+        """Return one score per picture, float (B, 3, H, W) in [0, 1]; long prompts are truncated."""
         check_images(self.called, images)
         return self.batched(images, list(prompts)).tolist()
 
@@ -184,8 +176,8 @@ class PairedReward(PictureReward):
     def features(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
         """Return features (B, 2 D), on which `rewards.models.votes` learns.
 
-        They are the normalised embedding of the picture and its elementwise product with that of the prompt, whose sum is
-        the cosine.
+        They are the picture's normalised embedding and its elementwise product with that of the prompt, whose sum is the
+        cosine.
         """
         features = []
         for part in zip(batched(images, self.batch_size), batched(list(prompts), self.batch_size), strict=True):
@@ -204,11 +196,7 @@ class PairedReward(PictureReward):
 
 
 def pretrained(kind: Any, path: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Load a model of a class of transformers from a folder or a hub id.
-
-    Raises:
-        RewardError: weights are missing, which transformers would fill with random numbers.
-    """
+    """Load a model of transformers; raise RewardError if weights are missing, which transformers would draw at random."""
     with _silent():
         model, report = kind.from_pretrained(path, dtype=dtype, output_loading_info=True)
     if report["missing_keys"]:
@@ -247,11 +235,7 @@ def select_weights(weights: dict[str, torch.Tensor], prefix: str) -> dict[str, t
 
 
 def laion_aesthetic_head(weights: dict[str, torch.Tensor]) -> nn.Sequential:
-    """Return the head of the LAION aesthetic predictor, also used by ImageReward: D -> 1024 -> 128 -> 64 -> 16 -> 1, all linear.
-
-    Args:
-        weights: by names such as `0.weight`, numbered 0, 2, 4, 6, 7, since the authors have dropout between the layers.
-    """
+    """Return the linear head D-1024-128-64-16-1 of the LAION aesthetic predictor, numbered 0, 2, 4, 6, 7 around dropout."""
     first, second, third, fourth, last = (
         nn.Linear(*widths) for widths in pairwise([weights["0.weight"].shape[1], 1024, 128, 64, 16, 1])
     )

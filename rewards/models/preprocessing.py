@@ -55,11 +55,7 @@ class Preprocessing:
 
 
 def of_transformers(processor: Any) -> Preprocessing:
-    """Read an image processor of transformers (CLIP, DINOv2, DINOv3, SigLIP and others that resize, crop and normalise).
-
-    Raises:
-        ValueError: it resizes in another way.
-    """
+    """Read an image processor of transformers that resizes to a shortest edge or a size, crops and normalises."""
     size = {key: value for key, value in dict(processor.size).items() if value is not None}
     fit: Fit
     if set(size) == {"shortest_edge"}:

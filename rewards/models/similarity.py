@@ -52,11 +52,7 @@ class ImageSimilarity(_Features):
         self.column = column
 
     def __call__(self, images: torch.Tensor, prompts: Sequence[str], **columns: Sequence[Any]) -> list[float | None]:
-        """Return one score per picture, float (B, 3, H, W) in [0, 1]; None if its row has no reference.
-
-        Raises:
-            RewardError: there is no such column, or a reference cannot be read.
-        """
+        """Return one score per picture, float (B, 3, H, W) in [0, 1]; None if its row has no reference."""
         check_images(self.called, images)
         if self.column not in columns:
             raise RewardError(

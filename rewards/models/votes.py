@@ -39,11 +39,7 @@ class Vote:
 
 
 def read_votes(file: Path) -> list[Vote]:
-    """Read a file of `flowgrpo vote`; the paths of its pictures are relative to its folder.
-
-    Raises:
-        RewardError: there is no such file, or a line is not a vote.
-    """
+    """Read a file of `flowgrpo vote`, whose folder holds the pictures; raise RewardError at the first bad line."""
     if not file.is_file():
         raise RewardError(f"votes: there is no file {file}; flowgrpo vote writes one")
     votes = []
@@ -63,9 +59,8 @@ def read_votes(file: Path) -> list[Vote]:
 class Learned:
     """A preference: the log-odds of a sample against the mean of the samples voted on, (x - mean) / std @ weights.
 
-    Attributes:
-        strength: of the prior, chosen by held-out votes.
-        agreement: share of the held-out votes for one of two with which it agrees.
+    `strength` of the prior maximised the likelihood of held-out votes; `agreement` is the share of decided ones it
+    predicts.
     """
 
     mean: np.ndarray
@@ -83,14 +78,9 @@ class Learned:
 def learn(first: np.ndarray, second: np.ndarray, outcomes: np.ndarray, prompts: Sequence[str] = ()) -> Learned:
     """Fit a Bradley-Terry model (1952) of preferences: P(first wins) = sigmoid(w (x_first - x_second)).
 
-    Features are standardised over all pictures voted on. w has a normal prior; its strength maximises the likelihood of
-    held-out votes in ten folds of whole prompts, since pairs may share a picture. A vote for neither is half a win for
-    each.
-
-    Args:
-        first, second: (N, D) features.
-        outcomes: (N,) 1, 0 or 0.5.
-        prompts: of the pairs, to hold those of one prompt out together; if empty, each vote is held out alone.
+    Features (N, D) are standardised over all pictures voted on. w has a normal prior; its strength maximises the likelihood
+    of held-out votes in ten folds of whole prompts, since pairs may share a picture; without prompts each vote is held out
+    alone. A vote for neither (outcome 0.5) is half a win for each.
     """
     every = np.concatenate([first, second])
     mean, std = every.mean(0), every.std(0)
@@ -114,10 +104,7 @@ def learn(first: np.ndarray, second: np.ndarray, outcomes: np.ndarray, prompts: 
 
 
 def fit(gaps: np.ndarray, outcomes: np.ndarray, strength: float) -> np.ndarray:
-    """Return the maximum a posteriori weights (D,) by Newton's method; the loss is convex.
-
-    They lie in the span of the N gaps, so the system has min(N, D) unknowns.
-    """
+    """Return the maximum a posteriori weights (D,) by Newton's method in the span of the gaps, min(N, D) unknowns."""
     _, sizes, rows = np.linalg.svd(gaps, full_matrices=False)
     rows = rows[sizes > 1e-9 * max(sizes.max(initial=0.0), 1e-300)]
     inputs = gaps @ rows.T
@@ -145,9 +132,6 @@ class Votes:
         of: the reward, or list of rewards, on whose features it is learnt: names, paths or maps of `use` and `options`. The
             features (B, D) are those of its method `features(samples, prompts)`, which `clip_score`, `pickscore`, `hpsv2`
             and `shapes` have, else its score; a list of rewards thus has its weights learnt.
-
-    Raises:
-        RewardError: the file is missing or has too few votes, a picture cannot be read, or a reward cannot be loaded.
     """
 
     def __init__(self, file: str, of: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] = "clip_score"):

@@ -14,10 +14,8 @@ def lacking(missing: Collection[str], surplus: Collection[str], total: int, kind
     """Return the end of a sentence about a file: missing weights, and the prefix or the similar names that it has instead.
 
     Args:
-        missing: names that the class has and the files lack.
-        surplus: names that the files have and the class lacks.
+        missing, surplus: names of weights that only the class has, and only the files have.
         total: number of weights of the class.
-        kind: name of the class.
     """
     first = sorted(missing)[:SHOWN]
     count = f"all {total}" if len(missing) == total else f"{len(missing)} of the {total}"

@@ -18,8 +18,7 @@ from transformers import (
 
 import rewards
 from rewards import RewardError
-from rewards.objects.colours import ColourNamer
-from rewards.objects.detectors import load_detector
+from rewards.objects.detectors import ColourNamer, load_detector
 
 # CLIP looks at the end, which a model whose end is token 2 takes to be the largest number.
 WORDS = [*(word for word in tiny.WORDS if word != "<end>"), "<end>"]

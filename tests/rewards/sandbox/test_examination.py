@@ -7,7 +7,7 @@ from hacks import HACKS, TESTS
 from right_programs import FAMILIES, programs
 
 from rewards.sandbox import examination, sandbox
-from rewards.sandbox.examination import Cheating, Sitting, rebuilt
+from rewards.sandbox.examination import Cheating, Sitting, rebuild
 from rewards.sandbox.papers import Constants, constants, paper
 from rewards.texts.code import code
 
@@ -150,7 +150,7 @@ def test_what_stands_for_no_value_is_refused():
         {"complex": "x"},
     ):
         with pytest.raises((ValueError, TypeError, ArithmeticError)):
-            json.loads(json.dumps(tagged), object_hook=rebuilt)
+            json.loads(json.dumps(tagged), object_hook=rebuild)
 
 
 def test_loops_and_checks_are_taken_apart_only_where_nothing_changes():
