@@ -197,7 +197,7 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
 
 def load_nested(use: str | Mapping[str, Any], complaint: str) -> Reward:
     """Load a reward that is an option of another one: a name or a map of `use` and `options`."""
-    fields = {"use": use} if isinstance(use, str) else dict(use)
+    fields: dict[str, Any] = {"use": use} if isinstance(use, str) else dict(use)
     if not isinstance(fields.get("use"), str) or fields.keys() - {"use", "options"}:
         raise RewardError(complaint)
     return load(fields["use"], options=fields.get("options"))

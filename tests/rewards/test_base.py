@@ -102,37 +102,27 @@ def test_an_installed_package_offers_a_reward_by_its_entry_point(mine, monkeypat
     torch.testing.assert_close(reward(IMAGES, ["a", "b"], {}), IMAGES[:, 0].mean((1, 2)).double())
 
 
-@pytest.mark.parametrize(
-    ("use", "options", "said"),
-    [
-        ("shape", {}, "there is no reward 'shape', did you mean 'shapes'"),
-        ("./nothing.py:f", {}, "there is no file nothing.py"),
-        ("./mine.py:rednes", {}, "nothing is named 'rednes' there, it has redness"),
-        (
-            "./mine.py",
-            {},
-            r"'./mine.py': say which of its names, ./mine.py:redness; it has redness, counted, Scaled$",
-        ),
-        ("./nothing.py", {}, "there is no file nothing.py"),
-        ("no.such.module:f", {}, "no.such.module could not be imported: ModuleNotFoundError"),
-        ("./mine.py:THREE", {}, "is int, which cannot be called"),
-        ("./mine.py:redness", {"scale": 1}, "is a function and takes no options"),
-        ("./mine.py:Scaled", {"size": 1}, "could not be made: TypeError"),
-        ("./mine.py:Picky", {}, "could not be made: OSError: no weights at mine.py:13$"),
-    ],
-)
+@pytest.mark.parametrize(("use", "options", "said"), [
+    ("shape", {}, "there is no reward 'shape', did you mean 'shapes'"),
+    ("./nothing.py:f", {}, "there is no file nothing.py"),
+    ("./mine.py:rednes", {}, "nothing is named 'rednes' there, it has redness"),
+    ("./mine.py", {}, r"'./mine.py': say which of its names, ./mine.py:redness; it has redness, counted, Scaled$"),
+    ("./nothing.py", {}, "there is no file nothing.py"),
+    ("no.such.module:f", {}, "no.such.module could not be imported: ModuleNotFoundError"),
+    ("./mine.py:THREE", {}, "is int, which cannot be called"),
+    ("./mine.py:redness", {"scale": 1}, "is a function and takes no options"),
+    ("./mine.py:Scaled", {"size": 1}, "could not be made: TypeError"),
+    ("./mine.py:Picky", {}, "could not be made: OSError: no weights at mine.py:13$"),
+])  # fmt: skip
 def test_what_cannot_be_found_is_explained(mine, use, options, said):
     with pytest.raises(RewardError, match=said):
         rewards.load(use, options=options)
 
 
-@pytest.mark.parametrize(
-    ("more", "value"),
-    [
-        ("def red(images, prompts, **columns):\n    return [1.0] * len(prompts)\n", 1.0),
-        ("class Red:\n    def __call__(self, images, prompts):\n        return [2.0] * len(prompts)\n", 2.0),
-    ],
-)
+@pytest.mark.parametrize(("more", "value"), [
+    ("def red(images, prompts, **columns):\n    return [1.0] * len(prompts)\n", 1.0),
+    ("class Red:\n    def __call__(self, images, prompts):\n        return [2.0] * len(prompts)\n", 2.0),
+])  # fmt: skip
 def test_the_only_reward_of_a_file_needs_no_name(mine, more, value):
     others = "import os\nclass Options:\n    size = 3\ndef mean(images):\n    return images.mean()\n"
     (mine / "only.py").write_text(others + "def scale(images, factor):\n    return images\n" + more)
@@ -153,28 +143,20 @@ def test_a_file_that_does_not_run_is_explained(mine):
         rewards.load("./broken.py:f")
 
 
-@pytest.mark.parametrize(
-    ("returned", "said"),
-    [
-        ("[1.0]", "returned 1 values for 2 samples"),
-        ("3.0", "returned float, not a list of 2 floats"),
-        ("['x', 'y']", "returned str for sample 0"),
-        ("['1', '2']", "returned str for sample 0"),
-        ("[1.0, b'2']", "returned bytes for sample 1"),
-        ("'12'", "returned str, not a list of 2 floats"),
-        ("b'12'", "returned bytes, not a list of 2 floats"),
-        ("{0.5: 'a', 0.25: 'b'}", "returned dict, not a list of 2 floats"),
-        ("{0.5, 0.25}", "returned set, not a list of 2 floats"),
-        ("{0.5: 1, 0.25: 2}.keys()", "returned dict_keys, not a list of 2 floats"),
-        ("images[:, 0, 0, :2]", "returned Tensor for sample 0"),
-        ("[1.0, 10**400]", "returned NaN or infinity"),
-        ("__import__('math').sqrt(-1)", r"failed on two synthetic samples: ValueError: .* at odd.py:2$"),
-        ("__import__('sys').exit(0)", r"failed on two synthetic samples: SystemExit: 0 at odd.py:2$"),
-        ("[1.0, float('nan')]", "returned NaN or infinity"),
-        ("[1.0, float('inf')]", "returned NaN or infinity"),
-        ("1 / 0", "failed on two synthetic samples: ZeroDivisionError"),
-    ],
-)
+@pytest.mark.parametrize(("returned", "said"), [
+    ("[1.0]", "returned 1 values for 2 samples"), ("3.0", "returned float, not a list of 2 floats"),
+    ("['x', 'y']", "returned str for sample 0"), ("['1', '2']", "returned str for sample 0"),
+    ("[1.0, b'2']", "returned bytes for sample 1"), ("'12'", "returned str, not a list of 2 floats"),
+    ("b'12'", "returned bytes, not a list of 2 floats"),
+    ("{0.5: 'a', 0.25: 'b'}", "returned dict, not a list of 2 floats"),
+    ("{0.5, 0.25}", "returned set, not a list of 2 floats"),
+    ("{0.5: 1, 0.25: 2}.keys()", "returned dict_keys, not a list of 2 floats"),
+    ("images[:, 0, 0, :2]", "returned Tensor for sample 0"), ("[1.0, 10**400]", "returned NaN or infinity"),
+    ("__import__('math').sqrt(-1)", r"failed on two synthetic samples: ValueError: .* at odd.py:2$"),
+    ("__import__('sys').exit(0)", r"failed on two synthetic samples: SystemExit: 0 at odd.py:2$"),
+    ("[1.0, float('nan')]", "returned NaN or infinity"), ("[1.0, float('inf')]", "returned NaN or infinity"),
+    ("1 / 0", "failed on two synthetic samples: ZeroDivisionError"),
+])  # fmt: skip
 def test_a_broken_contract_is_found_on_synthetic_samples(mine, returned, said):
     (mine / "odd.py").write_text(f"def odd(images, prompts):\n    return {returned}\n")
     with pytest.raises(RewardError, match=said):

@@ -94,14 +94,11 @@ def test_samples_of_several_prompts_are_refused():
         preference(brighter)(GROUP, ["a", "a", "b", "b"], {})
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({}, "needs either an endpoint or a function to compare"),
-        ({"endpoint": "http://x", "compare": brighter}, "needs either"),
-        ({"compare": brighter, "timeout": 3}, "takes no timeout"),
-    ],
-)
+@pytest.mark.parametrize(("options", "said"), [
+    ({}, "needs either an endpoint or a function to compare"),
+    ({"endpoint": "http://x", "compare": brighter}, "needs either"),
+    ({"compare": brighter, "timeout": 3}, "takes no timeout"),
+])  # fmt: skip
 def test_either_an_endpoint_or_a_function(options, said):
     with pytest.raises(RewardError, match=said):
         rewards.load("preference", options=options)

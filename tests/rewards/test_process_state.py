@@ -133,13 +133,10 @@ def test_a_call_beside_a_model_leaves_its_attention_alone(caplog, main_calls):
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("compute.leave_out_cudnn_attention()", False),
-        ("compute.leave_out_cudnn_attention(), torch.backends.cuda.enable_cudnn_sdp(True)", True),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    ("compute.leave_out_cudnn_attention()", False),
+    ("compute.leave_out_cudnn_attention(), torch.backends.cuda.enable_cudnn_sdp(True)", True),
+])  # fmt: skip
 def test_what_this_package_leaves_out_stays_left_out(tmp_path, caplog, monkeypatch, change, said, where):
     caplog.propagate = True
     monkeypatch.setattr(process_state, "LEFT_OUT", set())

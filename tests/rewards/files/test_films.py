@@ -65,15 +65,10 @@ def test_a_film_of_any_pixel_format_is_its_copy_of_8_bits(tmp_path, name, deep, 
 
 @pytest.mark.parametrize("range_", ["tv", "pc"])
 @pytest.mark.parametrize("matrix", ["bt601", "bt709"])
-@pytest.mark.parametrize(
-    ("name", "pixel_format", "codec"),
-    [
-        ("a.mp4", "yuv420p", H264),
-        ("a.mp4", "yuv420p10le", H264),
-        ("a.mp4", "yuv422p10le", HEVC),
-        ("a.webm", "yuv444p12le", VP9),
-    ],
-)
+@pytest.mark.parametrize(("name", "pixel_format", "codec"), [
+    ("a.mp4", "yuv420p", H264), ("a.mp4", "yuv420p10le", H264), ("a.mp4", "yuv422p10le", HEVC),
+    ("a.webm", "yuv444p12le", VP9),
+])  # fmt: skip
 def test_a_film_s_range_and_matrix_are_those_it_says(tmp_path, range_, matrix, name, pixel_format, codec):
     colours = [[0, 0, 0], [255, 255, 255], [128, 128, 128], [200, 60, 30]]
     frames = np.uint8(colours)[None, None].repeat(2, 0).repeat(16, 1).repeat(16, 2)
@@ -85,14 +80,9 @@ def test_a_film_s_range_and_matrix_are_those_it_says(tmp_path, range_, matrix, n
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3])
-@pytest.mark.parametrize(
-    ("name", "pixel_format", "codec"),
-    [
-        ("a.mp4", "yuv420p", H264),
-        ("a.mp4", "yuv420p10le", HEVC),
-        ("a.mov", "yuv422p10le", ("prores_ks",)),
-    ],
-)
+@pytest.mark.parametrize(("name", "pixel_format", "codec"), [
+    ("a.mp4", "yuv420p", H264), ("a.mp4", "yuv420p10le", HEVC), ("a.mov", "yuv422p10le", ("prores_ks",)),
+])  # fmt: skip
 def test_a_film_is_turned_as_its_camera_says(tmp_path, name, pixel_format, codec, turns):
     upright = write_film(tmp_path / f"upright-{name}", SHARP, pixel_format, *codec)
     ffmpeg("-display_rotation", 90 * turns, "-i", upright, "-c", "copy", tmp_path / name)
@@ -103,14 +93,10 @@ def test_a_film_is_turned_as_its_camera_says(tmp_path, name, pixel_format, codec
 
 
 @pytest.mark.parametrize("size", [(33, 47), (1, 1), (17, 1), (1, 64)])
-@pytest.mark.parametrize(
-    ("name", "pixel_format", "codec"),
-    [
-        ("a.webm", "yuv420p10le", ("ffv1", "-slices", "1", "-f", "matroska")),
-        ("a.mov", "rgb24", ("png",)),
-        ("a.webm", "yuv420p10le", VP9),
-    ],
-)
+@pytest.mark.parametrize(("name", "pixel_format", "codec"), [
+    ("a.webm", "yuv420p10le", ("ffv1", "-slices", "1", "-f", "matroska")), ("a.mov", "rgb24", ("png",)),
+    ("a.webm", "yuv420p10le", VP9),
+])  # fmt: skip
 def test_a_film_may_have_odd_sides(tmp_path, name, pixel_format, codec, size):
     colour, (width, height) = (200, 60, 30), size
     source = f"color=0x{bytes(colour).hex()}:s=64x64:r=8:d=0.25"
@@ -189,19 +175,14 @@ def test_a_film_that_changes_has_frames_of_its_first_size(tmp_path, size, pixel_
     assert abs(seen - np.concatenate([SHARP, SHARP]))[:, 8::16, 8::16].max() < 9
 
 
-@pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        ("kill -9 $$", r"ffmpeg ended with status -9"),
-        ("exit 3", r"ffmpeg ended with status 3"),
-        ("echo '[error] no such thing' >&2; exit 1", r"no such thing"),
-        (r"printf 'P6\n2 2\n65535\n000000000000000000000000'", r"ffmpeg wrote frames of another format than .*"),
-        (r"printf 'GIF89a and other things\n\n\n\n'", r"ffmpeg wrote frames of another format than .*"),
-        (r"printf 'P6\n1 1\n255\nabc'", r"ffmpeg does not say which colours it has"),
-        (r"printf 'P6\n1 1\n255\nab'", r"it holds no frames"),
-        (r"printf 'P6\n1 1\n'", r"it holds no frames"),
-    ],
-)
+@pytest.mark.parametrize(("script", "said"), [
+    ("kill -9 $$", r"ffmpeg ended with status -9"), ("exit 3", r"ffmpeg ended with status 3"),
+    ("echo '[error] no such thing' >&2; exit 1", r"no such thing"),
+    (r"printf 'P6\n2 2\n65535\n000000000000000000000000'", r"ffmpeg wrote frames of another format than .*"),
+    (r"printf 'GIF89a and other things\n\n\n\n'", r"ffmpeg wrote frames of another format than .*"),
+    (r"printf 'P6\n1 1\n255\nabc'", r"ffmpeg does not say which colours it has"),
+    (r"printf 'P6\n1 1\n255\nab'", r"it holds no frames"), (r"printf 'P6\n1 1\n'", r"it holds no frames"),
+])  # fmt: skip
 def test_a_decoder_that_writes_what_was_not_asked_is_one_sentence(tmp_path, monkeypatch, script, said):
     program = tmp_path / "ffmpeg"
     program.write_text(f"#!/bin/sh\n{script}\n")

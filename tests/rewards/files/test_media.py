@@ -171,15 +171,11 @@ def test_a_film_is_its_frames(tmp_path, kind):
     assert max(high[1:]) < 15
 
 
-@pytest.mark.parametrize(
-    ("name", "bound", "said"),
-    [
-        ("MOST_FRAMES", 2, "has more than 2 frames"),
-        ("LARGEST_VIDEO", 32 * 16 * 3 - 1, "or 1535 pixels in all of them"),
-        ("LARGEST_PICTURE", 32 * 16 - 1, r"cannot be read \(Picture size 32x16 exceeds specified max pixel count 511"),
-        ("LARGEST_FILE", 20, "bytes, at most 20 are read"),
-    ],
-)
+@pytest.mark.parametrize(("name", "bound", "said"), [
+    ("MOST_FRAMES", 2, "has more than 2 frames"), ("LARGEST_VIDEO", 32 * 16 * 3 - 1, "or 1535 pixels in all of them"),
+    ("LARGEST_PICTURE", 32 * 16 - 1, r"cannot be read \(Picture size 32x16 exceeds specified max pixel count 511"),
+    ("LARGEST_FILE", 20, "bytes, at most 20 are read"),
+])  # fmt: skip
 def test_films_are_bounded(tmp_path, monkeypatch, name, bound, said):
     path = a_film(tmp_path / "a.mp4")
     assert len(media.film(path)) == 3
@@ -197,17 +193,13 @@ def test_a_film_that_was_cut_off_is_one_sentence(tmp_path, where):
 
 
 @pytest.mark.parametrize("kind", ["mp4", "mov", "webm"])
-@pytest.mark.parametrize(
-    "text",
-    [
-        "no film\n",
-        "ffconcat version 1.0\nfile whole.mp4\n",
-        "ffconcat version 1.0\nfile http://127.0.0.1:{port}/a.mp4\n",
-        "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nwhole.mp4\n#EXT-X-ENDLIST\n",
-        "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nhttp://127.0.0.1:{port}/a.mp4\n#EXT-X-ENDLIST\n",
-        '<MPD xmlns="urn:mpeg:dash:schema:mpd:2011"><BaseURL>http://127.0.0.1:{port}/</BaseURL></MPD>',
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "no film\n", "ffconcat version 1.0\nfile whole.mp4\n",
+    "ffconcat version 1.0\nfile http://127.0.0.1:{port}/a.mp4\n",
+    "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nwhole.mp4\n#EXT-X-ENDLIST\n",
+    "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nhttp://127.0.0.1:{port}/a.mp4\n#EXT-X-ENDLIST\n",
+    '<MPD xmlns="urn:mpeg:dash:schema:mpd:2011"><BaseURL>http://127.0.0.1:{port}/</BaseURL></MPD>',
+])  # fmt: skip
 def test_a_playlist_is_no_film_and_nothing_in_it_is_followed(tmp_path, kind, text):
     a_film(tmp_path / "whole.mp4")
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -259,15 +251,11 @@ def test_a_broken_file_is_read_or_one_sentence(tmp_path, kind):
     assert all(str(path) in sentence and "\n" not in sentence for sentence in said)
 
 
-@pytest.mark.parametrize(
-    ("rate", "samples", "said"),
-    [
-        (8000, [], "it holds no samples"),
-        (0, [0.5], "0 samples per second are not between"),
-        (4_000_000_007, [0.5], "4000000007 samples per second are not between"),
-        (8000, [0.5, float("nan")], "some of its samples are not finite"),
-    ],
-)
+@pytest.mark.parametrize(("rate", "samples", "said"), [
+    (8000, [], "it holds no samples"), (0, [0.5], "0 samples per second are not between"),
+    (4_000_000_007, [0.5], "4000000007 samples per second are not between"),
+    (8000, [0.5, float("nan")], "some of its samples are not finite"),
+])  # fmt: skip
 def test_sounds_that_nobody_can_hear_are_refused(tmp_path, rate, samples, said):
     data = np.array(samples, "<f4").tobytes()
     form = struct.pack("<HHIIHH", 3, 1, rate, min(rate * 4, 2**32 - 1), 4, 32)

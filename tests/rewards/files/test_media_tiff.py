@@ -77,19 +77,12 @@ def test_a_tiff_is_turned_as_its_camera_says(tmp_path, orientation, compression)
     assert np.asarray(media.frames(tmp_path / "a.tiff")[0]).tolist() == turned.tolist()
 
 
-@pytest.mark.parametrize(
-    ("values", "tags"),
-    [
-        (np.full((2, 2), 0.5, np.float32), {"t339": 3}),
-        (np.full((2, 2), 70000, np.int32), {"t339": 2}),
-        (np.full((2, 2), 70000, np.uint32), {}),
-        (np.full((2, 2), -5, np.int16), {"t339": 2}),
-        (np.full((2, 2), -5, np.int8), {"t339": 2}),
-        (np.full((2, 2), 5, np.uint16), {"t262": 0}),
-        (np.full((2, 3), 0x5555, np.uint16), {"t258": 12, "t256": 4}),
-    ],
-    ids=["float", "int32", "uint32", "int16", "int8", "white is 0", "12 bits"],
-)
+@pytest.mark.parametrize(("values", "tags"), [
+    (np.full((2, 2), 0.5, np.float32), {"t339": 3}), (np.full((2, 2), 70000, np.int32), {"t339": 2}),
+    (np.full((2, 2), 70000, np.uint32), {}), (np.full((2, 2), -5, np.int16), {"t339": 2}),
+    (np.full((2, 2), -5, np.int8), {"t339": 2}), (np.full((2, 2), 5, np.uint16), {"t262": 0}),
+    (np.full((2, 3), 0x5555, np.uint16), {"t258": 12, "t256": 4}),
+], ids=["float", "int32", "uint32", "int16", "int8", "white is 0", "12 bits"])  # fmt: skip
 def test_a_tiff_of_numbers_whose_white_nobody_knows_is_refused(tmp_path, values, tags):
     (tmp_path / "a.tiff").write_bytes(a_tiff(values, **tags))
     with pytest.raises(media.MediaError, match=r"a\.tiff cannot be read \(which of its values is white is not known"):

@@ -100,14 +100,11 @@ def test_a_prompt_is_cut_at_35_tokens(folder):
     assert values[0] != pytest.approx(values[2])
 
 
-@pytest.mark.parametrize(
-    ("lost", "said"),
-    [
-        ("blip.visual_encoder.", r"none of its weights is named blip\.visual_encoder\.\*"),
-        ("mlp.", r"none of its weights is named mlp\.layers\.\*"),
-        ("blip.text_encoder.encoder.layer.1.crossattention.output.dense", "loading state_dict for BlipTextModel"),
-    ],
-)
+@pytest.mark.parametrize(("lost", "said"), [
+    ("blip.visual_encoder.", r"none of its weights is named blip\.visual_encoder\.\*"),
+    ("mlp.", r"none of its weights is named mlp\.layers\.\*"),
+    ("blip.text_encoder.encoder.layer.1.crossattention.output.dense", "loading state_dict for BlipTextModel"),
+])  # fmt: skip
 def test_a_checkpoint_that_is_not_complete_is_refused(folder, weights, lost, said):
     kept = {name: value for name, value in weights.items() if not name.startswith(lost)}
     torch.save(kept, folder / "part.pt")

@@ -62,15 +62,12 @@ def test_a_row_without_a_reference_is_not_applicable(options, images, tmp_path):
     assert reward(images, [""] * 4, {"image": [None] * 4}).isnan().all()
 
 
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        ({}, "needs the column 'image' in the prompt file, the reference picture's file; there is none"),
-        ({"picture": ["a"] * 4}, "the reference picture's file; there are picture"),
-        ({"image": ["no.png"] * 4}, "the reference no.png is not a picture that can be read"),
-        ({"image": [["a.png", "b.png"]] * 4}, r"must name one file, not be \['a.png', 'b.png'\]"),
-    ],
-)
+@pytest.mark.parametrize(("columns", "said"), [
+    ({}, "needs the column 'image' in the prompt file, the reference picture's file; there is none"),
+    ({"picture": ["a"] * 4}, "the reference picture's file; there are picture"),
+    ({"image": ["no.png"] * 4}, "the reference no.png is not a picture that can be read"),
+    ({"image": [["a.png", "b.png"]] * 4}, r"must name one file, not be \['a.png', 'b.png'\]"),
+])  # fmt: skip
 def test_a_reference_that_cannot_be_used_is_explained(folders, images, columns, said):
     reward = rewards.load("image_similarity", options={"path": str(folders["dino"])})
     with pytest.raises(RewardError, match=f"image_similarity.*{said}"):

@@ -132,14 +132,10 @@ def test_votes_that_say_nothing_are_told(tmp_path, caplog):
     assert "hardly more than a coin" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ('{"prompt": "x"}', "line 8 of"),
-        ('{"prompt": "x", "a": "1", "b": "2", "vote": "both"}', "one of a, b, neither"),
-        ("half a li", "is no vote"),
-    ],
-)
+@pytest.mark.parametrize(("line", "sentence"), [
+    ('{"prompt": "x"}', "line 8 of"), ('{"prompt": "x", "a": "1", "b": "2", "vote": "both"}', "one of a, b, neither"),
+    ("half a li", "is no vote"),
+])  # fmt: skip
 def test_a_line_that_is_no_vote_is_named(tmp_path, line, sentence):
     file = written(tmp_path)
     file.write_text(file.read_text() + line + "\n")

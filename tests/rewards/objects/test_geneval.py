@@ -101,20 +101,13 @@ def test_a_crop_shows_the_object_on_grey():
     assert crop(image, Detection((-3, 5.8, 0.2, 9), 1.0)).shape == (3, 1, 1)  # what lies outside has one pixel
 
 
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ({"class": "dog"}, "is not a row such as"),
-        ("dog", "is not a row such as"),
-        ({"class": "dog", "count": 0}, "the count of 'dog' is 0, not 1 or more"),
-        ({"class": "dog", "count": 1, "color": "cyan"}, "there is no color 'cyan', choose one of red, orange"),
-        (
-            {"class": "dog", "count": 1, "position": ["beside", 0]},
-            "there is no position 'beside', choose one of left of",
-        ),
-        ({"class": "dog", "count": 1, "position": ["above", 1]}, "refers to row 1, not to an earlier row"),
-    ],
-)
+@pytest.mark.parametrize(("row", "said"), [
+    ({"class": "dog"}, "is not a row such as"), ("dog", "is not a row such as"),
+    ({"class": "dog", "count": 0}, "the count of 'dog' is 0, not 1 or more"),
+    ({"class": "dog", "count": 1, "color": "cyan"}, "there is no color 'cyan', choose one of red, orange"),
+    ({"class": "dog", "count": 1, "position": ["beside", 0]}, "there is no position 'beside', choose one of left of"),
+    ({"class": "dog", "count": 1, "position": ["above", 1]}, "refers to row 1, not to an earlier row"),
+])  # fmt: skip
 def test_wrong_metadata_is_explained(row, said):
     with pytest.raises(RewardError, match=f"include: .*{said}"):
         read_clauses([{"class": "cat", "count": 1}, row], "include")

@@ -193,19 +193,12 @@ def test_a_folder_that_a_program_made_unreadable_is_deleted_by_an_ordinary_user(
         assert outside.stat().st_mode & 0o777 == 0o500
 
 
-@pytest.mark.parametrize(
-    ("without", "lacking"),
-    [
-        (("seccomp",), set()),
-        (ROOT_FOLDER, {"disk"}),
-        (("landlock",), set()),
-        (("user", "privileges"), set()),
-        (("limits",), {"memory"}),
-        ((*ROOT_FOLDER, "landlock"), {"files", "disk"}),
-        ((*ROOT_FOLDER, "seccomp"), {"network", "disk"}),
-        (("namespaces", "user", "limits", "privileges", "landlock", "seccomp"), set(sandbox.PROTECTIONS)),
-    ],
-)
+@pytest.mark.parametrize(("without", "lacking"), [
+    (("seccomp",), set()), (ROOT_FOLDER, {"disk"}), (("landlock",), set()), (("user", "privileges"), set()),
+    (("limits",), {"memory"}), ((*ROOT_FOLDER, "landlock"), {"files", "disk"}),
+    ((*ROOT_FOLDER, "seccomp"), {"network", "disk"}),
+    (("namespaces", "user", "limits", "privileges", "landlock", "seccomp"), set(sandbox.PROTECTIONS)),
+])  # fmt: skip
 def test_layers_overlap_and_a_missing_protection_is_found_by_trying(layers, without, lacking):
     if any(said is not None for said in layers.values()):
         pytest.skip(f"this machine has not every layer: {layers}")

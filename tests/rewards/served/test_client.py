@@ -270,17 +270,14 @@ def test_a_column_that_json_cannot_hold_is_named():
         rewards.load(f"{url}/bright")(TWO, ["a", "b"], {"mask": [torch.ones(1), torch.ones(1)]})
 
 
-@pytest.mark.parametrize(
-    ("path", "options", "said"),
-    [
-        ("", {}, "names no reward, write http://127.0.0.1:.*/NAME"),
-        ("/brigt", {}, "serves no reward 'brigt', did you mean 'bright'"),
-        ("/bright", {"transport": "jpeg"}, "transport: there is no 'jpeg', choose one of float32, uint8"),
-        ("/bright", {"timeot": 3}, "could not be made: TypeError: .*timeot"),
-        ("/bright,ftp://x/bright", {}, "'ftp://x' is not an address"),
-        ("/bright,http://127.0.0.1:9/bright", {"timeout": 0.2}, "http://127.0.0.1:9/health could not be reached"),
-    ],
-)
+@pytest.mark.parametrize(("path", "options", "said"), [
+    ("", {}, "names no reward, write http://127.0.0.1:.*/NAME"),
+    ("/brigt", {}, "serves no reward 'brigt', did you mean 'bright'"),
+    ("/bright", {"transport": "jpeg"}, "transport: there is no 'jpeg', choose one of float32, uint8"),
+    ("/bright", {"timeot": 3}, "could not be made: TypeError: .*timeot"),
+    ("/bright,ftp://x/bright", {}, "'ftp://x' is not an address"),
+    ("/bright,http://127.0.0.1:9/bright", {"timeout": 0.2}, "http://127.0.0.1:9/health could not be reached"),
+])  # fmt: skip
 def test_a_url_that_leads_nowhere_is_refused_at_once(path, options, said):
     with server(honest) as url, pytest.raises(RewardError, match=said):
         rewards.load(url + path, options=options)
@@ -316,14 +313,10 @@ def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(monkeypatch, 
     assert not any(part in str(caught.value) for part in ("sec", "cret", "\x01"))
 
 
-@pytest.mark.parametrize(
-    ("urls", "checked"),
-    [
-        (["https://here.test/a"], True),
-        (["http://127.0.0.1:1", "HTTPS://there.test"], True),
-        (["http://there.test", "http://localhost:1"], False),
-    ],
-)
+@pytest.mark.parametrize(("urls", "checked"), [
+    (["https://here.test/a"], True), (["http://127.0.0.1:1", "HTTPS://there.test"], True),
+    (["http://there.test", "http://localhost:1"], False),
+])  # fmt: skip
 def test_certificates_are_checked_wherever_an_address_is_encrypted(urls, checked, monkeypatch):
     asked, made = [], endpoint.httpx.AsyncClient
     monkeypatch.setattr(endpoint.httpx, "AsyncClient", lambda **options: asked.append(options) or made(**options))

@@ -42,15 +42,11 @@ def test_the_grade_is_the_mean_over_the_answers_probabilities():
     np.testing.assert_array_equal(picture, IMAGES[0].mul(255).round().byte().permute(1, 2, 0).numpy())
 
 
-@pytest.mark.parametrize(
-    ("method", "said", "field", "value"),
-    [
-        ("guided", '{"answer": 4}', "response_format", None),
-        ("guided_choice", "4", "structured_outputs", {"choice": ["1", "2", "3", "4", "5"]}),
-        ("guided_regex", "4", "regex", "(1|2|3|4|5)"),
-        ("text", "It is fine.\n**Final Score:** 4", None, None),
-    ],
-)
+@pytest.mark.parametrize(("method", "said", "field", "value"), [
+    ("guided", '{"answer": 4}', "response_format", None),
+    ("guided_choice", "4", "structured_outputs", {"choice": ["1", "2", "3", "4", "5"]}),
+    ("guided_regex", "4", "regex", "(1|2|3|4|5)"), ("text", "It is fine.\n**Final Score:** 4", None, None),
+])  # fmt: skip
 def test_an_answer_is_confined_as_the_server_offers_it(method, said, field, value):
     requests = []
 
@@ -71,33 +67,15 @@ def test_an_answer_is_confined_as_the_server_offers_it(method, said, field, valu
         assert requests[0][field] == value
 
 
-@pytest.mark.parametrize(
-    ("words", "answers", "value"),
-    [
-        ("4", FIVE, 4),
-        (" 4.\n", FIVE, 4),
-        ("3.7", FIVE, 3.7),
-        ("6", FIVE, None),
-        ("0.5", FIVE, None),
-        ("4/5", FIVE, None),
-        ("4 or 5", FIVE, None),
-        ("I would say 4", FIVE, None),
-        ("", FIVE, None),
-        ("nan", FIVE, None),
-        ('{"answer": 3}', FIVE, 3),
-        ('{"answer": "3"}', FIVE, 3),
-        ('{"answer": 3, "why": "x"}', FIVE, None),
-        ('{"answer": true}', FIVE, None),
-        ("[" * 100_000, FIVE, None),
-        ("dog (animal): 1\nFinal Score: 3.5", FIVE, 3.5),
-        ("Final Score: 3\nBut then again, no.", FIVE, None),
-        ("Score: 2\nScore: 5", FIVE, 5),
-        ("<think>4?</think><answer>Good</answer>", WORDS, 4),
-        ("Excellent.", WORDS, 5),
-        ("4", WORDS, None),
-        ("not bad", WORDS, None),
-    ],
-)
+@pytest.mark.parametrize(("words", "answers", "value"), [
+    ("4", FIVE, 4), (" 4.\n", FIVE, 4), ("3.7", FIVE, 3.7), ("6", FIVE, None), ("0.5", FIVE, None),
+    ("4/5", FIVE, None), ("4 or 5", FIVE, None), ("I would say 4", FIVE, None), ("", FIVE, None), ("nan", FIVE, None),
+    ('{"answer": 3}', FIVE, 3), ('{"answer": "3"}', FIVE, 3), ('{"answer": 3, "why": "x"}', FIVE, None),
+    ('{"answer": true}', FIVE, None), ("[" * 100_000, FIVE, None), ("dog (animal): 1\nFinal Score: 3.5", FIVE, 3.5),
+    ("Final Score: 3\nBut then again, no.", FIVE, None), ("Score: 2\nScore: 5", FIVE, 5),
+    ("<think>4?</think><answer>Good</answer>", WORDS, 4), ("Excellent.", WORDS, 5), ("4", WORDS, None),
+    ("not bad", WORDS, None),
+])  # fmt: skip
 def test_words_are_read_strictly(words, answers, value):
     assert read(words, answers) == value
 
@@ -198,19 +176,15 @@ def test_questions_are_under_way_together():
     assert most[0] == 4
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"model": "vml"}, "model: http://.*/v1 serves no model 'vml', did you mean 'vlm'"),
-        ({"style": "qwen"}, "style: there is no 'qwen', did you mean 'qwen_vl'"),
-        ({"method": "guidd"}, "method: there is no 'guidd', did you mean 'guided'"),
-        ({"scale": [0, 10]}, "'1' begins '10'; take guided"),
-        ({"scale": [3, 3]}, "has no two different values"),
-        ({"tries": 0}, "tries and concurrency must be at least 1, not 0 and 8"),
-        ({"methd": "text"}, "could not be made: TypeError: .*methd"),
-        ({"endpoint": "localhost:8000"}, "'localhost:8000' is not an address"),
-    ],
-)
+@pytest.mark.parametrize(("options", "said"), [
+    ({"model": "vml"}, "model: http://.*/v1 serves no model 'vml', did you mean 'vlm'"),
+    ({"style": "qwen"}, "style: there is no 'qwen', did you mean 'qwen_vl'"),
+    ({"method": "guidd"}, "method: there is no 'guidd', did you mean 'guided'"),
+    ({"scale": [0, 10]}, "'1' begins '10'; take guided"), ({"scale": [3, 3]}, "has no two different values"),
+    ({"tries": 0}, "tries and concurrency must be at least 1, not 0 and 8"),
+    ({"methd": "text"}, "could not be made: TypeError: .*methd"),
+    ({"endpoint": "localhost:8000"}, "'localhost:8000' is not an address"),
+])  # fmt: skip
 def test_an_option_that_does_not_fit_is_refused(options, said):
     with endpoint(lambda request: "4") as url, pytest.raises(RewardError, match=said):
         judge(url, **options)
@@ -235,22 +209,19 @@ def likely(token, log_prob):
     return {"choices": [{"logprobs": {"content": [{"top_logprobs": [{"token": token, "logprob": log_prob}]}]}}]}
 
 
-@pytest.mark.parametrize(
-    ("answered", "said"),
-    [
-        ((400, {"error": {"message": "image too large", "code": 400}}), "answered 400: image too large"),
-        ((404, {"object": "error", "message": "no such route"}), "answered 404: no such route"),
-        ((200, b"garbage"), "answered with no chat completion: 'garbage'"),
-        ((200, b"[" * 100_000), "answered with no chat completion"),
-        ((200, {"choices": []}), "answered with no chat completion"),
-        ((200, {"choices": {}}), "answered with no chat completion"),
-        ((200, {"choices": ["words"]}), "answered with no chat completion"),
-        ((200, likely(4, 0.0)), "answered with no chat completion"),
-        ((200, likely("4", "0")), "answered with no chat completion"),
-        ((200, likely("4", 1e9)), "answered with no chat completion"),
-        ((200, {"choices": [{"message": {"content": "4"}}]}), "gives no logprobs: take the method guided"),
-    ],
-)
+@pytest.mark.parametrize(("answered", "said"), [
+    ((400, {"error": {"message": "image too large", "code": 400}}), "answered 400: image too large"),
+    ((404, {"object": "error", "message": "no such route"}), "answered 404: no such route"),
+    ((200, b"garbage"), "answered with no chat completion: 'garbage'"),
+    ((200, b"[" * 100_000), "answered with no chat completion"),
+    ((200, {"choices": []}), "answered with no chat completion"),
+    ((200, {"choices": {}}), "answered with no chat completion"),
+    ((200, {"choices": ["words"]}), "answered with no chat completion"),
+    ((200, likely(4, 0.0)), "answered with no chat completion"),
+    ((200, likely("4", "0")), "answered with no chat completion"),
+    ((200, likely("4", 1e9)), "answered with no chat completion"),
+    ((200, {"choices": [{"message": {"content": "4"}}]}), "gives no logprobs: take the method guided"),
+])  # fmt: skip
 def test_an_endpoint_that_fails_is_one_clear_sentence(answered, said):
     models = {"data": [{"id": "vlm"}]}
     with http_server(lambda asked: models if asked.path.endswith("/models") else answered) as url:

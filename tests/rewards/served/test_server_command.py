@@ -13,19 +13,16 @@ from flowgrpo.cli import main
 from rewards import RewardError
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["shape"], "there is no reward 'shape', did you mean 'shapes'"),
-        (["shapes", "shapes"], "'shapes' needs another name"),
-        (["{use: shapes, only: {task: ocr}}"], "shapes: only belongs into the config of the run"),
-        (["{use: shapes, weight: 2}"], "shapes: weight belongs into the config of the run"),
-        (["{use: shapes, weihgt: 2}"], "rewards.0.weihgt: unknown key, did you mean 'weight'"),
-        (["shapes", "--host", "0.0.0.0"], "--host: 0.0.0.0 can be reached from other machines"),
-        (["shapes", "--host", "0.0.0.0", "--token-env", "NOT_SET"], "--token-env: the environment variable NOT_SET is"),
-        (["shapes", "--host", "192.0.2.1", "--token-env", "PATH"], "--host: cannot listen on 192.0.2.1"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["shape"], "there is no reward 'shape', did you mean 'shapes'"),
+    (["shapes", "shapes"], "'shapes' needs another name"),
+    (["{use: shapes, only: {task: ocr}}"], "shapes: only belongs into the config of the run"),
+    (["{use: shapes, weight: 2}"], "shapes: weight belongs into the config of the run"),
+    (["{use: shapes, weihgt: 2}"], "rewards.0.weihgt: unknown key, did you mean 'weight'"),
+    (["shapes", "--host", "0.0.0.0"], "--host: 0.0.0.0 can be reached from other machines"),
+    (["shapes", "--host", "0.0.0.0", "--token-env", "NOT_SET"], "--token-env: the environment variable NOT_SET is"),
+    (["shapes", "--host", "192.0.2.1", "--token-env", "PATH"], "--host: cannot listen on 192.0.2.1"),
+])  # fmt: skip
 def test_what_cannot_be_served_is_refused(arguments, said, capsys):
     assert main(["serve", *arguments]) == 2
     assert said in capsys.readouterr().err

@@ -46,43 +46,18 @@ def test_sudoku_gives_the_scores_of_the_reference():
     assert scores == column(rows, "score")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("1+2*3", 7),
-        ("-(4 - 10)/4", 1.5),
-        ("7//2", 3),
-        ("2**3**2", 512),
-        ("2**-1", 0.5),
-        ("(1 +\n2)", 3),
-        ("1.5+.5", 2),
-        ("--+3", 3),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("1+2*3", 7), ("-(4 - 10)/4", 1.5), ("7//2", 3), ("2**3**2", 512), ("2**-1", 0.5), ("(1 +\n2)", 3), ("1.5+.5", 2),
+    ("--+3", 3),
+])  # fmt: skip
 def test_expressions_have_the_value_that_python_gives(text, expected):
     assert value(text) == expected
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "1+",
-        "x",
-        "__import__('os')",
-        "1/0",
-        "5(3)",
-        "()",
-        "1,2",
-        "...",
-        "007",
-        "1_0",
-        "1e3",
-        "1j",
-        "3 4",
-        "(-8)**.5",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "", "1+", "x", "__import__('os')", "1/0", "5(3)", "()", "1,2", "...", "007", "1_0", "1e3", "1j", "3 4",
+    "(-8)**.5",
+])  # fmt: skip
 def test_what_is_no_arithmetic_is_refused(text):
     with pytest.raises(NotArithmetic):
         value(text)
@@ -138,19 +113,10 @@ def test_sudoku_reads_digits_in_any_layout_and_ignores_given_cells():
         sudoku(["<answer>1</answer>"], [""], puzzle=["123"], solution=["1234"])
 
 
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
-        ("-12", 1.0),
-        (" -12\n", 1.0),
-        ("-012", 1.0),
-        ("12", 0.0),
-        ("-12.", 0.0),
-        ("5-17=-12", 0.0),
-        ("9" * 5000, 0.0),
-        ("", 0),
-    ],
-)
+@pytest.mark.parametrize(("text", "score"), [
+    ("-12", 1.0), (" -12\n", 1.0), ("-012", 1.0), ("12", 0.0), ("-12.", 0.0), ("5-17=-12", 0.0), ("9" * 5000, 0.0),
+    ("", 0),
+])  # fmt: skip
 def test_arithmetic_wants_the_integer_alone(text, score):
     assert arithmetic([text], [""], [-12], [True]) == [score]
     assert arithmetic([f"so <answer>{text}</answer>"], [""], ["-12"]) == [score]
@@ -211,18 +177,11 @@ def test_grade_school_answers_are_right_where_the_release_that_reads_such_a_mark
     assert gsm8k_accuracy([row["text"]], [""], [f"Six times seven.\n#### {row['answer']}"]) == [float(right)]
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("<answer>\n42", "42"),
-        (r"<answer>the sum is \boxed{\text{4{2}}}</answer> of \boxed{7}", r"\text{4{2}}"),
-        (r"<reasoning>\boxed{7}</reasoning><answer>42</answer>", "42"),
-        (r"\boxed{4}\boxed{}", None),
-        ("#### 42 \nand more", "42"),
-        ("42</answer>", None),
-        ("x", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "found"), [
+    ("<answer>\n42", "42"), (r"<answer>the sum is \boxed{\text{4{2}}}</answer> of \boxed{7}", r"\text{4{2}}"),
+    (r"<reasoning>\boxed{7}</reasoning><answer>42</answer>", "42"), (r"\boxed{4}\boxed{}", None),
+    ("#### 42 \nand more", "42"), ("42</answer>", None), ("x", None),
+])  # fmt: skip
 def test_a_final_answer_is_in_tags_in_a_box_or_after_the_mark(text, found):
     assert final_answer(text) == found
 
@@ -263,43 +222,21 @@ def test_math_wants_the_last_box(text, score):
     assert math_answer([text], [""], [r"\frac{1}{2}"]) == [score]
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (r"\frac{1}{2}", r"\tfrac12"),
-        (r"\frac{1}{2}", ".5"),
-        (r"-\frac{3}{4}", r"\frac{-3}{4}"),
-        (r"\frac a{12}", r"\frac{a}{12}"),
-        (r"2\sqrt3", r"2\sqrt{3}"),
-        (r"\left( 1, 2 \right)", "(1,2)"),
-        (r"12\text{ cm}", "12"),
-        (r"\text{Monday}", "Monday"),
-        ("1,234,567", "1234567"),
-        (r"90^\circ", "90"),
-        (r"x = 7", "7"),
-        (r"\$18.00", "18"),
-        (r"25\%", "25"),
-        ("5.", "5"),
-        (r"\{1,\,2\}", r"\{1,2\}"),
-    ],
-)
+@pytest.mark.parametrize(("one", "other"), [
+    (r"\frac{1}{2}", r"\tfrac12"), (r"\frac{1}{2}", ".5"), (r"-\frac{3}{4}", r"\frac{-3}{4}"),
+    (r"\frac a{12}", r"\frac{a}{12}"), (r"2\sqrt3", r"2\sqrt{3}"), (r"\left( 1, 2 \right)", "(1,2)"),
+    (r"12\text{ cm}", "12"), (r"\text{Monday}", "Monday"), ("1,234,567", "1234567"), (r"90^\circ", "90"),
+    (r"x = 7", "7"), (r"\$18.00", "18"), (r"25\%", "25"), ("5.", "5"), (r"\{1,\,2\}", r"\{1,2\}"),
+])  # fmt: skip
 def test_spellings_of_one_answer_are_the_same(one, other):
     assert latex.same(one, other)
     assert latex.same(other, one)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("12", "1,2"),
-        (r"\frac{1}{0}", r"\frac{2}{0}"),
-        ("(1,2)", "(2,1)"),
-        ("x", "y"),
-        ("", "0"),
-        (r"\sqrt{3}", "3"),
-        ("-5", "5"),
-    ],
-)
+@pytest.mark.parametrize(("one", "other"), [
+    ("12", "1,2"), (r"\frac{1}{0}", r"\frac{2}{0}"), ("(1,2)", "(2,1)"), ("x", "y"), ("", "0"), (r"\sqrt{3}", "3"),
+    ("-5", "5"),
+])  # fmt: skip
 def test_other_answers_are_not(one, other):
     assert not latex.same(one, other)
 
