@@ -33,10 +33,9 @@ def test_an_order_gives_its_ranks_as_win_rates(both_orders):
 
 
 def test_the_first_place_is_worth_nothing_in_both_orders_and_everything_as_published():
-    always_first = preference(lambda first, second, prompt: 1.0)
-    assert always_first(GROUP, ["a"] * 4, {}).tolist() == [0.5] * 4
-    published = preference(lambda first, second, prompt: 1.0, both_orders=False)
-    assert published(GROUP, ["a"] * 4, {}).tolist() == pytest.approx([1, 2 / 3, 1 / 3, 0])
+    for both_orders, rates in ((True, [0.5] * 4), (False, [1, 2 / 3, 1 / 3, 0])):
+        always_first = preference(lambda first, second, prompt: 1.0, both_orders=both_orders)
+        assert always_first(GROUP, ["a"] * 4, {}).tolist() == pytest.approx(rates)
 
 
 def test_a_bias_that_sometimes_wins_is_halved():
@@ -68,8 +67,10 @@ def test_degrees_of_preference_are_averaged():
     assert reward(GROUP, ["a"] * 4, {}).tolist() == pytest.approx(expected)
 
 
-def test_a_sample_alone_has_no_rate_and_two_synthetic_ones_pass_the_check():
+def test_only_several_samples_of_one_prompt_have_a_rate():
     reward = preference(brighter)
+    with pytest.raises(ValueError, match="of one prompt, not of 2"):
+        reward(GROUP, ["a", "a", "b", "b"], {})
     assert reward(GROUP[:1], ["a"], {}).isnan().all()
     reward.check(torch.rand(3, 8, 8), "a", {})
 
@@ -87,11 +88,6 @@ def test_a_function_in_a_file_compares(tmp_path, monkeypatch):
 def test_a_comparison_that_is_no_share_is_refused(wrong):
     with pytest.raises(RewardError, match="compare returned .*, not a number from 0 to 1 or None"):
         preference(lambda first, second, prompt: wrong)(GROUP, ["a"] * 4, {})
-
-
-def test_samples_of_several_prompts_are_refused():
-    with pytest.raises(ValueError, match="of one prompt, not of 2"):
-        preference(brighter)(GROUP, ["a", "a", "b", "b"], {})
 
 
 @pytest.mark.parametrize(("options", "said"), [
