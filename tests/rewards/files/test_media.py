@@ -28,14 +28,10 @@ def test_of_16_bits_the_upper_ones_are_seen(tmp_path, colours, channels):
     assert (picture.mode, np.asarray(picture)[0].tolist()) == ("RGB", [[v] * 3 for v in (0, 0, 2, 128, 255)])
 
 
-def test_grey_of_16_bits_is_rounded(tmp_path):
-    Image.fromarray(np.array([[128, 129, 257]], dtype=np.uint16)).save(tmp_path / "deep.png")
-    seen = np.asarray(media.picture(tmp_path / "deep.png"))[0, :, 0]
-    assert seen.tolist() == [0, 1, 1]  # 0.498, 0.502 and 1 of 255
-
-
-def test_pictures_of_other_modes_are_as_ever(tmp_path):
-    for mode, colour, seen in (("L", 7, (7, 7, 7)), ("1", 1, (255,) * 3), ("RGBA", (9, 8, 7, 0), (9, 8, 7))):
+def test_pictures_of_other_modes_are_as_ever_and_grey_of_16_bits_is_rounded(tmp_path):
+    deep = (("I;16", level, (seen,) * 3) for level, seen in ((128, 0), (129, 1), (257, 1)))  # 0.498, 0.502 and 1 of 255
+    flat = ("L", 7, (7, 7, 7)), ("1", 1, (255,) * 3), ("RGBA", (9, 8, 7, 0), (9, 8, 7))
+    for mode, colour, seen in (*flat, *deep):
         Image.new(mode, (2, 2), colour).save(tmp_path / "a.png")
         assert media.picture(tmp_path / "a.png").getpixel((0, 0)) == seen
 
@@ -265,9 +261,6 @@ def test_sounds_that_nobody_can_hear_are_refused(tmp_path, rate, samples, said):
         media.sound(tmp_path / "a.wav")
 
 
-DATA = Path(__file__).parents[2] / "data"
-
-
 def test_no_frames_are_no_film():
     with pytest.raises(media.MediaError, match=r"^a\.mp4 cannot be read \(it holds no frames\)$"):
         list(media.bounded("a.mp4", []))
@@ -283,6 +276,7 @@ def test_only_films_are_given_to_ffmpeg(tmp_path, data):
 
 
 def test_of_what_ffmpeg_prints_one_line_is_told(tmp_path):
-    (tmp_path / "a.mp4").write_bytes((DATA / "film.mp4").read_bytes()[:40])
+    film = Path(__file__).parents[2] / "data" / "film.mp4"
+    (tmp_path / "a.mp4").write_bytes(film.read_bytes()[:40])
     with pytest.raises(media.MediaError, match=r"a\.mp4 cannot be read \([^\n]{5,200}\)$"):
         media.film(tmp_path / "a.mp4")

@@ -31,22 +31,11 @@ def assert_same_but_for_rounding(found, expected, std):
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize(
-    ("processor", "original", "options"),
-    [
-        (
-            CLIPImageProcessor,
-            CLIPImageProcessorPil,
-            {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}},
-        ),
-        (
-            BitImageProcessor,
-            BitImageProcessorPil,
-            {"size": {"shortest_edge": 32}, "crop_size": {"height": 28, "width": 28}},
-        ),
-        (SiglipImageProcessor, SiglipImageProcessorPil, {"size": {"height": 32, "width": 24}}),
-    ],
-)
+@pytest.mark.parametrize(("processor", "original", "options"), [
+    (CLIPImageProcessor, CLIPImageProcessorPil, {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}),
+    (BitImageProcessor, BitImageProcessorPil, {"size": {"shortest_edge": 32}, "crop_size": {"height": 28, "width": 28}}),
+    (SiglipImageProcessor, SiglipImageProcessorPil, {"size": {"height": 32, "width": 24}}),
+])  # fmt: skip
 def test_pictures_become_what_transformers_makes_of_their_files(processor, original, options, size):
     images = pictures(size)
     expected = original(**options)(by_pil(images), return_tensors="pt")["pixel_values"]
