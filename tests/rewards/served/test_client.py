@@ -68,22 +68,17 @@ def test_uint8_on_request_rounds_to_256_levels():
         assert reward(TWO, ["a", "b"], {}).tolist() == pytest.approx([64 / 255, 128 / 255])
 
 
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        (b"<html>garbage</html>", "answered with no rewards: '<html>garbage</html>'"),
-        ([1.0, 2.0], "answered with no rewards"),
-        ({"rewards": [1.0]}, "answered with 1 rewards for 2 samples"),
-        ({"rewards": [1.0, 2.0, 3.0]}, "answered with 3 rewards for 2 samples"),
-        ({"rewards": 1.0}, "answered with float for 2 samples"),
-        ({"rewards": ["x", 1.0]}, "returned str for sample 0"),
-        (
-            (422, {"error": "the reward 'bright' failed: ValueError: no"}),
-            "422: the reward 'bright' failed: ValueError: no",
-        ),
-        ((418, b""), "answered 418"),
-    ],
-)
+FAILED = "the reward 'bright' failed: ValueError: no"
+
+
+@pytest.mark.parametrize(("answer", "said"), [
+    (b"<html>garbage</html>", "answered with no rewards: '<html>garbage</html>'"),
+    ([1.0, 2.0], "answered with no rewards"), (b"[" * 100_000, "answered with no rewards"),
+    ({"rewards": [1.0]}, "answered with 1 rewards for 2 samples"),
+    ({"rewards": [1.0, 2.0, 3.0]}, "answered with 3 rewards for 2 samples"),
+    ({"rewards": 1.0}, "answered with float for 2 samples"), ({"rewards": ["x", 1.0]}, "returned str for sample 0"),
+    ((422, {"error": FAILED}), f"422: {FAILED}"), ((418, b""), "answered 418"),
+])  # fmt: skip
 def test_an_answer_that_is_none_is_one_clear_sentence_at_once(answer, said):
     counting, sizes = counted(lambda asked: answer)
     with server(counting) as url:
@@ -112,16 +107,9 @@ def test_a_passing_failure_is_tried_again_after_growing_pauses():
 
     with server(answer) as url:
         assert rewards.load(f"{url}/bright")(TWO, ["a", "b"], {}).tolist() == [0.25, 0.5]
-    pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
-    assert pauses[0] >= 0.5
-    assert pauses[1] >= 1.0
-
-
-def test_a_slow_server_is_given_up_in_time():
-    with server(slow) as url:
-        reward = rewards.load(f"{url}/bright", options={"timeout": 1})
-        with pytest.raises(RewardError, match=r"/bright did not answer within (1|0\.\d+) s"):
-            reward(TWO, ["a", "b"], {})
+    first, second = (later - earlier for earlier, later in itertools.pairwise(times))
+    assert first >= 0.5
+    assert second >= 1.0
 
 
 @contextmanager
@@ -142,12 +130,9 @@ def dripping(begun):
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-@pytest.mark.parametrize(
-    "begun",
-    [b"", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n"],
-)
+@pytest.mark.parametrize("begun", ["", "X: ", "\r\n", "Content-Length: 90\r\n\r\n"])
 def test_the_timeout_is_that_of_the_whole_answer(begun):
-    with dripping(begun) as url:
+    with dripping(f"HTTP/1.1 200 OK\r\n{begun}".encode() if begun else b"") as url:
         started = time.monotonic()
         with pytest.raises(RewardError, match=r"/health did not answer within 0\.\d+ s"):
             rewards.load(f"{url}/bright", options={"timeout": 0.5})
@@ -180,20 +165,14 @@ def test_an_answer_without_end_is_not_read(monkeypatch):
     assert asked == ["identity"]  # once, and nothing that is small only on its way
 
 
-def test_a_deep_answer_is_none():
-    with server(lambda asked: b"[" * 100_000) as url, pytest.raises(RewardError, match="answered with no rewards"):
-        rewards.load(f"{url}/bright")(TWO, ["a", "b"], {})
-
-
 def test_texts_beyond_what_a_header_holds_are_cut_too(monkeypatch):
     monkeypatch.setattr(client, "MOST_HEADER", 250)
     answer, sizes = counted(lambda asked: {"rewards": [len(t) for t in decode(bytearray(asked.body)).samples]})
     texts = ["x" * n for n in (60, 50, 40, 30)]
     with server(answer) as url:
         assert rewards.load(f"{url}/bright")(texts, ["a"] * 4, {}).tolist() == [60, 50, 40, 30]
-        with pytest.raises(
-            RewardError, match="takes 250 bytes of prompts, columns and texts at most, not the .* of 1 sa"
-        ):
+        said = "takes 250 bytes of prompts, columns and texts at most, not the .* of 1 sa"
+        with pytest.raises(RewardError, match=said):
             rewards.load(f"{url}/bright")(["x" * 300], ["a"], {})
     assert sizes == [2, 2]
 
@@ -244,9 +223,8 @@ def test_a_group_goes_to_one_replica_whole():
     answer, sizes = counted(honest)
     with server(answer, group_wise=True) as one, server(answer, group_wise=True) as two:
         reward = rewards.load(f"{one}/bright,{two}/bright")
-        assert reward.group_wise
         reward(TWO, ["a", "b"], {})
-    assert sizes == [2]
+    assert (reward.group_wise, sizes) == (True, [2])
 
 
 def test_a_batch_larger_than_the_server_takes_is_cut_and_a_group_is_refused():
@@ -256,12 +234,8 @@ def test_a_batch_larger_than_the_server_takes_is_cut_and_a_group_is_refused():
         values = rewards.load(f"{url}/bright")(samples, ["a"] * 8, {"n": list(range(8))})
         torch.testing.assert_close(values.float(), samples.mean((1, 2, 3)))
     assert sizes == [2, 2, 2, 2]
-    with (
-        server(answer, group_wise=True, max_bytes=8000) as url,
-        pytest.raises(
-            RewardError, match="bright takes 8000 bytes at most, not the .* of 8 samples: use the option transport"
-        ),
-    ):
+    said = "bright takes 8000 bytes at most, not the .* of 8 samples: use the option transport"
+    with server(answer, group_wise=True, max_bytes=8000) as url, pytest.raises(RewardError, match=said):
         rewards.load(f"{url}/bright")(samples, ["a"] * 8, {})
 
 
@@ -283,26 +257,20 @@ def test_a_url_that_leads_nowhere_is_refused_at_once(path, options, said):
         rewards.load(url + path, options=options)
 
 
-def test_what_is_no_reward_server_and_replicas_that_differ_are_refused():
-    with (
-        http_server(lambda asked: {"hello": "world"}) as url,
-        pytest.raises(RewardError, match="is not a reward server"),
-    ):
+@pytest.mark.parametrize("wrong", [
+    None, {"group_wise": "no"}, {"columns": "abc"}, {"columns": [1]}, {"max_bytes": "9"}, {"max_bytes": None}
+])  # fmt: skip
+def test_what_has_no_card_of_a_reward_server_is_none(wrong):
+    some = http_server(lambda asked: {"hello": "world"}) if wrong is None else server(honest, **wrong)
+    with some as url, pytest.raises(RewardError, match="is not a reward server"):
         rewards.load(f"{url}/bright")
-    with (
-        server(honest) as one,
-        server(honest, group_wise=True) as two,
-        pytest.raises(RewardError, match="serve different rewards"),
-    ):
-        rewards.load(f"{one}/bright,{two}/bright")
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"group_wise": "no"}, {"columns": "abc"}, {"columns": [1]}, {"max_bytes": "9"}, {"max_bytes": None}]
-)
-def test_a_server_whose_card_has_other_types_is_no_reward_server(wrong):
-    with server(honest, **wrong) as url, pytest.raises(RewardError, match="is not a reward server"):
-        rewards.load(f"{url}/bright")
+def test_replicas_that_differ_are_refused():
+    with server(honest) as one, server(honest, group_wise=True) as two:
+        with pytest.raises(RewardError, match="serve different rewards"):
+            rewards.load(f"{one}/bright,{two}/bright")
+        assert rewards.load(f"{two}/bright").group_wise
 
 
 @pytest.mark.parametrize("token", ["secret\n", "sec ret", "s\x01ecret", "secrét"])
