@@ -8,28 +8,29 @@ from rewards import RewardError
 from rewards.base import batched
 
 IMAGES = torch.rand(2, 3, 8, 8)
+MINE = """
+def redness(images, prompts):
+    return images[:, 0].mean((1, 2))
+def counted(images, prompts, **columns):
+    return [float(n) if n is not None else None for n in columns["count"]]
+class Scaled:
+    group_wise = True
+    def __init__(self, scale=1.0):
+        self.scale = scale
+    def __call__(self, images, prompts, **columns):
+        return [self.scale * len(p) for p in prompts]
+THREE = 3
+def _weights():
+    raise OSError("no weights")
+class Picky:
+    def __init__(self):
+        _weights()
+"""
 
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(
-        "def redness(images, prompts):\n"
-        "    return images[:, 0].mean((1, 2))\n"
-        "def counted(images, prompts, **columns):\n"
-        "    return [float(n) if n is not None else None for n in columns['count']]\n"
-        "class Scaled:\n"
-        "    group_wise = True\n"
-        "    def __init__(self, scale=1.0):\n"
-        "        self.scale = scale\n"
-        "    def __call__(self, images, prompts, **columns):\n"
-        "        return [self.scale * len(p) for p in prompts]\n"
-        "THREE = 3\n"
-        "def _weights():\n"
-        "    raise OSError('no weights')\n"
-        "class Picky:\n"
-        "    def __init__(self):\n"
-        "        _weights()\n"
-    )
+    (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
@@ -74,8 +75,7 @@ def test_what_a_module_raises_is_told_with_its_line(mine):
 
 def test_a_class_is_made_with_its_options(mine):
     reward = rewards.load("./mine.py:Scaled", options={"scale": 2.0})
-    assert reward.group_wise
-    assert reward(IMAGES, ["a", "bbb"], {}).tolist() == [2.0, 6.0]
+    assert (reward.group_wise, reward(IMAGES, ["a", "bbb"], {}).tolist()) == (True, [2.0, 6.0])
 
 
 def test_an_installed_package_offers_a_reward_by_its_entry_point(mine, monkeypatch):
@@ -97,7 +97,7 @@ def test_an_installed_package_offers_a_reward_by_its_entry_point(mine, monkeypat
     ("./mine.py:THREE", {}, "is int, which cannot be called"),
     ("./mine.py:redness", {"scale": 1}, "is a function and takes no options"),
     ("./mine.py:Scaled", {"size": 1}, "could not be made: TypeError"),
-    ("./mine.py:Picky", {}, "could not be made: OSError: no weights at mine.py:13$"),
+    ("./mine.py:Picky", {}, "could not be made: OSError: no weights at mine.py:14$"),
 ])  # fmt: skip
 def test_what_cannot_be_found_is_explained(mine, use, options, said):
     with pytest.raises(RewardError, match=said):

@@ -25,21 +25,17 @@ def test_pictures_drawn_from_their_caption_earn_almost_everything():
     assert np.mean(shapes(images, others)) < 0.15
 
 
-@pytest.mark.parametrize(
-    ("caption", "value"),
-    [
-        ("a red circle and a blue square", 1.0),
-        ("a red circle left of a blue square", 1.0),
-        ("a blue square right of a red circle", 1.0),
-        ("a red circle right of a blue square", 0.5),  # the objects are there, the relation is not
-        ("a red circle above a blue square", 0.5),
-        ("a red circle", 0.5),  # one of two found was asked for
-        ("two red circles and a blue square", 2 / 3),
-        ("a red square and a blue square", 0.5),  # right colour, wrong shape
-        ("a green circle and a blue square", 0.5),  # right shape, wrong colour
-        ("three yellow triangles", 0.0),
-    ],
-)
+@pytest.mark.parametrize(("caption", "value"), [
+    ("a red circle and a blue square", 1.0), ("a red circle left of a blue square", 1.0),
+    ("a blue square right of a red circle", 1.0),
+    ("a red circle right of a blue square", 0.5),  # the objects are there, the relation is not
+    ("a red circle above a blue square", 0.5),
+    ("a red circle", 0.5),  # one of two found was asked for
+    ("two red circles and a blue square", 2 / 3),
+    ("a red square and a blue square", 0.5),  # right colour, wrong shape
+    ("a green circle and a blue square", 0.5),  # right shape, wrong colour
+    ("three yellow triangles", 0.0),
+])  # fmt: skip
 def test_the_reward_is_the_share_of_the_caption_that_is_true(caption, value):
     assert reward([RED, BLUE], caption) == pytest.approx(value)
 

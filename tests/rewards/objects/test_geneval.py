@@ -15,21 +15,15 @@ def at(x, y, width=20, height=20, score=0.9, colour=None):
 
 
 # Centres apart by (dx, dy), boxes of 20 x 20: each axis loses 0.1 * (20 + 20) = 4, more than half of the length must remain.
-@pytest.mark.parametrize(
-    ("dx", "dy", "expected"),
-    [
-        (-30, 0, {"left of"}),
-        (30, 0, {"right of"}),
-        (0, -30, {"above"}),
-        (0, 30, {"below"}),
-        (4, 0, set()),  # the margin takes it all
-        (7.9, 0, set()),  # 3.9 of 7.9 is left: less than half
-        (8.1, 0, {"right of"}),  # 4.1 of 8.1
-        (30, -30, {"right of", "above"}),  # 26 of 42.4 on both axes
-        (30, 14, {"right of"}),  # 10 of 33.1 below: less than half
-        (0, 0, set()),
-    ],
-)
+@pytest.mark.parametrize(("dx", "dy", "expected"), [
+    (-30, 0, {"left of"}), (30, 0, {"right of"}), (0, -30, {"above"}), (0, 30, {"below"}),
+    (4, 0, set()),  # the margin takes it all
+    (7.9, 0, set()),  # 3.9 of 7.9 is left: less than half
+    (8.1, 0, {"right of"}),  # 4.1 of 8.1
+    (30, -30, {"right of", "above"}),  # 26 of 42.4 on both axes
+    (30, 14, {"right of"}),  # 10 of 33.1 below: less than half
+    (0, 0, set()),
+])  # fmt: skip
 def test_a_relation_holds_beyond_the_margin_along_its_axis(dx, dy, expected):
     assert relations(at(100 + dx, 100 + dy), at(100, 100)) == expected
 
@@ -187,16 +181,13 @@ def test_drawn_scenes_hold_what_their_captions_ask_for(credit):
     assert mean(right[1:] + right[:1]) < {"official": 0.05, "strict": 0.05, "partial": 0.4}[credit]
 
 
-@pytest.mark.parametrize(
-    ("caption", "asked", "partial"),
-    [
-        ("a red circle left of a blue square", "a red circle right of a blue square", 4 / 5),
-        ("a red circle left of a blue square", "a red circle above a blue square", 4 / 5),
-        ("two red circles", "three red circles", (2 / 3) / 2),  # a wrong count, and no credit for colours
-        ("two red circles", "two blue circles", 1 / 2),
-        ("a red circle and a blue square", "a blue circle and a red square", 1 / 2),  # attributes bound the wrong way
-    ],
-)
+@pytest.mark.parametrize(("caption", "asked", "partial"), [
+    ("a red circle left of a blue square", "a red circle right of a blue square", 4 / 5),
+    ("a red circle left of a blue square", "a red circle above a blue square", 4 / 5),
+    ("two red circles", "three red circles", (2 / 3) / 2),  # a wrong count, and no credit for colours
+    ("two red circles", "two blue circles", 1 / 2),
+    ("a red circle and a blue square", "a blue circle and a red square", 1 / 2),  # attributes bound the wrong way
+])  # fmt: skip
 def test_a_scene_earns_the_part_of_another_caption_that_it_holds(caption, asked, partial):
     image = torch.from_numpy(draw(arrange(caption, np.random.default_rng(3))))[None]
     columns = {key: [value] for key, value in metadata(asked).items()}

@@ -90,19 +90,13 @@ def test_what_is_asked_for(prompt, text, expected):
     assert asked_text(prompt, text) == expected
 
 
-@pytest.mark.parametrize(
-    ("read", "asked", "with_substring", "without"),
-    [
-        ("HELLO\nworld", "Hello World", 1, 1),
-        ("Ｈｅｌｌｏ！", "hello!", 1, 1),  # full-width letters, as some recognisers print them
-        ("Don’t stop – now", "Don't stop - now", 1, 1),
-        ("hello", "hello!", 5 / 6, 5 / 6),
-        ("the hello there", "hello", 1, 0),
-        ("jello", "hello", 4 / 5, 4 / 5),
-        ("", "hello", 0, 0),
-        ("completely different and long", "cat", 0, 0),
-    ],
-)
+@pytest.mark.parametrize(("read", "asked", "with_substring", "without"), [
+    ("HELLO\nworld", "Hello World", 1, 1),
+    ("Ｈｅｌｌｏ！", "hello!", 1, 1),  # full-width letters, as some recognisers print them
+    ("Don’t stop – now", "Don't stop - now", 1, 1), ("hello", "hello!", 5 / 6, 5 / 6),
+    ("the hello there", "hello", 1, 0), ("jello", "hello", 4 / 5, 4 / 5), ("", "hello", 0, 0),
+    ("completely different and long", "cat", 0, 0),
+])  # fmt: skip
 def test_what_is_read_is_compared_by_its_letters(read, asked, with_substring, without):
     assert similarity(read, asked) == pytest.approx(with_substring)
     assert similarity(read, asked, substring=False) == pytest.approx(without)

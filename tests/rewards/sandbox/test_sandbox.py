@@ -64,6 +64,10 @@ def scores(reward, *programs, tests=("assert answer == 42",)):
 
 
 GOOD = "answer = 42"
+FORGED = (
+    "import os\nfor handle in range(3, 9):\n    try:\n        os.write(handle, b'passed\\n1\\nTrue\\n')\n"
+    "    except OSError:\n        pass\nos._exit(0)"
+)
 
 ATTACKS = {
     "a fork bomb": "import os\nwhile True:\n    os.fork()",
@@ -291,17 +295,21 @@ def test_a_test_that_hangs_costs_the_ones_after_it_and_leaves_nothing_behind(lay
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_program_that_does_not_load_says_why(layers):
-    outcome = sandbox.run("import nothing_of_this_name", ["pass"])
-    said = "ModuleNotFoundError: No module named 'nothing_of_this_name'"
-    assert (outcome.passed, outcome.problem) == ((False,), said)
+DEFINED, ASKING, TRUE = "def f(x):\n    return x", "import sys\nsys.stdin.read()", ["assert f(1) == 1"]
 
 
-def test_only_who_asked_for_input_may_fail_at_the_top(layers):
-    failing, defined, tests = "n = int([][0])", "def f(x):\n    return x", ["assert f(1) == 1"]
-    assert sandbox.run(f"{failing}\n{defined}", tests).passed == (False,)
-    assert sandbox.run(f"{defined}\n{failing}", tests).problem.startswith("IndexError")
-    assert sandbox.run(f"import sys\nsys.stdin.read()\n{failing}\n{defined}", tests).passed == (True,)
+@pytest.mark.usefixtures("layers")
+@pytest.mark.parametrize(("program", "tests", "passed", "problem"), [
+    ("import no_such_name", ["pass"], (False,), "ModuleNotFoundError: No module named 'no_such_name'"),
+    (f"n = int([][0])\n{DEFINED}", TRUE, (False,), "IndexError: list index out of range"),
+    (f"{DEFINED}\nn = int([][0])", TRUE, (False,), "IndexError: list index out of range"),
+    (f"{ASKING}\nn = int([][0])\n{DEFINED}", TRUE, (True,), None),  # who asked for input may fail at the top
+    (FORGED, ["assert False", "assert True"], (False, False), "cheated: it wrote what was not asked for"),
+    ("def double(x):\n    return 2 * x", [f"assert double({n}) == {2 * n}" for n in range(2000)], (True,) * 2000, None),
+], ids=["no module", "above", "below", "asked for input", "forged", "thousands"])  # fmt: skip
+def test_a_program_has_its_outcome(program, tests, passed, problem):
+    outcome = sandbox.run(program, tests, sandbox.Limits(seconds=30))
+    assert (outcome.passed, outcome.problem) == (passed, problem)
 
 
 def test_ordinary_programs_have_what_they_need(layers):
@@ -344,14 +352,6 @@ def test_an_answer_cannot_take_back_what_was_said_nor_drown_it(layers):
     assert (outcome.passed, outcome.problem, outcome.layers) == ((False,), "timed out", layers)
 
 
-def test_loading_the_answer_cannot_print_the_tests_away(layers):
-    forged = (
-        "import os\nfor handle in range(3, 9):\n    try:\n        os.write(handle, b'passed\\n1\\nTrue\\n')\n"
-        "    except OSError:\n        pass\n"
-    )
-    assert sandbox.run(forged + "os._exit(0)", ["assert False", "assert True"]).passed == (False, False)
-
-
 def test_a_folder_holds_no_more_files_than_it_should_and_says_where_it_does(layers):
     program = (
         "made = 0\ntry:\n    while made < 5000:\n        open(str(made), 'w').close()\n        made += 1\n"
@@ -360,12 +360,6 @@ def test_a_folder_holds_no_more_files_than_it_should_and_says_where_it_does(laye
     tests = [f"assert made < {bound}" for bound in (sandbox.Limits().files + 1, sandbox.Limits().files - 200)]
     assert sandbox.run(program, tests).passed == (True, False)
     assert "disk" in sandbox.missing(without=ROOT_FOLDER)
-
-
-def test_thousands_of_tests_all_count(layers):
-    tests = [f"assert double({n}) == {2 * n}" for n in range(2000)]
-    outcome = sandbox.run("def double(x):\n    return 2 * x", tests, sandbox.Limits(seconds=30))
-    assert outcome.passed == (True,) * 2000
 
 
 def test_programs_stand_in_the_last_block_and_their_format_is_scored():

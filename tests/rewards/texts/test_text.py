@@ -57,18 +57,15 @@ def test_expressions_that_would_take_for_ever_are_refused_or_done_at_once(text):
     assert countdown([f"<answer>{text}</answer>"], [""], numbers=[[9, 9, 9]], target=[1]) == [0.1]
 
 
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
-        ("<answer>(7 + 3) * 5</answer>", 1.0),
-        ("<answer>\n3*5+7*5\n</answer>", 0.1),  # one number twice
-        ("<answer>(7+3)*5 = 50</answer>", 0.1),  # an equation is not an expression
-        ("<answer>50</answer>", 0.1),
-        ("<answer>5*(7+3)</answer><answer>no</answer>", 0.1),  # the last one counts
-        ("<answer>5*(7+3)", 0.0),  # an open tag is not an answer
-        ("5*(7+3)", 0.0),
-    ],
-)
+@pytest.mark.parametrize(("text", "score"), [
+    ("<answer>(7 + 3) * 5</answer>", 1.0),
+    ("<answer>\n3*5+7*5\n</answer>", 0.1),  # one number twice
+    ("<answer>(7+3)*5 = 50</answer>", 0.1),  # an equation is not an expression
+    ("<answer>50</answer>", 0.1),
+    ("<answer>5*(7+3)</answer><answer>no</answer>", 0.1),  # the last one counts
+    ("<answer>5*(7+3)", 0.0),  # an open tag is not an answer
+    ("5*(7+3)", 0.0),
+])  # fmt: skip
 def test_countdown_wants_every_number_once_between_the_last_tags(text, score):
     assert countdown([text], [""], numbers=["7,3,5"], target=["50"]) == [score]
     assert countdown([text], [""], numbers=[[5, 3, 7]], target=[50]) == [score]
@@ -124,23 +121,16 @@ def test_tags_are_counted_once_each_and_what_follows_costs():
     assert tags(texts, [""] * 5) == pytest.approx([0.5, 0.49, 0.25, 0.0, 0.0])
 
 
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
-        ("<reasoning>\na\nb\n</reasoning>\n<answer>\n1,000\n</answer>\n", 3.5),  # right, but not digits alone
-        ("<reasoning>\na\n</reasoning>\n<answer>\n1000\n</answer>\n", 4.0),
-        ("<reasoning>a</reasoning> <answer>1000</answer>", 3.5),
-        ("<reasoning>a</reasoning> <answer>999</answer>", 1.5),
-        ("<answer>1000</answer>", 2.75),
-        ("<reasoning>a</reasoning><answer>1000", 0.375 + 2.5),  # an open tag: no format, but an answer
-        ("<reasoning>a</reasoning><answer>1,000 eggs", 0.375 + 2.0),
-        ("1000", 2.5),  # as d1: without a tag the whole text is the answer
-        ("so it is 1000", 0.0),
-        (r"so it is $\boxed{1000}$", 2.5),
-        ("500 * 2 = 1000\n#### 1000", 2.5),
-        ("", 0.0),
-    ],
-)
+@pytest.mark.parametrize(("text", "score"), [
+    ("<reasoning>\na\nb\n</reasoning>\n<answer>\n1,000\n</answer>\n", 3.5),  # right, but not digits alone
+    ("<reasoning>\na\n</reasoning>\n<answer>\n1000\n</answer>\n", 4.0),
+    ("<reasoning>a</reasoning> <answer>1000</answer>", 3.5), ("<reasoning>a</reasoning> <answer>999</answer>", 1.5),
+    ("<answer>1000</answer>", 2.75),
+    ("<reasoning>a</reasoning><answer>1000", 0.375 + 2.5),  # an open tag: no format, but an answer
+    ("<reasoning>a</reasoning><answer>1,000 eggs", 0.375 + 2.0),
+    ("1000", 2.5),  # as d1: without a tag the whole text is the answer
+    ("so it is 1000", 0.0), (r"so it is $\boxed{1000}$", 2.5), ("500 * 2 = 1000\n#### 1000", 2.5), ("", 0.0),
+])  # fmt: skip
 def test_gsm8k_sums_format_and_correctness(text, score):
     assert gsm8k([text], [""], ["She sells 500 * 2 = <<500*2=1000>>1000.\n#### 1,000"]) == [score]
     assert gsm8k([text], [""], ["1000"]) == [score]
@@ -180,19 +170,13 @@ def test_an_answer_of_thousands_of_digits_is_wrong_and_no_error():
     assert gsm8k_accuracy(["<answer>" + "9" * 9000 + " eggs", "x"], [""] * 2, ["42", None]) == [0.0, None]
 
 
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
-        (r"<reasoning>a</reasoning><answer>\boxed{\dfrac12}</answer>", 3.0),
-        (r"<reasoning>\boxed{3}</reasoning><answer>\boxed{\frac{1}{2}}</answer>", 3.0),
-        (r"<answer>0.5</answer>", 2.0),
-        (r"so it is \boxed{1/2}.", 2.0),
-        (r"<answer>\boxed{2}</answer>", 0.5),
-        (r"<answer>\dfrac{1}{2}", 2.0),
-        ("1/2", 2.0),  # as d1: without a box the whole text is the answer
-        ("so it is 1/2", 0.0),
-    ],
-)
+@pytest.mark.parametrize(("text", "score"), [
+    (r"<reasoning>a</reasoning><answer>\boxed{\dfrac12}</answer>", 3.0),
+    (r"<reasoning>\boxed{3}</reasoning><answer>\boxed{\frac{1}{2}}</answer>", 3.0), (r"<answer>0.5</answer>", 2.0),
+    (r"so it is \boxed{1/2}.", 2.0), (r"<answer>\boxed{2}</answer>", 0.5), (r"<answer>\dfrac{1}{2}", 2.0),
+    ("1/2", 2.0),  # as d1: without a box the whole text is the answer
+    ("so it is 1/2", 0.0),
+])  # fmt: skip
 def test_math_wants_the_last_box(text, score):
     assert math_answer([text], [""], [r"Hence $x = \boxed{\frac{1}{2}}$."]) == [score]
     assert math_answer([text], [""], [r"\frac{1}{2}"]) == [score]
