@@ -66,19 +66,8 @@ def wheel(folder, entry_points):
 def test_an_installed_package_s_reward_has_a_name(pictures):
     announced = re.search(r'\[project.entry-points."(.*?)"\]\n(\w+) = "(.*?)"', PAGE)
     built = wheel(pictures, "[{}]\n{} = {}\n".format(*announced.groups()))
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-index",
-        "--no-deps",
-        "--no-compile",
-        "--target",
-        "site",
-    ]
-    subprocess.run([*install, str(built)], check=True)
+    install = "-m pip install --quiet --no-index --no-deps --no-compile --target site".split()
+    subprocess.run([sys.executable, *install, built], check=True)
     run = forked.Command(["score", announced[2], "--samples", "../pictures", "--format", "json"], {}, "site")
     said, problem = run.communicate()
     assert run.returncode == 0, problem

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from fakes import http_server, pictures_of, words_of
+from fakes import endpoint, pictures_of, words_of
 
 import rewards
 from rewards import RewardError
@@ -87,7 +87,7 @@ def test_a_function_in_a_file_compares(tmp_path, monkeypatch):
 @pytest.mark.parametrize("wrong", [2, -0.1, math.nan, "first"])
 def test_a_comparison_that_is_no_share_is_refused(wrong):
     with pytest.raises(RewardError, match="compare returned .*, not a number from 0 to 1 or None"):
-        preference(lambda first, second, prompt: wrong)(GROUP, ["a"] * 4, {})
+        preference(lambda *_: wrong)(GROUP, ["a"] * 4, {})
 
 
 @pytest.mark.parametrize(("options", "said"), [
@@ -103,17 +103,13 @@ def test_either_an_endpoint_or_a_function(options, said):
 def test_an_endpoint_compares_by_what_it_sees():
     questions = []
 
-    def respond(asked):
-        if asked.path == "/v1/models":
-            return {"data": [{"id": "vlm"}]}
-        request = asked.json
+    def answer(request):
         first, second = (int(picture[0, 0, 0]) for picture in pictures_of(request))
         questions.append(words_of(request))
-        brighter = "1" if first > second else "2"
-        said = "cannot tell" if {first, second} == {51, 204} else f'{{"answer": "{brighter}"}}'
-        return {"choices": [{"message": {"content": said}}]}
+        better = "1" if first > second else "2"
+        return "cannot tell" if {first, second} == {51, 204} else f'{{"answer": "{better}"}}'
 
-    with http_server(respond) as url:
+    with endpoint(answer) as url:
         reward = rewards.load("preference", options={"endpoint": f"{url}/v1"})
         values = reward(GROUP, ["a lamp"] * 4, {"n": [1] * 4})
     assert values.tolist() == pytest.approx([0.5 / 3, 2.5 / 3, 1 / 3, 2 / 3])
