@@ -59,6 +59,9 @@ class Reward:
     offset: float = 0.0
     only: Mapping[str, Any] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        return f"the reward {self.name!r}"
+
     def applies(self, columns: Mapping[str, Any]) -> bool:
         """Return True if the reward applies to a row with these columns."""
         return matches(columns, self.only)
@@ -80,25 +83,18 @@ class Reward:
         """
         import torch  # imported here so that rewards can be found and described without it
 
-        if isinstance(samples, torch.Tensor):
-            samples = samples.contiguous()  # rounding of sums depends on the layout
-        takes = self.takes
-        given = {k: list(v) for k, v in columns.items() if takes is None or k in takes}
+        # Contiguous, since rounding of sums depends on the layout.
+        samples = samples.contiguous() if isinstance(samples, torch.Tensor) else list(samples)
+        given = {k: list(v) for k, v in columns.items() if self.takes is None or k in self.takes}
         for name in [*inspect.signature(self.function).parameters][:2]:
             if name in given:
-                raise RewardError(
-                    f"the reward {self.name!r} calls an argument {name!r}, so no column can have that name"
-                )
-        with kept(f"the reward {self.name!r}", self.function, calls=True):
-            returned = self.function(
-                samples if isinstance(samples, torch.Tensor) else list(samples), list(prompts), **given
-            )
+                raise RewardError(f"{self} calls an argument {name!r}, so no column can have that name")
+        with kept(str(self), self.function, calls=True):
+            returned = self.function(samples, list(prompts), **given)
             values = self._read_values(returned, len(prompts))  # a generator runs only here
             if len(values) != len(prompts):
-                raise RewardError(f"the reward {self.name!r} returned {len(values)} values for {len(prompts)} samples")
-            numbers = [
-                self._read_number(value, i) for i, value in enumerate(values)
-            ]  # may call the plug-in's __float__
+                raise RewardError(f"{self} returned {len(values)} values for {len(prompts)} samples")
+            numbers = [self._read_number(value, i) for i, value in enumerate(values)]  # may run a plug-in's __float__
         return torch.tensor(numbers, dtype=torch.float64)
 
     def _read_values(self, returned: Any, size: int) -> list[Any]:
@@ -108,13 +104,13 @@ class Reward:
             entries = iter(returned)
         except TypeError:
             kind = type(returned).__name__
-            raise RewardError(f"the reward {self.name!r} returned {kind}, not a list of {size} floats") from None
+            raise RewardError(f"{self} returned {kind}, not a list of {size} floats") from None
         return list(entries)  # outside the try: a generator's TypeError is the plug-in's own
 
     def to(self, device: torch.device | str) -> None:
         """Move the reward to a device if it has a method `to`."""
         if hasattr(self.function, "to"):
-            with kept(f"the reward {self.name!r}", self.function):
+            with kept(str(self), self.function):
                 self.function.to(device)
 
     def _read_number(self, value: Any, i: int) -> float:
@@ -128,7 +124,7 @@ class Reward:
             return math.inf
         except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several numbers
             kind = type(value).__name__
-            raise RewardError(f"the reward {self.name!r} returned {kind} for sample {i}, not a float or None") from None
+            raise RewardError(f"{self} returned {kind} for sample {i}, not a float or None") from None
         return number if math.isfinite(number) else math.inf
 
     def check(self, sample: torch.Tensor | str, prompt: str, columns: Mapping[str, Any]) -> None:
@@ -136,12 +132,10 @@ class Reward:
         import torch
 
         two = torch.stack([sample, sample.flip(-1)]) if isinstance(sample, torch.Tensor) else [sample, sample]
-        with _one_sentence(f"the reward {self.name!r} failed on two synthetic samples", self.function):
+        with _one_sentence(f"{self} failed on two synthetic samples", self.function):
             values = self(two, [prompt, prompt], {k: [v, v] for k, v in columns.items()})
         if values.isinf().any():
-            raise RewardError(
-                f"the reward {self.name!r} returned NaN or infinity for a synthetic sample, not a float or None"
-            )
+            raise RewardError(f"{self} returned NaN or infinity for a synthetic sample, not a float or None")
 
 
 def matches(columns: Mapping[str, Any], only: Mapping[str, Any]) -> bool:
@@ -221,9 +215,8 @@ def find(use: str) -> Any:
         with _one_sentence(sentence, module), kept(f"the reward {use!r}", module, imports=True):
             return installed[use].load()
     hint = nearest(use, [*BUILT_IN, *installed])
-    raise RewardError(
-        f"there is no reward {use!r}, {hint}" + ("" if hint.endswith("?") else ", or write ./file.py:function")
-    )
+    hint += "" if hint.endswith("?") else ", or write ./file.py:function"
+    raise RewardError(f"there is no reward {use!r}, {hint}")
 
 
 def _only_reward(use: str, module: Any) -> Any:

@@ -72,10 +72,7 @@ BUILT_IN: dict[str, Card] = {
     "pickscore": Card("rewards.models.clip:PickScore", "image, prompt", "about 16 to 26", *_PICKSCORE),
     "video_pickscore": Card("rewards.models.clip:VideoPickScore", "video, prompt", "about 16 to 26", *_PICKSCORE),
     "hpsv2": Card(
-        "rewards.models.openclip:HPSv2",
-        "image, prompt",
-        "-1 to 1",
-        "xswu/HPSv2, HPS_v2.1_compressed.pt (about 4 GB)",
+        "rewards.models.openclip:HPSv2", "image, prompt", "-1 to 1", "xswu/HPSv2, HPS_v2.1_compressed.pt (about 4 GB)"
     ),
     "aesthetic": Card(
         "rewards.models.openclip:Aesthetic",
@@ -113,10 +110,7 @@ BUILT_IN: dict[str, Card] = {
     "video_align_style": Card(_JUDGE, "video, prompt", "0 to 1", *_SERVED, {"style": "video_align_style"}),
     "preference": Card("rewards.preference:Preference", "group, prompt", "0 to 1 (win rate)", *_SERVED),
     "votes": Card(
-        "rewards.models.votes:Votes",
-        "image, prompt",
-        "log-odds, 0 is as good as the mean",
-        "those of the features",
+        "rewards.models.votes:Votes", "image, prompt", "log-odds, 0 is as good as the mean", "those of the features"
     ),
     "countdown": Card("rewards.texts.text:countdown", "text, numbers, target", "0, 0.1 or 1"),
     "sudoku": Card("rewards.texts.text:sudoku", "text, puzzle, solution", "0 to 1"),

@@ -37,12 +37,9 @@ SMALLEST_AREA = 24  # pixels; the smallest drawn object covers 72
 LEAST_OVERLAP = 0.75  # with the best template, as intersection over union; below, a component has no shape
 RELATION_MARGIN = 4.0  # pixels between the two centres along the relation's axis
 
-_PHRASE = (
-    rf"(?P<count{{0}}>{'|'.join(COUNTS)}) (?P<colour{{0}}>{'|'.join(COLOURS)}) (?P<shape{{0}}>{'|'.join(SHAPES)})s?"
-)
-_CAPTION = re.compile(
-    _PHRASE.format(1) + rf"(?: (?P<joint>and|{'|'.join(RELATIONS)}) " + _PHRASE.format(2) + r")?", re.IGNORECASE
-)
+_COUNT, _COLOUR, _SHAPE, _RELATION = ("|".join(words) for words in (COUNTS, COLOURS, SHAPES, RELATIONS))
+_PHRASE = rf"(?P<count{{0}}>{_COUNT}) (?P<colour{{0}}>{_COLOUR}) (?P<shape{{0}}>{_SHAPE})s?"
+_CAPTION = re.compile(rf"{_PHRASE.format(1)}(?: (?P<joint>and|{_RELATION}) {_PHRASE.format(2)})?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -105,14 +102,9 @@ def detect(images_BCHW: np.ndarray) -> list[list[Found]]:
             continue
         mask, top = divmod(int(lines[rows.start]), height + 1)
         image, colour = divmod(mask, len(COLOURS))
-        found[image].append(
-            Found(
-                list(COLOURS)[colour],
-                _shape(component.shape, area, areas, shared),
-                (x / area + columns.start, y / area + top),
-                (columns.start, top, columns.stop, top + component.shape[0]),
-            )
-        )
+        shape = _shape(component.shape, area, areas, shared)
+        box = (columns.start, top, columns.stop, top + component.shape[0])
+        found[image].append(Found(list(COLOURS)[colour], shape, (x / area + columns.start, y / area + top), box))
     return found
 
 
@@ -180,10 +172,9 @@ def _relation_holds(found: list[Found], caption: Caption) -> bool:
         return True
     first, name, second = caption.relation
     along_x, along_y = RELATIONS[name]
-    places = [[f.centre for f in found if (f.colour, f.shape) == kind] for kind in (first, second)]
-    return any(
-        (ax - bx) * along_x + (ay - by) * along_y > RELATION_MARGIN for ax, ay in places[0] for bx, by in places[1]
-    )
+    a, b = ([f.centre for f in found if (f.colour, f.shape) == kind] for kind in (first, second))
+    distances = ((ax - bx) * along_x + (ay - by) * along_y for ax, ay in a for bx, by in b)
+    return any(distance > RELATION_MARGIN for distance in distances)
 
 
 def shapes(images: torch.Tensor, prompts: Sequence[str], caption: Sequence[str | None] | None = None) -> list[float]:

@@ -83,14 +83,11 @@ class ImageReward(PictureReward):
         return nn.ModuleDict({"vision": eye.to(self.dtype), "text": reader.to(self.dtype), "head": head})
 
     def _score(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-        tokens = self.tokenizer(
-            prompts, padding=True, truncation=True, max_length=LONGEST_PROMPT, return_tensors="pt"
-        ).to(self.device)
-        output = self.model["text"](
-            tokens["input_ids"],
-            attention_mask=tokens["attention_mask"],
-            encoder_hidden_states=self.model["vision"](pixel_values=self.pixels(images)).last_hidden_state,
-        )
+        limits = {"padding": True, "truncation": True, "max_length": LONGEST_PROMPT}
+        tokens = self.tokenizer(prompts, return_tensors="pt", **limits).to(self.device)
+        picture = self.model["vision"](pixel_values=self.pixels(images)).last_hidden_state
+        ids, mask = tokens["input_ids"], tokens["attention_mask"]
+        output = self.model["text"](ids, attention_mask=mask, encoder_hidden_states=picture)
         return (self.model["head"](output.last_hidden_state[:, 0].float()).squeeze(-1) - MEAN) / STD
 
 

@@ -102,9 +102,8 @@ class ModelReward(ABC):
     def text_features(self, texts: list[str], **limits: int) -> torch.Tensor:
         """Return features (b, D) of texts by a contrastive model of transformers; `limits` are options of the tokenizer."""
         tokens = self.tokenizer(texts, padding=True, truncation=True, return_tensors="pt", **limits).to(self.device)
-        return pooled_features(
-            self.model.get_text_features(tokens["input_ids"], attention_mask=tokens["attention_mask"])
-        )
+        output = self.model.get_text_features(tokens["input_ids"], attention_mask=tokens["attention_mask"])
+        return pooled_features(output)
 
     def file(self, filename: str) -> Path:
         """Return a file of weights: `path` itself, or `filename` in the folder or of the hub id `path`."""
@@ -123,9 +122,8 @@ class ModelReward(ABC):
         """Turn whatever is raised while something at `path` is loaded into one sentence."""
         local = Path(path).exists()
         if not local and not HUB_ID.fullmatch(path):
-            raise RewardError(
-                f"{self.called}: there is no {path}, give a path that is there or a hub id such as {self.weights}"
-            )
+            hint = f"give a path that is there or a hub id such as {self.weights}"
+            raise RewardError(f"{self.called}: there is no {path}, {hint}")
         try:
             yield
         except RewardError:
@@ -236,9 +234,8 @@ def select_weights(weights: dict[str, torch.Tensor], prefix: str) -> dict[str, t
 
 def laion_aesthetic_head(weights: dict[str, torch.Tensor]) -> nn.Sequential:
     """Return the linear head D-1024-128-64-16-1 of the LAION aesthetic predictor, numbered 0, 2, 4, 6, 7 around dropout."""
-    first, second, third, fourth, last = (
-        nn.Linear(*widths) for widths in pairwise([weights["0.weight"].shape[1], 1024, 128, 64, 16, 1])
-    )
+    widths = [weights["0.weight"].shape[1], 1024, 128, 64, 16, 1]
+    first, second, third, fourth, last = (nn.Linear(*pair) for pair in pairwise(widths))
     head = nn.Sequential(first, nn.Identity(), second, nn.Identity(), third, nn.Identity(), fourth, last)
     head.load_state_dict(weights)
     return head

@@ -63,18 +63,13 @@ def of_transformers(processor: Any) -> Preprocessing:
     elif set(size) == {"height", "width"}:
         fit, edges = "exact", (size["height"], size["width"])
     else:
-        raise ValueError(
-            f"{type(processor).__name__} resizes by {', '.join(size)}, not to a shortest edge or a height and width"
-        )
+        kind = type(processor).__name__
+        raise ValueError(f"{kind} resizes by {', '.join(size)}, not to a shortest edge or a height and width")
     crop = dict(processor.crop_size) if getattr(processor, "do_center_crop", None) else None
-    return Preprocessing(
-        edges,
-        fit,
-        (crop["height"], crop["width"]) if crop else None,
-        mean=tuple(processor.image_mean),
-        std=tuple(processor.image_std),
-        interpolation=InterpolationMode.BILINEAR if processor.resample == BILINEAR else InterpolationMode.BICUBIC,
-    )
+    crop_edges = (crop["height"], crop["width"]) if crop else None
+    interpolation = InterpolationMode.BILINEAR if processor.resample == BILINEAR else InterpolationMode.BICUBIC
+    mean, std = tuple(processor.image_mean), tuple(processor.image_std)
+    return Preprocessing(edges, fit, crop_edges, mean=mean, std=std, interpolation=interpolation)
 
 
 def of_open_clip(config: dict[str, Any]) -> Preprocessing:

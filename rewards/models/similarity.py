@@ -61,16 +61,14 @@ class ImageSimilarity(_Features):
             )
         references = columns[self.column]
         rows = [i for i, reference in enumerate(references) if reference is not None]
-        for i in rows:
-            if not isinstance(references[i], str):
-                raise RewardError(
-                    f"image_similarity: the column {self.column!r} must name one file, not be {references[i]!r}"
-                )
+        for reference in (references[i] for i in rows):
+            if not isinstance(reference, str):
+                column = f"the column {self.column!r}"
+                raise RewardError(f"image_similarity: {column} must name one file, not be {reference!r}")
+        values = self.batched(images[rows], [references[i] for i in rows]).tolist() if rows else []
         scores: list[float | None] = [None] * len(prompts)
-        if rows:
-            values = self.batched(images[rows], [references[i] for i in rows]).tolist()
-            for i, value in zip(rows, values, strict=True):
-                scores[i] = value
+        for i, value in zip(rows, values, strict=True):
+            scores[i] = value
         return scores
 
     def _score(self, images: torch.Tensor, references: Sequence[str]) -> torch.Tensor:
@@ -113,6 +111,5 @@ def _read(file: str) -> torch.Tensor:
     try:
         return pil_to_tensor(media.picture(file)).float() / 255
     except media.MediaError as error:
-        raise RewardError(
-            f"image_similarity: the reference {file} is not a picture that can be read ({error})"
-        ) from error
+        reference = f"the reference {file} is not a picture that can be read"
+        raise RewardError(f"image_similarity: {reference} ({error})") from error

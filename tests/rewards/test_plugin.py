@@ -66,7 +66,7 @@ def wheel(folder, entry_points):
 def test_an_installed_package_s_reward_has_a_name(pictures):
     announced = re.search(r'\[project.entry-points."(.*?)"\]\n(\w+) = "(.*?)"', PAGE)
     built = wheel(pictures, "[{}]\n{} = {}\n".format(*announced.groups()))
-    install = "-m pip install --quiet --no-index --no-deps --no-compile --target site".split()
+    install = ["-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--target", "site"]
     subprocess.run([sys.executable, *install, built], check=True)
     run = forked.Command(["score", announced[2], "--samples", "../pictures", "--format", "json"], {}, "site")
     said, problem = run.communicate()
