@@ -8,12 +8,9 @@ import torch
 
 
 def loudness(audio: torch.Tensor, prompts: Sequence[str]) -> list[float]:
-    """Return the root mean square of each waveform: 0 is silence, 0.707 a full-scale sine, 1 a full-scale square wave.
+    """Return the root mean square of waveforms (B, C, N): 0 is silence, 0.707 a full-scale sine, 1 a full-scale square.
 
-    Samples beyond full scale are clipped, as in a file.
-
-    Args:
-        audio: float (B, C, N), full scale is -1 to 1.
+    Full scale is -1 to 1; samples beyond it are clipped, as in a file.
     """
     check_audio("loudness", audio)
     return audio.float().clamp(-1, 1).square().mean((1, 2)).sqrt().tolist()

@@ -10,11 +10,7 @@ from PIL import Image
 
 
 def jpeg_size(images: torch.Tensor, prompts: Sequence[str]) -> list[float]:
-    """Return minus the kilobytes of each picture as a JPEG of quality 95: compressibility (DDPO, 2305.13301).
-
-    Args:
-        images: float (B, 3, H, W) in [0, 1].
-    """
+    """Return minus the kilobytes of pictures (B, 3, H, W) in [0, 1] as JPEGs of quality 95 (DDPO, 2305.13301)."""
     check_images("jpeg_size", images)
     sizes = []
     for image in images.float().cpu().mul(255).round().byte().permute(0, 2, 3, 1).numpy():

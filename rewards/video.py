@@ -10,11 +10,7 @@ from torch.nn.functional import avg_pool2d
 
 
 def motion(videos: torch.Tensor, prompts: Sequence[str]) -> list[float]:
-    """Return the mean absolute difference of neighbouring frames: 0 is a still, 1 alternates black and white.
-
-    Args:
-        videos: float (B, F, 3, H, W) in [0, 1], F >= 2.
-    """
+    """Return the mean absolute difference of neighbouring frames in (B, F, 3, H, W) in [0, 1]: 0 for a still, at most 1."""
     check_videos("motion", videos, frames=2)
     return videos.float().diff(dim=1).abs().mean((1, 2, 3, 4)).tolist()
 
@@ -24,10 +20,8 @@ def temporal_consistency(videos: torch.Tensor, prompts: Sequence[str]) -> list[f
 
     The form is VBench's subject consistency (arXiv 2311.17982) with structural similarity in place of a model's features:
     the frame before shows flicker, the first frame drift. Unrelated frames earn about 0. A still earns the maximum of 1,
-    and less motion earns more, so combine it with a reward that a still cannot earn, such as `motion`.
-
-    Args:
-        videos: float (B, F, 3, H, W) in [0, 1], F >= 2, H and W >= 8.
+    and less motion earns more, so combine it with a reward that a still cannot earn, such as `motion`. Frames have 8 x 8
+    pixels or more.
     """
     check_videos("temporal_consistency", videos, frames=2, side=8)
     scores = []
@@ -39,11 +33,7 @@ def temporal_consistency(videos: torch.Tensor, prompts: Sequence[str]) -> list[f
 
 
 def structural_similarity(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the mean SSIM (Wang et al. 2004) over colours and windows of 8 x 8 pixels in steps of 4, (N,) in [-1, 1].
-
-    Args:
-        a, b: float (N, 3, H, W) in [0, 1].
-    """
+    """Return SSIM (Wang et al. 2004) of (N, 3, H, W) in [0, 1]: mean over colours and 8 x 8 windows in steps of 4, (N,)."""
     mean = partial(avg_pool2d, kernel_size=8, stride=4)
     mean_a, mean_b = mean(a), mean(b)
     variances = mean(a * a) - mean_a**2 + (mean(b * b) - mean_b**2)

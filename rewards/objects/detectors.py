@@ -63,11 +63,7 @@ class Detector(ABC):
 
     @torch.no_grad()
     def __call__(self, images: torch.Tensor, names: Sequence[str], threshold: float) -> list[Found]:
-        """Return each picture's objects by class with a score above `threshold`; images are float (B, 3, H, W) in [0, 1].
-
-        Raises:
-            RewardError: the model does not know a class.
-        """
+        """Return the objects of each picture, float (B, 3, H, W) in [0, 1], by class, with a score above `threshold`."""
         return self._find(images.to(self.model.device), names, threshold)
 
     @abstractmethod

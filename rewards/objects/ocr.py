@@ -32,10 +32,7 @@ _ALIKE = str.maketrans("‘’‛`´“”„«»‐‑‒–—−", "'''''" + 
 
 
 def asked_text(prompt: str, text: Any = None) -> str | None:
-    """Return the requested text: the column `text` if it is set, else all quoted parts of the prompt; None if it is empty.
-
-    Quotes are "…", “…”, „…“, «…» and 「…」, not single ones, which are often apostrophes.
-    """
+    """Return the column `text`, else all quoted parts of the prompt; None if empty. Single quotes are often apostrophes."""
     if text is None:
         text = " ".join(_quoted(prompt))
     return str(text) if normalised(str(text)) else None
@@ -60,10 +57,7 @@ def normalised(text: str) -> str:
 
 
 def similarity(read: str, asked: str, substring: bool = True) -> float:
-    """Return max(0, 1 - edit distance / length of the requested text) of normalised texts, in [0, 1].
-
-    With `substring` requested text that appears whole earns 1 (Flow-GRPO's code; its paper has the edit distance alone).
-    """
+    """Return max(0, 1 - edit distance / length of `asked`), normalised; 1 if `substring` and `asked` appears whole."""
     read, asked = normalised(read), normalised(asked)
     if substring and asked in read:
         return 1.0
@@ -73,8 +67,8 @@ def similarity(read: str, asked: str, substring: bool = True) -> float:
 def edit_distance(a: str, b: str) -> int:
     """Return the Levenshtein distance of two texts.
 
-    Columns of the table are bit vectors of differences in integers (Myers 1999, after Hyyrö 2003): two texts of `LONGEST`
-    characters take 30 ms.
+    Bit vectors in integers hold differences in columns of the table (Myers 1999, after Hyyrö 2003): 30 ms for `LONGEST`
+    letters.
     """
     a, b = sorted((a, b), key=len)
     whole, places = (1 << len(b)) - 1, dict.fromkeys(b, 0)
@@ -94,8 +88,7 @@ def edit_distance(a: str, b: str) -> int:
 def reading_order(boxes: np.ndarray) -> np.ndarray:
     """Return the reading order (N,) of text boxes with a common tilt: lines from top to bottom, each from left to right.
 
-    Args:
-        boxes: float (N, 4, 2), N >= 1, corners (x, y) clockwise from the upper left one.
+    Boxes are float (N, 4, 2), N >= 1, corners (x, y) clockwise from the upper left one.
     """
     along = (boxes[:, 1] - boxes[:, 0]).sum(0)
     along = along / np.linalg.norm(along)

@@ -44,11 +44,8 @@ class Clause:
 
 
 def read_clauses(rows: Sequence[Mapping[str, Any]], place: str) -> tuple[Clause, ...]:
-    """Read rows of GenEval's metadata such as `{"class": "dog", "count": 1, "color": "red", "position": ["left of", 0]}`.
-
-    `place` begins the sentence of a RewardError about a malformed row.
-    """
-    clauses: list[Clause] = []
+    """Read rows of GenEval's metadata; a RewardError names the malformed row and begins with `place`."""
+    clauses: list[Clause] = []  # of {"class": "dog", "count": 1, "color": "red", "position": ["left of", 0]}
     for row in rows:
         try:
             relation, target = row.get("position") or (None, 0)
@@ -89,7 +86,7 @@ def official(objects: Objects, include: Sequence[Clause], exclude: Sequence[Clau
     """Return whether GenEval counts a picture as correct.
 
     The `count` most confident objects of each class must exist, all have the colour, and each have the relation to each
-    object of the target row, which must be satisfied itself. No class of `exclude` may occur `count` times or more.
+    object of the satisfied target row. No class of `exclude` may occur `count` times or more.
     """
     groups = _match(objects, include, lambda found, clause: found[: clause.count])
     surplus = any(len(objects.get(clause.name, ())) >= clause.count for clause in exclude)

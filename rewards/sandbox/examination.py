@@ -237,11 +237,7 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
 
 
 def rebuild(tagged: dict[str, Any]) -> Any:
-    """Return the plain value of a JSON object of `rewards/jail/trial.py`, as an `object_hook`.
-
-    Raises:
-        ValueError, TypeError, ArithmeticError: it stands for none.
-    """
+    """Return the plain value of a JSON object of `rewards/jail/trial.py`, as an `object_hook`, or raise ValueError."""
     if len(tagged) != 1 or not tagged.keys() <= _KINDS.keys():
         raise ValueError("no value of a trial")
     [(kind, content)] = tagged.items()

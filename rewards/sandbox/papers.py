@@ -37,11 +37,7 @@ class Paper:
 
 
 def paper(test: str) -> Paper:
-    """Split a test. A function of one parameter that is called once (`check(candidate)`) is split as well.
-
-    Raises:
-        SyntaxError, ValueError: it is not Python.
-    """
+    """Split a test, also a function of one parameter that is called once (`check(candidate)`), or raise SyntaxError."""
     tree = ast.parse(test)
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):

@@ -50,9 +50,6 @@ class Chat:
         token_env: name of the environment variable with the API key.
         max_tokens: of an answer with its reasoning; not for `logprobs`.
         extra: further fields of each request.
-
-    Raises:
-        RewardError: the endpoint does not answer, has no such model, or an option is wrong.
     """
 
     def __init__(
@@ -89,14 +86,7 @@ class Chat:
         self.asked = self.unread = 0  # questions sent, repeated ones included, and unreadable answers
 
     def ask(self, questions: Sequence[Sequence[dict[str, Any]]]) -> list[float | None]:
-        """Return the value of each answer; None for one that could not be read.
-
-        Args:
-            questions: each a list of parts (see `text` and `pictures`).
-
-        Raises:
-            RewardError: the endpoint failed at one of them.
-        """
+        """Return the value of each answer, None if unreadable; a question is a list of parts (see `text` and `pictures`)."""
         with ThreadPoolExecutor(self.concurrency) as pool:
             values_and_tries = list(pool.map(self._ask, questions))
         self.asked += sum(tries for _, tries in values_and_tries)
@@ -149,11 +139,7 @@ def text(words: str) -> dict[str, Any]:
 
 
 def pictures(sample: torch.Tensor, frames: int) -> list[dict[str, Any]]:
-    """Return an image (3, H, W) in [0, 1] or evenly spaced frames of a video (F, 3, H, W) as parts of a question.
-
-    Raises:
-        ValueError: the sample is neither.
-    """
+    """Return an image (3, H, W) in [0, 1] or evenly spaced frames of a video (F, 3, H, W) as parts of a question."""
     if sample.ndim not in (3, 4) or sample.shape[-3] != 3:
         raise ValueError(
             f"a judge looks at images (3, H, W) and videos (F, 3, H, W), not at shape {tuple(sample.shape)}"
@@ -193,7 +179,7 @@ def read(words: str, answers: Mapping[str, float]) -> float | None:
 
 
 def expected(top: Sequence[tuple[str, float]], answers: Mapping[str, float]) -> float | None:
-    """Return the mean value of the answers weighted with their probabilities; None if these sum to less than `LEAST_MASS`.
+    """Return the mean of the answers' values weighted by probability; None if these sum to less than `LEAST_MASS`.
 
     `top` has the most probable tokens and their log-probabilities; a token stands for the answer that it begins.
     """

@@ -32,9 +32,6 @@ class Client:
         retries: further rounds over the replicas after a failure, each after twice the pause.
         token_env: name of the environment variable with the server's token.
         transport: `float32`, exact, or `uint8`, a quarter of the size and rounded to 256 levels.
-
-    Raises:
-        RewardError: a server does not answer, is not a reward server, or has no such reward.
     """
 
     remote = True  # waits for a server and retries by itself
@@ -66,11 +63,7 @@ class Client:
         self._most_bytes = min(most for *_, most in cards)
 
     def __call__(self, samples: Samples, prompts: Sequence[str], **columns: Any) -> list[float | None]:
-        """Return the served reward of B samples (or texts).
-
-        Raises:
-            RewardError: no replica answered, or an answer is not B numbers.
-        """
+        """Return the served reward of B samples (or texts)."""
         columns = {k: v for k, v in columns.items() if self._takes is None or k in self._takes}
         size, deadline = len(prompts), time.monotonic() + self._endpoint.timeout
         parts = 1 if self.group_wise else min(len(self._endpoint.urls), size)

@@ -36,9 +36,6 @@ class Endpoint:
         timeout: seconds per request with all its tries; replicas share what is left.
         retries: further rounds after the first.
         token_env: name of the environment variable with the bearer token, if any.
-
-    Raises:
-        RewardError: a URL is not valid, or the variable is not set or not a token.
     """
 
     def __init__(self, urls: Sequence[str], timeout: float, retries: int, token_env: str | None = None):
@@ -78,12 +75,11 @@ class Endpoint:
         Args:
             only: the one replica to ask.
             deadline: in `time.monotonic`; by default `timeout` from now.
-            most_bytes: maximum size of an answer, by default `MOST_BYTES`.
             content: of the request, as httpx takes it (`content`, `json`, `headers`).
 
         Raises:
             NoAnswer: there was none.
-            RewardError: the status of the answer is no success.
+            RewardError: the status of the answer is no success, or it has more than `most_bytes` (default `MOST_BYTES`).
         """
         deadline = time.monotonic() + self.timeout if deadline is None else deadline
         most_bytes = MOST_BYTES if most_bytes is None else most_bytes

@@ -129,11 +129,7 @@ class Connection(H11Protocol):
 
 
 def listen(host: str, port: int, token: str | None) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        RewardError: other machines can reach the address without a token, or it is not available.
-    """
+    """Return a listening socket; raise RewardError if it needs a token or the address is not available."""
     if token is None and not is_loopback(host):
         raise RewardError(
             f"--host: {host} can be reached from other machines, so name a variable with a token, --token-env NAME"

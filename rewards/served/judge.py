@@ -120,11 +120,7 @@ class Judge:
         self.frames = frames
 
     def __call__(self, samples: torch.Tensor, prompts: Sequence[str], **columns: Sequence[Any]) -> list[float | None]:
-        """Return grades of B samples, images (B, 3, H, W) or videos (B, F, 3, H, W) in [0, 1].
-
-        Raises:
-            RewardError: the endpoint failed, or a question names a missing column.
-        """
+        """Return grades of B samples, images (B, 3, H, W) or videos (B, F, 3, H, W) in [0, 1]."""
         asked = []
         for i, (sample, prompt) in enumerate(zip(samples, prompts, strict=True)):
             shown = pictures(sample, self.frames)

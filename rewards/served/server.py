@@ -54,16 +54,13 @@ def app(
     max_bytes: int = 256 << 20,
     device: torch.device | str = "cpu",
 ) -> Guard:
-    """Return the ASGI application.
+    """Return the ASGI application; raise RewardError if a reward's name cannot be part of a URL or occurs twice.
 
     Args:
         token: that every request must bear, if any.
         batch_size: samples up to which waiting requests are joined; one request is never split.
         max_bytes: largest body of a request.
         device: where rewards receive their samples.
-
-    Raises:
-        RewardError: a reward's name cannot be part of a URL, or occurs twice.
     """
     lanes: dict[str, _Lane] = {}
     refused: Counter[str] = Counter()

@@ -33,13 +33,9 @@ class Batch:
 def encode(
     samples: torch.Tensor | Sequence[str], prompts: Sequence[str], columns: Mapping[str, Sequence[Any]], transport: str
 ) -> list[bytes | memoryview]:
-    """Return the body of a request in consecutive parts.
+    """Return the body of a request in consecutive parts; raise ValueError if a column is not serialisable as JSON.
 
-    Args:
-        samples: (B, ...), in [0, 1] if `transport` is `uint8`; or B texts, which become JSON in the header.
-
-    Raises:
-        ValueError: a column is not serialisable as JSON.
+    Samples are (B, ...), in [0, 1] if `transport` is `uint8`, or B texts, which become JSON in the header.
     """
     metadata = {"prompts": json.dumps(list(prompts)), "columns": _as_json(columns)}
     if not isinstance(samples, torch.Tensor):
@@ -81,11 +77,7 @@ def as_floats(samples: torch.Tensor) -> torch.Tensor:
 
 
 def decode(body: bytearray) -> Batch:
-    """Return what `encode` was given; samples are a view of the body.
-
-    Raises:
-        ValueError: the body is malformed; the sentence says where.
-    """
+    """Return what `encode` was given, samples as a view of the body; raise ValueError at the first fault."""
     if header_bytes(body) > min(MOST_HEADER, len(body)):
         raise ValueError(f"the body is not a safetensors file with a header of {MOST_HEADER} bytes at most")
     start = 8 + header_bytes(body)

@@ -73,12 +73,9 @@ def countdown(
 ) -> Scores:
     """Return 1 for an expression of exactly the given numbers that makes the target, 0.1 for any other answer, 0 for none.
 
-    The rule of d1 (2504.12216, its released code): the integers in the answer are, as a multiset, the numbers; it has only
-    digits, + - * / ( ) . and white space; its value lies within 1e-5 of the target. So ** and // count, as they do there.
-
-    Args:
-        numbers: B lists of integers, or texts such as "3,25,7".
-        target: B integers.
+    The rule of d1 (2504.12216, its released code): the integers in the answer are, as a multiset, `numbers` (lists of
+    integers or texts such as "3,25,7"); it has only digits, + - * / ( ) . and white space; its value lies within 1e-5 of
+    the integer `target`. So ** and // count, as they do there.
     """
     return _score(_countdown, texts, bare, numbers, target)
 
@@ -104,11 +101,8 @@ def sudoku(
 ) -> Scores:
     """Return the share of empty cells that are filled correctly, in [0, 1]; 0 without an answer (d1, 2504.12216).
 
-    The first 16 digits of the answer are read row by row, whatever stands between them; missing ones are wrong.
-
-    Args:
-        puzzle: B texts of 16 digits, 0 where a cell is empty.
-        solution: B texts of 16 digits.
+    `puzzle` and `solution` are texts of 16 digits, 0 where a cell is empty. The first 16 digits of the answer are read row
+    by row, whatever stands between them; missing ones are wrong.
     """
     return _score(_sudoku, texts, bare, puzzle, solution)
 
@@ -197,9 +191,6 @@ def gsm8k(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Sco
     `tags` (at most 0.5); 0.5 for reasoning and then answer tags at the start; 0.5 more for a line break around each, to the
     end; 0.5 for an integer answer; 2 for the right one, as in `gsm8k_accuracy`. Reasoning may have many lines, which the
     strict pattern of d1's first release, and of SPG's and IGPO's, does not match; d1's later one does.
-
-    Args:
-        answer: B answers, alone or in GSM8K's format, after "####".
     """
     return _judge(_gsm8k, texts, answer)
 
@@ -225,8 +216,7 @@ def gsm8k_accuracy(texts: Sequence[str], prompts: Sequence[str], answer: Sequenc
     ("$1,000.00", "25%"), or if its last number is ("42 eggs", "6 * 7 = 42"). The last number of a text without any mark
     does not count.
 
-    Args:
-        answer: B answers, alone or in GSM8K's format, after "####".
+    The column `answer` has answers alone or in GSM8K's format, after "####".
     """
     return _judge(_same_number, texts, answer)
 
@@ -245,9 +235,6 @@ def math_answer(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) 
 
     0.5 for reasoning and then answer tags, 0.5 for a \boxed answer inside the answer tags, 2 for the right answer, as in
     `math_accuracy`.
-
-    Args:
-        answer: B answers, alone or in the last \boxed, as in MATH's column `solution`.
     """
     return _judge(_math_answer, texts, answer)
 
@@ -260,10 +247,8 @@ def _math_answer(text: str, right: Any) -> float:
 def math_accuracy(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Scores:
     r"""Return 1 where the last \boxed of a text, else its `final_answer`, is right up to its spelling in LaTeX, else 0.
 
-    This is d1's `is_equiv`. ESPO and JustGRPO use a computer algebra system, which also equates 2x + 2 and 2(x + 1).
-
-    Args:
-        answer: B answers, alone or in the last \boxed, as in MATH's column `solution`.
+    This is d1's `is_equiv`. ESPO and JustGRPO use a computer algebra system, which also equates 2x + 2 and 2(x + 1). The
+    column `answer` has answers alone or in the last \boxed, as in MATH's column `solution`.
     """
     return _judge(_same_answer, texts, answer)
 
