@@ -178,7 +178,7 @@ def _relation_holds(found: list[Found], caption: Caption) -> bool:
 
 
 def shapes(images: torch.Tensor, prompts: Sequence[str], caption: Sequence[str | None] | None = None) -> list[float]:
-    """Return the share of each caption that its picture shows, in [0, 1].
+    """Share of each caption that its picture shows, in [0, 1].
 
     Args:
         images: float (B, 3, H, W) in [0, 1]; made for the 64 x 64 pictures of the embedded model.

@@ -117,7 +117,7 @@ def _by_name(names: Sequence[str], scores: torch.Tensor, masks: torch.Tensor, th
     found: Found = {}
     for name, column in zip(names, scores.T.tolist(), strict=True):
         rows = zip(boxes, column, masks, strict=True)
-        found[name] = [Detection(*row) for row in rows if row[0] and row[1] > threshold]
+        found[name] = [Detection(box, score, mask) for box, score, mask in rows if box and score > threshold]
     return found
 
 
