@@ -43,6 +43,7 @@ from rewards.served.wire import CONTENT_TYPE, MOST_HEADER, NOT_FINITE, Batch, as
 ROOM = 4  # requests of maximum size held for each reward; others wait unread in their sockets
 ARRIVAL = 60  # seconds for a body to arrive
 STALLED = 300  # seconds after which a call counts as hanging
+Values = list[float | str | None]  # one per sample, as in an answer
 log = logging.getLogger(__name__)
 
 
@@ -66,14 +67,15 @@ def app(
     refused: Counter[str] = Counter()
     for reward in rewards:
         if not re.fullmatch(r"\w[\w.-]*", reward.name) or reward.name in ("health", "metrics", *lanes):
-            raise RewardError(
-                f"the reward {reward.name!r} needs another name to be served: letters, digits, '.', '_' and '-', none "
-                "twice, not health or metrics"
-            )
+            allowed = "letters, digits, '.', '_' and '-', none twice, not health or metrics"
+            raise RewardError(f"{reward} needs another name to be served: {allowed}")
         lanes[reward.name] = _Lane(reward, batch_size, max_bytes, device)
 
     async def score(request: Request) -> JSONResponse:
-        lane = _find_lane(lanes, request.path_params["name"])
+        name = request.path_params["name"]
+        if name not in lanes:
+            raise HTTPException(404, f"there is no reward {name!r} here, {nearest(name, lanes)}")
+        lane = lanes[name]
         if request.headers.get("content-type") != CONTENT_TYPE:
             raise HTTPException(415, f"the content type must be {CONTENT_TYPE}")
         lane.check()
@@ -152,7 +154,7 @@ class _Call:
     """A request for a reward and its result."""
 
     batch: Batch
-    outcome: list[float | str | None] | BaseException | None = None
+    outcome: Values | BaseException | None = None
 
 
 class _Lane:
@@ -179,9 +181,9 @@ class _Lane:
     def check(self) -> None:
         """Raise HTTPException if the reward does not return, since new requests would only wait."""
         if self.busy() > STALLED:
-            raise HTTPException(503, f"the reward {self.reward.name!r} has not returned for {self.busy():.0f} s")
+            raise HTTPException(503, f"{self.reward} has not returned for {self.busy():.0f} s")
 
-    async def score(self, batch: Batch, request: Request) -> list[float | str | None]:
+    async def score(self, batch: Batch, request: Request) -> Values:
         """Return the rewards of one request, alone or joined with waiting ones; raise HTTPException if it fails."""
         call = _Call(batch)
         self.waiting.append(call)
@@ -197,25 +199,26 @@ class _Lane:
             self.counted["failures"] += 1
             problem = f"{type(call.outcome).__name__}: {call.outcome}"
             status = 422 if isinstance(call.outcome, ValueError) else 500
-            raise HTTPException(status, f"the reward {self.reward.name!r} failed: {problem}")
+            raise HTTPException(status, f"{self.reward} failed: {problem}")
         return call.outcome
 
     def _next(self) -> list[_Call]:
         """Return the oldest request and those after it that fit into the same call."""
         joined = [self.waiting.popleft()]
-        size = len(joined[0].batch.prompts)
-        while self.waiting and self._fits(joined[0].batch, self.waiting[0].batch, size):
+        first = joined[0].batch
+        size = len(first.prompts)
+        while self.waiting and not self.reward.group_wise:
+            other = self.waiting[0].batch
+            alike = _shape(first) == _shape(other) and first.columns.keys() == other.columns.keys()
+            size += len(other.prompts)
+            if not alike or size > self.batch_size:
+                break
             joined.append(self.waiting.popleft())
-            size += len(joined[-1].batch.prompts)
         return joined
-
-    def _fits(self, first: Batch, other: Batch, size: int) -> bool:
-        alike = _shape(first) == _shape(other) and first.columns.keys() == other.columns.keys()
-        return not self.reward.group_wise and alike and size + len(other.prompts) <= self.batch_size
 
     def _run(self, calls: Sequence[_Call]) -> None:
         """Set the outcome of each request; if they fail together, try each alone."""
-        outcomes: Sequence[list[float | str | None] | BaseException]
+        outcomes: Sequence[Values | BaseException]
         try:
             outcomes = self._score([call.batch for call in calls])
         except BaseException as error:  # a plug-in may raise SystemExit, too
@@ -224,12 +227,12 @@ class _Lane:
                     self._run([call])
                 return
             trace = str(error) if isinstance(error, RewardError) else "".join(traceback.format_exception(error))
-            log.warning("the reward %r failed\n%s", self.reward.name, _escape(trace).rstrip())
+            log.warning("%s failed\n%s", self.reward, _escape(trace).rstrip())
             outcomes = [error]
         for call, outcome in zip(calls, outcomes, strict=True):
             call.outcome = outcome
 
-    def _score(self, batches: Sequence[Batch]) -> list[list[float | str | None]]:
+    def _score(self, batches: Sequence[Batch]) -> list[Values]:
         """Return the rewards of some batches from one call."""
         self.started = started = time.perf_counter()
         try:
@@ -274,20 +277,14 @@ def _join(parts: Sequence[torch.Tensor | list[str]], device: torch.device | str)
     return [text for part in parts for text in part]
 
 
-def _find_lane(lanes: dict[str, _Lane], name: str) -> _Lane:
-    if name not in lanes:
-        raise HTTPException(404, f"there is no reward {name!r} here, {nearest(name, lanes)}")
-    return lanes[name]
-
-
 def _read_size(request: Request, most: int) -> int:
     """Return the announced size of the body."""
-    said = request.headers.get("content-length", "")
-    if not re.fullmatch("[0-9]{1,20}", said) or "transfer-encoding" in request.headers:
+    length = request.headers.get("content-length", "")
+    if not re.fullmatch("[0-9]{1,20}", length) or "transfer-encoding" in request.headers:
         raise HTTPException(411, "the size of the body must be announced, in Content-Length")
-    if int(said) > most:
+    if int(length) > most:
         raise HTTPException(413, f"the body may have {most} bytes at most")
-    return int(said)
+    return int(length)
 
 
 async def _read_body(request: Request, size: int) -> bytearray:
