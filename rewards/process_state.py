@@ -44,50 +44,31 @@ class Setting:
     put: Callable[[Any], object]
 
 
+@dataclass(frozen=True)
+class _Settings:
+    """What is restored, by who shares it and who can set it."""
+
+    process: tuple[Setting, ...]  # shared by all threads
+    thread: tuple[Setting, ...]  # of each thread; the directory only after `own_directory`
+    main_thread: tuple[Setting, ...]  # of the process, but only the main thread can set it
+    attention: tuple[Setting, ...]  # kernels that torch may choose
+
+
 @cache
-def _of_process() -> tuple[Setting, ...]:
-    """Return the settings that all threads share."""
+def _settings() -> _Settings:
     import numpy as np  # noqa: F401 - else torch imports it during a plug-in's import
     import torch
 
-    def flag(name: str, module: Any, attribute: str) -> Setting:
-        return Setting(name, partial(getattr, module, attribute), partial(setattr, module, attribute))
+    cuda, cudnn, signals = torch.backends.cuda, torch.backends.cudnn, sorted(signal.valid_signals())
 
-    cudnn = torch.backends.cudnn
-    return (
-        Setting("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
-        Setting(
-            "torch's deterministic algorithms",
-            lambda: (
-                torch.are_deterministic_algorithms_enabled(),
-                torch.is_deterministic_algorithms_warn_only_enabled(),
-            ),
-            lambda both: torch.use_deterministic_algorithms(both[0], warn_only=both[1]),
-        ),
-        *(flag(f"cudnn.{name}", cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
-        Setting("the precision of matmul", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-        Setting("the number of threads", torch.get_num_threads, torch.set_num_threads),
-    )
+    def get_deterministic() -> tuple[bool, bool]:
+        return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
-
-@cache
-def _of_thread() -> tuple[Setting, ...]:
-    """Return the settings of each thread; the directory is one of them after `own_directory`."""
-    import torch
+    def put_deterministic(modes: tuple[bool, bool]) -> None:
+        torch.use_deterministic_algorithms(modes[0], warn_only=modes[1])
 
     def put_device(device: torch.device) -> None:
         torch.set_default_device(None if device == torch.device("cpu") else device)
-
-    return (
-        Setting("the working directory", os.getcwd, os.chdir),
-        Setting("torch's default device", torch.get_default_device, put_device),
-        Setting("torch's gradient mode", torch.is_grad_enabled, torch.set_grad_enabled),
-    )
-
-
-def _of_main_thread() -> tuple[Setting, ...]:
-    """Return the settings of the process that only the main thread can set."""
-    signals = sorted(signal.valid_signals())
 
     def put_handlers(handlers: list[Any]) -> None:
         for number, handler in zip(signals, handlers, strict=True):
@@ -99,20 +80,30 @@ def _of_main_thread() -> tuple[Setting, ...]:
         with warnings.catch_warnings():  # its exit invalidates Python's cache of filters
             pass
 
-    return (
-        Setting("signal handlers", lambda: [signal.getsignal(number) for number in signals], put_handlers),
-        Setting(FILTERS, lambda: list(warnings.filters), put_filters),
-    )
-
-
-@cache
-def _of_attention() -> tuple[Setting, ...]:
-    import torch
-
-    cuda = torch.backends.cuda
-    return tuple(
-        Setting(f"the attention {name}", getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp"))
-        for name in ATTENTION
+    return _Settings(
+        process=(
+            Setting("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
+            Setting("torch's deterministic algorithms", get_deterministic, put_deterministic),
+            *(
+                Setting(f"cudnn.{name}", partial(getattr, cudnn, name), partial(setattr, cudnn, name))
+                for name in ("enabled", "benchmark", "deterministic", "allow_tf32")
+            ),
+            Setting("the precision of matmul", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+            Setting("the number of threads", torch.get_num_threads, torch.set_num_threads),
+        ),
+        thread=(
+            Setting("the working directory", os.getcwd, os.chdir),
+            Setting("torch's default device", torch.get_default_device, put_device),
+            Setting("torch's gradient mode", torch.is_grad_enabled, torch.set_grad_enabled),
+        ),
+        main_thread=(
+            Setting("signal handlers", lambda: [signal.getsignal(number) for number in signals], put_handlers),
+            Setting(FILTERS, lambda: list(warnings.filters), put_filters),
+        ),
+        attention=tuple(
+            Setting(f"the attention {name}", getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp"))
+            for name in ATTENTION
+        ),
     )
 
 
@@ -150,7 +141,7 @@ class _Shared:
     def enter(self, who: str) -> None:
         with self.lock:
             if self.running == 0:
-                self.before, self.met = _read(_of_process()), []
+                self.before, self.met = _read(_settings().process), []
             self.running += 1
             self.met.append(who)
 
@@ -180,11 +171,11 @@ def kept(what: str, plugin: Any, *, imports: bool = False, calls: bool = False) 
         yield
         return
     in_main = threading.current_thread() is threading.main_thread()
-    settings = _of_thread() + (_of_main_thread() if in_main else ())
+    settings = _settings().thread + (_settings().main_thread if in_main else ())
     place = str(plugin if module is None else getattr(sys.modules.get(module), "__file__", None) or module)
     _shared.enter(place)
     before, generators = _read(settings), _save_generators() if imports else []
-    attention = _read(_of_attention()) if in_main and not calls else []
+    attention = _read(_settings().attention) if in_main and not calls else []
     try:
         yield
     finally:

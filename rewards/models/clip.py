@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import CLIPModel
-from typing_extensions import override
 
 from rewards.base import RewardError
 from rewards.models.model import PairedReward, encode_unique, pooled_features
@@ -20,7 +19,6 @@ class _Clip(PairedReward):
     def _load(self) -> nn.Module:
         return self.pretrained(CLIPModel)
 
-    @override
     def _embed(self, images: torch.Tensor, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         features = pooled_features(self.model.get_image_features(pixel_values=self.pixels(images)))
         length = self.model.config.text_config.max_position_embeddings

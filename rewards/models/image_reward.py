@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVisionModel, PreTrainedTokenizerBase
+from transformers import BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVisionModel
 from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from rewards.models.model import PictureReward, laion_aesthetic_head, load_weights, select_weights
@@ -58,12 +58,7 @@ class ImageReward(PictureReward):
         self, path: str | None = None, tokenizer: str = "google-bert/bert-base-uncased", **options: Any
     ) -> None:
         super().__init__(path, **options)
-        self.tokenizer_path = str(tokenizer)
-
-    @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """BERT's tokenizer, which the checkpoint lacks."""
-        return self.tokenizer_at(self.tokenizer_path)
+        self.tokenizer_path = str(tokenizer)  # the checkpoint has none
 
     @cached_property
     def preprocessing(self) -> Preprocessing:

@@ -56,7 +56,8 @@ class ModelReward(ABC):
             raise RewardError(f"{self.called}: there is no dtype {dtype!r}, {nearest(str(dtype), DTYPES)}")
         if not isinstance(batch_size, int) or batch_size < 1:
             raise RewardError(f"{self.called}: batch_size is {batch_size!r}, but must be 1 or more")
-        self.path, self.batch_size, self.dtype = str(path or self.weights), batch_size, DTYPES[dtype]
+        self.path = self.tokenizer_path = str(path or self.weights)
+        self.batch_size, self.dtype = batch_size, DTYPES[dtype]
         self.device = torch.device("cpu")
 
     @cached_property
@@ -68,8 +69,9 @@ class ModelReward(ABC):
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Tokenizer of transformers at `path`."""
-        return self.tokenizer_at(self.path)
+        """Tokenizer of transformers, beside the weights unless a subclass says otherwise."""
+        with self.loading(self.tokenizer_path):
+            return AutoTokenizer.from_pretrained(self.tokenizer_path)
 
     def to(self, device: torch.device | str) -> ModelReward:
         """Load the model if necessary, and move it."""
@@ -93,11 +95,6 @@ class ModelReward(ABC):
             return pretrained(kind, self.path, self.dtype)
         except RewardError as error:
             raise RewardError(f"{self.called}: {error}") from error
-
-    def tokenizer_at(self, path: str) -> PreTrainedTokenizerBase:
-        """Return the tokenizer of transformers at `path`."""
-        with self.loading(path):
-            return AutoTokenizer.from_pretrained(path)
 
     def text_features(self, texts: list[str], **limits: int) -> torch.Tensor:
         """Return features (b, D) of texts by a contrastive model of transformers; `limits` are options of the tokenizer."""

@@ -10,7 +10,6 @@ from typing import Any
 import open_clip
 import torch
 from torch import nn
-from typing_extensions import override
 
 from rewards.base import RewardError
 from rewards.models.model import (
@@ -70,7 +69,6 @@ class HPSv2(PairedReward):
     def _score(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
         return self.cosine(images, prompts)
 
-    @override
     def _embed(self, images: torch.Tensor, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         def encode(texts: list[str]) -> torch.Tensor:
             return self.model.encode_text(self.tokenizer(texts).to(self.device))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
@@ -166,13 +166,9 @@ class Votes:
             self._learned = learn(np.concatenate(first), np.concatenate(second), outcomes, prompts)
             decided = sum(vote.outcome != 0.5 for vote in self.votes)
             if self._learned.agreement < 0.5 + 1 / math.sqrt(decided):  # two standard errors of a coin
-                LOGGER.warning(
-                    "votes: what is learned from %s agrees with %.0f%% of %d held-out votes, hardly more than a coin; "
-                    "give more votes, or other features in `of`",
-                    self.file,
-                    100 * self._learned.agreement,
-                    decided,
-                )
+                share = f"{100 * self._learned.agreement:.0f}% of {decided} held-out votes"
+                advice = "hardly more than a coin; give more votes, or other features in `of`"
+                LOGGER.warning("votes: what is learned from %s agrees with %s, %s", self.file, share, advice)
         return self._learned
 
     def __call__(self, images: torch.Tensor, prompts: Sequence[str]) -> list[float]:
@@ -189,15 +185,15 @@ class Votes:
         return self._features(torch.from_numpy(pixels).movedim(-1, 0)[None], [vote.prompt])
 
     def _features(self, images: torch.Tensor, prompts: Sequence[str]) -> np.ndarray:
-        return np.concatenate([_features_of(reward.function, images, prompts) for reward in self._rewards], axis=1)
-
-
-def _features_of(function: Callable[..., Any], images: torch.Tensor, prompts: Sequence[str]) -> np.ndarray:
-    """Return the features (B, D) of a reward in float64, or its score (B, 1)."""
-    with torch.no_grad():
-        features = getattr(function, "features", function)(images, prompts)
-    values = torch.as_tensor(features, dtype=torch.float64).cpu().numpy()
-    values = values[:, None] if values.ndim == 1 else values
-    if values.shape[0] != len(prompts) or not np.isfinite(values).all():
-        raise ValueError(f"features of {len(prompts)} pictures came out as {values.shape}, or not all of them finite")
-    return values
+        """Return the features (B, D) of all rewards in float64, the score of a reward that has none."""
+        parts = []
+        for reward in self._rewards:
+            with torch.no_grad():
+                features = getattr(reward.function, "features", reward.function)(images, prompts)
+            part = torch.as_tensor(features, dtype=torch.float64).cpu().numpy()
+            part = part[:, None] if part.ndim == 1 else part
+            if part.shape[0] != len(prompts) or not np.isfinite(part).all():
+                shape = f"{part.shape}, or not all of them finite"
+                raise ValueError(f"features of {len(prompts)} pictures came out as {shape}")
+            parts.append(part)
+        return np.concatenate(parts, axis=1)

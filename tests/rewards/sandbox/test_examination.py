@@ -71,17 +71,16 @@ def test_what_needs_no_program_is_computed_without_it(reward):
     assert sandbox.run(lie, ["assert f([2, 1]) == sorted([2, 1])"]).passed == (False,)
 
 
-class Yes:
+def yes(denies=lambda source: False):
     """A process that says yes to all, or denies what `denies` tells to."""
 
-    def __init__(self, denies=lambda source: False):
-        self.denies = denies
-
-    def __call__(self, kind, *sources):
-        no = any(map(self.denies, sources))
+    def ask(kind, *sources):
+        no = any(map(denies, sources))
         if kind == "do":
             return ["raised", "AssertionError: "] if no else ["done"]
         return ["claim", not no, False] if kind == "claim" else ["value", not no]
+
+    return ask
 
 
 @pytest.mark.parametrize("test", ["assert f(1)", "assert not f(1)", "assert g(f) and f(1)", "assert 1 < f(1) < x"])
@@ -104,15 +103,15 @@ def test_claims_are_put_as_they_are_and_denied_and_affirming_both_is_cheating(te
 
 def test_a_statement_is_proved_by_one_that_must_fail():
     taken = paper("for x in y:\n    assert f(x)")
-    assert Sitting(Yes(), {}).passes(taken) == (True, True)
+    assert Sitting(yes(), {}).passes(taken) == (True, True)
     with pytest.raises(Cheating, match="a test passes that cannot"):
-        Sitting(Yes(), {}, second=True).passes(taken, passed_before=True)
-    honest = Yes(denies=lambda source: source.splitlines()[-1].startswith("assert"))
+        Sitting(yes(), {}, second=True).passes(taken, passed_before=True)
+    honest = yes(denies=lambda source: source.splitlines()[-1].startswith("assert"))
     assert Sitting(honest, {}, second=True).passes(taken, passed_before=True) == (True, True)
 
 
 def test_canaries_find_a_process_that_says_yes_to_all_or_nothing():
-    for ask in (Yes(), lambda kind, *sources: ["value", sources[0][1:9]] if kind == "value" else ["done"]):
+    for ask in (yes(), lambda kind, *sources: ["value", sources[0][1:9]] if kind == "value" else ["done"]):
         for _ in range(20):
             with pytest.raises(Cheating):
                 Sitting(ask, {}).canary()

@@ -26,6 +26,10 @@ def server(answer, group_wise=False, columns=None, max_bytes=1 << 20):
     return http_server(lambda asked: health if asked.path == "/health" else answer(asked))
 
 
+def bright(*urls, **options):
+    return rewards.load(",".join(f"{url}/bright" for url in urls), options=options)
+
+
 def honest(asked):
     return {"rewards": as_floats(decode(bytearray(asked.body)).samples).mean((1, 2, 3)).tolist()}
 
@@ -64,8 +68,7 @@ def test_numbers_and_columns_that_are_wanted_travel():
 
 def test_uint8_on_request_rounds_to_256_levels():
     with server(honest) as url:
-        reward = rewards.load(f"{url}/bright", options={"transport": "uint8"})
-        assert reward(TWO, ["a", "b"], {}).tolist() == pytest.approx([64 / 255, 128 / 255])
+        assert bright(url, transport="uint8")(TWO, ["a", "b"], {}).tolist() == pytest.approx([64 / 255, 128 / 255])
 
 
 FAILED = "the reward 'bright' failed: ValueError: no"
@@ -81,21 +84,19 @@ FAILED = "the reward 'bright' failed: ValueError: no"
 ])  # fmt: skip
 def test_an_answer_that_is_none_is_one_clear_sentence_at_once(answer, said):
     counting, sizes = counted(lambda asked: answer)
-    with server(counting) as url:
-        reward = rewards.load(f"{url}/bright")
-        with pytest.raises(RewardError, match=said):
-            reward(TWO, ["a", "b"], {})
+    with server(counting) as url, pytest.raises(RewardError, match=said):
+        bright(url)(TWO, ["a", "b"], {})
     assert sizes == [2]  # and is not asked for again
 
 
 def test_what_is_not_finite_loses_its_sample_and_null_is_not_applicable():
     for written in ("NaN", float("nan"), float("inf")):
         with server(lambda asked, written=written: {"rewards": [written, None]}) as url:
-            first, second = rewards.load(f"{url}/bright")(TWO, ["a", "b"], {})
+            first, second = bright(url)(TWO, ["a", "b"], {})
             assert first.isinf()
             assert second.isnan()
             with pytest.raises(RewardError, match="returned NaN or infinity for a synthetic sample"):
-                rewards.load(f"{url}/bright").check(TWO[0], "a", {})
+                bright(url).check(TWO[0], "a", {})
 
 
 def test_a_passing_failure_is_tried_again_after_growing_pauses():
@@ -106,7 +107,7 @@ def test_a_passing_failure_is_tried_again_after_growing_pauses():
         return honest(asked) if len(times) > 2 else ([503, 500][len(times) - 1], {"error": "out of memory"})
 
     with server(answer) as url:
-        assert rewards.load(f"{url}/bright")(TWO, ["a", "b"], {}).tolist() == [0.25, 0.5]
+        assert bright(url)(TWO, ["a", "b"], {}).tolist() == [0.25, 0.5]
     first, second = (later - earlier for earlier, later in itertools.pairwise(times))
     assert first >= 0.5
     assert second >= 1.0
@@ -135,7 +136,7 @@ def test_the_timeout_is_that_of_the_whole_answer(begun):
     with dripping(f"HTTP/1.1 200 OK\r\n{begun}".encode() if begun else b"") as url:
         started = time.monotonic()
         with pytest.raises(RewardError, match=r"/health did not answer within 0\.\d+ s"):
-            rewards.load(f"{url}/bright", options={"timeout": 0.5})
+            bright(url, timeout=0.5)
         assert time.monotonic() - started > 0.4
 
 
@@ -145,10 +146,9 @@ def test_the_timeout_is_that_of_all_parts_of_a_batch():
         return honest(asked)
 
     counting, sizes = counted(unhurried)
-    with server(counting, max_bytes=1200) as url:  # one sample of 768 bytes each
-        reward = rewards.load(f"{url}/bright", options={"timeout": 1})
-        with pytest.raises(RewardError, match="did not answer within|was not asked any more, after 1 s"):
-            reward(torch.rand(8, 3, 8, 8), ["a"] * 8, {})
+    said = pytest.raises(RewardError, match="did not answer within|was not asked any more, after 1 s")
+    with server(counting, max_bytes=1200) as url, said:  # one sample of 768 bytes each
+        bright(url, timeout=1)(torch.rand(8, 3, 8, 8), ["a"] * 8, {})
     assert 1 <= len(sizes) <= 4  # not each of the eight
 
 
@@ -161,7 +161,7 @@ def test_an_answer_without_end_is_not_read(monkeypatch):
         return b"[" * 2000
 
     with server(endless) as url, pytest.raises(RewardError, match="/bright answered with more than 1000 bytes"):
-        rewards.load(f"{url}/bright")(TWO, ["a", "b"], {})
+        bright(url)(TWO, ["a", "b"], {})
     assert asked == ["identity"]  # once, and nothing that is small only on its way
 
 
@@ -170,10 +170,9 @@ def test_texts_beyond_what_a_header_holds_are_cut_too(monkeypatch):
     answer, sizes = counted(lambda asked: {"rewards": [len(t) for t in decode(bytearray(asked.body)).samples]})
     texts = ["x" * n for n in (60, 50, 40, 30)]
     with server(answer) as url:
-        assert rewards.load(f"{url}/bright")(texts, ["a"] * 4, {}).tolist() == [60, 50, 40, 30]
-        said = "takes 250 bytes of prompts, columns and texts at most, not the .* of 1 sa"
-        with pytest.raises(RewardError, match=said):
-            rewards.load(f"{url}/bright")(["x" * 300], ["a"], {})
+        assert bright(url)(texts, ["a"] * 4, {}).tolist() == [60, 50, 40, 30]
+        with pytest.raises(RewardError, match="takes 250 bytes of prompts, columns and texts at most, not .* of 1 sa"):
+            bright(url)(["x" * 300], ["a"], {})
     assert sizes == [2, 2]
 
 
@@ -213,7 +212,7 @@ def test_a_replica_that_fails_is_stood_in_for_and_then_left_alone():
     hanging, asked_hanging = counted(slow)
     for bad, asked_bad in ((broken, asked_broken), (hanging, asked_hanging)):
         with server(bad) as one, server(honest) as two:
-            reward = rewards.load(f"{one}/bright,{two}/bright", options={"timeout": 2.0})
+            reward = bright(one, two, timeout=2.0)
             for _ in range(3):
                 assert reward(TWO, ["a", "b"], {}).tolist() == [0.25, 0.5]
         assert asked_bad == [1]  # once; then it rests
@@ -222,26 +221,25 @@ def test_a_replica_that_fails_is_stood_in_for_and_then_left_alone():
 def test_a_group_goes_to_one_replica_whole():
     answer, sizes = counted(honest)
     with server(answer, group_wise=True) as one, server(answer, group_wise=True) as two:
-        reward = rewards.load(f"{one}/bright,{two}/bright")
-        reward(TWO, ["a", "b"], {})
-    assert (reward.group_wise, sizes) == (True, [2])
+        bright(one, two)(TWO, ["a", "b"], {})
+    assert sizes == [2]
 
 
 def test_a_batch_larger_than_the_server_takes_is_cut_and_a_group_is_refused():
     answer, sizes = counted(honest)
     samples = torch.rand(8, 3, 16, 16)  # 3072 bytes each
     with server(answer, max_bytes=8000) as url:
-        values = rewards.load(f"{url}/bright")(samples, ["a"] * 8, {"n": list(range(8))})
+        values = bright(url)(samples, ["a"] * 8, {"n": list(range(8))})
         torch.testing.assert_close(values.float(), samples.mean((1, 2, 3)))
     assert sizes == [2, 2, 2, 2]
     said = "bright takes 8000 bytes at most, not the .* of 8 samples: use the option transport"
     with server(answer, group_wise=True, max_bytes=8000) as url, pytest.raises(RewardError, match=said):
-        rewards.load(f"{url}/bright")(samples, ["a"] * 8, {})
+        bright(url)(samples, ["a"] * 8, {})
 
 
 def test_a_column_that_json_cannot_hold_is_named():
     with server(honest) as url, pytest.raises(ValueError, match="the column 'mask' cannot travel as JSON"):
-        rewards.load(f"{url}/bright")(TWO, ["a", "b"], {"mask": [torch.ones(1), torch.ones(1)]})
+        bright(url)(TWO, ["a", "b"], {"mask": [torch.ones(1), torch.ones(1)]})
 
 
 @pytest.mark.parametrize(("path", "options", "said"), [
@@ -263,14 +261,14 @@ def test_a_url_that_leads_nowhere_is_refused_at_once(path, options, said):
 def test_what_has_no_card_of_a_reward_server_is_none(wrong):
     some = http_server(lambda asked: {"hello": "world"}) if wrong is None else server(honest, **wrong)
     with some as url, pytest.raises(RewardError, match="is not a reward server"):
-        rewards.load(f"{url}/bright")
+        bright(url)
 
 
 def test_replicas_that_differ_are_refused():
     with server(honest) as one, server(honest, group_wise=True) as two:
         with pytest.raises(RewardError, match="serve different rewards"):
-            rewards.load(f"{one}/bright,{two}/bright")
-        assert rewards.load(f"{two}/bright").group_wise
+            bright(one, two)
+        assert bright(two).group_wise
 
 
 @pytest.mark.parametrize("token", ["secret\n", "sec ret", "s\x01ecret", "secrét"])
