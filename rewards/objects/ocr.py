@@ -23,10 +23,15 @@ from rewards.base import RewardError
 from rewards.image import check_images
 from rewards.video import check_videos
 
+Scores = list[float | None]
 LONGEST = 10_000  # characters that are compared
 _OPENING = re.compile('["„“«「]')
 _CLOSING = {
-    sign: re.compile(f"[{ends}]") for sign, ends in (('"', '"'), ("„", "“”"), ("“", "”"), ("«", "»"), ("「", "」"))
+    '"': re.compile('"'),
+    "„": re.compile("[“”]"),
+    "“": re.compile("”"),
+    "«": re.compile("»"),
+    "「": re.compile("」"),
 }
 _ALIKE = str.maketrans("‘’‛`´“”„«»‐‑‒–—−", "'''''" + '"""""' + "------")
 
@@ -120,9 +125,7 @@ class Ocr:
         self.batch_size = _check_positive("batch_size", batch_size)
         self.threads = _check_positive("threads", torch.get_num_threads() if threads is None else threads)
 
-    def __call__(
-        self, images: torch.Tensor, prompts: Sequence[str], text: Sequence[Any] | None = None
-    ) -> list[float | None]:
+    def __call__(self, images: torch.Tensor, prompts: Sequence[str], text: Sequence | None = None) -> Scores:
         """Return one value per picture, float (B, 3, H, W) in [0, 1]."""
         check_images("ocr", images)
         asked = _asked_texts(prompts, text)
@@ -134,8 +137,14 @@ class Ocr:
         bgr = images.flip(1)
         pixels = bgr.mul(255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
         engine = self._engine
+
+        def read_lines(image: np.ndarray) -> str:
+            result = engine(image)
+            order = [] if result.txts is None else reading_order(np.asarray(result.boxes, float))
+            return " ".join(result.txts[i] for i in order)
+
         with ThreadPoolExecutor(self.threads) as pool:
-            return pool.map(lambda image: _join_lines(engine(image)), pixels)
+            return pool.map(read_lines, pixels)
 
     @cached_property
     def _engine(self) -> Any:
@@ -172,9 +181,7 @@ class VideoOcr(Ocr):
         self.frames = _check_positive("frames", frames)
         self.best = best
 
-    def __call__(
-        self, videos: torch.Tensor, prompts: Sequence[str], text: Sequence[Any] | None = None
-    ) -> list[float | None]:
+    def __call__(self, videos: torch.Tensor, prompts: Sequence[str], text: Sequence | None = None) -> Scores:
         """Return one value per video, float (B, F, 3, H, W) in [0, 1]."""
         check_videos("video_ocr", videos)
         asked = _asked_texts(prompts, text)
@@ -190,12 +197,6 @@ class VideoOcr(Ocr):
 
 def _asked_texts(prompts: Sequence[str], column: Sequence[Any] | None) -> list[str | None]:
     return [asked_text(prompt, text) for prompt, text in zip(prompts, column or [None] * len(prompts), strict=True)]
-
-
-def _join_lines(result: Any) -> str:
-    if result.txts is None:
-        return ""
-    return " ".join(result.txts[i] for i in reading_order(np.asarray(result.boxes, float)))
 
 
 def _check_positive(option: str, value: int) -> int:

@@ -84,19 +84,14 @@ class Client:
                 parts = [self._ask(samples[c], prompts[c], _cut(columns, c), deadline) for c in halves]
                 return [value for part in parts for value in part]
             if len(header) > MOST_HEADER:
-                bound, size_of = (
-                    f"{MOST_HEADER} bytes of prompts, columns and texts",
-                    f"{len(header)} of {size} samples",
-                )
-                raise RewardError(f"{self.name} takes {bound} at most, not the {size_of}")
+                bound = f"{MOST_HEADER} bytes of prompts, columns and texts"
+                raise RewardError(f"{self.name} takes {bound} at most, not the {len(header)} of {size} samples")
             raise RewardError(
                 f"{self.name} takes {self._most_bytes} bytes at most, not the {length} of {size} samples: "
                 "use the option transport: uint8, or serve it with a larger --max-mib"
             )
-        body = b"".join((start, header, data))
-        response = self._endpoint.ask(
-            "POST", f"/{self.name}", deadline=deadline, content=body, headers={"Content-Type": CONTENT_TYPE}
-        )
+        request = {"content": b"".join((start, header, data)), "headers": {"Content-Type": CONTENT_TYPE}}
+        response = self._endpoint.ask("POST", f"/{self.name}", deadline=deadline, **request)
         try:
             values = response.json()["rewards"]
         except (ValueError, KeyError, TypeError, RecursionError):

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rewards.base import RewardError
 from rewards.sandbox import sandbox
-from rewards.texts.text import Scores
+from rewards.texts.text import Bare, Scores, Texts
 
 _PAUSES = (0.5, 2.0)  # seconds before retries of a sandbox that did not start
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -25,7 +25,7 @@ def program_of(text: str, bare: bool | None = False) -> str | None:
     return blocks[-1] if blocks else None
 
 
-def code_format(texts: Sequence[str], prompts: Sequence[str], bare: Sequence | None = None) -> list[float]:
+def code_format(texts: Texts, prompts: Texts, bare: Bare = None) -> list[float]:
     """Return 1 for a program that parses, 0.5 for one that does not, 0 for none (DiffuCoder, 2506.20639)."""
     return [_format(program_of(*row)) for row in zip(texts, bare or [False] * len(texts), strict=True)]
 
@@ -68,8 +68,7 @@ class code:
     ):
         self.limits = sandbox.Limits(seconds, megabytes)
         self.workers = workers or os.cpu_count()
-        unknown = [name for name in unsafe if name not in sandbox.PROTECTIONS]
-        if unknown:
+        if unknown := [name for name in unsafe if name not in sandbox.PROTECTIONS]:
             raise RewardError(f"code: unsafe names {unknown[0]!r}; choose of {', '.join(sandbox.PROTECTIONS)}")
         try:
             lacking = sandbox.missing(self.limits)
@@ -77,17 +76,14 @@ class code:
         except sandbox.SandboxError as error:
             raise RewardError(f"code: {error}") from None
         self.layers = [layer for layer, error in layers.items() if error is None]
-        refused = [name for name in lacking if name not in unsafe]
-        if refused:
+        if refused := [name for name in lacking if name not in unsafe]:
             raise RewardError(
                 f"code: this machine cannot shield {', '.join(refused)} from the programs a model writes "
                 f"({lacking[refused[0]] or 'no layer said why'}); only if you trust them, "
                 f"set the option unsafe: [{', '.join(refused)}]"
             )
 
-    def __call__(
-        self, texts: Sequence[str], prompts: Sequence[str], tests: Sequence, bare: Sequence | None = None
-    ) -> Scores:
+    def __call__(self, texts: Texts, prompts: Texts, tests: Sequence, bare: Bare = None) -> Scores:
         """Return B scores; `tests` has a list of Python statements for each text, such as "assert double(2) == 4"."""
         with ThreadPoolExecutor(self.workers) as pool:
             return list(pool.map(self._score, texts, bare or [False] * len(texts), tests))

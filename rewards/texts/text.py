@@ -19,7 +19,9 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 _TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 _TURN = re.compile(r"</reasoning>\s*<answer>")
 
+Texts = Sequence[str]
 Scores = list[float | None]
+Bare = Sequence[bool | None] | None
 
 
 def answer_of(text: str, bare: bool | None = False) -> str | None:
@@ -59,7 +61,7 @@ def _is_strict(text: str) -> bool:
     return turn in text[len(start) : len(text) - len(end)]
 
 
-def _score(rule: Callable[..., float], texts: Sequence[str], bare: Sequence | None, *columns: Sequence) -> Scores:
+def _score(rule: Callable[..., float], texts: Texts, bare: Bare, *columns: Sequence) -> Scores:
     """Return `rule(answer, *cells)` for each text; None where a cell is None, 0 where there is no answer."""
     scores: Scores = []
     for text, whole, *cells in zip(texts, bare or [False] * len(texts), *columns, strict=True):
@@ -68,9 +70,7 @@ def _score(rule: Callable[..., float], texts: Sequence[str], bare: Sequence | No
     return scores
 
 
-def countdown(
-    texts: Sequence[str], prompts: Sequence[str], *, numbers: Sequence, target: Sequence, bare: Sequence | None = None
-) -> Scores:
+def countdown(texts: Texts, prompts: Texts, *, numbers: Sequence, target: Sequence, bare: Bare = None) -> Scores:
     """Return 1 for an expression of exactly the given numbers that makes the target, 0.1 for any other answer, 0 for none.
 
     The rule of d1 (2504.12216, its released code): the integers in the answer are, as a multiset, `numbers` (lists of
@@ -96,9 +96,7 @@ def _countdown(answer: str, numbers: Any, target: Any) -> float:
         return 0.1
 
 
-def sudoku(
-    texts: Sequence[str], prompts: Sequence[str], *, puzzle: Sequence, solution: Sequence, bare: Sequence | None = None
-) -> Scores:
+def sudoku(texts: Texts, prompts: Texts, *, puzzle: Sequence, solution: Sequence, bare: Bare = None) -> Scores:
     """Return the share of empty cells that are filled correctly, in [0, 1]; 0 without an answer (d1, 2504.12216).
 
     `puzzle` and `solution` are texts of 16 digits, 0 where a cell is empty. The first 16 digits of the answer are read row
@@ -116,7 +114,7 @@ def _sudoku(answer: str, puzzle: Any, solution: Any) -> float:
     return sum(filled[i] == solution[i] for i in empty) / len(empty) if empty else 0.0
 
 
-def arithmetic(texts: Sequence[str], prompts: Sequence[str], answer: Sequence, bare: Sequence | None = None) -> Scores:
+def arithmetic(texts: Texts, prompts: Texts, answer: Sequence, bare: Bare = None) -> Scores:
     """Return 1 where the answer is the integer `answer` (a number or a text) and nothing else, else 0."""
     return _score(_arithmetic, texts, bare, answer)
 
@@ -136,7 +134,7 @@ def _integer(text: str) -> str | None:
     return "-" + digits if digits and text[0] == "-" else digits
 
 
-def solved(texts: Sequence[str], prompts: Sequence[str], **columns: Sequence) -> Scores:
+def solved(texts: Texts, prompts: Texts, **columns: Sequence) -> Scores:
     """Return the accuracy on tasks by their columns: 1 where `countdown`, `sudoku` or `arithmetic` gives 1, else 0.
 
     A Sudoku counts only if the whole grid is right, which is stricter than the share of cells that d1 reports.
@@ -152,7 +150,7 @@ def solved(texts: Sequence[str], prompts: Sequence[str], **columns: Sequence) ->
 _TASKS = ((countdown, ("numbers", "target")), (sudoku, ("puzzle", "solution")), (arithmetic, ("answer",)))
 
 
-def tags(texts: Sequence[str], prompts: Sequence[str]) -> list[float]:
+def tags(texts: Texts, prompts: Texts) -> list[float]:
     """Return 0.125 for each of the tags <reasoning> </reasoning> <answer> </answer> that occurs exactly once, at most 0.5.
 
     Each character after </answer> except surrounding white space costs 0.001, down to 0 (after d1, where line breaks are
@@ -185,7 +183,7 @@ def final_answer(text: str) -> str | None:
     return read if tagged or latex.number(read) is not None else None
 
 
-def gsm8k(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Scores:
+def gsm8k(texts: Texts, prompts: Texts, answer: Sequence) -> Scores:
     """Return format and correctness of a grade-school answer, the sum that d1 (2504.12216) trains with, in [0, 4].
 
     `tags` (at most 0.5); 0.5 for reasoning and then answer tags at the start; 0.5 more for a line break around each, to the
@@ -195,7 +193,7 @@ def gsm8k(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Sco
     return _judge(_gsm8k, texts, answer)
 
 
-def _judge(rule: Callable[[str, Any], float], texts: Sequence[str], answers: Sequence) -> Scores:
+def _judge(rule: Callable[[str, Any], float], texts: Texts, answers: Sequence) -> Scores:
     rows = zip(texts, answers, strict=True)
     return [None if right is None else float(rule(text, right)) for text, right in rows]
 
@@ -206,7 +204,7 @@ def _gsm8k(text: str, right: Any) -> float:
     return form + 0.5 * is_integer + 2.0 * _same_number(text, right)
 
 
-def gsm8k_accuracy(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Scores:
+def gsm8k_accuracy(texts: Texts, prompts: Texts, answer: Sequence) -> Scores:
     r"""Return 1 where the final answer of a text is the right number, else 0.
 
     The released functions differ. d1's reward takes what follows the last <answer>, closed or not, or the whole text, and
@@ -230,7 +228,7 @@ def _same_number(text: str, right: Any) -> bool:
     return latex.number(expected) is not None and latex.last_number(given) == latex.number(expected)
 
 
-def math_answer(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Scores:
+def math_answer(texts: Texts, prompts: Texts, answer: Sequence) -> Scores:
     r"""Return format and correctness of a competition answer, in [0, 3].
 
     0.5 for reasoning and then answer tags, 0.5 for a \boxed answer inside the answer tags, 2 for the right answer, as in
@@ -244,7 +242,7 @@ def _math_answer(text: str, right: Any) -> float:
     return 0.5 * _is_loose(text) + 0.5 * is_boxed + 2.0 * _same_answer(text, right)
 
 
-def math_accuracy(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Scores:
+def math_accuracy(texts: Texts, prompts: Texts, answer: Sequence) -> Scores:
     r"""Return 1 where the last \boxed of a text, else its `final_answer`, is right up to its spelling in LaTeX, else 0.
 
     This is d1's `is_equiv`. ESPO and JustGRPO use a computer algebra system, which also equates 2x + 2 and 2(x + 1). The
