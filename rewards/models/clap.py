@@ -46,10 +46,10 @@ class Clap(ModelReward):
         check_audio(self.called, audio)
         if sampling_rate is None:
             raise RewardError("clap needs the column 'sampling_rate', in samples a second")
-        return self.batched(audio, prompts, sampling_rate).tolist()
+        return self.score_batches(audio, prompts, sampling_rate).tolist()
 
     def _load(self) -> nn.Module:
-        return self.pretrained(ClapModel)
+        return self.load_pretrained(ClapModel)
 
     def _score(self, audio: torch.Tensor, prompts: Sequence[str], sampling_rate: Sequence[int]) -> torch.Tensor:
         mono = audio.float().mean(1).cpu().numpy()

@@ -17,7 +17,7 @@ from rewards.video import check_videos
 
 class _Clip(PairedReward):
     def _load(self) -> nn.Module:
-        return self.pretrained(CLIPModel)
+        return self.load_pretrained(CLIPModel)
 
     def _embed(self, images: torch.Tensor, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         features = pooled_features(self.model.get_image_features(pixel_values=self.pixels(images)))

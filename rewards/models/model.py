@@ -79,20 +79,20 @@ class ModelReward(ABC):
         self.model.to(self.device)
         return self
 
-    def batched(self, *inputs: Any) -> torch.Tensor:
+    def score_batches(self, *inputs: Any) -> torch.Tensor:
         """Return `_score` of all samples in batches, float32 on the CPU; `inputs` are tensors and lists of one length."""
         parts = zip(*(batched(each, self.batch_size) for each in inputs), strict=True)
         with torch.no_grad():
             return torch.cat([self._score(*part).float().cpu() for part in parts])
 
-    def pretrained(self, kind: Any) -> nn.Module:
+    def load_pretrained(self, kind: Any) -> nn.Module:
         """Return a model of transformers at `path`; raise RewardError if it lacks weights or has another type."""
         config = AutoConfig.from_pretrained(self.path)
         if kind is not AutoModel and not isinstance(config, kind.config_class):
             wanted = kind.config_class.model_type
             raise RewardError(f"{self.called}: {self.path} holds a model of type {config.model_type}, not {wanted}")
         try:
-            return pretrained(kind, self.path, self.dtype)
+            return load_pretrained(kind, self.path, self.dtype)
         except RewardError as error:
             raise RewardError(f"{self.called}: {error}") from error
 
@@ -157,7 +157,7 @@ class PictureReward(ModelReward):
     def __call__(self, images: torch.Tensor, prompts: Sequence[str]) -> Sequence[float | None]:
         """Return one score per picture, float (B, 3, H, W) in [0, 1]; long prompts are truncated."""
         check_images(self.called, images)
-        return self.batched(images, list(prompts)).tolist()
+        return self.score_batches(images, list(prompts)).tolist()
 
     def pixels(self, images: torch.Tensor) -> torch.Tensor:
         """Preprocess pictures to (b, 3, h, w) in the model's dtype on its device."""
@@ -190,7 +190,7 @@ class PairedReward(PictureReward):
         """Return embeddings (b, D) of pictures and of their prompts."""
 
 
-def pretrained(kind: Any, path: str, dtype: torch.dtype) -> PreTrainedModel:
+def load_pretrained(kind: Any, path: str, dtype: torch.dtype) -> PreTrainedModel:
     """Load a model of transformers; raise RewardError if weights are missing, which transformers would draw at random."""
     with _silent():
         model, report = kind.from_pretrained(path, dtype=dtype, output_loading_info=True)

@@ -38,12 +38,12 @@ class Preprocessing:
         trained on 8-bit pictures through PIL, which this matches to the bit or nearly.
         """
         pictures = images.float().clamp(0, 1).mul(255).round().byte()
-        pictures = F.resize(pictures, self._resized(*images.shape[-2:]), self.interpolation, antialias=True)
+        pictures = F.resize(pictures, self._target_size(*images.shape[-2:]), self.interpolation, antialias=True)
         if self.crop is not None:
             pictures = F.center_crop(pictures, self.crop)
         return F.normalize(pictures / 255, self.mean, self.std)
 
-    def _resized(self, height: int, width: int) -> list[int]:
+    def _target_size(self, height: int, width: int) -> list[int]:
         if self.fit == "exact":
             return list(self.size)
         if self.fit == "contain":

@@ -20,7 +20,7 @@ class _Features(PictureReward):
     weights = "facebook/dinov2-base"
 
     def _load(self) -> nn.Module:
-        return self.pretrained(AutoModel)
+        return self.load_pretrained(AutoModel)
 
     def _features(self, pictures: Iterable[torch.Tensor]) -> torch.Tensor:
         """Return normalised features (b, D) of pictures (3, H, W) of any size: a CLIP's projection, a DINO's first token."""
@@ -65,7 +65,7 @@ class ImageSimilarity(_Features):
             if not isinstance(reference, str):
                 column = f"the column {self.column!r}"
                 raise RewardError(f"image_similarity: {column} must name one file, not be {reference!r}")
-        values = self.batched(images[rows], [references[i] for i in rows]).tolist() if rows else []
+        values = self.score_batches(images[rows], [references[i] for i in rows]).tolist() if rows else []
         scores: list[float | None] = [None] * len(prompts)
         for i, value in zip(rows, values, strict=True):
             scores[i] = value
@@ -99,7 +99,7 @@ class Diversity(_Features):
         check_images(self.called, images)
         if len(images) == 1:
             return [None]
-        features = self.batched(images)
+        features = self.score_batches(images)
         others = features.sum(0) - features
         return (1 - (features * others).sum(1) / (len(images) - 1)).tolist()
 

@@ -30,12 +30,12 @@ def lacking(missing: Collection[str], surplus: Collection[str], total: int, kind
 def _prefix(longer: Collection[str], shorter: Collection[str]) -> str | None:
     """Return the prefix that turns most of the shorter names into longer ones, or None."""
     known = set(shorter)
-    prefixes = Counter(name.removesuffix(end) for name in longer for end in _ends(name) if end in known)
+    prefixes = Counter(name.removesuffix(end) for name in longer for end in _suffixes(name) if end in known)
     ((prefix, count),) = prefixes.most_common(1) or [("", 0)]
     return prefix if count >= ENOUGH * len(known) > 0 else None
 
 
-def _ends(name: str) -> Iterator[str]:
+def _suffixes(name: str) -> Iterator[str]:
     """Yield a dotted name without its first part, its first two parts, and so on."""
     while "." in name:
         name = name.partition(".")[2]

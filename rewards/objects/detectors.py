@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from rewards.base import RewardError
-from rewards.models.model import pretrained
+from rewards.models.model import load_pretrained
 from rewards.objects.rules import Detection
 
 MOST_OVERLAP = 0.5  # two OWLv2 boxes of a class with a larger intersection over union are one object
@@ -81,7 +81,7 @@ class Mask2Former(Detector):
 
     def __init__(self, path: str, dtype: torch.dtype):
         self.processor = AutoImageProcessor.from_pretrained(path)
-        self.model = pretrained(Mask2FormerForUniversalSegmentation, path, dtype).eval()
+        self.model = load_pretrained(Mask2FormerForUniversalSegmentation, path, dtype).eval()
         labels = {number: name.lower() for number, name in self.model.config.id2label.items()}
         self.numbers = {GENEVAL_NAMES.get(name, name): number for number, name in labels.items()}
 
@@ -131,7 +131,7 @@ class Owlv2(Detector):
 
     def __init__(self, path: str, dtype: torch.dtype):
         self.processor = AutoProcessor.from_pretrained(path)
-        self.model = pretrained(Owlv2ForObjectDetection, path, dtype).eval()
+        self.model = load_pretrained(Owlv2ForObjectDetection, path, dtype).eval()
 
     def _find(self, images: torch.Tensor, names: Sequence[str], threshold: float) -> list[Found]:
         height, width = images.shape[-2:]
@@ -158,7 +158,7 @@ class ColourNamer:
 
     def __init__(self, path: str, colours: Sequence[str], dtype: torch.dtype = torch.float32):
         self.processor = AutoProcessor.from_pretrained(path)
-        self.model = pretrained(CLIPModel, path, dtype).eval()
+        self.model = load_pretrained(CLIPModel, path, dtype).eval()
         self.colours = colours
         self.texts: dict[str, torch.Tensor] = {}  # features (colours, D) of each class
 

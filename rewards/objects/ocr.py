@@ -40,7 +40,7 @@ def asked_text(prompt: str, text: Any = None) -> str | None:
     """Return the column `text`, else all quoted parts of the prompt; None if empty. Single quotes are often apostrophes."""
     if text is None:
         text = " ".join(_quoted(prompt))
-    return str(text) if normalised(str(text)) else None
+    return str(text) if normalise(str(text)) else None
 
 
 def _quoted(prompt: str) -> Iterator[str]:
@@ -56,14 +56,14 @@ def _quoted(prompt: str) -> Iterator[str]:
             at = closing.end()
 
 
-def normalised(text: str) -> str:
+def normalise(text: str) -> str:
     """Return the first `LONGEST` characters as they are compared: no white space, no case, similar signs equal."""
     return "".join(unicodedata.normalize("NFKC", text[:LONGEST].translate(_ALIKE)).casefold().split())
 
 
 def similarity(read: str, asked: str, substring: bool = True) -> float:
-    """Return max(0, 1 - edit distance / length of `asked`), normalised; 1 if `substring` and `asked` appears whole."""
-    read, asked = normalised(read), normalised(asked)
+    """Return max(0, 1 - edit distance / length of `asked`), normalise; 1 if `substring` and `asked` appears whole."""
+    read, asked = normalise(read), normalise(asked)
     if substring and asked in read:
         return 1.0
     return max(0.0, 1 - edit_distance(read, asked) / len(asked))

@@ -3,8 +3,8 @@
 A program runs in its own process (`rewards/jail`) with limits on time, memory and file sizes. It may start no process or
 thread, signal none, open no socket and no files but Python's own (reading) and those of an empty folder. Namespaces, a root
 folder in memory, an unprivileged user, dropped capabilities, Landlock, a seccomp filter and limits overlap: whatever the
-machine has is used, and `missing` attempts what must fail. Python's audit hooks and removed builtins limit nothing, since a
-program in the same process can undo them.
+machine has is used, and `find_missing` attempts what must fail. Python's audit hooks and removed builtins limit nothing,
+since a program in the same process can undo them.
 
 `rewards/sandbox/examination.py` and docs/rewards.md say how far the score is safe, too.
 """
@@ -356,7 +356,7 @@ _MUST_HOLD = {  # memory is not touched, so that a granted request costs nothing
 PROTECTIONS = tuple(_MUST_HOLD)
 
 
-def missing(limits: Limits = Limits(), without: Sequence[str] = ()) -> dict[str, str]:
+def find_missing(limits: Limits = Limits(), without: Sequence[str] = ()) -> dict[str, str]:
     """Return the protections that this machine cannot give, each with its layers' errors; empty if the sandbox is whole.
 
     A program inside tries to fork, signal this process, allocate, open a file outside and connect to a port.

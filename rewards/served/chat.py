@@ -35,7 +35,7 @@ class Chat:
     - `guided`: JSON of a schema, `response_format`, which most servers know.
     - `guided_choice`: `structured_outputs` of vLLM 0.12 and later.
     - `guided_regex`: `regex` of SGLang.
-    - `text`: not at all; the model may reason, and its last words are parsed (see `read`).
+    - `text`: not at all; the model may reason, and its last words are parsed (see `read_answer`).
 
     Args:
         answers: possible answers and their values.
@@ -111,11 +111,11 @@ class Chat:
 
     def _value(self, choice: Mapping[str, Any]) -> float | None:
         if self.method != "logprobs":
-            return read(choice["message"]["content"] or "", self.answers)
+            return read_answer(choice["message"]["content"] or "", self.answers)
         if not choice.get("logprobs"):
             raise RewardError(f"{self._endpoint.urls[0]} gives no logprobs: take the method guided")
         first = choice["logprobs"]["content"][0]
-        return expected([(top["token"], top["logprob"]) for top in first["top_logprobs"]], self.answers)
+        return expected_value([(top["token"], top["logprob"]) for top in first["top_logprobs"]], self.answers)
 
     def _find_model(self, model: str | None) -> str:
         """Return the name of the model, which every replica must have."""
@@ -154,7 +154,7 @@ def pictures(sample: torch.Tensor, frames: int) -> list[dict[str, Any]]:
     return [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}}]
 
 
-def read(words: str, answers: Mapping[str, float]) -> float | None:
+def read_answer(words: str, answers: Mapping[str, float]) -> float | None:
     """Return the value of an answer in words; None if it is none of `answers`.
 
     An answer stands alone, as {"answer": ...}, in a last <answer>...</answer>, or in the last line as `Final Score: ...`,
@@ -178,7 +178,7 @@ def read(words: str, answers: Mapping[str, float]) -> float | None:
     return None
 
 
-def expected(top: Sequence[tuple[str, float]], answers: Mapping[str, float]) -> float | None:
+def expected_value(top: Sequence[tuple[str, float]], answers: Mapping[str, float]) -> float | None:
     """Return the mean of the answers' values weighted by probability; None if these sum to less than `LEAST_MASS`.
 
     `top` has the most probable tokens and their log-probabilities; a token stands for the answer that it begins.

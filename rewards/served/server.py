@@ -80,9 +80,9 @@ def app(
             raise HTTPException(415, f"the content type must be {CONTENT_TYPE}")
         lane.check()
         size = _read_size(request, max_bytes)
-        async with lane.bodies.taken(size):
+        async with lane.bodies.reserve(size):
             body = await _read_body(request, size)
-            async with lane.headers.taken(min(header_bytes(body), MOST_HEADER)):
+            async with lane.headers.reserve(min(header_bytes(body), MOST_HEADER)):
                 try:
                     batch = decode(body)
                 except ValueError as error:
@@ -137,7 +137,7 @@ class _Room:
         self.free, self.changed = size, asyncio.Condition()
 
     @asynccontextmanager
-    async def taken(self, size: int) -> AsyncIterator[None]:
+    async def reserve(self, size: int) -> AsyncIterator[None]:
         async with self.changed:
             await self.changed.wait_for(lambda: self.free >= size)
             self.free -= size

@@ -71,7 +71,7 @@ class code:
         if unknown := [name for name in unsafe if name not in sandbox.PROTECTIONS]:
             raise RewardError(f"code: unsafe names {unknown[0]!r}; choose of {', '.join(sandbox.PROTECTIONS)}")
         try:
-            lacking = sandbox.missing(self.limits)
+            lacking = sandbox.find_missing(self.limits)
             layers = sandbox.run("", [], self.limits).layers
         except sandbox.SandboxError as error:
             raise RewardError(f"code: {error}") from None

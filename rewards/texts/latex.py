@@ -32,7 +32,7 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
-def normalised(answer: str) -> str:
+def normalise(answer: str) -> str:
     r"""Return one spelling of an answer.
 
     Spacing, sizes and signs of degree, percent and dollar are dropped; units in \text{} are dropped after a value and kept
@@ -55,14 +55,14 @@ def normalised(answer: str) -> str:
 
 
 def same(answer: str, expected: str) -> bool:
-    """Return whether two answers are equal after `normalised`, as text or as numbers."""
-    a, b = normalised(answer), normalised(expected)
+    """Return whether two answers are equal after `normalise`, as text or as numbers."""
+    a, b = normalise(answer), normalise(expected)
     return a == b or (_number(a) is not None and _number(a) == _number(b))
 
 
 def number(answer: str) -> Fraction | None:
-    """Return the value of an answer that is a number after `normalised`, else None."""
-    return _number(normalised(answer))
+    """Return the value of an answer that is a number after `normalise`, else None."""
+    return _number(normalise(answer))
 
 
 def last_number(text: str) -> Fraction | None:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from rewards.objects.ocr import asked_text, edit_distance, similarity
-from rewards.served.chat import read
+from rewards.served.chat import read_answer
 from rewards.texts.code import code_format, program_of
 from rewards.texts.text import answer_of, arithmetic, countdown, final_answer, gsm8k, gsm8k_accuracy, math_answer, tags
 
@@ -29,7 +29,7 @@ def test_every_reader_takes_40_kilobytes_in_a_second(piece):
             answer_of, program_of, asked_text,
             lambda text: [f([text], [""], ["42"]) for f in (gsm8k, math_answer)],  # which compare as their accuracies do
             lambda text: arithmetic([text], [""], ["42"], [True]), lambda text: tags([text], [""]),
-            lambda text: code_format([text], [""]), lambda text: read(text, {"1": 1.0, "5": 5.0}),
+            lambda text: code_format([text], [""]), lambda text: read_answer(text, {"1": 1.0, "5": 5.0}),
         ):  # fmt: skip
             start = time.process_time()
             reader(text)

@@ -202,7 +202,7 @@ def test_a_folder_that_a_program_made_unreadable_is_deleted_by_an_ordinary_user(
 ])  # fmt: skip
 @pytest.mark.usefixtures("whole")
 def test_layers_overlap_and_a_missing_protection_is_found_by_trying(without, lacking):
-    found = sandbox.missing(without=without)
+    found = sandbox.find_missing(without=without)
     assert set(found) - {"processes"} == lacking - {"processes"}  # these depend on who runs the tests
     assert "processes" in found or "processes" not in lacking
     assert all(f"{name}: left out" in reason for name in without[:1] for reason in found.values())
@@ -210,7 +210,7 @@ def test_layers_overlap_and_a_missing_protection_is_found_by_trying(without, lac
 
 @pytest.mark.usefixtures("whole")
 def test_the_reward_is_refused_in_a_sentence_that_names_what_is_missing(monkeypatch):
-    monkeypatch.setattr(sandbox, "missing", partial(sandbox.missing, without=(*ROOT_FOLDER, "landlock")))
+    monkeypatch.setattr(sandbox, "find_missing", partial(sandbox.find_missing, without=(*ROOT_FOLDER, "landlock")))
     said = r"cannot shield files, disk .*landlock: left out.* set the option unsafe: \[files, disk\]"
     with pytest.raises(RewardError, match=said):
         rewards.load("code")
@@ -220,7 +220,7 @@ def test_the_reward_is_refused_in_a_sentence_that_names_what_is_missing(monkeypa
 
 @pytest.mark.parametrize("protection", sandbox.PROTECTIONS)
 def test_every_protection_that_is_missing_ends_a_command_with_one_sentence(monkeypatch, capsys, tmp_path, protection):
-    monkeypatch.setattr(sandbox, "missing", lambda *_: {protection: "seccomp: Function not implemented"})
+    monkeypatch.setattr(sandbox, "find_missing", lambda *_: {protection: "seccomp: Function not implemented"})
     monkeypatch.setattr(sandbox, "run", lambda *_, **options: sandbox.Outcome((True,), layers={"limits": None}))
     assert main(["serve", "code"]) == 2
     said = capsys.readouterr().err
@@ -359,7 +359,7 @@ def test_a_folder_holds_no_more_files_than_it_should_and_says_where_it_does(laye
     )
     tests = [f"assert made < {bound}" for bound in (sandbox.Limits().files + 1, sandbox.Limits().files - 200)]
     assert sandbox.run(program, tests).passed == (True, False)
-    assert "disk" in sandbox.missing(without=ROOT_FOLDER)
+    assert "disk" in sandbox.find_missing(without=ROOT_FOLDER)
 
 
 def test_programs_stand_in_the_last_block_and_their_format_is_scored():

@@ -10,7 +10,7 @@ from fakes import endpoint, http_server, pictures_of, words_of
 
 import rewards
 from rewards import RewardError
-from rewards.served.chat import expected, read
+from rewards.served.chat import expected_value, read_answer
 
 FIVE = {str(n): float(n) for n in range(1, 6)}
 WORDS = {"excellent": 5.0, "good": 4.0, "fair": 3.0, "poor": 2.0, "bad": 1.0}
@@ -65,14 +65,14 @@ def test_an_answer_is_confined_as_the_server_offers_it(method, said, field, valu
     ("not bad", WORDS, None),
 ])  # fmt: skip
 def test_words_are_read_strictly(words, answers, value):
-    assert read(words, answers) == value
+    assert read_answer(words, answers) == value
 
 
 def test_words_are_weighted_by_the_tokens_that_begin_them():
     sure = [("Ex", math.log(0.5)), (" good", math.log(0.25)), ("G", math.log(0.25))]
-    assert expected(sure, WORDS) == pytest.approx(4.5)
-    assert expected([("The", math.log(0.6)), ("good", math.log(0.4))], WORDS) is None  # mostly no answer
-    assert expected([("", 0.0), (" ", 0.0)], WORDS) is None
+    assert expected_value(sure, WORDS) == pytest.approx(4.5)
+    assert expected_value([("The", math.log(0.6)), ("good", math.log(0.4))], WORDS) is None  # mostly no answer
+    assert expected_value([("", 0.0), (" ", 0.0)], WORDS) is None
 
 
 def test_what_cannot_be_read_is_asked_again_and_counted_and_then_not_applicable():
