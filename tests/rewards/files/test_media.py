@@ -243,7 +243,9 @@ def test_a_broken_file_is_read_or_one_sentence(tmp_path, kind):
         except media.MediaError as error:
             said.append(str(error))
     assert len(said) > 5
-    assert all(str(path) in sentence and "\n" not in sentence for sentence in said)
+    assert all(
+        str(path) in sentence and "\n" not in sentence and len(sentence) < len(str(path)) + 200 for sentence in said
+    )
 
 
 @pytest.mark.parametrize(("rate", "samples", "said"), [
@@ -258,14 +260,3 @@ def test_sounds_that_nobody_can_hear_are_refused(tmp_path, rate, samples, said):
     (tmp_path / "a.wav").write_bytes(b"RIFF" + struct.pack("<I", len(body)) + body)
     with pytest.raises(media.MediaError, match=f"a.wav cannot be read .*{said}"):
         media.sound(tmp_path / "a.wav")
-
-
-def test_no_frames_are_no_film():
-    with pytest.raises(media.MediaError, match=r"^a\.mp4 cannot be read \(it holds no frames\)$"):
-        list(media.bounded("a.mp4", []))
-
-
-def test_of_what_ffmpeg_prints_one_line_is_told(tmp_path):
-    (tmp_path / "a.mp4").write_bytes(FILM.read_bytes()[:40])
-    with pytest.raises(media.MediaError, match=r"a\.mp4 cannot be read \([^\n]{5,200}\)$"):
-        media.film(tmp_path / "a.mp4")

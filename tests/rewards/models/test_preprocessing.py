@@ -61,19 +61,6 @@ def test_a_picture_is_the_same_before_and_after_it_is_saved_in_8_bits():
     assert torch.equal(see(images + 3 * (images > 0.999)), see(images))  # beyond white is white
 
 
-def test_cover_cuts_contain_shows_all_between_black_bars_and_exact_stretches():
-    wide = torch.zeros(1, 3, 16, 48)
-    wide[..., :8], wide[..., 8:40], wide[..., 40:] = 1.0, 0.4, 0.8
-    shown = {fit: Preprocessing((16, 16), fit, (16, 16), **PLAIN)(wide)[0, 0] for fit in ("cover", "contain", "exact")}
-    assert shown["cover"].unique().tolist() == pytest.approx([0.4])
-    contain = shown["contain"]
-    assert contain[5:10, 0].min() > 0.9  # 16 / 3 rows, from row 5 on
-    assert contain[5:10, -1].min() > 0.7
-    assert torch.equal(contain[:5], torch.zeros(5, 16))
-    assert torch.equal(contain[10:], torch.zeros(6, 16))
-    assert shown["exact"][:, 0].min() > 0.9
-
-
 def test_a_processor_of_its_own_way_is_refused():
     processor = CLIPImageProcessor(size={"longest_edge": 64, "shortest_edge": 32})
     with pytest.raises(ValueError, match="CLIPImageProcessor resizes by"):

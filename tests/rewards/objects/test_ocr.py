@@ -1,4 +1,3 @@
-import itertools
 import math
 import sys
 
@@ -9,7 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 import rewards
 from rewards import RewardError
-from rewards.objects.ocr import Ocr, asked_text, edit_distance, reading_order, similarity
+from rewards.objects.ocr import Ocr, asked_text, reading_order, similarity
 
 PAPER, INK = (250, 246, 236), (30, 40, 110)
 
@@ -36,10 +35,10 @@ WORDS = ["Open until nine", "Fresh Bread", "NO EXIT", "Route 66"]
 @pytest.mark.parametrize("how", [{}, {"angle": 5}, {"angle": -5}, {"size": 12}], ids=str)
 def test_rendered_words_are_read(reward, how):
     images = torch.stack([picture(text, **how) for text in WORDS])
-    right = reward(images, [f'a shop sign that says "{text}"' for text in WORDS], {})
-    wrong = reward(images, [f'a shop sign that says "{text}"' for text in WORDS[1:] + WORDS[:1]], {})
-    assert right.min() > 0.9
-    assert wrong.max() < 0.4
+    read = list(reward.function.read(images))
+    right, wrong = (list(map(similarity, read, texts)) for texts in (WORDS, WORDS[1:] + WORDS[:1]))
+    assert min(right) > 0.9
+    assert max(wrong) < 0.4
 
 
 def test_several_lines_are_read_in_order_the_column_goes_before_the_prompt_and_mirrored_text_earns_little(reward):
@@ -100,24 +99,6 @@ def test_what_is_asked_for(prompt, text, expected):
 def test_what_is_read_is_compared_by_its_letters(read, asked, with_substring, without):
     assert similarity(read, asked) == pytest.approx(with_substring)
     assert similarity(read, asked, substring=False) == pytest.approx(without)
-
-
-def test_the_edit_distance_is_the_shortest_way_through_all_strings():
-    """Breadth-first search over single edits is the definition."""
-    strings = ["".join(s) for n in range(5) for s in itertools.product("ab", repeat=n)]
-
-    def edits(s):
-        for i in range(len(s) + 1):
-            yield from (s[:i] + c + s[i:] for c in "ab")
-            yield s[:i] + s[i + 1 :]
-            yield from (s[:i] + c + s[i + 1 :] for c in "ab")
-
-    for start in ("", "ab", "abba"):
-        distance, frontier = {start: 0}, [start]
-        for steps in range(1, 9):
-            frontier = {e for s in frontier for e in edits(s) if len(e) <= 6} - set(distance)
-            distance |= dict.fromkeys(frontier, steps)
-        assert all(edit_distance(start, s) == edit_distance(s, start) == distance[s] for s in strings)
 
 
 @pytest.mark.parametrize("degrees", [0, 5, -5, 12])

@@ -20,6 +20,11 @@ def judge():
         yield rewards.load("math_verify", options={"seconds": 5}).function
 
 
+@pytest.fixture(scope="module")
+def hasty():
+    return rewards.load("math_verify", options={"seconds": 1}).function
+
+
 @installed
 @pytest.mark.parametrize(("given", "right", "ours", "theirs"), [
     ("3", "3", 1, 1), ("4", "3", 0, 0), (r"\frac{1}{2}", "0.5", 1, 1), ("1,000", "1000", 1, 1),
@@ -44,21 +49,20 @@ def test_answers_are_read_as_ours_are(judge):
 
 
 @installed
-def test_an_answer_that_never_ends_is_wrong_and_the_next_is_judged():
-    judge = rewards.load("math_verify", options={"seconds": 1}).function
-    assert judge([r"\boxed{3}"], [""], ["3"]) == [1]
+def test_an_answer_that_never_ends_is_wrong_and_the_next_is_judged(hasty):
+    assert hasty([r"\boxed{3}"], [""], ["3"]) == [1]
     for endless in (r"9^{9^{9^{9}}}", "(" * 1900, "(" * 100_000):
-        assert judge([rf"\boxed{{{endless}}}"], [""], ["3"]) == [0]
-        assert judge([r"\boxed{3}"], [""], ["3"]) == [1]
+        assert hasty([rf"\boxed{{{endless}}}"], [""], ["3"]) == [0]
+        assert hasty([r"\boxed{3}"], [""], ["3"]) == [1]
 
 
 @installed
-def test_equal_pairs_are_asked_once_and_the_process_ends_with_the_reward():
-    judge = rewards.load("math_verify").function
-    assert judge([r"\boxed{3}"] * 3, [""] * 3, ["3"] * 3) == [1, 1, 1]
-    assert judge._same.cache_info().misses == 1
-    process = judge._process.pid
-    judge.__del__()
+def test_equal_pairs_are_asked_once_and_the_process_ends_with_the_reward(hasty):
+    before = hasty._same.cache_info().misses
+    assert hasty([r"\boxed{7}"] * 3, [""] * 3, ["7"] * 3) == [1, 1, 1]
+    assert hasty._same.cache_info().misses == before + 1
+    process = hasty._process.pid
+    hasty.__del__()
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
 
