@@ -37,26 +37,39 @@ class Card:
         return int(sum(float(n) * units[unit] for n, unit in re.findall(r"([\d.]+) (GB|MB)", self.weights or "")))
 
 
+# Weights, or weights, licence and options.
+_AESTHETIC = (
+    "trl-lib/ddpo-aesthetic-predictor (4 MB) and open_clip's ViT-L-14 openai (1.7 GB)",
+    "Apache-2.0 (head), MIT (CLIP)",
+)
+_CLAP = "laion/clap-htsat-unfused (0.6 GB)"
 _CLIP = "openai/clip-vit-large-patch14 (1.7 GB)"
+_DINO = "facebook/dinov2-base (0.35 GB)"
+_GENEVAL = (
+    f"facebook/mask2former-swin-small-coco-instance (0.3 GB), {_CLIP}",
+    "`other` on the hub (MIT in its repository), MIT",
+)
+_HPS = "xswu/HPSv2, HPS_v2.1_compressed.pt (about 4 GB)"
+_IMAGE_REWARD = "THUDM/ImageReward (1.8 GB) and the tokenizer of google-bert/bert-base-uncased"
+_OCR = "PP-OCRv6 (30 MB), part of rapidocr, extra `ocr`"
 _PICKSCORE = (
     "yuvalkirstain/PickScore_v1 (3.9 GB)",
     "none found for the weights (code, and the CLIP it starts from: MIT)",
 )
-_DINO = "facebook/dinov2-base (0.35 GB)"
-_OCR = "PP-OCRv6 (30 MB), part of rapidocr, extra `ocr`"
 _SERVED = "your endpoint, for example of Qwen/Qwen3-VL-8B-Instruct", "Apache-2.0 (that model)"
-_JUDGE = "rewards.served.judge:Judge"
+_UNIFIED_REWARD = (
+    "your endpoint of CodeGoat24/UnifiedReward-2.0-qwen-7b",
+    "MIT (that model)",
+    {"style": "unified_reward"},
+)
 
+_JUDGE = "rewards.served.judge:Judge"
 BUILT_IN: dict[str, Card] = {
     "shapes": Card("rewards.shapes:shapes", "image, prompt or caption", "0 to 1"),
     "jpeg_size": Card("rewards.image:jpeg_size", "image", "below 0 (minus kilobytes)"),
     "ocr": Card("rewards.objects.ocr:Ocr", "image, quoted part of prompt or text", "0 to 1", _OCR),
     "geneval": Card(
-        "rewards.objects.geneval:GenEval",
-        "image, include, exclude, tag",
-        "up to 1 (partial credit); 0 or 1",
-        f"facebook/mask2former-swin-small-coco-instance (0.3 GB), {_CLIP}",
-        "`other` on the hub (MIT in its repository), MIT",
+        "rewards.objects.geneval:GenEval", "image, include, exclude, tag", "up to 1 (partial credit); 0 or 1", *_GENEVAL
     ),
     "motion": Card("rewards.video:motion", "video", "0 to 1"),
     "temporal_consistency": Card("rewards.video:temporal_consistency", "video", "-1 to 1 (a still)"),
@@ -71,40 +84,15 @@ BUILT_IN: dict[str, Card] = {
     ),
     "pickscore": Card("rewards.models.clip:PickScore", "image, prompt", "about 16 to 26", *_PICKSCORE),
     "video_pickscore": Card("rewards.models.clip:VideoPickScore", "video, prompt", "about 16 to 26", *_PICKSCORE),
-    "hpsv2": Card(
-        "rewards.models.openclip:HPSv2", "image, prompt", "-1 to 1", "xswu/HPSv2, HPS_v2.1_compressed.pt (about 4 GB)"
-    ),
-    "aesthetic": Card(
-        "rewards.models.openclip:Aesthetic",
-        "image",
-        "about 1 to 10",
-        "trl-lib/ddpo-aesthetic-predictor (4 MB) and open_clip's ViT-L-14 openai (1.7 GB)",
-        "Apache-2.0 (head), MIT (CLIP)",
-    ),
-    "image_reward": Card(
-        "rewards.models.image_reward:ImageReward",
-        "image, prompt",
-        "about -2.3 to 2",
-        "THUDM/ImageReward (1.8 GB) and the tokenizer of google-bert/bert-base-uncased",
-    ),
+    "hpsv2": Card("rewards.models.openclip:HPSv2", "image, prompt", "-1 to 1", _HPS),
+    "aesthetic": Card("rewards.models.openclip:Aesthetic", "image", "about 1 to 10", *_AESTHETIC),
+    "image_reward": Card("rewards.models.image_reward:ImageReward", "image, prompt", "about -2.3 to 2", _IMAGE_REWARD),
     "image_similarity": Card("rewards.models.similarity:ImageSimilarity", "image, column image", "-1 to 1", _DINO),
     "diversity": Card("rewards.models.similarity:Diversity", "image, group-wise", "0 to 2", _DINO),
-    "clap": Card(
-        "rewards.models.clap:Clap",
-        "audio, prompt, column sampling_rate",
-        "-1 to 1",
-        "laion/clap-htsat-unfused (0.6 GB)",
-    ),
+    "clap": Card("rewards.models.clap:Clap", "audio, prompt, column sampling_rate", "-1 to 1", _CLAP),
     "judge": Card(_JUDGE, "image or video, prompt", "0 to 1", *_SERVED),
     "qwen_vl": Card(_JUDGE, "image or video, prompt", "0 to 1", *_SERVED, {"style": "qwen_vl"}),
-    "unified_reward": Card(
-        _JUDGE,
-        "image, prompt",
-        "0 to 1",
-        "your endpoint of CodeGoat24/UnifiedReward-2.0-qwen-7b",
-        "MIT (that model)",
-        {"style": "unified_reward"},
-    ),
+    "unified_reward": Card(_JUDGE, "image, prompt", "0 to 1", *_UNIFIED_REWARD),
     "hpsv3_style": Card(_JUDGE, "image, prompt", "0 to 1", *_SERVED, {"style": "hpsv3_style"}),
     "deqa_style": Card(_JUDGE, "image", "0 to 1", *_SERVED, {"style": "deqa_style"}),
     "video_align_style": Card(_JUDGE, "video, prompt", "0 to 1", *_SERVED, {"style": "video_align_style"}),
