@@ -20,6 +20,7 @@ TEMPLATE = (
     "made? Answer 1 for the first, 2 for the second, tie if neither is."
 )
 ANSWERS = {"1": 1.0, "2": 0.0, "tie": 0.5}
+Pairs = Sequence[tuple[int, int]]  # of indices in a group
 
 
 class Preference:
@@ -112,15 +113,13 @@ class Preference:
             wins[j] += 1 - won
         return (wins / (len(shown) / len(pairs)) / (size - 1)).tolist()
 
-    def _ask(
-        self, samples: torch.Tensor, prompt: str, row: Mapping[str, Any], pairs: Sequence[tuple[int, int]]
-    ) -> list[float | None]:
+    def _ask(self, samples: torch.Tensor, prompt: str, row: Mapping[str, Any], pairs: Pairs) -> list[float | None]:
         assert self.chat is not None
         parts = [pictures(sample, self.frames) for sample in samples]
         question = text(fill_in(self.template, {**row, "prompt": prompt}))
         return self.chat.ask([[text("First:"), *parts[i], text("Second:"), *parts[j], question] for i, j in pairs])
 
-    def _compare(self, samples: torch.Tensor, prompt: str, pairs: Sequence[tuple[int, int]]) -> list[float | None]:
+    def _compare(self, samples: torch.Tensor, prompt: str, pairs: Pairs) -> list[float | None]:
         assert self.compare is not None
         with kept("the function that compares", self.compare, calls=True):
             outcomes = [self.compare(samples[i], samples[j], prompt) for i, j in pairs]

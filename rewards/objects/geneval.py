@@ -10,10 +10,11 @@ detectors of transformers in place of mmdet's. The rules are in `rewards.objects
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,6 +25,7 @@ from rewards.models import hub
 from rewards.objects.rules import COLOURS, Clause, crop, official, partial_credit, read_clauses, strict, surest
 
 CREDITS = ("official", "strict", "partial")
+Rows = Sequence[Any] | None  # a column
 
 
 class GenEval:
@@ -60,12 +62,9 @@ class GenEval:
                 raise RewardError(f"the geneval reward has no {option} {value!r}, choose one of {', '.join(choices)}")
         if batch_size < 1:
             raise RewardError(f"the geneval reward needs a batch_size of 1 or more, not {batch_size}")
-        self.credit = credit
-        self.detector, self.colours = detector, colours
+        self.credit, self.detector, self.colours = credit, detector, colours
         self.threshold, self.counting_threshold = threshold, counting_threshold
-        self.batch_size = batch_size
-        self.dtype = DTYPES[dtype]
-        self.device = device or default_device()
+        self.batch_size, self.dtype, self.device = batch_size, DTYPES[dtype], device or default_device()
 
     def to(self, device: str | torch.device) -> GenEval:
         """Move the models, now or when they are loaded."""
@@ -80,9 +79,9 @@ class GenEval:
         images: torch.Tensor,
         prompts: Sequence[str],
         *,
-        include: Sequence[Sequence[Mapping] | None] | None = None,
-        exclude: Sequence[Sequence[Mapping] | None] | None = None,
-        tag: Sequence[str | None] | None = None,
+        include: Rows = None,
+        exclude: Rows = None,
+        tag: Rows = None,
     ) -> list[float | None]:
         """Return one value per picture, float (B, 3, H, W) in [0, 1]."""
         check_images("geneval", images)

@@ -125,9 +125,8 @@ class Endpoint:
         """Return all replicas from the next on; those that failed recently come last."""
         start = next(self._turns) % len(self.urls)
         long_ago = time.monotonic() - REST
-        return sorted(
-            self.urls[start:] + self.urls[:start], key=lambda url: self._failed_at.get(url, long_ago) > long_ago
-        )
+        resting = {url: self._failed_at.get(url, long_ago) > long_ago for url in self.urls}
+        return sorted(self.urls[start:] + self.urls[:start], key=resting.__getitem__)
 
 
 @cache
