@@ -12,17 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import hf_hub_download
 from safetensors.torch import load_file
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoImageProcessor,
-    AutoModel,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
 from transformers.utils import logging
 
 from rewards.base import RewardError, batched, nearest
@@ -68,10 +61,10 @@ class ModelReward(ABC):
             return self._load().eval().requires_grad_(False).to(self.device)
 
     @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
+    def tokenizer(self) -> transformers.PreTrainedTokenizerBase:
         """Tokenizer of transformers, beside the weights unless a subclass says otherwise."""
         with self.loading(self.tokenizer_path):
-            return AutoTokenizer.from_pretrained(self.tokenizer_path)
+            return transformers.AutoTokenizer.from_pretrained(self.tokenizer_path)
 
     def to(self, device: torch.device | str) -> ModelReward:
         """Load the model if necessary, and move it."""
@@ -87,8 +80,8 @@ class ModelReward(ABC):
 
     def load_pretrained(self, kind: Any) -> nn.Module:
         """Return a model of transformers at `path`; raise RewardError if it lacks weights or has another type."""
-        config = AutoConfig.from_pretrained(self.path)
-        if kind is not AutoModel and not isinstance(config, kind.config_class):
+        config = transformers.AutoConfig.from_pretrained(self.path)
+        if kind is not transformers.AutoModel and not isinstance(config, kind.config_class):
             wanted = kind.config_class.model_type
             raise RewardError(f"{self.called}: {self.path} holds a model of type {config.model_type}, not {wanted}")
         try:
@@ -152,7 +145,7 @@ class PictureReward(ModelReward):
     def preprocessing(self) -> Preprocessing:
         """The preprocessing of transformers' image processor at `path`."""
         with self.loading(self.path):
-            return of_transformers(AutoImageProcessor.from_pretrained(self.path))
+            return of_transformers(transformers.AutoImageProcessor.from_pretrained(self.path))
 
     def __call__(self, images: torch.Tensor, prompts: Sequence[str]) -> Sequence[float | None]:
         """Return one score per picture, float (B, 3, H, W) in [0, 1]; long prompts are truncated."""
@@ -190,7 +183,7 @@ class PairedReward(PictureReward):
         """Return embeddings (b, D) of pictures and of their prompts."""
 
 
-def load_pretrained(kind: Any, path: str, dtype: torch.dtype) -> PreTrainedModel:
+def load_pretrained(kind: Any, path: str, dtype: torch.dtype) -> transformers.PreTrainedModel:
     """Load a model of transformers; raise RewardError if weights are missing, which transformers would draw at random."""
     with _silent():
         model, report = kind.from_pretrained(path, dtype=dtype, output_loading_info=True)

@@ -8,17 +8,9 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
+import transformers
 from torch.nn.functional import interpolate, normalize
 from torchvision.ops import box_convert, clip_boxes_to_image, nms
-from transformers import (
-    AutoConfig,
-    AutoImageProcessor,
-    AutoProcessor,
-    CLIPModel,
-    Mask2FormerForUniversalSegmentation,
-    Owlv2ForObjectDetection,
-    PreTrainedModel,
-)
 
 from rewards.base import RewardError
 from rewards.models.model import load_pretrained
@@ -44,7 +36,7 @@ GENEVAL_NAMES = {
 def load_detector(path: str, dtype: torch.dtype = torch.float32) -> Detector:
     """Load the detector of a hub id or local folder; raise RewardError if its type is unknown."""
     kinds = {"mask2former": Mask2Former, "owlv2": Owlv2}
-    kind = AutoConfig.from_pretrained(path).model_type
+    kind = transformers.AutoConfig.from_pretrained(path).model_type
     if kind not in kinds:
         raise RewardError(f"the detector {path!r} is a {kind}, not one of {', '.join(kinds)}")
     return kinds[kind](path, dtype)
@@ -54,7 +46,7 @@ class Detector(ABC):
     """A model that finds objects, and the processor of its inputs."""
 
     processor: Any
-    model: PreTrainedModel
+    model: transformers.PreTrainedModel
 
     def to(self, device: str | torch.device) -> Self:
         """Move the model."""
@@ -80,8 +72,8 @@ class Mask2Former(Detector):
     """
 
     def __init__(self, path: str, dtype: torch.dtype):
-        self.processor = AutoImageProcessor.from_pretrained(path)
-        self.model = load_pretrained(Mask2FormerForUniversalSegmentation, path, dtype).eval()
+        self.processor = transformers.AutoImageProcessor.from_pretrained(path)
+        self.model = load_pretrained(transformers.Mask2FormerForUniversalSegmentation, path, dtype).eval()
         labels = {number: name.lower() for number, name in self.model.config.id2label.items()}
         self.numbers = {GENEVAL_NAMES.get(name, name): number for number, name in labels.items()}
 
@@ -130,8 +122,8 @@ class Owlv2(Detector):
     """Boxes without masks of any class by its name; a box may count for several classes."""
 
     def __init__(self, path: str, dtype: torch.dtype):
-        self.processor = AutoProcessor.from_pretrained(path)
-        self.model = load_pretrained(Owlv2ForObjectDetection, path, dtype).eval()
+        self.processor = transformers.AutoProcessor.from_pretrained(path)
+        self.model = load_pretrained(transformers.Owlv2ForObjectDetection, path, dtype).eval()
 
     def _find(self, images: torch.Tensor, names: Sequence[str], threshold: float) -> list[Found]:
         height, width = images.shape[-2:]
@@ -157,8 +149,8 @@ class ColourNamer:
     """A zero-shot CLIP classifier of an object's colour; each colour has the mean feature of GenEval's three sentences."""
 
     def __init__(self, path: str, colours: Sequence[str], dtype: torch.dtype = torch.float32):
-        self.processor = AutoProcessor.from_pretrained(path)
-        self.model = load_pretrained(CLIPModel, path, dtype).eval()
+        self.processor = transformers.AutoProcessor.from_pretrained(path)
+        self.model = load_pretrained(transformers.CLIPModel, path, dtype).eval()
         self.colours = colours
         self.texts: dict[str, torch.Tensor] = {}  # features (colours, D) of each class
 

@@ -25,7 +25,7 @@ from rewards.models import hub
 from rewards.objects.rules import COLOURS, Clause, crop, official, partial_credit, read_clauses, strict, surest
 
 CREDITS = ("official", "strict", "partial")
-Rows = Sequence[Any] | None  # a column
+Column = Sequence[Any] | None
 
 
 class GenEval:
@@ -79,9 +79,9 @@ class GenEval:
         images: torch.Tensor,
         prompts: Sequence[str],
         *,
-        include: Rows = None,
-        exclude: Rows = None,
-        tag: Rows = None,
+        include: Column = None,
+        exclude: Column = None,
+        tag: Column = None,
     ) -> list[float | None]:
         """Return one value per picture, float (B, 3, H, W) in [0, 1]."""
         check_images("geneval", images)

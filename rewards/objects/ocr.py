@@ -140,8 +140,9 @@ class Ocr:
 
         def read_lines(image: np.ndarray) -> str:
             result = engine(image)
-            order = [] if result.txts is None else reading_order(np.asarray(result.boxes, float))
-            return " ".join(result.txts[i] for i in order)
+            if result.txts is None:
+                return ""
+            return " ".join(result.txts[i] for i in reading_order(np.asarray(result.boxes, float)))
 
         with ThreadPoolExecutor(self.threads) as pool:
             return pool.map(read_lines, pixels)

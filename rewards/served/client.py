@@ -90,8 +90,8 @@ class Client:
                 f"{self.name} takes {self._most_bytes} bytes at most, not the {length} of {size} samples: "
                 "use the option transport: uint8, or serve it with a larger --max-mib"
             )
-        request = {"content": b"".join((start, header, data)), "headers": {"Content-Type": CONTENT_TYPE}}
-        response = self._endpoint.ask("POST", f"/{self.name}", deadline=deadline, **request)
+        body, headers = b"".join((start, header, data)), {"Content-Type": CONTENT_TYPE}
+        response = self._endpoint.ask("POST", f"/{self.name}", deadline=deadline, content=body, headers=headers)
         try:
             values = response.json()["rewards"]
         except (ValueError, KeyError, TypeError, RecursionError):

@@ -77,7 +77,7 @@ class Connection(H11Protocol):
     """A connection of uvicorn that ends if the head of a request is late."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
-        """Start the timer, and close the oldest silent connection if there are too many."""
+        """Start the timer, and close the silent connection that would end first if there are too many."""
         super().connection_made(transport)
         self._close_at(self.loop.time() + FIRST)
         if len(self.connections) > CONNECTIONS:

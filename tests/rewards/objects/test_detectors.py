@@ -1,20 +1,7 @@
 import pytest
 import tiny
 import torch
-from transformers import (
-    CLIPConfig,
-    CLIPImageProcessor,
-    CLIPModel,
-    CLIPProcessor,
-    Mask2FormerConfig,
-    Mask2FormerForUniversalSegmentation,
-    Mask2FormerImageProcessor,
-    Owlv2Config,
-    Owlv2ForObjectDetection,
-    Owlv2ImageProcessor,
-    Owlv2Processor,
-    SwinConfig,
-)
+import transformers
 
 import rewards
 from rewards import RewardError
@@ -42,34 +29,34 @@ def mask2former(tmp_path_factory):
     stages = {"depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 4], "out_features": [f"stage{i}" for i in range(1, 5)]}
     sizes = {"feature_size": 32, "mask_feature_size": 32, "hidden_dim": 32, "num_attention_heads": 2, "num_queries": 6}
     layers = {"encoder_feedforward_dim": 16, "encoder_layers": 1, "decoder_layers": 2, "dim_feedforward": 16}
-    config = Mask2FormerConfig(
-        backbone_config=SwinConfig(image_size=64, embed_dim=8, window_size=4, **stages),
+    config = transformers.Mask2FormerConfig(
+        backbone_config=transformers.SwinConfig(image_size=64, embed_dim=8, window_size=4, **stages),
         id2label={0: "person", 1: "motorbike", 2: "dog"},
         **sizes,
         **layers,
     )
-    randomised(Mask2FormerForUniversalSegmentation(config)).save_pretrained(folder)
-    Mask2FormerImageProcessor(size={"shortest_edge": 72, "longest_edge": 120}).save_pretrained(folder)
+    randomised(transformers.Mask2FormerForUniversalSegmentation(config)).save_pretrained(folder)
+    transformers.Mask2FormerImageProcessor(size={"shortest_edge": 72, "longest_edge": 120}).save_pretrained(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def owlv2(tmp_path_factory):
     folder = tmp_path_factory.mktemp("owlv2")
-    config = Owlv2Config(text_config=TEXT, vision_config=VISION, projection_dim=16)
-    randomised(Owlv2ForObjectDetection(config)).save_pretrained(folder)
-    image_processor = Owlv2ImageProcessor(size={"height": 32, "width": 32})
-    Owlv2Processor(image_processor, tiny.tokenizer(words=WORDS)).save_pretrained(folder)
+    config = transformers.Owlv2Config(text_config=TEXT, vision_config=VISION, projection_dim=16)
+    randomised(transformers.Owlv2ForObjectDetection(config)).save_pretrained(folder)
+    image_processor = transformers.Owlv2ImageProcessor(size={"height": 32, "width": 32})
+    transformers.Owlv2Processor(image_processor, tiny.tokenizer(words=WORDS)).save_pretrained(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clip")
-    model = CLIPModel(CLIPConfig(text_config=TEXT, vision_config=VISION, projection_dim=16))
+    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=TEXT, vision_config=VISION, projection_dim=16))
     randomised(model, norms=False).save_pretrained(folder)  # random ones leave nothing of what differs
-    image_processor = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
-    CLIPProcessor(image_processor, tiny.tokenizer(words=WORDS)).save_pretrained(folder)
+    image_processor = transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    transformers.CLIPProcessor(image_processor, tiny.tokenizer(words=WORDS)).save_pretrained(folder)
     return folder
 
 
