@@ -45,19 +45,15 @@ class NoAnswer(RewardError):
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward ready to be called.
-
-    `offset` is the value that counts as 0 among several rewards. `only` has the column values of rows to which the reward
-    applies.
-    """
+    """A reward ready to be called."""
 
     name: str
     function: Callable[..., Any]
     weight: float = 1.0
     _: KW_ONLY
     group_wise: bool = False
-    offset: float = 0.0
-    only: Mapping[str, Any] = field(default_factory=dict)
+    offset: float = 0.0  # the value that counts as 0 among several rewards
+    only: Mapping[str, Any] = field(default_factory=dict)  # column values of the rows to which it applies
 
     def __str__(self) -> str:
         return f"the reward {self.name!r}"
@@ -144,11 +140,7 @@ def matches(columns: Mapping[str, Any], only: Mapping[str, Any]) -> bool:
 
 
 def told(error: BaseException, plugin: Any) -> str:
-    """Describe a plug-in's exception in one line: type, message, and the last traceback entry in the plug-in's file.
-
-    Args:
-        plugin: a function, a class, an object, or the name of the module.
-    """
+    """Describe a plug-in's exception in one line: type, message, and the last traceback entry in the plug-in's file."""
     message = f"{type(error).__name__}: {one_line(str(error))}".removesuffix(": ")
     module = module_of(plugin)
     frames = [at for at in traceback.walk_tb(error.__traceback__) if at[0].f_globals.get("__name__") == module]

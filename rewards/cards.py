@@ -10,19 +10,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Card:
-    """A row of `flowgrpo rewards`.
+    """A row of `flowgrpo rewards`."""
 
-    Attributes:
-        target: `module:object` of the implementation.
-        options: arguments that the name fixes; the user's options override them.
-    """
-
-    target: str
+    target: str  # `module:object`
     inputs: str
     range: str
     weights: str | None = None
     licence: str = "Apache-2.0"
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # fixed by the name; the user's override them
 
     @property
     def bounds(self) -> tuple[float, float] | None:

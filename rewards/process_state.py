@@ -160,11 +160,8 @@ _reported: set[tuple[str, str]] = set()
 def kept(what: str, plugin: Any, *, imports: bool = False, calls: bool = False) -> Iterator[None]:
     """Restore the state after a plug-in has run and warn once about each change. This package's own code is exempt.
 
-    Args:
-        what: subject of the warning.
-        plugin: a function, a class, an object, the name of a module, or the path of a file.
-        imports: restore random generators, too.
-        calls: do not compare the attention kernels.
+    `plugin` is a function, a class, an object, the name of a module, or the path of a file, and `what` names it in the
+    warning. With `imports` random generators are restored, too; with `calls` the attention kernels are not compared.
     """
     module = None if isinstance(plugin, Path) else module_of(plugin)
     if module is not None and module.partition(".")[0] in OURS:

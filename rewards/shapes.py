@@ -178,11 +178,10 @@ def _relation_holds(found: list[Found], caption: Caption) -> bool:
 
 
 def shapes(images: torch.Tensor, prompts: Sequence[str], caption: Sequence[str | None] | None = None) -> list[float]:
-    """Share of each caption that its picture shows, in [0, 1].
+    """Share of each caption that its picture shows, in [0, 1]; made for the 64 x 64 pictures of the embedded model.
 
-    Args:
-        images: float (B, 3, H, W) in [0, 1]; made for the 64 x 64 pictures of the embedded model.
-        caption: a column of captions where the prompts are something else, such as edits; None: the prompt.
+    The column `caption` has the captions where the prompts are something else, such as edits. Images are float (B, 3, H, W)
+    in [0, 1].
     """
     check_images("shapes", images)
     captions = [parse(text or prompt) for text, prompt in zip(caption or [None] * len(prompts), prompts, strict=True)]

@@ -30,11 +30,9 @@ EIGHT_BITS = (
 def decode(file: BinaryIO, largest: int) -> Generator[Image.Image, None, None]:
     """Yield each stored RGB frame once as a player shows it: rotated, cropped, scaled to square pixels, without opacity.
 
-    Args:
-        largest: maximum number of pixels per frame.
-
     Raises:
-        ValueError: ffmpeg cannot decode the file, a frame is too large, or the film is HDR, which needs a tone mapping.
+        ValueError: ffmpeg cannot decode the file, a frame has more than `largest` pixels, or the film is HDR (needs tone
+            mapping).
         ImportError: imageio-ffmpeg is not installed.
     """
     command = _command(container_of(file), largest)

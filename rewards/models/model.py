@@ -33,12 +33,8 @@ FIRST_SENTENCE = re.compile(r".*?(?=[.:]?\s*\n|\.\s|\.?$)")
 class ModelReward(ABC):
     """A reward with a model, which is loaded by the first call or by `to`.
 
-    A subclass sets its name (`called`) and the hub id of its `weights`, and implements `_load` and `_score`.
-
-    Args:
-        path: a hub id, a folder or, where the subclass says so, a file; by default `weights`.
-        batch_size: samples per forward pass.
-        dtype: of the model: float32, bfloat16 or float16. Features are compared in float32.
+    A subclass sets its name (`called`) and the hub id of its `weights`, the default of `path`, and implements `_load` and
+    `_score`. Features are compared in float32, whatever the dtype of the model.
     """
 
     called: str

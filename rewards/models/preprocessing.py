@@ -15,17 +15,11 @@ Fit = Literal["cover", "contain", "exact"]
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """A model's own preprocessing.
+    """A model's own preprocessing."""
 
-    Attributes:
-        size: (H, W) of the antialiased resizing.
-        fit: `cover` scales the shorter edge to `size`, `contain` the longer one, `exact` stretches.
-        crop: (H, W) of a central crop, padded with black; None: no crop.
-    """
-
-    size: tuple[int, int]
-    fit: Fit
-    crop: tuple[int, int] | None
+    size: tuple[int, int]  # (H, W) of the antialiased resizing
+    fit: Fit  # `cover` scales the shorter edge to `size`, `contain` the longer one, `exact` stretches
+    crop: tuple[int, int] | None  # (H, W) of a central crop, padded with black
     _: KW_ONLY
     mean: tuple[float, float, float]
     std: tuple[float, float, float]

@@ -57,18 +57,14 @@ def read_votes(file: Path) -> list[Vote]:
 
 @dataclass(frozen=True)
 class Learned:
-    """A preference: the log-odds of a sample against the mean of the samples voted on, (x - mean) / std @ weights.
-
-    `strength` of the prior maximised the likelihood of held-out votes; `agreement` is the share of decided ones it
-    predicts.
-    """
+    """A preference: the log-odds of a sample against the mean of the samples voted on, (x - mean) / std @ weights."""
 
     mean: np.ndarray
     std: np.ndarray
     weights: np.ndarray
     _: KW_ONLY
-    strength: float
-    agreement: float
+    strength: float  # of the prior, chosen by the likelihood of held-out votes
+    agreement: float  # share of the decided held-out votes that it predicts
 
     def __call__(self, features: np.ndarray) -> np.ndarray:
         """Return log-odds (B,) of features (B, D)."""

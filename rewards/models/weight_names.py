@@ -13,9 +13,7 @@ ENOUGH = 0.5  # share of the missing names that a prefix must explain
 def lacking(missing: Collection[str], surplus: Collection[str], total: int, kind: str) -> str:
     """Return the end of a sentence about a file: missing weights, and the prefix or the similar names that it has instead.
 
-    Args:
-        missing, surplus: names of weights that only the class has, and only the files have.
-        total: number of weights of the class.
+    `missing` are names that only the class `kind` has, of `total` weights, and `surplus` those that only the files have.
     """
     first = sorted(missing)[:SHOWN]
     count = f"all {total}" if len(missing) == total else f"{len(missing)} of the {total}"

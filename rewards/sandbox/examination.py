@@ -65,10 +65,8 @@ Ask = Callable[..., list]
 class Sitting:
     """The examination of one process.
 
-    Args:
-        ask: sends a question, a kind and sources, and returns the reply, see `rewards/jail/trial.py`.
-        known: values of expressions of `constants`, plain data.
-        second: ask for claims in the opposite form to the first process.
+    `ask` sends a question, a kind and sources, and returns the reply, see `rewards/jail/trial.py`. `known` has the plain
+    values of expressions of `constants`. A `second` process is asked for claims in the opposite form to the first.
     """
 
     def __init__(self, ask: Ask, known: Mapping[str, Any], second: bool = False):
@@ -76,11 +74,7 @@ class Sitting:
         self._denied = self._claimed = False
 
     def passes(self, paper: Paper, passed_before: bool = False) -> tuple[bool, bool]:
-        """Return whether a test passes, and whether that rests on the process's own word.
-
-        Raises:
-            Cheating: a test that `passed_before` passes negated, too.
-        """
+        """Return if a test passes, and if by the process's own word; Cheating if it `passed_before` and passes negated."""
         self._denied, self._claimed = paper.denied != self._second, False
         try:
             passed = all(self._holds(step, passed_before) for step in paper.steps)

@@ -55,16 +55,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a program.
+    """The result of a program."""
 
-    Attributes:
-        passed: for each test; all False for a program caught cheating.
-        problem: why the program did not load, how its process ended, or how it cheated; else None.
-        layers: for each means of isolation, None if it was in place, or the kernel's error.
-    """
-
-    passed: tuple[bool, ...]
-    problem: str | None = None
+    passed: tuple[bool, ...]  # one per test; all False for a program caught cheating
+    problem: str | None = None  # why it did not load, how its process ended, or how it cheated
+    # For each means of isolation, None if it was in place, or the kernel's error.
     layers: dict[str, str | None] = field(default_factory=dict)
 
 
@@ -212,12 +207,7 @@ class _Process:
         self._end()
 
     def ask(self, kind: str, *sources: str) -> list[Any]:
-        """Return the outcome of a question and its values, see `rewards/jail/trial.py`.
-
-        Raises:
-            _Ended: no reply came.
-            Cheating: the reply does not belong to this question.
-        """
+        """Return the reply to a question, see `rewards/jail/trial.py`; raise _Ended if none comes, Cheating for another one."""
         nonce = secrets.token_hex(8)
         self._write([nonce, kind, *sources])
         try:
@@ -359,10 +349,8 @@ PROTECTIONS = tuple(_MUST_HOLD)
 def find_missing(limits: Limits = Limits(), without: Sequence[str] = ()) -> dict[str, str]:
     """Return the protections that this machine cannot give, each with its layers' errors; empty if the sandbox is whole.
 
-    A program inside tries to fork, signal this process, allocate, open a file outside and connect to a port.
-
-    Raises:
-        SandboxError: Python does not start inside the sandbox, or the program cannot even try.
+    A program inside tries to fork, signal this process, allocate, open a file outside and connect to a port. A SandboxError
+    is raised if it cannot even try.
     """
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as listener:
         os.chmod(folder, 0o777)  # so that only the sandbox refuses

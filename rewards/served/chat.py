@@ -41,9 +41,7 @@ class Chat:
         answers: possible answers and their values.
         endpoint: URL, mostly ending in /v1; several, separated by commas, are replicas.
         model: its name there; optional if there is only one.
-        system: a system message.
         closing: text after each question that asks for the form of the answer; by default what `method` needs.
-        concurrency: concurrent questions.
         timeout: seconds per question, with its retries.
         retries: after failures of the connection; see `rewards.served.endpoint.Endpoint`.
         tries: maximum number of times that a question is asked until its answer can be read.

@@ -57,11 +57,8 @@ def app(
 ) -> Guard:
     """Return the ASGI application; raise RewardError if a reward's name cannot be part of a URL or occurs twice.
 
-    Args:
-        token: that every request must bear, if any.
-        batch_size: samples up to which waiting requests are joined; one request is never split.
-        max_bytes: largest body of a request.
-        device: where rewards receive their samples.
+    Waiting requests are joined up to `batch_size` samples; one request is never split. `max_bytes` bounds its body. Rewards
+    receive their samples on `device`.
     """
     lanes: dict[str, _Lane] = {}
     refused: Counter[str] = Counter()
