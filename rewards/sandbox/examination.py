@@ -202,7 +202,7 @@ def _is_number(node: ast.expr) -> bool:
 
 
 def _is_judged_here(node: ast.Compare) -> bool:
-    """Return whether each comparison has a literal; the right side of `in` must be one, as it may define containment."""
+    """Return whether each comparison has a literal, `in` on its right, since other containers may define `in` themselves."""
     operands = [node.left, *node.comparators]
     return all(
         is_literal(right) if isinstance(sign, ast.In | ast.NotIn) else is_literal(left) or is_literal(right)

@@ -162,7 +162,7 @@ class _Fill(ast.NodeTransformer):
 
 
 class _Guard(ast.NodeTransformer):
-    """Replace asserted equality within other statements by `__same__`, which objects equal to everything fail."""
+    """Replace asserted equality within other statements by `__same__`, which an object equal to everything fails."""
 
     def visit_Assert(self, node: ast.Assert) -> ast.Assert:
         match node.test:
