@@ -111,6 +111,6 @@ def _check_colours(log: str) -> None:
 
 def _first_error(log: str) -> str:
     """Return the first error of ffmpeg's log without the component that precedes it."""
-    found = re.search(r"\[(?:error|fatal|panic)\] (.*)", log)
-    words = found[1] if found else ""
+    match = re.search(r"\[(?:error|fatal|panic)\] (.*)", log)
+    words = match[1] if match else ""
     return "it has no video stream" if words.startswith("Stream map") else words

@@ -234,5 +234,5 @@ def pooled_features(output: Any) -> torch.Tensor:
 
 def encode_unique(encode: Callable[[list[str]], torch.Tensor], texts: Sequence[str]) -> torch.Tensor:
     """Return `encode` of all texts with each distinct text encoded once, since a batch often shares one prompt."""
-    each = list(dict.fromkeys(texts))
-    return encode(each)[[each.index(text) for text in texts]]
+    distinct = list(dict.fromkeys(texts))
+    return encode(distinct)[[distinct.index(text) for text in texts]]

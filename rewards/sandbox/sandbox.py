@@ -211,10 +211,10 @@ class _Process:
         nonce = secrets.token_hex(8)
         self._write([nonce, kind, *sources])
         try:
-            said, *reply = json.loads(self._line(), object_hook=examination.rebuild)
+            answered, *reply = json.loads(self._line(), object_hook=examination.rebuild)
         except (TypeError, ValueError, ArithmeticError, RecursionError):
             raise Cheating("it wrote what was not asked for") from None
-        if said != nonce or [*reply[:1], len(reply)] not in _REPLIES[kind]:
+        if answered != nonce or [*reply[:1], len(reply)] not in _REPLIES[kind]:
             raise Cheating("it wrote what was not asked for")
         return reply
 
@@ -228,15 +228,15 @@ class _Process:
         except _Ended as ended:
             rest = " ".join(self._unread.decode(errors="replace").splitlines()[-1:])
             late = f"it was not ready after {self._limits.seconds:g} seconds" if str(ended) == _TIMED_OUT else ""
-            said = late or rest or str(ended).removeprefix("ended with ")
-            raise SandboxError(f"the sandbox cannot start Python here: {said}") from None
+            reason = late or rest or str(ended).removeprefix("ended with ")
+            raise SandboxError(f"the sandbox cannot start Python here: {reason}") from None
         return json.loads(line)["layers"]
 
     def _check(self, needed: Sequence[str]) -> None:
         for layer in needed:
-            said = self.layers.get(layer, "not tried")
-            if said is not None:
-                raise SandboxError(f"the sandbox lost {layer} ({said}), and runs nothing")
+            error = self.layers.get(layer, "not tried")
+            if error is not None:
+                raise SandboxError(f"the sandbox lost {layer} ({error}), and runs nothing")
 
     def _write(self, message: Any) -> None:
         rest = memoryview(json.dumps(message).encode() + b"\n")
@@ -254,10 +254,10 @@ class _Process:
             if len(self._unread) > _LONGEST_REPLY:
                 raise Cheating("it writes without end")
             self._wait(self._replies.fileno(), select.POLLIN)
-            said = os.read(self._replies.fileno(), 1 << 16)
-            if not said:
+            chunk = os.read(self._replies.fileno(), 1 << 16)
+            if not chunk:
                 self._raise_ended()
-            self._unread += said
+            self._unread += chunk
         line, _, self._unread = self._unread.partition(b"\n")
         return line
 

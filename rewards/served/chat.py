@@ -161,18 +161,18 @@ def read_answer(words: str, answers: Mapping[str, float]) -> float | None:
     words = words.strip()
     tagged = last_tagged(words, any_case=True)
     labelled = _LABELLED.fullmatch(words.rpartition("\n")[2])
-    said = tagged if tagged is not None else labelled[1] if labelled else words
+    answer = tagged if tagged is not None else labelled[1] if labelled else words
     try:
         parsed = json.loads(words)
-        said = str(parsed["answer"]) if isinstance(parsed, dict) and list(parsed) == ["answer"] else said
+        answer = str(parsed["answer"]) if isinstance(parsed, dict) and list(parsed) == ["answer"] else answer
     except (ValueError, RecursionError):
         pass
-    said = said.strip(" \t\n\"'`*.[]").casefold()
-    values = {answer.casefold(): value for answer, value in answers.items()}
-    if said in values:
-        return values[said]
-    if re.fullmatch(r"-?\d+(\.\d+)?", said) and _numeric(answers):
-        return float(said) if min(values.values()) <= float(said) <= max(values.values()) else None
+    answer = answer.strip(" \t\n\"'`*.[]").casefold()
+    values = {key.casefold(): value for key, value in answers.items()}
+    if answer in values:
+        return values[answer]
+    if re.fullmatch(r"-?\d+(\.\d+)?", answer) and _numeric(answers):
+        return float(answer) if min(values.values()) <= float(answer) <= max(values.values()) else None
     return None
 
 

@@ -160,9 +160,9 @@ def _reason(error: BaseException) -> str:
 def _complaint(response: httpx.Response) -> str:
     """Return the reason in a failed answer: our `error`, OpenAI's `error.message`, or the beginning of its text."""
     try:
-        said = response.json()
-        said = said.get("error") or said.get("message") or said
-        said = said.get("message", said) if isinstance(said, dict) else said
+        reason = response.json()
+        reason = reason.get("error") or reason.get("message") or reason
+        reason = reason.get("message", reason) if isinstance(reason, dict) else reason
     except (ValueError, AttributeError, RecursionError):
-        said = response.text
-    return " ".join(str(said).split())[:300] or response.reason_phrase
+        reason = response.text
+    return " ".join(str(reason).split())[:300] or response.reason_phrase

@@ -37,9 +37,9 @@ def main():
         right, given = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, seconds)  # its signal ends the process
         expected = read(right)
-        said = verify(expected, read(given), timeout_seconds=None) if expected else None
+        same = verify(expected, read(given), timeout_seconds=None) if expected else None
         signal.setitimer(signal.ITIMER_REAL, 0)
-        print(json.dumps(said), file=out, flush=True)
+        print(json.dumps(same), file=out, flush=True)
 
 
 main()
