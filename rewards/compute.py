@@ -1,4 +1,4 @@
-"""What a model computes with: the dtypes that can be asked for by name, the device of this machine, and attention."""
+"""Dtypes by name, the default device, and the attention kernels that PyTorch may choose."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def default_device() -> torch.device:
 
 
 def leave_out_cudnn_attention() -> None:
-    """Let PyTorch's own attention take any kernel but cuDNN's from here on, in the whole process.
+    """Exclude cuDNN from PyTorch's scaled dot product attention in this process.
 
-    On an H200 PyTorch 2.11 takes cuDNN's first. With cuDNN 9.19 the first update of FLUX.1's shape in bfloat16 ended in an
-    illegal memory access there, in its backward pass, and went well without it. Others report gradients that are NaN on an
-    H100 and H200, with a mask (pytorch/pytorch issue 196678), and a wrong forward pass on a B200, with fewer than eight
-    heads of keys (issue 193893). Diffusers' backend `_native_cudnn` still has it.
+    PyTorch 2.11 prefers cuDNN on an H200. With cuDNN 9.19 the first bfloat16 update of FLUX.1's shape ended there in an
+    illegal memory access in the backward pass. Others report NaN gradients on an H100 and H200 with a mask (pytorch/pytorch
+    issue 196678) and a wrong forward pass on a B200 with fewer than eight heads of keys (issue 193893). Diffusers' backend
+    `_native_cudnn` still uses cuDNN.
     """
-    process_state.LEFT_OUT.add("cudnn")  # a plug-in's import that asks for it, or undoes it, leaves it out
+    process_state.LEFT_OUT.add("cudnn")  # stays excluded when a plug-in's changes are undone
     torch.backends.cuda.enable_cudnn_sdp(False)

@@ -10,14 +10,7 @@ from PIL import Image
 
 
 def jpeg_size(images: torch.Tensor, prompts: Sequence[str]) -> list[float]:
-    """Minus the size in kilobytes of each picture as a JPEG of quality 95: rewards compressible pictures (DDPO, 2305.13301).
-
-    Args:
-        images: float (B, 3, H, W) in [0, 1].
-
-    Raises:
-        ValueError: these are not such images.
-    """
+    """Return minus the kilobytes of pictures (B, 3, H, W) in [0, 1] as JPEGs of quality 95 (DDPO, 2305.13301)."""
     check_images("jpeg_size", images)
     sizes = []
     for image in images.float().cpu().mul(255).round().byte().permute(0, 2, 3, 1).numpy():
@@ -28,6 +21,6 @@ def jpeg_size(images: torch.Tensor, prompts: Sequence[str]) -> list[float]:
 
 
 def check_images(name: str, images: torch.Tensor) -> None:
-    """Refuse videos, sounds and whatever else is not a batch of images, in the name of a reward."""
+    """Raise ValueError if `images` is not (B, 3, H, W); `name` is the reward in the message."""
     if images.ndim != 4 or images.shape[1] != 3:
         raise ValueError(f"{name} takes images (B, 3, H, W), not shape {tuple(images.shape)}")

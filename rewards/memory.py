@@ -1,4 +1,4 @@
-"""Memory of this process: whether an error says that it ran out, and keeping what was freed."""
+"""Recognise out-of-memory errors, and keep freed memory in the process."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import ctypes
 import platform
 import sys
 
-# What PyTorch and the libraries below it say in a RuntimeError without a class of its own: on the CPU, on Apple's GPUs, and
-# where cuBLAS or cuDNN ask for memory themselves.
+# Messages of plain RuntimeErrors: of PyTorch on the CPU and on Apple's GPUs, of cuBLAS and of cuDNN.
 SAID = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there was too little memory, of a GPU or of this machine."""
+    """Return True if an error reports too little memory, on a GPU or on this machine."""
     if isinstance(error, MemoryError):
         return True
     torch = sys.modules.get("torch")
@@ -22,10 +21,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc hand freed blocks out again instead of returning them to the system and faulting in every page anew.
+    """Let glibc reuse freed blocks instead of returning them to the system, which would fault in every page again.
 
-    On a CPU this halves the time of a small model's evaluation, and that of a reward server's answer. The bounds hold for
-    this process: blocks of up to 32 MiB (the most glibc takes) come from the heap, of which up to 1 GiB may lie unused.
+    On a CPU this halves the time of a small model's evaluation and of a reward server's answer. Blocks of up to 32 MiB
+    (glibc's maximum) come from the heap, which keeps up to 1 GiB unused.
     """
     if platform.libc_ver()[0] == "glibc":
         libc, trim_threshold, mmap_threshold = ctypes.CDLL(None), -1, -3  # malloc.h

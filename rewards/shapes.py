@@ -1,9 +1,9 @@
-"""The `shapes` reward: does a 64 x 64 picture show what its caption says, judged by classical vision.
+"""The `shapes` reward: how much of its caption a 64 x 64 picture shows, by classical vision.
 
-Verifiable, not learnt, after GenEval's idea (objects, counts, colours, positions; arXiv 2310.11513): segment the picture
-by colour, take connected components, name each component's shape by comparing it with a drawn circle, square and
-triangle of the same bounding box, and compare what was found with the parsed caption. The vocabulary below is the whole
-language of the captions, `flowgrpo/data/generators/scenes.py` draws the pictures.
+The reward is verifiable and has no learnt part, after GenEval (objects, counts, colours, positions; arXiv 2310.11513). It
+segments the picture by colour, finds connected components, names the shape of each by comparison with a drawn circle,
+square and triangle of the same bounding box, and compares the objects with the parsed caption. The vocabulary below is the
+whole caption language; `flowgrpo/data/generators/scenes.py` draws the pictures.
 """
 
 from __future__ import annotations
@@ -30,28 +30,21 @@ COLOURS = {
 }
 SHAPES = ("circle", "square", "triangle")
 COUNTS = {"a": 1, "two": 2, "three": 3, "four": 4}
-RELATIONS = {
-    "left of": (-1, 0),
-    "right of": (1, 0),
-    "above": (0, -1),
-    "below": (0, 1),
-}  # the first object's direction (x, y)
+# Direction (x, y) of the first object seen from the second.
+RELATIONS = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
 
 SMALLEST_AREA = 24  # pixels; the smallest drawn object covers 72
-LEAST_OVERLAP = 0.75  # intersection over union with the best template, below which a component has no shape
+LEAST_OVERLAP = 0.75  # with the best template, as intersection over union; below, a component has no shape
 RELATION_MARGIN = 4.0  # pixels between the two centres along the relation's axis
 
-_PHRASE = (
-    rf"(?P<count{{0}}>{'|'.join(COUNTS)}) (?P<colour{{0}}>{'|'.join(COLOURS)}) (?P<shape{{0}}>{'|'.join(SHAPES)})s?"
-)
-_CAPTION = re.compile(
-    _PHRASE.format(1) + rf"(?: (?P<joint>and|{'|'.join(RELATIONS)}) " + _PHRASE.format(2) + r")?", re.IGNORECASE
-)
+_COUNT, _COLOUR, _SHAPE, _RELATION = ("|".join(words) for words in (COUNTS, COLOURS, SHAPES, RELATIONS))
+_PHRASE = rf"(?P<count{{0}}>{_COUNT}) (?P<colour{{0}}>{_COLOUR}) (?P<shape{{0}}>{_SHAPE})s?"
+_CAPTION = re.compile(rf"{_PHRASE.format(1)}(?: (?P<joint>and|{_RELATION}) {_PHRASE.format(2)})?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Caption:
-    """What a caption asks for: `objects` counts each (colour, shape); `relation` is None or (first, name, second)."""
+    """A parsed caption: `objects` counts each (colour, shape); `relation` is None or (first, name, second)."""
 
     objects: Counter
     relation: tuple[tuple[str, str], str, tuple[str, str]] | None
@@ -59,9 +52,7 @@ class Caption:
 
 @dataclass(frozen=True)
 class Found:
-    """One object found in a picture: its colour, its shape (None if it resembles no template), its centre (x, y) and its
-    box (left, top, right, bottom), in pixels; right and bottom lie outside.
-    """
+    """An object in a picture, its centre (x, y) and its box (left, top, right, bottom) in pixels."""
 
     colour: str
     shape: str | None
@@ -70,11 +61,7 @@ class Found:
 
 
 def parse(caption: str) -> Caption:
-    """Read a caption such as "two red circles and a blue square" or "a red circle left of a blue square".
-
-    Raises:
-        ValueError: the caption is not in the grammar; the sentence names what is.
-    """
+    """Parse a caption such as "a red circle left of a blue square"; raise ValueError if it is not in the grammar."""
     match = _CAPTION.fullmatch(" ".join(caption.split()).rstrip("."))
     if match is None:
         raise ValueError(
@@ -92,13 +79,12 @@ def parse(caption: str) -> Caption:
 
 
 def detect(images_BCHW: np.ndarray) -> list[list[Found]]:
-    """Objects of each picture, float (B, 3, H, W) in [0, 1]: colour classes, connected components, shape by template."""
+    """Return the objects of each picture, float (B, 3, H, W) in [0, 1]."""
+    from scipy import ndimage  # imported here so that captions can be read without it
 
-    from scipy import ndimage  # here, since captions are read without it
-
-    nearest_BHW = _opened(_nearest_colour(images_BCHW))
+    nearest_BHW = _open_mask(_nearest_colour(images_BCHW))
     count, height, width = nearest_BHW.shape
-    # A mask for each picture and colour, all below each other; of the empty lines one stays between any two components.
+    # Stack a mask for each picture and colour. Of empty lines keep one before each used line to separate components.
     masks = np.zeros((count, len(COLOURS), height + 1, width), bool)
     masks[:, :, :height] = nearest_BHW[:, None] == np.arange(1, 1 + len(COLOURS), dtype=np.uint8)[:, None, None]
     sheet = masks.reshape(-1, width)
@@ -116,22 +102,17 @@ def detect(images_BCHW: np.ndarray) -> list[list[Found]]:
             continue
         mask, top = divmod(int(lines[rows.start]), height + 1)
         image, colour = divmod(mask, len(COLOURS))
-        found[image].append(
-            Found(
-                list(COLOURS)[colour],
-                _shape(component.shape, area, areas, shared),
-                (x / area + columns.start, y / area + top),
-                (columns.start, top, columns.stop, top + component.shape[0]),
-            )
-        )
+        shape = _shape(component.shape, area, areas, shared)
+        box = (columns.start, top, columns.stop, top + component.shape[0])
+        found[image].append(Found(list(COLOURS)[colour], shape, (x / area + columns.start, y / area + top), box))
     return found
 
 
 def _nearest_colour(images_BCHW: np.ndarray) -> np.ndarray:
-    """Which colour each pixel resembles most: uint8 (B, H, W), 0 is the background, i the i-th of COLOURS."""
+    """Return the nearest palette colour of each pixel, uint8 (B, H, W): 0 is the background, i the i-th of COLOURS."""
     palette = np.array([BACKGROUND, *COLOURS.values()], np.float32)
     nearest = np.zeros((len(images_BCHW), *images_BCHW.shape[2:]), np.uint8)
-    cached = 16  # as many pictures as the processor's cache holds
+    cached = 16  # pictures that fit into the processor's cache
     for part, images in zip(batched(nearest, cached), batched(images_BCHW, cached), strict=True):
         red, green, blue = images.swapaxes(0, 1)
         least = np.inf
@@ -144,8 +125,8 @@ def _nearest_colour(images_BCHW: np.ndarray) -> np.ndarray:
     return nearest
 
 
-def _opened(nearest_BHW: np.ndarray) -> np.ndarray:
-    """The colours without whatever no 2 x 2 block of one colour covers, such as the blended rim of another object."""
+def _open_mask(nearest_BHW: np.ndarray) -> np.ndarray:
+    """Clear pixels that no 2 x 2 block of one colour covers, such as the blended rim of another object."""
     vertical = nearest_BHW[:, 1:] == nearest_BHW[:, :-1]
     horizontal = nearest_BHW[:, 1:, 1:] == nearest_BHW[:, 1:, :-1]
     blocks = vertical[:, :, 1:] & vertical[:, :, :-1] & horizontal
@@ -158,9 +139,9 @@ def _opened(nearest_BHW: np.ndarray) -> np.ndarray:
 
 @lru_cache(512)
 def _templates(height: int, width: int) -> tuple[np.ndarray, list[float]]:
-    """What is summed over a component of that bounding box, float64 (6, height * width), and the three templates' areas.
+    """Return float64 (6, height * width), to be summed over a component of this size, and the areas of the three templates.
 
-    The six are whether a pixel lies in the box's circle, square and triangle, then 1, its x and its y.
+    The rows are the masks of circle, square and triangle, then 1, x and y of each pixel.
     """
     y, x = np.mgrid[0:height, 0:width]
     v, u = (y + 0.5) / height, (x + 0.5) / width  # the bounding box as the unit square, v downwards
@@ -180,10 +161,9 @@ def _shape(size: tuple[int, int], area: float, areas: list[float], shared: list[
 
 
 def score(found: list[Found], caption: Caption) -> float:
-    """Share of the caption that is true: matched objects over the larger of asked and found, halved if a relation fails."""
-    seen = Counter((f.colour, f.shape) for f in found)
-    matched = sum((seen & caption.objects).values())
-    value = matched / max(sum(seen.values()), sum(caption.objects.values()))
+    """Return matched objects over the larger of asked and found, halved if the relation fails."""
+    matched = (Counter((f.colour, f.shape) for f in found) & caption.objects).total()
+    value = matched / max(len(found), caption.objects.total())
     return value if _relation_holds(found, caption) else value / 2
 
 
@@ -192,55 +172,44 @@ def _relation_holds(found: list[Found], caption: Caption) -> bool:
         return True
     first, name, second = caption.relation
     along_x, along_y = RELATIONS[name]
-    places = [[f.centre for f in found if (f.colour, f.shape) == kind] for kind in (first, second)]
-    return any(
-        (ax - bx) * along_x + (ay - by) * along_y > RELATION_MARGIN for ax, ay in places[0] for bx, by in places[1]
-    )
+    a, b = ([f.centre for f in found if (f.colour, f.shape) == kind] for kind in (first, second))
+    distances = ((ax - bx) * along_x + (ay - by) * along_y for ax, ay in a for bx, by in b)
+    return any(distance > RELATION_MARGIN for distance in distances)
 
 
 def shapes(images: torch.Tensor, prompts: Sequence[str], caption: Sequence[str | None] | None = None) -> list[float]:
-    """Share of each caption that its picture shows, in [0, 1].
+    """Share of each caption that its picture shows, in [0, 1]; made for the 64 x 64 pictures of the embedded model.
 
-    Args:
-        images: float (B, 3, H, W) in [0, 1]; made for the 64 x 64 pictures of the embedded model.
-        prompts: B captions of the grammar that `parse` reads.
-        caption: a column with the captions where prompts are something else, such as edits; None: the prompt.
-
-    Raises:
-        ValueError: these are not such images, or a prompt is not in the grammar.
+    The column `caption` has the captions where the prompts are something else, such as edits. Images are float (B, 3, H, W)
+    in [0, 1].
     """
     check_images("shapes", images)
-    captions = [parse(own or prompt) for own, prompt in zip(caption or [None] * len(prompts), prompts, strict=True)]
-    found = detect(images.float().cpu().numpy())
-    return [score(objects, caption) for objects, caption in zip(found, captions, strict=True)]
+    captions = [parse(text or prompt) for text, prompt in zip(caption or [None] * len(prompts), prompts, strict=True)]
+    return [score(*row) for row in zip(detect(images.float().cpu().numpy()), captions, strict=True)]
 
 
 def features(images: torch.Tensor, prompts: Sequence[str]) -> list[list[float]]:
-    """What a picture has of its caption (B, 4), which `rewards.models.votes` learns over.
+    """Return features (B, 4) of pictures and captions, on which `rewards.models.votes` learns.
 
-    The objects that are right over the larger of asked and found, the shares of the asked ones whose colour and whose shape
-    is there, and whether the relation holds.
-
-    Args:
-        images, prompts: as of `shapes`.
+    They are right objects over the larger of asked and found, the shares of asked objects with the right colour and with
+    the right shape, and 1 if the relation holds.
     """
     check_images("shapes", images)
     captions = [parse(prompt) for prompt in prompts]
-    return [_seen(found, own) for found, own in zip(detect(images.float().cpu().numpy()), captions, strict=True)]
+    return [_compare(*row) for row in zip(detect(images.float().cpu().numpy()), captions, strict=True)]
 
 
-def _seen(found: list[Found], caption: Caption) -> list[float]:
-    asked = sum(caption.objects.values())
+def _compare(found: list[Found], caption: Caption) -> list[float]:
+    asked = caption.objects.total()
     colours: Counter[str] = Counter()
     shapes: Counter[str | None] = Counter()
     for (colour, shape), count in caption.objects.items():
         colours[colour] += count
         shapes[shape] += count
-    right = Counter((f.colour, f.shape) for f in found) & caption.objects
-    coloured, shaped = Counter(f.colour for f in found) & colours, Counter(f.shape for f in found) & shapes
-    right, coloured, shaped = (sum(each.values()) for each in (right, coloured, shaped))
-    matched = right / max(len(found), asked)
-    return [matched, coloured / asked, shaped / asked, float(_relation_holds(found, caption))]
+    right = (Counter((f.colour, f.shape) for f in found) & caption.objects).total()
+    coloured = (Counter(f.colour for f in found) & colours).total()
+    shaped = (Counter(f.shape for f in found) & shapes).total()
+    return [right / max(len(found), asked), coloured / asked, shaped / asked, float(_relation_holds(found, caption))]
 
 
 shapes.features = features  # type: ignore[attr-defined]  # mypy knows no attributes of functions

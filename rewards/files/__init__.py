@@ -1,1 +1,1 @@
-"""Pictures, videos and sounds in files of others."""
+"""Untrusted pictures, videos and sounds in files."""

@@ -1,7 +1,7 @@
-"""Films: frames that ffmpeg decodes from an open MP4, MOV or WebM file.
+"""Decode the frames of an open MP4, MOV or WebM file with ffmpeg.
 
-ffmpeg is told which container the file is, for left to guess it would read whatever it knows, an SVG for one. It gets the
-open file and nothing else: it would follow a playlist, whatever its name, to other files and over the network.
+ffmpeg is told the container and gets the open file alone. If it guessed the container it would also read an SVG or follow a
+playlist to other files and over the network.
 """
 
 from __future__ import annotations
@@ -15,28 +15,24 @@ from typing import IO, BinaryIO
 
 from PIL import Image
 
-EBML = b"\x1a\x45\xdf\xa3"  # how WebM and Matroska begin
-BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")  # of which one begins an MP4 or MOV, after its size
+EBML = b"\x1a\x45\xdf\xa3"  # first bytes of WebM and Matroska
+BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")  # type of the first box of an MP4 or MOV
 HDR = ("smpte2084", "arib-std-b67")  # transfer functions PQ and HLG
-LARGEST_LOG = 1 << 20  # bytes of ffmpeg's log that are searched
-# Deep frames are rounded to 8 bits in their own colour sampling before they become RGB. In one step, 4:2:0 of 10 bits
-# would get its colours by another interpolation than 4:2:0 of 8 bits, and those at edges would differ by up to 60 levels.
+LARGEST_LOG = 1 << 20  # bytes of ffmpeg's log that are read
+# Frames of more bits are rounded to 8 bits before the conversion to RGB. In one step, 10-bit 4:2:0 would be upsampled by
+# another interpolation than 8-bit 4:2:0, and colours at edges would differ by up to 60 levels.
 EIGHT_BITS = (
     "yuv410p|yuv411p|yuv420p|yuv422p|yuv440p|yuv444p|gray|gbrp"
-    "|yuvj420p|yuvj422p|yuvj440p|yuvj444p"  # of full range, as ffmpeg 7 decodes them
+    "|yuvj420p|yuvj422p|yuvj440p|yuvj444p"  # full range, as ffmpeg 7 decodes them
 )
 
 
 def decode(file: BinaryIO, largest: int) -> Generator[Image.Image, None, None]:
-    """Yield the RGB frames of a film as a player shows them: turned, cropped, stretched to square pixels.
-
-    Every stored frame comes once, however long it is shown. Opacity is left out.
-
-    Args:
-        largest: pixels that a frame may have.
+    """Yield each stored RGB frame once as a player shows it: rotated, cropped, scaled to square pixels, without opacity.
 
     Raises:
-        ValueError: ffmpeg cannot decode it, a frame is too large, or its colours are of HDR, which need a tone mapping.
+        ValueError: ffmpeg cannot decode the file, a frame has more than `largest` pixels, or the film is HDR (needs tone
+            mapping).
         ImportError: imageio-ffmpeg is not installed.
     """
     command = _command(container_of(file), largest)
@@ -54,15 +50,11 @@ def decode(file: BinaryIO, largest: int) -> Generator[Image.Image, None, None]:
             if status := ffmpeg.wait():
                 raise ValueError(_first_error(_read_log(log)) or f"ffmpeg ended with status {status}")
         finally:
-            ffmpeg.kill()  # the reader may have had enough
+            ffmpeg.kill()  # the caller may stop early
 
 
 def container_of(file: BinaryIO) -> str:
-    """Return what ffmpeg calls the container of an open film, whose position stays: ffmpeg begins where it stands.
-
-    Raises:
-        ValueError: it is no container that is read.
-    """
+    """Return ffmpeg's name of an open film's container; raise ValueError if it is not MP4, MOV or WebM."""
     head = os.pread(file.fileno(), 8, 0)
     if head.startswith(EBML):
         return "matroska"
@@ -72,7 +64,7 @@ def container_of(file: BinaryIO) -> str:
 
 
 def _command(container: str, largest: int) -> list[str]:
-    """Return the command that writes each frame as a PPM of 8 bits: magic, size, largest value, pixels."""
+    """Return the command that writes each frame as an 8-bit PPM: magic, size, largest value, pixels."""
     try:
         from imageio_ffmpeg import get_ffmpeg_exe
     except ModuleNotFoundError:
@@ -80,9 +72,8 @@ def _command(container: str, largest: int) -> list[str]:
     log = ["-hide_banner", "-v", "level+info", "-nostats"]
     bounds = ["-max_pixels", str(largest), "-threads", "1"]  # each thread holds frames
     source = ["-protocol_whitelist", "fd", "-f", container, "-fd", "0", "-i", "fd:"]
-    stream = ["-map", "0:V:0", "-fps_mode", "passthrough"]  # V: no picture of a cover
-    # Frames that would be stretched beyond the bound are made just too large. One per cent is left as it is: programs
-    # that change a film's size leave such a rest.
+    stream = ["-map", "0:V:0", "-fps_mode", "passthrough"]  # V: no cover picture
+    # Clip stretched frames to just above the bound. Ignore 1 % of stretch: programs that resize a film leave such a rest.
     width = f"if(gt(abs(sar-1),0.01),clip(round(iw*sar),1,{largest}/ih+1),iw)"
     filters = f"format={EIGHT_BITS},scale=w='{width}':h=ih,format=rgb24"
     target = ["-vf", filters, "-c:v", "ppm", "-f", "image2pipe", "pipe:1"]
@@ -90,7 +81,7 @@ def _command(container: str, largest: int) -> list[str]:
 
 
 def _read_frame(stream: IO[bytes], largest: int) -> Image.Image | None:
-    """Return the next frame; None where the stream ends, in the middle of a frame too."""
+    """Return the next frame, or None if the stream ends, even within a frame."""
     magic, size, depth = (stream.readline(64) for _ in range(3))
     if not depth:
         return None
@@ -104,12 +95,12 @@ def _read_frame(stream: IO[bytes], largest: int) -> Image.Image | None:
 
 
 def _read_log(log: BinaryIO) -> str:
-    """Return the beginning of what ffmpeg said so far; its own position in the file stays."""
+    """Return the beginning of ffmpeg's log without moving the position of the file."""
     return os.pread(log.fileno(), LARGEST_LOG, 0).decode(errors="replace")
 
 
 def _check_colours(log: str) -> None:
-    """Refuse HDR, by the line on the output that ffmpeg writes before the first frame."""
+    """Raise ValueError if the log line about the output names an HDR transfer function."""
     colours = re.search(r"Video: ppm, rgb24\((.*?)\)", log)
     if colours is None:
         raise ValueError("ffmpeg does not say which colours it has")
@@ -119,7 +110,7 @@ def _check_colours(log: str) -> None:
 
 
 def _first_error(log: str) -> str:
-    """Return the first error of ffmpeg's log, without the part of ffmpeg that names itself before it."""
-    found = re.search(r"\[(?:error|fatal|panic)\] (.*)", log)
-    words = found[1] if found else ""
+    """Return the first error of ffmpeg's log without the component that precedes it."""
+    match = re.search(r"\[(?:error|fatal|panic)\] (.*)", log)
+    words = match[1] if match else ""
     return "it has no video stream" if words.startswith("Stream map") else words

@@ -1,8 +1,7 @@
-"""Pictures, videos and sounds in files, which may be anyone's: what cannot be read as one is one sentence.
+"""Read untrusted pictures, videos and sounds. Any failure is a MediaError whose message is one sentence.
 
-Only regular files are opened, for a FIFO would be waited for; only by the decoders named in `FORMATS`, for an EPS file would
-start another program; and never more of them than the bounds below, for a small file may unpack to any size. `films.py`
-decodes videos.
+Only regular files are opened, since opening a FIFO waits for a writer. Only the decoders in `FORMATS` are used, since an
+EPS file would start another program. Sizes are bounded, since a small file may unpack to any size.
 """
 
 from __future__ import annotations
@@ -22,75 +21,55 @@ from rewards.files import films, suffixes
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", *(["AVIF"] if ".avif" in suffixes.PICTURES else []))
 LARGEST_FILE = 256 << 20  # bytes
 LARGEST_PICTURE = 1 << 25  # pixels, a frame of 8K
-LARGEST_VIDEO = 1 << 28  # pixels of all its frames
+LARGEST_VIDEO = 1 << 28  # pixels of all frames together
 MOST_FRAMES = 1 << 12
 HIGHEST_RATE = 384_000  # samples of a sound per second
 UNSIGNED = 1  # sample format of a TIFF
-GREY_16 = ((16,), 1)  # bits and photometric interpretation of a TIFF of one channel, black to white
-WORDS = 160  # characters of what a decoder says
+GREY_16 = ((16,), 1)  # bits and photometric interpretation of a TIFF, one channel from black to white
+LONGEST_REASON = 160  # characters of a decoder's message
 
 
 class MediaError(ValueError):
-    """A file cannot be read as what it should be. The message is one sentence that names it."""
+    """A file cannot be read. The message is one sentence that names it."""
 
 
 def picture(path: str | Path) -> Image.Image:
-    """An RGB picture, turned as its camera says; of a moving one the first frame.
-
-    Raises:
-        MediaError: it cannot be read.
-    """
+    """Return an RGB picture, rotated by its EXIF orientation; the first frame of an animation."""
     with opened(path) as image:
         return rgb(image)
 
 
 def frames(path: str | Path) -> list[Image.Image]:
-    """The RGB frames of a moving picture, one of a still one.
-
-    Raises:
-        MediaError: it cannot be read, or its frames are too many.
-    """
+    """Return the RGB frames of an animation, or the one frame of a still picture."""
     with opened(path) as image:
         return [rgb(frame) for frame in bounded(path, ImageSequence.Iterator(image))]
 
 
 def film(path: str | Path) -> list[Image.Image]:
-    """The RGB frames of a .mp4, .mov or .webm file; a .webm that was cut off has those that are whole.
-
-    Raises:
-        MediaError: it cannot be read, its frames are too many, or ffmpeg is not installed.
-    """
-    with _regular(path) as file, closing(films.decode(file, LARGEST_PICTURE)) as frames:
+    """Return the RGB frames of a .mp4, .mov or .webm file; of a truncated .webm the complete ones."""
+    with _open_regular(path) as file, closing(films.decode(file, LARGEST_PICTURE)) as frames:
         return list(bounded(path, frames))
 
 
 def sound(path: str | Path) -> tuple[int, np.ndarray]:
-    """The rate of a .wav file and its samples as they are, (N,) of one channel or (N, C).
-
-    Raises:
-        MediaError: it cannot be read, has no samples, or some that are not numbers.
-    """
+    """Return the sampling rate of a .wav file and its raw samples, (N,) for one channel or (N, C)."""
     from scipy.io import wavfile
 
-    with _regular(path) as file:
+    with _open_regular(path) as file:
         rate, samples = wavfile.read(file)
         if not samples.size:
-            raise MediaError(f"{path} cannot be read (it holds no samples)")
+            raise ValueError("it holds no samples")
         if not 0 < rate <= HIGHEST_RATE:
-            raise MediaError(f"{path} cannot be read ({rate} samples per second are not between 1 and {HIGHEST_RATE})")
+            raise ValueError(f"{rate} samples per second are not between 1 and {HIGHEST_RATE}")
         if not np.isfinite(samples).all():
-            raise MediaError(f"{path} cannot be read (some of its samples are not finite)")
+            raise ValueError("some of its samples are not finite")
         return rate, samples
 
 
 @contextmanager
 def opened(path: str | Path) -> Iterator[Image.Image]:
-    """A picture whose size is known and whose pixels are not read yet; whatever happens inside is one sentence.
-
-    Raises:
-        MediaError: it cannot be read, or is too large.
-    """
-    with _regular(path) as file, Image.open(file, formats=FORMATS) as image:
+    """Open a picture, check its size, and yield it before its pixels are decoded."""
+    with _open_regular(path) as file, Image.open(file, formats=FORMATS) as image:
         _check_size(path, *image.size)
         if isinstance(image, TiffImagePlugin.TiffImageFile):
             _check_tiff(path, image)
@@ -98,11 +77,7 @@ def opened(path: str | Path) -> Iterator[Image.Image]:
 
 
 def bounded(path: str | Path, frames: Iterable[Image.Image]) -> Iterator[Image.Image]:
-    """The same frames, as long as they are few enough.
-
-    Raises:
-        MediaError: there are too many, or no frame at all, or one has another size than the first.
-    """
+    """Yield the frames; fail if there are too many or none, or if their sizes differ."""
     pixels = number = 0
     sizes = set()
     for number, frame in enumerate(frames, start=1):
@@ -118,9 +93,9 @@ def bounded(path: str | Path, frames: Iterable[Image.Image]) -> Iterator[Image.I
 
 
 def rgb(image: Image.Image) -> Image.Image:
-    """A picture in RGB, turned as its camera says.
+    """Convert a picture to RGB, rotated by its EXIF orientation.
 
-    Of 16 bits a pixel the upper ones count: PIL's own conversion shows all above 255 as white.
+    16-bit values are divided by 257; PIL's own conversion clips all above 255 to white.
     """
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
@@ -130,8 +105,8 @@ def rgb(image: Image.Image) -> Image.Image:
 
 
 @contextmanager
-def _regular(path: str | Path) -> Iterator[BinaryIO]:
-    """A regular file, opened; whatever is raised inside is one sentence, for decoders of foreign bytes raise anything."""
+def _open_regular(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a regular file and turn whatever is raised inside the `with` into a MediaError."""
     try:
         with open(path, "rb", opener=_opener) as file:
             size = os.fstat(file.fileno()).st_size
@@ -145,13 +120,13 @@ def _regular(path: str | Path) -> Iterator[BinaryIO]:
     except UnidentifiedImageError:
         raise MediaError(f"{path} cannot be read (it is not {', '.join(FORMATS[:-1])} or {FORMATS[-1]})") from None
     except ImportError as error:
-        raise MediaError(f"{path} needs a package to be read: {_words(error)}") from error
+        raise MediaError(f"{path} needs a package to be read: {_describe(error)}") from error
     except Exception as error:
-        raise MediaError(f"{path} cannot be read ({_words(error)})") from error
+        raise MediaError(f"{path} cannot be read ({_describe(error)})") from error
 
 
 def _opener(path: str, flags: int) -> int:
-    """The open file; `O_NONBLOCK` because opening a FIFO would wait for a writer."""
+    """Open without blocking (a FIFO would wait for a writer) and refuse all but regular files."""
     handle = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -165,7 +140,7 @@ def _check_size(path: str | Path, width: int, height: int) -> None:
 
 
 def _check_tiff(path: str | Path, image: TiffImagePlugin.TiffImageFile) -> None:
-    """Refuse a TIFF with tiles above the bound, for one is decoded whole, with an unknown white, or of several pages."""
+    """Refuse a TIFF with tiles above the bound (each is decoded whole), of unknown white, or of several pages."""
     tags = image.tag_v2
     _check_size(path, tags.get(TiffImagePlugin.TILEWIDTH, 0), tags.get(TiffImagePlugin.TILELENGTH, 0))
     depths, formats = tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,)), tags.get(TiffImagePlugin.SAMPLEFORMAT, (UNSIGNED,))
@@ -179,5 +154,5 @@ def _check_tiff(path: str | Path, image: TiffImagePlugin.TiffImageFile) -> None:
     raise ValueError("it has several pages; save the one that is meant as a file of its own")
 
 
-def _words(error: Exception) -> str:
-    return " ".join(str(error).split())[:WORDS] or type(error).__name__
+def _describe(error: Exception) -> str:
+    return " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Suffixes of the files that are read as pictures, films, sounds or texts, with their media types: one table for all."""
+"""Suffixes of the pictures, films, sounds and texts that are read, with their media types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PICTURES = {
     ".bmp": "image/bmp",
     ".tif": "image/tiff",
     ".tiff": "image/tiff",
-    **({".avif": "image/avif"} if find_spec("PIL._avif") else {}),  # since Pillow 11.3, unless it is built without
+    **({".avif": "image/avif"} if find_spec("PIL._avif") else {}),  # Pillow from 11.3, if built with it
 }
 ANIMATIONS = {".gif": "image/gif"}
 FILMS = {".mp4": "video/mp4", ".webm": "video/webm", ".mov": "video/quicktime"}
@@ -26,10 +26,10 @@ BROWSER_PICTURES = {suffix: kind for suffix, kind in (PICTURES | ANIMATIONS).ite
 
 
 def suffix_of(name: str | PurePath) -> str:
-    """Return the suffix of a file in small letters, as the tables have it."""
+    """Return the suffix of a file in lower case."""
     return PurePath(name).suffix.lower()
 
 
 def is_apple_double(name: str) -> bool:
-    """Whether a file is the companion that macOS writes beside each file on other volumes, with that file's suffix."""
+    """Return True for a companion file that macOS writes beside a file, with the same suffix."""
     return name.startswith("._")

@@ -1,2 +1,1 @@
-"""The inside of `rewards/sandbox/sandbox.py`: a program of its own (`python rewards/jail`) that locks itself up and runs a
-trial."""
+"""The program `python rewards/jail`, started by `rewards/sandbox/sandbox.py`: it locks itself up and runs a trial."""

@@ -1,9 +1,8 @@
-"""Lock this process up as far as the kernel allows, say how far that was, and run a trial.
+"""Lock this process up as far as the kernel allows, report each layer, and run a trial.
 
 Input: a line of JSON with `place` (an empty folder), `bytes`, `seconds`, `disk`, `files`, `without` (layers to leave out)
-and `needed` (layers without which nothing is run); then the trial's questions. Output: a line of JSON with what each layer
-said (null: it is in place), then the replies. Both have descriptors of their own: the answer finds the standard ones empty.
-It imports the standard library only.
+and `needed` (layers without which nothing runs); then the trial's questions. Output: a line of JSON with each layer's error
+(null: in place), then the replies. Both use other descriptors than the answer's standard streams. Standard library only.
 """
 
 import json
@@ -20,17 +19,17 @@ import seccomp
 import trial
 
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/nix/store")
-FIRST_USER, USERS = 61184, 4000  # numbers that systems keep for users that come and go
+FIRST_USER, USERS = 61184, 4000  # range of systemd's dynamic users
 PROCESSES = 1  # threads count
 OPEN_FILES = 64
 TIMED_OUT = 124  # exit status
 
 
 def main():
-    """Everything; ends the process."""
-    given = open(os.dup(0), "rb")  # noqa: SIM115, open to the end
+    """Run everything and end the process."""
+    questions = open(os.dup(0), "rb")  # noqa: SIM115, stays open
     out, nothing = os.dup(1), os.open(os.devnull, os.O_RDWR)
-    job = json.loads(given.readline())
+    job = json.loads(questions.readline())
     layers = dict.fromkeys(job["without"], "left out")
     sys.path.remove(os.path.dirname(os.path.abspath(__file__)))
     candidates = [*sys.path, os.path.dirname(os.path.dirname(os.__file__)), *LIBRARIES]
@@ -55,10 +54,10 @@ def main():
         os.dup2(nothing, stream)
     _attempt(layers, "seccomp", seccomp.restrict)
 
-    _say(out, json.dumps({"layers": layers}))
+    _write(out, json.dumps({"layers": layers}))
     if any(layers.get(layer, "not tried") is not None for layer in job["needed"]):
         os._exit(0)
-    trial.run(given, lambda reply: _say(out, reply))
+    trial.run(questions, lambda reply: _write(out, reply))
     os._exit(0)
 
 
@@ -73,7 +72,7 @@ def _attempt(layers, name, action, *arguments):
 
 
 def _continue_as_first_process(seconds):
-    """Fork into the new pid namespace; the parent stays to end it in time, which ends all it holds, and to bury it."""
+    """Fork into the new pid namespace; the parent kills its first process, and so all others, after `seconds`."""
     child = os.fork()
     if child:
         too_long = []
@@ -84,7 +83,7 @@ def _continue_as_first_process(seconds):
 
 
 def _become_nobody(user, folder, reachable):
-    """From root to a user that owns nothing, so that limits per user hold; others have their user already."""
+    """Change from root to an unused user id, so that limits per user hold; other users stay."""
     if os.geteuid() != 0:
         return
     if not reachable:
@@ -118,7 +117,7 @@ def _limit(job):
         resource.setrlimit(limit, (value, value))
 
 
-def _say(out, line):
+def _write(out, line):
     rest = memoryview(line.encode() + b"\n")
     while rest:
         rest = rest[os.write(out, rest) :]

@@ -1,4 +1,4 @@
-"""Calls into the C library and the Linux kernel, which raise OSError where the kernel says no."""
+"""Calls of the C library and the Linux kernel that raise OSError on failure."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ _CAPABILITIES = 0x20080522  # version 3 of capset's header
 
 
 def call(name, *arguments):
-    """A function of the C library: integers go as long, bytes as char *, ctypes objects as they are."""
+    """Call a function of the C library: integers are passed as long, bytes as char *, ctypes objects unchanged."""
     converted = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     returned = getattr(LIBC, name)(*converted)
     if returned < 0:
@@ -22,7 +22,7 @@ def call(name, *arguments):
 
 
 def syscall(name, number, *arguments):
-    """A system call that the C library has no function for; `name` is for the error."""
+    """Make a system call without a C function; `name` is for the error."""
     try:
         return call("syscall", number, *arguments)
     except OSError as error:
@@ -30,17 +30,17 @@ def syscall(name, number, *arguments):
 
 
 def prctl(option, *arguments):
-    """`prctl` with its four arguments, the missing ones 0."""
+    """Call `prctl` with four arguments, padded with 0."""
     return call("prctl", option, *arguments, *[0] * (4 - len(arguments)))
 
 
 def die_with_parent(signal):
-    """Ask for `signal` when the parent ends. A change of user clears this."""
+    """Request `signal` when the parent ends. A change of user clears this."""
     prctl(_PR_SET_PDEATHSIG, int(signal))
 
 
 def give_up_privileges():
-    """Drop every capability of this process and the chance to gain one by running a program."""
+    """Drop all capabilities of this process and the ability to gain one by running a program."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITIES, 0)
     call("capset", ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
     prctl(_PR_SET_NO_NEW_PRIVS, 1)

@@ -1,4 +1,4 @@
-"""Landlock: which folders may be read and written, whoever the user is (Linux 5.13; complete from 6.2)."""
+"""Landlock: restrict the folders that may be read and written, for any user (Linux 5.13; complete from 6.2)."""
 
 import ctypes
 import os
@@ -7,9 +7,9 @@ import kernel
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _READ_FILE, _READ_DIR = 1 << 2, 1 << 3
-_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # how many the version knows; 16 since version 5
-_BIND_AND_CONNECT = 0b11  # TCP, since version 4
-_ABSTRACT_SOCKETS_AND_SIGNALS = 0b11  # to processes outside, since version 6
+_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # number of rights by version; 16 from version 5
+_BIND_AND_CONNECT = 0b11  # TCP, from version 4
+_ABSTRACT_SOCKETS_AND_SIGNALS = 0b11  # to processes outside, from version 6
 
 
 class _Beneath(ctypes.Structure):
@@ -18,7 +18,7 @@ class _Beneath(ctypes.Structure):
 
 
 def restrict(readable, writable):
-    """From now on open files beneath `readable` folders for reading, beneath `writable` ones at will, and no others."""
+    """Allow only reading beneath `readable` folders and everything beneath `writable` ones from now on."""
     version = kernel.syscall("landlock", _CREATE_RULESET, None, 0, 1)
     everything = (1 << _FILE_RIGHTS.get(version, 16)) - 1
     handled = [everything, _BIND_AND_CONNECT, _ABSTRACT_SOCKETS_AND_SIGNALS]

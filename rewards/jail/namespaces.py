@@ -1,4 +1,4 @@
-"""Namespaces: a root folder of its own, no network devices, and process numbers that reach no process outside."""
+"""Namespaces: a private root folder, no network devices, and process ids that reach no process outside."""
 
 import ctypes
 import errno
@@ -17,9 +17,9 @@ _ATTR_READ_ONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
 
 
 def enter():
-    """Leave all the parent's namespaces; without the privilege to, inside a user namespace that grants it.
+    """Leave the parent's namespaces; without the privilege, inside a user namespace that grants it.
 
-    The pid namespace holds the next child only, so the caller forks.
+    The caller must fork, since the pid namespace holds only later children.
     """
     try:
         kernel.call("unshare", _ALL)
@@ -35,9 +35,9 @@ def enter():
 
 
 def change_root(place, readable, size, files):
-    """Make `place` the root: a folder in memory of `size` bytes and `files` files, with `readable` folders and /tmp.
+    """Make `place` the root: a tmpfs of `size` bytes and `files` files with read-only `readable` folders and /tmp.
 
-    Of what is readable nothing may be written. A folder that is a link (as /lib is to /usr/lib) becomes that link again.
+    A readable folder that is a link (as /lib to /usr/lib) becomes that link again.
     """
     options = f"size={size},nr_inodes={files},mode=755"
     kernel.call("mount", b"tmpfs", place.encode(), b"tmpfs", _NOSUID | _NODEV, options.encode())

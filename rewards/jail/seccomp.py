@@ -1,7 +1,7 @@
-"""Seccomp: the system calls that a Python program needs to compute, and no others.
+"""Seccomp: allow only the system calls that a Python program needs to compute.
 
-Not among them: new processes, threads and programs, sockets, signals to others, shared memory, mounts, changes of owner or
-mode, and whatever a later kernel brings. A refused call returns EPERM, which Python raises as PermissionError.
+New processes, threads and programs, sockets, signals to others, shared memory, mounts, changes of owner or mode, and calls
+of later kernels are missing. A refused call returns EPERM, which Python raises as PermissionError.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ CALLS = {
     "getrandom": (318, 278), "getpriority": (140, 141), "getrlimit": (97, 163),
 }  # fmt: skip
 
-# Calls that depend on one argument.
+# Calls that depend on an argument.
 PRLIMIT, TGKILL, FCNTL, IOCTL = (302, 261), (234, 131), (72, 25), (16, 29)
 _SETOWN_SETSIG_SETOWN_EX = (8, 10, 15)  # these would have the kernel signal another process
 _TERMINAL_OR_FLAG = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, window size, FIONREAD, FIONBIO, (N)CLEX
@@ -51,15 +51,11 @@ _TERMINAL_OR_FLAG = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, 
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # of the classic Berkeley packet filter
 _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050001  # refused with EPERM
-_NUMBER, _ARCHITECTURE = 0, 4  # byte offsets in what the filter sees
+_NUMBER, _ARCHITECTURE = 0, 4  # byte offsets in the filter's input
 
 
 def program(machine, own_pid):
-    """The filter: instructions (code, jump if true, jump if false, operand).
-
-    Raises:
-        OSError: the calls of this machine are not known.
-    """
+    """Return the filter's instructions (code, jump if true, jump if false, operand); OSError on an unknown machine."""
     if machine not in _ARCHITECTURES:
         raise OSError(f"seccomp: no table of system calls for {machine}")
     column, architecture = _ARCHITECTURES[machine]
@@ -100,7 +96,7 @@ class _Filter(ctypes.Structure):
 
 
 def restrict():
-    """Put the filter on this thread and its children, for good; needs `give_up_privileges` before."""
+    """Install the filter on this thread and its children for good; needs `give_up_privileges` before."""
     lines = program(kernel.MACHINE, os.getpid())
     array = (_Instruction * len(lines))(*lines)
     kernel.prctl(22, 2, ctypes.byref(_Filter(len(lines), array)))  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER

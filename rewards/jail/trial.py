@@ -1,18 +1,17 @@
 """A trial: load an answer, then reply to questions about it, one by one.
 
-A question is a line of JSON, [nonce, kind, source, ...]; the reply [nonce, outcome, ...], where the outcome is
+A question is a line of JSON, [nonce, kind, source, ...]; the reply is [nonce, outcome, ...] with the outcome
 
 - of `load` and `do` (statements): "done";
 - of `value` (an expression): "value" and the value;
-- of `claim` (an expression): "claim", whether it is true, and whether it equals objects made up for the purpose, as nothing
-  should;
-- of `pair` (two expressions and one of `_SIGNS`): "pair", both values, what the comparison says, and whether either of
-  them equals such objects;
+- of `claim` (an expression): "claim", its truth, and whether it equals made-up objects, as nothing should;
+- of `pair` (two expressions and one of `_SIGNS`): "pair", both values, the result of the comparison, and whether either
+  equals such objects;
 - of any: "raised" and why.
 
-Values are JSON where they are plain data; tuples, sets, dictionaries, bytes and further numbers are an object with their
-kind as its only key, objects of a subclass are what they are beneath, and all else is {"object": truth}: also sets and
-dictionaries of more than `MOST_HASHED`.
+Values are JSON if they are plain data. Tuples, sets, dictionaries, bytes and other numbers are an object with their kind as
+its only key; objects of a subclass count as their base; all else, also sets and dictionaries of more than `MOST_HASHED`, is
+{"object": truth}.
 """
 
 import io
@@ -20,7 +19,7 @@ import sys
 from json import dumps, loads
 
 LONGEST_REPLY = 1 << 20  # bytes
-MOST_HASHED = 1000  # elements of a set or a dictionary, which take long to rebuild if made to collide
+MOST_HASHED = 1000  # elements of a set or a dictionary; slow to rebuild if they collide
 _LONGEST_COMPLAINT = 500
 _DICT_VIEWS: tuple[type, ...] = type({}.keys()), type({}.items())
 
@@ -47,7 +46,7 @@ def _complaint(error):
 
 
 class _NoInput(io.RawIOBase):
-    """An empty standard input that knows whether it was read."""
+    """An empty standard input that records reads."""
 
     asked = False
 
@@ -63,7 +62,7 @@ class _NoInput(io.RawIOBase):
 
 
 def _load(names, code):
-    """Run a program; once it has asked for input, of which there is none, statements that fail are passed over."""
+    """Run a program; once it has read from its empty input, failing statements are skipped."""
     nothing = _NoInput()
     sys.stdin = io.TextIOWrapper(io.BufferedReader(nothing))
     try:
@@ -76,7 +75,7 @@ def _load(names, code):
 
 
 def _load_below(line, names, code):
-    """Run the statements below a line but those that fail."""
+    """Run the statements below a line and skip failing ones."""
     import ast
 
     body = ast.parse(code).body
@@ -118,7 +117,7 @@ _KINDS = {"load": _load, "do": _do, "value": _value, "claim": _claim, "pair": _p
 
 
 def _same(a, b):
-    """Equality within statements, where it cannot be judged outside."""
+    """Compare within statements, where equality cannot be judged outside."""
     return a == b and not _equals_all(a) and not _equals_all(b)
 
 

@@ -1,1 +1,1 @@
-"""Rewards that hold a network, and what loads it."""
+"""Rewards with a neural network, and their loading."""

@@ -1,8 +1,8 @@
 """ImageReward: the authors' checkpoint on the BLIP of transformers.
 
-The authors' package brings its own BLIP, which no longer imports beside transformers 5. Its networks are those of
-transformers' BLIP under other names, so here the names are translated, and the sizes read off the weights. Departures
-from transformers' defaults, after the authors' code: layer norms of the picture have eps 1e-6, a head is 64 wide.
+The authors' package has its own BLIP, which does not import beside transformers 5. Its networks equal those of transformers
+under other names, so weights are renamed and sizes read from them. As in the authors' code, layer norms of the picture have
+eps 1e-6 and heads are 64 wide.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVisionModel, PreTrainedTokenizerBase
+from transformers import BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVisionModel
 from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
-from rewards.models.model import PictureReward, laion_aesthetic_head, part_of, weights_of
+from rewards.models.model import PictureReward, laion_aesthetic_head, load_weights, select_weights
 from rewards.models.preprocessing import Preprocessing
 
-# Of the scores on the authors' training data; a reward is (score - MEAN) / STD.
-MEAN, STD = 0.16717362830052426, 1.0333394966054072
+MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the scores on the authors' training data
 LONGEST_PROMPT = 35  # tokens
 HEAD_WIDTH = 64
 
-# The authors' names of the picture's network -> those of transformers; the text's are the same in both.
+# The authors' names of the vision network -> those of transformers; names of the text network are equal.
 VISION_NAMES = {
     r"^cls_token$": "embeddings.class_embedding",
     r"^pos_embed$": "embeddings.position_embedding",
@@ -39,18 +38,17 @@ VISION_NAMES = {
 
 
 class ImageReward(PictureReward):
-    """ImageReward: a BLIP that reads the prompt with the picture before it, trained on people's rankings (2304.05977).
+    """ImageReward: a BLIP that reads the prompt with the picture, trained on people's rankings (2304.05977).
 
-    (head(h) - 0.167) / 1.033, with h the first token of the text after cross-attention to the picture: about -2.3 to 2,
+    (head(h) - 0.167) / 1.033, where h is the first text token after cross-attention to the picture: about -2.3 to 2, with
     mean 0 and deviation 1 on the authors' data.
 
         rewards: [{use: image_reward, options: {batch_size: 16, dtype: bfloat16}}]
 
     Args:
-        path: of the weights: a file, or a folder or hub id that holds ImageReward.pt.
-        tokenizer: BERT's uncased tokenizer: a folder or a hub id.
-        batch_size: pictures at a time.
-        dtype: of the BLIP: float32, bfloat16 or float16; the head is float32.
+        path: a file, or a folder or hub id with ImageReward.pt.
+        tokenizer: a folder or a hub id of BERT's uncased tokenizer.
+        batch_size, dtype: of the BLIP; dtype is float32, bfloat16 or float16. The head is float32.
     """
 
     called = "image_reward"
@@ -60,55 +58,42 @@ class ImageReward(PictureReward):
         self, path: str | None = None, tokenizer: str = "google-bert/bert-base-uncased", **options: Any
     ) -> None:
         super().__init__(path, **options)
-        self.tokenizer_path = str(tokenizer)
-
-    @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """BERT's, from where the option says: the checkpoint has none."""
-        return self.tokenizer_at(self.tokenizer_path)
+        self.tokenizer_path = str(tokenizer)  # the checkpoint has none
 
     @cached_property
     def preprocessing(self) -> Preprocessing:
-        """CLIP's, at the size of the weights."""
+        """CLIP's preprocessing at the size of the weights."""
         size = (self.model["vision"].config.image_size,) * 2
         return Preprocessing(size, "cover", size, mean=OPENAI_CLIP_MEAN, std=OPENAI_CLIP_STD)
 
     def _load(self) -> nn.Module:
-        weights = weights_of(self.file("ImageReward.pt"))
-        head = laion_aesthetic_head(part_of(weights, "mlp.layers."))
-        vision = translated(part_of(weights, "blip.visual_encoder."))
-        text = part_of(weights, "blip.text_encoder.")
+        weights = load_weights(self.file("ImageReward.pt"))
+        head = laion_aesthetic_head(select_weights(weights, "mlp.layers."))
+        vision = {_rename(name): value for name, value in select_weights(weights, "blip.visual_encoder.").items()}
+        text = select_weights(weights, "blip.text_encoder.")
         text.pop("embeddings.position_ids", None)
-        networks = BlipVisionModel(vision_config(vision)), BlipTextModel(text_config(text), add_pooling_layer=False)
-        for network, part in zip(networks, (vision, text), strict=True):
-            network.load_state_dict(part)
-        return nn.ModuleDict({"vision": networks[0].to(self.dtype), "text": networks[1].to(self.dtype), "head": head})
+        eye, reader = BlipVisionModel(vision_config(vision)), BlipTextModel(text_config(text), add_pooling_layer=False)
+        eye.load_state_dict(vision)
+        reader.load_state_dict(text)
+        return nn.ModuleDict({"vision": eye.to(self.dtype), "text": reader.to(self.dtype), "head": head})
 
     def _score(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-        tokens = self.tokenizer(
-            prompts, padding=True, truncation=True, max_length=LONGEST_PROMPT, return_tensors="pt"
-        ).to(self.device)
-        read = self.model["text"](
-            tokens["input_ids"],
-            attention_mask=tokens["attention_mask"],
-            encoder_hidden_states=self.model["vision"](pixel_values=self.pixels(images)).last_hidden_state,
-        )
-        return (self.model["head"](read.last_hidden_state[:, 0].float()).squeeze(-1) - MEAN) / STD
+        limits = {"padding": True, "truncation": True, "max_length": LONGEST_PROMPT}
+        tokens = self.tokenizer(prompts, return_tensors="pt", **limits).to(self.device)
+        picture = self.model["vision"](pixel_values=self.pixels(images)).last_hidden_state
+        ids, mask = tokens["input_ids"], tokens["attention_mask"]
+        output = self.model["text"](ids, attention_mask=mask, encoder_hidden_states=picture)
+        return (self.model["head"](output.last_hidden_state[:, 0].float()).squeeze(-1) - MEAN) / STD
 
 
-def translated(vision: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The picture's weights under transformers' names."""
-    return {_renamed(name): value for name, value in vision.items()}
-
-
-def _renamed(name: str) -> str:
+def _rename(name: str) -> str:
     for pattern, replacement in VISION_NAMES.items():
         name = re.sub(pattern, replacement, name)
     return name
 
 
 def vision_config(weights: dict[str, torch.Tensor]) -> BlipVisionConfig:
-    """The sizes of the picture's network, read off its weights under transformers' names."""
+    """Return the configuration of the vision network, read from its renamed weights."""
     width, _, patch, _ = weights["embeddings.patch_embedding.weight"].shape
     patches = weights["embeddings.position_embedding"].shape[1] - 1
     return BlipVisionConfig(
@@ -123,7 +108,7 @@ def vision_config(weights: dict[str, torch.Tensor]) -> BlipVisionConfig:
 
 
 def text_config(weights: dict[str, torch.Tensor]) -> BlipTextConfig:
-    """The sizes of the text's network, read off its weights."""
+    """Return the configuration of the text network, read from its weights."""
     words, width = weights["embeddings.word_embeddings.weight"].shape
     return BlipTextConfig(
         vocab_size=words,

@@ -1,4 +1,4 @@
-"""What a vision model does to a picture before it looks: resize, crop, normalise; on tensors."""
+"""Preprocessing of vision models on tensors: resize, crop, normalise."""
 
 from __future__ import annotations
 
@@ -9,44 +9,35 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-BILINEAR = 2  # as PIL and transformers number it; the models served here use this or bicubic
+BILINEAR = 2  # number of PIL and transformers; the models here use this or bicubic
 Fit = Literal["cover", "contain", "exact"]
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """A model's own preprocessing, as its files describe it.
+    """A model's own preprocessing."""
 
-    Attributes:
-        size: (H, W) that pictures are resized to, antialiased.
-        fit: `cover` keeps the aspect and lets the shorter edge reach `size`, `contain` the longer one, `exact` stretches.
-        crop: (H, W) cut from the centre afterwards, with black where the picture is smaller; None: no crop.
-        mean: of each channel, subtracted.
-        std: of each channel, divided by.
-        interpolation: of the resizing.
-    """
-
-    size: tuple[int, int]
-    fit: Fit
-    crop: tuple[int, int] | None
+    size: tuple[int, int]  # (H, W) of the antialiased resizing
+    fit: Fit  # `cover` scales the shorter edge to `size`, `contain` the longer one, `exact` stretches
+    crop: tuple[int, int] | None  # (H, W) of a central crop, padded with black
     _: KW_ONLY
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     interpolation: InterpolationMode = InterpolationMode.BICUBIC
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Pictures, float (B, 3, H, W) in [0, 1], as the model takes them, float32 (B, 3, h, w).
+        """Return pictures, float (B, 3, H, W) in [0, 1], as the model takes them, float32 (B, 3, h, w).
 
-        They are rounded to 8 bits first, as in a file: models were trained on such, through PIL, which this follows to the
-        bit or nearly, and a picture scores the same before and after it is saved.
+        They are rounded to 8 bits first, so that a picture scores the same before and after it is saved. Models were
+        trained on 8-bit pictures through PIL, which this matches to the bit or nearly.
         """
         pictures = images.float().clamp(0, 1).mul(255).round().byte()
-        pictures = F.resize(pictures, self._resized(*images.shape[-2:]), self.interpolation, antialias=True)
+        pictures = F.resize(pictures, self._target_size(*images.shape[-2:]), self.interpolation, antialias=True)
         if self.crop is not None:
             pictures = F.center_crop(pictures, self.crop)
         return F.normalize(pictures / 255, self.mean, self.std)
 
-    def _resized(self, height: int, width: int) -> list[int]:
+    def _target_size(self, height: int, width: int) -> list[int]:
         if self.fit == "exact":
             return list(self.size)
         if self.fit == "contain":
@@ -58,11 +49,7 @@ class Preprocessing:
 
 
 def of_transformers(processor: Any) -> Preprocessing:
-    """What an image processor of transformers says (CLIP, DINOv2, DINOv3, SigLIP and whichever resize, crop and normalise).
-
-    Raises:
-        ValueError: it resizes in a way of its own.
-    """
+    """Read an image processor of transformers that resizes to a shortest edge or a size, crops and normalises."""
     size = {key: value for key, value in dict(processor.size).items() if value is not None}
     fit: Fit
     if set(size) == {"shortest_edge"}:
@@ -70,22 +57,17 @@ def of_transformers(processor: Any) -> Preprocessing:
     elif set(size) == {"height", "width"}:
         fit, edges = "exact", (size["height"], size["width"])
     else:
-        raise ValueError(
-            f"{type(processor).__name__} resizes by {', '.join(size)}, not to a shortest edge or a height and width"
-        )
+        kind = type(processor).__name__
+        raise ValueError(f"{kind} resizes by {', '.join(size)}, not to a shortest edge or a height and width")
     crop = dict(processor.crop_size) if getattr(processor, "do_center_crop", None) else None
-    return Preprocessing(
-        edges,
-        fit,
-        (crop["height"], crop["width"]) if crop else None,
-        mean=tuple(processor.image_mean),
-        std=tuple(processor.image_std),
-        interpolation=InterpolationMode.BILINEAR if processor.resample == BILINEAR else InterpolationMode.BICUBIC,
-    )
+    crop_edges = (crop["height"], crop["width"]) if crop else None
+    interpolation = InterpolationMode.BILINEAR if processor.resample == BILINEAR else InterpolationMode.BICUBIC
+    mean, std = tuple(processor.image_mean), tuple(processor.image_std)
+    return Preprocessing(edges, fit, crop_edges, mean=mean, std=std, interpolation=interpolation)
 
 
 def of_open_clip(config: dict[str, Any]) -> Preprocessing:
-    """What open_clip says of a model (`open_clip.get_model_preprocess_cfg`)."""
+    """Read the preprocessing configuration of open_clip (`open_clip.get_model_preprocess_cfg`)."""
     size = config["size"]
     edges = (size, size) if isinstance(size, int) else tuple(size)
     fits: dict[str, Fit] = {"shortest": "cover", "longest": "contain", "squash": "exact"}

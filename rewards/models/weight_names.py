@@ -1,4 +1,4 @@
-"""What a model's files lack, said in a sentence: the names, and what they would match under another prefix."""
+"""Explain which weights a model's files lack."""
 
 from __future__ import annotations
 
@@ -11,34 +11,30 @@ ENOUGH = 0.5  # share of the missing names that a prefix must explain
 
 
 def lacking(missing: Collection[str], surplus: Collection[str], total: int, kind: str) -> str:
-    """The part of a sentence after a file's name: what it lacks, and what it has in place of that.
+    """Return the end of a sentence about a file: missing weights, and the prefix or the similar names that it has instead.
 
-    Args:
-        missing: names of weights that the class has and the files do not.
-        surplus: names that the files have and the class does not.
-        total: number of weights of the class.
-        kind: the name of the class.
+    `missing` are names that only the class `kind` has, of `total` weights, and `surplus` those that only the files have.
     """
     first = sorted(missing)[:SHOWN]
     count = f"all {total}" if len(missing) == total else f"{len(missing)} of the {total}"
-    said = f"lacks {count} weights of {kind} ({', '.join(first)}{', ...' * (len(missing) > SHOWN)})"
+    sentence = f"lacks {count} weights of {kind} ({', '.join(first)}{', ...' * (len(missing) > SHOWN)})"
     for prefix, word in ((_prefix(surplus, missing), "without"), (_prefix(missing, surplus), "with")):
         if prefix:
-            return f"{said}; its names would match {word} the prefix {prefix!r}"
-    alike = [name for own in first for name in difflib.get_close_matches(own, sorted(surplus), 1, cutoff=0.8)]
-    return f"{said}; it has {', '.join(dict.fromkeys(alike))} instead" if alike else said
+            return f"{sentence}; its names would match {word} the prefix {prefix!r}"
+    similar = [match for name in first for match in difflib.get_close_matches(name, sorted(surplus), 1, cutoff=0.8)]
+    return f"{sentence}; it has {', '.join(dict.fromkeys(similar))} instead" if similar else sentence
 
 
 def _prefix(longer: Collection[str], shorter: Collection[str]) -> str | None:
-    """The prefix by which most of the shorter names become some of the longer ones, or None."""
+    """Return the prefix that turns most of the shorter names into longer ones, or None."""
     known = set(shorter)
-    found = Counter(name.removesuffix(end) for name in longer for end in _ends(name) if end in known)
-    ((prefix, count),) = found.most_common(1) or [("", 0)]
+    prefixes = Counter(name.removesuffix(end) for name in longer for end in _suffixes(name) if end in known)
+    ((prefix, count),) = prefixes.most_common(1) or [("", 0)]
     return prefix if count >= ENOUGH * len(known) > 0 else None
 
 
-def _ends(name: str) -> Iterator[str]:
-    """Yield a dotted name's ends, without its first part, its first two, and so on."""
+def _suffixes(name: str) -> Iterator[str]:
+    """Yield a dotted name without its first part, its first two parts, and so on."""
     while "." in name:
         name = name.partition(".")[2]
         yield name

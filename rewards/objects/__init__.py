@@ -1,1 +1,1 @@
-"""Rewards that find things in a picture: objects, their colours and places (GenEval), and written text."""
+"""Rewards that detect objects, their colours and places (GenEval), and written text."""

@@ -1,8 +1,8 @@
-"""The `geneval` reward: are the objects of a prompt in its picture, in their number, colours and places.
+"""The `geneval` reward: objects of the prompt in its picture, with their counts, colours and places.
 
 GenEval's evaluation (arXiv 2310.11513; evaluation/evaluate_images.py) with its columns `tag`, `include` and `exclude`, on
-detectors of transformers in place of mmdet's. The rules are pure functions of what a detector found, in
-`rewards.objects.rules`. Three ways to give credit:
+detectors of transformers in place of mmdet's. The rules are in `rewards.objects.rules`. Credits:
+
     official    1 or 0 as GenEval counts: at least so many, none of what `exclude` forbids
     strict      1 or 0: exactly so many (the accuracy that Flow-GRPO reports while it trains)
     partial     the mean over all that is asked for (the reward Flow-GRPO trains on, arXiv 2505.05470)
@@ -10,10 +10,11 @@ detectors of transformers in place of mmdet's. The rules are pure functions of w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,6 +25,7 @@ from rewards.models import hub
 from rewards.objects.rules import COLOURS, Clause, crop, official, partial_credit, read_clauses, strict, surest
 
 CREDITS = ("official", "strict", "partial")
+Column = Sequence[Any] | None
 
 
 class GenEval:
@@ -33,17 +35,12 @@ class GenEval:
 
     Options:
         credit: partial (default), strict or official.
-        detector: hub id or folder of a Mask2Former for instances (it has the classes it was trained on; GenEval has COCO's)
-            or of an OWLv2 (any class; GenEval's thresholds were not made for its scores). From Python also a function
-            (images, names, threshold) -> a list of `Objects`.
+        detector: hub id or folder of a Mask2Former for instances (knows its training classes; GenEval uses COCO's) or of an
+            OWLv2 (any class; GenEval's thresholds were not tuned for its scores). From Python also a function (images,
+            names, threshold) -> a list of `Objects`.
         colours: hub id or folder of the CLIP that names colours; also a function (crops, names) -> colours.
-        threshold, counting_threshold: least score of an object; the second where `tag` is counting.
-        batch_size: pictures detected, and crops named, at once.
-        dtype: float32, bfloat16 or float16.
-        device: by default the GPU if there is one.
-
-    Raises:
-        RewardError: an option is wrong.
+        threshold, counting_threshold: minimum score of an object; the second where `tag` is counting.
+        batch_size, dtype, device: of both models; float32, bfloat16 or float16, by default on the GPU if there is one.
     """
 
     def __init__(
@@ -63,15 +60,12 @@ class GenEval:
                 raise RewardError(f"the geneval reward has no {option} {value!r}, choose one of {', '.join(choices)}")
         if batch_size < 1:
             raise RewardError(f"the geneval reward needs a batch_size of 1 or more, not {batch_size}")
-        self.credit = credit
-        self.detector, self.colours = detector, colours
+        self.credit, self.detector, self.colours = credit, detector, colours
         self.threshold, self.counting_threshold = threshold, counting_threshold
-        self.batch_size = batch_size
-        self.dtype = DTYPES[dtype]
-        self.device = device or default_device()
+        self.batch_size, self.dtype, self.device = batch_size, DTYPES[dtype], device or default_device()
 
     def to(self, device: str | torch.device) -> GenEval:
-        """Move the models there, now or when they are loaded."""
+        """Move the models, now or when they are loaded."""
         self.device = device
         for loaded in ("_detect", "_name_colours"):
             if hasattr(self.__dict__.get(loaded), "to"):
@@ -83,11 +77,11 @@ class GenEval:
         images: torch.Tensor,
         prompts: Sequence[str],
         *,
-        include: Sequence[Sequence[Mapping] | None] | None = None,
-        exclude: Sequence[Sequence[Mapping] | None] | None = None,
-        tag: Sequence[str | None] | None = None,
+        include: Column = None,
+        exclude: Column = None,
+        tag: Column = None,
     ) -> list[float | None]:
-        """One value per picture; `images` is float (B, 3, H, W) in [0, 1]."""
+        """Return one value per picture, float (B, 3, H, W) in [0, 1]."""
         check_images("geneval", images)
         if include is None:
             raise RewardError("the geneval reward needs prompts with the column include, see GenEval's metadata")
@@ -97,26 +91,25 @@ class GenEval:
         asked = [i for i, row in enumerate(rows) if row[1]]
         for part in batched(asked, self.batch_size):
             pictures = images[part].float().to(self.device)
-            for i, value in zip(part, self._values(pictures, [rows[i] for i in part]), strict=True):
+            for i, value in zip(part, self._score(pictures, [rows[i] for i in part]), strict=True):
                 values[i] = value
         return values
 
-    def _values(self, images: torch.Tensor, rows: Sequence[tuple]) -> list[float]:
+    def _score(self, images: torch.Tensor, rows: Sequence[tuple]) -> list[float]:
         include = [read_clauses(row[1], f"include of the prompt {row[0]!r}") for row in rows]
         exclude = [read_clauses(row[2] or (), f"exclude of the prompt {row[0]!r}") for row in rows]
         thresholds = [self.counting_threshold if row[3] == "counting" else self.threshold for row in rows]
         names = sorted({clause.name for clauses in (*include, *exclude) for clause in clauses})
         found = self._detect(images, names, min(thresholds))
-        objects = [surest(one, threshold) for one, threshold in zip(found, thresholds, strict=True)]
-        self._colour(images, objects, include)
-        if self.credit == "partial":
-            return [partial_credit(*one) for one in zip(objects, include, strict=True)]
-        if self.credit == "strict":
-            return [float(strict(*one)) for one in zip(objects, include, strict=True)]
-        return [float(official(*one)) for one in zip(objects, include, exclude, strict=True)]
+        objects = [surest(each, threshold) for each, threshold in zip(found, thresholds, strict=True)]
+        self._set_colours(images, objects, include)
+        if self.credit == "official":
+            return [float(official(*row)) for row in zip(objects, include, exclude, strict=True)]
+        credit = partial_credit if self.credit == "partial" else strict
+        return [float(credit(*row)) for row in zip(objects, include, strict=True)]
 
-    def _colour(self, images: torch.Tensor, objects: list[dict], include: Sequence[Sequence[Clause]]) -> None:
-        """Name the colours of all objects whose clause asks for one, in place."""
+    def _set_colours(self, images: torch.Tensor, objects: list[dict], include: Sequence[Sequence[Clause]]) -> None:
+        """Set the colour of all objects whose clause asks for one."""
         asked = dict.fromkeys((i, c.name) for i, clauses in enumerate(include) for c in clauses if c.colour)
         places = [(i, name, k) for i, name in asked for k in range(len(objects[i].get(name, ())))]
         for part in batched(places, self.batch_size):
@@ -129,15 +122,15 @@ class GenEval:
     def _detect(self) -> Callable:
         from rewards.objects.detectors import load_detector
 
-        return self._loaded("detector", lambda path: load_detector(path, self.dtype))
+        return self._load("detector", lambda path: load_detector(path, self.dtype))
 
     @cached_property
     def _name_colours(self) -> Callable:
-        from rewards.objects.colours import ColourNamer
+        from rewards.objects.detectors import ColourNamer
 
-        return self._loaded("colours", lambda path: ColourNamer(path, COLOURS, self.dtype))
+        return self._load("colours", lambda path: ColourNamer(path, COLOURS, self.dtype))
 
-    def _loaded(self, option: str, load: Callable) -> Callable:
+    def _load(self, option: str, load: Callable) -> Callable:
         given = getattr(self, option)
         if callable(given):
             return given

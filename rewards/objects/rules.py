@@ -1,4 +1,4 @@
-"""GenEval's rules: what a prompt asks of objects, and whether detections meet it."""
+"""GenEval's rules: clauses of a prompt about objects, and whether detections satisfy them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rewards.base import RewardError
 
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 RELATIONS = ("left of", "right of", "above", "below")
-MOST_OBJECTS = 16  # of a class in a picture, the surest ones
-MARGIN = 0.1  # of both objects' extent, by which an offset along an axis is shortened before it tells a place
-GREY = 0.6  # what lies outside an object's mask when its colour is named
+MOST_OBJECTS = 16  # of a class in a picture
+MARGIN = 0.1  # of the summed extents; shortens the offset along each axis
+GREY = 0.6  # replaces pixels outside an object's mask when its colour is named
 
 
 @dataclass(frozen=True)
 class Detection:
-    """An object that was found: its box (left, top, right, bottom) in pixels, how sure, its mask (H, W) and its colour."""
+    """A detected object: box (left, top, right, bottom) in pixels, confidence, mask (H, W) and colour."""
 
     box: tuple[float, float, float, float]
     score: float
@@ -33,7 +33,7 @@ Objects = Mapping[str, Sequence[Detection]]  # of one picture, by class, the sur
 
 @dataclass(frozen=True)
 class Clause:
-    """One row of `include` or `exclude`: `relation` places its objects relative to those of the row numbered `target`."""
+    """A row of `include` or `exclude`; `relation` places its objects relative to those of the row numbered `target`."""
 
     name: str
     count: int
@@ -44,15 +44,8 @@ class Clause:
 
 
 def read_clauses(rows: Sequence[Mapping[str, Any]], place: str) -> tuple[Clause, ...]:
-    """Rows of GenEval's metadata, such as `{"class": "dog", "count": 1, "color": "red", "position": ["left of", 0]}`.
-
-    Args:
-        place: how errors call the rows.
-
-    Raises:
-        RewardError: a row is not of that form.
-    """
-    clauses: list[Clause] = []
+    """Read rows of GenEval's metadata; a RewardError names the malformed row and begins with `place`."""
+    clauses: list[Clause] = []  # of {"class": "dog", "count": 1, "color": "red", "position": ["left of", 0]}
     for row in rows:
         try:
             relation, target = row.get("position") or (None, 0)
@@ -74,10 +67,10 @@ def read_clauses(rows: Sequence[Mapping[str, Any]], place: str) -> tuple[Clause,
 
 
 def relations(a: Detection, b: Detection) -> set[str]:
-    """Where `a` lies, seen from `b`: none, one or two of RELATIONS.
+    """Return the places of `a` seen from `b`, up to two of RELATIONS.
 
-    The offset of the centres is shortened along each axis by MARGIN of the summed extents; an axis tells a place where what
-    is left is more than half of the offset's length.
+    The offset of the centres is shortened along each axis by MARGIN of the summed extents. An axis counts if the rest is
+    more than half of the offset's length.
     """
     offset = [(a.box[i] + a.box[i + 2] - b.box[i] - b.box[i + 2]) / 2 for i in (0, 1)]
     slack = [MARGIN * sum(o.box[i + 2] - o.box[i] for o in (a, b)) for i in (0, 1)]
@@ -90,24 +83,24 @@ def relations(a: Detection, b: Detection) -> set[str]:
 
 
 def official(objects: Objects, include: Sequence[Clause], exclude: Sequence[Clause] = ()) -> bool:
-    """Whether GenEval counts a picture as correct.
+    """Return whether GenEval counts a picture as correct.
 
-    Of each class the surest `count` objects are looked at: they must be that many, all in the colour, each in the relation
-    to each object of the target row, which must be right itself. No class of `exclude` may occur `count` times or more.
+    The `count` most confident objects of each class must exist, all have the colour, and each have the relation to each
+    object of the satisfied target row. No class of `exclude` may occur `count` times or more.
     """
-    groups = _matched(objects, include, lambda found, clause: found[: clause.count])
+    groups = _match(objects, include, lambda found, clause: found[: clause.count])
     surplus = any(len(objects.get(clause.name, ())) >= clause.count for clause in exclude)
     return None not in groups and not surplus
 
 
 def partial_credit(objects: Objects, include: Sequence[Clause]) -> float:
-    """Mean over all that is asked for: counts, colours and relations; 1 if all is right, below 0 if far too many are found.
+    """Return the mean over counts, colours and relations asked for: 1 if all is right, below 0 if far too many are found.
 
-    A count earns 1 - |asked - found| / asked. Where the count is right, a colour earns the share of objects that have it and
-    a relation 1 or 0; otherwise nothing. Flow-GRPO's code puts a 1 beside the 0 of a relation that fails, so two objects in
-    the wrong places earn 0.75; we read its paper, where that 1 is not earned (0.67).
+    A count earns 1 - |asked - found| / asked. If the count is right, a colour earns the share of objects that have it and a
+    relation 1 or 0, else 0. Flow-GRPO's code adds a 1 beside the 0 of a failed relation, so that two objects in the wrong
+    places earn 0.75; in its paper that 1 is not earned (0.67), as here.
     """
-    groups = _matched(objects, include, lambda found, clause: found)
+    groups = _match(objects, include, lambda found, clause: found)
     parts = []
     for clause, group in zip(include, groups, strict=True):
         found = objects.get(clause.name, ())
@@ -121,12 +114,12 @@ def partial_credit(objects: Objects, include: Sequence[Clause]) -> float:
 
 
 def strict(objects: Objects, include: Sequence[Clause]) -> bool:
-    """Whether all that is asked for is right and no object of an asked class is one too many."""
-    return None not in _matched(objects, include, lambda found, clause: found)
+    """Return whether all clauses are satisfied with exact counts."""
+    return None not in _match(objects, include, lambda found, clause: found)
 
 
-def _matched(objects: Objects, include: Sequence[Clause], look_at: Callable) -> list[Sequence[Detection] | None]:
-    """For each clause the objects that satisfy it, or None."""
+def _match(objects: Objects, include: Sequence[Clause], look_at: Callable) -> list[Sequence[Detection] | None]:
+    """Return for each clause the objects that satisfy it, or None."""
     groups: list[Sequence[Detection] | None] = []
     for clause in include:
         chosen = look_at(objects.get(clause.name, ()), clause)
@@ -139,13 +132,13 @@ def _matched(objects: Objects, include: Sequence[Clause], look_at: Callable) -> 
 
 
 def surest(found: Objects, threshold: float) -> dict[str, list[Detection]]:
-    """The objects surer than `threshold`, at most MOST_OBJECTS of a class, the surest first."""
+    """Return the objects above `threshold`, at most MOST_OBJECTS of a class, the most confident first."""
     ordered = {name: sorted(many, key=lambda o: -o.score) for name, many in found.items()}
     return {name: [o for o in many if o.score > threshold][:MOST_OBJECTS] for name, many in ordered.items()}
 
 
 def crop(image: torch.Tensor, detection: Detection) -> torch.Tensor:
-    """What a picture, float (3, H, W), shows in a detection's box, at least one pixel; GREY outside its mask."""
+    """Cut a detection's box, at least one pixel, out of a picture (3, H, W); GREY replaces what lies outside its mask."""
     height, width = image.shape[1:]
     left, top, right, bottom = (round(edge) for edge in detection.box)
     left, top = min(max(left, 0), width - 1), min(max(top, 0), height - 1)

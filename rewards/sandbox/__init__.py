@@ -1,1 +1,1 @@
-"""Run programs that a model wrote: the sandbox, and how a program is examined."""
+"""Run and examine programs that a model wrote."""

@@ -1,13 +1,13 @@
-"""Examine a program without handing it the answers: what is asked of it, what is judged here, and what must never pass.
+"""Examine a program without giving it the expected answers: what is asked, what is judged here, and what must never pass.
 
-Whoever runs a program's tests in the program's own process believes what that process says. So
+Tests that run in the program's own process must believe what that process says. Therefore
 
 1. of `assert LEFT == LITERAL`, of other comparisons with a literal, and of `and`, `or`, `not` of these, the process is asked
-   for LEFT alone; the literal stays here, and values are compared as Python compares plain data; what stands in place of
-   the literal and needs nothing but Python's own names (`sorted([2, 1])`) is computed in a process without the program;
-2. of everything else it can but be asked whether it holds. All such tests are put twice, to two processes that do not know
-   of each other: as they are and denied, and a program that affirms both scores nothing;
-3. among the questions stand canaries, of which it is known what must come back; one wrong reply scores nothing.
+   for LEFT alone; the literal stays here, and values are compared as Python compares plain data; an expression in place of
+   the literal that needs only Python's own names (`sorted([2, 1])`) is computed in a process without the program;
+2. everything else is a claim of the process. Each such test is put to two separate processes, as it is and negated, and a
+   program that affirms both scores nothing;
+3. among the questions are canaries with known replies; one wrong reply scores nothing.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Cheating(Exception):
 
 
 class Raised(Exception):
-    """What was asked for raised an exception in the process."""
+    """A question raised an exception in the process."""
 
 
 @dataclass(frozen=True, eq=False)
 class Opaque:
-    """A value that is not plain data: its truth is known, and it equals nothing but itself."""
+    """A value that is not plain data: its truth is known, and it equals only itself."""
 
     truth: bool
 
@@ -63,12 +63,10 @@ Ask = Callable[..., list]
 
 
 class Sitting:
-    """One process that is examined.
+    """The examination of one process.
 
-    Args:
-        ask: puts a question to it, a kind and sources, and returns the reply, see `rewards/jail/trial.py`.
-        known: values of expressions of `constants`, plain data.
-        second: whether claims are asked for the other way round than the first time.
+    `ask` sends a question, a kind and sources, and returns the reply, see `rewards/jail/trial.py`. `known` has the plain
+    values of expressions of `constants`. A `second` process is asked for claims in the opposite form to the first.
     """
 
     def __init__(self, ask: Ask, known: Mapping[str, Any], second: bool = False):
@@ -76,11 +74,7 @@ class Sitting:
         self._denied = self._claimed = False
 
     def passes(self, paper: Paper, passed_before: bool = False) -> tuple[bool, bool]:
-        """Whether a test passes, and whether that rests on the process's own word.
-
-        Raises:
-            Cheating: a test that `passed_before` passes denied, too.
-        """
+        """Return if a test passes, and if by the process's own word; Cheating if it `passed_before` and passes negated."""
         self._denied, self._claimed = paper.denied != self._second, False
         try:
             passed = all(self._holds(step, passed_before) for step in paper.steps)
@@ -89,17 +83,13 @@ class Sitting:
         return passed, self._claimed
 
     def canary(self) -> None:
-        """Ask what has a known reply.
-
-        Raises:
-            Cheating: another one came.
-        """
+        """Ask for something with a known reply; raise Cheating if another one comes."""
         if secrets.randbelow(2):
             self._must_fail("pass")
         else:
             a, b = secrets.token_hex(4), secrets.token_hex(4)
             try:
-                [value] = self._asked("value", f"{a!r} + {b!r}")
+                [value] = self._request("value", f"{a!r} + {b!r}")
             except Raised:
                 value = None
             if value != a + b:
@@ -118,26 +108,26 @@ class Sitting:
             if self._second:
                 self._must_fail(step.source)
                 return True
-        self._asked("do", step.source)
+        self._request("do", step.source)
         return True
 
     def _must_fail(self, source: str) -> None:
         a, b = secrets.token_hex(4), secrets.token_hex(4)
         end = secrets.choice(("assert False", f"assert {a!r} == {b!r}"))
         try:
-            self._asked("do", f"{source}\n{end}")
+            self._request("do", f"{source}\n{end}")
         except Raised:
             return
         raise Cheating("a test passes that cannot")
 
-    def _asked(self, kind: str, *sources: str) -> list:
+    def _request(self, kind: str, *sources: str) -> list:
         outcome, *values = self._ask(kind, *sources)
         if outcome == "raised":
             raise Raised(*values)
         return values
 
     def _value(self, node: ast.expr) -> Any:
-        """The value of an asserted expression, or a part of it whose truth counts."""
+        """Return the value of an asserted expression, or of a part whose truth counts."""
         match node:
             case ast.BoolOp(ast.And(), values):
                 return all(self._value(value) for value in values)
@@ -165,11 +155,11 @@ class Sitting:
                 given = {str(option.arg): ast.literal_eval(option.value) for option in options}
                 return math.isclose(self._operand(left), self._operand(right), **given)
             case ast.Compare(left, [ast.Eq() | ast.NotEq() | ast.In() | ast.NotIn() as sign], [right]):
-                return self._compared(left, type(sign), right)
+                return self._compare(left, type(sign), right)
         return self._claim(node)
 
     def _operand(self, node: ast.expr) -> Any:
-        """The value of a part that is compared here: a literal, the distance of something from one, or what is asked for."""
+        """Return the value of a part that is compared here: a literal, a distance from one, or the process's reply."""
         match node:
             case ast.Call(ast.Name("abs"), [ast.BinOp(left, ast.Sub(), right)], []) if _is_number(left) != _is_number(
                 right
@@ -177,39 +167,34 @@ class Sitting:
                 return abs(self._operand(left) - self._operand(right))
         if is_literal(node):
             return ast.literal_eval(node)
-        [value] = self._asked("value", ast.unparse(node))
+        [value] = self._request("value", ast.unparse(node))
         return value
 
     def _claim(self, node: ast.expr) -> bool:
         self._claimed = True
         source = ast.unparse(node)
-        truth, equals_all = self._asked("claim", f"not ({source})" if self._denied else source)
-        return self._judged(truth, equals_all)
+        truth, equals_all = self._request("claim", f"not ({source})" if self._denied else source)
+        return self._judge(truth, equals_all)
 
-    def _compared(self, left: ast.expr, sign: type[ast.cmpop], right: ast.expr) -> bool:
-        """A comparison of two values that are not literals: of plain data judged here, else claimed."""
+    def _compare(self, left: ast.expr, sign: type[ast.cmpop], right: ast.expr) -> bool:
+        """Compare two values that are not literals: judge plain data here, else take the process's claim."""
         asked, denied = _SIGNS[sign]
-        a, b, truth, equals_all = self._asked(
+        a, b, truth, equals_all = self._request(
             "pair", ast.unparse(left), ast.unparse(right), denied if self._denied else asked
         )
-        claim = self._judged(truth, equals_all)
+        claim = self._judge(truth, equals_all)
         if is_plain(b) or (is_plain(a) and (sign in (ast.Eq, ast.NotEq) or not isinstance(b, Opaque))):
             return _COMPARISONS[sign](a, b)
         self._claimed = True
         return claim
 
-    def _judged(self, truth: Any, equals_all: Any) -> bool:
+    def _judge(self, truth: Any, equals_all: Any) -> bool:
         if equals_all:
             raise Cheating("an object equals everything")
         return bool(truth) != self._denied
 
 
-_SIGNS = {
-    ast.Eq: ("==", "!="),
-    ast.NotEq: ("!=", "=="),
-    ast.In: ("in", "not in"),
-    ast.NotIn: ("not in", "in"),
-}
+_SIGNS = {ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.In: ("in", "not in"), ast.NotIn: ("not in", "in")}
 
 
 def _is_number(node: ast.expr) -> bool:
@@ -217,7 +202,7 @@ def _is_number(node: ast.expr) -> bool:
 
 
 def _is_judged_here(node: ast.Compare) -> bool:
-    """Whether each comparison has a literal; what is looked for in something may have its own idea of being in it."""
+    """Return whether each comparison has a literal, `in` on its right, since other containers may define `in` themselves."""
     operands = [node.left, *node.comparators]
     return all(
         is_literal(right) if isinstance(sign, ast.In | ast.NotIn) else is_literal(left) or is_literal(right)
@@ -226,7 +211,7 @@ def _is_judged_here(node: ast.Compare) -> bool:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether no part of a value is `Opaque`."""
+    """Return whether no part of a value is `Opaque`."""
     if isinstance(value, dict):
         return all(map(is_plain, itertools.chain(value, value.values())))
     if isinstance(value, list | tuple | frozenset):
@@ -245,12 +230,8 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def rebuilt(tagged: dict[str, Any]) -> Any:
-    """The plain value that a JSON object of `rewards/jail/trial.py` stands for, as an `object_hook`.
-
-    Raises:
-        ValueError, TypeError, ArithmeticError: it stands for none.
-    """
+def rebuild(tagged: dict[str, Any]) -> Any:
+    """Return the plain value of a JSON object of `rewards/jail/trial.py`, as an `object_hook`, or raise ValueError."""
     if len(tagged) != 1 or not tagged.keys() <= _KINDS.keys():
         raise ValueError("no value of a trial")
     [(kind, content)] = tagged.items()

@@ -1,4 +1,4 @@
-"""Take tests apart: the statements that a program runs, the conditions that must hold, what can be known without it."""
+"""Split tests into statements that a program runs, conditions to check, and constants known without the program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_ROUNDS = 1000  # of a loop that is unrolled
 
 @dataclass(frozen=True)
 class Do:
-    """Statements that are run; `decides` says that the test passes by their raising nothing."""
+    """Statements to run; if `decides`, the test passes when they raise nothing."""
 
     source: str
     decides: bool
@@ -30,37 +30,33 @@ class Check:
 
 @dataclass(frozen=True)
 class Paper:
-    """A test: its steps in order, and whether claims are asked for denied in the first process (else in the second)."""
+    """A test: its steps in order; `denied` negates claims in the first process, else in the second."""
 
     steps: tuple[Do | Check, ...]
     denied: bool
 
 
 def paper(test: str) -> Paper:
-    """A test taken apart. A function of one parameter that is called once (`check(candidate)`) is taken apart as well.
-
-    Raises:
-        SyntaxError, ValueError: it is not Python.
-    """
+    """Split a test, also a function of one parameter that is called once (`check(candidate)`), or raise SyntaxError."""
     tree = ast.parse(test)
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
             node.msg = None  # nobody reads it but the program
-    body = _unfolded(tree.body)
+    body = _unfold(tree.body)
     checked = any(isinstance(statement, ast.Assert) for statement in body)
     steps: list[Do | Check] = []
     for asserted, statements in itertools.groupby(body, lambda statement: isinstance(statement, ast.Assert)):
         if asserted:
             steps += [Check(each.test) for each in statements if isinstance(each, ast.Assert)]
         else:
-            block = ast.fix_missing_locations(_Guarded().visit(ast.Module(list(statements), [])))
+            block = ast.fix_missing_locations(_Guard().visit(ast.Module(list(statements), [])))
             inner = any(isinstance(node, ast.Assert) for node in ast.walk(block))
             steps.append(Do(ast.unparse(block), inner or not checked))
     return Paper(tuple(steps), secrets.randbelow(2) == 1)
 
 
-def _unfolded(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Statements in place of a check of one parameter that is called at the end, and of loops over literals."""
+def _unfold(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Inline a check of one parameter that is called at the end, and unroll loops over literals."""
     *before, check, call = body if len(body) > 1 else [None, None]
     match check, call:
         case (
@@ -69,16 +65,16 @@ def _unfolded(body: list[ast.stmt]) -> list[ast.stmt]:
             ),
             ast.Expr(ast.Call(ast.Name(called), [ast.Name() as argument], [])),
         ) if name == called and not any(isinstance(node, _SCOPED) for node in ast.walk(ast.Module(check.body, []))):
-            filled = _filled(check.body, {parameter.arg: argument})
+            filled = _fill(check.body, {parameter.arg: argument})
             body = [*before, *filled] if filled else body
-    return _postponed([plain for statement in body for plain in _unrolled(statement)])
+    return _postpone([plain for statement in body for plain in _unroll(statement)])
 
 
 _SCOPED = (ast.Return, ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal, ast.FunctionDef, ast.Lambda, ast.ClassDef)
 
 
-def _postponed(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Literals in place of names that assertions alone compare with; these names are bound at the end, for later tests."""
+def _postpone(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Replace names that only assertions compare with by their literals; bind these names last, for later tests."""
     kept: list[ast.stmt] = []
     late: list[ast.stmt] = []
     names: dict[str, ast.expr] = {}
@@ -88,7 +84,7 @@ def _postponed(body: list[ast.stmt]) -> list[ast.stmt]:
                 names[name] = literal
                 late.append(statement)
             case ast.Assert():
-                kept += _filled([statement], names) or [statement]
+                kept += _fill([statement], names) or [statement]
             case _:
                 kept.append(statement)
     return kept + late
@@ -108,14 +104,14 @@ def _is_only_compared(name: str, body: list[ast.stmt]) -> bool:
     return bool(loads) and len(uses) == len(loads) + 1 and all(id(node) in sides for node in loads)
 
 
-def _unrolled(statement: ast.stmt) -> list[ast.stmt]:
-    """The assertions of a loop over literals one by one; any other statement as it is."""
+def _unroll(statement: ast.stmt) -> list[ast.stmt]:
+    """Return the assertions of a loop over literals one by one; any other statement unchanged."""
     rounds: list[dict[str, ast.expr] | None]
     match statement:
         case ast.For(target, ast.List(items) | ast.Tuple(items), body, []) if all(
             isinstance(inner, ast.Assert) for inner in body
         ):
-            rounds = [_bound(target, item, body) for item in items]
+            rounds = [_bind(target, item, body) for item in items]
         case ast.For(ast.Name(name), ast.Call(ast.Name("range"), [*ends], []), body, []) if all(
             isinstance(inner, ast.Assert) for inner in body
         ) and all(isinstance(end, ast.Constant) and isinstance(end.value, int) for end in ends):
@@ -123,14 +119,14 @@ def _unrolled(statement: ast.stmt) -> list[ast.stmt]:
             rounds = [{name: ast.Constant(number)} for number in numbers]
         case _:
             return [statement]
-    unrolled = [new for names in rounds if names is not None and (new := _filled(body, names)) is not None]
+    unrolled = [new for names in rounds if names is not None and (new := _fill(body, names)) is not None]
     if len(unrolled) < len(rounds) or len(rounds) > _MOST_ROUNDS:
         return [statement]
     return [inner for assertions in unrolled for inner in assertions]
 
 
-def _bound(target: ast.expr, item: ast.expr, body: list[ast.stmt]) -> dict[str, ast.expr] | None:
-    """What each name of a loop stands for in one round; None where that is not a literal, or one that `body` may change."""
+def _bind(target: ast.expr, item: ast.expr, body: list[ast.stmt]) -> dict[str, ast.expr] | None:
+    """Return the literal of each loop variable in one round; None if it is none, or one that `body` may change."""
     if isinstance(target, ast.Tuple) and isinstance(item, ast.Tuple) and len(target.elts) == len(item.elts):
         pairs = list(zip(target.elts, item.elts, strict=True))
     else:
@@ -149,15 +145,15 @@ def _bound(target: ast.expr, item: ast.expr, body: list[ast.stmt]) -> dict[str, 
 _CHANGEABLE = (ast.List, ast.Set, ast.Dict)
 
 
-def _filled(body: list[ast.stmt], names: dict[str, ast.expr]) -> list[ast.stmt] | None:
-    """`body` with other expressions in place of names; None where it gives them another meaning itself."""
+def _fill(body: list[ast.stmt], names: dict[str, ast.expr]) -> list[ast.stmt] | None:
+    """Substitute expressions for names in `body`; None if it assigns to one of them."""
     for node in ast.walk(ast.Module(body, [])):
         if isinstance(node, ast.Name) and node.id in names and not isinstance(node.ctx, ast.Load):
             return None
-    return [_Filled(names).visit(copy.deepcopy(statement)) for statement in body]
+    return [_Fill(names).visit(copy.deepcopy(statement)) for statement in body]
 
 
-class _Filled(ast.NodeTransformer):
+class _Fill(ast.NodeTransformer):
     def __init__(self, names: dict[str, ast.expr]):
         self.names = names
 
@@ -165,8 +161,8 @@ class _Filled(ast.NodeTransformer):
         return self.names.get(node.id, node)
 
 
-class _Guarded(ast.NodeTransformer):
-    """Makes equality that is asserted within other statements see through objects equal to everything."""
+class _Guard(ast.NodeTransformer):
+    """Replace asserted equality within other statements by `__same__`, which an object equal to everything fails."""
 
     def visit_Assert(self, node: ast.Assert) -> ast.Assert:
         match node.test:
@@ -177,14 +173,14 @@ class _Guarded(ast.NodeTransformer):
 
 @dataclass(frozen=True)
 class Constants:
-    """What tests compare with and can be known without the program: statements that import, and expressions."""
+    """Imports and expressions in comparisons of tests that need no program."""
 
     imports: tuple[str, ...]
     expressions: tuple[str, ...]
 
 
 def constants(papers: Iterable[Paper]) -> Constants:
-    """The expressions in comparisons that use no names but builtins and what the tests import."""
+    """Return the compared expressions that use only builtins and what the tests import."""
     imports, expressions = {}, {}
     for paper in papers:
         names = set(dir(builtins))
@@ -218,7 +214,7 @@ def _sides(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def is_literal(node: ast.expr) -> bool:
-    """Whether an expression says what it is without names, as `ast.literal_eval` reads it."""
+    """Return whether `ast.literal_eval` can evaluate an expression."""
     try:
         ast.literal_eval(node)
     except (TypeError, ValueError, RecursionError, MemoryError):

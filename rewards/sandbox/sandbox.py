@@ -1,12 +1,12 @@
 """A sandbox for programs that a model wrote: the kernel limits what they may do, and each limit is tried out beforehand.
 
-A program runs in a process of its own (`rewards/jail`) with a limit on time, memory and file sizes, which may start no
-process or thread, signal none, open no socket and no file but Python's own (reading) and those of an empty folder.
-Namespaces, a root folder in memory, an unprivileged user, dropped capabilities, Landlock, a seccomp filter and limits each
-do part of it, and overlap: whatever the machine has is used, and `missing` attempts what must fail. Python's audit hooks and
-removed builtins limit nothing: a program in the same process can undo them.
+A program runs in its own process (`rewards/jail`) with limits on time, memory and file sizes. It may start no process or
+thread, signal none, open no socket and no files but Python's own (reading) and those of an empty folder. Namespaces, a root
+folder in memory, an unprivileged user, dropped capabilities, Landlock, a seccomp filter and limits overlap: whatever the
+machine has is used, and `find_missing` attempts what must fail. Python's audit hooks and removed builtins limit nothing,
+since a program in the same process can undo them.
 
-How far it keeps the score safe, too, stands in `rewards/sandbox/examination.py` and docs/rewards.md.
+`rewards/sandbox/examination.py` and docs/rewards.md say how far the score is safe, too.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from rewards.sandbox.examination import Cheating, Sitting
 from rewards.sandbox.papers import Constants, Paper
 
 _JAIL = Path(__file__).parents[1] / "jail"
-_GRACE = 1.0  # seconds after which the process is ended from outside, if it was not from inside
-_LONGEST_REPLY = (1 << 20) + (1 << 10)  # bytes; what the jail sends is shorter
-_GOODBYE = 0.1  # seconds that a process has to end when nothing more is asked
-_TIMED_OUT, _TIMED_OUT_STATUS = "timed out", 124  # the exit status of a jail that ended its program for taking too long
+_GRACE = 1.0  # seconds after the limit until the process is killed from outside
+_LONGEST_REPLY = (1 << 20) + (1 << 10)  # bytes; replies of the jail are shorter
+_GOODBYE = 0.1  # seconds for a process to end after the last question
+_TIMED_OUT, _TIMED_OUT_STATUS = "timed out", 124  # exit status of a jail whose program took too long
 
 
 class SandboxError(RuntimeError):
-    """The sandbox cannot run anything at all. The message is one clear sentence."""
+    """The sandbox cannot run anything. The message is one clear sentence."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one process of a program may use: wall clock from its start, address space, and its folder's size and files."""
+    """Limits of one process: wall clock from its start, address space, and size and files of its folder."""
 
     seconds: float = 5.0
     megabytes: int = 512
@@ -55,16 +55,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a program.
+    """The result of a program."""
 
-    Attributes:
-        passed: for each test, whether it holds; none does for a program that was found cheating.
-        problem: why the program did not load, how its process ended, or how it cheated; None where nothing was wrong.
-        layers: for each means of isolation, None where it was in place, or what the kernel said.
-    """
-
-    passed: tuple[bool, ...]
-    problem: str | None = None
+    passed: tuple[bool, ...]  # one per test; all False for a program caught cheating
+    problem: str | None = None  # why it did not load, how its process ended, or how it cheated
+    # For each means of isolation, None if it was in place, or the kernel's error.
     layers: dict[str, str | None] = field(default_factory=dict)
 
 
@@ -76,25 +71,24 @@ def run(
     without: Sequence[str] = (),
     needed: Sequence[str] = (),
 ) -> Outcome:
-    """Load a program in a sandboxed process and try each test in its names: Python statements, such as an assert.
+    """Load a program in a sandboxed process and run each test in its namespace: Python statements, such as an assert.
 
-    Tests after one that ends the process or uses up the time have failed. What the program prints is lost, and there is
-    nothing for it to read. Where a test cannot be judged outside, all are tried a second time in another process (see
-    `rewards/sandbox/examination.py`).
+    Tests after one that ends the process or uses up the time fail. Output is lost, and input is empty. If a test cannot be
+    judged outside, all run again in another process (see `rewards/sandbox/examination.py`).
 
     Args:
-        without: layers to leave out, to see what the others hold; names as in `Outcome.layers`.
-        needed: layers without which nothing is run; a machine that is short of something may lose one for a while.
+        without: layers to leave out, for tests of the others; names as in `Outcome.layers`.
+        needed: layers without which nothing runs; a machine short of resources may lose one for a while.
 
     Raises:
         SandboxError: Python does not start inside the sandbox, or a needed layer is not in place.
     """
     taken = [_paper(test) for test in tests]
-    known = _known(papers.constants(filter(None, taken)), limits, tuple(without), tuple(needed))
+    known = _compute_constants(papers.constants(filter(None, taken)), limits, tuple(without), tuple(needed))
 
     def sitting(unproved: Sequence[bool] | None = None) -> tuple[list[bool], list[bool], str | None, dict]:
         with _Process(limits, without, needed) as process:
-            return *_examined(process, code, taken, known=known, unproved=unproved), process.layers
+            return *_examine(process, code, taken, known=known, unproved=unproved), process.layers
 
     passed, claimed, problem, layers = sitting()
     unproved = [held and word for held, word in zip(passed, claimed, strict=True)]
@@ -112,17 +106,17 @@ _CHEATED = "cheated: "
 def _paper(test: str) -> Paper | None:
     try:
         taken = papers.paper(test)
-        papers.constants([taken])  # what is too deep for that is too deep to ask for
+        papers.constants([taken])  # fails if it is nested too deeply
         return taken
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
 @functools.lru_cache(maxsize=4096)
-def _known(
+def _compute_constants(
     constants: Constants, limits: Limits, without: tuple[str, ...], needed: tuple[str, ...]
 ) -> Mapping[str, Any]:
-    """The values of constant expressions, as far as they are plain data, from a process without a program."""
+    """Return the values of constant expressions that are plain data, from a process without a program."""
     known: dict[str, Any] = {}
     if not constants.expressions:
         return known
@@ -134,18 +128,17 @@ def _known(
                 outcome, value = process.ask("value", expression)
                 if outcome == "value" and examination.is_plain(value):
                     known[expression] = value
-        except (_Ended, Cheating):  # a test that breaks its own process; the program's process will tell
+        except (_Ended, Cheating):  # a test that breaks its own process will break the program's
             pass
     return known
 
 
-def _examined(
+def _examine(
     process: _Process, code: str, taken: Sequence[Paper | None], *, known: Mapping[str, Any], unproved: Sequence | None
 ) -> tuple[list[bool], list[bool], str | None]:
-    """For each test whether it passed, and whether by the process's own word; and an `Outcome`'s problem.
+    """Return for each test whether it passed and whether by the process's own word; and an `Outcome`'s problem.
 
-    Args:
-        unproved: for a second process, which tests passed by the word of the first.
+    `unproved` says, for a second process, which tests passed by the word of the first.
     """
     passed, claimed = [False] * len(taken), [False] * len(taken)
     sitting = Sitting(process.ask, known, second=unproved is not None)
@@ -167,15 +160,11 @@ def _examined(
 
 
 class _Ended(Exception):
-    """A process answers no more; the message says why."""
+    """A process has ended; the message says why."""
 
 
 class _Process:
-    """A sandboxed process that answers questions while it lives and its time lasts; use it in a `with`.
-
-    Attributes:
-        layers: for each means of isolation, None where it is in place, or what the kernel said.
-    """
+    """A context manager of a sandboxed process that answers questions; `layers` as in `Outcome`."""
 
     def __init__(self, limits: Limits, without: Sequence[str], needed: Sequence[str]):
         self._limits = limits
@@ -192,7 +181,7 @@ class _Process:
             "needed": list(needed),
         }
         command = [sys.executable, "-S", "-s", "-P", str(_JAIL)]
-        # An empty environment carries no secrets; the seed makes the order of a set the same for every sample.
+        # An empty environment has no secrets; the seed fixes the order of sets.
         options: dict[str, Any] = {"env": {"PYTHONHASHSEED": "0"}, "cwd": "/", "start_new_session": True, "bufsize": 0}
         pipe = subprocess.PIPE
         try:
@@ -218,19 +207,14 @@ class _Process:
         self._end()
 
     def ask(self, kind: str, *sources: str) -> list[Any]:
-        """The outcome of a question and what belongs to it, see `rewards/jail/trial.py`.
-
-        Raises:
-            _Ended: no reply came.
-            Cheating: what came is not a reply to this question.
-        """
+        """Return the reply to a question, see `rewards/jail/trial.py`; raise _Ended if none comes, Cheating for another."""
         nonce = secrets.token_hex(8)
         self._write([nonce, kind, *sources])
         try:
-            said, *reply = json.loads(self._line(), object_hook=examination.rebuilt)
+            answered, *reply = json.loads(self._line(), object_hook=examination.rebuild)
         except (TypeError, ValueError, ArithmeticError, RecursionError):
             raise Cheating("it wrote what was not asked for") from None
-        if said != nonce or [*reply[:1], len(reply)] not in _REPLIES[kind]:
+        if answered != nonce or [*reply[:1], len(reply)] not in _REPLIES[kind]:
             raise Cheating("it wrote what was not asked for")
         return reply
 
@@ -244,15 +228,15 @@ class _Process:
         except _Ended as ended:
             rest = " ".join(self._unread.decode(errors="replace").splitlines()[-1:])
             late = f"it was not ready after {self._limits.seconds:g} seconds" if str(ended) == _TIMED_OUT else ""
-            said = late or rest or str(ended).removeprefix("ended with ")
-            raise SandboxError(f"the sandbox cannot start Python here: {said}") from None
+            reason = late or rest or str(ended).removeprefix("ended with ")
+            raise SandboxError(f"the sandbox cannot start Python here: {reason}") from None
         return json.loads(line)["layers"]
 
     def _check(self, needed: Sequence[str]) -> None:
         for layer in needed:
-            said = self.layers.get(layer, "not tried")
-            if said is not None:
-                raise SandboxError(f"the sandbox lost {layer} ({said}), and runs nothing")
+            error = self.layers.get(layer, "not tried")
+            if error is not None:
+                raise SandboxError(f"the sandbox lost {layer} ({error}), and runs nothing")
 
     def _write(self, message: Any) -> None:
         rest = memoryview(json.dumps(message).encode() + b"\n")
@@ -260,20 +244,20 @@ class _Process:
             self._wait(self._questions.fileno(), select.POLLOUT)
             try:
                 rest = rest[os.write(self._questions.fileno(), rest) :]
-            except BlockingIOError:  # room for less than the pipe takes in one piece
+            except BlockingIOError:  # less room than an atomic write needs
                 time.sleep(0.001)
             except BrokenPipeError:
-                self._over()
+                self._raise_ended()
 
     def _line(self) -> bytes:
         while b"\n" not in self._unread:
             if len(self._unread) > _LONGEST_REPLY:
                 raise Cheating("it writes without end")
             self._wait(self._replies.fileno(), select.POLLIN)
-            said = os.read(self._replies.fileno(), 1 << 16)
-            if not said:
-                self._over()
-            self._unread += said
+            chunk = os.read(self._replies.fileno(), 1 << 16)
+            if not chunk:
+                self._raise_ended()
+            self._unread += chunk
         line, _, self._unread = self._unread.partition(b"\n")
         return line
 
@@ -284,8 +268,8 @@ class _Process:
         if left <= 0 or not poll.poll(left * 1000):
             raise _Ended(_TIMED_OUT)
 
-    def _over(self) -> None:
-        """Raise why a process that closed its pipes has ended."""
+    def _raise_ended(self) -> None:
+        """Raise the reason why a process that closed its pipes has ended."""
         try:
             status = self._process.wait(max(0.0, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -313,7 +297,7 @@ _REPLIES = {
 
 
 def _remove(place: str) -> None:
-    """Delete a program's folder, and the folders in it that it made unreadable."""
+    """Delete a program's folder, also if it made folders in it unreadable."""
     os.chmod(place, 0o700)
     for above, folders, _ in os.walk(place):
         for folder in folders:
@@ -323,7 +307,7 @@ def _remove(place: str) -> None:
     shutil.rmtree(place, ignore_errors=True)
 
 
-# What a program must not be able to do, as tests of a program that tries.
+# What a program must not be able to do, as a program that tries and its tests.
 _ATTEMPTS = """
 import mmap, os, socket
 
@@ -351,7 +335,7 @@ def fill(folder, count, size):
             if size:
                 os.posix_fallocate(file.fileno(), 0, size)
 """
-_MUST_HOLD = {  # memory is asked for and not touched, so that trying costs nothing where it is granted
+_MUST_HOLD = {  # memory is not touched, so that a granted request costs nothing
     "processes": "assert refused(fork) and refused(os.kill, PARENT, 0)",
     "memory": "assert refused(bytes, 2 * BYTES) and refused(mmap.mmap, -1, 2 * BYTES)",
     "files": "assert all(refused(open, SECRET, mode) for mode in ('r', 'a', 'w')) and refused(os.truncate, SECRET, 0)"
@@ -362,13 +346,11 @@ _MUST_HOLD = {  # memory is asked for and not touched, so that trying costs noth
 PROTECTIONS = tuple(_MUST_HOLD)
 
 
-def missing(limits: Limits = Limits(), without: Sequence[str] = ()) -> dict[str, str]:
-    """The protections that this machine cannot give, each with what its layers said; empty where the sandbox is whole.
+def find_missing(limits: Limits = Limits(), without: Sequence[str] = ()) -> dict[str, str]:
+    """Return the protections that this machine cannot give, each with its layers' errors; empty if the sandbox is whole.
 
-    Found by trying: a program inside forks, signals this process, allocates, opens a file outside and connects to a port.
-
-    Raises:
-        SandboxError: Python does not start inside the sandbox, or the program cannot even try.
+    A program inside tries to fork, signal this process, allocate, open a file outside and connect to a port. A SandboxError
+    is raised if it cannot even try.
     """
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as listener:
         os.chmod(folder, 0o777)  # so that only the sandbox refuses

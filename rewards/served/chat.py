@@ -19,44 +19,35 @@ from rewards.served.endpoint import Endpoint
 from rewards.texts.text import last_tagged
 
 METHODS = ("logprobs", "guided", "guided_choice", "guided_regex", "text")
-LEAST_MASS = 0.5  # probability of the answers among all tokens, below which a distribution is not an answer
-TOP = 20  # tokens whose probabilities are asked for, the most that OpenAI gives
+LEAST_MASS = 0.5  # minimum probability of all answers together
+TOP = 20  # tokens with probabilities, OpenAI's maximum
 _LABELLED = re.compile(r"\W*(?:final )?(?:score|answer)\W*?:(.*)", re.IGNORECASE)
-AGAIN = 1.0  # temperature of a question that is asked again
+RETRY_TEMPERATURE = 1.0
 
 
 class Chat:
     """A model that is asked questions with few possible answers.
 
-    How an answer is confined to them, by `method`:
+    `method` restricts its output to them:
 
-    - `logprobs`: one token; the answer is the mean of the values, weighted with the probabilities of the answers' first
-      tokens. It separates samples that any single answer would put level. No model that thinks first.
+    - `logprobs`: one token; the mean of the values, weighted with the probabilities of the answers' first tokens. It orders
+      samples that would all get the same single answer. Not for models that think first.
     - `guided`: JSON of a schema, `response_format`, which most servers know.
     - `guided_choice`: `structured_outputs` of vLLM 0.12 and later.
     - `guided_regex`: `regex` of SGLang.
-    - `text`: not at all; the model may reason, and its last words are read (see `read`).
+    - `text`: not at all; the model may reason, and its last words are parsed (see `read_answer`).
 
     Args:
-        answers: what may be answered, and the value of each.
-        endpoint: its URL, mostly ending in /v1; several, separated by commas, are replicas.
-        model: its name there; may be left out where there is one.
-        system: a system message.
-        closing: what asks for the form of the answer, behind every question; by default what the method needs.
-        concurrency: questions under way at a time.
-        timeout: seconds after which a question has failed, its retries included.
+        answers: possible answers and their values.
+        endpoint: URL, mostly ending in /v1; several, separated by commas, are replicas.
+        model: its name there; optional if there is only one.
+        closing: text after each question that asks for the form of the answer; by default what `method` needs.
+        timeout: seconds per question, with its retries.
         retries: after failures of the connection; see `rewards.served.endpoint.Endpoint`.
-        tries: how often a question is asked, at most, until its answer can be read.
+        tries: maximum number of times that a question is asked until its answer can be read.
         token_env: name of the environment variable with the API key.
-        max_tokens: of an answer, what the model thinks included; not for `logprobs`.
-        extra: further fields of each request, for what only some servers know.
-
-    Attributes:
-        asked: questions sent so far, repeated ones included.
-        unread: answers so far that could not be read.
-
-    Raises:
-        RewardError: the endpoint does not answer, has no such model, or an option does not fit.
+        max_tokens: of an answer with its reasoning; not for `logprobs`.
+        extra: further fields of each request.
     """
 
     def __init__(
@@ -89,18 +80,11 @@ class Chat:
         self._endpoint = Endpoint(endpoint.split(","), timeout, retries, token_env)
         self._before = [] if system is None else [{"role": "system", "content": system}]
         self._closing = _closing(method, answers) if closing is None else closing
-        self._request = {"model": self._served(model), **_confined(method, answers, max_tokens), **(extra or {})}
-        self.asked = self.unread = 0
+        self._request = {"model": self._find_model(model), **_restrict(method, answers, max_tokens), **(extra or {})}
+        self.asked = self.unread = 0  # questions sent, repeated ones included, and unreadable answers
 
     def ask(self, questions: Sequence[Sequence[dict[str, Any]]]) -> list[float | None]:
-        """The value of each answer; None for one that could not be read.
-
-        Args:
-            questions: each a list of parts, texts and pictures (see `text` and `pictures`).
-
-        Raises:
-            RewardError: the endpoint failed at one of them.
-        """
+        """Return the value of each answer, None if unreadable; a question is a list of parts (see `text` and `pictures`)."""
         with ThreadPoolExecutor(self.concurrency) as pool:
             values_and_tries = list(pool.map(self._ask, questions))
         self.asked += sum(tries for _, tries in values_and_tries)
@@ -111,7 +95,7 @@ class Chat:
         content = [*question, text(self._closing)] if self._closing else [*question]
         messages = [*self._before, {"role": "user", "content": content}]
         for tries in range(1, self.tries + 1):
-            request = {"temperature": AGAIN if tries > 1 else 0.0, **self._request, "messages": messages}
+            request = {"temperature": RETRY_TEMPERATURE if tries > 1 else 0.0, **self._request, "messages": messages}
             response = self._endpoint.ask("POST", "/chat/completions", json=request)
             try:
                 value = self._value(response.json()["choices"][0])
@@ -125,14 +109,14 @@ class Chat:
 
     def _value(self, choice: Mapping[str, Any]) -> float | None:
         if self.method != "logprobs":
-            return read(choice["message"]["content"] or "", self.answers)
+            return read_answer(choice["message"]["content"] or "", self.answers)
         if not choice.get("logprobs"):
             raise RewardError(f"{self._endpoint.urls[0]} gives no logprobs: take the method guided")
         first = choice["logprobs"]["content"][0]
-        return expected([(top["token"], top["logprob"]) for top in first["top_logprobs"]], self.answers)
+        return expected_value([(top["token"], top["logprob"]) for top in first["top_logprobs"]], self.answers)
 
-    def _served(self, model: str | None) -> str:
-        """The name of the model, which every replica must have."""
+    def _find_model(self, model: str | None) -> str:
+        """Return the name of the model, which every replica must have."""
         for url in self._endpoint.urls:
             response = self._endpoint.ask("GET", "/models", only=url)
             try:
@@ -143,21 +127,17 @@ class Chat:
                 model = names[0]
             if model not in names:
                 raise RewardError(f"model: {url} serves no model {model!r}, {nearest(model or '', names)}")
-        assert model is not None  # there is one replica at least
+        assert model is not None  # there is at least one replica
         return model
 
 
 def text(words: str) -> dict[str, Any]:
-    """Words as a part of a question."""
+    """Return words as a part of a question."""
     return {"type": "text", "text": words}
 
 
 def pictures(sample: torch.Tensor, frames: int) -> list[dict[str, Any]]:
-    """An image (3, H, W) in [0, 1], or `frames` of a video (F, 3, H, W) at equal distances, as parts of a question.
-
-    Raises:
-        ValueError: the sample is neither.
-    """
+    """Return an image (3, H, W) in [0, 1] or evenly spaced frames of a video (F, 3, H, W) as parts of a question."""
     if sample.ndim not in (3, 4) or sample.shape[-3] != 3:
         raise ValueError(
             f"a judge looks at images (3, H, W) and videos (F, 3, H, W), not at shape {tuple(sample.shape)}"
@@ -172,35 +152,34 @@ def pictures(sample: torch.Tensor, frames: int) -> list[dict[str, Any]]:
     return [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}}]
 
 
-def read(words: str, answers: Mapping[str, float]) -> float | None:
-    """The value of an answer in words; None if it is none of `answers`.
+def read_answer(words: str, answers: Mapping[str, float]) -> float | None:
+    """Return the value of an answer in words; None if it is none of `answers`.
 
     An answer stands alone, as {"answer": ...}, in a last <answer>...</answer>, or in the last line as `Final Score: ...`,
-    `Score: ...` or `Answer: ...`; in upper or lower case. Where answers are numbers, one between them counts as itself.
+    `Score: ...` or `Answer: ...`, in any case. If answers are numbers, one between them counts as itself.
     """
     words = words.strip()
     tagged = last_tagged(words, any_case=True)
     labelled = _LABELLED.fullmatch(words.rpartition("\n")[2])
-    said = tagged if tagged is not None else labelled[1] if labelled else words
+    answer = tagged if tagged is not None else labelled[1] if labelled else words
     try:
         parsed = json.loads(words)
-        said = str(parsed["answer"]) if isinstance(parsed, dict) and list(parsed) == ["answer"] else said
+        answer = str(parsed["answer"]) if isinstance(parsed, dict) and list(parsed) == ["answer"] else answer
     except (ValueError, RecursionError):
         pass
-    said = said.strip(" \t\n\"'`*.[]").casefold()
-    values = {answer.casefold(): value for answer, value in answers.items()}
-    if said in values:
-        return values[said]
-    if re.fullmatch(r"-?\d+(\.\d+)?", said) and _numeric(answers):
-        return float(said) if min(values.values()) <= float(said) <= max(values.values()) else None
+    answer = answer.strip(" \t\n\"'`*.[]").casefold()
+    values = {key.casefold(): value for key, value in answers.items()}
+    if answer in values:
+        return values[answer]
+    if re.fullmatch(r"-?\d+(\.\d+)?", answer) and _numeric(answers):
+        return float(answer) if min(values.values()) <= float(answer) <= max(values.values()) else None
     return None
 
 
-def expected(top: Sequence[tuple[str, float]], answers: Mapping[str, float]) -> float | None:
-    """The mean value of the answers, weighted with their probabilities; None where these sum to less than `LEAST_MASS`.
+def expected_value(top: Sequence[tuple[str, float]], answers: Mapping[str, float]) -> float | None:
+    """Return the mean of the answers' values weighted by probability; None if these sum to less than `LEAST_MASS`.
 
-    Args:
-        top: the likeliest tokens and their log-probabilities. A token stands for the answer that it begins.
+    `top` has the most probable tokens and their log-probabilities; a token stands for the answer that it begins.
     """
     mass = total = 0.0
     for token, log_prob in top:
@@ -213,20 +192,15 @@ def expected(top: Sequence[tuple[str, float]], answers: Mapping[str, float]) -> 
 
 
 def _numeric(answers: Mapping[str, float]) -> bool:
-    """Whether each answer is its value in digits."""
+    """Return whether each answer is its value in digits."""
     return all(answer == f"{value:g}" for answer, value in answers.items())
 
 
-def _confined(method: str, answers: Mapping[str, float], max_tokens: int) -> dict[str, Any]:
-    """The fields of a request that confine its answer."""
+def _restrict(method: str, answers: Mapping[str, float], max_tokens: int) -> dict[str, Any]:
+    """Return the fields of a request that restrict its answer."""
     whole = _numeric(answers) and all(answer.isdecimal() for answer in answers)
     answer = {"type": "integer", "enum": [*map(int, answers)]} if whole else {"type": "string", "enum": [*answers]}
-    schema = {
-        "type": "object",
-        "properties": {"answer": answer},
-        "required": ["answer"],
-        "additionalProperties": False,
-    }
+    schema = {"type": "object", "properties": {"answer": answer}, "required": ["answer"], "additionalProperties": False}
     named = {"name": "answer", "strict": True, "schema": schema}
     fields: dict[str, dict[str, Any]] = {
         "logprobs": {"max_tokens": 1, "logprobs": True, "top_logprobs": TOP},
@@ -239,7 +213,7 @@ def _confined(method: str, answers: Mapping[str, float], max_tokens: int) -> dic
 
 
 def _closing(method: str, answers: Mapping[str, float]) -> str:
-    """What asks for the form of an answer."""
+    """Return the text that asks for the form of an answer."""
     choices = f"one of these: {', '.join(answers)}"
     if method == "guided":
         return f'Answer with JSON, {{"answer": X}}, where X is {choices}.'

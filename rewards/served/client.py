@@ -1,4 +1,4 @@
-"""A reward that lives in a server (`flowgrpo serve`), called as if it were here."""
+"""Client of a reward in a server (`flowgrpo serve`)."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from rewards.base import RewardError, nearest
 from rewards.served.endpoint import Endpoint
 from rewards.served.wire import CONTENT_TYPE, MOST_HEADER, NOT_FINITE, TRANSPORTS, encode
 
+Samples = torch.Tensor | Sequence[str]
+Columns = Mapping[str, Sequence[Any]]
+
 
 class Client:
     """A served reward by its URL.
 
-    A batch is shared out among the replicas, and cut where it is larger than the server takes; a group-wise reward gets its
-    group whole.
+    A batch is split among the replicas, and further where it is larger than the server accepts. A group-wise reward gets
+    its group whole.
 
     Args:
         url: `http://host:port/name`; several, separated by commas, are replicas.
         replicas: further URLs of the same reward.
-        timeout: seconds after which a call has failed, all its parts and retries included.
+        timeout: seconds per call, with all its parts and retries.
         retries: further rounds over the replicas after a failure, each after twice the pause.
-        token_env: name of the environment variable that holds the server's token.
-        transport: `float32`, exact, or `uint8`, four times smaller and rounded to 256 levels.
-
-    Raises:
-        RewardError: a server does not answer, is not a reward server, or serves no such reward.
+        token_env: name of the environment variable with the server's token.
+        transport: `float32`, exact, or `uint8`, a quarter of the size and rounded to 256 levels.
     """
 
-    remote = True  # waits for others, and tries again by itself
+    remote = True  # waits for a server and retries by itself
 
     def __init__(
         self,
@@ -55,21 +55,15 @@ class Client:
         bases, names = zip(*(part.rpartition("/")[::2] for part in urls), strict=True)
         self._endpoint = Endpoint(bases, timeout, retries, token_env)
         self._transport = transport
-        said = [self._asked(base, name) for base, name in zip(bases, names, strict=True)]
-        for i, other in enumerate(urls):
-            if (names[i], said[i][:-1]) != (names[0], said[0][:-1]):
+        cards = [self._read_card(base, name) for base, name in zip(bases, names, strict=True)]
+        for other, name, card in zip(urls, names, cards, strict=True):
+            if (name, card[:-1]) != (names[0], cards[0][:-1]):
                 raise RewardError(f"{urls[0]} and {other} serve different rewards, replicas serve the same")
-        self.name, (self.group_wise, self._takes, _) = names[0], said[0]
-        self._most_bytes = min(most for *_, most in said)
+        self.name, (self.group_wise, self._takes, _) = names[0], cards[0]
+        self._most_bytes = min(most for *_, most in cards)
 
-    def __call__(
-        self, samples: torch.Tensor | Sequence[str], prompts: Sequence[str], **columns: Any
-    ) -> list[float | None]:
-        """The served reward of B samples (or texts), as the contract of a reward has it.
-
-        Raises:
-            RewardError: no replica answered, or one answered something else than B numbers.
-        """
+    def __call__(self, samples: Samples, prompts: Sequence[str], **columns: Any) -> list[float | None]:
+        """Return the served reward of B samples (or texts)."""
         columns = {k: v for k, v in columns.items() if self._takes is None or k in self._takes}
         size, deadline = len(prompts), time.monotonic() + self._endpoint.timeout
         parts = 1 if self.group_wise else min(len(self._endpoint.urls), size)
@@ -80,35 +74,24 @@ class Client:
             jobs = [pool.submit(self._ask, samples[c], prompts[c], _cut(columns, c), deadline) for c in cuts]
             return [value for job in jobs for value in job.result()]
 
-    def _ask(
-        self,
-        samples: torch.Tensor | Sequence[str],
-        prompts: Sequence[str],
-        columns: Mapping[str, Sequence[Any]],
-        deadline: float,
-    ) -> list:
+    def _ask(self, samples: Samples, prompts: Sequence[str], columns: Columns, deadline: float) -> list:
         size = len(prompts)
         start, header, data = encode(samples, prompts, columns, self._transport)
-        if len(header) > MOST_HEADER and (self.group_wise or size == 1):
-            raise RewardError(
-                f"{self.name} takes {MOST_HEADER} bytes of prompts, columns and texts at most, not the {len(header)} of "
-                f"{size} samples"
-            )
         length = len(start) + len(header) + len(data)
         if length > self._most_bytes or len(header) > MOST_HEADER:
-            if self.group_wise or size == 1:
-                raise RewardError(
-                    f"{self.name} takes {self._most_bytes} bytes at most, not the {length} of "
-                    f"{size} samples: use the option transport: uint8, or serve it with a larger --max-mib"
-                )
-            halves = slice(0, size // 2), slice(size // 2, size)
-            return [
-                v for half in halves for v in self._ask(samples[half], prompts[half], _cut(columns, half), deadline)
-            ]
-        body = b"".join((start, header, data))
-        response = self._endpoint.ask(
-            "POST", f"/{self.name}", deadline=deadline, content=body, headers={"Content-Type": CONTENT_TYPE}
-        )
+            if not self.group_wise and size > 1:
+                halves = slice(0, size // 2), slice(size // 2, size)
+                parts = [self._ask(samples[c], prompts[c], _cut(columns, c), deadline) for c in halves]
+                return [value for part in parts for value in part]
+            if len(header) > MOST_HEADER:
+                bound = f"{MOST_HEADER} bytes of prompts, columns and texts"
+                raise RewardError(f"{self.name} takes {bound} at most, not the {len(header)} of {size} samples")
+            raise RewardError(
+                f"{self.name} takes {self._most_bytes} bytes at most, not the {length} of {size} samples: "
+                "use the option transport: uint8, or serve it with a larger --max-mib"
+            )
+        body, headers = b"".join((start, header, data)), {"Content-Type": CONTENT_TYPE}
+        response = self._endpoint.ask("POST", f"/{self.name}", deadline=deadline, content=body, headers=headers)
         try:
             values = response.json()["rewards"]
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -118,8 +101,8 @@ class Client:
             raise RewardError(f"{response.url} answered with {count} for {size} samples")
         return [math.nan if value == NOT_FINITE else value for value in values]
 
-    def _asked(self, base: str, name: str) -> tuple[bool, list[str] | None, int]:
-        """Whether a replica's reward is group-wise, the columns it receives (None: all), the largest body of a request."""
+    def _read_card(self, base: str, name: str) -> tuple[bool, list[str] | None, int]:
+        """Return from /health if the reward is group-wise, its columns (None: all), and the largest body of a request."""
         response = self._endpoint.ask("GET", "/health", only=base)
         try:
             health = response.json()
@@ -135,11 +118,11 @@ class Client:
         return *cards[name], most_bytes
 
 
-def _cut(columns: Mapping[str, Sequence[Any]], rows: slice) -> dict[str, Sequence[Any]]:
+def _cut(columns: Columns, rows: slice) -> Columns:
     return {name: values[rows] for name, values in columns.items()}
 
 
 def _is_card(group_wise: object, columns: object) -> bool:
-    """Whether /health says these two things of a reward in the types that a server of ours gives them."""
+    """Return whether /health gave these two fields in the types of our server."""
     is_names = isinstance(columns, list) and all(isinstance(name, str) for name in columns)
     return isinstance(group_wise, bool) and (columns is None or is_names)

@@ -19,27 +19,23 @@ import httpx2 as httpx
 
 from rewards.base import NoAnswer, RewardError
 
-PASSING = (408, 429, 500, 502, 503, 504)  # statuses that another try may not meet
-FIRST_PAUSE = 0.5  # seconds before the second round; doubles from round to round
-REST = 30.0  # seconds for which a replica that failed is asked last
-MOST_BYTES = 8 << 20  # of an answer: in memory JSON may take forty times as much
+PASSING = (408, 429, 500, 502, 503, 504)  # statuses worth a retry
+FIRST_PAUSE = 0.5  # seconds before the second round; doubles each round
+REST = 30.0  # seconds after a failure in which a replica is asked last
+MOST_BYTES = 8 << 20  # of an answer; parsed JSON may take forty times as much
 
 
 class Endpoint:
-    """One service, behind one or more replicas that take turns.
+    """A service behind one or more replicas.
 
-    A request goes to the next replica, and where that fails to the others; then, after a pause, there is another round. A
-    status that says that the request itself is wrong is not tried again.
+    A request goes to the next replica, on failure to the others, and after a pause to all again. A status that blames the
+    request itself is not retried.
 
     Args:
-        urls: of the replicas, without what differs from request to request.
-        timeout: seconds after which a request has failed, all its tries included. Where a replica does not answer, the
-            others share what is left.
+        urls: of the replicas, without the path of a request.
+        timeout: seconds per request with all its tries; replicas share what is left.
         retries: further rounds after the first.
-        token_env: name of the environment variable with the bearer token, if one is needed.
-
-    Raises:
-        RewardError: a URL is not valid, or the variable is not set or not a token.
+        token_env: name of the environment variable with the bearer token, if any.
     """
 
     def __init__(self, urls: Sequence[str], timeout: float, retries: int, token_env: str | None = None):
@@ -47,21 +43,18 @@ class Endpoint:
         for url in self.urls:
             if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
                 raise RewardError(f"{url!r} is not an address such as http://127.0.0.1:8100")
-        if token_env is not None and not os.environ.get(token_env):
-            raise RewardError(
-                f"the environment variable {token_env}, which should hold the token of {urls[0]}, is not set"
-            )
-        if token_env is not None and not re.fullmatch("[!-~]+", os.environ[token_env]):
-            raise RewardError(
-                f"the environment variable {token_env} holds no token: it has a space, a line break or a sign beyond ASCII"
-            )
-        self.timeout, self.retries = timeout, retries
-        headers = {"Accept-Encoding": "identity"}  # what is packed may be of any size
+        headers = {"Accept-Encoding": "identity"}  # a compressed answer may have any size
         if token_env is not None:
-            headers["Authorization"] = f"Bearer {os.environ[token_env]}"
+            token, variable = os.environ.get(token_env), f"the environment variable {token_env}"
+            if not token:
+                raise RewardError(f"{variable}, which should hold the token of {urls[0]}, is not set")
+            if not re.fullmatch("[!-~]+", token):
+                raise RewardError(f"{variable} holds no token: it has a space, a line break or a sign beyond ASCII")
+            headers["Authorization"] = f"Bearer {token}"
+        self.timeout, self.retries = timeout, retries
         local = all(is_loopback(urlsplit(url).hostname or "") for url in self.urls)
-        encrypted = any(urlsplit(url).scheme == "https" for url in self.urls)  # else no certificates are read, 30 ms
-        # no proxy reaches what is on this machine
+        encrypted = any(urlsplit(url).scheme == "https" for url in self.urls)  # reading certificates takes 30 ms
+        # no proxy reaches this machine
         self._http = httpx.AsyncClient(headers=headers, verify=encrypted, trust_env=not local)
         self._loop = _loop()
         self._turns = itertools.count()
@@ -77,18 +70,16 @@ class Endpoint:
         most_bytes: int | None = None,
         **content: Any,
     ) -> httpx.Response:
-        """The answer to one request; safe to call from several threads.
+        """Return the answer to one request; thread-safe.
 
         Args:
-            path: behind the URL of a replica.
             only: the one replica to ask.
-            deadline: when to give up, as `time.monotonic` counts; by default `timeout` from now.
-            most_bytes: of an answer, which is not read further; None for `MOST_BYTES`.
+            deadline: in `time.monotonic`; by default `timeout` from now.
             content: of the request, as httpx takes it (`content`, `json`, `headers`).
 
         Raises:
             NoAnswer: there was none.
-            RewardError: there was one that is not a success.
+            RewardError: the status of the answer is no success, or it has more than `most_bytes` (default `MOST_BYTES`).
         """
         deadline = time.monotonic() + self.timeout if deadline is None else deadline
         most_bytes = MOST_BYTES if most_bytes is None else most_bytes
@@ -121,12 +112,9 @@ class Endpoint:
         raise RewardError(problem) if answered else NoAnswer(problem)
 
     async def _answer(self, method: str, url: str, seconds: float, most_bytes: int, **content: Any) -> httpx.Response:
-        """A whole answer. Only an event loop can give up at a certain time: httpx gives each read its seconds anew."""
+        """Return a whole answer. An event loop can stop at a given time, while httpx applies its timeout to each read."""
         body = bytearray()
-        async with (
-            asyncio.timeout(seconds),
-            self._http.stream(method, url, timeout=None, **content) as response,
-        ):
+        async with asyncio.timeout(seconds), self._http.stream(method, url, timeout=None, **content) as response:
             async for part in response.aiter_raw():
                 body += part
                 if len(body) > most_bytes:
@@ -134,24 +122,23 @@ class Endpoint:
         return httpx.Response(response.status_code, content=bytes(body), request=response.request)
 
     def _in_turn(self) -> list[str]:
-        """All replicas, beginning with the next; those that failed lately come last."""
+        """Return all replicas from the next on; those that failed recently come last."""
         start = next(self._turns) % len(self.urls)
         long_ago = time.monotonic() - REST
-        return sorted(
-            self.urls[start:] + self.urls[:start], key=lambda url: self._failed_at.get(url, long_ago) > long_ago
-        )
+        resting = {url: self._failed_at.get(url, long_ago) > long_ago for url in self.urls}
+        return sorted(self.urls[start:] + self.urls[:start], key=resting.__getitem__)
 
 
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """An event loop that runs in a thread of its own, as long as this process."""
+    """Return an event loop that runs in its own thread as long as this process."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="requests", daemon=True).start()
     return loop
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address can be reached from this machine only."""
+    """Return whether a host name or address can be reached from this machine only."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -159,7 +146,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """Why a request was not answered; where none could be made, what lies at the bottom of that."""
+    """Return why a request was not answered: the innermost cause of a failed connection."""
     if isinstance(error, httpx.ConnectError):
         while (
             below := error.exceptions[0] if isinstance(error, ExceptionGroup) else error.__cause__ or error.__context__
@@ -171,11 +158,11 @@ def _reason(error: BaseException) -> str:
 
 
 def _complaint(response: httpx.Response) -> str:
-    """What an answer says of its failure: our `error`, the `error.message` of OpenAI's, or how its text begins."""
+    """Return the reason in a failed answer: our `error`, OpenAI's `error.message`, or the beginning of its text."""
     try:
-        said = response.json()
-        said = said.get("error") or said.get("message") or said
-        said = said.get("message", said) if isinstance(said, dict) else said
+        reason = response.json()
+        reason = reason.get("error") or reason.get("message") or reason
+        reason = reason.get("message", reason) if isinstance(reason, dict) else reason
     except (ValueError, AttributeError, RecursionError):
-        said = response.text
-    return " ".join(str(said).split())[:300] or response.reason_phrase
+        reason = response.text
+    return " ".join(str(reason).split())[:300] or response.reason_phrase

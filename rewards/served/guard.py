@@ -1,7 +1,7 @@
-"""Between the network and the reward server: whom it answers, and for how long it waits.
+"""Protect the reward server from the network: whom it answers, and for how long it waits.
 
-uvicorn bounds the head of a request, but waits for ever for one that has begun, and answers nobody once all its connections
-are taken. Here a connection has `FIRST` seconds to bring a head; where all are taken, one that asks nothing is closed.
+uvicorn bounds the head of a request, but waits forever for its end, and answers nobody once all connections are taken. Here
+a head must arrive within `FIRST` seconds, and when all connections are taken, one without a request is closed.
 """
 
 from __future__ import annotations
@@ -24,19 +24,16 @@ from rewards.base import RewardError
 from rewards.served.endpoint import is_loopback
 
 HEAD = 16 << 10  # bytes of a request before its body
-FIRST = 10  # seconds from the beginning of a connection to the end of the first head
-KEEP_ALIVE = 75  # seconds from an answer to the end of the next head: longer than clients keep a connection
-CONNECTIONS = 512  # half of the files that a process may have open in most places
+FIRST = 10  # seconds from the start of a connection to the end of the first head
+KEEP_ALIVE = 75  # seconds from an answer to the end of the next head; longer than clients keep a connection
+CONNECTIONS = 512  # half of the usual limit of open files
 
 
 class Guard:
-    """An application that answers only those it should, and counts what it refuses.
+    """An application that answers permitted requests only and counts refused ones by status.
 
-    Args:
-        application: behind it.
-        token: that every request must bear. Without one, the host of a request must be this machine's own, whatever the
-            address: else a web page in a browser here could give its own name our address and ask in it.
-        refused: counts what was refused, by status; `late` are connections that brought no request in time.
+    Without a `token` that requests must bear, their host must be a name of this machine: otherwise a web page in a browser
+    here could resolve its own name to our address and send requests. `late` are connections that sent no request in time.
     """
 
     def __init__(self, application: ASGIApp, token: str | None, refused: Counter[str]):
@@ -44,7 +41,7 @@ class Guard:
         self._expected = None if token is None else f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, as ASGI has it."""
+        """Answer one ASGI request."""
 
         async def counting(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] >= 400:
@@ -54,22 +51,21 @@ class Guard:
         await (self._refusal(dict(scope["headers"])) or self.application)(scope, receive, counting)
 
     def _refusal(self, headers: dict[bytes, bytes]) -> JSONResponse | None:
-        closing = {"Connection": "close"}  # who may not ask holds no connection
+        closing = {"Connection": "close"}
         if self._expected is None:
-            if _names_this_machine(headers.get(b"host", b"").decode("latin-1")):
-                foreign = (
-                    headers.get(b"sec-fetch-site") == b"cross-site" and headers.get(b"sec-fetch-mode") != b"navigate"
-                )
-                said = "a page of another site may lead here, and not ask here"
-                return JSONResponse({"error": said}, 403, closing) if foreign else None
-            said = "without a token only 127.0.0.1 and localhost are answered, whatever other names lead here"
-            return JSONResponse({"error": said}, 421, closing)
+            if _is_this_machine(headers.get(b"host", b"").decode("latin-1")):
+                if headers.get(b"sec-fetch-site") != b"cross-site" or headers.get(b"sec-fetch-mode") == b"navigate":
+                    return None
+                complaint = "a page of another site may lead here, and not ask here"
+                return JSONResponse({"error": complaint}, 403, closing)
+            complaint = "without a token only 127.0.0.1 and localhost are answered, whatever other names lead here"
+            return JSONResponse({"error": complaint}, 421, closing)
         if hmac.compare_digest(headers.get(b"authorization", b""), self._expected):
             return None
         return JSONResponse({"error": "the token is missing or wrong"}, 401, {"WWW-Authenticate": "Bearer", **closing})
 
 
-def _names_this_machine(host: str) -> bool:
+def _is_this_machine(host: str) -> bool:
     try:
         name = urlsplit(f"//{host}").hostname
     except ValueError:
@@ -78,47 +74,47 @@ def _names_this_machine(host: str) -> bool:
 
 
 class Connection(H11Protocol):
-    """A connection of uvicorn's that ends when a request's head does not come in time."""
+    """A connection of uvicorn that ends if the head of a request is late."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
-        """Start the clock, and make room."""
+        """Start the timer, and close the silent connection that would end first if there are too many."""
         super().connection_made(transport)
         self._close_at(self.loop.time() + FIRST)
         if len(self.connections) > CONNECTIONS:
-            ours = (each for each in self.connections if isinstance(each, Connection))
-            silent = [each for each in ours if each.silent and not each.transport.is_closing()]
+            connections = (each for each in self.connections if isinstance(each, Connection))
+            silent = [each for each in connections if each.silent and not each.transport.is_closing()]
             min(silent, key=Connection.ends_at).timeout_keep_alive_handler()
 
     def ends_at(self) -> float:
-        """When it is closed if no head comes."""
-        assert self.timeout_keep_alive_task is not None  # one that is silent has its clock
+        """Return when it is closed if no head comes."""
+        assert self.timeout_keep_alive_task is not None  # a silent connection has a timer
         return self.timeout_keep_alive_task.when()
 
     @property
     def refused(self) -> Counter[str]:
-        """What the application counts."""
+        """Counter of the application."""
         return cast(Guard, self.config.app).refused
 
     @property
     def silent(self) -> bool:
-        """Whether no whole head has come that is still to be answered."""
+        """True if no complete head awaits its answer."""
         return self.cycle is None or self.cycle.response_complete
 
     def data_received(self, data: bytes) -> None:
-        """Read on; only a whole head stops the clock."""
+        """Keep the timer running until a head is complete."""
         timer = self.timeout_keep_alive_task
         super().data_received(data)
         if timer is not None and self.timeout_keep_alive_task is None and self.silent:
             self._close_at(timer.when())
 
     def timeout_keep_alive_handler(self) -> None:
-        """End, whether or not the other side reads what it was sent."""
+        """End, even if the other side does not read."""
         if self.cycle is None and not self.transport.is_closing():
             self.refused["late"] += 1
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP, or a longer head than `HEAD`; nobody answers besides, or a second time."""
+        """Refuse what is not HTTP or has a head above `HEAD`, without a second answer to the same request."""
         self.refused["400"] += 1
         if self.cycle is not None:
             self.cycle.disconnected = True
@@ -133,11 +129,7 @@ class Connection(H11Protocol):
 
 
 def listen(host: str, port: int, token: str | None) -> socket.socket:
-    """A socket that listens there.
-
-    Raises:
-        RewardError: the address can be reached from other machines and no token is asked for, or it cannot be had.
-    """
+    """Return a listening socket; raise RewardError if it needs a token or the address is not available."""
     if token is None and not is_loopback(host):
         raise RewardError(
             f"--host: {host} can be reached from other machines, so name a variable with a token, --token-env NAME"
@@ -153,7 +145,7 @@ def listen(host: str, port: int, token: str | None) -> socket.socket:
 
 
 def configured(application: Guard) -> uvicorn.Config:
-    """How uvicorn serves it."""
+    """Return the configuration of uvicorn."""
     return uvicorn.Config(
         application, http=Connection, ws="none", lifespan="off", h11_max_incomplete_event_size=HEAD,
         timeout_keep_alive=KEEP_ALIVE, timeout_graceful_shutdown=5, proxy_headers=False,

@@ -1,8 +1,8 @@
 """Rewards by a judge: a vision-language model behind an OpenAI-compatible endpoint that grades each sample.
 
-The styles ask, in our own words, for what well-known reward models measure, of any model that follows instructions. HPSv3
-and VideoAlign themselves read a head of their own on their model, which no chat endpoint serves. `template` takes the exact
-wording that a fine-tuned judge such as UnifiedReward was trained on.
+The styles ask any instruction-tuned model, in our own words, for what well-known reward models measure. HPSv3 and
+VideoAlign themselves have a head of their own, which no chat endpoint serves. `template` takes the exact wording on which a
+fine-tuned judge such as UnifiedReward was trained.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WORDS = {"excellent": 5.0, "good": 4.0, "fair": 3.0, "poor": 2.0, "bad": 1.0}
 
 @dataclass(frozen=True)
 class Style:
-    """What a judge is asked: each question is answered by one of `answers`, and the sample's grade is their mean."""
+    """Questions to a judge, each answered by one of `answers`; a sample's grade is their mean."""
 
     questions: tuple[str, ...]
     answers: Mapping[str, float]
@@ -84,25 +84,19 @@ class Judge:
 
     Args:
         endpoint: URL of an OpenAI-compatible endpoint, mostly ending in /v1; several, separated by commas, are replicas.
-        model: its name there; may be left out where there is one.
-        style: a ready-made question: qwen_vl, unified_reward, hpsv3_style, deqa_style or video_align_style.
-        template: a question of one's own, or several, whose grades are averaged. {prompt}, {low}, {high} and the names of
-            columns in braces are filled in.
-        scale: the lowest and the highest grade, whole numbers; or a map of words and their values.
-        method: how answers are confined, logprobs, guided, guided_choice, guided_regex or text; see
+        model: its name there; optional if there is only one.
+        style: a built-in question: qwen_vl, unified_reward, hpsv3_style, deqa_style or video_align_style.
+        template: your own question, or several, whose grades are averaged; {prompt}, {low}, {high} and column names in
+            braces are replaced.
+        scale: lowest and highest grade, whole numbers; or a map of words and their values.
+        method: how answers are restricted, logprobs, guided, guided_choice, guided_regex or text; see
             `rewards.served.chat.Chat`.
-        frames: of a video, at most.
-        options: the others of `rewards.served.chat.Chat`: concurrency, timeout, retries, tries, token_env, system, closing,
+        frames: maximum number of frames of a video.
+        options: others of `rewards.served.chat.Chat`: concurrency, timeout, retries, tries, token_env, system, closing,
             max_tokens, extra.
-
-    Attributes:
-        chat: counts the questions (`asked`) and the answers that could not be read (`unread`).
-
-    Raises:
-        RewardError: the endpoint does not answer, has no such model, or an option does not fit.
     """
 
-    remote = True  # waits for others, and tries again by itself
+    remote = True  # waits for a server and retries by itself
 
     def __init__(
         self,
@@ -119,44 +113,29 @@ class Judge:
         if style not in STYLES:
             raise RewardError(f"style: there is no {style!r}, {nearest(style, STYLES)}")
         chosen = STYLES[style]
-        own = (template,) if isinstance(template, str) else template
-        self.questions = tuple(own or chosen.questions)
+        self.questions = (template,) if isinstance(template, str) else tuple(template or chosen.questions)
         answers = chosen.answers if scale is None else _answers(scale)
         self.chat = Chat(answers, endpoint, model=model, method=method or chosen.method, **options)
         self.low, self.high = min(answers.values()), max(answers.values())
         self.frames = frames
 
     def __call__(self, samples: torch.Tensor, prompts: Sequence[str], **columns: Sequence[Any]) -> list[float | None]:
-        """Grades of B samples, images (B, 3, H, W) or videos (B, F, 3, H, W) in [0, 1].
-
-        Raises:
-            RewardError: the endpoint failed, or a question names a column that is not there.
-            ValueError: these are neither images nor videos.
-        """
+        """Return grades of B samples, images (B, 3, H, W) or videos (B, F, 3, H, W) in [0, 1]."""
         asked = []
         for i, (sample, prompt) in enumerate(zip(samples, prompts, strict=True)):
             shown = pictures(sample, self.frames)
             row = {name: values[i] for name, values in columns.items()}
-            asked += [[*shown, text(self._filled(question, prompt, row))] for question in self.questions]
+            fields = {**row, "prompt": prompt, "low": f"{self.low:g}", "high": f"{self.high:g}"}
+            asked += [[*shown, text(fill_in(question, fields))] for question in self.questions]
         return [self._grade(values) for values in batched(self.chat.ask(asked), len(self.questions))]
 
-    def _filled(self, question: str, prompt: str, row: Mapping[str, Any]) -> str:
-        fields = {**row, "prompt": prompt, "low": f"{self.low:g}", "high": f"{self.high:g}"}
-        return filled(question, fields)
-
     def _grade(self, values: Sequence[float | None]) -> float | None:
-        read = [value for value in values if value is not None]
-        if len(read) < len(values):
-            return None
-        return (mean(read) - self.low) / (self.high - self.low)
+        grades = [value for value in values if value is not None]
+        return (mean(grades) - self.low) / (self.high - self.low) if len(grades) == len(values) else None
 
 
-def filled(template: str, fields: Mapping[str, Any]) -> str:
-    """A question with its fields filled in.
-
-    Raises:
-        RewardError: it names one that is not there, or its braces do not match.
-    """
+def fill_in(template: str, fields: Mapping[str, Any]) -> str:
+    """Return a question with its fields replaced; raise RewardError if one is missing or braces do not match."""
     try:
         return template.format_map(fields)
     except KeyError as missing:

@@ -1,13 +1,13 @@
-"""The reward server behind `flowgrpo serve`: rewards over HTTP, for runs in other environments or on other machines.
+"""The reward server of `flowgrpo serve`: rewards over HTTP, for runs in other environments or on other machines.
 
     POST /NAME     a request of `rewards.served.wire` -> {"rewards": [...]}: a number each, null (not applicable) or "NaN"
     GET /health    {"rewards": {NAME: {"group_wise": ..., "columns": [...] or null, "waiting": ..., "busy": seconds}},
                    "max_bytes": ..., "refused": {STATUS: number}}; 503 while a reward does not return
-    GET /metrics   counters as Prometheus reads them
+    GET /metrics   counters in Prometheus format
 
-A fault is {"error": "one sentence"}: 422 for what is not a batch, or what the reward refuses with a ValueError;
-500 where it failed otherwise, and may be asked again, as after 408 and 503; 401, 404, 405, 411, 413, 415, 421.
-A reward is called in one thread; requests that wait for it meanwhile are joined into one call, and are bounded (`ROOM`).
+An error is {"error": "one sentence"}: 422 for a malformed batch or a ValueError of the reward; 500 for its other failures,
+which may be retried, as may 408 and 503; 401, 404, 405, 411, 413, 415, 421. Each reward runs in one thread; waiting
+requests are joined into one call, and bounded by `ROOM`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ from rewards.process_state import own_directory
 from rewards.served.guard import Guard, configured
 from rewards.served.wire import CONTENT_TYPE, MOST_HEADER, NOT_FINITE, Batch, as_floats, decode, header_bytes
 
-ROOM = 4  # requests of the largest size that are held for one reward; the rest waits unread in its sockets
+ROOM = 4  # requests of maximum size held for each reward; others wait unread in their sockets
 ARRIVAL = 60  # seconds for a body to arrive
-STALLED = 300  # seconds after which a call counts as one that does not return
+STALLED = 300  # seconds after which a call counts as hanging
+Values = list[float | str | None]  # one per sample, as in an answer
 log = logging.getLogger(__name__)
 
 
@@ -54,36 +55,31 @@ def app(
     max_bytes: int = 256 << 20,
     device: torch.device | str = "cpu",
 ) -> Guard:
-    """The ASGI application.
+    """Return the ASGI application; raise RewardError if a reward's name cannot be part of a URL or occurs twice.
 
-    Args:
-        token: that every request must bear, if any.
-        batch_size: samples up to which waiting requests are joined; one request is never cut.
-        max_bytes: largest body of a request.
-        device: where rewards receive their samples.
-
-    Raises:
-        RewardError: a reward's name cannot stand in a URL, or stands twice.
+    Waiting requests are joined up to `batch_size` samples; one request is never split. `max_bytes` bounds its body. Rewards
+    receive their samples on `device`.
     """
     lanes: dict[str, _Lane] = {}
     refused: Counter[str] = Counter()
     for reward in rewards:
         if not re.fullmatch(r"\w[\w.-]*", reward.name) or reward.name in ("health", "metrics", *lanes):
-            raise RewardError(
-                f"the reward {reward.name!r} needs another name to be served: letters, digits, '.', '_' and '-', none "
-                "twice, not health or metrics"
-            )
+            allowed = "letters, digits, '.', '_' and '-', none twice, not health or metrics"
+            raise RewardError(f"{reward} needs another name to be served: {allowed}")
         lanes[reward.name] = _Lane(reward, batch_size, max_bytes, device)
 
     async def score(request: Request) -> JSONResponse:
-        lane = _found(lanes, request.path_params["name"])
+        name = request.path_params["name"]
+        if name not in lanes:
+            raise HTTPException(404, f"there is no reward {name!r} here, {nearest(name, lanes)}")
+        lane = lanes[name]
         if request.headers.get("content-type") != CONTENT_TYPE:
             raise HTTPException(415, f"the content type must be {CONTENT_TYPE}")
         lane.check()
-        size = _announced(request, max_bytes)
-        async with lane.bodies.taken(size):
-            body = await _body(request, size)
-            async with lane.headers.taken(min(header_bytes(body), MOST_HEADER)):
+        size = _read_size(request, max_bytes)
+        async with lane.bodies.reserve(size):
+            body = await _read_body(request, size)
+            async with lane.headers.reserve(min(header_bytes(body), MOST_HEADER)):
                 try:
                     batch = decode(body)
                 except ValueError as error:
@@ -91,13 +87,13 @@ def app(
                 return JSONResponse({"rewards": await lane.score(batch, request)})
 
     async def health(request: Request) -> JSONResponse:
-        said = {"rewards": {k: lane.card() for k, lane in lanes.items()}, "max_bytes": max_bytes, "refused": refused}
+        state = {"rewards": {k: lane.card() for k, lane in lanes.items()}, "max_bytes": max_bytes, "refused": refused}
         try:
             for lane in lanes.values():
                 lane.check()
         except HTTPException as error:
-            return JSONResponse({"error": error.detail, **said}, error.status_code)
-        return JSONResponse(said)
+            return JSONResponse({"error": error.detail, **state}, error.status_code)
+        return JSONResponse(state)
 
     async def metrics(request: Request) -> PlainTextResponse:
         lines = [line for lane in lanes.values() for line in lane.metrics()]
@@ -105,21 +101,17 @@ def app(
         return PlainTextResponse("".join(f"{line}\n" for line in lines))
 
     async def fault(request: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse({"error": one_line(_encodable(error.detail))}, error.status_code, error.headers)
+        return JSONResponse({"error": one_line(_escape(error.detail))}, error.status_code, error.headers)
 
     routes = [Route("/health", health), Route("/metrics", metrics), Route("/{name}", score, methods=["POST"])]
     handlers = {HTTPException: fault}
     application = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]  # typed for Exception
-    application.router.redirect_slashes = False  # to an address that the client names
+    application.router.redirect_slashes = False  # a redirect would use the client's host name
     return Guard(application, token, refused)
 
 
 def token_of(variable: str) -> str:
-    """The token in an environment variable.
-
-    Raises:
-        RewardError: the variable is empty, or no header of a request could hold its value.
-    """
+    """Return the token in an environment variable; raise RewardError if it is empty or cannot be sent in a header."""
     token = os.environ.get(variable, "")
     if not token:
         raise RewardError(f"--token-env: the environment variable {variable} is not set")
@@ -129,24 +121,20 @@ def token_of(variable: str) -> str:
 
 
 def run(application: Guard, listening: socket.socket) -> None:
-    """Serve until interrupted.
-
-    Raises:
-        KeyboardInterrupt: it was; uvicorn returns for no other reason, and now and then without raising it again.
-    """
+    """Serve until interrupted, then raise KeyboardInterrupt, which uvicorn sometimes swallows."""
     keep_freed_memory()
     uvicorn.Server(configured(application)).run(sockets=[listening])
     raise KeyboardInterrupt
 
 
 class _Room:
-    """So many bytes that requests may take together; one that finds too few free waits."""
+    """A number of bytes that requests share; a request waits until enough are free."""
 
     def __init__(self, size: int):
         self.free, self.changed = size, asyncio.Condition()
 
     @asynccontextmanager
-    async def taken(self, size: int) -> AsyncIterator[None]:
+    async def reserve(self, size: int) -> AsyncIterator[None]:
         async with self.changed:
             await self.changed.wait_for(lambda: self.free >= size)
             self.free -= size
@@ -160,14 +148,14 @@ class _Room:
 
 @dataclass(eq=False)
 class _Call:
-    """One request for a reward, and in the end what came of it."""
+    """A request for a reward and its result."""
 
     batch: Batch
-    outcome: list[float | str | None] | BaseException | None = None
+    outcome: Values | BaseException | None = None
 
 
 class _Lane:
-    """One reward and the requests that wait for it."""
+    """A reward and its waiting requests."""
 
     def __init__(self, reward: Reward, batch_size: int, max_bytes: int, device: torch.device | str):
         self.reward, self.batch_size, self.device = reward, batch_size, device
@@ -178,80 +166,76 @@ class _Lane:
         self.started: float | None = None  # the call that is under way
 
     def card(self) -> dict[str, object]:
-        """What /health says of the reward."""
+        """Return the reward's entry in /health."""
         about = {"group_wise": self.reward.group_wise, "columns": self.reward.takes}
         return {**about, "waiting": len(self.waiting), "busy": self.busy()}
 
     def busy(self) -> float:
-        """Seconds since the call that is under way began; 0 between calls."""
+        """Return the seconds since the current call began; 0 between calls."""
         started = self.started  # by a thread
         return 0.0 if started is None else time.perf_counter() - started
 
     def check(self) -> None:
-        """Raise an HTTPException where the reward does not return: what waited for it would wait with it."""
+        """Raise HTTPException if the reward does not return, since new requests would only wait."""
         if self.busy() > STALLED:
-            raise HTTPException(503, f"the reward {self.reward.name!r} has not returned for {self.busy():.0f} s")
+            raise HTTPException(503, f"{self.reward} has not returned for {self.busy():.0f} s")
 
-    async def score(self, batch: Batch, request: Request) -> list[float | str | None]:
-        """The rewards of one request, which waits for its turn unless it is joined with another's.
-
-        Raises:
-            HTTPException: the reward failed, or the client did not wait.
-        """
+    async def score(self, batch: Batch, request: Request) -> Values:
+        """Return the rewards of one request, alone or joined with waiting ones; raise HTTPException if it fails."""
         call = _Call(batch)
         self.waiting.append(call)
         self.counted["requests"] += 1
         waits = self.free.locked()
         async with self.free:
-            if waits and call.outcome is None and await request.is_disconnected():  # who gave up may have asked again
+            if waits and call.outcome is None and await request.is_disconnected():  # it may have asked again
                 self.waiting.remove(call)
                 raise HTTPException(400, "the client left before its turn")
             while call.outcome is None:
-                await asyncio.get_running_loop().run_in_executor(self.thread, self._settle, self._next())
+                await asyncio.get_running_loop().run_in_executor(self.thread, self._run, self._next())
         if isinstance(call.outcome, BaseException):
             self.counted["failures"] += 1
             problem = f"{type(call.outcome).__name__}: {call.outcome}"
             status = 422 if isinstance(call.outcome, ValueError) else 500
-            raise HTTPException(status, f"the reward {self.reward.name!r} failed: {problem}")
+            raise HTTPException(status, f"{self.reward} failed: {problem}")
         return call.outcome
 
     def _next(self) -> list[_Call]:
-        """The request that waits longest, and those after it that fit into one call with it."""
+        """Return the oldest request and those after it that fit into the same call."""
         joined = [self.waiting.popleft()]
-        size = len(joined[0].batch.prompts)
-        while self.waiting and self._fits(joined[0].batch, self.waiting[0].batch, size):
+        first = joined[0].batch
+        size = len(first.prompts)
+        while self.waiting and not self.reward.group_wise:
+            other = self.waiting[0].batch
+            alike = _shape(first) == _shape(other) and first.columns.keys() == other.columns.keys()
+            size += len(other.prompts)
+            if not alike or size > self.batch_size:
+                break
             joined.append(self.waiting.popleft())
-            size += len(joined[-1].batch.prompts)
         return joined
 
-    def _fits(self, first: Batch, other: Batch, size: int) -> bool:
-        alike = _shape(first) == _shape(other) and first.columns.keys() == other.columns.keys()
-        return not self.reward.group_wise and alike and size + len(other.prompts) <= self.batch_size
-
-    def _settle(self, calls: Sequence[_Call]) -> None:
-        """Give each of some requests its outcome; where they fail together, each is tried alone."""
-        outcomes: Sequence[list[float | str | None] | BaseException]
+    def _run(self, calls: Sequence[_Call]) -> None:
+        """Set the outcome of each request; if they fail together, try each alone."""
+        outcomes: Sequence[Values | BaseException]
         try:
-            outcomes = self._scored([call.batch for call in calls])
-        except BaseException as error:  # a plug-in may raise anything, SystemExit too; the server outlives it
+            outcomes = self._score([call.batch for call in calls])
+        except BaseException as error:  # a plug-in may raise SystemExit, too
             if len(calls) > 1:
                 for call in calls:
-                    self._settle([call])
+                    self._run([call])
                 return
-            told = isinstance(error, RewardError)  # a sentence; of other errors the place is asked for
-            trace = str(error) if told else "".join(traceback.format_exception(error))
-            log.warning("the reward %r failed\n%s", self.reward.name, _encodable(trace).rstrip())
+            trace = str(error) if isinstance(error, RewardError) else "".join(traceback.format_exception(error))
+            log.warning("%s failed\n%s", self.reward, _escape(trace).rstrip())
             outcomes = [error]
         for call, outcome in zip(calls, outcomes, strict=True):
             call.outcome = outcome
 
-    def _scored(self, batches: Sequence[Batch]) -> list[list[float | str | None]]:
-        """The rewards of some batches, in one call."""
+    def _score(self, batches: Sequence[Batch]) -> list[Values]:
+        """Return the rewards of some batches from one call."""
         self.started = started = time.perf_counter()
         try:
             with torch.no_grad():
                 values = self.reward(
-                    _joined([batch.samples for batch in batches], self.device),
+                    _join([batch.samples for batch in batches], self.device),
                     [prompt for batch in batches for prompt in batch.prompts],
                     {name: [v for batch in batches for v in batch.columns[name]] for name in batches[0].columns},
                 )
@@ -266,48 +250,42 @@ class _Lane:
         ]
 
     def metrics(self) -> list[str]:
-        """Requests, failures, calls of the reward, samples and seconds in it so far, and requests that wait now."""
+        """Return the counters in Prometheus format."""
         label = f'{{reward="{self.reward.name}"}}'
         names = ("requests", "failures", "calls", "samples", "seconds")
         counters = [f"flowgrpo_{name}_total{label} {self.counted[name]:g}" for name in names]
         return [*counters, f"flowgrpo_waiting{label} {len(self.waiting)}"]
 
 
-def _encodable(text: str) -> str:
-    """A text with half characters, which JSON may have held, written as escapes."""
+def _escape(text: str) -> str:
+    """Escape lone surrogates, which JSON may contain."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def _shape(batch: Batch) -> torch.Size | None:
-    """Of one sample; None of texts."""
+    """Return the shape of one sample; None for texts."""
     return batch.samples.shape[1:] if isinstance(batch.samples, torch.Tensor) else None
 
 
-def _joined(parts: Sequence[torch.Tensor | list[str]], device: torch.device | str) -> torch.Tensor | list[str]:
+def _join(parts: Sequence[torch.Tensor | list[str]], device: torch.device | str) -> torch.Tensor | list[str]:
     if isinstance(parts[0], torch.Tensor):
         floats = [as_floats(part) for part in parts if isinstance(part, torch.Tensor)]
         return (torch.cat(floats) if len(floats) > 1 else floats[0]).to(device)
     return [text for part in parts for text in part]
 
 
-def _found(lanes: dict[str, _Lane], name: str) -> _Lane:
-    if name not in lanes:
-        raise HTTPException(404, f"there is no reward {name!r} here, {nearest(name, lanes)}")
-    return lanes[name]
-
-
-def _announced(request: Request, most: int) -> int:
-    """The size of a body that is still to come."""
-    said = request.headers.get("content-length", "")
-    if not re.fullmatch("[0-9]{1,20}", said) or "transfer-encoding" in request.headers:
+def _read_size(request: Request, most: int) -> int:
+    """Return the announced size of the body."""
+    length = request.headers.get("content-length", "")
+    if not re.fullmatch("[0-9]{1,20}", length) or "transfer-encoding" in request.headers:
         raise HTTPException(411, "the size of the body must be announced, in Content-Length")
-    if int(said) > most:
+    if int(length) > most:
         raise HTTPException(413, f"the body may have {most} bytes at most")
-    return int(said)
+    return int(length)
 
 
-async def _body(request: Request, size: int) -> bytearray:
-    """The body of a request, of the size that was announced."""
+async def _read_body(request: Request, size: int) -> bytearray:
+    """Return the body of a request, of the announced size."""
     body = bytearray()
     try:
         async with asyncio.timeout(ARRIVAL):

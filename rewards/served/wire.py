@@ -1,6 +1,6 @@
-"""How samples travel to a reward server: a safetensors file of them, with prompts and columns as JSON in its header.
+"""Requests to a reward server: a safetensors file of samples, with prompts and columns as JSON in its header.
 
-No pickle, and float32 arrives bit for bit. `uint8` is four times smaller and rounds to 256 levels.
+Nothing is pickled. float32 arrives bit for bit; `uint8` is a quarter of the size and rounds to 256 levels.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from typing import Any
 import torch
 
 CONTENT_TYPE = "application/x-safetensors"
-NOT_FINITE = "NaN"  # stands in an answer for a number that is not finite; null there is: not applicable
-MOST_HEADER = 8 << 20  # bytes of prompts, columns and texts: in memory JSON may take forty times as much
+NOT_FINITE = "NaN"  # in an answer, a number that is not finite; null is: not applicable
+MOST_HEADER = 8 << 20  # bytes of prompts, columns and texts; parsed JSON may take forty times as much
 TRANSPORTS = ("float32", "uint8")
 DTYPES = {"F32": torch.float32, "U8": torch.uint8}
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a reward is called with: samples (B, ...) as they travelled (see `as_floats`) or B texts, B prompts, columns of B
-    values.
-    """
+    """A reward's arguments: samples (B, ...) as transported (see `as_floats`) or B texts, B prompts, columns of B values."""
 
     samples: torch.Tensor | list[str]
     prompts: list[str]
@@ -35,14 +33,9 @@ class Batch:
 def encode(
     samples: torch.Tensor | Sequence[str], prompts: Sequence[str], columns: Mapping[str, Sequence[Any]], transport: str
 ) -> list[bytes | memoryview]:
-    """The body of a request, in parts that follow each other.
+    """Return the body of a request in consecutive parts; raise ValueError if a column is not serialisable as JSON.
 
-    Args:
-        samples: (B, ...), in [0, 1] where `transport` is `uint8`; or B texts, which travel as JSON in the header.
-        transport: `float32` or `uint8`.
-
-    Raises:
-        ValueError: a column holds what JSON cannot.
+    Samples are (B, ...), in [0, 1] if `transport` is `uint8`, or B texts, which become JSON in the header.
     """
     metadata = {"prompts": json.dumps(list(prompts)), "columns": _as_json(columns)}
     if not isinstance(samples, torch.Tensor):
@@ -57,9 +50,9 @@ def encode(
 
 
 def _file(header: Mapping[str, Any], data: bytes | memoryview = b"") -> list[bytes | memoryview]:
-    """A safetensors file, in parts. Their own `save` takes twenty times as long, and we are waited for."""
+    """Return a safetensors file in parts; the library's `save` takes twenty times as long."""
     written = json.dumps(header).encode()
-    written += b" " * (-len(written) % 8)  # so that numbers lie at multiples of their size
+    written += b" " * (-len(written) % 8)  # aligns the numbers
     return [len(written).to_bytes(8, "little"), written, data]
 
 
@@ -74,24 +67,17 @@ def _as_json(columns: Mapping[str, Sequence[Any]]) -> str:
 
 
 def header_bytes(body: bytes | bytearray) -> int:
-    """How long the header says that it is."""
+    """Return the announced length of the header."""
     return int.from_bytes(body[:8], "little")
 
 
 def as_floats(samples: torch.Tensor) -> torch.Tensor:
-    """Samples as a reward receives them: float32, uint8 being levels in [0, 1]."""
+    """Convert uint8 levels to float32 in [0, 1]; return float32 unchanged."""
     return samples / 255 if samples.dtype == torch.uint8 else samples
 
 
 def decode(body: bytearray) -> Batch:
-    """What `encode` was given.
-
-    Args:
-        body: bytes, of which the samples are a view: the `load` of safetensors copies them.
-
-    Raises:
-        ValueError: the body is nothing of the kind; the sentence says where.
-    """
+    """Return what `encode` was given, samples as a view of the body; raise ValueError at the first fault."""
     if header_bytes(body) > min(MOST_HEADER, len(body)):
         raise ValueError(f"the body is not a safetensors file with a header of {MOST_HEADER} bytes at most")
     start = 8 + header_bytes(body)
@@ -114,7 +100,7 @@ def decode(body: bytearray) -> Batch:
 
 
 def _tensor(tensors: Mapping[str, Any], body: bytearray, start: int) -> torch.Tensor:
-    """The samples, whose data begin at a place in the body."""
+    """Return the samples, whose data begin at `start`."""
     if list(tensors) != ["samples"]:
         raise ValueError("the body must hold one tensor, named samples, or texts in its header")
     try:
@@ -123,11 +109,8 @@ def _tensor(tensors: Mapping[str, Any], body: bytearray, start: int) -> torch.Te
         raise ValueError("the body is not a safetensors file (samples have no dtype, shape and data_offsets)") from None
     if kind not in list(DTYPES):
         raise ValueError(f"samples are {kind}, not {' or '.join(DTYPES)}")
-    if (
-        not isinstance(shape, list)
-        or not 3 <= len(shape) <= 5
-        or not all(type(n) is int and 0 < n <= sys.maxsize for n in shape)
-    ):
+    is_shape = isinstance(shape, list) and all(type(n) is int and 0 < n <= sys.maxsize for n in shape)
+    if not is_shape or not 3 <= len(shape) <= 5:
         raise ValueError(f"samples have the shape {shape}, not (B, 3, H, W), (B, F, 3, H, W) or (B, C, N)")
     size = math.prod(shape) * DTYPES[kind].itemsize
     if offsets != [0, size] or len(body) != start + size:

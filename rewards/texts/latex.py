@@ -1,4 +1,4 @@
-"""Final answers written in LaTeX: found in a text, brought to one spelling, compared. The rules are ours."""
+"""Final answers in LaTeX: find, normalise and compare them. The rules are ours."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _NUMBER = re.compile(r"([+-]?)(?:(\d*\.?\d+)|\\frac\{([+-]?\d+)\}\{([+-]?\d+)\})")
 _WRITTEN = re.compile(r"(?<![\w.^])([+-]?)\\?\$?((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+|/\d+)?|\.\d+)")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*(?P<brace>\{)|\s+(?P<bare>[^\s{}$][^$\n]*))")
-LONGEST_NUMBER = 100  # characters; Python refuses to read some thousands of digits
+LONGEST_NUMBER = 100  # characters; int() refuses thousands of digits
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last \boxed{...} (or \fbox) of `text` holds, with its braces matched; None if there is none.
+    r"""Return the content of the last \boxed{...} or \fbox{...}, with matched braces; None if there is none.
 
-    A \boxed without braces holds what follows it up to a $ or the line's end, as the Hendrycks MATH code reads it.
+    A \boxed without braces extends to a $ or the line's end, as in the Hendrycks MATH code.
     """
     boxes = list(_BOX.finditer(text))
     if not boxes:
@@ -32,12 +32,12 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
-def normalised(answer: str) -> str:
-    r"""One spelling for what is written in many ways.
+def normalise(answer: str) -> str:
+    r"""Return one spelling of an answer.
 
-    Spacing, sizes, degree, percent and dollar signs are dropped; units in \text{} are dropped after a value and kept where
-    they are the whole answer; \dfrac and \tfrac, \frac12, \sqrt2 and 1/2 get the form with braces; "x = 3" is 3, "1,000" is
-    1000, ".5" is 0.5, and a full stop at the end goes.
+    Spacing, sizes and signs of degree, percent and dollar are dropped; units in \text{} are dropped after a value and kept
+    if they are the whole answer; \dfrac and \tfrac, \frac12, \sqrt2 and 1/2 get braces; "x = 3" becomes 3, "1,000" 1000,
+    ".5" 0.5; a final full stop is dropped.
     """
     text = _DROPPED.sub("", answer.strip().replace("{,}", ",")).strip()
     text = (_WORDS.sub("", text).strip() or _WORDS.sub(r"\1", text)).rstrip(".")
@@ -55,24 +55,24 @@ def normalised(answer: str) -> str:
 
 
 def same(answer: str, expected: str) -> bool:
-    """Whether two answers are the same after `normalised`, as text or, where both are plain numbers, in value."""
-    a, b = normalised(answer), normalised(expected)
+    """Return whether two answers are equal after `normalise`, as text or as numbers."""
+    a, b = normalise(answer), normalise(expected)
     return a == b or (_number(a) is not None and _number(a) == _number(b))
 
 
 def number(answer: str) -> Fraction | None:
-    """The value of an answer that is a number and nothing else, after `normalised`; None of anything else."""
-    return _number(normalised(answer))
+    """Return the value of an answer that is a number after `normalise`, else None."""
+    return _number(normalise(answer))
 
 
 def last_number(text: str) -> Fraction | None:
-    r"""The value of the last number in a text: digits with a sign, $, thousands' commas, a decimal part or a fraction.
+    """Return the value of a text's last number: digits with a sign, $, commas, decimals or a fraction; or None.
 
-    Digits that belong to a word or an exponent (x1, m^2) are not numbers. None if there is none.
+    Digits of a word or an exponent (x1, m^2) are not numbers.
     """
     plain = re.sub(r"\\[dtc]?frac\{(\d+)\}\{(\d+)\}", r"\1/\2", text)
-    found = _WRITTEN.findall(plain)
-    return number(found[-1][0] + found[-1][1]) if found else None
+    numbers = _WRITTEN.findall(plain)
+    return number("".join(numbers[-1])) if numbers else None
 
 
 def _number(text: str) -> Fraction | None:

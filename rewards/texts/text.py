@@ -1,9 +1,8 @@
 """Verifiable rewards of texts: Countdown, 4 x 4 Sudoku, integer arithmetic, GSM8K, MATH, and their format.
 
-A text is what the model wrote after the prompt. Its answer stands between the last <answer> and </answer>; where the column
-`bare` is true the whole text is the answer, which is how the built-in prompts of small models ask. GSM8K and MATH read it
-in more places, see `final_answer`. A row without a column that a reward needs (None) does not concern that reward, so one
-run may mix tasks.
+A text is the model's output after the prompt. Its answer stands between the last <answer> and </answer>; where the column
+`bare` is true the whole text is the answer, as the built-in prompts of small models ask. GSM8K and MATH accept more places,
+see `final_answer`. A row in which a required column is None scores None, so one run may mix tasks.
 """
 
 from __future__ import annotations
@@ -20,42 +19,41 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 _TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 _TURN = re.compile(r"</reasoning>\s*<answer>")
 
+Texts = Sequence[str]
 Scores = list[float | None]
+Bare = Sequence[bool | None] | None
 
 
 def answer_of(text: str, bare: bool | None = False) -> str | None:
-    """What stands between the last pair of answer tags (or, `bare`, the whole text), stripped; None if nothing does."""
+    """Return the stripped content of the last pair of answer tags, or the whole text if `bare`; None if there is none."""
     if bare:
         return text.strip() or None
-    found = last_tagged(text)
-    return None if found is None else found.strip()
+    tagged = last_tagged(text)
+    return None if tagged is None else tagged.strip()
 
 
 def last_tagged(text: str, any_case: bool = False) -> str | None:
-    """What stands in the last <answer>...</answer>, from the first opening tag after the one before; None if in none.
-
-    One pass over the text, however many tags it has.
-    """
-    start, found = None, None
+    """Return the content of the last <answer>...</answer>, from its first opening tag, in one pass; None if absent."""
+    start, content = None, None
     for tag in _TAG.finditer(text):
         if not any_case and tag[0] not in _TAGS:
             continue
         if tag[1]:
-            found, start = (found if start is None else text[start : tag.start()]), None
+            content, start = (content if start is None else text[start : tag.start()]), None
         elif start is None:
             start = tag.end()
-    return found
+    return content
 
 
 def _is_loose(text: str) -> bool:
-    """Whether a text begins with reasoning and then an answer, each in its tags; white space may stand around them."""
+    """Return whether a text begins with reasoning and then an answer, each in its tags, with white space around them."""
     text = text.lstrip()
     turn = _TURN.search(text, len("<reasoning>"))
     return text.startswith("<reasoning>") and turn is not None and "</answer>" in text[turn.end() :]
 
 
 def _is_strict(text: str) -> bool:
-    """Whether a text is reasoning and then an answer and nothing else, with one line break on either side of each tag."""
+    """Return whether a text is only reasoning and then an answer, with one line break on either side of each tag."""
     start, turn, end = "<reasoning>\n", "\n</reasoning>\n<answer>\n", "\n</answer>"
     text = text.removesuffix("\n")
     if not text.startswith(start) or not text.endswith(end):
@@ -63,8 +61,8 @@ def _is_strict(text: str) -> bool:
     return turn in text[len(start) : len(text) - len(end)]
 
 
-def _scored(rule: Callable[..., float], texts: Sequence[str], bare: Sequence | None, *columns: Sequence) -> Scores:
-    """`rule(answer, *cells)` for every text; None where a cell is None, and 0 where the text has no answer."""
+def _score(rule: Callable[..., float], texts: Texts, bare: Bare, *columns: Sequence) -> Scores:
+    """Return `rule(answer, *cells)` for each text; None where a cell is None, 0 where there is no answer."""
     scores: Scores = []
     for text, whole, *cells in zip(texts, bare or [False] * len(texts), *columns, strict=True):
         answer = answer_of(text, whole)
@@ -72,29 +70,23 @@ def _scored(rule: Callable[..., float], texts: Sequence[str], bare: Sequence | N
     return scores
 
 
-def countdown(
-    texts: Sequence[str], prompts: Sequence[str], *, numbers: Sequence, target: Sequence, bare: Sequence | None = None
-) -> Scores:
-    """1 for an expression of exactly the given numbers that makes the target, 0.1 for any other answer, 0 for none.
+def countdown(texts: Texts, prompts: Texts, *, numbers: Sequence, target: Sequence, bare: Bare = None) -> Scores:
+    """Return 1 for an expression of exactly the given numbers that makes the target, 0.1 for any other answer, 0 for none.
 
-    The rule of d1 (2504.12216, its released code): the integers in the answer are, as a multiset, the numbers; it holds
-    only digits, + - * / ( ) . and white space; its value lies within 1e-5 of the target. So ** and // count, as they do
-    there.
-
-    Args:
-        numbers: B lists of integers, or texts such as "3,25,7".
-        target: B integers.
+    The rule of d1 (2504.12216, its released code): the integers in the answer are, as a multiset, `numbers` (lists of
+    integers or texts such as "3,25,7"); it has only digits, + - * / ( ) . and white space; its value lies within 1e-5 of
+    the integer `target`. So ** and // count, as they do there.
     """
-    return _scored(_countdown, texts, bare, numbers, target)
+    return _score(_countdown, texts, bare, numbers, target)
 
 
 def _countdown(answer: str, numbers: Any, target: Any) -> float:
     try:
         given = sorted(map(int, re.findall(r"\d+", numbers) if isinstance(numbers, str) else numbers))
         wanted = int(target)
-    except (TypeError, ValueError, OverflowError):  # Python reads no integer of more than 4300 digits
-        said = f"{str(numbers)[:80]!r} and {str(target)[:80]!r}"
-        raise ValueError(f"countdown takes integers as numbers and target, not {said}") from None
+    except (TypeError, ValueError, OverflowError):  # int() refuses more than 4300 digits
+        columns = f"{str(numbers)[:80]!r} and {str(target)[:80]!r}"
+        raise ValueError(f"countdown takes integers as numbers and target, not {columns}") from None
     used = re.findall(r"[0-9]+", answer)
     if any(len(n) > 18 for n in used) or sorted(map(int, used)) != given:
         return 0.1
@@ -104,19 +96,13 @@ def _countdown(answer: str, numbers: Any, target: Any) -> float:
         return 0.1
 
 
-def sudoku(
-    texts: Sequence[str], prompts: Sequence[str], *, puzzle: Sequence, solution: Sequence, bare: Sequence | None = None
-) -> Scores:
-    """Share of the empty cells that are filled rightly, in [0, 1]; 0 without an answer (d1, 2504.12216).
+def sudoku(texts: Texts, prompts: Texts, *, puzzle: Sequence, solution: Sequence, bare: Bare = None) -> Scores:
+    """Return the share of empty cells that are filled correctly, in [0, 1]; 0 without an answer (d1, 2504.12216).
 
-    The answer's digits are read row by row, whatever stands between them; missing ones are wrong, those after the
-    sixteenth are ignored.
-
-    Args:
-        puzzle: B texts of 16 digits, 0 where a cell is empty.
-        solution: B texts of 16 digits.
+    `puzzle` and `solution` are texts of 16 digits, 0 where a cell is empty. The first 16 digits of the answer are read row
+    by row, whatever stands between them; missing ones are wrong.
     """
-    return _scored(_sudoku, texts, bare, puzzle, solution)
+    return _score(_sudoku, texts, bare, puzzle, solution)
 
 
 def _sudoku(answer: str, puzzle: Any, solution: Any) -> float:
@@ -128,13 +114,9 @@ def _sudoku(answer: str, puzzle: Any, solution: Any) -> float:
     return sum(filled[i] == solution[i] for i in empty) / len(empty) if empty else 0.0
 
 
-def arithmetic(texts: Sequence[str], prompts: Sequence[str], answer: Sequence, bare: Sequence | None = None) -> Scores:
-    """1 where the answer is the integer `answer` and nothing else, 0 otherwise.
-
-    Args:
-        answer: B integers, as numbers or texts.
-    """
-    return _scored(_arithmetic, texts, bare, answer)
+def arithmetic(texts: Texts, prompts: Texts, answer: Sequence, bare: Bare = None) -> Scores:
+    """Return 1 where the answer is the integer `answer` (a number or a text) and nothing else, else 0."""
+    return _score(_arithmetic, texts, bare, answer)
 
 
 def _arithmetic(text: str, right: Any) -> float:
@@ -145,17 +127,17 @@ def _arithmetic(text: str, right: Any) -> float:
 
 
 def _integer(text: str) -> str | None:
-    """The one spelling of an integer of any length, which Python may refuse to read; None of anything else."""
+    """Normalise an integer of any length, which `int` may refuse to parse; None if the text is none."""
     if not _INTEGER.fullmatch(text):
         return None
     digits = text.lstrip("+-").lstrip("0")
     return "-" + digits if digits and text[0] == "-" else digits
 
 
-def solved(texts: Sequence[str], prompts: Sequence[str], **columns: Sequence) -> Scores:
-    """Accuracy of the tasks with columns of their own: 1 where `countdown`, `sudoku` or `arithmetic` gives its 1, else 0.
+def solved(texts: Texts, prompts: Texts, **columns: Sequence) -> Scores:
+    """Return the accuracy on tasks by their columns: 1 where `countdown`, `sudoku` or `arithmetic` gives 1, else 0.
 
-    A Sudoku counts only when the whole grid is right, which is stricter than the share of cells that d1 reports.
+    A Sudoku counts only if the whole grid is right, which is stricter than the share of cells that d1 reports.
     """
     scores: Scores = [None] * len(texts)
     for reward, names in _TASKS:
@@ -165,18 +147,14 @@ def solved(texts: Sequence[str], prompts: Sequence[str], **columns: Sequence) ->
     return scores
 
 
-_TASKS = (
-    (countdown, ("numbers", "target")),
-    (sudoku, ("puzzle", "solution")),
-    (arithmetic, ("answer",)),
-)
+_TASKS = ((countdown, ("numbers", "target")), (sudoku, ("puzzle", "solution")), (arithmetic, ("answer",)))
 
 
-def tags(texts: Sequence[str], prompts: Sequence[str]) -> list[float]:
-    """0.125 for each of the tags <reasoning> </reasoning> <answer> </answer> that stands exactly once, at most 0.5.
+def tags(texts: Texts, prompts: Texts) -> list[float]:
+    """Return 0.125 for each of the tags <reasoning> </reasoning> <answer> </answer> that occurs exactly once, at most 0.5.
 
-    A thousandth is taken off for each character after </answer> but surrounding white space, down to 0 (after d1; where
-    line breaks must stand there, they may here).
+    Each character after </answer> except surrounding white space costs 0.001, down to 0 (after d1, where line breaks are
+    required that are optional here).
     """
     return [_tags(text) for text in texts]
 
@@ -187,11 +165,11 @@ def _tags(text: str) -> float:
 
 
 def final_answer(text: str) -> str | None:
-    r"""The final answer of a worked text; None where nothing marks one.
+    r"""Return the final answer of a worked text; None if nothing marks one.
 
-    Read is what stands after the last <answer>, up to </answer> or the end, or the whole text where that is nothing. In it:
-    the last \boxed with something inside; or else the line after the last ####; or else all of it, if it stood in tags or
-    is a number alone.
+    It is read from the text after the last <answer>, up to </answer> or the end, or from the whole text if that is empty:
+    the content of the last non-empty \boxed; or the line after the last ####; or all of it, if it stood in tags or is a
+    number.
     """
     _, tag, after = text.rpartition("<answer>")
     tagged = after.partition("</answer>")[0].strip() if tag else ""
@@ -205,46 +183,40 @@ def final_answer(text: str) -> str | None:
     return read if tagged or latex.number(read) is not None else None
 
 
-def gsm8k(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Scores:
-    r"""Format and correctness of a grade-school answer, the sum that d1 (2504.12216) trains with, in [0, 4].
+def gsm8k(texts: Texts, prompts: Texts, answer: Sequence) -> Scores:
+    """Return format and correctness of a grade-school answer, the sum that d1 (2504.12216) trains with, in [0, 4].
 
     `tags` (at most 0.5); 0.5 for reasoning and then answer tags at the start; 0.5 more for a line break around each, to the
-    end; 0.5 for an integer answer; 2 for the right one, as `gsm8k_accuracy` finds it. Reasoning may have many lines, which
-    the strict pattern of d1's first release, and of SPG's and IGPO's, does not match; d1's later one does.
-
-    Args:
-        answer: B answers, alone or as GSM8K's own column has them, after "####".
+    end; 0.5 for an integer answer; 2 for the right one, as in `gsm8k_accuracy`. Reasoning may have many lines, which the
+    strict pattern of d1's first release, and of SPG's and IGPO's, does not match; d1's later one does.
     """
-    return [
-        None
-        if right is None
-        else (
-            _tags(text)
-            + 0.5 * _is_loose(text)
-            + 0.5 * _is_strict(text)
-            + 0.5 * bool(_INTEGER.fullmatch(final_answer(text) or ""))
-            + 2.0 * _same_number(text, right)
-        )
-        for text, right in zip(texts, answer, strict=True)
-    ]
+    return _judge(_gsm8k, texts, answer)
 
 
-def gsm8k_accuracy(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Scores:
-    r"""1 where the final answer of a text is the right number, 0 otherwise.
+def _judge(rule: Callable[[str, Any], float], texts: Texts, answers: Sequence) -> Scores:
+    rows = zip(texts, answers, strict=True)
+    return [None if right is None else float(rule(text, right)) for text, right in rows]
+
+
+def _gsm8k(text: str, right: Any) -> float:
+    is_integer = bool(_INTEGER.fullmatch(final_answer(text) or ""))
+    form = _tags(text) + 0.5 * _is_loose(text) + 0.5 * _is_strict(text)
+    return form + 0.5 * is_integer + 2.0 * _same_number(text, right)
+
+
+def gsm8k_accuracy(texts: Texts, prompts: Texts, answer: Sequence) -> Scores:
+    r"""Return 1 where the final answer of a text is the right number, else 0.
 
     The released functions differ. d1's reward takes what follows the last <answer>, closed or not, or the whole text, and
-    wants it equal; its evaluation the number in the first \boxed, or else the last one in closed tags; IGPO the first
+    requires equality; its evaluation the number in the first \boxed, or else the last one in closed tags; IGPO the first
     \boxed; ESPO "The answer is 42", #### 42, or the last number of the text; JustGRPO the last \boxed, "the answer is" or
-    the last number. Ours is `final_answer`, in tags, a box or after ####: it is right if it is the number, in whatever
-    spelling ("$1,000.00", "25%"), or if its last number is ("42 eggs", "6 * 7 = 42"). The last number of a text without
-    any mark counts for nothing.
+    the last number. Here `final_answer`, in tags, a box or after ####, is right if it is the number in any spelling
+    ("$1,000.00", "25%"), or if its last number is ("42 eggs", "6 * 7 = 42"). The last number of a text without any mark
+    does not count.
 
-    Args:
-        answer: B answers, alone or as GSM8K's own column has them, after "####".
+    The column `answer` has answers alone or in GSM8K's format, after "####".
     """
-    return [
-        None if right is None else float(_same_number(text, right)) for text, right in zip(texts, answer, strict=True)
-    ]
+    return _judge(_same_number, texts, answer)
 
 
 def _same_number(text: str, right: Any) -> bool:
@@ -256,39 +228,27 @@ def _same_number(text: str, right: Any) -> bool:
     return latex.number(expected) is not None and latex.last_number(given) == latex.number(expected)
 
 
-def math_answer(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Scores:
-    r"""Format and correctness of a competition answer, in [0, 3].
+def math_answer(texts: Texts, prompts: Texts, answer: Sequence) -> Scores:
+    r"""Return format and correctness of a competition answer, in [0, 3].
 
-    0.5 for reasoning and then answer tags, 0.5 for a \boxed answer inside the answer tags, 2 for the right answer, as
-    `math_accuracy` finds it.
-
-    Args:
-        answer: B answers, alone or as MATH's column `solution` has them, in the last \boxed.
+    0.5 for reasoning and then answer tags, 0.5 for a \boxed answer inside the answer tags, 2 for the right answer, as in
+    `math_accuracy`.
     """
-    return [
-        None
-        if right is None
-        else (
-            0.5 * _is_loose(text)
-            + 0.5 * (latex.last_boxed(answer_of(text) or "") is not None)
-            + 2.0 * _same_answer(text, right)
-        )
-        for text, right in zip(texts, answer, strict=True)
-    ]
+    return _judge(_math_answer, texts, answer)
 
 
-def math_accuracy(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Scores:
-    r"""1 where the last \boxed of a text, or without one its `final_answer`, is right up to its spelling in LaTeX, else 0.
+def _math_answer(text: str, right: Any) -> float:
+    is_boxed = latex.last_boxed(answer_of(text) or "") is not None
+    return 0.5 * _is_loose(text) + 0.5 * is_boxed + 2.0 * _same_answer(text, right)
 
-    As d1's `is_equiv` takes it; ESPO and JustGRPO compare with a computer algebra system, which also finds 2x + 2 and
-    2(x + 1) the same.
 
-    Args:
-        answer: B answers, alone or as MATH's column `solution` has them, in the last \boxed.
+def math_accuracy(texts: Texts, prompts: Texts, answer: Sequence) -> Scores:
+    r"""Return 1 where the last \boxed of a text, else its `final_answer`, is right up to its spelling in LaTeX, else 0.
+
+    This is d1's `is_equiv`. ESPO and JustGRPO use a computer algebra system, which also equates 2x + 2 and 2(x + 1). The
+    column `answer` has answers alone or in the last \boxed, as in MATH's column `solution`.
     """
-    return [
-        None if right is None else float(_same_answer(text, right)) for text, right in zip(texts, answer, strict=True)
-    ]
+    return _judge(_same_answer, texts, answer)
 
 
 def _same_answer(text: str, right: Any) -> bool:

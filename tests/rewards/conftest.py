@@ -9,7 +9,7 @@ from rewards.sandbox import sandbox
 def protected():
     """A machine with all protections of the sandbox, or the tests that ask for one are skipped."""
     try:
-        lacking = sandbox.missing()
+        lacking = sandbox.find_missing()
     except sandbox.SandboxError as error:
         pytest.skip(str(error))
     if lacking:

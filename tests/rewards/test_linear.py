@@ -7,77 +7,29 @@ import time
 import pytest
 
 from rewards.objects.ocr import asked_text, edit_distance, similarity
-from rewards.served.chat import read
+from rewards.served.chat import read_answer
 from rewards.texts.code import code_format, program_of
 from rewards.texts.text import answer_of, arithmetic, countdown, final_answer, gsm8k, gsm8k_accuracy, math_answer, tags
 
 HOSTILE = (
-    "<answer>",
-    "<answer>a",
-    "<Answer>",
-    "<reasoning></reasoning><answer>",
-    "<reasoning>\n\n</reasoning>\n<answer>\n",
-    "</reasoning> ",
-    "\n",
-    " ",
-    "\t",
-    "\n!",
-    "„",
-    "“",
-    "„a“„",
-    "«",
-    "「",
-    '"',
-    "\\boxed",
-    "\\boxed{",
-    "\\boxed \n",
-    "\\text{",
-    "\\frac{",
-    "\\frac{1",
-    "\\frac1",
-    "\\sqrt",
-    "9",
-    "1,000",
-    ",000",
-    "1.",
-    ".",
-    "1/",
-    "####",
-    "#### \n",
-    "```python\n",
-    "```",
-    "``` ",
-    "score",
-    "score:",
-    "\nscore!",
-    "\nfinal score\n",
-    "{",
-    "}",
-    "$",
-    "-",
-    "^{\\circ",
-    "\\",
-    "~",
-    "²",
-    "٣",
-)
+    "<answer>", "<answer>a", "<Answer>", "<reasoning></reasoning><answer>", "<reasoning>\n\n</reasoning>\n<answer>\n",
+    "</reasoning> ", "\n", " ", "\t", "\n!", "„", "“", "„a“„", "«", "「", '"', "\\boxed", "\\boxed{", "\\boxed \n",
+    "\\text{", "\\frac{", "\\frac{1", "\\frac1", "\\sqrt", "9", "1,000", ",000", "1.", ".", "1/", "####", "#### \n",
+    "```python\n", "```", "``` ", "score", "score:", "\nscore!", "\nfinal score\n", "{", "}", "$", "-", "^{\\circ", "\\",
+    "~", "²", "٣",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("piece", HOSTILE, ids=repr)
 def test_every_reader_takes_40_kilobytes_in_a_second(piece):
     whole = piece * (40_000 // len(piece))
-    for text in (
-        whole,
-        f"<reasoning>{whole}",
-        f"<answer>{whole}</answer>",
-        f"<reasoning>\n{whole}\n</answer>",
-        f"\\boxed{{{whole}",
-    ):
+    frames = ("{}", "<reasoning>{}", "<answer>{}</answer>", "<reasoning>\n{}\n</answer>", "\\boxed{{{}")
+    for text in (frame.format(whole) for frame in frames):
         for reader in (
             answer_of, program_of, asked_text,
             lambda text: [f([text], [""], ["42"]) for f in (gsm8k, math_answer)],  # which compare as their accuracies do
             lambda text: arithmetic([text], [""], ["42"], [True]), lambda text: tags([text], [""]),
-            lambda text: code_format([text], [""]), lambda text: read(text, {"1": 1.0, "5": 5.0}),
+            lambda text: code_format([text], [""]), lambda text: read_answer(text, {"1": 1.0, "5": 5.0}),
         ):  # fmt: skip
             start = time.process_time()
             reader(text)
@@ -121,18 +73,8 @@ def drawn(pieces, count):
 
 def test_the_readers_find_what_the_plain_patterns_find():
     whole = "<reasoning>\nx\n</reasoning>\n<answer>\n4\n</answer>\n"
-    pieces = [
-        "<reasoning>",
-        "</reasoning>",
-        "<answer>",
-        "</answer>",
-        "\n",
-        "\n",
-        " ",
-        "4",
-        "</answer>\n",
-        "<reasoning>\n",
-    ]
+    marks = ["<reasoning>", "</reasoning>", "<answer>", "</answer>"]
+    pieces = [*marks, "\n", "\n", " ", "4", "</answer>\n", "<reasoning>\n"]
     texts = drawn(pieces, 4000) + [whole[:i] + cut + whole[i:] for i in range(len(whole)) for cut in pieces]
     seen = set()
     for text in texts:

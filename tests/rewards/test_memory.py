@@ -28,12 +28,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator is glibc's")
 def test_freed_memory_is_handed_out_again_without_a_page_fault():
     """The eight blocks have 32,768 pages of 4 KiB; a system that gives larger ones faults more seldom."""
-    kept, plain = (
-        int(
-            subprocess.run(
-                [sys.executable, "-S", "-c", FAULTS_OF_EIGHT_BLOCKS, how, HEAP], capture_output=True, check=True
-            ).stdout
-        )
-        for how in ("kept", "plain")
-    )
+    command = [sys.executable, "-S", "-c", FAULTS_OF_EIGHT_BLOCKS]
+    kept, plain = (int(subprocess.check_output([*command, how, HEAP])) for how in ("kept", "plain"))
     assert kept < plain / 10

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from fakes import http_server, pictures_of, words_of
+from fakes import endpoint, pictures_of, words_of
 
 import rewards
 from rewards import RewardError
@@ -33,10 +33,9 @@ def test_an_order_gives_its_ranks_as_win_rates(both_orders):
 
 
 def test_the_first_place_is_worth_nothing_in_both_orders_and_everything_as_published():
-    always_first = preference(lambda first, second, prompt: 1.0)
-    assert always_first(GROUP, ["a"] * 4, {}).tolist() == [0.5] * 4
-    published = preference(lambda first, second, prompt: 1.0, both_orders=False)
-    assert published(GROUP, ["a"] * 4, {}).tolist() == pytest.approx([1, 2 / 3, 1 / 3, 0])
+    for both_orders, rates in ((True, [0.5] * 4), (False, [1, 2 / 3, 1 / 3, 0])):
+        always_first = preference(lambda first, second, prompt: 1.0, both_orders=both_orders)
+        assert always_first(GROUP, ["a"] * 4, {}).tolist() == pytest.approx(rates)
 
 
 def test_a_bias_that_sometimes_wins_is_halved():
@@ -68,8 +67,10 @@ def test_degrees_of_preference_are_averaged():
     assert reward(GROUP, ["a"] * 4, {}).tolist() == pytest.approx(expected)
 
 
-def test_a_sample_alone_has_no_rate_and_two_synthetic_ones_pass_the_check():
+def test_only_several_samples_of_one_prompt_have_a_rate():
     reward = preference(brighter)
+    with pytest.raises(ValueError, match="of one prompt, not of 2"):
+        reward(GROUP, ["a", "a", "b", "b"], {})
     assert reward(GROUP[:1], ["a"], {}).isnan().all()
     reward.check(torch.rand(3, 8, 8), "a", {})
 
@@ -86,22 +87,14 @@ def test_a_function_in_a_file_compares(tmp_path, monkeypatch):
 @pytest.mark.parametrize("wrong", [2, -0.1, math.nan, "first"])
 def test_a_comparison_that_is_no_share_is_refused(wrong):
     with pytest.raises(RewardError, match="compare returned .*, not a number from 0 to 1 or None"):
-        preference(lambda first, second, prompt: wrong)(GROUP, ["a"] * 4, {})
+        preference(lambda *_: wrong)(GROUP, ["a"] * 4, {})
 
 
-def test_samples_of_several_prompts_are_refused():
-    with pytest.raises(ValueError, match="of one prompt, not of 2"):
-        preference(brighter)(GROUP, ["a", "a", "b", "b"], {})
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({}, "needs either an endpoint or a function to compare"),
-        ({"endpoint": "http://x", "compare": brighter}, "needs either"),
-        ({"compare": brighter, "timeout": 3}, "takes no timeout"),
-    ],
-)
+@pytest.mark.parametrize(("options", "said"), [
+    ({}, "needs either an endpoint or a function to compare"),
+    ({"endpoint": "http://x", "compare": brighter}, "needs either"),
+    ({"compare": brighter, "timeout": 3}, "takes no timeout"),
+])  # fmt: skip
 def test_either_an_endpoint_or_a_function(options, said):
     with pytest.raises(RewardError, match=said):
         rewards.load("preference", options=options)
@@ -110,17 +103,13 @@ def test_either_an_endpoint_or_a_function(options, said):
 def test_an_endpoint_compares_by_what_it_sees():
     questions = []
 
-    def respond(asked):
-        if asked.path == "/v1/models":
-            return {"data": [{"id": "vlm"}]}
-        request = asked.json
+    def answer(request):
         first, second = (int(picture[0, 0, 0]) for picture in pictures_of(request))
         questions.append(words_of(request))
-        brighter = "1" if first > second else "2"
-        said = "cannot tell" if {first, second} == {51, 204} else f'{{"answer": "{brighter}"}}'
-        return {"choices": [{"message": {"content": said}}]}
+        better = "1" if first > second else "2"
+        return "cannot tell" if {first, second} == {51, 204} else f'{{"answer": "{better}"}}'
 
-    with http_server(respond) as url:
+    with endpoint(answer) as url:
         reward = rewards.load("preference", options={"endpoint": f"{url}/v1"})
         values = reward(GROUP, ["a lamp"] * 4, {"n": [1] * 4})
     assert values.tolist() == pytest.approx([0.5 / 3, 2.5 / 3, 1 / 3, 2 / 3])

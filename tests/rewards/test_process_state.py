@@ -20,15 +20,19 @@ from samplers import kernels
 PICTURES = torch.rand(2, 3, 4, 4)
 
 
+def loaded(folder, text, name="f"):
+    (folder / "mine.py").write_text(text)
+    return load(f"{folder / 'mine.py'}:{name}")
+
+
 @pytest.mark.parametrize(
     ("name", "where"), [(name, where) for name in CHANGES for where in WHERE if is_compared(name, where)]
 )
 def test_what_a_reward_changes_is_put_back_and_said_once(tmp_path, caplog, name, where):
-    get, caplog.propagate = CHANGES[name][2], True
+    get = CHANGES[name][2]
     before = get()
     with caplog.at_level(logging.WARNING):
-        (tmp_path / "mine.py").write_text(source({where: [name]}))
-        reward = load(f"{tmp_path / 'mine.py'}:bright")
+        reward = loaded(tmp_path, source({where: [name]}), "bright")
         reward.to("cpu")
         for _ in range(2):
             values = reward(PICTURES, ["a", "b"], {})
@@ -47,19 +51,13 @@ def test_an_import_leaves_the_generators_as_they_were(tmp_path, change):
     def drawn():
         return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
 
-    (tmp_path / "mine.py").write_text(
-        f"import random, torch\nimport numpy as np\n{change}\ndef f(images, prompts):\n    return images.mean((1, 2, 3))\n"
-    )
     before = drawn()
-    load(f"{tmp_path / 'mine.py'}:f")
+    loaded(tmp_path, f"import random, torch\nimport numpy as np\n{change}\ndef f(images, prompts):\n    pass\n")
     assert drawn() == before
 
 
 def test_a_reward_that_draws_goes_on_drawing(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "import random\ndef f(images, prompts):\n    return [random.random() for _ in prompts]\n"
-    )
-    reward = load(f"{tmp_path / 'mine.py'}:f")
+    reward = loaded(tmp_path, "import random\ndef f(images, prompts):\n    return [random.random() for _ in prompts]\n")
     random.seed(3)
     first, second = (reward(PICTURES, ["a", "b"], {}).tolist() for _ in range(2))
     random.seed(3)
@@ -67,28 +65,21 @@ def test_a_reward_that_draws_goes_on_drawing(tmp_path):
 
 
 def test_a_reward_that_fails_is_cleaned_up_after(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "import torch\ndef f(images, prompts):\n    torch.set_default_dtype(torch.float64)\n    raise KeyError\n"
-    )
+    text = "import torch\ndef f(images, prompts):\n    torch.set_default_dtype(torch.float64)\n    raise KeyError\n"
     with pytest.raises(KeyError):
-        load(f"{file}:f")(PICTURES, ["a", "b"], {})
+        loaded(tmp_path, text)(PICTURES, ["a", "b"], {})
     assert torch.get_default_dtype() == torch.float32
 
 
 def test_two_that_run_at_once_leave_what_was_before_both(caplog):
     """The first to begin ends first; what the second has found was the first's change, and stays until it ends."""
-    caplog.propagate = True
     entered, leave = threading.Event(), threading.Event()
-
-    def first():
-        torch.set_default_dtype(torch.float64)
-        entered.set()
-        leave.wait(5)
 
     def run():
         with process_state.kept("it", Path("first.py")):
-            first()
+            torch.set_default_dtype(torch.float64)
+            entered.set()
+            leave.wait(5)
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -107,7 +98,6 @@ def test_a_call_beside_a_model_leaves_its_attention_alone(caplog, main_calls):
     """It begins while the model has chosen one, and ends after that."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    caplog.propagate = True
     before = torch.backends.cuda.flash_sdp_enabled()
     chosen, called, left = threading.Event(), threading.Event(), threading.Event()
 
@@ -133,41 +123,34 @@ def test_a_call_beside_a_model_leaves_its_attention_alone(caplog, main_calls):
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("compute.leave_out_cudnn_attention()", False),
-        ("compute.leave_out_cudnn_attention(), torch.backends.cuda.enable_cudnn_sdp(True)", True),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    ("compute.leave_out_cudnn_attention()", False),
+    ("compute.leave_out_cudnn_attention(), torch.backends.cuda.enable_cudnn_sdp(True)", True),
+])  # fmt: skip
 def test_what_this_package_leaves_out_stays_left_out(tmp_path, caplog, monkeypatch, change, said, where):
-    caplog.propagate = True
     monkeypatch.setattr(process_state, "LEFT_OUT", set())
     monkeypatch.setitem(CHANGES, "it", ("import torch; from rewards import compute", change, None))
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(True)
     try:
-        (tmp_path / "mine.py").write_text(source({where: ["it"]}))
-        reward = load(f"{tmp_path / 'mine.py'}:bright")
+        reward = loaded(tmp_path, source({where: ["it"]}), "bright")
         reward.to("cpu")
         reward(PICTURES, ["a", "b"], {})
         compared = is_compared("the attention cudnn", where)
         assert torch.backends.cuda.cudnn_sdp_enabled() == (said and not compared)
-        assert [" changed the attention cudnn; " in message for message in caplog.messages] == [True] * (
-            said and compared
-        )
+        told = [" changed the attention cudnn; " in message for message in caplog.messages]
+        assert told == [True] * (said and compared)
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def test_a_run_keeps_its_directory_while_a_reward_has_another(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text(
+    reward = loaded(
+        tmp_path,
         "import os, threading\nthere, back = threading.Event(), threading.Event()\ndef f(images, prompts):\n"
-        "    os.chdir('/')\n    there.set()\n    back.wait(5)\n    return [float(os.getcwd() == '/')] * len(prompts)\n"
+        "    os.chdir('/')\n    there.set()\n    back.wait(5)\n    return [float(os.getcwd() == '/')] * len(prompts)\n",
     )
-    reward, before = load(f"{file}:f"), os.getcwd()
-    events = reward.function.__globals__
+    before, events = os.getcwd(), reward.function.__globals__
     with Scorer([reward]) as scorer:
         wait = scorer.submit(PICTURES, [Row("a", 0, {}), Row("b", 1, {})])
         assert events["there"].wait(5)
@@ -178,7 +161,6 @@ def test_a_run_keeps_its_directory_while_a_reward_has_another(tmp_path):
 
 
 def test_a_judge_and_a_tree_are_held_alike(tmp_path, caplog):
-    caplog.propagate = True
     file = tmp_path / "mine.py"
     file.write_text(
         "import torch\ndef compare(first, second, prompt):\n    torch.set_default_dtype(torch.float64)\n    return 0.5\n"

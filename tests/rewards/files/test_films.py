@@ -13,32 +13,22 @@ from rewards.files import media
 SHARP = blocks()
 WHOLE = ("-use_editlist", "0")  # by its list, ffmpeg 7 cuts the last frame off
 # Names, pixel formats, and codecs with their options; the last column is the 8-bit format of the same colour sampling.
+FFV1, PNG = ("ffv1", "-f", "matroska"), ("png",)
 DEEP = [
-    ("a.mp4", "yuv420p10le", H264, "yuv420p"),
-    ("a.mp4", "yuv422p10le", H264, "yuv422p"),
-    ("a.mp4", "yuv444p10le", H264, "yuv444p"),
-    ("a.mp4", "gray10le", H264, "gray"),
-    ("a.mp4", "yuv420p10le", HEVC, "yuv420p"),
-    ("a.mp4", "yuv420p12le", HEVC, "yuv420p"),
-    ("a.mp4", "yuv422p12le", HEVC, "yuv422p"),
-    ("a.mp4", "gray12le", HEVC, "gray"),
-    ("a.webm", "yuv420p10le", VP9, "yuv420p"),
-    ("a.webm", "yuv440p12le", VP9, "yuv440p"),
-    ("a.webm", "gbrp", VP9, "gbrp"),
-    ("a.webm", "yuv420p10le", AV1, "yuv420p"),
+    ("a.mp4", "yuv420p10le", H264, "yuv420p"), ("a.mp4", "yuv422p10le", H264, "yuv422p"),
+    ("a.mp4", "yuv444p10le", H264, "yuv444p"), ("a.mp4", "gray10le", H264, "gray"),
+    ("a.mp4", "yuv420p10le", HEVC, "yuv420p"), ("a.mp4", "yuv420p12le", HEVC, "yuv420p"),
+    ("a.mp4", "yuv422p12le", HEVC, "yuv422p"), ("a.mp4", "gray12le", HEVC, "gray"),
+    ("a.webm", "yuv420p10le", VP9, "yuv420p"), ("a.webm", "yuv440p12le", VP9, "yuv440p"),
+    ("a.webm", "gbrp", VP9, "gbrp"), ("a.webm", "yuv420p10le", AV1, "yuv420p"),
     ("a.mov", "yuv422p10le", ("prores_ks", "-q:v", "1"), "yuv422p"),
     ("a.mov", "yuva444p10le", ("prores_ks", "-profile:v", "4", "-q:v", "1"), "yuv444p"),
-    ("a.mov", "gbrp12le", ("cfhd", "-quality", "film3+"), "gbrp"),
-    ("a.mov", "yuv422p10le", ("v210",), "yuv422p"),
-    ("a.mov", "gbrp10le", ("r210",), "gbrp"),
-    ("a.mov", "rgb48be", ("png",), "gbrp"),
-    ("a.mov", "argb", ("qtrle",), "gbrp"),
-    ("a.mov", "rgba64be", ("png",), "gbrp"),
-    ("a.webm", "yuv420p16le", ("ffv1", "-f", "matroska"), "yuv420p"),
-    ("a.webm", "yuva422p10le", ("ffv1", "-f", "matroska"), "yuv422p"),
-    ("a.webm", "gray16le", ("ffv1", "-f", "matroska"), "gray"),
-    ("a.webm", "ya8", ("ffv1", "-f", "matroska"), "gray"),
-]
+    ("a.mov", "gbrp12le", ("cfhd", "-quality", "film3+"), "gbrp"), ("a.mov", "yuv422p10le", ("v210",), "yuv422p"),
+    ("a.mov", "gbrp10le", ("r210",), "gbrp"), ("a.mov", "rgb48be", PNG, "gbrp"),
+    ("a.mov", "argb", ("qtrle",), "gbrp"), ("a.mov", "rgba64be", PNG, "gbrp"),
+    ("a.webm", "yuv420p16le", FFV1, "yuv420p"), ("a.webm", "yuva422p10le", FFV1, "yuv422p"),
+    ("a.webm", "gray16le", FFV1, "gray"), ("a.webm", "ya8", FFV1, "gray"),
+]  # fmt: skip
 
 
 def pixels(path):
@@ -48,10 +38,8 @@ def pixels(path):
 @pytest.mark.parametrize(("name", "deep", "codec", "eight"), DEEP, ids=[f"{c[0]} {d}" for _, d, c, _ in DEEP])
 def test_a_film_of_any_pixel_format_is_its_copy_of_8_bits(tmp_path, name, deep, codec, eight):
     seen = pixels(write_film(tmp_path / name, SHARP, deep, *codec))
-    lossless = ("libx264rgb" if eight == "gbrp" else "libx264", "-qp", "0")
+    lossless = FFV1 if eight == "yuv440p" else ("libx264rgb" if eight == "gbrp" else "libx264", "-qp", "0")
     copied = "rgb24" if eight == "gbrp" else eight
-    if eight == "yuv440p":
-        lossless = ("ffv1", "-f", "matroska")
     copy = pixels(write_film(tmp_path / "copy.mp4", SHARP, copied, *lossless))
     assert seen.shape == copy.shape == SHARP.shape
     assert abs(seen - copy).mean() < 1.5
@@ -65,15 +53,10 @@ def test_a_film_of_any_pixel_format_is_its_copy_of_8_bits(tmp_path, name, deep, 
 
 @pytest.mark.parametrize("range_", ["tv", "pc"])
 @pytest.mark.parametrize("matrix", ["bt601", "bt709"])
-@pytest.mark.parametrize(
-    ("name", "pixel_format", "codec"),
-    [
-        ("a.mp4", "yuv420p", H264),
-        ("a.mp4", "yuv420p10le", H264),
-        ("a.mp4", "yuv422p10le", HEVC),
-        ("a.webm", "yuv444p12le", VP9),
-    ],
-)
+@pytest.mark.parametrize(("name", "pixel_format", "codec"), [
+    ("a.mp4", "yuv420p", H264), ("a.mp4", "yuv420p10le", H264), ("a.mp4", "yuv422p10le", HEVC),
+    ("a.webm", "yuv444p12le", VP9),
+])  # fmt: skip
 def test_a_film_s_range_and_matrix_are_those_it_says(tmp_path, range_, matrix, name, pixel_format, codec):
     colours = [[0, 0, 0], [255, 255, 255], [128, 128, 128], [200, 60, 30]]
     frames = np.uint8(colours)[None, None].repeat(2, 0).repeat(16, 1).repeat(16, 2)
@@ -85,14 +68,9 @@ def test_a_film_s_range_and_matrix_are_those_it_says(tmp_path, range_, matrix, n
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3])
-@pytest.mark.parametrize(
-    ("name", "pixel_format", "codec"),
-    [
-        ("a.mp4", "yuv420p", H264),
-        ("a.mp4", "yuv420p10le", HEVC),
-        ("a.mov", "yuv422p10le", ("prores_ks",)),
-    ],
-)
+@pytest.mark.parametrize(("name", "pixel_format", "codec"), [
+    ("a.mp4", "yuv420p", H264), ("a.mp4", "yuv420p10le", HEVC), ("a.mov", "yuv422p10le", ("prores_ks",)),
+])  # fmt: skip
 def test_a_film_is_turned_as_its_camera_says(tmp_path, name, pixel_format, codec, turns):
     upright = write_film(tmp_path / f"upright-{name}", SHARP, pixel_format, *codec)
     ffmpeg("-display_rotation", 90 * turns, "-i", upright, "-c", "copy", tmp_path / name)
@@ -103,14 +81,10 @@ def test_a_film_is_turned_as_its_camera_says(tmp_path, name, pixel_format, codec
 
 
 @pytest.mark.parametrize("size", [(33, 47), (1, 1), (17, 1), (1, 64)])
-@pytest.mark.parametrize(
-    ("name", "pixel_format", "codec"),
-    [
-        ("a.webm", "yuv420p10le", ("ffv1", "-slices", "1", "-f", "matroska")),
-        ("a.mov", "rgb24", ("png",)),
-        ("a.webm", "yuv420p10le", VP9),
-    ],
-)
+@pytest.mark.parametrize(("name", "pixel_format", "codec"), [
+    ("a.webm", "yuv420p10le", ("ffv1", "-slices", "1", "-f", "matroska")), ("a.mov", "rgb24", ("png",)),
+    ("a.webm", "yuv420p10le", VP9),
+])  # fmt: skip
 def test_a_film_may_have_odd_sides(tmp_path, name, pixel_format, codec, size):
     colour, (width, height) = (200, 60, 30), size
     source = f"color=0x{bytes(colour).hex()}:s=64x64:r=8:d=0.25"
@@ -127,11 +101,8 @@ def test_a_film_may_have_odd_sides(tmp_path, name, pixel_format, codec, size):
 def test_every_frame_of_a_film_of_variable_rate_comes_once(tmp_path, name, codec):
     """At a constant rate, as ffmpeg writes them by itself, they would be 29 to 67 frames."""
     frames = blocks(frames=8)
-    late = "setpts=(N*N+N)/8/TB"
-    path = write_film(
-        tmp_path / name, frames, "yuv422p10le", *codec, filters=[late], options=["-fps_mode", "passthrough"]
-    )
-    seen = pixels(path)
+    timing = {"filters": ["setpts=(N*N+N)/8/TB"], "options": ["-fps_mode", "passthrough"]}
+    seen = pixels(write_film(tmp_path / name, frames, "yuv422p10le", *codec, **timing))
     assert seen.shape == frames.shape
     assert abs(seen - frames)[:, 8::16, 8::16].max() < 9
 
@@ -189,19 +160,14 @@ def test_a_film_that_changes_has_frames_of_its_first_size(tmp_path, size, pixel_
     assert abs(seen - np.concatenate([SHARP, SHARP]))[:, 8::16, 8::16].max() < 9
 
 
-@pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        ("kill -9 $$", r"ffmpeg ended with status -9"),
-        ("exit 3", r"ffmpeg ended with status 3"),
-        ("echo '[error] no such thing' >&2; exit 1", r"no such thing"),
-        (r"printf 'P6\n2 2\n65535\n000000000000000000000000'", r"ffmpeg wrote frames of another format than .*"),
-        (r"printf 'GIF89a and other things\n\n\n\n'", r"ffmpeg wrote frames of another format than .*"),
-        (r"printf 'P6\n1 1\n255\nabc'", r"ffmpeg does not say which colours it has"),
-        (r"printf 'P6\n1 1\n255\nab'", r"it holds no frames"),
-        (r"printf 'P6\n1 1\n'", r"it holds no frames"),
-    ],
-)
+@pytest.mark.parametrize(("script", "said"), [
+    ("kill -9 $$", r"ffmpeg ended with status -9"), ("exit 3", r"ffmpeg ended with status 3"),
+    ("echo '[error] no such thing' >&2; exit 1", r"no such thing"),
+    (r"printf 'P6\n2 2\n65535\n000000000000000000000000'", r"ffmpeg wrote frames of another format than .*"),
+    (r"printf 'GIF89a and other things\n\n\n\n'", r"ffmpeg wrote frames of another format than .*"),
+    (r"printf 'P6\n1 1\n255\nabc'", r"ffmpeg does not say which colours it has"),
+    (r"printf 'P6\n1 1\n255\nab'", r"it holds no frames"), (r"printf 'P6\n1 1\n'", r"it holds no frames"),
+])  # fmt: skip
 def test_a_decoder_that_writes_what_was_not_asked_is_one_sentence(tmp_path, monkeypatch, script, said):
     program = tmp_path / "ffmpeg"
     program.write_text(f"#!/bin/sh\n{script}\n")

@@ -17,6 +17,8 @@ from PIL import Image
 
 from rewards.files import media, suffixes
 
+FILM = Path(__file__).parents[2] / "data" / "film.mp4"
+
 
 @pytest.mark.parametrize(("colours", "channels"), [(0, 1), (2, 3), (4, 2), (6, 4)])  # grey, RGB, and both with opacity
 def test_of_16_bits_the_upper_ones_are_seen(tmp_path, colours, channels):
@@ -28,14 +30,10 @@ def test_of_16_bits_the_upper_ones_are_seen(tmp_path, colours, channels):
     assert (picture.mode, np.asarray(picture)[0].tolist()) == ("RGB", [[v] * 3 for v in (0, 0, 2, 128, 255)])
 
 
-def test_grey_of_16_bits_is_rounded(tmp_path):
-    Image.fromarray(np.array([[128, 129, 257]], dtype=np.uint16)).save(tmp_path / "deep.png")
-    seen = np.asarray(media.picture(tmp_path / "deep.png"))[0, :, 0]
-    assert seen.tolist() == [0, 1, 1]  # 0.498, 0.502 and 1 of 255
-
-
-def test_pictures_of_other_modes_are_as_ever(tmp_path):
-    for mode, colour, seen in (("L", 7, (7, 7, 7)), ("1", 1, (255,) * 3), ("RGBA", (9, 8, 7, 0), (9, 8, 7))):
+def test_pictures_of_other_modes_are_as_ever_and_grey_of_16_bits_is_rounded(tmp_path):
+    deep = (("I;16", level, (seen,) * 3) for level, seen in ((128, 0), (129, 1), (257, 1)))  # 0.498, 0.502 and 1 of 255
+    flat = ("L", 7, (7, 7, 7)), ("1", 1, (255,) * 3), ("RGBA", (9, 8, 7, 0), (9, 8, 7))
+    for mode, colour, seen in (*flat, *deep):
         Image.new(mode, (2, 2), colour).save(tmp_path / "a.png")
         assert media.picture(tmp_path / "a.png").getpixel((0, 0)) == seen
 
@@ -90,24 +88,19 @@ def test_frames_of_several_sizes_are_refused(tmp_path, place, value):
         media.frames(tmp_path / "a.gif")
 
 
-def special(path, kind):
-    """A file that is not a regular one."""
-    if kind == "FIFO":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    else:
-        with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(str(path))
+SPECIAL = {
+    "FIFO": os.mkfifo,
+    "folder": os.mkdir,
+    "device": lambda name: os.symlink("/dev/zero", name),
+    "socket": lambda name: socket.socket(socket.AF_UNIX).bind(name),
+}
 
 
-@pytest.mark.parametrize("kind", ["FIFO", "folder", "device", "socket"])
+@pytest.mark.parametrize("kind", SPECIAL)
 @pytest.mark.parametrize("read", [media.picture, media.frames, media.sound, media.film])
 def test_only_regular_files_are_opened(tmp_path, monkeypatch, kind, read):
     monkeypatch.chdir(tmp_path)  # names of sockets are short
-    special(tmp_path / "a.png", kind)
+    SPECIAL[kind]("a.png")
     said = []
 
     def asked():
@@ -171,15 +164,11 @@ def test_a_film_is_its_frames(tmp_path, kind):
     assert max(high[1:]) < 15
 
 
-@pytest.mark.parametrize(
-    ("name", "bound", "said"),
-    [
-        ("MOST_FRAMES", 2, "has more than 2 frames"),
-        ("LARGEST_VIDEO", 32 * 16 * 3 - 1, "or 1535 pixels in all of them"),
-        ("LARGEST_PICTURE", 32 * 16 - 1, r"cannot be read \(Picture size 32x16 exceeds specified max pixel count 511"),
-        ("LARGEST_FILE", 20, "bytes, at most 20 are read"),
-    ],
-)
+@pytest.mark.parametrize(("name", "bound", "said"), [
+    ("MOST_FRAMES", 2, "has more than 2 frames"), ("LARGEST_VIDEO", 32 * 16 * 3 - 1, "or 1535 pixels in all of them"),
+    ("LARGEST_PICTURE", 32 * 16 - 1, r"cannot be read \(Picture size 32x16 exceeds specified max pixel count 511"),
+    ("LARGEST_FILE", 20, "bytes, at most 20 are read"),
+])  # fmt: skip
 def test_films_are_bounded(tmp_path, monkeypatch, name, bound, said):
     path = a_film(tmp_path / "a.mp4")
     assert len(media.film(path)) == 3
@@ -196,23 +185,21 @@ def test_a_film_that_was_cut_off_is_one_sentence(tmp_path, where):
         media.film(path)
 
 
+PLAYLIST = "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{}\n#EXT-X-ENDLIST\n"
+
+
 @pytest.mark.parametrize("kind", ["mp4", "mov", "webm"])
-@pytest.mark.parametrize(
-    "text",
-    [
-        "no film\n",
-        "ffconcat version 1.0\nfile whole.mp4\n",
-        "ffconcat version 1.0\nfile http://127.0.0.1:{port}/a.mp4\n",
-        "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nwhole.mp4\n#EXT-X-ENDLIST\n",
-        "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nhttp://127.0.0.1:{port}/a.mp4\n#EXT-X-ENDLIST\n",
-        '<MPD xmlns="urn:mpeg:dash:schema:mpd:2011"><BaseURL>http://127.0.0.1:{port}/</BaseURL></MPD>',
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "no film\n", "", "<svg/>", "#EXTM3U\nfile:///dev/zero\n", "ffconcat version 1.0\nfile /etc/passwd\n",
+    "ffconcat version 1.0\nfile whole.mp4\n", "ffconcat version 1.0\nfile http://127.0.0.1:{port}/a.mp4\n",
+    PLAYLIST.format("whole.mp4"), PLAYLIST.format("http://127.0.0.1:{port}/a.mp4"),
+    '<MPD xmlns="urn:mpeg:dash:schema:mpd:2011"><BaseURL>http://127.0.0.1:{port}/</BaseURL></MPD>',
+])  # fmt: skip
 def test_a_playlist_is_no_film_and_nothing_in_it_is_followed(tmp_path, kind, text):
-    a_film(tmp_path / "whole.mp4")
+    (tmp_path / "whole.mp4").write_bytes(FILM.read_bytes())
     with socket.create_server(("127.0.0.1", 0)) as listening:
         (tmp_path / f"a.{kind}").write_text(text.format(port=listening.getsockname()[1]))
-        with pytest.raises(media.MediaError, match=rf"a\.{kind} cannot be read \(.+\)$"):
+        with pytest.raises(media.MediaError, match=rf"a\.{kind} cannot be read \(it is not MP4, MOV or WebM\)$"):
             media.film(tmp_path / f"a.{kind}")
         assert select.select([listening], [], [], 0)[0] == []  # nobody has called
 
@@ -220,8 +207,8 @@ def test_a_playlist_is_no_film_and_nothing_in_it_is_followed(tmp_path, kind, tex
 def test_a_film_s_name_is_no_address_and_no_option(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("concat:b.mp4", "-y.mp4", "%d.mp4", "http:a.mp4"):
-        a_film(tmp_path / "a.mp4").rename(name)
-        assert len(media.film(name)) == 3
+        Path(name).write_bytes(FILM.read_bytes())
+        assert media.film(name)
 
 
 def broken(data, seed):
@@ -256,18 +243,16 @@ def test_a_broken_file_is_read_or_one_sentence(tmp_path, kind):
         except media.MediaError as error:
             said.append(str(error))
     assert len(said) > 5
-    assert all(str(path) in sentence and "\n" not in sentence for sentence in said)
+    assert all(
+        str(path) in sentence and "\n" not in sentence and len(sentence) < len(str(path)) + 200 for sentence in said
+    )
 
 
-@pytest.mark.parametrize(
-    ("rate", "samples", "said"),
-    [
-        (8000, [], "it holds no samples"),
-        (0, [0.5], "0 samples per second are not between"),
-        (4_000_000_007, [0.5], "4000000007 samples per second are not between"),
-        (8000, [0.5, float("nan")], "some of its samples are not finite"),
-    ],
-)
+@pytest.mark.parametrize(("rate", "samples", "said"), [
+    (8000, [], "it holds no samples"), (0, [0.5], "0 samples per second are not between"),
+    (4_000_000_007, [0.5], "4000000007 samples per second are not between"),
+    (8000, [0.5, float("nan")], "some of its samples are not finite"),
+])  # fmt: skip
 def test_sounds_that_nobody_can_hear_are_refused(tmp_path, rate, samples, said):
     data = np.array(samples, "<f4").tobytes()
     form = struct.pack("<HHIIHH", 3, 1, rate, min(rate * 4, 2**32 - 1), 4, 32)
@@ -275,26 +260,3 @@ def test_sounds_that_nobody_can_hear_are_refused(tmp_path, rate, samples, said):
     (tmp_path / "a.wav").write_bytes(b"RIFF" + struct.pack("<I", len(body)) + body)
     with pytest.raises(media.MediaError, match=f"a.wav cannot be read .*{said}"):
         media.sound(tmp_path / "a.wav")
-
-
-DATA = Path(__file__).parents[2] / "data"
-
-
-def test_no_frames_are_no_film():
-    with pytest.raises(media.MediaError, match=r"^a\.mp4 cannot be read \(it holds no frames\)$"):
-        list(media.bounded("a.mp4", []))
-
-
-@pytest.mark.parametrize(
-    "data", [b"#EXTM3U\nfile:///dev/zero\n", b"ffconcat version 1.0\nfile /etc/passwd\n", b"<svg/>", b""]
-)
-def test_only_films_are_given_to_ffmpeg(tmp_path, data):
-    (tmp_path / "a.mp4").write_bytes(data)
-    with pytest.raises(media.MediaError, match=r"a\.mp4 cannot be read \(it is not MP4, MOV or WebM\)$"):
-        media.film(tmp_path / "a.mp4")
-
-
-def test_of_what_ffmpeg_prints_one_line_is_told(tmp_path):
-    (tmp_path / "a.mp4").write_bytes((DATA / "film.mp4").read_bytes()[:40])
-    with pytest.raises(media.MediaError, match=r"a\.mp4 cannot be read \([^\n]{5,200}\)$"):
-        media.film(tmp_path / "a.mp4")

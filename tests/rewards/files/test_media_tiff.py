@@ -16,14 +16,10 @@ def a_tiff(values, order="<", **tags):
     """An uncompressed TIFF of one strip, (H, W) or (H, W, C), written by hand; `tags` by their numbers, `t262=0`."""
     data = values.astype(values.dtype.newbyteorder(order)).tobytes()
     height, width, channels = (*values.shape, 1)[:3]
-    given = {
-        WIDTH: width,
-        HEIGHT: height,
-        BITS: [8 * values.itemsize] * channels,
-        PHOTOMETRIC: 2 if channels == 3 else 1,
-    }
+    depth = 8 * values.itemsize
+    given = {WIDTH: width, HEIGHT: height, BITS: [depth] * channels, PHOTOMETRIC: 2 if channels == 3 else 1}
     given |= {STRIP: 8, SAMPLES: channels, BYTES: len(data)} | {int(name[1:]): value for name, value in tags.items()}
-    bits = struct.pack(f"{order}3H", *[8 * values.itemsize] * 3)  # of three channels, which do not fit into their tag
+    bits = struct.pack(f"{order}3H", depth, depth, depth)  # of three channels, which do not fit into their tag
     entries = b""
     for tag, value in sorted(given.items()):
         many = value if isinstance(value, list) else [value]
@@ -46,19 +42,15 @@ def test_a_tiff_is_its_pixels_however_it_is_packed(tmp_path, name, compression):
 
 
 @pytest.mark.parametrize("order", "<>")
-def test_of_8_and_16_bits_all_are_read_in_either_order(tmp_path, order):
-    (tmp_path / "a.tiff").write_bytes(a_tiff(COLOURS, order))
-    assert seen(tmp_path / "a.tiff") == COLOURS.tolist()
-    (tmp_path / "a.tiff").write_bytes(a_tiff(COLOURS.astype(np.uint16) * 257, order))
-    assert seen(tmp_path / "a.tiff") == COLOURS.tolist()
-    grey = np.array([[0, 514, 32768, 65535]], np.uint16)
-    (tmp_path / "a.tiff").write_bytes(a_tiff(grey, order))
-    assert seen(tmp_path / "a.tiff") == [[[value] * 3 for value in (0, 2, 128, 255)]]
-
-
-def test_white_may_be_0_of_8_bits(tmp_path):
-    (tmp_path / "a.tiff").write_bytes(a_tiff(np.array([[0, 55, 255]], np.uint8), t262=0))
-    assert seen(tmp_path / "a.tiff") == [[[value] * 3 for value in (255, 200, 0)]]
+@pytest.mark.parametrize(("values", "tags", "expected"), [
+    (COLOURS, {}, COLOURS.tolist()),
+    (COLOURS.astype(np.uint16) * 257, {}, COLOURS.tolist()),
+    (np.array([[0, 514, 32768, 65535]], np.uint16), {}, [[[value] * 3 for value in (0, 2, 128, 255)]]),
+    (np.array([[0, 55, 255]], np.uint8), {"t262": 0}, [[[value] * 3 for value in (255, 200, 0)]]),  # white is 0
+], ids=["8 bits", "16 bits", "grey", "white is 0"])  # fmt: skip
+def test_of_8_and_16_bits_all_are_read_in_either_order(tmp_path, values, tags, expected, order):
+    (tmp_path / "a.tiff").write_bytes(a_tiff(values, order, **tags))
+    assert seen(tmp_path / "a.tiff") == expected
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK"])
@@ -77,19 +69,12 @@ def test_a_tiff_is_turned_as_its_camera_says(tmp_path, orientation, compression)
     assert np.asarray(media.frames(tmp_path / "a.tiff")[0]).tolist() == turned.tolist()
 
 
-@pytest.mark.parametrize(
-    ("values", "tags"),
-    [
-        (np.full((2, 2), 0.5, np.float32), {"t339": 3}),
-        (np.full((2, 2), 70000, np.int32), {"t339": 2}),
-        (np.full((2, 2), 70000, np.uint32), {}),
-        (np.full((2, 2), -5, np.int16), {"t339": 2}),
-        (np.full((2, 2), -5, np.int8), {"t339": 2}),
-        (np.full((2, 2), 5, np.uint16), {"t262": 0}),
-        (np.full((2, 3), 0x5555, np.uint16), {"t258": 12, "t256": 4}),
-    ],
-    ids=["float", "int32", "uint32", "int16", "int8", "white is 0", "12 bits"],
-)
+@pytest.mark.parametrize(("values", "tags"), [
+    (np.full((2, 2), 0.5, np.float32), {"t339": 3}), (np.full((2, 2), 70000, np.int32), {"t339": 2}),
+    (np.full((2, 2), 70000, np.uint32), {}), (np.full((2, 2), -5, np.int16), {"t339": 2}),
+    (np.full((2, 2), -5, np.int8), {"t339": 2}), (np.full((2, 2), 5, np.uint16), {"t262": 0}),
+    (np.full((2, 3), 0x5555, np.uint16), {"t258": 12, "t256": 4}),
+], ids=["float", "int32", "uint32", "int16", "int8", "white is 0", "12 bits"])  # fmt: skip
 def test_a_tiff_of_numbers_whose_white_nobody_knows_is_refused(tmp_path, values, tags):
     (tmp_path / "a.tiff").write_bytes(a_tiff(values, **tags))
     with pytest.raises(media.MediaError, match=r"a\.tiff cannot be read \(which of its values is white is not known"):

@@ -21,17 +21,15 @@ def answer(kind, status):
     return kind("no", response=response)
 
 
+UNREACHED = "could not be loaded from the model hub: it cannot be reached, and the cache lacks it"
 REASONS = [
     (
         answer(errors.GatedRepoError, 403),
         "is gated: accept its {terms} on its page at the model hub, then log in with `hf ",
     ),
     (answer(errors.RepositoryNotFoundError, 404), "is not at the model hub, or is private: check the name, or log in"),
-    (
-        errors.LocalEntryNotFoundError("no"),
-        "could not be loaded from the model hub: it cannot be reached, and the cache",
-    ),
-    (httpx.ConnectError("no"), "could not be loaded from the model hub: it cannot be reached, and the cache lacks it"),
+    (errors.LocalEntryNotFoundError("no"), UNREACHED),
+    (httpx.ConnectError("no"), UNREACHED),
 ]
 
 
@@ -51,51 +49,37 @@ def online(monkeypatch):
 
 
 @pytest.mark.parametrize(("below", "said"), REASONS)
-def test_a_reward_says_why_its_model_is_not_there(monkeypatch, below, said):
-    reward = rewards.load("clip_score", options={"path": "someone/something"}).function
-    monkeypatch.setattr(reward, "_load", raising(below), raising=False)
-    with pytest.raises(RewardError, match=f"^clip_score: someone/something {said.format(terms='licence')}"):
-        reward.to("cpu")
-
-
-@pytest.mark.parametrize(("below", "said"), REASONS)
-def test_geneval_says_so_too(monkeypatch, below, said):
+def test_whatever_needs_the_hub_says_why_it_has_nothing(monkeypatch, below, said):
+    """A reward, GenEval, a language model and its tokenizer, and prompts of a data set."""
     from rewards.objects import detectors
 
+    reward = rewards.load("clip_score", options={"path": "someone/something"}).function
+    geneval = rewards.load("geneval", options={"detector": "someone/something", "device": "cpu"}).function
+    monkeypatch.setattr(reward, "_load", raising(below), raising=False)
     monkeypatch.setattr(detectors, "load_detector", raising(below))
-    reward = rewards.load("geneval", options={"detector": "someone/something", "device": "cpu"}).function
-    with pytest.raises(RewardError, match=f"^geneval's detector: 'someone/something' {said.format(terms='licence')}"):
-        _ = reward._detect
-
-
-@pytest.mark.parametrize(("below", "said"), REASONS)
-def test_a_language_model_and_its_tokenizer_say_so(monkeypatch, below, said):
-    said = f"^model.path: 'someone/something' {said.format(terms='licence')}"
-    with monkeypatch.context() as patched:
-        patched.setattr(loading, "config_of", raising(below))
-        with pytest.raises(InputError, match=said):
-            loading.model_paths("someone/something")
-    with (
-        pytest.raises(InputError, match=said),
-        loading._one_sentence("someone/something", "no tokenizer", {}, trust_remote_code=False),
-    ):
-        raising(below)()
-
-
-@pytest.mark.parametrize(("below", "said"), REASONS)
-def test_prompts_of_a_data_set_say_so(monkeypatch, below, said):
+    monkeypatch.setattr(loading, "config_of", raising(below))
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=raising(below)))
+
+    def load_tokenizer():
+        with loading._one_sentence("someone/something", "no tokenizer", {}, trust_remote_code=False):
+            raising(below)()
+
+    for kind, named, load in (
+        (RewardError, "clip_score: someone/something", lambda: reward.to("cpu")),
+        (RewardError, "geneval's detector: 'someone/something'", lambda: geneval._detect),
+        (InputError, "model.path: 'someone/something'", lambda: loading.model_paths("someone/something")),
+        (InputError, "model.path: 'someone/something'", load_tokenizer),
+    ):
+        with pytest.raises(kind, match=f"^{named} {said.format(terms='licence')}"):
+            load()
     with pytest.raises(InputError, match=f"^prompts.train: hub:owner/name:train {said.format(terms='terms')}"):
         prompts.load("hub:owner/name:train", "prompts.train")
 
 
-def test_a_data_set_is_downloaded_by_another_command_and_a_tag_by_none():
+def test_a_data_set_is_downloaded_by_another_command_a_tag_by_none_and_other_reasons_are_not_the_hub_s():
     said = hub.why(ConnectionError("no"), "owner/name", "set prompts.train to a file", dataset=True)
     assert said.endswith("once with `hf download --repo-type dataset owner/name`, or set prompts.train to a file")
     assert hub.why(ConnectionError("no"), "openai", "give a file").endswith("or a part of it; give a file")
-
-
-def test_other_reasons_are_not_the_hub_s():
     assert hub.why(ValueError("no"), "owner/name", "") is None
 
 
@@ -107,7 +91,6 @@ def test_the_hub_is_asked_once_whether_it_answers(monkeypatch):
         raise httpx.ConnectError("no")
 
     monkeypatch.setattr(httpx, "head", head)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     hub.answers.cache_clear()
     try:
         assert not hub.may_give("someone/something", "config.json")

@@ -25,6 +25,10 @@ def folder(weights, tmp_path):
     return tmp_path
 
 
+def load(folder, **options):
+    return rewards.load("image_reward", options={"path": str(folder), "tokenizer": str(folder), **options})
+
+
 def attention(query, key, value, width=64):
     """Heads of 64, one sample: (Q, D), (K, D), (K, D) -> (Q, D)."""
     heads = [
@@ -35,12 +39,7 @@ def attention(query, key, value, width=64):
 
 
 def by_hand(weights, image, ids):
-    """ImageReward after the authors' code (a BLIP of pre-norm picture blocks and post-norm text layers), in float64.
-
-    Args:
-        image: (3, 32, 32) in [0, 1].
-        ids: of the prompt's tokens, without padding.
-    """
+    """ImageReward after the authors' code in float64: pre-norm picture blocks, post-norm text layers; `ids` unpadded."""
     w = {name: value.double() if value.is_floating_point() else value for name, value in weights.items()}
 
     def linear(x, name):
@@ -61,17 +60,15 @@ def by_hand(weights, image, ids):
     seen = norm(x, f"{eyes}norm", 1e-6)
 
     words = w[f"{read}embeddings.word_embeddings.weight"][ids]
-    h = norm(
-        words + w[f"{read}embeddings.position_embeddings.weight"][: len(ids)], f"{read}embeddings.LayerNorm", 1e-12
-    )
+    places = w[f"{read}embeddings.position_embeddings.weight"][: len(ids)]
+    h = norm(words + places, f"{read}embeddings.LayerNorm", 1e-12)
     for i in range(2):
         layer = f"{read}encoder.layer.{i}."
         for kind, context in (("attention", None), ("crossattention", seen)):
             name = f"{layer}{kind}."
             source = h if context is None else context
-            query, key, value = (
-                linear(s, f"{name}self.{part}") for s, part in ((h, "query"), (source, "key"), (source, "value"))
-            )
+            parts = (h, "query"), (source, "key"), (source, "value")
+            query, key, value = (linear(x, f"{name}self.{part}") for x, part in parts)
             out = linear(attention(query, key, value), f"{name}output.dense")
             h = norm(out + h, f"{name}output.LayerNorm", 1e-12)
         out = linear(F.gelu(linear(h, f"{layer}intermediate.dense")), f"{layer}output.dense")
@@ -88,35 +85,30 @@ def test_the_translated_checkpoint_computes_what_the_authors_network_does(folder
         by_hand(weights, image, [tiny_rewards.START, *map(tiny_rewards.WORDS.index, prompt.split()), tiny_rewards.END])
         for image, prompt in zip(images, PROMPTS, strict=True)
     ]
-    reward = rewards.load("image_reward", options={"path": str(folder), "tokenizer": str(folder)})
+    reward = load(folder)
     assert reward(images, PROMPTS, {}).tolist() == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_prompt_is_cut_at_35_tokens(folder):
-    reward = rewards.load("image_reward", options={"path": str(folder), "tokenizer": str(folder)})
+    reward = load(folder)
     image = torch.rand(1, 3, 40, 50)
     values = [reward(image, [" ".join(["dog"] * n)], {}).item() for n in (33, 34, 32)]
     assert values[0] == pytest.approx(values[1])
     assert values[0] != pytest.approx(values[2])
 
 
-@pytest.mark.parametrize(
-    ("lost", "said"),
-    [
-        ("blip.visual_encoder.", r"none of its weights is named blip\.visual_encoder\.\*"),
-        ("mlp.", r"none of its weights is named mlp\.layers\.\*"),
-        ("blip.text_encoder.encoder.layer.1.crossattention.output.dense", "loading state_dict for BlipTextModel"),
-    ],
-)
+@pytest.mark.parametrize(("lost", "said"), [
+    ("blip.visual_encoder.", r"none of its weights is named blip\.visual_encoder\.\*"),
+    ("mlp.", r"none of its weights is named mlp\.layers\.\*"),
+    ("blip.text_encoder.encoder.layer.1.crossattention.output.dense", "loading state_dict for BlipTextModel"),
+])  # fmt: skip
 def test_a_checkpoint_that_is_not_complete_is_refused(folder, weights, lost, said):
     kept = {name: value for name, value in weights.items() if not name.startswith(lost)}
     torch.save(kept, folder / "part.pt")
-    options = {"path": str(folder / "part.pt"), "tokenizer": str(folder)}
     with pytest.raises(RewardError, match=rf"^image_reward: [^\n]*part\.pt could not be loaded [^\n]*{said}[^\n]*$"):
-        rewards.load("image_reward", options=options).function.to("cpu")
+        load(folder, path=str(folder / "part.pt")).function.to("cpu")
 
 
 def test_a_tokenizer_that_is_not_there_is_named(folder):
-    reward = rewards.load("image_reward", options={"path": str(folder), "tokenizer": "./bert"})
     with pytest.raises(RewardError, match=r"image_reward: there is no \./bert"):
-        reward(torch.rand(1, 3, 32, 32), ["a"], {})
+        load(folder, tokenizer="./bert")(torch.rand(1, 3, 32, 32), ["a"], {})

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import tiny_rewards
@@ -95,29 +96,24 @@ def test_nothing_is_loaded_before_the_first_call_or_the_move(name, options, samp
     assert not reward.model.training
 
 
-@held
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ({"path": "./no/folder"}, "there is no ./no/folder, give a path that is there or a hub id such as"),
-        (
-            {"path": "nobody/nothing"},
-            "nobody/nothing could not be loaded from the model hub: HF_HUB_OFFLINE is set, and the cache lacks it or a part "
-            "of it; download it once with `hf download nobody/nothing`, or give a folder that holds it$",
-        ),
-        ({"dtype": "float17"}, "there is no dtype 'float17', did you mean 'float1"),
-        ({"batch_size": 0}, "batch_size is 0, but must be 1 or more"),
-    ],
+MISSING = (
+    "nobody/nothing could not be loaded from the model hub: HF_HUB_OFFLINE is set, and the cache lacks it or a part of it; "
+    "download it once with `hf download nobody/nothing`, or give a folder that holds it$"
 )
-def test_what_cannot_be_had_is_one_sentence_in_the_name_of_the_reward(name, more, said, options):
+
+
+@held
+@pytest.mark.parametrize(("more", "said"), [
+    ({"path": "./no/folder"}, "there is no ./no/folder, give a path that is there or a hub id such as"),
+    ({"path": "nobody/nothing"}, MISSING), ({"path": "./empty"}, r"[^\n]*\bempty\b[^\n]*$"),
+    ({"dtype": "float17"}, "there is no dtype 'float17', did you mean 'float1"),
+    ({"batch_size": 0}, "batch_size is 0, but must be 1 or more"),
+])  # fmt: skip
+def test_what_cannot_be_had_is_one_sentence_in_the_name_of_the_reward(name, more, said, options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
     with pytest.raises(RewardError, match=f"^{name}: {said}"):
         rewards.load(name, options={**options[name], **more}).function.to("cpu")
-
-
-@held
-def test_an_empty_folder_is_one_sentence(name, options, tmp_path):
-    with pytest.raises(RewardError, match=rf"^{name}: [^\n]*{tmp_path}[^\n]*$"):
-        rewards.load(name, options={**options[name], "path": str(tmp_path)}).function.to("cpu")
 
 
 @pytest.mark.parametrize("name", sorted(set(tiny_rewards.NAMES) - {"clap"}))

@@ -62,15 +62,12 @@ def test_a_row_without_a_reference_is_not_applicable(options, images, tmp_path):
     assert reward(images, [""] * 4, {"image": [None] * 4}).isnan().all()
 
 
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        ({}, "needs the column 'image' in the prompt file, the reference picture's file; there is none"),
-        ({"picture": ["a"] * 4}, "the reference picture's file; there are picture"),
-        ({"image": ["no.png"] * 4}, "the reference no.png is not a picture that can be read"),
-        ({"image": [["a.png", "b.png"]] * 4}, r"must name one file, not be \['a.png', 'b.png'\]"),
-    ],
-)
+@pytest.mark.parametrize(("columns", "said"), [
+    ({}, "needs the column 'image' in the prompt file, the reference picture's file; there is none"),
+    ({"picture": ["a"] * 4}, "the reference picture's file; there are picture"),
+    ({"image": ["no.png"] * 4}, "the reference no.png is not a picture that can be read"),
+    ({"image": [["a.png", "b.png"]] * 4}, r"must name one file, not be \['a.png', 'b.png'\]"),
+])  # fmt: skip
 def test_a_reference_that_cannot_be_used_is_explained(folders, images, columns, said):
     reward = rewards.load("image_similarity", options={"path": str(folders["dino"])})
     with pytest.raises(RewardError, match=f"image_similarity.*{said}"):
@@ -80,9 +77,7 @@ def test_a_reference_that_cannot_be_used_is_explained(folders, images, columns, 
 def test_the_credits_of_a_group_average_to_the_mean_distance_of_its_pairs(options, images, tmp_path):
     files = saved(images, tmp_path)
     similarity = rewards.load("image_similarity", options=options)
-    pairs = [
-        1 - similarity(images[i : i + 1], [""], {"image": [files[j]]}).item() for i, j in combinations(range(4), 2)
-    ]
+    pairs = [1 - similarity(images[[i]], [""], {"image": [files[j]]}).item() for i, j in combinations(range(4), 2)]
     reward = rewards.load("diversity", options=options)
     assert reward.group_wise
     assert reward(images, [""] * 4, {}).mean().item() == pytest.approx(sum(pairs) / 6, abs=1e-5)
@@ -91,11 +86,7 @@ def test_the_credits_of_a_group_average_to_the_mean_distance_of_its_pairs(option
 def test_the_odd_one_out_earns_most_and_equal_pictures_nothing(options, images):
     reward = rewards.load("diversity", options=options)
     assert reward(images[:1].expand(5, -1, -1, -1), [""] * 5, {}).tolist() == pytest.approx([0] * 5, abs=1e-5)
+    assert reward(images[:1], ["a"], {}).isnan().all()  # alone it has none
     values = reward(images[[0, 0, 2, 0]], [""] * 4, {})
     assert values.argmax() == 2
     assert values[2].item() == pytest.approx(3 * values[0].item(), rel=1e-3)  # 3 distances of 3, the others 1 of 3
-
-
-def test_a_group_of_one_has_no_diversity(folders, images):
-    reward = rewards.load("diversity", options={"path": str(folders["dino"])})
-    assert reward(images[:1], ["a"], {}).isnan().all()

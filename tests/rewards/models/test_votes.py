@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from rewards import RewardError, load
-from rewards.models.votes import fitted, learn, read_votes
+from rewards.models.votes import fit, learn, read_votes
 
 
 def drawn(number, weights, seed=0, ties=0):
@@ -24,15 +24,15 @@ def drawn(number, weights, seed=0, ties=0):
 
 def test_one_gap_has_the_weight_at_which_loss_and_prior_balance():
     """The derivative of log(1 + e^-w) + w^2 / 2 is 0 where w = 1 / (1 + e^w): w is 0.4010581."""
-    found = fitted(np.array([[1.0]]), np.array([1.0]), 1.0)
+    found = fit(np.array([[1.0]]), np.array([1.0]), 1.0)
     assert found == pytest.approx([0.4010581375], abs=1e-9)
-    assert fitted(np.array([[2.0], [-2.0]]), np.array([0.5, 0.5]), 1.0) == pytest.approx([0.0])
+    assert fit(np.array([[2.0], [-2.0]]), np.array([0.5, 0.5]), 1.0) == pytest.approx([0.0])
 
 
 def test_more_features_than_votes_are_solved_in_the_span_of_the_votes():
     first, second, outcomes = drawn(6, np.ones(50))
     gaps = first - second
-    found = fitted(gaps, outcomes, 0.3)
+    found = fit(gaps, outcomes, 0.3)
     chance = 1 / (1 + np.exp(-gaps @ found))
     np.testing.assert_allclose(gaps.T @ (chance - outcomes) + 0.3 * found, 0, atol=1e-7)  # the gradient is 0
 
@@ -40,14 +40,8 @@ def test_more_features_than_votes_are_solved_in_the_span_of_the_votes():
 def test_forty_votes_find_the_direction_and_tell_how_well():
     weights = np.array([2.0, -1.0, 0.0, 0.5])
     learned = learn(*drawn(40, weights))
-    cosine = (
-        learned.weights
-        / learned.std
-        @ weights
-        / np.linalg.norm(learned.weights / learned.std)
-        / np.linalg.norm(weights)
-    )
-    assert cosine > 0.9
+    direction = learned.weights / learned.std
+    assert direction @ weights / np.linalg.norm(direction) / np.linalg.norm(weights) > 0.9
     assert learned.agreement > 0.8
     first, second, outcomes = drawn(400, weights, seed=1)
     right = (learned(first) > learned(second)) == (outcomes > 0.5)
@@ -65,15 +59,12 @@ def test_coins_teach_little():
     assert math.isnan(learn(first, second, np.full(60, 0.5)).agreement)
 
 
-GREYS = {"dark": 20, "middle": 120, "light": 230}
-
-
-def written(folder, *, brighter="a", number=6):
+def written(folder):
     """Votes that prefer the lighter of two pictures, and their file."""
-    for name, grey in GREYS.items():
+    for name, grey in {"dark": 20, "middle": 120, "light": 230}.items():
         Image.new("RGB", (8, 8), (grey, grey, grey)).save(folder / f"{name}.png")
     pairs = [("light.png", "dark.png", "a"), ("dark.png", "middle.png", "b"), ("light.png", "middle.png", "a")]
-    lines = [{"prompt": "grey", "a": a, "b": b, "vote": vote} for a, b, vote in pairs * (number // 3)]
+    lines = [{"prompt": "grey", "a": a, "b": b, "vote": vote} for a, b, vote in pairs * 2]
     lines.append({"prompt": "grey", "a": "dark.png", "b": "dark.png", "vote": "neither"})
     file = folder / "votes.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -85,39 +76,36 @@ def written(folder, *, brighter="a", number=6):
     return file
 
 
+def votes(folder, of=None):
+    """The reward of such votes, over the lightness of a picture or what else is named."""
+    return load("votes", options={"file": str(written(folder)), "of": of or f"{folder}/mine.py:lightness"})
+
+
 @pytest.mark.parametrize("of", ["mine.py:lightness", "mine.py:Two", ["mine.py:lightness", "jpeg_size"]])
 def test_the_reward_prefers_what_was_voted_for(tmp_path, of):
     uses = [of] if isinstance(of, str) else of
     uses = [str(tmp_path / use) if ".py" in use else use for use in uses]
-    reward = load("votes", options={"file": str(written(tmp_path)), "of": uses})
+    reward = votes(tmp_path, uses)
     greys = torch.tensor([0.1, 0.5, 0.9])[:, None, None, None].expand(-1, 3, 8, 8)
     dark, middle, light = reward(greys, ["grey"] * 3, {})
     assert dark < middle < light
 
 
 def test_the_reward_of_the_features_may_be_a_map_with_options(tmp_path):
-    file, mine = str(written(tmp_path)), str(tmp_path / "mine.py") + ":lightness"
-    pictures = torch.rand(3, 3, 8, 8)
-    by_map, by_name = (
-        load("votes", options={"file": file, "of": of})(pictures, ["grey"] * 3, {}).tolist()
-        for of in ({"use": mine}, mine)
-    )
-    assert by_map == by_name
+    pictures, of = torch.rand(3, 3, 8, 8), {"use": f"{tmp_path}/mine.py:lightness"}
+    by_map, by_name = (reward(pictures, ["grey"] * 3, {}) for reward in (votes(tmp_path, of), votes(tmp_path)))
+    assert by_map.equal(by_name)
 
 
 def test_pref_grpo_takes_what_was_learned(tmp_path):
-    scores = {
-        "use": "votes",
-        "options": {"file": str(written(tmp_path)), "of": str(tmp_path / "mine.py") + ":lightness"},
-    }
-    preference = load("preference", options={"scores": scores})
+    options = {"file": str(written(tmp_path)), "of": f"{tmp_path}/mine.py:lightness"}
+    preference = load("preference", options={"scores": {"use": "votes", "options": options}})
     assert preference.group_wise
-    votes = load("votes", options=scores["options"])
     greys = torch.tensor([0.2, 0.9, 0.5])[:, None, None, None].expand(-1, 3, 8, 8)
     rates = preference(greys, ["grey"] * 3, {})
-    odds = votes(greys, ["grey"] * 3, {})
-    chance = lambda i, j: 1 / (1 + math.exp(odds[j] - odds[i]))  # noqa: E731
-    assert rates == pytest.approx([(chance(i, (i + 1) % 3) + chance(i, (i + 2) % 3)) / 2 for i in range(3)])
+    odds = votes(tmp_path)(greys, ["grey"] * 3, {})
+    chances = torch.sigmoid(odds[:, None] - odds)
+    assert rates.tolist() == pytest.approx(((chances.sum(1) - 0.5) / 2).tolist())
     assert rates[1] > rates[2] > rates[0]
 
 
@@ -126,20 +114,16 @@ def test_votes_that_say_nothing_are_told(tmp_path, caplog):
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     lines = [{**line, "vote": vote} for line in lines[:1] for vote in ("a", "b") * 6]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    reward = load("votes", options={"file": str(file), "of": str(tmp_path / "mine.py") + ":lightness"})
+    reward = load("votes", options={"file": str(file), "of": f"{tmp_path}/mine.py:lightness"})
     with caplog.at_level(logging.WARNING):
         reward(torch.rand(2, 3, 8, 8), ["grey"] * 2, {})
     assert "hardly more than a coin" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ('{"prompt": "x"}', "line 8 of"),
-        ('{"prompt": "x", "a": "1", "b": "2", "vote": "both"}', "one of a, b, neither"),
-        ("half a li", "is no vote"),
-    ],
-)
+@pytest.mark.parametrize(("line", "sentence"), [
+    ('{"prompt": "x"}', "line 8 of"), ('{"prompt": "x", "a": "1", "b": "2", "vote": "both"}', "one of a, b, neither"),
+    ("half a li", "is no vote"),
+])  # fmt: skip
 def test_a_line_that_is_no_vote_is_named(tmp_path, line, sentence):
     file = written(tmp_path)
     file.write_text(file.read_text() + line + "\n")
@@ -149,23 +133,23 @@ def test_a_line_that_is_no_vote_is_named(tmp_path, line, sentence):
 
 def test_what_cannot_be_learned_is_refused(tmp_path):
     file, mine = written(tmp_path), str(tmp_path / "mine.py")
-    with pytest.raises(RewardError, match="there is no file"):
-        load("votes", options={"file": str(tmp_path / "none.jsonl"), "of": "jpeg_size"})
-    with pytest.raises(RewardError, match="diversity compares the samples of a group"):
-        load("votes", options={"file": str(file), "of": "diversity"})
-    with pytest.raises(RewardError, match="a name or a map of use and options"):
-        load("votes", options={"file": str(file), "of": {"use": mine, "weight": 2}})
     few = tmp_path / "few.jsonl"
     few.write_text("".join(f"{line}\n" for line in file.read_text().splitlines()[:4]))
-    with pytest.raises(RewardError, match="has 4 votes for one of two, and 5 are the fewest"):
-        load("votes", options={"file": str(few), "of": "jpeg_size"})
+    for votes_file, of, said in (
+        (tmp_path / "none.jsonl", "jpeg_size", "there is no file"),
+        (file, "diversity", "diversity compares the samples of a group"),
+        (file, {"use": mine, "weight": 2}, "a name or a map of use and options"),
+        (few, "jpeg_size", "has 4 votes for one of two, and 5 are the fewest"),
+    ):
+        with pytest.raises(RewardError, match=said):
+            load("votes", options={"file": str(votes_file), "of": of})
     reward = load("votes", options={"file": str(file), "of": f"{mine}:lightness"})
     (tmp_path / "light.png").unlink()
     with pytest.raises(RewardError, match=r"light\.png"):
         reward.function.learned()
 
 
-def test_what_a_caption_has_is_what_the_shapes_reward_sees(tmp_path):
+def test_what_a_caption_has_is_what_the_shapes_reward_sees():
     from rewards.shapes import BACKGROUND, COLOURS, features, shapes
 
     picture = torch.tensor(BACKGROUND)[:, None, None].repeat(1, 64, 64)
@@ -173,10 +157,5 @@ def test_what_a_caption_has_is_what_the_shapes_reward_sees(tmp_path):
         picture[:, 24:40, left : left + 16] = torch.tensor(COLOURS[colour])[:, None, None]
     pictures = picture.expand(4, 3, 64, 64)
     asked = ["a red square and a blue square", "a red circle", "two red squares", "a blue square left of a red square"]
-    assert features(pictures, asked) == [
-        [1.0, 1.0, 1.0, 1.0],
-        [0.0, 1.0, 0.0, 1.0],
-        [0.5, 0.5, 1.0, 1.0],
-        [1.0, 1.0, 1.0, 0.0],
-    ]
+    assert features(pictures, asked) == [[1, 1, 1, 1], [0, 1, 0, 1], [0.5, 0.5, 1, 1], [1, 1, 1, 0]]
     assert shapes(pictures, asked) == [1.0, 0.0, 0.5, 0.5]

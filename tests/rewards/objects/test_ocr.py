@@ -1,4 +1,3 @@
-import itertools
 import math
 import sys
 
@@ -9,7 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 import rewards
 from rewards import RewardError
-from rewards.objects.ocr import Ocr, asked_text, edit_distance, reading_order, similarity
+from rewards.objects.ocr import Ocr, asked_text, reading_order, similarity
 
 PAPER, INK = (250, 246, 236), (30, 40, 110)
 
@@ -33,26 +32,21 @@ def reward():
 WORDS = ["Open until nine", "Fresh Bread", "NO EXIT", "Route 66"]
 
 
-@pytest.mark.parametrize(
-    "how", [{}, {"angle": 5}, {"angle": -5}, {"size": 12}], ids=["clean", "left up", "right up", "small"]
-)
+@pytest.mark.parametrize("how", [{}, {"angle": 5}, {"angle": -5}, {"size": 12}], ids=str)
 def test_rendered_words_are_read(reward, how):
     images = torch.stack([picture(text, **how) for text in WORDS])
-    right = reward(images, [f'a shop sign that says "{text}"' for text in WORDS], {})
-    wrong = reward(images, [f'a shop sign that says "{text}"' for text in WORDS[1:] + WORDS[:1]], {})
-    assert right.min() > 0.9
-    assert wrong.max() < 0.4
+    read = list(reward.function.read(images))
+    right, wrong = (list(map(similarity, read, texts)) for texts in (WORDS, WORDS[1:] + WORDS[:1]))
+    assert min(right) > 0.9
+    assert max(wrong) < 0.4
 
 
-def test_several_lines_are_read_in_order_and_the_column_text_goes_before_the_prompt(reward):
+def test_several_lines_are_read_in_order_the_column_goes_before_the_prompt_and_mirrored_text_earns_little(reward):
+    assert reward(picture("Fresh Bread").flip(2)[None], ['"Fresh Bread"'], {}).item() < 0.4
     image = picture("Coffee", "and cake", angle=5)[None]
     column = {"text": ["Coffee and cake"]}
     assert reward(image, ['a sign "Tea"'], column).item() == 1
     assert reward(image, ['a sign "Tea"'], {"text": [None]}).item() < 0.4
-
-
-def test_mirrored_text_earns_little(reward):
-    assert reward(picture("Fresh Bread").flip(2)[None], ['"Fresh Bread"'], {}).item() < 0.4
 
 
 def test_a_value_depends_neither_on_the_batch_nor_on_the_threads(reward):
@@ -62,9 +56,7 @@ def test_a_value_depends_neither_on_the_batch_nor_on_the_threads(reward):
     one_thread = rewards.load("ocr", options={"threads": 1, "batch_size": 1})
     alone = [one_thread(images[i : i + 1], prompts[i : i + 1], {}).item() for i in range(4)]
     assert values[:3].tolist() == alone[:3]
-    assert values[0] == 1
-    assert 0.6 < values[1] < 1
-    assert values[2] == 0
+    assert values[0] == 1 > values[1] > 0.6 > values[2] == 0
     assert values[3].isnan()  # nothing is asked for
     assert math.isnan(alone[3])
 
@@ -87,68 +79,31 @@ def test_a_video_is_read_in_evenly_spaced_frames():
     assert mean(videos[:1], ["no quotes"], {}).isnan()
 
 
-@pytest.mark.parametrize(
-    ("prompt", "text", "expected"),
-    [
-        ('a sign that says "Open 24/7"', None, "Open 24/7"),
-        ('"One" above “Two” and «Three», „Vier“, 「五」', None, "One Two Three Vier 五"),
-        ("it's a dog's life", None, None),
-        ('an empty "  " quote', None, None),
-        ("a sign", "Hello", "Hello"),
-        ('a sign "Tea"', "Coffee", "Coffee"),
-        ('a sign "Tea"', "", None),
-        ("a year", 2024, "2024"),
-    ],
-)
+@pytest.mark.parametrize(("prompt", "text", "expected"), [
+    ('a sign that says "Open 24/7"', None, "Open 24/7"),
+    ('"One" above “Two” and «Three», „Vier“, 「五」', None, "One Two Three Vier 五"), ("it's a dog's life", None, None),
+    ('an empty "  " quote', None, None), ("a sign", "Hello", "Hello"), ('a sign "Tea"', "Coffee", "Coffee"),
+    ('a sign "Tea"', "", None), ("a year", 2024, "2024"),
+])  # fmt: skip
 def test_what_is_asked_for(prompt, text, expected):
     assert asked_text(prompt, text) == expected
 
 
-@pytest.mark.parametrize(
-    ("read", "asked", "with_substring", "without"),
-    [
-        ("HELLO\nworld", "Hello World", 1, 1),
-        ("Ｈｅｌｌｏ！", "hello!", 1, 1),  # full-width letters, as some recognisers print them
-        ("Don’t stop – now", "Don't stop - now", 1, 1),
-        ("hello", "hello!", 5 / 6, 5 / 6),
-        ("the hello there", "hello", 1, 0),
-        ("jello", "hello", 4 / 5, 4 / 5),
-        ("", "hello", 0, 0),
-        ("completely different and long", "cat", 0, 0),
-    ],
-)
+@pytest.mark.parametrize(("read", "asked", "with_substring", "without"), [
+    ("HELLO\nworld", "Hello World", 1, 1),
+    ("Ｈｅｌｌｏ！", "hello!", 1, 1),  # full-width letters, as some recognisers print them
+    ("Don’t stop – now", "Don't stop - now", 1, 1), ("hello", "hello!", 5 / 6, 5 / 6),
+    ("the hello there", "hello", 1, 0), ("jello", "hello", 4 / 5, 4 / 5), ("", "hello", 0, 0),
+    ("completely different and long", "cat", 0, 0),
+])  # fmt: skip
 def test_what_is_read_is_compared_by_its_letters(read, asked, with_substring, without):
     assert similarity(read, asked) == pytest.approx(with_substring)
     assert similarity(read, asked, substring=False) == pytest.approx(without)
 
 
-def test_the_edit_distance_is_the_shortest_way_through_all_strings():
-    """Breadth-first search over single edits is the definition."""
-    strings = ["".join(s) for n in range(5) for s in itertools.product("ab", repeat=n)]
-
-    def edits(s):
-        for i in range(len(s) + 1):
-            yield from (s[:i] + c + s[i:] for c in "ab")
-            yield s[:i] + s[i + 1 :]
-            yield from (s[:i] + c + s[i + 1 :] for c in "ab")
-
-    for start in ("", "ab", "abba"):
-        distance, frontier = {start: 0}, [start]
-        for steps in range(1, 9):
-            frontier = {e for s in frontier for e in edits(s) if len(e) <= 6} - set(distance)
-            distance |= dict.fromkeys(frontier, steps)
-        assert all(edit_distance(start, s) == edit_distance(s, start) == distance[s] for s in strings)
-
-
 @pytest.mark.parametrize("degrees", [0, 5, -5, 12])
 def test_boxes_are_ordered_by_lines_whatever_their_tilt(degrees):
-    places = [
-        (0, 0, 60),
-        (90, 2, 200),
-        (320, -2, 40),
-        (0, 40, 150),
-        (180, 42, 90),
-    ]  # left, top and width of lines 20 high
+    places = [(0, 0, 60), (90, 2, 200), (320, -2, 40), (0, 40, 150), (180, 42, 90)]  # left, top and width, 20 high
     boxes = np.array([[(x, y), (x + w, y), (x + w, y + 20), (x, y + 20)] for x, y, w in places], float)
     turn = math.radians(degrees)
     boxes = boxes @ np.array([[math.cos(turn), math.sin(turn)], [-math.sin(turn), math.cos(turn)]]) + 300

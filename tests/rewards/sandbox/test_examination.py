@@ -7,7 +7,7 @@ from hacks import HACKS, TESTS
 from right_programs import FAMILIES, programs
 
 from rewards.sandbox import examination, sandbox
-from rewards.sandbox.examination import Cheating, Sitting, rebuilt
+from rewards.sandbox.examination import Cheating, Sitting, rebuild
 from rewards.sandbox.papers import Constants, constants, paper
 from rewards.texts.code import code
 
@@ -31,9 +31,7 @@ def test_no_hack_earns_anything_and_the_right_program_everything(reward):
 
 
 @pytest.mark.parametrize(
-    "sizes",
-    [(2, 9), pytest.param(range(3, 9), marks=pytest.mark.zoo)],
-    ids=["smallest and largest", "between"],
+    "sizes", [(2, 9), pytest.param(range(3, 9), marks=pytest.mark.zoo)], ids=["smallest and largest", "between"]
 )
 def test_right_programs_of_many_kinds_keep_their_score(reward, sizes):
     names, right, tests = zip(*programs(sizes), strict=True)
@@ -65,27 +63,24 @@ def test_what_is_expected_never_enters_the_process_of_the_program(reward, monkey
 
 
 def test_what_needs_no_program_is_computed_without_it(reward):
-    tests = [
+    test = (
         "import math as m\nassert f([2, 1]) == sorted([2, 1]) and f(m.pi) == m.floor(m.pi) or f(n for n in (1,)) == x"
-    ]
-    assert constants([paper(test) for test in tests]) == Constants(
-        ("import math as m",), ("sorted([2, 1])", "m.floor(m.pi)")
     )
+    assert constants([paper(test)]) == Constants(("import math as m",), ("sorted([2, 1])", "m.floor(m.pi)"))
     lie = "import builtins\nbuiltins.sorted = lambda x: 'yes'\ndef f(x):\n    return 'yes'"
     assert sandbox.run(lie, ["assert f([2, 1]) == sorted([2, 1])"]).passed == (False,)
 
 
-class Yes:
+def yes(denies=lambda source: False):
     """A process that says yes to all, or denies what `denies` tells to."""
 
-    def __init__(self, denies=lambda source: False):
-        self.denies = denies
-
-    def __call__(self, kind, *sources):
-        no = any(map(self.denies, sources))
+    def ask(kind, *sources):
+        no = any(map(denies, sources))
         if kind == "do":
             return ["raised", "AssertionError: "] if no else ["done"]
         return ["claim", not no, False] if kind == "claim" else ["value", not no]
+
+    return ask
 
 
 @pytest.mark.parametrize("test", ["assert f(1)", "assert not f(1)", "assert g(f) and f(1)", "assert 1 < f(1) < x"])
@@ -108,15 +103,15 @@ def test_claims_are_put_as_they_are_and_denied_and_affirming_both_is_cheating(te
 
 def test_a_statement_is_proved_by_one_that_must_fail():
     taken = paper("for x in y:\n    assert f(x)")
-    assert Sitting(Yes(), {}).passes(taken) == (True, True)
+    assert Sitting(yes(), {}).passes(taken) == (True, True)
     with pytest.raises(Cheating, match="a test passes that cannot"):
-        Sitting(Yes(), {}, second=True).passes(taken, passed_before=True)
-    honest = Yes(denies=lambda source: source.splitlines()[-1].startswith("assert"))
+        Sitting(yes(), {}, second=True).passes(taken, passed_before=True)
+    honest = yes(denies=lambda source: source.splitlines()[-1].startswith("assert"))
     assert Sitting(honest, {}, second=True).passes(taken, passed_before=True) == (True, True)
 
 
 def test_canaries_find_a_process_that_says_yes_to_all_or_nothing():
-    for ask in (Yes(), lambda kind, *sources: ["value", sources[0][1:9]] if kind == "value" else ["done"]):
+    for ask in (yes(), lambda kind, *sources: ["value", sources[0][1:9]] if kind == "value" else ["done"]):
         for _ in range(20):
             with pytest.raises(Cheating):
                 Sitting(ask, {}).canary()
@@ -140,17 +135,10 @@ def test_plain_values_travel_unchanged(reward, value):
 
 def test_what_stands_for_no_value_is_refused():
     assert f"MOST_HASHED = {examination.MOST_HASHED} " in (sandbox._JAIL / "trial.py").read_text()
-    for tagged in (
-        {"set": [*range(1001)]},
-        {},
-        {"set": [1], "tuple": []},
-        {"int": 4},
-        {"set": [[1]]},
-        {"ratio": [1, 0]},
-        {"complex": "x"},
-    ):
+    odd = {"set": [*range(1001)]}, {"set": [1], "tuple": []}, {"set": [[1]]}
+    for tagged in ({}, {"int": 4}, {"ratio": [1, 0]}, {"complex": "x"}, *odd):
         with pytest.raises((ValueError, TypeError, ArithmeticError)):
-            json.loads(json.dumps(tagged), object_hook=rebuilt)
+            json.loads(json.dumps(tagged), object_hook=rebuild)
 
 
 def test_loops_and_checks_are_taken_apart_only_where_nothing_changes():

@@ -31,9 +31,32 @@ def reward(layers):
     return code(seconds=1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def as_it_comes(layers):
     return rewards.load("code")
+
+
+@pytest.fixture(scope="session")
+def whole(layers):
+    """A machine with every layer, or the test is skipped."""
+    if any(said is not None for said in layers.values()):
+        pytest.skip(f"this machine has not every layer: {layers}")
+
+
+@pytest.fixture
+def secret(tmp_path):
+    """A file that no program may read or change."""
+    file = tmp_path / "secret"
+    file.write_text("a secret")
+    yield file
+    assert (file.read_text(), file.stat().st_mode & 0o777) == ("a secret", 0o644)
+
+
+@pytest.fixture
+def facts(secret):
+    """What attacks aim at, and a port where somebody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield {"secret": str(secret), "port": listener.getsockname()[1], "pid": os.getpid()}
 
 
 def scores(reward, *programs, tests=("assert answer == 42",)):
@@ -41,6 +64,10 @@ def scores(reward, *programs, tests=("assert answer == 42",)):
 
 
 GOOD = "answer = 42"
+FORGED = (
+    "import os\nfor handle in range(3, 9):\n    try:\n        os.write(handle, b'passed\\n1\\nTrue\\n')\n"
+    "    except OSError:\n        pass\nos._exit(0)"
+)
 
 ATTACKS = {
     "a fork bomb": "import os\nwhile True:\n    os.fork()",
@@ -85,26 +112,22 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_scores_nothing_and_the_next_program_its_due(reward, name, tmp_path):
-    secret = tmp_path / "secret"
-    secret.write_text("a secret")
+def test_an_attack_scores_nothing_and_the_next_program_its_due(reward, name, facts):
     local = f"flowgrpo-{os.getpid()}"
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket(socket.AF_UNIX) as abstract:
+    with socket.socket(socket.AF_UNIX) as abstract:
         abstract.bind(f"\0{local}")
         abstract.listen()
-        facts = {"secret": str(secret), "port": listener.getsockname()[1], "local": local, "pid": os.getpid()}
         victim = psutil.Popen(["sleep", "60"])
         try:
             start = time.monotonic()
-            assert scores(reward, ATTACKS[name].format(victim=victim.pid, **facts), GOOD) == [0.0, 1.0]
+            attack = ATTACKS[name].format(victim=victim.pid, local=local, **facts)
+            assert scores(reward, attack, GOOD) == [0.0, 1.0]
             assert time.monotonic() - start < 10
             assert victim.is_running()
             assert victim.status() != psutil.STATUS_ZOMBIE
         finally:
             victim.kill()
             victim.wait()
-    assert secret.read_text() == "a secret"
-    assert secret.stat().st_mode & 0o777 == 0o644
 
 
 PROMISED = ("a fork bomb", "an endless loop", "10 GB at once", "a file outside", "a socket")
@@ -112,63 +135,41 @@ LONG = pytest.param(PROMISED[1], marks=pytest.mark.zoo)  # takes all of its time
 
 
 @pytest.mark.parametrize("name", [PROMISED[0], LONG, *PROMISED[2:]])
-def test_the_reward_as_it_comes_refuses_what_is_promised_in_ten_seconds(as_it_comes, name, tmp_path):
-    secret = tmp_path / "secret"
-    secret.write_text("a secret")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        attack = ATTACKS[name].format(secret=secret, port=listener.getsockname()[1])
-        text = f"Here you are:\n```python\n{attack}\n```\n"
-        assert as_it_comes.function.limits.seconds == 5
-        start = time.monotonic()
-        assert as_it_comes([text], [""], {"tests": [["assert answer == 42"]]}).tolist() == [0.0]
-        assert time.monotonic() - start < 10
+def test_the_reward_as_it_comes_refuses_what_is_promised_in_ten_seconds(as_it_comes, name, facts):
+    text = f"Here you are:\n```python\n{ATTACKS[name].format(**facts)}\n```\n"
+    assert as_it_comes.function.limits.seconds == 5
+    start = time.monotonic()
+    assert as_it_comes([text], [""], {"tests": [["assert answer == 42"]]}).tolist() == [0.0]
+    assert time.monotonic() - start < 10
 
 
-def test_a_batch_with_attacks_in_a_thread_of_a_training_process_leaves_nothing(layers, tmp_path, monkeypatch):
+def test_a_batch_with_attacks_in_a_thread_of_a_training_process_leaves_nothing(layers, tmp_path, monkeypatch, facts):
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    secret = tmp_path / "secret"
-    secret.write_text("a secret")
     texts, expected = [], []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        facts = {"secret": str(secret), "port": listener.getsockname()[1]}
-        for i in range(32):
-            bad = i % 3 == 1  # 11 of them, each kind at least twice
-            program = (
-                ATTACKS[PROMISED[i // 3 % 5]].format(**facts) if bad else f"def double(x):\n    return {2 + i % 2} * x"
-            )
-            texts.append(f"```python\n{program}\n```")
-            expected.append(0.0 if bad else 0.5 if i % 2 else 1.0)
-        tests = [["assert double(2) == 4", "assert double(0) == 0"]] * 32
-        reward = rewards.load("code", options={"seconds": 2})
-        one = psutil.Process()
+    for i in range(16):
+        bad = i % 3 == 1  # each kind of attack once
+        right = f"def double(x):\n    return {2 + i % 2} * x"
+        program = ATTACKS[PROMISED[i // 3 % 5]].format(**facts) if bad else right
+        texts.append(f"```python\n{program}\n```")
+        expected.append(0.0 if bad else 0.5 if i % 2 else 1.0)
+    tests = [["assert double(2) == 4", "assert double(0) == 0"]] * len(texts)
+    reward, one, found = rewards.load("code", options={"seconds": 2}), psutil.Process(), []
 
-        def held():
-            return one.num_threads(), one.num_fds(), len(one.children(recursive=True))  # zombies are children too
+    def held():
+        return one.num_threads(), one.num_fds(), len(one.children(recursive=True))  # zombies are children too
 
-        before, found = held(), []
-        caller = threading.Thread(target=lambda: found.append(reward(texts, [""] * 32, {"tests": tests}).tolist()))
-        caller.start()
-        caller.join()
-        assert found == [expected]
-        deadline = time.monotonic() + 5
-        while (
-            any(map(gt, held(), before)) and time.monotonic() < deadline
-        ):  # a thread that was joined ends a moment later
-            time.sleep(0.02)
-        assert not any(map(gt, held(), before))  # fewer, where something of an earlier test ended meanwhile
+    before = held()
+    caller = threading.Thread(target=lambda: found.append(reward(texts, [""] * len(texts), {"tests": tests}).tolist()))
+    caller.start()
+    caller.join()
+    assert found == [expected]
+    deadline = time.monotonic() + 5
+    while any(map(gt, held(), before)) and time.monotonic() < deadline:  # a joined thread ends a moment later
+        time.sleep(0.02)
+    assert not any(map(gt, held(), before))  # fewer, where something of an earlier test ended meanwhile
     assert list(folder.iterdir()) == []
-    assert secret.read_text() == "a secret"
-
-
-def test_nothing_is_left_behind(layers, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
-    outcome = sandbox.run("open('x', 'w').write('x')\nwhile True:\n    pass", ["pass"], sandbox.Limits(seconds=1))
-    assert (outcome.passed, outcome.problem) == ((False,), "timed out")
-    assert {process.pid for process in psutil.Process().children(recursive=True)} == before
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_a_program_made_unreadable_is_deleted_by_an_ordinary_user():
@@ -193,35 +194,25 @@ def test_a_folder_that_a_program_made_unreadable_is_deleted_by_an_ordinary_user(
         assert outside.stat().st_mode & 0o777 == 0o500
 
 
-@pytest.mark.parametrize(
-    ("without", "lacking"),
-    [
-        (("seccomp",), set()),
-        (ROOT_FOLDER, {"disk"}),
-        (("landlock",), set()),
-        (("user", "privileges"), set()),
-        (("limits",), {"memory"}),
-        ((*ROOT_FOLDER, "landlock"), {"files", "disk"}),
-        ((*ROOT_FOLDER, "seccomp"), {"network", "disk"}),
-        (("namespaces", "user", "limits", "privileges", "landlock", "seccomp"), set(sandbox.PROTECTIONS)),
-    ],
-)
-def test_layers_overlap_and_a_missing_protection_is_found_by_trying(layers, without, lacking):
-    if any(said is not None for said in layers.values()):
-        pytest.skip(f"this machine has not every layer: {layers}")
-    found = sandbox.missing(without=without)
+@pytest.mark.parametrize(("without", "lacking"), [
+    (("seccomp",), set()), (ROOT_FOLDER, {"disk"}), (("landlock",), set()), (("user", "privileges"), set()),
+    (("limits",), {"memory"}), ((*ROOT_FOLDER, "landlock"), {"files", "disk"}),
+    ((*ROOT_FOLDER, "seccomp"), {"network", "disk"}),
+    (("namespaces", "user", "limits", "privileges", "landlock", "seccomp"), set(sandbox.PROTECTIONS)),
+])  # fmt: skip
+@pytest.mark.usefixtures("whole")
+def test_layers_overlap_and_a_missing_protection_is_found_by_trying(without, lacking):
+    found = sandbox.find_missing(without=without)
     assert set(found) - {"processes"} == lacking - {"processes"}  # these depend on who runs the tests
     assert "processes" in found or "processes" not in lacking
     assert all(f"{name}: left out" in reason for name in without[:1] for reason in found.values())
 
 
-def test_the_reward_is_refused_in_a_sentence_that_names_what_is_missing(layers, monkeypatch):
-    if any(said is not None for said in layers.values()):
-        pytest.skip(f"this machine has not every layer: {layers}")
-    monkeypatch.setattr(sandbox, "missing", partial(sandbox.missing, without=(*ROOT_FOLDER, "landlock")))
-    with pytest.raises(
-        RewardError, match=r"cannot shield files, disk .*landlock: left out.* set the option unsafe: \[files, disk\]"
-    ):
+@pytest.mark.usefixtures("whole")
+def test_the_reward_is_refused_in_a_sentence_that_names_what_is_missing(monkeypatch):
+    monkeypatch.setattr(sandbox, "find_missing", partial(sandbox.find_missing, without=(*ROOT_FOLDER, "landlock")))
+    said = r"cannot shield files, disk .*landlock: left out.* set the option unsafe: \[files, disk\]"
+    with pytest.raises(RewardError, match=said):
         rewards.load("code")
     reward = rewards.load("code", options={"unsafe": ["files", "disk"]})
     assert reward([GOOD], [""], {"tests": [["assert answer == 42"]], "bare": [True]}).tolist() == [1.0]
@@ -229,7 +220,7 @@ def test_the_reward_is_refused_in_a_sentence_that_names_what_is_missing(layers, 
 
 @pytest.mark.parametrize("protection", sandbox.PROTECTIONS)
 def test_every_protection_that_is_missing_ends_a_command_with_one_sentence(monkeypatch, capsys, tmp_path, protection):
-    monkeypatch.setattr(sandbox, "missing", lambda *_: {protection: "seccomp: Function not implemented"})
+    monkeypatch.setattr(sandbox, "find_missing", lambda *_: {protection: "seccomp: Function not implemented"})
     monkeypatch.setattr(sandbox, "run", lambda *_, **options: sandbox.Outcome((True,), layers={"limits": None}))
     assert main(["serve", "code"]) == 2
     said = capsys.readouterr().err
@@ -241,6 +232,8 @@ def test_every_protection_that_is_missing_ends_a_command_with_one_sentence(monke
             with pytest.raises(RewardError, match=f"cannot shield {protection}"):
                 rewards.load("code", options={"unsafe": [other]})
     assert rewards.load("code", options={"unsafe": [protection]})
+    with pytest.raises(RewardError, match="unsafe names 'colour'; choose of processes, memory, files, disk, network"):
+        rewards.load("code", options={"unsafe": [protection, "colour"]})
 
 
 def test_a_machine_that_cannot_run_the_sandbox_at_all_is_refused_too(monkeypatch):
@@ -249,9 +242,8 @@ def test_a_machine_that_cannot_run_the_sandbox_at_all_is_refused_too(monkeypatch
         rewards.load("code", options={"unsafe": list(sandbox.PROTECTIONS)})
 
 
-def test_nothing_is_run_while_a_layer_is_lost_and_the_program_is_tried_again(layers, monkeypatch):
-    if any(said is not None for said in layers.values()):
-        pytest.skip(f"this machine has not every layer: {layers}")
+@pytest.mark.usefixtures("whole")
+def test_nothing_is_run_while_a_layer_is_lost_and_the_program_is_tried_again(monkeypatch):
     monkeypatch.setattr("rewards.texts.code._PAUSES", (0.0, 0.0))
     reward, whole, calls = code(), sandbox.run, []
 
@@ -285,35 +277,39 @@ def test_the_reward_is_described(capsys):
         assert word in said
 
 
-def test_an_unknown_protection_is_refused():
-    with pytest.raises(RewardError, match="unsafe names 'colour'; choose of processes, memory, files, disk, network"):
-        rewards.load("code", options={"unsafe": ["colour"]})
-
-
-def test_the_score_is_the_share_of_tests_passed(layers):
+def test_the_score_is_the_share_of_tests_passed(layers, as_it_comes):
     program = "def double(x):\n    return 2 * x if x < 3 else x\nprint('hello')"
     tests = ["assert double(1) == 2", "assert double(2) == 4", "assert double(3) == 6", "no python", "double()"]
     outcome = sandbox.run(program, tests)
     assert (outcome.passed, outcome.problem) == ((True, True, False, False, False), None)
-    assert scores(code(), program, tests=tests) == [0.4]
+    assert scores(as_it_comes.function, program, tests=tests) == [0.4]
 
 
-def test_a_test_that_hangs_costs_the_ones_after_it(layers):
-    outcome = sandbox.run("n = 1", ["assert n == 1", "while True: pass", "assert n == 1"], sandbox.Limits(seconds=1))
+def test_a_test_that_hangs_costs_the_ones_after_it_and_leaves_nothing_behind(layers, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    program, tests = "open('x', 'w').write('x')\nn = 1", ["assert n == 1", "while True: pass", "assert n == 1"]
+    outcome = sandbox.run(program, tests, sandbox.Limits(seconds=1))
     assert (outcome.passed, outcome.problem) == ((True, False, False), "timed out")
+    assert {process.pid for process in psutil.Process().children(recursive=True)} == before
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_program_that_does_not_load_says_why(layers):
-    outcome = sandbox.run("import nothing_of_this_name", ["pass"])
-    assert outcome.passed == (False,)
-    assert outcome.problem == "ModuleNotFoundError: No module named 'nothing_of_this_name'"
+DEFINED, ASKING, TRUE = "def f(x):\n    return x", "import sys\nsys.stdin.read()", ["assert f(1) == 1"]
 
 
-def test_only_who_asked_for_input_may_fail_at_the_top(layers):
-    failing, defined, tests = "n = int([][0])", "def f(x):\n    return x", ["assert f(1) == 1"]
-    assert sandbox.run(f"{failing}\n{defined}", tests).passed == (False,)
-    assert sandbox.run(f"{defined}\n{failing}", tests).problem.startswith("IndexError")
-    assert sandbox.run(f"import sys\nsys.stdin.read()\n{failing}\n{defined}", tests).passed == (True,)
+@pytest.mark.usefixtures("layers")
+@pytest.mark.parametrize(("program", "tests", "passed", "problem"), [
+    ("import no_such_name", ["pass"], (False,), "ModuleNotFoundError: No module named 'no_such_name'"),
+    (f"n = int([][0])\n{DEFINED}", TRUE, (False,), "IndexError: list index out of range"),
+    (f"{DEFINED}\nn = int([][0])", TRUE, (False,), "IndexError: list index out of range"),
+    (f"{ASKING}\nn = int([][0])\n{DEFINED}", TRUE, (True,), None),  # who asked for input may fail at the top
+    (FORGED, ["assert False", "assert True"], (False, False), "cheated: it wrote what was not asked for"),
+    ("def double(x):\n    return 2 * x", [f"assert double({n}) == {2 * n}" for n in range(2000)], (True,) * 2000, None),
+], ids=["no module", "above", "below", "asked for input", "forged", "thousands"])  # fmt: skip
+def test_a_program_has_its_outcome(program, tests, passed, problem):
+    outcome = sandbox.run(program, tests, sandbox.Limits(seconds=30))
+    assert (outcome.passed, outcome.problem) == (passed, problem)
 
 
 def test_ordinary_programs_have_what_they_need(layers):
@@ -334,8 +330,7 @@ def test_ordinary_programs_have_what_they_need(layers):
         "import multiprocessing, asyncio, unittest, sqlite3, zlib",
     ]
     outcome = sandbox.run(program, tests)
-    assert outcome.problem is None
-    assert outcome.passed == (True,) * len(tests)
+    assert (outcome.passed, outcome.problem) == ((True,) * len(tests), None)
 
 
 def test_the_environment_is_empty_and_sets_have_one_order(layers, monkeypatch):
@@ -357,14 +352,6 @@ def test_an_answer_cannot_take_back_what_was_said_nor_drown_it(layers):
     assert (outcome.passed, outcome.problem, outcome.layers) == ((False,), "timed out", layers)
 
 
-def test_loading_the_answer_cannot_print_the_tests_away(layers):
-    forged = (
-        "import os\nfor handle in range(3, 9):\n    try:\n        os.write(handle, b'passed\\n1\\nTrue\\n')\n"
-        "    except OSError:\n        pass\n"
-    )
-    assert sandbox.run(forged + "os._exit(0)", ["assert False", "assert True"]).passed == (False, False)
-
-
 def test_a_folder_holds_no_more_files_than_it_should_and_says_where_it_does(layers):
     program = (
         "made = 0\ntry:\n    while made < 5000:\n        open(str(made), 'w').close()\n        made += 1\n"
@@ -372,13 +359,7 @@ def test_a_folder_holds_no_more_files_than_it_should_and_says_where_it_does(laye
     )
     tests = [f"assert made < {bound}" for bound in (sandbox.Limits().files + 1, sandbox.Limits().files - 200)]
     assert sandbox.run(program, tests).passed == (True, False)
-    assert "disk" in sandbox.missing(without=ROOT_FOLDER)
-
-
-def test_thousands_of_tests_all_count(layers):
-    tests = [f"assert double({n}) == {2 * n}" for n in range(2000)]
-    outcome = sandbox.run("def double(x):\n    return 2 * x", tests, sandbox.Limits(seconds=30))
-    assert outcome.passed == (True,) * 2000
+    assert "disk" in sandbox.find_missing(without=ROOT_FOLDER)
 
 
 def test_programs_stand_in_the_last_block_and_their_format_is_scored():
@@ -391,8 +372,8 @@ def test_programs_stand_in_the_last_block_and_their_format_is_scored():
     assert code_format(["x = 3", " "], [""] * 2, [True, None]) == [1.0, 0.0]
 
 
-def test_rows_without_tests_do_not_concern_the_reward_and_wrong_tests_are_explained(layers):
-    reward = code()
+def test_rows_without_tests_do_not_concern_the_reward_and_wrong_tests_are_explained(as_it_comes):
+    reward = as_it_comes.function
     assert reward(["x = 1", "x ="], ["", ""], [None, ["assert x"]], [True, True]) == [None, 0.0]
     with pytest.raises(ValueError, match="a list of tests for each prompt, not 'assert x'"):
         reward(["x = 1"], [""], ["assert x"], [True])

@@ -13,11 +13,8 @@ from rewards.served.wire import CONTENT_TYPE
 
 
 def head(*lines):
-    return b"\r\n".join([b"POST /bright HTTP/1.1", b"Host: 127.0.0.1", *lines, b"", b""])
-
-
-def asking(body):
-    return head(f"Content-Type: {CONTENT_TYPE}".encode(), f"Content-Length: {len(body)}".encode())
+    known = ["POST /bright HTTP/1.1", "Host: 127.0.0.1", f"Content-Type: {CONTENT_TYPE}"]
+    return "\r\n".join([*known, *lines, "", ""]).encode()
 
 
 def ended(sock):
@@ -47,7 +44,7 @@ def test_a_head_without_end_is_refused_after_16_kib(begun):
 @pytest.mark.parametrize("method", [b"POST", b"HEAD"])  # the answer to which has no body
 def test_a_body_that_is_no_http_ends_its_connection_in_silence(method, rest, pause, caplog):
     with serving(bright) as address, socket.create_connection(address) as sock:
-        begun = head(f"Content-Type: {CONTENT_TYPE}".encode(), b"Transfer-Encoding: chunked")
+        begun = head("Transfer-Encoding: chunked")
         sock.sendall(begun.replace(b"POST", method) + (b"" if pause else rest))
         time.sleep(pause)
         with suppress(OSError):  # which may have ended by now
@@ -88,5 +85,5 @@ def test_a_head_that_drips_is_waited_for_in_vain(monkeypatch):
 def test_a_body_that_drips_is_waited_for_in_vain(monkeypatch):
     monkeypatch.setattr(server, "ARRIVAL", 0.3)
     with serving(bright) as address, socket.create_connection(address, 3) as sock:
-        sock.sendall(asking(BODY) + BODY[:-1])
+        sock.sendall(head(f"Content-Length: {len(BODY)}") + BODY[:-1])
         assert sock.recv(100).startswith(b"HTTP/1.1 408")

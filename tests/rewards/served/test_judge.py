@@ -1,9 +1,7 @@
-import itertools
 import json
 import math
 import re
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ from fakes import endpoint, http_server, pictures_of, words_of
 
 import rewards
 from rewards import RewardError
-from rewards.served.chat import expected, read
+from rewards.served.chat import expected_value, read_answer
 
 FIVE = {str(n): float(n) for n in range(1, 6)}
 WORDS = {"excellent": 5.0, "good": 4.0, "fair": 3.0, "poor": 2.0, "bad": 1.0}
@@ -24,13 +22,8 @@ def judge(url, use="judge", **options):
 
 
 def test_the_grade_is_the_mean_over_the_answers_probabilities():
-    requests = []
-
-    def answer(request):
-        requests.append(request)
-        return [("4", 0.6), (" 2", 0.2), ("The", 0.15), ("5", 0.05)]
-
-    with endpoint(answer) as url:
+    requests, top = [], [("4", 0.6), (" 2", 0.2), ("The", 0.15), ("5", 0.05)]
+    with endpoint(lambda request: requests.append(request) or top) as url:
         values = judge(url, use="qwen_vl")(IMAGES[:1], ["a {red} cat"], {})
     assert values.item() == pytest.approx(((4 * 0.6 + 2 * 0.2 + 5 * 0.05) / 0.85 - 1) / 4)
     (request,) = requests
@@ -42,23 +35,14 @@ def test_the_grade_is_the_mean_over_the_answers_probabilities():
     np.testing.assert_array_equal(picture, IMAGES[0].mul(255).round().byte().permute(1, 2, 0).numpy())
 
 
-@pytest.mark.parametrize(
-    ("method", "said", "field", "value"),
-    [
-        ("guided", '{"answer": 4}', "response_format", None),
-        ("guided_choice", "4", "structured_outputs", {"choice": ["1", "2", "3", "4", "5"]}),
-        ("guided_regex", "4", "regex", "(1|2|3|4|5)"),
-        ("text", "It is fine.\n**Final Score:** 4", None, None),
-    ],
-)
+@pytest.mark.parametrize(("method", "said", "field", "value"), [
+    ("guided", '{"answer": 4}', "response_format", None),
+    ("guided_choice", "4", "structured_outputs", {"choice": ["1", "2", "3", "4", "5"]}),
+    ("guided_regex", "4", "regex", "(1|2|3|4|5)"), ("text", "It is fine.\n**Final Score:** 4", None, None),
+])  # fmt: skip
 def test_an_answer_is_confined_as_the_server_offers_it(method, said, field, value):
     requests = []
-
-    def answer(request):
-        requests.append(request)
-        return said
-
-    with endpoint(answer) as url:
+    with endpoint(lambda request: requests.append(request) or said) as url:
         reward = judge(url, method=method, extra={"seed": 7})
         assert reward(IMAGES, ["a", "b"], {}).tolist() == [0.75, 0.75]
         assert (reward.function.chat.asked, reward.function.chat.unread) == (2, 0)
@@ -71,54 +55,29 @@ def test_an_answer_is_confined_as_the_server_offers_it(method, said, field, valu
         assert requests[0][field] == value
 
 
-@pytest.mark.parametrize(
-    ("words", "answers", "value"),
-    [
-        ("4", FIVE, 4),
-        (" 4.\n", FIVE, 4),
-        ("3.7", FIVE, 3.7),
-        ("6", FIVE, None),
-        ("0.5", FIVE, None),
-        ("4/5", FIVE, None),
-        ("4 or 5", FIVE, None),
-        ("I would say 4", FIVE, None),
-        ("", FIVE, None),
-        ("nan", FIVE, None),
-        ('{"answer": 3}', FIVE, 3),
-        ('{"answer": "3"}', FIVE, 3),
-        ('{"answer": 3, "why": "x"}', FIVE, None),
-        ('{"answer": true}', FIVE, None),
-        ("[" * 100_000, FIVE, None),
-        ("dog (animal): 1\nFinal Score: 3.5", FIVE, 3.5),
-        ("Final Score: 3\nBut then again, no.", FIVE, None),
-        ("Score: 2\nScore: 5", FIVE, 5),
-        ("<think>4?</think><answer>Good</answer>", WORDS, 4),
-        ("Excellent.", WORDS, 5),
-        ("4", WORDS, None),
-        ("not bad", WORDS, None),
-    ],
-)
+@pytest.mark.parametrize(("words", "answers", "value"), [
+    ("4", FIVE, 4), (" 4.\n", FIVE, 4), ("3.7", FIVE, 3.7), ("6", FIVE, None), ("0.5", FIVE, None),
+    ("4/5", FIVE, None), ("4 or 5", FIVE, None), ("I would say 4", FIVE, None), ("", FIVE, None), ("nan", FIVE, None),
+    ('{"answer": 3}', FIVE, 3), ('{"answer": "3"}', FIVE, 3), ('{"answer": 3, "why": "x"}', FIVE, None),
+    ('{"answer": true}', FIVE, None), ("[" * 100_000, FIVE, None), ("dog (animal): 1\nFinal Score: 3.5", FIVE, 3.5),
+    ("Final Score: 3\nBut then again, no.", FIVE, None), ("Score: 2\nScore: 5", FIVE, 5),
+    ("<think>4?</think><answer>Good</answer>", WORDS, 4), ("Excellent.", WORDS, 5), ("4", WORDS, None),
+    ("not bad", WORDS, None),
+])  # fmt: skip
 def test_words_are_read_strictly(words, answers, value):
-    assert read(words, answers) == value
+    assert read_answer(words, answers) == value
 
 
 def test_words_are_weighted_by_the_tokens_that_begin_them():
-    assert expected([("Ex", math.log(0.5)), (" good", math.log(0.25)), ("G", math.log(0.25))], WORDS) == pytest.approx(
-        4.5
-    )
-    assert expected([("The", math.log(0.6)), ("good", math.log(0.4))], WORDS) is None  # mostly no answer
-    assert expected([("", 0.0), (" ", 0.0)], WORDS) is None
+    sure = [("Ex", math.log(0.5)), (" good", math.log(0.25)), ("G", math.log(0.25))]
+    assert expected_value(sure, WORDS) == pytest.approx(4.5)
+    assert expected_value([("The", math.log(0.6)), ("good", math.log(0.4))], WORDS) is None  # mostly no answer
+    assert expected_value([("", 0.0), (" ", 0.0)], WORDS) is None
 
 
 def test_what_cannot_be_read_is_asked_again_and_counted_and_then_not_applicable():
-    said = itertools.cycle(["hm", "4", "hm", "hm"])
-    temperatures = []
-
-    def answer(request):
-        temperatures.append(request["temperature"])
-        return next(said)
-
-    with endpoint(answer) as url:
+    temperatures, said = [], iter(["hm", "4", "hm", "hm"])
+    with endpoint(lambda request: temperatures.append(request["temperature"]) or next(said)) as url:
         reward = judge(url, method="text", tries=2, concurrency=1)
         first, second = reward(IMAGES, ["a", "b"], {}).tolist()
     assert first == 0.75
@@ -145,26 +104,15 @@ def test_a_video_is_shown_by_frames_and_graded_by_the_mean_of_its_questions():
 
 
 def test_template_scale_and_columns_are_the_users():
-    requests = []
-
-    def answer(request):
-        requests.append(request)
-        return [("yes", 0.75), ("no", 0.25)]
-
-    with endpoint(answer) as url:
-        options = {
-            "template": "Is {prompt} in the style of {artist}?",
-            "scale": {"no": 0, "yes": 2},
-            "system": "Be fair.",
-        }
-        reward = judge(url, closing="", concurrency=1, **options)
+    requests, top = [], [("yes", 0.75), ("no", 0.25)]
+    with endpoint(lambda request: requests.append(request) or top) as url:
+        asked = {"template": "Is {prompt} in the style of {artist}?", "scale": {"no": 0, "yes": 2}}
+        reward = judge(url, closing="", concurrency=1, system="Be fair.", **asked)
         assert reward(IMAGES, ["it", "this"], {"artist": ["Klee", "Miro"]}).tolist() == [0.75, 0.75]
         with pytest.raises(RewardError, match="template: there is no 'artist' to fill in, there are prompt, low, high"):
             reward(IMAGES, ["it", "this"], {})
-    assert [words_of(request) for request in requests] == [
-        "Is it in the style of Klee?",
-        "Is this in the style of Miro?",
-    ]
+    words = [words_of(request) for request in requests]
+    assert words == ["Is it in the style of Klee?", "Is this in the style of Miro?"]
     assert requests[0]["messages"][0] == {"role": "system", "content": "Be fair."}
 
 
@@ -182,35 +130,29 @@ def test_every_style_asks_and_reads_its_own_answers():
 
 
 def test_questions_are_under_way_together():
-    together, most, lock = [0], [0], threading.Lock()
+    active, most, together = [], [], threading.Barrier(4, timeout=60)  # nobody is answered before four ask
 
     def answer(request):
-        with lock:
-            together[0] += 1
-            most[0] = max(most[0], together[0])
-        time.sleep(0.1)
-        with lock:
-            together[0] -= 1
+        active.append(request)
+        most.append(len(active))
+        together.wait()
+        active.pop()
         return [("3", 1.0)]
 
     with endpoint(answer) as url:
         judge(url, concurrency=4)(torch.rand(8, 3, 4, 4), ["a"] * 8, {})
-    assert most[0] == 4
+    assert max(most) == 4
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"model": "vml"}, "model: http://.*/v1 serves no model 'vml', did you mean 'vlm'"),
-        ({"style": "qwen"}, "style: there is no 'qwen', did you mean 'qwen_vl'"),
-        ({"method": "guidd"}, "method: there is no 'guidd', did you mean 'guided'"),
-        ({"scale": [0, 10]}, "'1' begins '10'; take guided"),
-        ({"scale": [3, 3]}, "has no two different values"),
-        ({"tries": 0}, "tries and concurrency must be at least 1, not 0 and 8"),
-        ({"methd": "text"}, "could not be made: TypeError: .*methd"),
-        ({"endpoint": "localhost:8000"}, "'localhost:8000' is not an address"),
-    ],
-)
+@pytest.mark.parametrize(("options", "said"), [
+    ({"model": "vml"}, "model: http://.*/v1 serves no model 'vml', did you mean 'vlm'"),
+    ({"style": "qwen"}, "style: there is no 'qwen', did you mean 'qwen_vl'"),
+    ({"method": "guidd"}, "method: there is no 'guidd', did you mean 'guided'"),
+    ({"scale": [0, 10]}, "'1' begins '10'; take guided"), ({"scale": [3, 3]}, "has no two different values"),
+    ({"tries": 0}, "tries and concurrency must be at least 1, not 0 and 8"),
+    ({"methd": "text"}, "could not be made: TypeError: .*methd"),
+    ({"endpoint": "localhost:8000"}, "'localhost:8000' is not an address"),
+])  # fmt: skip
 def test_an_option_that_does_not_fit_is_refused(options, said):
     with endpoint(lambda request: "4") as url, pytest.raises(RewardError, match=said):
         judge(url, **options)
@@ -219,14 +161,11 @@ def test_an_option_that_does_not_fit_is_refused(options, said):
 def test_a_model_must_be_named_where_there_are_several():
     with (
         endpoint(lambda request: "4", models=("a", "b")) as url,
-        pytest.raises(RewardError, match="serves no model None, choose one of a, b"),
+        pytest.raises(RewardError, match="None, choose one of a, b"),
     ):
         judge(url)
     for listed in ({"hello": 1}, ["data"], {"data": [1]}, b"[" * 100_000):
-        with (
-            http_server(lambda asked, listed=listed: listed) as url,
-            pytest.raises(RewardError, match="lists no models"),
-        ):
+        with http_server(lambda _, it=listed: it) as url, pytest.raises(RewardError, match="lists no models"):
             judge(url)
 
 
@@ -235,43 +174,25 @@ def likely(token, log_prob):
     return {"choices": [{"logprobs": {"content": [{"top_logprobs": [{"token": token, "logprob": log_prob}]}]}}]}
 
 
-@pytest.mark.parametrize(
-    ("answered", "said"),
-    [
-        ((400, {"error": {"message": "image too large", "code": 400}}), "answered 400: image too large"),
-        ((404, {"object": "error", "message": "no such route"}), "answered 404: no such route"),
-        ((200, b"garbage"), "answered with no chat completion: 'garbage'"),
-        ((200, b"[" * 100_000), "answered with no chat completion"),
-        ((200, {"choices": []}), "answered with no chat completion"),
-        ((200, {"choices": {}}), "answered with no chat completion"),
-        ((200, {"choices": ["words"]}), "answered with no chat completion"),
-        ((200, likely(4, 0.0)), "answered with no chat completion"),
-        ((200, likely("4", "0")), "answered with no chat completion"),
-        ((200, likely("4", 1e9)), "answered with no chat completion"),
-        ((200, {"choices": [{"message": {"content": "4"}}]}), "gives no logprobs: take the method guided"),
-    ],
-)
+@pytest.mark.parametrize(("answered", "said"), [
+    ((400, {"error": {"message": "image too large", "code": 400}}), "answered 400: image too large"),
+    ((404, {"object": "error", "message": "no such route"}), "answered 404: no such route"),
+    ((200, b"garbage"), "answered with no chat completion: 'garbage'"),
+    ((200, b"[" * 100_000), "answered with no chat completion"),
+    ((200, {"choices": []}), "answered with no chat completion"),
+    ((200, {"choices": {}}), "answered with no chat completion"),
+    ((200, {"choices": ["words"]}), "answered with no chat completion"),
+    ((200, likely(4, 0.0)), "answered with no chat completion"),
+    ((200, likely("4", "0")), "answered with no chat completion"),
+    ((200, likely("4", 1e9)), "answered with no chat completion"),
+    ((200, {"choices": [{"message": {"content": "4"}}]}), "gives no logprobs: take the method guided"),
+])  # fmt: skip
 def test_an_endpoint_that_fails_is_one_clear_sentence(answered, said):
     models = {"data": [{"id": "vlm"}]}
     with http_server(lambda asked: models if asked.path.endswith("/models") else answered) as url:
         reward = judge(url)
         with pytest.raises(RewardError, match=said):
             reward(IMAGES, ["a", "b"], {})
-
-
-def test_a_judge_that_does_not_answer_is_given_up_in_time():
-    def respond(asked):
-        if asked.path.endswith("/models"):
-            return {"data": [{"id": "vlm"}]}
-        given_up.wait(60)
-        return {}
-
-    given_up = threading.Event()
-    with http_server(respond) as url:
-        reward = judge(url, timeout=1)
-        with pytest.raises(RewardError, match=r"did not answer within (1|0\.\d+) s"):
-            reward(IMAGES, ["a", "b"], {})
-        given_up.set()
 
 
 def test_sounds_are_refused():
@@ -281,13 +202,8 @@ def test_sounds_are_refused():
 
 def test_a_token_is_sent(monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", "secret")
-    seen = []
-
-    def respond(asked):
-        seen.append(asked.headers.get("authorization"))
-        return {"data": [{"id": "vlm"}]}
-
-    with http_server(respond) as url:
+    seen, models = [], {"data": [{"id": "vlm"}]}
+    with http_server(lambda asked: seen.append(asked.headers.get("authorization")) or models) as url:
         judge(url, token_env="JUDGE_KEY")
     assert seen == ["Bearer secret"]
 

@@ -4,6 +4,7 @@ import json
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
@@ -16,21 +17,26 @@ from rewards.served import server
 from rewards.served.server import app
 from rewards.served.wire import CONTENT_TYPE
 
+TYPED = {"Content-Type": CONTENT_TYPE}
+
+
+def complaining(images, prompts):
+    raise ValueError(f"what is {prompts[0]}")
+
 
 def test_what_is_too_large_or_elsewhere_or_of_another_type_is_refused():
     client = here(app([Reward("bright", bright)], max_bytes=len(BODY)))
-    headers = {"Content-Type": CONTENT_TYPE}
 
     def refused(answer):
         return answer.status_code, answer.json()["error"]
 
-    assert client.post("/bright", content=BODY, headers=headers).status_code == 200
+    assert client.post("/bright", content=BODY, headers=TYPED).status_code == 200
     too_large = (413, f"the body may have {len(BODY)} bytes at most")
-    assert refused(client.post("/bright", content=BODY + b".", headers=headers)) == too_large
+    assert refused(client.post("/bright", content=BODY + b".", headers=TYPED)) == too_large
     unannounced = (411, "the size of the body must be announced, in Content-Length")
-    assert refused(client.post("/bright", content=iter([BODY, b"."]), headers=headers)) == unannounced
+    assert refused(client.post("/bright", content=iter([BODY, b"."]), headers=TYPED)) == unannounced
     unknown = (404, "there is no reward 'brigt' here, did you mean 'bright'?")
-    assert refused(client.post("/brigt", content=BODY, headers=headers)) == unknown
+    assert refused(client.post("/brigt", content=BODY, headers=TYPED)) == unknown
     assert refused(client.post("/bright", content=BODY)) == (415, f"the content type must be {CONTENT_TYPE}")
     assert refused(client.get("/bright")) == (405, "Method Not Allowed")
     assert client.get("/health").json() == {
@@ -65,15 +71,8 @@ def test_what_waits_is_left_in_its_sockets_beyond_four_bodies():
 
     with serving(late, max_bytes=len(BODY), batch_size=2) as address:
         url = f"http://127.0.0.1:{address[1]}/bright"
-        statuses = []
-
-        def ask():
-            answer = httpx2.post(url, content=BODY, headers={"Content-Type": CONTENT_TYPE}, timeout=60)
-            statuses.append(answer.status_code)
-
-        threads = [threading.Thread(target=ask) for _ in range(asked)]
-        for thread in threads:
-            thread.start()
+        pool = ThreadPoolExecutor(asked)
+        jobs = [pool.submit(httpx2.post, url, content=BODY, headers=TYPED, timeout=60) for _ in range(asked)]
         most, until = 0, time.monotonic() + 30
         while most < 3 and time.monotonic() < until:
             most = max(most, health(address)[1]["rewards"]["bright"]["waiting"])
@@ -81,10 +80,8 @@ def test_what_waits_is_left_in_its_sockets_beyond_four_bodies():
             most = max(most, health(address)[1]["rewards"]["bright"]["waiting"])
             time.sleep(0.02)
         held.set()
-        for thread in threads:
-            thread.join()
+        assert [job.result().status_code for job in jobs] == [200] * asked
         assert most == server.ROOM - 1  # and one in its call
-        assert statuses == [200] * asked
 
 
 def test_a_lane_that_hangs_is_told_and_asked_no_more(monkeypatch):
@@ -96,10 +93,8 @@ def test_a_lane_that_hangs_is_told_and_asked_no_more(monkeypatch):
 
     monkeypatch.setattr(server, "STALLED", 0.2)
     with serving(hanging) as address:
-        url, kind = f"http://127.0.0.1:{address[1]}/bright", {"Content-Type": CONTENT_TYPE}
-        first = threading.Thread(
-            target=httpx2.post, args=(url,), kwargs={"content": BODY, "headers": kind, "timeout": 60}
-        )
+        url, request = f"http://127.0.0.1:{address[1]}/bright", {"content": BODY, "headers": TYPED, "timeout": 60}
+        first = threading.Thread(target=httpx2.post, args=(url,), kwargs=request)
         first.start()
         until = time.monotonic() + 30
         while health(address)[0] == 200 and time.monotonic() < until:
@@ -108,7 +103,7 @@ def test_a_lane_that_hangs_is_told_and_asked_no_more(monkeypatch):
         assert status == 503
         assert re.fullmatch(r"the reward 'bright' has not returned for \d+ s", said["error"])
         assert 0.2 < said["rewards"]["bright"]["busy"] < 60
-        assert httpx2.post(url, content=BODY, headers=kind).status_code == 503
+        assert httpx2.post(url, **request).status_code == 503
         held.set()
         first.join()
         assert health(address)[0] == 200
@@ -131,13 +126,9 @@ def test_without_a_token_only_names_of_this_machine_are_answered(host, status):
 
 
 def test_what_is_said_of_long_words_is_short_and_one_line():
-    def complaining(images, prompts):
-        raise ValueError(f"what is {prompts[0]}")
-
     client = here(app([Reward("bright", complaining)]))
     body = tensors(torch.rand(2, 3, 4, 4), prompts=json.dumps(["\n\x1b" * 9 + "x" * 100_000, "b"]))
-    typed = {"Content-Type": CONTENT_TYPE}
-    for answer in (client.post("/bright", content=body, headers=typed), client.post("/" + "a" * 9000, headers=typed)):
+    for answer in (client.post("/bright", content=body, headers=TYPED), client.post("/" + "a" * 9000, headers=TYPED)):
         assert len(answer.json()["error"]) == 500
         assert answer.json()["error"].isprintable()
 
@@ -148,12 +139,9 @@ def test_nobody_is_sent_to_an_address_of_the_clients():
 
 
 def test_half_a_character_in_a_fault_is_written_out(caplog):
-    def complaining(images, prompts):
-        raise ValueError(f"what is {prompts[0]}")
-
     body = tensors(torch.rand(2, 3, 4, 4), prompts='["\\ud800", "b"]')
     client = here(app([Reward("bright", complaining)]))
-    answer = client.post("/bright", content=body, headers={"Content-Type": CONTENT_TYPE})
+    answer = client.post("/bright", content=body, headers=TYPED)
     assert (answer.status_code, answer.json()["error"][-14:]) == (422, "what is \\ud800")
     assert caplog.text.endswith("ValueError: what is \\ud800\n")
 
@@ -161,7 +149,7 @@ def test_half_a_character_in_a_fault_is_written_out(caplog):
 def test_a_column_with_the_name_of_an_argument_is_a_sentence_in_answer_and_log(caplog):
     body = tensors(torch.rand(2, 3, 4, 4), columns='{"prompts": [1, 2]}')
     client = here(app([Reward("bright", lambda images, prompts, **columns: [0.0] * len(prompts))]))
-    answer = client.post("/bright", content=body, headers={"Content-Type": CONTENT_TYPE})
+    answer = client.post("/bright", content=body, headers=TYPED)
     assert answer.status_code == 422
     assert answer.json()["error"].endswith("calls an argument 'prompts', so no column can have that name")
     assert "Traceback" not in caplog.text

@@ -1,8 +1,8 @@
 """Rewards that another process serves give the numbers they give here."""
 
 import re
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import numpy as np
@@ -81,26 +81,15 @@ def counted(url):
 
 def in_a_row(served, name, *calls):
     """What each call returned or raised, when all came, in this order, while the first was under way."""
-    results = [None] * len(calls)
-
-    def run(i):
-        try:
-            results[i] = calls[i]()
-        except Exception as error:
-            results[i] = error
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(calls))]
-    hold = served["folder"] / "hold"
+    hold, pool, jobs = served["folder"] / "hold", ThreadPoolExecutor(len(calls)), []
     hold.touch()
     before = counted(served[name])["requests_total"]
-    for i, thread in enumerate(threads):
-        thread.start()
+    for i, call in enumerate(calls):
+        jobs.append(pool.submit(call))
         while counted(served[name])["requests_total"] < before + i + 1:
             time.sleep(0.01)
     hold.unlink()
-    for thread in threads:
-        thread.join()
-    return results
+    return [job.exception() or job.result() for job in jobs]
 
 
 def test_shapes_in_another_process_gives_the_local_numbers(served):

@@ -53,10 +53,7 @@ def test_the_card_of_the_samples_is_right_but_for_what_is_changed():
             save({}, {"texts": "[]", "prompts": "[]", "columns": "{}"}),
             "texts in the header must be strings, one or more",
         ),
-        (
-            save({}, {"texts": "[1]", "prompts": "[1]", "columns": "{}"}),
-            "texts in the header must be strings, one or more",
-        ),
+        (save({}, {"texts": "[1]", "prompts": "[1]", "columns": "{}"}), "texts in the header must be strings"),
         (tensors(torch.rand(2, 3, 4, 4).double()), "F64, not F32 or U8"),
         (tensors(torch.rand(2, 3)), r"the shape \[2, 3\]"),
         (tensors(torch.rand(0, 3, 4, 4)), r"the shape \[0, 3, 4, 4\]"),
@@ -93,7 +90,7 @@ def test_a_header_is_short_and_takes_forty_times_its_size_at_most():
         decode(bytearray(len(long).to_bytes(8, "little") + long))
     for value in ("[]", "{}", "[{}]", "0.5", '"\U0001f600"', '{"":0}'):
         # a wide letter makes all text four times as large
-        columns = f'{{"n": [{",".join([value] * (200_000 // len(value)))}], "\U0001f600": 0}}'
+        columns = f'{{"n": [{",".join([value] * (50_000 // len(value)))}], "\U0001f600": 0}}'
         metadata = {"texts": json.dumps(["a"]), "prompts": json.dumps(["a"]), "columns": columns}
         header = json.dumps({"__metadata__": metadata}, ensure_ascii=False).encode()
         body = bytearray(len(header).to_bytes(8, "little") + header)

@@ -20,36 +20,21 @@ def judge():
         yield rewards.load("math_verify", options={"seconds": 5}).function
 
 
+@pytest.fixture(scope="module")
+def hasty():
+    return rewards.load("math_verify", options={"seconds": 1}).function
+
+
 @installed
-@pytest.mark.parametrize(
-    ("given", "right", "ours", "theirs"),
-    [
-        ("3", "3", 1, 1),
-        ("4", "3", 0, 0),
-        (r"\frac{1}{2}", "0.5", 1, 1),
-        ("1,000", "1000", 1, 1),
-        ("(1,2)", "(1, 2)", 1, 1),
-        ("(2,1)", "(1,2)", 0, 0),
-        ("[1,2]", "(1,2)", 0, 0),
-        ("x=3", "3", 1, 1),
-        (r"\text{east}", "east", 1, 1),
-        (r"5\text{ cm}", "5", 1, 1),
-        (r"90^\circ", "90", 1, 1),
-        (r"25\%", "25", 1, 1),
-        ("0.333", r"\frac{1}{3}", 0, 0),
-        ("", "3", 0, 0),
-        ("2x+2", "2(x+1)", 0, 1),
-        ("y^2+x", "x+y^2", 0, 1),
-        (r"\sqrt{8}", r"2\sqrt{2}", 0, 1),
-        ("2^{10}", "1024", 0, 1),
-        (r"\{1,2\}", r"\{2,1\}", 0, 1),
-        (r"\pi/4", r"\frac{\pi}{4}", 0, 1),
-        (r"3 \pm \sqrt{2}", r"3+\sqrt{2}, 3-\sqrt{2}", 0, 1),
-        (r"x \in [1,2]", "[1,2]", 0, 1),
-        (r"25\%", "0.25", 0, 1),
-        ("1 270", "1270", 1, 0),
-    ],
-)
+@pytest.mark.parametrize(("given", "right", "ours", "theirs"), [
+    ("3", "3", 1, 1), ("4", "3", 0, 0), (r"\frac{1}{2}", "0.5", 1, 1), ("1,000", "1000", 1, 1),
+    ("(1,2)", "(1, 2)", 1, 1), ("(2,1)", "(1,2)", 0, 0), ("[1,2]", "(1,2)", 0, 0), ("x=3", "3", 1, 1),
+    (r"\text{east}", "east", 1, 1), (r"5\text{ cm}", "5", 1, 1), (r"90^\circ", "90", 1, 1), (r"25\%", "25", 1, 1),
+    ("0.333", r"\frac{1}{3}", 0, 0), ("", "3", 0, 0), ("2x+2", "2(x+1)", 0, 1), ("y^2+x", "x+y^2", 0, 1),
+    (r"\sqrt{8}", r"2\sqrt{2}", 0, 1), ("2^{10}", "1024", 0, 1), (r"\{1,2\}", r"\{2,1\}", 0, 1),
+    (r"\pi/4", r"\frac{\pi}{4}", 0, 1), (r"3 \pm \sqrt{2}", r"3+\sqrt{2}, 3-\sqrt{2}", 0, 1),
+    (r"x \in [1,2]", "[1,2]", 0, 1), (r"25\%", "0.25", 0, 1), ("1 270", "1270", 1, 0),
+])  # fmt: skip
 def test_where_the_two_judges_agree_and_where_not(judge, given, right, ours, theirs):
     text = rf"<answer>so it is \boxed{{{given}}}</answer>"
     assert math_accuracy([text], [""], [right]) == [ours]
@@ -64,21 +49,20 @@ def test_answers_are_read_as_ours_are(judge):
 
 
 @installed
-def test_an_answer_that_never_ends_is_wrong_and_the_next_is_judged():
-    judge = rewards.load("math_verify", options={"seconds": 1}).function
-    assert judge([r"\boxed{3}"], [""], ["3"]) == [1]
-    for endless in (r"9^{9^{9^{9}}}", r"\sum_{n=1}^{10^9} \frac{1}{n^2}", "(" * 1900, "(" * 100_000):
-        assert judge([rf"\boxed{{{endless}}}"], [""], ["3"]) == [0]
-        assert judge([r"\boxed{3}"], [""], ["3"]) == [1]
+def test_an_answer_that_never_ends_is_wrong_and_the_next_is_judged(hasty):
+    assert hasty([r"\boxed{3}"], [""], ["3"]) == [1]
+    for endless in (r"9^{9^{9^{9}}}", "(" * 1900, "(" * 100_000):
+        assert hasty([rf"\boxed{{{endless}}}"], [""], ["3"]) == [0]
+        assert hasty([r"\boxed{3}"], [""], ["3"]) == [1]
 
 
 @installed
-def test_equal_pairs_are_asked_once_and_the_process_ends_with_the_reward():
-    judge = rewards.load("math_verify").function
-    assert judge([r"\boxed{3}"] * 3, [""] * 3, ["3"] * 3) == [1, 1, 1]
-    assert judge._same.cache_info().misses == 1
-    process = judge._process.pid
-    judge.__del__()
+def test_equal_pairs_are_asked_once_and_the_process_ends_with_the_reward(hasty):
+    before = hasty._same.cache_info().misses
+    assert hasty([r"\boxed{7}"] * 3, [""] * 3, ["7"] * 3) == [1, 1, 1]
+    assert hasty._same.cache_info().misses == before + 1
+    process = hasty._process.pid
+    hasty.__del__()
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
 
@@ -92,9 +76,8 @@ def test_it_sees_no_secret_of_the_environment(judge):
 
 def test_without_the_package_it_is_one_sentence_before_anything_is_started(monkeypatch):
     monkeypatch.setattr("rewards.texts.algebra.find_spec", lambda name: None)
-    with pytest.raises(
-        RewardError, match=r"math-verify is not installed, pip install 'flowgrpo\[math\]'; or use math_acc"
-    ):
+    said = r"math-verify is not installed, pip install 'flowgrpo\[math\]'; or use math_acc"
+    with pytest.raises(RewardError, match=said):
         rewards.load("math_verify")
 
 
