@@ -83,7 +83,7 @@ BELOW = {
         "flow.pipeline.inputs flow.pipeline flow.config"
     ),
     "flowgrpo.flow.model": (
-        "rewards errors schema data training.model_files training.weights training.checkpoints "
+        "rewards errors schema data training.model_files training.weights training.planning training.checkpoints "
         "flow.pipeline.networks flow.pipeline.loading flow.config"
     ),
     "flowgrpo.flow.rollouts": (
@@ -100,7 +100,7 @@ BELOW = {
         "training.reports flow.methods.objectives flow.methods flow.pipeline flow.config flow.rollouts"
     ),
     "flowgrpo.flow.planning": (
-        "samplers rewards errors schema data training.advantages training.model_files training.run "
+        "samplers rewards errors schema data training.advantages training.run "
         "training.distributed training.weights training.planning training.reports training.fitting "
         "training.scoring flow.pipeline.networks flow.methods.credit flow.methods.objectives "
         "flow.methods.trees flow.methods flow.pipeline flow.pipeline.loading flow.config flow.engine flow.model "
@@ -166,7 +166,7 @@ BELOW = {
         "mdlm.decoding.network mdlm.decoding.decode mdlm.decoding.step_maps mdlm.config"
     ),
     "flowgrpo.mdlm.models": (
-        "rewards errors schema data training.model_files training.weights training.checkpoints "
+        "rewards errors schema data training.model_files training.weights training.planning training.checkpoints "
         "mdlm.decoding.network mdlm.config"
     ),
     "flowgrpo.mdlm.rollouts": (

@@ -1,4 +1,4 @@
-"""Groups of samples of a flow model, scored and stored: rollouts that runs train from later (`data.groups`)."""
+"""Sample, score and store groups that runs train from later (`data.groups`)."""
 
 from __future__ import annotations
 
@@ -35,14 +35,9 @@ from samplers.trees import Root, Tree
 
 
 def sample_groups(config: Config, prompts: Sequence[Prompt], rewards: Sequence[Reward], folder: Path) -> dict[str, Any]:
-    """Sample a group of each prompt as a run's first iteration would, score it, and store it; return the manifest.
+    """Sample, score and store a group per prompt as a run's first iteration would; return the manifest.
 
-    Group i is that of prompt i, of `train.group_size` samples, with the seeds and the noise of group i of iteration 0. A
-    folder that was cut off is gone on with.
-
-    Args:
-        rewards: by which the samples are scored.
-        folder: where they are stored.
+    Group i belongs to prompt i and has the seeds and noise of group i of iteration 0. An interrupted folder is continued.
 
     Raises:
         InputError: the config's trees are no chains, the model cannot be sampled, or the folder holds something else.
@@ -59,7 +54,7 @@ def sample_groups(config: Config, prompts: Sequence[Prompt], rewards: Sequence[R
         reward.to(default_device())
     whole = setup.with_sampling_rate(prompts, policy)
     with policy.call_overrides(**guidance.training_call(config.model.guidance, policy)):
-        policy.start([Row(whole[0].text, 0, whole[0].columns)])  # the sigmas are known from here on
+        policy.start([Row(whole[0].text, 0, whole[0].columns)])  # sets the sigmas
         kernels = config.algorithm.kernel.kernels(len(policy.sigmas) - 1)
         plan = config.algorithm.plan(kernels, size, seed, 0)
         with phase("sampling", len(left)) as sampling:
@@ -80,10 +75,10 @@ def sample_groups(config: Config, prompts: Sequence[Prompt], rewards: Sequence[R
 
 
 def check(config: Config) -> None:
-    """Refuse a config whose samples are not the ends of chains.
+    """Refuse a config whose samples are not the ends of chains, or that calibrates or drafts.
 
     Raises:
-        InputError: its trees have other ends, or its noise must be calibrated first.
+        InputError: it does.
     """
     algorithm = config.algorithm
     if algorithm.tree.name not in likelihood_rules.CHAINS:
@@ -97,7 +92,7 @@ def check(config: Config) -> None:
 
 
 def about(config: Config, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """What stored samples are, beside their rewards: the model, the call, the prompts and what they were sampled by."""
+    """Return the manifest's description of stored samples: the model, the call, the prompts and the sampling."""
     return {
         "kind": "samples",
         **of_model(config),
@@ -114,7 +109,7 @@ def about(config: Config, prompts: Sequence[Prompt]) -> dict[str, Any]:
 
 
 def of_model(config: Config) -> dict[str, Any]:
-    """What must be alike for samples of one run to be trained on by another: the model, its precision and its call."""
+    """Return what a run must share with stored samples to train on them: the model, its precision and its call."""
     return {
         "model": config.model.path,
         "fingerprint": fingerprint(config.model.path, config.model.variant),
@@ -124,7 +119,7 @@ def of_model(config: Config) -> dict[str, Any]:
 
 
 def digest(value: Any) -> str:
-    """A digest of plain data."""
+    """Return the SHA-256 of plain data."""
     return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()
 
 
@@ -138,7 +133,6 @@ def _policy(config: Config, prompts: Sequence[Prompt]) -> DiffusersPolicy:
 
 
 def _roots(config: Config, prompt: Prompt, number: int) -> list[Root]:
-    """The roots of a group, with the seeds of the run's iteration 0."""
     shared, seed = config.algorithm.tree.start == "shared", config.run.seed
     starts = [0 if shared else start for start in range(config.algorithm.roots(config.train.group_size))]
     seeds = [noise.seed(seed, "start", 0, number, start) for start in starts]
@@ -146,7 +140,6 @@ def _roots(config: Config, prompt: Prompt, number: int) -> list[Root]:
 
 
 def _groups(tree: Tree, scores: Scores, prompts: Sequence[Prompt]) -> Iterator[tuple[stored.Group, State]]:
-    """The groups of a tree, with their latents."""
     by_group: dict[int, list[int]] = defaultdict(list)
     for leaf, node in enumerate(tree.leaves):
         by_group[tree.nodes[node].root.group].append(leaf)

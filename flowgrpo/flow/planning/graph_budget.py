@@ -1,4 +1,4 @@
-"""Whether the rollouts of a run keep graphs for the first update: where there is room, until memory runs out."""
+"""Decide whether rollouts keep graphs for the first update: if there is room, until memory runs out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rewards.memory import is_out_of_memory
 
 
 class Training(Protocol):
-    """What `KeptGraphs` uses of a `Trainer`; see there."""
+    """The part of a `Trainer` that `KeptGraphs` uses."""
 
     config: Config
     policy: Policy
@@ -42,15 +42,12 @@ class Training(Protocol):
 
 
 class KeptGraphs(NoGraphs):
-    """Whether the rollouts of a run keep graphs.
+    """The graphs that a run's rollouts keep.
 
     Attributes:
-        parts: of an iteration's update, whose graphs they keep: the first or none. All processes have the same when an
-            iteration begins; one that gives them up has none at once, the others when it ends.
-        growing: whether the trees of a rollout have begun to grow; before, drafts have no graphs.
-
-    Args:
-        trainer: of the run.
+        parts: of an iteration's update whose graphs are kept: the first or none. All processes agree when an iteration
+            begins; one that gives graphs up drops them at once, the others at its end.
+        growing: whether the trees of a rollout grow; drafts before have no graphs.
     """
 
     def __init__(self, trainer: Training):
@@ -60,7 +57,7 @@ class KeptGraphs(NoGraphs):
 
     @property
     def held(self) -> Sequence[int]:
-        """The parts with the sizes of calls that hold now, which may hinder it."""
+        """The parts under the current call sizes, which may rule graphs out."""
         return () if self.parts and self._trainer.config.graph_hindrance else self.parts
 
     @property
@@ -68,11 +65,11 @@ class KeptGraphs(NoGraphs):
         return self._trainer.config.train.replay == "never"
 
     def state(self) -> dict[str, bool] | None:
-        """Whether there was no room, as JSON, for a resume; None where nothing is to be remembered."""
+        """Return the state for a checkpoint: that graphs were given up; None otherwise."""
         return {"graphs_given_up": True} if self._gave_up else None
 
     def restore(self, state: dict[str, bool] | None) -> None:
-        """Take over what `state` returned when a checkpoint was written."""
+        """Restore what `state` returned."""
         self._gave_up = bool(state and state["graphs_given_up"])
 
     @property
@@ -92,7 +89,7 @@ class KeptGraphs(NoGraphs):
         self.parts, self._gave_up = (), True
 
     def decide(self) -> None:
-        """See whether there is room, and tell the user; not once a run has found that there is none."""
+        """Measure whether there is room, and report it; a run that gave graphs up does not ask again."""
         trainer, config, policy = self._trainer, self._trainer.config, self._trainer.policy
         if self._insists:
             self.parts = (0,)
@@ -110,7 +107,7 @@ class KeptGraphs(NoGraphs):
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            call, need = 0, math.inf  # an update will say so, in its own phase
+            call, need = 0, math.inf  # the update will fail by itself, in its own phase
         device, processes = trainer.accelerator.device, of_machine(trainer.accelerator.num_processes)
         free = max(free_bytes(device, processes) - trainer.batch_sizes.to_come(call), 0)
         fits = need <= ROOM * free
