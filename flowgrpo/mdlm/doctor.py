@@ -62,11 +62,7 @@ def defaults(model: str) -> dict[str, Any]:
 
 
 def examine(settings: TextConfig) -> Iterator[Check]:
-    """Yield the checks of a config as they finish.
-
-    Raises:
-        InputError, RewardError: the config is wrong; nothing was checked.
-    """
+    """Yield the checks of a config as they finish; raise InputError or RewardError before the first if it is wrong."""
     plan(settings)
     found = sorted(prompts.load_split(settings.prompts, "train"), key=lambda prompt: -len(prompt.text))
     chosen = [found[0], found[-1]]  # a group each

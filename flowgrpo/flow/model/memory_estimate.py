@@ -41,7 +41,7 @@ def memory_estimate(
     Args:
         components: result of `component_shapes`, if known.
         begun: result of `initial_lora.adapters`, if known.
-        among: processes that share the networks, and what is learned if all weights are.
+        among: processes that share the networks.
 
     Raises:
         InputError: there is no such model.
@@ -86,11 +86,7 @@ def policy_copies(config: Config) -> int:
 
 
 def loading_peak(config: Config, components: Components) -> int:
-    """Return the bytes on the device until prompts are encoded: of all components that do not load later.
-
-    Args:
-        components: see `component_shapes`.
-    """
+    """Return the bytes on the device while prompts are encoded: of all components that do not load later."""
     model = config.model
     width = torch.finfo(DTYPES[model.dtype]).bits // 8
     later = model.text_encoders != "keep" and load.loads_later(model.path)
@@ -102,14 +98,7 @@ def loading_peak(config: Config, components: Components) -> int:
 
 
 def check(config: Config, device: torch.device, begun: Mapping[str, Adapter] | None = None) -> None:
-    """Refuse a run that cannot fit, before its weights are loaded.
-
-    Args:
-        begun: result of `initial_lora.adapters`, if known.
-
-    Raises:
-        InputError: the estimate is more than the device, or this machine, has.
-    """
+    """Raise InputError for a run that cannot fit, before its weights load; `begun` as in `memory_estimate`."""
     components = component_shapes(config.model.path, variant=config.model.variant)
     begun = initial_lora.adapters(config.model) if begun is None else begun
     refuse(
@@ -120,15 +109,7 @@ def check(config: Config, device: torch.device, begun: Mapping[str, Adapter] | N
 
 
 def component_shapes(path: str, beginning: str | tuple[str, ...] = "", variant: str | None = None) -> Components:
-    """Return the shapes of all tensors by component, from the headers of a model's weight files.
-
-    Args:
-        beginning: of the names of components.
-        variant: of the files, where it exists.
-
-    Raises:
-        InputError: there is no such model.
-    """
+    """Return the tensor shapes of components whose names begin so, from weight files; raise InputError without a model."""
     components = [name for name in load.components_of(path) if name.startswith(beginning)]
     source = embedded.place_of(path)
     with hub_files.one_sentence(path):

@@ -29,13 +29,9 @@ State = Mapping[str, torch.Tensor]
 
 
 def check(settings: Config, checkpoint: Path, shifts: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-    """Refuse, before a model is loaded, what ComfyUI is not known to read.
+    """Refuse full weights, and networks, layers or parameters without a name in ComfyUI, before a model is loaded.
 
-    Args:
-        shifts: of the run's networks, by parameter path.
-
-    Raises:
-        InputError: the run trained full weights, or a network, a layer or a parameter has no name in ComfyUI.
+    `shifts` are those of the run's networks, by parameter path. Raises InputError.
     """
     if settings.model.lora is None:
         raise InputError("--comfyui: this run trained full weights (model.lora: null); ComfyUI's names are for a LoRA")
@@ -58,11 +54,7 @@ def check(settings: Config, checkpoint: Path, shifts: Mapping[str, Mapping[str, 
 
 
 def names_of(kind: str, biased: bool = False) -> Names:
-    """Return the names of a network class; with `biased`, those under which ComfyUI reads biases too.
-
-    Raises:
-        InputError: they are not known.
-    """
+    """Return the names of a network class, with `biased` those of biases too; raise InputError if they are not known."""
     if kind not in NAMES:
         known = ", ".join(sorted(name.removesuffix("Model") for name in NAMES))
         raise InputError(

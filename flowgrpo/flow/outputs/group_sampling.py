@@ -75,11 +75,7 @@ def sample_groups(config: Config, prompts: Sequence[Prompt], rewards: Sequence[R
 
 
 def check(config: Config) -> None:
-    """Refuse a config whose samples are not the ends of chains, or that calibrates or drafts.
-
-    Raises:
-        InputError: it does.
-    """
+    """Raise InputError for a config whose samples are not the ends of chains, or that calibrates or drafts."""
     algorithm = config.algorithm
     if algorithm.tree.name not in likelihood_rules.CHAINS:
         raise InputError(f"algorithm.tree: groups are the ends of chains, {algorithm.tree.name} has others; take chain")

@@ -68,11 +68,7 @@ def store_pairs(config: Config, source: Path, folder: Path) -> dict[str, Any]:
 
 
 def files_of(source: Path) -> list[Path]:
-    """List the .parquet files of a source.
-
-    Raises:
-        InputError: there are none.
-    """
+    """List the .parquet files of a source; raise InputError if there are none."""
     files = sorted(source.glob("[!.]*.parquet")) if source.is_dir() else [source]
     if not files or not all(file.is_file() and file.suffix == ".parquet" for file in files):
         raise InputError(f"{KEY}: {source} is neither a .parquet file nor a folder with some")
@@ -81,11 +77,7 @@ def files_of(source: Path) -> list[Path]:
 
 
 def pairs(files: Sequence[Path]) -> Iterator[Pair]:
-    """Yield the pairs of all files.
-
-    Raises:
-        InputError: a file cannot be read, has other columns, or a row is no pair.
-    """
+    """Yield the pairs of all files; raise InputError for unreadable files, other columns and rows that are no pair."""
     from pyarrow import ArrowException, parquet
 
     for file in files:
@@ -106,11 +98,7 @@ def pairs(files: Sequence[Path]) -> Iterator[Pair]:
 def picture(data: bytes, size: tuple[int, int], place: str) -> torch.Tensor:
     """Decode an image file to (3, H, W) in [0, 1], scaled and center-cropped to `size` (H, W).
 
-    Args:
-        place: named in errors.
-
-    Raises:
-        InputError: the data are no image.
+    Raises InputError with `place` if the data are no image.
     """
     height, width = size
     try:

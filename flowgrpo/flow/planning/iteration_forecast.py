@@ -21,24 +21,17 @@ from samplers.trees import Evaluation, Root, Tree, grow
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Counts of one iteration on all processes: rows through the model, decoded samples, edges and batches of the update.
+    """Counts of one iteration on all processes."""
 
-    Attributes:
-        with_gradient: rows of the update with a backward pass; the others are of a reference.
-        graphs: rows of the first update whose graphs the rollout may keep instead.
-        graph_times: times of the schedule at which these lie.
-        call_rows: rows of the rollout's largest call, if there are graphs.
-    """
-
-    rollout: int
-    update: int
-    with_gradient: int
+    rollout: int  # rows through the model
+    update: int  # likewise
+    with_gradient: int  # of these, rows with a backward pass; the others are of a reference
     decoded: int
     trained_edges: int
     update_batches: int
-    graphs: int = 0
-    graph_times: int = 0
-    call_rows: int = 0
+    graphs: int = 0  # rows of the first update whose graphs the rollout may keep instead
+    graph_times: int = 0  # times of the schedule at which these lie
+    call_rows: int = 0  # rows of the rollout's largest call, if there are graphs
 
 
 def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:

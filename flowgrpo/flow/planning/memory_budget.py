@@ -41,25 +41,16 @@ from flowgrpo.training.weights import low_precision_copies, quantisation
 
 @dataclass(frozen=True, kw_only=True)
 class FlowBudget(Budget):
-    """Memory of a flow model's run; counts are of all processes.
-
-    Attributes:
-        states: latent states that a rollout keeps until they are trained on.
-        graphs: rows whose graphs a rollout may keep; see `flow.updates.rollout_graphs`.
-        graph_times: times of the schedule at which these lie.
-        samples: of an iteration.
-        group: samples of the largest group.
-        loads_later: whether the networks can load after the prompts are encoded.
-    """
+    """Memory of a flow model's run; counts are of an iteration on all processes."""
 
     config: Config
     trial: Trial
-    states: int
-    graphs: int
-    graph_times: int
+    states: int  # latent states that a rollout keeps until they are trained on
+    graphs: int  # rows whose graphs a rollout may keep; see `flow.updates.rollout_graphs`
+    graph_times: int  # times of the schedule at which these lie
     samples: int
-    group: int
-    loads_later: bool
+    group: int  # samples of the largest group
+    loads_later: bool  # whether the networks can load after the prompts are encoded
 
     @override
     def on_processes(self, processes: int, *, times: float = 1) -> FlowBudget:
@@ -153,11 +144,7 @@ class FlowBudget(Budget):
 
 
 def fit(config: Config, gpu_bytes: int) -> dict[str, Any]:
-    """Return whether a run fits a GPU, and what to set if not; see `training.planning.memory_budget.fitted`.
-
-    Raises:
-        InputError: there are no configs of the model, or the pipeline cannot do what the run asks for.
-    """
+    """Return whether a run fits a GPU, and what to set if not (`fitted`); raise InputError if it cannot run at all."""
     with budget_of(config) as budget:
         return fitted(budget, gpu_bytes, rewards_of(config)[1])
 

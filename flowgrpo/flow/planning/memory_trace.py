@@ -32,60 +32,32 @@ from rewards.compute import DTYPES
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Bytes and floating-point operations of sampling a row with given call arguments.
+    """Bytes and floating-point operations of sampling a row with given call arguments."""
 
-    Attributes:
-        step: bytes of a step without gradients.
-        operations: of a step with all guidance branches.
-        launches: PyTorch functions that the networks call in a step.
-        calls: network calls in a step; one if both branches share a batch.
-        decode: bytes; empty if the config decodes in tiles.
-        decode_tiled: bytes in tiles; None if the decoder has no tiling.
-        sample: bytes of the decoded sample in float32.
-        decode_operations: in tiles if the config decodes so.
-    """
-
-    step: Peaks
-    operations: int
-    launches: int
-    calls: int
-    decode: Peaks
-    decode_tiled: Peaks | None
-    sample: int
-    decode_operations: int
+    step: Peaks  # without gradients
+    operations: int  # of a step with all guidance branches
+    launches: int  # PyTorch functions of a step
+    calls: int  # of networks in a step; both branches may share one
+    decode: Peaks  # empty if the config decodes in tiles
+    decode_tiled: Peaks | None  # None if the decoder has no tiling
+    sample: int  # bytes of the decoded sample in float32
+    decode_operations: int  # in tiles if the config decodes so
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial(TrialSizes):
-    """Sizes of a pipeline and of its calls, in bytes.
+    """Sizes of a pipeline and of its calls, in bytes."""
 
-    Attributes:
-        state: one latent state in float32.
-        encode: one prompt.
-        rollout: sampling as in training.
-        evaluate: sampling as in an evaluation; None if it takes as much.
-        graph: what a step keeps for its backward pass; nothing if the config has checkpointing.
-        graph_checkpointed: the same with checkpointing; nothing if a network does not support it.
-    """
-
-    state: int
-    encode: int
+    state: int  # one latent state in float32
+    encode: int  # one prompt
     rollout: Sampling
-    evaluate: Sampling | None
-    graph: Kept
-    graph_checkpointed: Kept
+    evaluate: Sampling | None  # None if it takes as much
+    graph: Kept  # of a step; empty if the config has checkpointing
+    graph_checkpointed: Kept  # empty if a network does not support checkpointing
 
 
 def trial(config: Config, folder: str, row: Row) -> Trial:
-    """Measure a run's calls.
-
-    Args:
-        folder: of the pipeline's configs.
-        row: the prompt to try, best the longest.
-
-    Raises:
-        InputError: the pipeline cannot do what the config asks for.
-    """
+    """Measure a run's calls with the configs in `folder` and the longest prompt; raise InputError as the run would."""
     model, hollow = config.model, MetaNetworks()
     pipe = meta_pipeline.pipeline(folder, DTYPES[model.dtype])
     networks = {name: m for name, m in pipe.components.items() if isinstance(m, torch.nn.Module)}
@@ -154,12 +126,7 @@ def _sampling(
     tiled: bool,
     before: tuple[Sampling, tuple[torch.Tensor, ...]] | None = None,
 ) -> tuple[Sampling, tuple[torch.Tensor, ...]]:
-    """Return what sampling a row takes, and its first state.
-
-    Args:
-        tiled: decode in tiles only, where the decoder can.
-        before: the same under other arguments; states of equal sizes are decoded alike.
-    """
+    """Return what sampling a row takes, and its first state; states of equal sizes as `before` are decoded alike."""
     calls: list[torch.nn.Module] = []
     hooks = [network.register_forward_pre_hook(lambda own, _: calls.append(own)) for network in policy.modules.values()]
     with hollow.phase() as live:

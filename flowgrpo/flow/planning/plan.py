@@ -68,10 +68,12 @@ def _plan(config: Config) -> dict[str, Any]:
     if config.run.engine is not None:
         request.check(config, planned_class(config.model.path))
     train, algorithm = config.train, config.algorithm
+    columns = stored.train_prompts(config)[0].columns
+    over, update_branches = _training(config, columns)
     held_out = prompts.load_split(config.prompts, "eval")[: config.eval.prompts]
     check_columns(config, stored.train_prompts(config))
     check_columns(config, held_out, config.eval.call)
-    columns, over, call, branches, update_branches = _training_calls(config)
+    call, branches = call_and_branches(config, over, _steps_of(columns) if over else columns)
     eval_call, eval_branches = call_and_branches(config, config.eval.call, held_out[0].columns if held_out else columns)
     if call["num_inference_steps"] is None:
         raise InputError("model.call.num_inference_steps: this pipeline decides it while it runs, set it to plan")
@@ -127,14 +129,7 @@ def _plan(config: Config) -> dict[str, Any]:
 
 
 def reached(config: Config, step: int, rollout: Any) -> Config:
-    """Return the config of a run after a step; an adaptive tree has its next shape.
-
-    Args:
-        rollout: state in the step's checkpoint; see `flow.rollouts.adaptive_tree`.
-
-    Raises:
-        InputError: the state is of another tree.
-    """
+    """Return the config after a step, with an adaptive tree's next shape; raise InputError if `rollout` does not fit it."""
     if not config.algorithm.tree.adapts:
         return config
     shaping = Shaping(config)
@@ -146,38 +141,34 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the plan as pairs of a label and its text, for the terminal."""
     g, cost, before = planned["geometry"], planned["model_evaluations"], planned["calibration"]
     evaluation, compares = planned["evaluation"], planned["comparison"]
+    batch = (
+        f"{g['groups']} groups x {g['group_size']} = {g['samples']} trajectories from {g['roots']} roots each, "
+        f"{g['updates']} updates, split by {g['split']}"
+    )
+    steps = (
+        f"{g['steps']}, in batches of at most {g['rollout_batch']}; {g['trained_edges']} trained edges in "
+        f"{g['update_batches']} batches of at most {g['micro_batch']}"
+    )
+    evaluations = f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration{_spared(planned)}"
     draft = f"{planned['drafted']} of the samples decoded, to choose starts from"
     calibration = f"{before['model_evaluations']:,} model evaluations, {before['decoded']:,} decoded, once"
     comparison = (
         f"{compares['model_evaluations']:,} model evaluations, {compares['decoded']} decoded, each {compares['every']} "
         "iterations from the first on"
     )
+    held_out = f"{evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded, each time"
     return [
         ("preset", planned["preset"]),
         *planned["axes"].items(),
-        (
-            "batch",
-            f"{g['groups']} groups x {g['group_size']} = {g['samples']} trajectories from {g['roots']} roots each, "
-            f"{g['updates']} updates, split by {g['split']}",
-        ),
-        (
-            "steps",
-            f"{g['steps']}, in batches of at most {g['rollout_batch']}; {g['trained_edges']} trained edges in "
-            f"{g['update_batches']} batches of at most {g['micro_batch']}",
-        ),
-        (
-            "model evaluations",
-            f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration{_spared(planned)}",
-        ),
+        ("batch", batch),
+        ("steps", steps),
+        ("model evaluations", evaluations),
         *[("draft", draft)] * bool(planned["drafted"]),
         *[("calibration", calibration)] * bool(before["decoded"]),
         *[("comparison", comparison)] * bool(compares["every"]),
         ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),
         *_memory(planned),
-        (
-            "evaluation",
-            f"{evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded, each time",
-        ),
+        ("evaluation", held_out),
         *[("published", published.line(planned["published"], planned["not_said"]))] * bool(planned["published"]),
         *[("warning", sentence) for sentence in planned["warnings"]],
     ]
@@ -218,19 +209,12 @@ def _comparison(config: Config, num_steps: int, branches: int) -> dict[str, int]
     """Return the cost of finishing a group exactly, and its interval, 0 for never (`flow.rollouts.cheap_finishes`)."""
     finish = getattr(config.algorithm.tree, "finish", None)
     evaluations, decoded = compared(config, num_steps)
-    return {
-        "every": 0 if finish is None else finish.every,
-        "model_evaluations": branches * evaluations,
-        "decoded": decoded,
-    }
+    every = 0 if finish is None else finish.every
+    return {"every": every, "model_evaluations": branches * evaluations, "decoded": decoded}
 
 
 def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tuple[int, int]:
-    """Return the samples that an iteration drafts and their model evaluations; zeros without a draft.
-
-    Args:
-        over: overrides of `model.call` in training.
-    """
+    """Return the samples that an iteration drafts and their model evaluations; zeros without a draft."""
     train = config.train
     if train.draft is None:
         return 0, 0
@@ -241,7 +225,9 @@ def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tup
 
 def forwards(config: Config) -> int | None:
     """Return the cost of an iteration in forward passes, a backward pass counting about 2; None if unknown."""
-    columns, over, call, branches, update_branches = _training_calls(config)
+    columns = stored.train_prompts(config)[0].columns
+    over, update_branches = _training(config, columns)
+    call, branches = call_and_branches(config, over, _steps_of(columns) if over else columns)
     if call["num_inference_steps"] is None:
         return None
     cost = predicted(config, call["num_inference_steps"])
@@ -250,18 +236,16 @@ def forwards(config: Config) -> int | None:
     return branches * cost.rollout + update_branches * updates + of_draft
 
 
-def _training_calls(config: Config) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], int, int]:
-    """Return what training calls with: a row's columns, overrides, the call, and branches of rollout and update."""
-    columns = stored.train_prompts(config)[0].columns
-    unguided_columns = {
-        key: value for key, value in columns.items() if key == STEPS
-    }  # of a row, those that do not guide
+def _training(config: Config, columns: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return what overrides `model.call` in rollouts, and the branches of an update's step."""
     off = unguided(planned_class(config.model.path))
     guided = config.model.guidance == "pipeline"
-    update_branches = call_and_branches(config, {} if guided else off, columns if guided else unguided_columns)[1]
-    over = off if config.model.guidance == "none" else {}
-    call, branches = call_and_branches(config, over, unguided_columns if over else columns)
-    return columns, over, call, branches, update_branches
+    branches = call_and_branches(config, {} if guided else off, columns if guided else _steps_of(columns))[1]
+    return off if config.model.guidance == "none" else {}, branches
+
+
+def _steps_of(columns: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in columns.items() if key == STEPS}
 
 
 def sigma_table(path: str, num_steps: int) -> list[float]:
@@ -330,12 +314,7 @@ def picture(config: Config, num_steps: int) -> list[str]:
 def check_columns(config: Config, rows: Sequence[Prompt], over: dict[str, Any] | None = None) -> None:
     """Refuse columns that the pipeline takes as numbers but that hold none, or that set different numbers of steps.
 
-    Args:
-        rows: of training, or held-out ones.
-        over: `eval.call` of held-out rows, with the steps of rows that have none.
-
-    Raises:
-        InputError: names the column and the value.
+    `over` is `eval.call` of held-out rows, with the steps of rows that have none. Raises InputError.
     """
     pipeline, key = planned_class(config.model.path), "the prompts' columns"
     parameters = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters

@@ -62,9 +62,5 @@ def policy_copies(config: TextConfig) -> int:
 
 
 def check(config: TextConfig, device: torch.device) -> None:
-    """Refuse a run that cannot fit, before its weights are loaded.
-
-    Raises:
-        InputError: there is no such model, or the estimate is more than the device, or this machine, has.
-    """
+    """Raise InputError for a run that cannot fit, before its weights load."""
     refuse(config, device, lambda other: memory_estimate(other, among=sharding.among(other.run.sharding)))

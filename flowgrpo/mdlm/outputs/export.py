@@ -120,11 +120,7 @@ def _write_model(model: TextModel, policy: TextPolicy, out: Path) -> None:
 
 
 def with_schedule(decoder: Decoder, folder: Path, count: int = 1) -> Decoder:
-    """Give a decoder of `count` answers the typical actions of the learned schedule exported to a folder.
-
-    Raises:
-        InputError: the decoder has no place for an action.
-    """
+    """Give a decoder of `count` answers the typical actions of an exported schedule; raise InputError if they do not fit."""
     with safe_open(folder / SCHEDULE_FILE, "pt") as file:
         names = json.loads(file.metadata()["names"])
     state = load_file(folder / SCHEDULE_FILE)

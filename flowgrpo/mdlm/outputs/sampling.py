@@ -69,11 +69,7 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
 
 
 def options(model: str, dtype: str, call: dict[str, Any], *, variant: str | None = None) -> tuple[TextModel, Decoding]:
-    """Return the model section and the decoder of `key=value` arguments.
-
-    Raises:
-        InputError: a key or a value is wrong.
-    """
+    """Return the model section and the decoder of `key=value` arguments; raise InputError if one is wrong."""
     for key in call:
         if key not in OPTIONS:
             raise InputError(f"{key}: a language model has no such argument, {nearest(key, OPTIONS)}")

@@ -48,11 +48,7 @@ class TextBudget(Budget):
 
 
 def fit(config: TextConfig, gpu_bytes: int) -> dict[str, Any]:
-    """Return whether a run fits a GPU, and what to set if not; see `training.planning.memory_budget.fitted`.
-
-    Raises:
-        InputError: there is no such model, or it cannot do what the config asks for.
-    """
+    """Return whether a run fits a GPU, and what to set if not (`fitted`); raise InputError if it cannot run at all."""
     with budget_of(config) as budget:
         return fitted(budget, gpu_bytes, rewards_of(config)[1])
 

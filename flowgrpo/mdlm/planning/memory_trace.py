@@ -32,23 +32,14 @@ from rewards.compute import DTYPES
 
 @dataclass(frozen=True, kw_only=True)
 class Trial(TrialSizes):
-    """Sizes of a model and of its calls in bytes, and the floating-point operations of the calls.
+    """Sizes of a model and of its calls in bytes, and the floating-point operations of the calls."""
 
-    Attributes:
-        decode: steps of the training decoder.
-        evaluate: steps of the evaluation decoder; None if they take as much.
-        decode_operations: of a step of the training decoder with all guidance branches; a mean if it has a cache.
-        evaluate_operations: likewise of the evaluation decoder.
-        update_operations: of the forward pass of a view.
-        launches: PyTorch functions that this pass calls.
-    """
-
-    decode: Peaks
-    evaluate: Peaks | None
-    decode_operations: int
+    decode: Peaks  # steps of the training decoder
+    evaluate: Peaks | None  # steps of the evaluation decoder; None if they take as much
+    decode_operations: int  # of a step with all guidance branches; a mean if the decoder has a cache
     evaluate_operations: int
-    update_operations: int
-    launches: int
+    update_operations: int  # of the forward pass of a view
+    launches: int  # PyTorch functions that this pass calls
 
 
 class _Unasked(MaskPredictor):
@@ -62,14 +53,7 @@ class _Unasked(MaskPredictor):
 
 
 def trial(config: TextConfig, prompt: int) -> Trial:
-    """Measure a run's calls.
-
-    Args:
-        prompt: tokens of the longest prompt.
-
-    Raises:
-        InputError: there is no such model, or it cannot do what the config asks for.
-    """
+    """Measure a run's calls with a prompt of `prompt` tokens; raise InputError as the run would."""
     model, hollow = config.model, MetaNetworks()
     place, _ = model_paths(model.path)
     network: transformers.PreTrainedModel = built(lambda: _build(model.path, place), DTYPES[model.dtype])
@@ -122,10 +106,10 @@ def _work(decoder: Decoder) -> tuple[object, ...]:
 
 @torch.no_grad()
 def _decoded(hollow: MetaNetworks, predictor: _Unasked, decoder: Decoder, ids: torch.Tensor) -> tuple[Peaks, int]:
-    """Return the peak of a decoder's steps, and the mean operations of a step of its first and last block.
+    """Return the peak of a decoder's steps, and the mean operations of a step.
 
-    If all blocks see equally much, only the last one runs. With a cache the first step of a block computes more than the
-    later ones.
+    Only the first and the last block run, or the last one if all see equally much. With a cache the first step of a block
+    computes more than the later ones.
     """
     prompt, mask = ids.shape[1] - decoder.region.length, torch.ones_like(ids, dtype=torch.bool)
     parts = decoder.region.parts(torch.tensor([prompt]))

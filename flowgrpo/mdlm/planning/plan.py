@@ -55,11 +55,7 @@ def plan(config: TextConfig) -> dict[str, Any]:
 
 @contextmanager
 def here(config: TextConfig) -> Iterator[TextConfig]:
-    """Yield the config; if the hub cannot be reached, with a folder of known configs as its model (`data.known`).
-
-    Raises:
-        InputError: there is no such model.
-    """
+    """Yield the config, with known configs as its model if the hub cannot be reached; raise InputError without a model."""
     path = config.model.path
     look = partial(check_weights, path, config.model.variant, or_configs=True)
     if not stands_in_for(path, known.texts(), "config.json", look):
@@ -155,20 +151,13 @@ def _bounded(number: int, at_most: bool) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingCost:
-    """Steps of a decoder for one answer.
-
-    Attributes:
-        commits: steps that commit something; of a block-causal model the most in one block.
-        branches: evaluations of a step.
-        fixed: whether all answers take as many steps.
-        block_size: of a block-causal model.
-    """
+    """Steps of a decoder for one answer."""
 
     steps: int
-    commits: int
-    branches: int
-    fixed: bool
-    block_size: int | None = None
+    commits: int  # steps that commit something; of a block-causal model the most in one block
+    branches: int  # evaluations of a step
+    fixed: bool  # whether all answers take as many steps
+    block_size: int | None = None  # of a block-causal model
 
     @property
     def evaluations(self) -> int:
@@ -276,25 +265,18 @@ def _most(decoder: Decoder, size: int, narrow: bool) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Rows through the model in one iteration on all processes, whether they are exact, and views of an answer.
-
-    `with_gradient` counts rows of the update with a backward pass.
-    """
+    """Rows through the model in one iteration on all processes."""
 
     rollout: int
     update: int
-    with_gradient: int
-    rollout_fixed: bool
+    with_gradient: int  # rows of the update with a backward pass
+    rollout_fixed: bool  # whether the count is exact
     update_fixed: bool
-    views: int
+    views: int  # of an answer
 
 
 def predicted(config: TextConfig) -> Cost:
-    """Return the cost of an iteration.
-
-    Raises:
-        InputError: the axes do not fit each other.
-    """
+    """Return the cost of an iteration; raise InputError if the axes do not fit each other."""
     train, algorithm, likelihood = config.train, config.algorithm, config.algorithm.likelihood
     decoder = training_decoder(config)
     walk = walked(decoder)

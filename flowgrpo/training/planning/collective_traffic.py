@@ -35,31 +35,18 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True)
 class Messages:
-    """The collectives of a run.
+    """The collectives of a run."""
 
-    Attributes:
-        gather: all-gather of the sharded weights for one call of a network.
-        scatter: reduce-scatter of their gradients in one backward pass.
-        spread: all-reduce of the shards' gradients over replicas in one backward pass (hsdp).
-        step: all-reduce of unsharded gradients in one optimizer step.
-    """
-
-    gather: Message
-    scatter: Message
-    spread: Message
-    step: Message
+    gather: Message  # all-gather of the sharded weights for one call of a network
+    scatter: Message  # reduce-scatter of their gradients in one backward pass
+    spread: Message  # all-reduce of the shards' gradients over replicas in one backward pass (hsdp)
+    step: Message  # all-reduce of unsharded gradients in one optimizer step
 
 
 def messages(
     config: RunConfig, networks: Collection[Mapping[str, Shape]], *, width: int, trained: int, layout: Layout
 ) -> Messages:
-    """Return the collectives of a run.
-
-    Args:
-        networks: tensor shapes of the trained or adapted networks; a call runs one of them, here the largest.
-        width: bytes of an unquantised weight.
-        trained: number of trained parameters.
-    """
+    """Return the collectives of a run, for calls of its largest network; arguments as in `memory_phases.TrialSizes`."""
     among, full = layout.among, config.model.lora is None
     gather = scatter = spread = step = 0
     if among > 1:

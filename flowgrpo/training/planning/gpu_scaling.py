@@ -39,18 +39,9 @@ class Prices:
         rate = UTILISATION * self.gpu.peak(config.model.dtype)
         return cost_of(work, layout, self.gpu, sent, rate=rate, fixed=self.fixed)
 
-    def efficiency(self, budget: Budget, work: Work) -> float:
-        """Return the seconds of one GPU over the total GPU seconds of the run's processes."""
-        alone = self.cost(budget.on_processes(1), work).total
-        return alone / (budget.layout.processes * self.cost(budget, work).total)
-
 
 def check_machines(config: RunConfig, of_node: int) -> None:
-    """Refuse layouts that cannot be priced.
-
-    Raises:
-        InputError: context parallelism, processes that do not train, or hsdp on unequally filled machines.
-    """
+    """Raise InputError for context parallelism, processes that do not train, and hsdp on unequally filled machines."""
     processes = config.run.processes
     if config.run.context_parallel > 1:
         raise InputError("--gpus: the seconds of calls that processes share are not known, set run.context_parallel=1")
@@ -90,14 +81,14 @@ def priced(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) ->
 
 
 def _as_json(budget: Budget, work: Work, prices: Prices) -> dict[str, Any]:
-    cost = prices.cost(budget, work)
+    cost, alone = prices.cost(budget, work), prices.cost(budget.on_processes(1), work)
     return {
         "gpus": cost.layout.processes,
         "machines": cost.layout.nodes,
         "samples": cost.samples,
         "seconds": cost.seconds,
         "total": cost.total,
-        "efficiency": prices.efficiency(budget, work),
+        "efficiency": alone.total / (budget.layout.processes * cost.total),
         "peak": budget.peak(),
         "sent": cost.sent,
     }
@@ -120,9 +111,10 @@ def _changes(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) 
         found = _as_json(after, work_of(after), prices)
         fits = found["peak"] <= prices.gpu.memory * GIB or setting is not more
         if found["total"] < (1 - SHOWN) * before.total and fits:
-            measured = "model.gradient_checkpointing" not in setting  # a trial with it measures no update without it
-            keys = ("total", "efficiency", *["peak"] * measured)
-            yield {"set": setting} | {key: found[key] for key in keys}
+            change = {"set": setting} | {key: found[key] for key in ("total", "efficiency", "peak")}
+            if "model.gradient_checkpointing" in setting:  # a trial with it measures no update without it
+                del change["peak"]
+            yield change
     if layout.processes > 1 and _limit(before) == "fixed":
         factor = ENOUGH / (1 - ENOUGH) * prices.fixed / (before.total - prices.fixed)
         for groups in _groups(config, math.ceil(config.train.groups * factor)):

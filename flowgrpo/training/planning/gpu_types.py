@@ -10,21 +10,13 @@ from rewards.base import nearest
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """Peak numbers of a GPU.
+    """Peak numbers of a GPU."""
 
-    Attributes:
-        half: TFLOP/s of dense bfloat16 matrix products with float32 sums.
-        single: TFLOP/s in float32.
-        memory: usable GiB, approximately.
-        link: GB/s sent to other GPUs of the machine (half the data sheet's bidirectional bandwidth).
-        network: GB/s sent to other machines.
-    """
-
-    half: float
-    single: float
-    memory: float
-    link: float
-    network: float
+    half: float  # TFLOP/s of dense bfloat16 matrix products with float32 sums
+    single: float  # TFLOP/s in float32
+    memory: float  # usable GiB, approximately
+    link: float  # GB/s sent to other GPUs of the machine: half the data sheet's bidirectional bandwidth
+    network: float  # GB/s sent to other machines
 
     def peak(self, dtype: str) -> float:
         """Return the FLOP/s of matrix products in a dtype."""
@@ -46,11 +38,7 @@ GPUS = {
 
 
 def gpu_of(name: str) -> Gpu:
-    """Look up a GPU by name.
-
-    Raises:
-        InputError: the name is unknown.
-    """
+    """Look up a GPU by name; raise InputError if it is unknown."""
     if name.lower() not in GPUS:
         raise InputError(f"--gpu-type: no numbers of {name!r} are known here, {nearest(name.lower(), GPUS)}")
     return GPUS[name.lower()]

@@ -1,12 +1,10 @@
 """Seconds of an iteration on any number of GPUs, from the operations and bytes of its calls.
 
 A call takes as long as the slowest of three: its operations at the share of a GPU's peak that published runs reach, the
-launches of its kernels by a CPU core, and the collectives that it waits for. Our assumptions, usual for sharded training:
+launches of its kernels by a CPU core, and its collectives. Our assumptions, usual for sharded training:
 
- 1. A backward pass costs one forward pass for the gradients of activations, and one more for those of weights, which are
-    negligible under adapters. Checkpointing repeats the forward pass.
- 2. Calls have `micro_batch` or `rollout_batch` rows, the last one fewer. Each GPU gets whole trees, or whole groups where a
-    run keeps them so, and an iteration is as long as that of the GPU with the most trees.
+ 1. A backward pass costs two forward passes, under adapters one. Checkpointing adds one.
+ 2. Calls have `micro_batch` or `rollout_batch` rows, the last one fewer. The GPU with the most trees sets the time.
  3. What no GPU speeds up (rewards, Python, checkpoints, pages) is one given number.
 """
 
@@ -31,29 +29,17 @@ PARTS = ("rollout", "decode", "update", "evaluate", "traffic", "fixed")
 
 @dataclass(frozen=True, kw_only=True)
 class Calls:
-    """Calls of one kind in an iteration, on all GPUs.
+    """Calls of one kind in an iteration, on all GPUs."""
 
-    Attributes:
-        units: what is dealt to GPUs: trees, answers, prompts of an evaluation.
-        width: rows per unit that may share a call.
-        sweeps: how often all rows go through the model.
-        rows: most rows of a call.
-        operations: per row.
-        launches: PyTorch functions per call that a core launches one after the other.
-        gathers: all-gathers of a network per call; several networks or several calls of one count each.
-        sums: reductions of gradients per call.
-        parts: optimizer steps among which the rows are dealt; no call mixes rows of two.
-    """
-
-    units: int
-    width: int = 1
-    sweeps: float
-    rows: int
-    operations: float
-    launches: int = 0
-    gathers: int = 0
-    sums: int = 0
-    parts: int = 1
+    units: int  # trees, answers or prompts, which are dealt to GPUs
+    width: int = 1  # rows per unit that may share a call
+    sweeps: float  # how often all rows go through the model
+    rows: int  # most rows of a call
+    operations: float  # per row
+    launches: int = 0  # PyTorch functions per call
+    gathers: int = 0  # all-gathers of a network per call
+    sums: int = 0  # reductions of gradients per call
+    parts: int = 1  # optimizer steps among which the rows are dealt; no call mixes rows of two
 
     def sizes(self, processes: int) -> list[tuple[float, int]]:
         """Return (number of calls, rows of each) on the GPU with the most units."""
@@ -69,25 +55,14 @@ class Calls:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What an iteration computes and sends.
-
-    Attributes:
-        samples: on all GPUs.
-        calls: by part of the iteration; the sweeps of evaluations are averaged over iterations.
-        steps: optimizer steps.
-        trees: units in which samples are dealt: trees, answers, or whole groups of either.
-        numbers: gathered per sample beside its rewards.
-        networks: tensor shapes of the trained or adapted networks.
-        width: bytes of an unquantised weight.
-        trained: number of trained parameters.
-    """
+    """Calls and data of an iteration on all GPUs."""
 
     samples: int
-    calls: Mapping[str, Sequence[Calls]]
-    steps: int
-    trees: int
-    numbers: int
-    networks: Sequence[Mapping[str, tuple[int, ...]]]
+    calls: Mapping[str, Sequence[Calls]]  # by part of the iteration; evaluations are averaged over iterations
+    steps: int  # of the optimizer
+    trees: int  # units in which samples are dealt: trees, answers, or whole groups of either
+    numbers: int  # gathered per sample
+    networks: Sequence[Mapping[str, tuple[int, ...]]]  # this and below: see `memory_phases.TrialSizes`
     width: int
     trained: int
 
@@ -132,13 +107,12 @@ def work_of(
     parts: int,
     numbers: int,
 ) -> Work:
-    """Return the work of an iteration without decoding; where the plan's counts are upper bounds, so is this.
+    """Return the work of an iteration without decoding; if the plan's counts are upper bounds, so is this.
 
     Args:
         planned: the plan of the run, with its counts.
         rollout, update, evaluate: a step of sampling, a scored state or view, and a step of evaluation.
-        parts: of a rollout, as in `Calls`.
-        numbers: as in `Work`.
+        parts: of the rollout's calls.
     """
     config, trial, g, counts = budget.config, budget.trial, planned["geometry"], planned["model_evaluations"]
     train, evaluation, samples = config.train, planned["evaluation"], g["samples"]
@@ -179,20 +153,12 @@ def work_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """An iteration on some GPUs.
-
-    Attributes:
-        layout: of the processes.
-        samples: on the GPU with the most.
-        seconds: of each of `PARTS`; traffic is the time that calls wait for collectives longer than they compute, plus the
-            sums of gradients after them.
-        sent: bytes that a process sends: gathers, scatters, sums and rewards.
-    """
+    """Cost of an iteration; traffic is the time that calls wait longer than they compute, plus sums of gradients."""
 
     layout: Layout
-    samples: int
-    seconds: dict[str, float]
-    sent: dict[str, int]
+    samples: int  # on the GPU with the most
+    seconds: dict[str, float]  # of each of `PARTS`
+    sent: dict[str, int]  # bytes of a process, by kind
 
     @property
     def total(self) -> float:
@@ -206,13 +172,7 @@ def forwards_of(config: RunConfig) -> int:
 
 
 def cost_of(work: Work, layout: Layout, gpu: Gpu, sent: Messages, *, rate: float, fixed: float) -> Cost:
-    """Return the cost of an iteration.
-
-    Args:
-        sent: the collectives of the run in this layout.
-        rate: operations per second of a GPU.
-        fixed: seconds that no GPU speeds up.
-    """
+    """Return the cost of an iteration, at `rate` operations per second and with `fixed` seconds that no GPU speeds up."""
     processes = layout.processes
     seconds = dict.fromkeys(PARTS, 0.0) | {"fixed": fixed}
     gathers = sums = 0.0

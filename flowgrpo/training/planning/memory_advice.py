@@ -40,8 +40,8 @@ def advice(
 
     Args:
         phase: a key of `SWITCHES`; nothing helps in any other.
-        on_gpu: whether the GPU's memory ran out, which the host's can relieve; None: ask this machine.
-        prefixes: of preferred overrides; if none of them is left, all others count.
+        on_gpu: whether the GPU's memory ran out; None: ask this machine.
+        prefixes: of preferred overrides.
     """
     on_gpu = torch.cuda.is_available() if on_gpu is None else on_gpu
     values = _values(settings, on_gpu)

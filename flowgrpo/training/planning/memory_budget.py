@@ -58,7 +58,7 @@ def settled(budget: Budget, room: int) -> tuple[Budget, dict[str, int]]:
 
 
 def advised(budget: Budget, room: int) -> tuple[dict[str, Any], Budget] | None:
-    """Return a minimal set of settings with which a run fits, cheapest first, and the run with them; None if none fits.
+    """Return a minimal set of settings with which a run fits, and the run with them; None if none fits.
 
     Smaller batches come first, for they cost the least time. A switch is added if one row does not fit, and a setting that
     changes the training if no switch helps any more.
@@ -86,13 +86,10 @@ def advised(budget: Budget, room: int) -> tuple[dict[str, Any], Budget] | None:
 
 
 def relief(budget: Budget, name: str, prefixes: tuple[str, ...] = ("",)) -> Setting | None:
-    """Return the setting that saves the most in a phase: a switch, or half its rows; None if none saves anything.
+    """Return the setting that saves the most in a phase, among keys with `prefixes`; None if none saves anything.
 
-    Settings that change the training are tried only if no switch helps. Among equals the cheapest wins.
-
-    Args:
-        name: of the phase.
-        prefixes: of the keys to choose from.
+    Settings that change the training are tried only if neither a switch nor half the rows helps. Among equals the cheapest
+    wins.
     """
     now = _phase(budget, name)
     if now is None:
@@ -125,12 +122,7 @@ def _next(budget: Budget, room: int, options: Sequence[Setting]) -> Setting | No
 
 
 def fitted(budget: Budget, room: int, not_counted: Sequence[str]) -> dict[str, Any]:
-    """Return whether a run fits and what to set, as JSON; sizes are bytes.
-
-    Args:
-        room: of one GPU; each process has one.
-        not_counted: names of rewards of unknown size.
-    """
+    """Return as JSON whether a run fits GPUs of `room` bytes, and by what; `not_counted` names rewards of unknown size."""
     budget, rows = settled(budget, room)
     found = advised(budget, room)
     settings, after = found or ({}, budget)

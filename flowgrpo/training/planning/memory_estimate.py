@@ -15,13 +15,10 @@ if TYPE_CHECKING:
 
 
 def refuse(config: Config, device: torch.device, need: Callable[[Config], dict[str, int]]) -> None:
-    """Refuse a run that cannot fit.
+    """Raise InputError for a run that needs more than the device, or this machine, has.
 
     Args:
         need: returns `gpu_bytes` and `host_bytes` of a run.
-
-    Raises:
-        InputError: it needs more than the device, or this machine, has.
     """
     refuse_too_large(
         config.model.path, need(config), device, lambda: {key: need(other) for key, other in smaller(config)}

@@ -48,21 +48,13 @@ Sizes = TypeVar("Sizes", bound="TrialSizes")
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Peak memory of a phase.
-
-    Attributes:
-        rows: of one call.
-        key: config key of the rows; None if no key sets them.
-        fixed: bytes of each part but activations: weights, trained (trained parameters with their copies), optimizer,
-            gradients, states, samples.
-        calls: bytes of activations, by rows.
-    """
+    """Peak memory of a phase."""
 
     name: str
-    rows: int
-    key: str | None
-    fixed: dict[str, int]
-    calls: Peaks
+    rows: int  # of one call
+    key: str | None  # config key of the rows; None if no key sets them
+    fixed: dict[str, int]  # bytes of weights, trained (with copies), optimizer, gradients, states, samples
+    calls: Peaks  # bytes of activations
 
     @property
     def parts(self) -> dict[str, int]:
@@ -85,35 +77,20 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSizes:
-    """Sizes of a model and of the calls that both kinds of runs make, in bytes.
+    """Sizes of a model and of its calls, in bytes."""
 
-    Attributes:
-        components: weights of each component as loaded, and of the rewards.
-        shapes: tensor shapes of the trained or adapted networks, by component and name.
-        width: bytes of an unquantised weight.
-        trained: number of trained parameters.
-        update: a forward and backward pass; empty if the config has checkpointing.
-        update_checkpointed: the same with `model.gradient_checkpointing`; None if a network does not support it.
-        dequantises: whether the calls include the weights that quantised layers rebuild.
-    """
-
-    components: dict[str, int]
-    shapes: dict[str, dict[str, Shape]]
-    width: int
-    trained: int
-    update: Peaks
-    update_checkpointed: Peaks | None
-    dequantises: bool
+    components: dict[str, int]  # weights as loaded, and those of the rewards
+    shapes: dict[str, dict[str, Shape]]  # of the tensors of trained or adapted networks
+    width: int  # bytes of an unquantised weight
+    trained: int  # number of trained parameters
+    update: Peaks  # a forward and backward pass; empty if the config has checkpointing
+    update_checkpointed: Peaks | None  # None if a network does not support checkpointing
+    dequantises: bool  # whether the calls include the weights that quantised layers rebuild
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget(ABC):
-    """Memory of a run, under its config or with settings changed.
-
-    Attributes:
-        measure: returns the trial of a run with another dtype or other trained weights.
-        of_node: processes per machine.
-    """
+    """Memory of a run on machines of `of_node` processes; `measure` returns the trial of another dtype or other weights."""
 
     config: RunConfig
     trial: TrialSizes
@@ -122,7 +99,7 @@ class Budget(ABC):
 
     @abstractmethod
     def phases(self) -> list[Phase]:
-        """Return the phases of an iteration, after what precedes the first, with the rows that the config sets."""
+        """Return the phases of a run, with the rows that the config sets."""
 
     @property
     @abstractmethod
@@ -157,7 +134,7 @@ class Budget(ABC):
         ]
 
     def resorts(self) -> list[tuple[str, Any]]:
-        """Return settings that save memory but change the training, smallest change first; to try after the switches."""
+        """Return settings that save memory but change the training, smallest change first."""
         model, train = self.config.model, self.config.train
         resorts = (
             ("train.optimizer.name", "adamw8bit", train.optimizer.name == "adamw"),
@@ -186,7 +163,7 @@ class Budget(ABC):
         return {name: size - saved.get(name, 0) for name, size in trial.components.items()}
 
     def resident(self) -> int:
-        """Return the bytes of the frozen components that each process holds; weights that learn are counted apart."""
+        """Return the bytes of the frozen components that each process holds."""
         learning = self.trial.shapes.keys() if self.config.model.lora is None else ()
         shared = dict.fromkeys(self.trial.shapes, self.layout.among)
         return sum(-(-size // shared.get(name, 1)) for name, size in self.loaded().items() if name not in learning)
@@ -215,7 +192,7 @@ class Budget(ABC):
         return calls | step(config, trial.trained, among=self.layout.among)
 
     def kept_graphs(self, room: int) -> dict[str, Any]:
-        """Return the rows whose graphs a rollout may keep for the first update, their bytes, and whether it keeps them."""
+        """Return the rows whose graphs a rollout may keep for the update, their bytes, and whether it keeps them."""
         return {"rows": 0, "bytes": 0, "kept": False}
 
     def largest(self, room: int) -> dict[str, int]:
@@ -240,11 +217,7 @@ class Budget(ABC):
 
 
 def measure_once(config: Config, trial_of: Callable[[Config], Sizes]) -> Callable[[RunConfig], Sizes]:
-    """Return a function that measures a run's trial, once for each dtype with adapters or without.
-
-    Args:
-        config: of the run; all else is taken from it.
-    """
+    """Return a function that measures the trial of a run once for each dtype, with adapters and without."""
     rewards = rewards_of(config)[0]
 
     @cache
@@ -290,12 +263,7 @@ def can_share(config: RunConfig) -> bool:
 
 
 def gathered(tensors: Mapping[str, Shape], size: Callable[[Mapping[str, Shape]], int]) -> int:
-    """Return the bytes that a call of a sharded network gathers: all outside blocks, and `GATHERED` of its largest block.
-
-    Args:
-        tensors: shapes by name.
-        size: returns the bytes of some tensors.
-    """
+    """Return the bytes that a call of a sharded network gathers: all outside blocks, and `GATHERED` of its largest block."""
     blocks: dict[str, dict[str, Shape]] = defaultdict(dict)
     for name, shape in tensors.items():
         block = BLOCK.match(name)
@@ -305,9 +273,7 @@ def gathered(tensors: Mapping[str, Shape], size: Callable[[Mapping[str, Shape]],
 
 
 def learnt(config: RunConfig, trained: int, *, copies: int, among: int) -> dict[str, int]:
-    """Return the bytes of trained weights with their copies, of optimizer moments and of gradients.
-
-    Gradients stay until the next update begins, so all phases have them.
+    """Return the bytes of trained weights, optimizer moments and gradients, which all phases have.
 
     Args:
         trained: number of trained parameters.

@@ -55,22 +55,15 @@ class _Bridge(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """The effect of a block that ran.
+    """The effect of a block that ran."""
 
-    Attributes:
-        by: its forward.
-        fixed, each: bytes that stayed alive beside its outputs, fixed and per row.
-        outputs: flat: the index of an input; or shape, dtype and requires_grad; or a value.
-        form: tree structure of the outputs.
-    """
-
-    by: Callable[..., Any]
-    fixed: int
-    each: int
+    by: Callable[..., Any]  # its forward
+    fixed: int  # bytes that stayed alive beside its outputs
+    each: int  # the same per row
     operations: int
     launches: int
-    outputs: list[Any]
-    form: TreeSpec
+    outputs: list[Any]  # of each leaf: the index of an input; shape, dtype and requires_grad; or None
+    form: TreeSpec  # of the outputs
 
 
 class _Again(torch.autograd.Function):
@@ -116,12 +109,12 @@ class MetaNetworks:
         run_all: bool = False,
         reads_once: bool = False,
     ) -> None:
-        """Give a network on the meta device fake weights, in place; weights are not counted.
+        """Give a network on the meta device fake weights, in place.
 
         Args:
             entrances: methods that are called from outside.
-            run_all: run every block; needed if blocks leave something for the next call.
-            reads_once: whether no later call reads the keys and values that transformers' blocks leave in a cache.
+            run_all: run every block, because blocks leave something for the next call.
+            reads_once: whether no later call reads the cache that transformers' blocks fill.
         """
         for part in module.modules():
             for name, p in part._parameters.items():
