@@ -353,11 +353,6 @@ def test_a_divergence_that_holds_one_step_only_is_told():
         assert uneven(chosen({"preset": "flow_grpo", "kernel": "cps", "objective": {"kl": cured}}), SD3) == []
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_no_preset_warns_of_itself(preset):
-    assert uneven(chosen({"preset": preset}, group_size=16 if "branch" in preset else 24), SD3) == []
-
-
 def test_a_normalised_ratio_pulls_alike_at_every_step():
     """N std / h is 1 + level^2 / 2 at all steps of flow_sde but the first (the averaged form alone runs over 26)."""
     settings = chosen({"preset": "grpo_guard"})
