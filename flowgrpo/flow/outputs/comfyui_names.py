@@ -126,7 +126,10 @@ def renamed(network: torch.nn.Module, state: State, shifts: State | None = None)
         for key in (up, bias) if names.swaps(name, (len(written[up]), written[down].shape[1])) else ():
             if key in written:
                 written[key] = torch.cat(written[key].chunk(2)[::-1])
-    return written | _shifts(names, kind, shifts or {})
+    prefix = "diffusion_model." if names.kohya else names.prefix  # kohya names layers only
+    for path, shift in (shifts or {}).items():
+        written[shift_key(prefix + _find_parameter(names, kind, path))] = shift.float().cpu().contiguous()
+    return written
 
 
 def _layer(network: torch.nn.Module, path: str) -> Any:
@@ -139,12 +142,3 @@ def _stacked(network: torch.nn.Module, found: State, parts: Sequence[str]) -> to
     if next(iter(found.values())).ndim == 1:
         return torch.cat([found.get(part, torch.zeros(sizes[part])) for part in parts])
     return torch.block_diag(*(found.get(part, torch.zeros(sizes[part], 0)) for part in parts)).contiguous()
-
-
-def _shifts(names: Names, kind: str, shifts: State) -> dict[str, torch.Tensor]:
-    written = {}
-    prefix = "diffusion_model." if names.kohya else names.prefix  # kohya names layers only
-    for path, shift in shifts.items():
-        key = shift_key(prefix + _find_parameter(names, kind, path))
-        written[key] = shift.float().cpu().contiguous()
-    return written

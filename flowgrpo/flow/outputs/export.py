@@ -235,15 +235,13 @@ def _shown(file: str) -> str:
 
 
 def _command(settings: Config, adapter: LoraPath, *, call: dict[str, Any], row: Row) -> str:
-    model, given, part = settings.model, _conditions(row), _adapter_steps(settings)
+    model, part = settings.model, _adapter_steps(settings)
+    given = [name for name, value in row.columns.items() if value is not None and name != "sampling_rate"]
+    lora = adapter if isinstance(adapter, str) else model_card.written(adapter)
     line = model_card.command(
         [
             *("flowgrpo", "sample"),
-            *(
-                ["."]
-                if model.lora is None
-                else [model.path, "--adapter", adapter if isinstance(adapter, str) else model_card.written(adapter)]
-            ),
+            *(["."] if model.lora is None else [model.path, "--adapter", lora]),
             *(["--prompts", "rows.jsonl"] if given else ["--prompt", row.prompt, "--seed", str(row.seed)]),
             *("--dtype", model.dtype, *(["--quantise", model.quantise] if model.quantise else [])),
             *(["--variant", model.variant] if model.variant else []),
@@ -258,10 +256,6 @@ def _command(settings: Config, adapter: LoraPath, *, call: dict[str, Any], row: 
 def _adapter_steps(settings: Config) -> list[float] | None:
     """Return the part of the schedule that adapters act on; None for all, and without adapters."""
     return None if settings.model.lora is None else settings.eval.adapter_steps
-
-
-def _conditions(row: Row) -> list[str]:
-    return [name for name, value in row.columns.items() if value is not None and name != "sampling_rate"]
 
 
 def _snippet(policy: DiffusersPolicy, settings: Config, *, adapter: LoraPath, call: dict[str, Any], row: Row) -> str:

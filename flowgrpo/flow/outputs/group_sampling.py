@@ -89,6 +89,7 @@ def check(config: Config) -> None:
 
 def about(config: Config, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """Return the manifest's description of stored samples: the model, the call, the prompts and the sampling."""
+    listed = [[prompt.text, prompt.columns] for prompt in prompts]
     return {
         "kind": "samples",
         **of_model(config),
@@ -100,7 +101,7 @@ def about(config: Config, prompts: Sequence[Prompt]) -> dict[str, Any]:
         "seed": config.run.seed,
         "groups": len(prompts),
         "group_size": config.train.group_size,
-        "prompts": digest([[prompt.text, prompt.columns] for prompt in prompts]),
+        "prompts": hashlib.sha256(json.dumps(listed, default=str).encode()).hexdigest(),
     }
 
 
@@ -112,11 +113,6 @@ def of_model(config: Config) -> dict[str, Any]:
         "dtype": config.model.dtype,
         "call": call_and_branches(config)[0],
     }
-
-
-def digest(value: Any) -> str:
-    """Return the SHA-256 of plain data."""
-    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()
 
 
 def _policy(config: Config, prompts: Sequence[Prompt]) -> DiffusersPolicy:

@@ -83,6 +83,8 @@ def _plan(config: Config) -> dict[str, Any]:
     drafts, draft_evaluations = _draft(config, over, columns)
     rounds = 0 if algorithm.kernel.calibrate is None else algorithm.kernel.calibrate.rounds
     eval_evaluations = len(held_out) * eval_call["num_inference_steps"] * eval_branches
+    written = config.model_dump(mode="json")
+    model = {**written["model"], "call": {**written["model"]["call"], **call}}
     return {
         "preset": algorithm.preset,
         "axes": {axis: getattr(algorithm, axis).name for axis in CHOICES},
@@ -118,13 +120,13 @@ def _plan(config: Config) -> dict[str, Any]:
         "comparison": _comparison(config, call["num_inference_steps"], branches),
         "evaluation": {"model_evaluations": eval_evaluations, "decoded": len(held_out)},
         "evaluation_branches": eval_branches,
-        "published": published.compared(PUBLISHED[algorithm.preset], _with_call(config, call)),
+        "published": published.compared(PUBLISHED[algorithm.preset], {**written, "model": model}),
         "not_said": list(NOT_SAID.get(algorithm.preset, ())),
         "warnings": [
             *uneven(config, sigma_table(config.model.path, call["num_inference_steps"])),
             *likelihood_rules.guidance_warnings(config, call_and_branches(config, columns=columns)[1]),
         ],
-        "config": config.model_dump(mode="json"),
+        "config": written,
     }
 
 
@@ -197,12 +199,6 @@ def _memory(planned: dict[str, Any]) -> list[tuple[str, str]]:
 def drawn(planned: dict[str, Any]) -> list[str]:
     """Return the drawing of the tree, with its legend."""
     return [*planned["picture"], LEGEND] if planned["picture"] else []
-
-
-def _with_call(config: Config, call: dict[str, Any]) -> dict[str, Any]:
-    """Return the run's config with the pipeline's defaults in `model.call`."""
-    run = config.model_dump(mode="json")
-    return {**run, "model": {**run["model"], "call": {**run["model"]["call"], **call}}}
 
 
 def _comparison(config: Config, num_steps: int, branches: int) -> dict[str, int]:

@@ -84,5 +84,4 @@ def _trained_bytes(tensors: Mapping[str, Shape], *, matrices: int) -> int:
 
 
 def _all_reduce(size: int, processes: int) -> int:
-    """Return the bytes that each process sends in an all-reduce."""
     return round(2 * size * (processes - 1) / processes)

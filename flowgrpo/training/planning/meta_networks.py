@@ -212,21 +212,21 @@ class MetaNetworks:
 
     def _left(self, out: Any, inputs: list[Tensor], before: tuple[int, ...], by: Any) -> _Run | None:
         """Return the effect of a block; None if an equal block could do something else."""
-        found, form = tree_flatten(out)
-        outputs: list[Any] = []
-        made = 0
-        for x in found:
-            same = [i for i, given in enumerate(inputs) if given is x]
-            if same or not isinstance(x, Tensor):
-                outputs.append(same[0] if same else x)
-                continue
-            outputs.append((x.shape, x.dtype, x.requires_grad))
-            made += x.numel() * x.element_size()
-        fixed, each, operations, launches = (now - then for now, then in zip(self._counted, before, strict=True))
-        plain = all(isinstance(x, (FakeTensor, type(None))) for x in found)
-        if not plain or fixed < 0 or each < made:
+        leaves, form = tree_flatten(out)
+        if not all(isinstance(x, (FakeTensor, type(None))) for x in leaves):
             return None
-        stayed = {"fixed": fixed, "each": each - made}
+        outputs: list[Any] = []
+        fixed, each, operations, launches = (now - then for now, then in zip(self._counted, before, strict=True))
+        for x in leaves:
+            same = [i for i, given in enumerate(inputs) if given is x]
+            if same or x is None:
+                outputs.append(same[0] if same else None)
+            else:
+                outputs.append((x.shape, x.dtype, x.requires_grad))
+                each -= x.numel() * x.element_size()
+        if fixed < 0 or each < 0:
+            return None
+        stayed = {"fixed": fixed, "each": each}
         return _Run(by=by, operations=operations, launches=launches, outputs=outputs, form=form, **stayed)
 
     def _as_before(self, run: _Run, inputs: list[Tensor], caches: list[transformers.Cache]) -> Any:
