@@ -94,12 +94,12 @@ def write(weights: Weights, out: Path, name: str) -> list[str]:
     for (module, network), ending in zip(weights.modules.items(), endings, strict=True):
         files.append(f"{COMFYUI}/{name}{ending}.safetensors")
         shifts = weights.begun[module].shifts if weights.begun else {}
-        written = renamed(network, weights.adapter_state(module), shifts)
+        written = rename(network, weights.adapter_state(module), shifts)
         save_file(written, out / files[-1], {"format": "pt"})
     return files
 
 
-def renamed(network: torch.nn.Module, state: State, shifts: State | None = None) -> dict[str, torch.Tensor]:
+def rename(network: torch.nn.Module, state: State, shifts: State | None = None) -> dict[str, torch.Tensor]:
     """Return the tensors of an adapter under ComfyUI's names, with an alpha for each layer.
 
     Args:

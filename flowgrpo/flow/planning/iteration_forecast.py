@@ -44,7 +44,7 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     """
     train, algorithm = config.train, config.algorithm
     replays = train.rollout_rows == train.update_rows  # the update may have the rollout's own calls
-    tree = _grown(config, num_steps, iteration, train.rollout_rows if replays else train.groups * train.group_size)
+    tree = _grow_tree(config, num_steps, iteration, train.rollout_rows if replays else train.groups * train.group_size)
     if any(not kernel.stochastic for kernel, _, _ in tree.trained_steps):
         raise InputError("algorithm.tree: the plan trains a deterministic step, which has no log-probability")
     finish = getattr(algorithm.tree, "finish", None)
@@ -122,7 +122,7 @@ def compared(config: Config, num_steps: int) -> tuple[int, int]:
     if finish is None or not finish.every:
         return 0, 0
     exact = config.algorithm.model_copy(update={"tree": tree.exact})
-    grown = _grown(config.model_copy(update={"algorithm": exact}), num_steps, 0, config.train.group_size)
+    grown = _grow_tree(config.model_copy(update={"algorithm": exact}), num_steps, 0, config.train.group_size)
     states = {node.parent for node in grown.nodes if node.parent is not None and node.root.group == 0}
     return len(states), sum(grown.nodes[leaf].root.group == 0 for leaf in grown.leaves)
 
@@ -159,7 +159,7 @@ def _of_samples(config: Config, tree: Tree, trained: torch.Tensor) -> Cost:
     )
 
 
-def _grown(config: Config, num_steps: int, iteration: int, rows: int) -> Tree:
+def _grow_tree(config: Config, num_steps: int, iteration: int, rows: int) -> Tree:
     """Grow the trees of an iteration on states of one number, in evaluations of at most `rows` rows."""
     train, algorithm = config.train, config.algorithm
     size = algorithm.roots(train.group_size)
@@ -184,7 +184,7 @@ def kept(config: Config, num_steps: int) -> tuple[int, int]:
         widest = algorithm.tree.widest(algorithm.kernel.kernels(num_steps))
         algorithm = algorithm.model_copy(update={"tree": widest})
         config = config.model_copy(update={"algorithm": algorithm})
-    tree = _grown(config, num_steps, 0, config.train.groups * config.train.group_size)
+    tree = _grow_tree(config, num_steps, 0, config.train.groups * config.train.group_size)
     states = {id(x): x.numel() for e in tree.evaluations for x in e.state or ()}
     for edges in (edges for e in tree.evaluations for edges in e.edges):
         states |= {id(x): x.numel() for state in (edges.next_state, edges.mean) for x in state or ()}

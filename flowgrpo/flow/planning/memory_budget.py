@@ -29,10 +29,10 @@ from flowgrpo.training.planning.memory_phases import (
     UPDATE,
     Budget,
     Phase,
-    learnt,
     measure_once,
     rewards_of,
     switched,
+    trained_bytes,
 )
 from flowgrpo.training.planning.meta_networks import few_objects
 from flowgrpo.training.scoring.group_scores import WAITING
@@ -71,7 +71,7 @@ class FlowBudget(Budget):
         graphs = self.graph_bytes if train.replay == "never" else 0
         stay = {
             "weights": weights,
-            **learnt(config, trial.trained, copies=policy_copies(config), among=self.layout.among),
+            **trained_bytes(config, trial.trained, copies=policy_copies(config), among=self.layout.among),
             "states": -(-self.states // shares) * trial.state + graphs,
         }
         drafting = stay | {

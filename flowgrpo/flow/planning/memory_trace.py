@@ -94,12 +94,12 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
                 with policy.call_overrides(**evaluation):
                     policy.prepare([row])
             encode = live.peak
-        sampling, state = _sampling(policy, hollow, row, tiled=model.vae_tiling)
+        sampling, state = _measure_sampling(policy, hollow, row, tiled=model.vae_tiling)
         evaluate = None
         if other:
             with policy.call_overrides(**evaluation):
-                evaluate, _ = _sampling(policy, hollow, row, tiled=model.vae_tiling, before=(sampling, state))
-        update, graph = _updates(policy, hollow, row, state, checkpointed=model.gradient_checkpointing)
+                evaluate, _ = _measure_sampling(policy, hollow, row, tiled=model.vae_tiling, before=(sampling, state))
+        update, graph = _measure_updates(policy, hollow, row, state, checkpointed=model.gradient_checkpointing)
     return Trial(
         components=components,
         shapes=shapes,
@@ -118,7 +118,7 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
 
 
 @torch.no_grad()
-def _sampling(
+def _measure_sampling(
     policy: DiffusersPolicy,
     hollow: MetaNetworks,
     row: Row,
@@ -144,8 +144,8 @@ def _sampling(
         hook.remove()
     if before is not None and [x.shape for x in before[1]] == [x.shape for x in state]:
         return replace(before[0], **step), state
-    in_tiles = _decoded_in_tiles(policy, hollow, row, state)
-    whole = None if tiled and in_tiles is not None else _decoded(policy, hollow, row, state)
+    in_tiles = _measure_tiled_decoding(policy, hollow, row, state)
+    whole = None if tiled and in_tiles is not None else _measure_decoding(policy, hollow, row, state)
     chosen = whole or in_tiles
     assert chosen is not None
     sampling = Sampling(
@@ -159,7 +159,7 @@ def _sampling(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Decoded:
+class _Decoding:
     """Bytes and operations of decoding a row, and bytes of the sample."""
 
     peaks: Peaks
@@ -167,15 +167,17 @@ class _Decoded:
     sample: int
 
 
-def _decoded(policy: DiffusersPolicy, hollow: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...]) -> _Decoded:
+def _measure_decoding(
+    policy: DiffusersPolicy, hollow: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...]
+) -> _Decoding:
     with hollow.phase() as live:
         sample = policy.walk.decode(state, [row], by_landing=False)
-        return _Decoded(peaks=live.peaks, operations=live.operations, sample=4 * sample.numel())
+        return _Decoding(peaks=live.peaks, operations=live.operations, sample=4 * sample.numel())
 
 
-def _decoded_in_tiles(
+def _measure_tiled_decoding(
     policy: DiffusersPolicy, hollow: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...]
-) -> _Decoded | None:
+) -> _Decoding | None:
     known: list[Any] = [*decoders(policy.pipe).values()]
     tiling = [d for d in known if hasattr(d, "enable_tiling") and hasattr(d, "use_tiling")]
     if not tiling:
@@ -185,7 +187,7 @@ def _decoded_in_tiles(
     log = logging.getLogger("torch._subclasses.fake_tensor")
     log.disabled = True  # errors here mean None
     try:
-        return _decoded(policy, hollow, row, state)
+        return _measure_decoding(policy, hollow, row, state)
     except RuntimeError:  # some decoders leave a tile smaller than their padding, with real values too
         return None
     finally:
@@ -194,7 +196,7 @@ def _decoded_in_tiles(
             decoder.use_tiling = False
 
 
-def _updates(
+def _measure_updates(
     policy: DiffusersPolicy, hollow: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...], *, checkpointed: bool
 ) -> tuple[list[Peaks | None], list[Kept]]:
     """Return the peaks of a step with its backward pass and the size of its graph, each without and with checkpointing."""
@@ -202,14 +204,14 @@ def _updates(
     hollow.with_gradients(networks)
     found: list[tuple[Peaks | None, Kept]] = [(None, Kept(once=0, each=0))] * 2
     if not checkpointed:
-        found[0] = _learnt(policy, hollow, row, state)
+        found[0] = _measure_update(policy, hollow, row, state)
     if all(getattr(network, "_supports_gradient_checkpointing", False) for network in networks):
         checkpoint_gradients(networks)
-        found[1] = _learnt(policy, hollow, row, state)
+        found[1] = _measure_update(policy, hollow, row, state)
     return [peaks for peaks, _ in found], [graph for _, graph in found]
 
 
-def _learnt(
+def _measure_update(
     policy: DiffusersPolicy, hollow: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...]
 ) -> tuple[Peaks, Kept]:
     with hollow.phase() as live:

@@ -16,7 +16,15 @@ from flowgrpo.mdlm.planning.memory_trace import Trial, trial
 from flowgrpo.mdlm.planning.plan import here
 from flowgrpo.training.distributed.gpu_layout import OF_NODE
 from flowgrpo.training.planning.memory_budget import fitted
-from flowgrpo.training.planning.memory_phases import ROLLOUT, UPDATE, Budget, Phase, learnt, measure_once, rewards_of
+from flowgrpo.training.planning.memory_phases import (
+    ROLLOUT,
+    UPDATE,
+    Budget,
+    Phase,
+    measure_once,
+    rewards_of,
+    trained_bytes,
+)
 from flowgrpo.training.planning.meta_networks import few_objects
 
 LETTERS, TEMPLATE = 3, 32  # letters per token of a prompt, at the least; tokens of a chat template
@@ -33,7 +41,7 @@ class TextBudget(Budget):
     @override
     def phases(self) -> list[Phase]:
         config, trial, rows = self.config, self.trial, self.config.train.rollout_rows
-        trained = learnt(config, trial.trained, copies=policy_copies(config), among=self.layout.among)
+        trained = trained_bytes(config, trial.trained, copies=policy_copies(config), among=self.layout.among)
         stay = {"weights": self.resident(), **trained}
         rebuilt = self.layer() + self.gathered()
         decode, update = trial.decode.beside(rebuilt), self.update_calls()

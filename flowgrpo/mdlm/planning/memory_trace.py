@@ -70,17 +70,17 @@ def trial(config: TextConfig, prompt: int) -> Trial:
     predictor = _Unasked(network, block_size(config))
     ids = torch.ones(1, prompt + model.length, dtype=torch.long)
     training, evaluation = training_decoder(config), evaluation_decoder(config)
-    decode, operations = _decoded(hollow, predictor, training, ids)
+    decode, operations = _measure_decoding(hollow, predictor, training, ids)
     evaluate, evaluate_operations = None, operations
     if _work(training) != _work(evaluation):
-        evaluate, evaluate_operations = _decoded(hollow, predictor, evaluation, ids)
+        evaluate, evaluate_operations = _measure_decoding(hollow, predictor, evaluation, ids)
     hollow.with_gradients([network])
     update, checkpointed, forward = Peaks(), None, (0, 0)
     if not model.gradient_checkpointing:
-        update, *forward = _learnt(hollow, predictor, ids, prompt)
+        update, *forward = _measure_update(hollow, predictor, ids, prompt)
     if can_checkpoint(network):
         checkpoint_gradients(network)
-        checkpointed, *forward = _learnt(hollow, predictor, ids, prompt)
+        checkpointed, *forward = _measure_update(hollow, predictor, ids, prompt)
     return Trial(
         components={initial_lora.NETWORK: weights},
         shapes={initial_lora.NETWORK: shapes},
@@ -105,7 +105,9 @@ def _work(decoder: Decoder) -> tuple[object, ...]:
 
 
 @torch.no_grad()
-def _decoded(hollow: MetaNetworks, predictor: _Unasked, decoder: Decoder, ids: torch.Tensor) -> tuple[Peaks, int]:
+def _measure_decoding(
+    hollow: MetaNetworks, predictor: _Unasked, decoder: Decoder, ids: torch.Tensor
+) -> tuple[Peaks, int]:
     """Return the peak of a decoder's steps, and the mean operations of a step.
 
     Only the first and the last block run, or the last one if all see equally much. With a cache the first step of a block
@@ -158,7 +160,9 @@ def _build(path: str, place: str) -> transformers.PreTrainedModel:
     return kind.from_config(config)
 
 
-def _learnt(hollow: MetaNetworks, predictor: MaskPredictor, ids: torch.Tensor, prompt: int) -> tuple[Peaks, int, int]:
+def _measure_update(
+    hollow: MetaNetworks, predictor: MaskPredictor, ids: torch.Tensor, prompt: int
+) -> tuple[Peaks, int, int]:
     """Return the peak of the passes of one view of a whole answer, and operations and launches of the forward pass."""
     scored = torch.ones(1, ids.shape[1] - prompt, dtype=torch.bool)
     hidden = torch.nn.functional.pad(scored, (prompt, 0))

@@ -208,7 +208,7 @@ def walked(decoder: Decoder) -> DecodingCost:
     fixed = counted and decoder.stop_id is None
 
     def of_block(size: int, block: int = 0) -> tuple[int, int]:
-        return _counted(decoder, block, size) if counted else _most(decoder, size, narrow)
+        return _count_steps(decoder, block, size) if counted else _bound_steps(decoder, size, narrow)
 
     if region.counted is None:
         blocks = [of_block(end - start, block) for block, (start, end) in enumerate(region.blocks)]
@@ -228,7 +228,7 @@ def walked(decoder: Decoder) -> DecodingCost:
     )
 
 
-def _counted(decoder: Decoder, block: int, size: int) -> tuple[int, int]:
+def _count_steps(decoder: Decoder, block: int, size: int) -> tuple[int, int]:
     """Run the committer on equal scores; return the steps and commits of a block of `size` tokens."""
     masked, steps, commits = torch.ones(1, size, dtype=torch.bool), 0, 0
     row, ids = torch.zeros(1, dtype=torch.long), torch.zeros(1, decoder.region.length, dtype=torch.long)
@@ -254,7 +254,7 @@ def _counted(decoder: Decoder, block: int, size: int) -> tuple[int, int]:
     return steps, commits
 
 
-def _most(decoder: Decoder, size: int, narrow: bool) -> tuple[int, int]:
+def _bound_steps(decoder: Decoder, size: int, narrow: bool) -> tuple[int, int]:
     """Return the most steps and commits of a block: a step per position, unless the committer bounds its steps."""
     committer = decoder.committer
     assert isinstance(committer, Committer), "one that counts no steps is of no table"
@@ -284,7 +284,7 @@ def predicted(config: TextConfig) -> Cost:
     # The answers of an engine are scored at each of their steps, if at all.
     rollout = samples * (walk.evaluations if local else request.scored(config, decoder) * walk.steps)
     rollout_fixed = walk.fixed if local else rollout == 0
-    trained, all_trained = _trained(config)
+    trained, all_trained = _trained_answers(config)
     views, slopes, views_fixed = _views(config, walk)
     old = train.passes * train.updates > 1 and not likelihood.recorded(decoder)
     reference = algorithm.objective.kl.reference is not None
@@ -311,7 +311,7 @@ def forwards(config: TextConfig) -> int:
     return cost.rollout + BACKWARD * cost.update
 
 
-def _trained(config: TextConfig) -> tuple[int, bool]:
+def _trained_answers(config: TextConfig) -> tuple[int, bool]:
     """Return how many answers of an iteration are trained on, and whether that is exact."""
     train, select = config.train, config.train.select
     samples = train.groups * train.group_size

@@ -122,7 +122,7 @@ class AllocationCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function is torch.ops.aten.index.Tensor and isinstance(args[0], FakeTensor):
-            args = (args[0], _places(args[1]))
+            args = (args[0], _true_indices(args[1]))
         if function in ANSWERED and isinstance(args[0], FakeTensor):
             return torch.tensor(ANSWERED[function])
         if function is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
@@ -160,7 +160,7 @@ class AllocationCounter(TorchDispatchMode):
         self._now[once] -= size
 
 
-def _places(indices: Iterable[Tensor | None]) -> list[Tensor | None]:
+def _true_indices(indices: Iterable[Tensor | None]) -> list[Tensor | None]:
     """Replace real masks by the indices of their true elements, so that the shape of the result is known."""
     places: list[Tensor | None] = []
     for index in indices:

@@ -43,7 +43,7 @@ class Messages:
     step: Message  # all-reduce of unsharded gradients in one optimizer step
 
 
-def messages(
+def build_messages(
     config: RunConfig, networks: Collection[Mapping[str, Shape]], *, width: int, trained: int, layout: Layout
 ) -> Messages:
     """Return the collectives of a run, for calls of its largest network; arguments as in `memory_phases.TrialSizes`."""
@@ -68,7 +68,7 @@ def messages(
     )
 
 
-def of_rewards(numbers: int, processes: int) -> int:
+def reward_bytes(numbers: int, processes: int) -> int:
     """Return the bytes that gathering `numbers` float64 numbers of each process sends."""
     return (processes - 1) * (PICKLED + 8 * numbers)
 

@@ -10,10 +10,10 @@ from typing import Any
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.distributed.minibatches import MOST_SAMPLES, check_geometry
-from flowgrpo.training.planning.collective_traffic import messages
+from flowgrpo.training.planning.collective_traffic import build_messages
 from flowgrpo.training.planning.gpu_types import GPUS, Gpu
 from flowgrpo.training.planning.iteration_cost import PARTS, UTILISATION, Cost, Work, cost_of
-from flowgrpo.training.planning.memory_budget import GIB, ROLLOUT, UPDATE, Budget, settled, switched, written
+from flowgrpo.training.planning.memory_budget import GIB, ROLLOUT, UPDATE, Budget, resolve_batches, switched, written
 
 NODES = (1, 8, 64)  # machines with a line in the table
 ENOUGH = 0.7  # efficiency that a larger batch aims at
@@ -35,7 +35,7 @@ class Prices:
     def cost(self, budget: Budget, work: Work) -> Cost:
         """Return the cost of an iteration on the run's processes."""
         config, layout = budget.config, budget.layout
-        sent = messages(config, work.networks, width=work.width, trained=work.trained, layout=layout)
+        sent = build_messages(config, work.networks, width=work.width, trained=work.trained, layout=layout)
         rate = UTILISATION * self.gpu.peak(config.model.dtype)
         return cost_of(work, layout, self.gpu, sent, rate=rate, fixed=self.fixed)
 
@@ -63,7 +63,7 @@ def priced(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) ->
         work_of: returns the work of an iteration of a budget's run.
     """
     room = int(prices.gpu.memory * GIB)
-    budget, found = settled(budget, room)
+    budget, found = resolve_batches(budget, room)
     work, of_node = work_of(budget), budget.of_node
     numbers = sorted({1, *(of_node * nodes for nodes in NODES), budget.layout.processes})
     return {

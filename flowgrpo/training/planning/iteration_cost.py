@@ -17,7 +17,7 @@ from typing import Any
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.distributed.gpu_layout import Layout
 from flowgrpo.training.distributed.minibatches import kept_whole
-from flowgrpo.training.planning.collective_traffic import Messages, of_rewards
+from flowgrpo.training.planning.collective_traffic import Messages, reward_bytes
 from flowgrpo.training.planning.gpu_types import Gpu
 from flowgrpo.training.planning.memory_budget import Budget
 
@@ -191,6 +191,6 @@ def cost_of(work: Work, layout: Layout, gpu: Gpu, sent: Messages, *, rate: float
         "gathers": round(gathers * sent.gather.bytes),
         "scatters": round(sums * sent.scatter.bytes),
         "sums": round(sums * sent.spread.bytes) + work.steps * sent.step.bytes,
-        "rewards": of_rewards(work.numbers * samples, processes),
+        "rewards": reward_bytes(work.numbers * samples, processes),
     }
     return Cost(layout=layout, samples=samples, seconds=seconds, sent=bytes_sent)

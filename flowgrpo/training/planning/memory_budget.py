@@ -27,13 +27,13 @@ __all__ = [
     "ROLLOUT",
     "UPDATE",
     "Budget",
-    "advised",
+    "advise",
     "at",
     "fitted",
     "lines",
     "relief",
+    "resolve_batches",
     "rewards_of",
-    "settled",
     "switched",
     "written",
 ]
@@ -42,7 +42,7 @@ PARTS = ("weights", "trained", "optimizer", "gradients", "states", "samples", "a
 Setting = tuple[str, Any]
 
 
-def settled(budget: Budget, room: int) -> tuple[Budget, dict[str, int]]:
+def resolve_batches(budget: Budget, room: int) -> tuple[Budget, dict[str, int]]:
     """Replace batch sizes that a run finds at its start by numbers; return the run and these numbers by key.
 
     Each is the largest that the run tries and that fits into `room` bytes, at least 1. The run may settle for less.
@@ -57,7 +57,7 @@ def settled(budget: Budget, room: int) -> tuple[Budget, dict[str, int]]:
     return budget.with_settings(found), found
 
 
-def advised(budget: Budget, room: int) -> tuple[dict[str, Any], Budget] | None:
+def advise(budget: Budget, room: int) -> tuple[dict[str, Any], Budget] | None:
     """Return a minimal set of settings with which a run fits, and the run with them; None if none fits.
 
     Smaller batches come first, for they cost the least time. A switch is added if one row does not fit, and a setting that
@@ -123,8 +123,8 @@ def _next(budget: Budget, room: int, options: Sequence[Setting]) -> Setting | No
 
 def fitted(budget: Budget, room: int, not_counted: Sequence[str]) -> dict[str, Any]:
     """Return as JSON whether a run fits GPUs of `room` bytes, and by what; `not_counted` names rewards of unknown size."""
-    budget, rows = settled(budget, room)
-    found = advised(budget, room)
+    budget, rows = resolve_batches(budget, room)
+    found = advise(budget, room)
     settings, after = found or ({}, budget)
     return {
         "gpu_bytes": room,

@@ -118,18 +118,17 @@ class Budget(ABC):
     def switches(self) -> list[tuple[str, Any]]:
         """Return the switches that are possible and not set yet, cheapest first."""
         config, model = self.config, self.config.model
-        whole = low_precision_copies.of_copies(config) or config.exchanges_base  # what needs an unquantised base
-        impossible = {
-            *self.unavailable,
-            *(["model.gradient_checkpointing"] if self.trial.update_checkpointed is None else []),
-            *([] if low_precision_copies.of_drafts(config) else [low_precision_copies.KEY]),
-            *([] if can_share(config) else ["run.sharding"]),
-            *(["model.quantise"] if model.lora is None or model.quantise == "nf4" or whole else []),
+        needs_base = low_precision_copies.of_copies(config) or config.exchanges_base  # as it is, unquantised
+        possible = {
+            "model.gradient_checkpointing": self.trial.update_checkpointed is not None,
+            low_precision_copies.KEY: low_precision_copies.of_drafts(config) is not None,
+            "run.sharding": config.run.processes > 1 and sharding.can(config),
+            "model.quantise": model.lora is not None and model.quantise != "nf4" and not needs_base,
         }
         return [
             (key, value)
             for key, value in SWITCHES
-            if key not in impossible and at_key(config, key) != value
+            if key not in self.unavailable and possible.get(key, True) and at_key(config, key) != value
             if key != "model.quantise" or all(quantisation.can(self.trial.shapes, form) for form in ("int8", value))
         ]
 
@@ -257,11 +256,6 @@ def switched(config: Any, key: str, value: Any) -> Any:
     return config.model_copy(update={head: value})
 
 
-def can_share(config: RunConfig) -> bool:
-    """Return whether several processes hold whole networks that they could shard."""
-    return config.run.processes > 1 and sharding.can(config)
-
-
 def gathered(tensors: Mapping[str, Shape], size: Callable[[Mapping[str, Shape]], int]) -> int:
     """Return the bytes that a call of a sharded network gathers: all outside blocks, and `GATHERED` of its largest block."""
     blocks: dict[str, dict[str, Shape]] = defaultdict(dict)
@@ -272,7 +266,7 @@ def gathered(tensors: Mapping[str, Shape], size: Callable[[Mapping[str, Shape]],
     return outside + round(GATHERED * max(map(size, blocks.values()), default=0))
 
 
-def learnt(config: RunConfig, trained: int, *, copies: int, among: int) -> dict[str, int]:
+def trained_bytes(config: RunConfig, trained: int, *, copies: int, among: int) -> dict[str, int]:
     """Return the bytes of trained weights, optimizer moments and gradients, which all phases have.
 
     Args:

@@ -168,8 +168,8 @@ class MetaNetworks:
             map_tensors(lambda x: shapes.append((x.shape, x.dtype)), (args, kwargs))
             key = (id(method), torch.is_grad_enabled(), tuple(shapes))
             if key in self._seen:
-                return self._repeated(*self._seen[key])
-            _, before, operations, launches = self._counted  # another branch has the same copies of weights
+                return self._repeat_call(*self._seen[key])
+            _, before, operations, launches = self._counts  # another branch has the same copies of weights
             with self.inside():
                 out = method(*map_tensors(self._fake, args), **map_tensors(self._fake, kwargs))
             self._seen[key] = (
@@ -194,11 +194,11 @@ class MetaNetworks:
             known = None not in outlines and any(isinstance(x, FakeTensor) for x in given)
             found = self._runs.get(key) if known else None
             if found is not None and found.by is not method:
-                return self._as_before(found, [x for x in given if isinstance(x, Tensor)], caches)
-            before = self._counted
+                return self._repeat_block(found, [x for x in given if isinstance(x, Tensor)], caches)
+            before = self._counts
             out = method(*args, **kwargs)
             if known and key not in self._runs:
-                left = self._left(out, [x for x in given if isinstance(x, Tensor)], before, method)
+                left = self._effect_of(out, [x for x in given if isinstance(x, Tensor)], before, method)
                 # Without gradients, what stays is for the next call.
                 keeps = left is not None and left.each > 0 and not torch.is_grad_enabled()
                 self._runs[key] = None if keeps and not caches else left
@@ -207,16 +207,16 @@ class MetaNetworks:
         return run
 
     @property
-    def _counted(self) -> tuple[int, int, int, int]:
+    def _counts(self) -> tuple[int, int, int, int]:
         return *self.live.parts, self.live.operations, self.live.launches
 
-    def _left(self, out: Any, inputs: list[Tensor], before: tuple[int, ...], by: Any) -> _Run | None:
+    def _effect_of(self, out: Any, inputs: list[Tensor], before: tuple[int, ...], by: Any) -> _Run | None:
         """Return the effect of a block; None if an equal block could do something else."""
         leaves, form = tree_flatten(out)
         if not all(isinstance(x, (FakeTensor, type(None))) for x in leaves):
             return None
         outputs: list[Any] = []
-        fixed, each, operations, launches = (now - then for now, then in zip(self._counted, before, strict=True))
+        fixed, each, operations, launches = (now - then for now, then in zip(self._counts, before, strict=True))
         for x in leaves:
             same = [i for i, given in enumerate(inputs) if given is x]
             if same or x is None:
@@ -229,7 +229,7 @@ class MetaNetworks:
         stayed = {"fixed": fixed, "each": each}
         return _Run(by=by, operations=operations, launches=launches, outputs=outputs, form=form, **stayed)
 
-    def _as_before(self, run: _Run, inputs: list[Tensor], caches: list[transformers.Cache]) -> Any:
+    def _repeat_block(self, run: _Run, inputs: list[Tensor], caches: list[transformers.Cache]) -> Any:
         self.live.operations += run.operations
         launched = self.live.launches + run.launches
         fixed = self._weight.new_empty(run.fixed, dtype=torch.uint8)
@@ -242,7 +242,7 @@ class MetaNetworks:
         outputs = [next(made) if isinstance(x, tuple) else None if x is None else inputs[x] for x in run.outputs]
         return tree_unflatten(outputs, run.form)
 
-    def _repeated(self, out: Any, stayed: int, operations: int, launches: int) -> Any:
+    def _repeat_call(self, out: Any, stayed: int, operations: int, launches: int) -> Any:
         self.live.operations += operations
         self.live.launches += launches
         if torch.is_grad_enabled():

@@ -41,26 +41,26 @@ MORE = (
 def no_decoding(monkeypatch):
     """A trial decodes nothing."""
     monkeypatch.setattr(
-        memory_trace, "_decoded", lambda *_: memory_trace._Decoded(peaks=Peaks(), operations=0, sample=0)
+        memory_trace, "_measure_decoding", lambda *_: memory_trace._Decoding(peaks=Peaks(), operations=0, sample=0)
     )
 
 
 @pytest.fixture
 def no_update(monkeypatch):
     """A trial tries no update."""
-    monkeypatch.setattr(memory_trace, "_learnt", lambda *_: NO_UPDATE)
+    monkeypatch.setattr(memory_trace, "_measure_update", lambda *_: NO_UPDATE)
 
 
 @pytest.fixture
 def no_checkpointing(monkeypatch):
     """A trial tries no update with checkpointing."""
-    real = memory_trace._learnt
+    real = memory_trace._measure_update
 
-    def learnt(policy, *rest):
+    def measure_update(policy, *rest):
         checkpointed = any(network.is_gradient_checkpointing for network in policy.modules.values())
         return NO_UPDATE if checkpointed else real(policy, *rest)
 
-    monkeypatch.setattr(memory_trace, "_learnt", learnt)
+    monkeypatch.setattr(memory_trace, "_measure_update", measure_update)
 
 
 def settings(folder, specimen, **model):
@@ -164,7 +164,7 @@ def test_what_is_planned_is_what_is_allocated_and_computed(name, checkpointing, 
 @pytest.mark.usefixtures("no_update")
 @pytest.mark.parametrize("name", COMPUTED)
 def test_what_is_planned_of_each_branch_is_what_it_computes(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory_trace, "_decoded_in_tiles", lambda *_: None)
+    monkeypatch.setattr(memory_trace, "_measure_tiled_decoding", lambda *_: None)
     specimen = SPECIMENS[name]
     specimen.build().save_pretrained(tmp_path)
     chosen = settings(tmp_path, specimen)
@@ -273,7 +273,7 @@ def test_blocks_that_are_not_run_are_counted_nearly_as_if_they_were(tmp_path, mo
 
 @pytest.mark.usefixtures("no_update")
 def test_an_evaluation_is_tried_where_its_call_takes_more(flux, monkeypatch):
-    monkeypatch.setattr(memory_trace, "_decoded_in_tiles", lambda *_: None)
+    monkeypatch.setattr(memory_trace, "_measure_tiled_decoding", lambda *_: None)
     specimen, (folder, _) = SPECIMENS["FluxPipeline"], flux
     chosen = settings(folder, specimen)
     steps = chosen.model_copy(update={"eval": chosen.eval.model_copy(update={"call": {"num_inference_steps": 9}})})

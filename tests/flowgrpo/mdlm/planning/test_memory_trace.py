@@ -35,13 +35,13 @@ ONE_LAYER = {
 @pytest.fixture
 def no_update(monkeypatch):
     """A trial of decoders alone."""
-    monkeypatch.setattr(memory_trace, "_learnt", lambda *_: (Peaks(), 0, 0))
+    monkeypatch.setattr(memory_trace, "_measure_update", lambda *_: (Peaks(), 0, 0))
 
 
 @pytest.fixture
 def no_decoding(monkeypatch):
     """A trial of updates alone."""
-    monkeypatch.setattr(memory_trace, "_decoded", lambda *_: (Peaks(), 0))
+    monkeypatch.setattr(memory_trace, "_measure_decoding", lambda *_: (Peaks(), 0))
 
 
 def settings(folder, decoder=None, **model):

@@ -5,7 +5,7 @@ import pytest
 
 from flowgrpo import config
 from flowgrpo.training.planning.allocation_counter import Peaks
-from flowgrpo.training.planning.memory_budget import advised, fitted, lines, relief
+from flowgrpo.training.planning.memory_budget import advise, fitted, lines, relief
 from flowgrpo.training.planning.memory_phases import GIB, ROLLOUT, UPDATE, Budget, Phase, at_key
 
 SWITCHES = {"model.vae": "offload", "model.gradient_checkpointing": True, "model.quantise": "int8"}
@@ -55,19 +55,19 @@ def made(kind=Made, *, micro_batch=4, encode=6):
     ],
 )
 def test_a_smaller_batch_is_advised_before_a_switch(room, settings):
-    found, after = advised(made(), room * GIB)
+    found, after = advise(made(), room * GIB)
     assert found == settings
     assert after.peak(settings) <= room * GIB
 
 
 def test_switches_come_together_where_one_is_too_few():
-    settings, after = advised(made(), 10 * GIB)
+    settings, after = advise(made(), 10 * GIB)
     assert set(settings) >= {"model.gradient_checkpointing", "model.quantise"}
     assert after.peak(settings) <= 10 * GIB
 
 
 def test_what_no_setting_helps_says_so():
-    assert advised(made(), 7 * GIB) is None
+    assert advise(made(), 7 * GIB) is None
     found = fitted(made(), 7 * GIB, [])
     assert found["set"] is None
     assert not found["fits"]
@@ -76,7 +76,7 @@ def test_what_no_setting_helps_says_so():
 
 def test_what_changes_the_learning_is_advised_when_no_switch_is_enough():
     needed = {"model.gradient_checkpointing": True, "model.quantise": "int8", "model.dtype": "bfloat16"}
-    assert advised(made(encode=1), 9 * GIB)[0] == {**needed, ROLLOUT: 4, UPDATE: 2}
+    assert advise(made(encode=1), 9 * GIB)[0] == {**needed, ROLLOUT: 4, UPDATE: 2}
 
 
 def test_a_setting_that_later_ones_make_needless_is_not_advised():
@@ -93,8 +93,8 @@ def test_a_setting_that_later_ones_make_needless_is_not_advised():
                 Phase(name=n, rows=1, key=k, fixed=weights, calls=Peaks()) for n, k in (("a", ROLLOUT), ("b", UPDATE))
             ]
 
-    assert set(advised(made(Three), 8 * GIB)[0]) == {"model.text_encoders", "model.quantise"}
-    assert set(advised(made(Three), 7 * GIB)[0]) == set(spared)
+    assert set(advise(made(Three), 8 * GIB)[0]) == {"model.text_encoders", "model.quantise"}
+    assert set(advise(made(Three), 7 * GIB)[0]) == set(spared)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from flowgrpo import config
 from flowgrpo.training.planning.allocation_counter import Peaks
-from flowgrpo.training.planning.memory_phases import GIB, UPDATE, Phase, learnt, rewards_of, step
+from flowgrpo.training.planning.memory_phases import GIB, UPDATE, Phase, rewards_of, step, trained_bytes
 from flowgrpo.training.weights.optimizers import MESSAGE
 
 
@@ -33,9 +33,9 @@ def test_an_optimizer_step_takes_messages_of_gradients_and_what_is_learned_its_c
     assert step(run(), 100, among=1).of(9) == 0
     assert (step(two, 100, among=1).of(1), step(two, MESSAGE, among=1).of(1)) == (800, 2 * MESSAGE)
     assert step(run(model={"path": "shapes", "lora": None}, run={"processes": 2}), 100, among=2).of(1) == 0  # in shards
-    learned = learnt(run(train={"ema": None}), 100, copies=0, among=1)
+    learned = trained_bytes(run(train={"ema": None}), 100, copies=0, among=1)
     assert learned == {"trained": 400, "optimizer": 800, "gradients": 400}
-    assert learnt(run(), 100, copies=1, among=1)["trained"] == 1200
+    assert trained_bytes(run(), 100, copies=1, among=1)["trained"] == 1200
 
 
 def test_the_weights_of_rewards_are_those_that_their_cards_name():
