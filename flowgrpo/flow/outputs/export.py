@@ -141,9 +141,8 @@ def _lora_settings(settings: Config, adapters: Mapping[str, LoraConfig]) -> dict
     lora, part = settings.model.lora, settings.eval.adapter_steps
     assert lora is not None
     rank = max(rank for each in adapters.values() for rank in (each.r, *(each.rank_pattern or {}).values()))
-    alpha = (
-        {"alpha": lora.alpha} if lora.path is None else {}
-    )  # of a given LoRA only its file's header tells each layer's
+    # Layers of a given LoRA may differ in alpha, which its file's header tells.
+    alpha = {"alpha": lora.alpha} if lora.path is None else {}
     return {"rank": rank, **alpha, "strength": 1.0} | ({"adapter_steps": part} if part else {})
 
 

@@ -74,16 +74,14 @@ class FlowBudget(Budget):
             **trained_bytes(config, trial.trained, copies=policy_copies(config), among=self.layout.among),
             "states": -(-self.states // shares) * trial.state + graphs,
         }
-        drafting = stay | {
-            "weights": weights + (0 if model.lora else copies)
-        }  # of weights that learn: made for each draft
+        # Copies of weights that learn exist only while starts are drafted.
+        drafting = stay | {"weights": weights + (0 if model.lora else copies)}
         waiting = min(-(-self.samples // shares), WAITING * self.group) * trial.rollout.sample
         decoding = drafting | {"weights": drafting["weights"] + away, "samples": waiting}
         scoring = stay | {"samples": waiting + self.group * trial.rollout.sample}  # a group, and its parts
         encoding = {"weights": sum(size for name, size in loaded.items() if not (later and is_network(name)))}
-        degree, gathered = config.run.context_parallel, self.gathered()
+        degree, gathered, decode = config.run.context_parallel, self.gathered(), self._decode(trial.rollout)
         sample = trial.rollout.step.shared(degree).beside(max(self.layer(), self._copied_layer()) + gathered)
-        decode = self._decode(trial.rollout)
         phases = [
             Phase(name="encode", rows=1, key=None, fixed=encoding, calls=Peaks(((0, trial.encode),))),
             Phase(name="rollout", rows=rows, key=ROLLOUT, fixed=drafting, calls=sample),

@@ -231,16 +231,14 @@ def walked(decoder: Decoder) -> DecodingCost:
 def _count_steps(decoder: Decoder, block: int, size: int) -> tuple[int, int]:
     """Run the committer on equal scores; return the steps and commits of a block of `size` tokens."""
     masked, steps, commits = torch.ones(1, size, dtype=torch.bool), 0, 0
-    row, ids = torch.zeros(1, dtype=torch.long), torch.zeros(1, decoder.region.length, dtype=torch.long)
-    shared = torch.tensor([decoder.region.counted or size])
+    ids = torch.zeros(1, decoder.region.length, dtype=torch.long)
     while masked.any():
-        index = torch.tensor([steps])
         step = DecodeStep(
             frame=decoder.frame,
-            row=row,
-            index=index,
+            row=torch.zeros(1, dtype=torch.long),
+            index=torch.tensor([steps]),
             in_block=steps,
-            block_masks=shared,
+            block_masks=torch.tensor([decoder.region.counted or size]),
             block=block,
             start=0,
             open=masked,
@@ -291,16 +289,16 @@ def predicted(config: TextConfig) -> Cost:
     mask_draws = 1 if likelihood.fixed else train.passes
     learning = trained * views * train.passes
     update = learning * slopes + trained * views * mask_draws * (old + reference)
-    inpainting = isinstance(algorithm.hints, Inpainting)
+    update_fixed = views_fixed and all_trained
     if isinstance(algorithm.hints, Inpainting):  # each answer once more, and its given tokens are judged
-        rollout *= 2
-        update += train.groups * int(algorithm.hints.replace * train.group_size)
+        rollout, rollout_fixed = 2 * rollout, False
+        update, update_fixed = update + train.groups * int(algorithm.hints.replace * train.group_size), False
     return Cost(
         rollout=rollout,
         update=update,
         with_gradient=learning,
-        rollout_fixed=rollout_fixed and not inpainting,
-        update_fixed=views_fixed and all_trained and not inpainting,
+        rollout_fixed=rollout_fixed,
+        update_fixed=update_fixed,
         views=views,
     )
 
