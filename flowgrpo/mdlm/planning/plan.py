@@ -215,10 +215,10 @@ def walked(decoder: Decoder) -> DecodingCost:
         steps, commits = (sum(each) for each in zip(*blocks, strict=True))
         return DecodingCost(steps=steps, commits=commits, branches=branches, fixed=fixed)
     sizes = [of_block(size) for size in range(region.counted + 1)]
-    ends = torch.stack(
-        [torch.stack(each) for each in region.parts(torch.arange(region.counted))]
-    )  # (parts, 2, offsets)
-    by_offset = [sum(sizes[size][0] for size in parts) for parts in (ends[:, 1] - ends[:, 0]).T.tolist()]
+    lengths = torch.stack(
+        [end - start for start, end in region.parts(torch.arange(region.counted))]
+    )  # (parts, offsets)
+    by_offset = [sum(sizes[size][0] for size in parts) for parts in lengths.T.tolist()]
     return DecodingCost(
         steps=max(by_offset),
         commits=sizes[region.counted][1] * ((region.block_size or region.counted) // region.counted),
