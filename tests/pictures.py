@@ -2,7 +2,6 @@
 
 import tiny
 from opened import Opened
-from opened import Opened
 
 from flowgrpo import config
 from flowgrpo.data.prompts import Prompt

@@ -1,4 +1,4 @@
-"""`flowgrpo doctor` for language models: what most often goes wrong in a run, measured on a few real answers."""
+"""Check a language model's run for the most common faults, on a few real answers (`flowgrpo doctor`)."""
 
 from __future__ import annotations
 
@@ -37,33 +37,32 @@ from rewards.compute import default_device
 from samplers.batches import batched
 
 SIZE = 4  # answers of a group
-GROUPS = 8  # at most, where a reward does not differ within the first ones
-LENGTH = 64  # of the answers of a model alone
+GROUPS = 8  # at most, if a reward is constant within the first ones
+LENGTH = 64  # tokens of an answer, without a config
 REMEDY = (
     "lower train.micro_batch and train.rollout_batch, set model.gradient_checkpointing, or train a LoRA (model.lora)"
 )
-DRIFT = {"float32": 1e-3, "bfloat16": 0.3}  # largest gap of a token's log-probability in another batch
+DRIFT = {"float32": 1e-3, "bfloat16": 0.3}  # largest change of a token's log-probability with its batch
 
 
 def length(texts: Sequence[str], prompts: Sequence[str]) -> list[float]:
-    """Characters of each text: a reward for models alone."""
+    """Return the characters of each text: a reward for a model without a config."""
     return [float(len(text)) for text in texts]
 
 
 def defaults(model: str) -> dict[str, Any]:
-    """The config, as one would write it, that stands for a model alone: a built-in name, a local folder or a hub id."""
+    """Return the config, as written, for a model alone: a built-in name, a local folder or a hub id."""
     if model == DIGITS:
         return {"kind": "mdlm", "model": {"path": model}}
-    written = {"model": {"path": model, "length": LENGTH}, "rewards": [{"use": f"{__name__}:length"}]}
-    return {"kind": "mdlm", **written}
+    return {
+        "kind": "mdlm",
+        "model": {"path": model, "length": LENGTH},
+        "rewards": [{"use": f"{__name__}:length"}],
+    }
 
 
 def examine(settings: TextConfig) -> Iterator[Check]:
-    """All checks of a config, one by one as they are done.
-
-    Raises:
-        InputError, RewardError: the config is wrong; nothing was examined.
-    """
+    """Yield the checks of a config as they finish; raise InputError or RewardError before the first if it is wrong."""
     plan(settings)
     found = sorted(prompts.load_split(settings.prompts, "train"), key=lambda prompt: -len(prompt.text))
     chosen = [found[0], found[-1]]  # a group each
@@ -80,16 +79,14 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     decoder = training_decoder(settings, policy.eos_id, len(rows), policy.predictor)
     seeds = [("doctor", settings.run.seed, place) for place in range(len(rows))]
     completions = policy.generate([row.prompt for row in rows], decoder, seeds, settings.train.rollout_rows)
-    scored = in_scope(completions.rollout.completion, policy.eos_id, settings.algorithm.likelihood.scope)
     rollout = completions.rollout
-    size = policy.predictor.block_size
     answers = Answers(
         ids=rollout.ids,
         attention_mask=rollout.attention_mask,
-        scored=scored,
+        scored=in_scope(rollout.completion, policy.eos_id, settings.algorithm.likelihood.scope),
         addresses=seeds,
         steps=rollout.step_map,
-        block_size=size,
+        block_size=policy.predictor.block_size,
     )
     yield _drift(settings, policy, decoder=decoder, rollout=rollout, answers=answers)
     yield _gradients(settings, policy, weights, answers)
@@ -103,7 +100,7 @@ def examine(settings: TextConfig) -> Iterator[Check]:
 
 
 def _drift(settings: TextConfig, policy: TextPolicy, *, decoder: Decoder, rollout: Rollout, answers: Answers) -> Check:
-    """Log-probabilities are the same in any batch; those of a trajectory are what a decoder at temperature 1 recorded."""
+    """Check that log-probabilities do not depend on the batch, and equal what a decoder recorded of its trajectory."""
     likelihood, bound = settings.algorithm.likelihood, DRIFT[settings.model.dtype]
     views = likelihood.views(answers)
     size = settings.train.update_rows
@@ -131,20 +128,20 @@ def _spread(
     others: Sequence[Prompt],
     warned: Sequence[str],
 ) -> Check:
-    """Every reward differs within a group; as long as one does not, a group of another prompt is answered."""
+    """Check that every reward varies within a group; sample groups of further prompts until each does."""
     decoder = training_decoder(settings, policy.eos_id, SIZE, policy.predictor)
     for place, prompt in enumerate(others, start=len(values)):
         if spread(rewards, values).ok:
             break
+        rows = [Row(prompt.text, i, prompt.columns) for i in range(SIZE)]
         seeds = [("doctor", settings.run.seed, SIZE * place + i) for i in range(SIZE)]
         completions = policy.generate([prompt.text] * SIZE, decoder, seeds, settings.train.rollout_rows)
-        rows = [Row(prompt.text, i, prompt.columns) for i in range(SIZE)]
         values.append(score(rewards, completions.texts, rows).values)
     return spread(rewards, values, warned)
 
 
 def _gradients(settings: TextConfig, policy: TextPolicy, weights: Weights, answers: Answers) -> Check:
-    """The objective's gradient is finite and not all 0; it reaches all adapters, or something of the whole network."""
+    """Check that the gradient is finite and not 0, and reaches all adapters, or part of a fully trained network."""
     algorithm, size = settings.algorithm, settings.train.update_rows
     views = algorithm.likelihood.views(answers)
     old = estimate(policy.predictor, answers, views, size, separable=algorithm.objective.separable(views)).each
@@ -162,9 +159,8 @@ def _gradients(settings: TextConfig, policy: TextPolicy, weights: Weights, answe
         reference=old,
         micro_batch=size,
     )
-    own = [
-        p for p in weights.parameters if all(p is not q for m in weights.extra_modules.values() for q in m.parameters())
-    ]
+    extra = {id(p) for module in weights.extra_modules.values() for p in module.parameters()}
+    own = [p for p in weights.parameters if id(p) not in extra]
     norms = [float(p.grad.norm()) for p in own if p.grad is not None]
     for p in own:
         p.grad = None
@@ -181,7 +177,7 @@ def _gradients(settings: TextConfig, policy: TextPolicy, weights: Weights, answe
 
 @torch.no_grad()
 def _reload(settings: TextConfig, policy: TextPolicy, weights: Weights, answers: Answers) -> Check:
-    """Changed weights, saved as export does and loaded into a fresh model, give the changed logits."""
+    """Check that changed weights, exported and loaded into a fresh model, give the changed logits."""
     model, network = settings.model, policy.predictor.model
     dtype = str(next(network.parameters()).dtype).removeprefix("torch.")
     before = policy.predictor.logits(answers.ids, answers.attention_mask)
@@ -191,7 +187,7 @@ def _reload(settings: TextConfig, policy: TextPolicy, weights: Weights, answers:
     changed = policy.predictor.logits(answers.ids, answers.attention_mask)
     with tempfile.TemporaryDirectory() as folder:
         write_weights(model, policy, weights, Path(folder))
-        network.to("cpu")  # two models may not fit beside each other
+        network.to("cpu")  # the device may not hold two models
         source = folder if weights.lora is None else model.path
         variant = None if weights.lora is None else model.variant
         saved = model.model_copy(update={"path": str(source), "dtype": dtype, "variant": variant})

@@ -98,8 +98,8 @@ BELOW = {
         "flow.pipeline.loading"
     ),
     "flowgrpo.flow.model": (
-        "rewards errors schema data training.model_files training.weights training.checkpoints "
-        "flow.pipeline.networks flow.pipeline.loading flow.config"
+        "rewards errors schema data training.model_files training.weights training.planning "
+        "training.checkpoints flow.pipeline.networks flow.pipeline.loading flow.config"
     ),
     "flowgrpo.flow.rollouts": (
         "samplers rewards errors data training.advantages training.run training.distributed training.weights "
@@ -116,11 +116,11 @@ BELOW = {
         "flow.pipeline flow.config flow.rollouts flow.offline"
     ),
     "flowgrpo.flow.planning": (
-        "samplers rewards errors schema data training.advantages training.model_files training.run "
-        "training.distributed training.weights training.planning training.reports training.scoring "
-        "training.state training.fitting training.wing flow.pipeline.networks flow.methods.credit "
-        "flow.methods.objectives flow.methods.trees flow.methods flow.pipeline flow.pipeline.loading "
-        "flow.config flow.model flow.rollouts flow.offline flow.updates"
+        "samplers rewards errors schema data training.advantages training.run training.distributed "
+        "training.weights training.planning training.reports training.scoring training.state training.fitting "
+        "training.wing flow.pipeline.networks flow.methods.credit flow.methods.objectives flow.methods.trees "
+        "flow.methods flow.pipeline flow.pipeline.loading flow.config flow.model flow.rollouts flow.offline "
+        "flow.updates"
     ),
     "flowgrpo.flow.trainer": (
         "samplers data training.advantages training.run training.distributed training.weights "
@@ -178,8 +178,8 @@ BELOW = {
         "mdlm.methods.likelihoods mdlm.methods.objectives mdlm.methods.schedules mdlm.methods"
     ),
     "flowgrpo.mdlm.models": (
-        "rewards errors schema data training.model_files training.weights training.checkpoints "
-        "mdlm.decoding.network mdlm.config"
+        "rewards errors schema data training.model_files training.weights training.planning "
+        "training.checkpoints mdlm.decoding.network mdlm.config"
     ),
     "flowgrpo.mdlm.rollouts": (
         "rewards data training.advantages training.run training.distributed training.weights training.reports "

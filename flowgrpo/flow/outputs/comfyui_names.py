@@ -1,8 +1,8 @@
-"""A LoRA as ComfyUI's loader reads it, for each network whose names it is known to read; see `layer_names`.
+"""Write a LoRA under the names that ComfyUI's loader reads; see `layer_names`.
 
-ComfyUI adds `alpha / rank * up @ down` to a layer of its own model, and takes 1 for `alpha / rank` where a file has no
-`alpha`; so each layer's is written. The LoRAs of the parts of a layer become one, whose rank is the sum of theirs, each in a
-block of its own. What is added to a bias is `diff_b`, and to any other parameter `diff`.
+ComfyUI adds `alpha / rank * up @ down` to a layer of its own model and takes 1 for `alpha / rank` if `alpha` is missing, so
+each layer's is written. LoRAs of the parts of a fused layer become one of their summed rank, with a block for each part.
+Shifts of a bias are `diff_b`, those of any other parameter `diff`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,9 @@ State = Mapping[str, torch.Tensor]
 
 
 def check(settings: Config, checkpoint: Path, shifts: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-    """Refuse, before a model is loaded, to name what ComfyUI is not known to read.
+    """Refuse full weights, and networks, layers or parameters without a name in ComfyUI, before a model is loaded.
 
-    Args:
-        shifts: of the run's networks, by the paths of parameters.
-
-    Raises:
-        InputError: the run trained full weights, or a network, a layer or a parameter has no name in ComfyUI.
+    `shifts` are those of the run's networks, by parameter path. Raises InputError.
     """
     if settings.model.lora is None:
         raise InputError("--comfyui: this run trained full weights (model.lora: null); ComfyUI's names are for a LoRA")
@@ -51,21 +47,14 @@ def check(settings: Config, checkpoint: Path, shifts: Mapping[str, Mapping[str, 
     biased |= {network for network, own in shifts.items() if any(path.endswith(".bias") for path in own)}
     for path in sorted({key.partition(".lora_")[0] for key in keys if ".lora_A." in key}):
         network, _, layer = path.partition(".")
-        _found(names_of(index[network][1], network in biased), index[network][1], layer)
+        _find_layer(names_of(index[network][1], network in biased), index[network][1], layer)
     for network, own in shifts.items():
         for path in own:
-            _name_of_parameter(names_of(index[network][1], network in biased), index[network][1], path)
+            _find_parameter(names_of(index[network][1], network in biased), index[network][1], path)
 
 
 def names_of(kind: str, biased: bool = False) -> Names:
-    """The names of a network by its class.
-
-    Args:
-        biased: whether there are biases, which ComfyUI reads under its own names alone.
-
-    Raises:
-        InputError: they are not known.
-    """
+    """Return the names of a network class, with `biased` those of biases too; raise InputError if they are not known."""
     if kind not in NAMES:
         known = ", ".join(sorted(name.removesuffix("Model") for name in NAMES))
         raise InputError(
@@ -76,7 +65,7 @@ def names_of(kind: str, biased: bool = False) -> Names:
     return names.makers if biased and names.makers is not None else names
 
 
-def _found(names: Names, kind: str, layer: str) -> tuple[str, tuple[str, ...]]:
+def _find_layer(names: Names, kind: str, layer: str) -> tuple[str, tuple[str, ...]]:
     found = names.find(layer)
     if found is None:
         raise InputError(
@@ -86,7 +75,7 @@ def _found(names: Names, kind: str, layer: str) -> tuple[str, tuple[str, ...]]:
     return found
 
 
-def _name_of_parameter(names: Names, kind: str, path: str) -> str:
+def _find_parameter(names: Names, kind: str, path: str) -> str:
     found = names.find_parameter(path)
     if found is None:
         raise InputError(f"--comfyui: the parameter {path} of {kind} has no name in ComfyUI that is known")
@@ -94,14 +83,10 @@ def _name_of_parameter(names: Names, kind: str, path: str) -> str:
 
 
 def write(weights: Weights, out: Path, name: str) -> list[str]:
-    """Write the LoRA of each network to a file of its own, float32, into a folder of the export.
+    """Write the current LoRA of each network in float32 to a folder of the export; return the files relative to `out`.
 
     Args:
-        weights: with the tensors that are to be written in place.
-        name: of the file; of Wan 2.2, which has two networks, `-high_noise` and `-low_noise` are appended.
-
-    Returns:
-        the files, relative to `out`.
+        name: of the file; for the two networks of Wan 2.2 `-high_noise` and `-low_noise` are appended.
     """
     (out / COMFYUI).mkdir()
     endings = [""] if len(weights.modules) == 1 else ["-high_noise", "-low_noise"]
@@ -109,24 +94,23 @@ def write(weights: Weights, out: Path, name: str) -> list[str]:
     for (module, network), ending in zip(weights.modules.items(), endings, strict=True):
         files.append(f"{COMFYUI}/{name}{ending}.safetensors")
         shifts = weights.begun[module].shifts if weights.begun else {}
-        written = renamed(network, weights.adapter_state(module), shifts)
+        written = rename(network, weights.adapter_state(module), shifts)
         save_file(written, out / files[-1], {"format": "pt"})
     return files
 
 
-def renamed(network: torch.nn.Module, state: State, shifts: State | None = None) -> dict[str, torch.Tensor]:
-    """The tensors of a network's adapter under ComfyUI's names, with an alpha for each layer.
+def rename(network: torch.nn.Module, state: State, shifts: State | None = None) -> dict[str, torch.Tensor]:
+    """Return the tensors of an adapter under ComfyUI's names, with an alpha for each layer.
 
     Args:
-        state: under peft's names, `LAYER.lora_A.weight` (rank, in), `LAYER.lora_B.weight` (out, rank) and
-            `LAYER.lora_B.bias` (out,).
-        shifts: what is added to further parameters, by their paths.
+        state: `LAYER.lora_A.weight` (rank, in), `LAYER.lora_B.weight` (out, rank) and `LAYER.lora_B.bias` (out,).
+        shifts: of further parameters, by path.
     """
     kind, state = type(network).__name__, {key: tensor.detach().float().cpu() for key, tensor in state.items()}
     names = names_of(kind, any(path.endswith(".bias") for path in (*state, *(shifts or {}))))
     layers = [key.removesuffix(DOWN) for key in state if key.endswith(DOWN)]
     written = {}
-    for name, parts in dict(_found(names, kind, layer) for layer in layers).items():
+    for name, parts in dict(_find_layer(names, kind, layer) for layer in layers).items():
         down, up, alpha, bias = names.keys(name)
         own = [part for part in parts if part in layers]
         scales = {part: _layer(network, part).scaling["default"] for part in own}  # alpha / rank
@@ -142,27 +126,19 @@ def renamed(network: torch.nn.Module, state: State, shifts: State | None = None)
         for key in (up, bias) if names.swaps(name, (len(written[up]), written[down].shape[1])) else ():
             if key in written:
                 written[key] = torch.cat(written[key].chunk(2)[::-1])
-    return written | _shifts(names, kind, shifts or {})
+    prefix = "diffusion_model." if names.kohya else names.prefix  # kohya names layers only
+    for path, shift in (shifts or {}).items():
+        written[shift_key(prefix + _find_parameter(names, kind, path))] = shift.float().cpu().contiguous()
+    return written
 
 
 def _layer(network: torch.nn.Module, path: str) -> Any:
-    """A linear layer, of PyTorch or as peft wraps it."""
     return network.get_submodule(path)
 
 
 def _stacked(network: torch.nn.Module, found: State, parts: Sequence[str]) -> torch.Tensor:
-    """Matrices (rows, rank) of the parts of a layer, each in a block of its own, or biases (rows,); zeros for the others."""
+    """Stack matrices (rows, rank) of the parts of a layer block-diagonally, or biases (rows,); missing parts are zeros."""
     sizes = {part: _layer(network, part).out_features for part in parts}
     if next(iter(found.values())).ndim == 1:
         return torch.cat([found.get(part, torch.zeros(sizes[part])) for part in parts])
     return torch.block_diag(*(found.get(part, torch.zeros(sizes[part], 0)) for part in parts)).contiguous()
-
-
-def _shifts(names: Names, kind: str, shifts: State) -> dict[str, torch.Tensor]:
-    """What is added to further parameters, under ComfyUI's keys."""
-    written = {}
-    for path, shift in shifts.items():
-        prefix = "diffusion_model." if names.kohya else names.prefix  # kohya's names are of layers alone
-        key = shift_key(prefix + _name_of_parameter(names, kind, path))
-        written[key] = shift.float().cpu().contiguous()
-    return written

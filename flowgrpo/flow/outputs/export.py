@@ -1,4 +1,4 @@
-"""Export: the trained weights of a run in the formats diffusers loads by itself, with a card and samples."""
+"""Export the trained weights of a run in formats that diffusers loads, with a model card and samples."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ SHIFTS = ("shift", "flow_shift", "use_dynamic_shifting", "base_shift", "max_shif
 
 
 def check(settings: Config, run: Path, found: Path, *, comfyui: bool) -> None:
-    """Refuse what can be refused of an export of the checkpoint `found` without loading its model.
+    """Refuse an export of the checkpoint `found`, as far as possible without loading its model.
 
     Raises:
-        InputError: there is no such model, or no evaluation prompts, the run's own copy of a LoRA is gone, for `comfyui`
-            layers have no names in ComfyUI that are known, or without it diffusers' file cannot hold what was trained.
+        InputError: there is no such model, no evaluation prompts, or no copy of the LoRA that the run started from; with
+            `comfyui` layers have no known names in ComfyUI, or without it diffusers' file cannot hold what was trained.
     """
     kept = lora_files.kept(settings, run)
     load.check_weights(settings.model.path, settings.model.variant)
@@ -64,18 +64,16 @@ def check(settings: Config, run: Path, found: Path, *, comfyui: bool) -> None:
 
 
 def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool = False) -> Exported:
-    """Write the weights that evaluation used (the average, when one is kept) of the checkpoint `found` to `out`.
+    """Write the evaluated weights of the checkpoint `found` (their average, if kept) to `out`.
 
-    LoRA goes to `pytorch_lora_weights.safetensors`, which `pipe.load_lora_weights(out)` takes, unless it has shifts, which
-    that cannot hold; full weights become a whole pipeline for `from_pretrained(out)`, with its stock scheduler.
+    A LoRA becomes `pytorch_lora_weights.safetensors` for `pipe.load_lora_weights(out)`, unless it has shifts, which that
+    file cannot hold; full weights become a pipeline for `from_pretrained(out)` with its stock scheduler.
 
     Args:
-        comfyui: write the LoRA under ComfyUI's names, too (`flow.outputs.comfyui_names`). `check` must have passed.
+        comfyui: also write the LoRA under ComfyUI's names (`flow.outputs.comfyui_names`). `check` must have passed.
     """
-    device = default_device()
-    without = {"attention": None, "compile": False}  # of the machine that trained; the weights need neither
-    changed = {**without, "text_encoders": encoders_to_save(settings.model)}
-    settings = settings.model_copy(update={"model": settings.model.model_copy(update=changed)})
+    portable = {"attention": None, "compile": False, "text_encoders": encoders_to_save(settings.model)}
+    settings = settings.model_copy(update={"model": settings.model.model_copy(update=portable)})
     chosen = prompts.load_split(settings.prompts, "eval")[:SAMPLES]
     rows = [Row(p.text, i, p.columns) for i, p in enumerate(chosen)]
 
@@ -84,10 +82,9 @@ def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool
         with policy.call_overrides(**settings.eval.call):
             policy.prepare(rows, "eval.call")
 
-    policy, weights = setup.policy_and_weights(lora_files.kept(settings, run), device, encode, learns=False)
+    policy, weights = setup.policy_and_weights(lora_files.kept(settings, run), default_device(), encode, learns=False)
     step = checkpoint.load_averaged(found, weights)
-    kind = "full" if weights.lora is None else "lora"
-    if kind == "full":  # what is written is of no variant
+    if weights.lora is None:  # full weights are written without a variant
         settings = settings.model_copy(update={"model": settings.model.model_copy(update={"variant": None})})
     out.mkdir(parents=True, exist_ok=True)
     also = comfyui_names.write(weights, out, settings.run.name) if comfyui else []
@@ -100,31 +97,29 @@ def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool
         call = policy.call
         with policy.limited(_adapter_steps(settings), weights.enable_training):
             samples = policy.generate(rows)
-        told = sampler_settings(policy, settings, weights.lora)
+        sampling = sampler_settings(policy, settings, weights.lora)
     rates = sampling_rate(policy.pipe) or SAMPLING_RATE, frame_rate(policy.pipe, call)
     files = [save_sample(sample, out / f"sample-{row.seed}", *rates) for row, sample in zip(rows, samples, strict=True)]
-    shown = [_shown_with_before(run, row, file) for row, file in zip(rows, files, strict=True)]
-    (out / SETTINGS).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    (out / "README.md").write_text(
-        _card(run, settings, policy=policy, adapter=adapter, step=step, call=call, samples=shown, comfyui=also),
-        encoding="utf-8",
-    )
+    shown = [_with_before(run, row, file) for row, file in zip(rows, files, strict=True)]
+    (out / SETTINGS).write_text(json.dumps(sampling, indent=1) + "\n", encoding="utf-8")
+    card = _card(run, settings, policy=policy, adapter=adapter, step=step, call=call, samples=shown, comfyui=also)
+    (out / "README.md").write_text(card, encoding="utf-8")
+    kind = "full" if weights.lora is None else "lora"
     return Exported(folder=out, step=step, kind=kind, samples=[file.name for file in files], comfyui=also)
 
 
 def sampler_settings(
     policy: DiffusersPolicy, settings: Config, adapters: Mapping[str, LoraConfig] | None
 ) -> dict[str, Any]:
-    """What a policy samples with now, for `sampler.json`: all that another program must be told.
+    """Return the settings with which a policy samples now, for other programs (`sampler.json`).
 
     Args:
-        adapters: of the policy's networks, by name; None where every weight was trained.
+        adapters: of the policy's networks, by name; None if every weight was trained.
 
     Returns:
-        `sampler`, always Euler's method; `sigmas`, descending to 0, of the first sample; `call`, the arguments of the
-            pipeline (steps, guidance, size); `scheduler`, the stock scheduler's shift; `lora`, its strength, its rank, the
-            largest of all layers', the alpha of new adapters, and `eval.adapter_steps` where they are set, or None;
-            `frame_rate` of videos.
+        among others `sampler`, always Euler's method; `sigmas` of the first sample, descending to 0; `call`, the pipeline's
+            arguments; `scheduler`, the stock scheduler's shift; `lora`, its strength, its largest rank, the alpha of new
+            adapters and `eval.adapter_steps`, or None; `frame_rate` of videos.
     """
     config, call = policy.stock_scheduler.config, policy.call
     return {
@@ -143,16 +138,16 @@ def sampler_settings(
 
 
 def _lora_settings(settings: Config, adapters: Mapping[str, LoraConfig]) -> dict[str, Any]:
-    """Of a LoRA that a run started from layers may differ: in rank, and in alpha, which only the weights' header tells."""
     lora, part = settings.model.lora, settings.eval.adapter_steps
     assert lora is not None
     rank = max(rank for each in adapters.values() for rank in (each.r, *(each.rank_pattern or {}).values()))
-    found = {"rank": rank, **({"alpha": lora.alpha} if lora.path is None else {}), "strength": 1.0}
-    return found | ({"adapter_steps": part} if part else {})
+    # Layers of a given LoRA may differ in alpha, which its file's header tells.
+    alpha = {"alpha": lora.alpha} if lora.path is None else {}
+    return {"rank": rank, **alpha, "strength": 1.0} | ({"adapter_steps": part} if part else {})
 
 
-def _shown_with_before(run: Path, row: Row, file: Path) -> Shown:
-    """A sample for the card, beside a copy of the run's own from before training."""
+def _with_before(run: Path, row: Row, file: Path) -> Shown:
+    """Return a sample for the card, with a copy of the run's own from before training."""
     kept = model_card.before(run, row)
     if kept is None:
         return Shown(row, file.name)
@@ -162,12 +157,12 @@ def _shown_with_before(run: Path, row: Row, file: Path) -> Shown:
 
 
 def encoders_to_save(model: Model) -> str:
-    """Return `model.text_encoders` of a policy that is to be written, for which they must not be freed."""
+    """Return `model.text_encoders` for a policy that is written later: never free."""
     return "offload" if model.text_encoders == "free" else model.text_encoders
 
 
 def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:
-    """The weights as they are now, in diffusers' own format."""
+    """Write the current weights in diffusers' format."""
     pipe = policy.pipe
     if weights.lora is not None:
         layers: dict[str, torch.Tensor] = {}
@@ -197,11 +192,7 @@ def _card(
     samples: list[Shown],
     comfyui: list[str],
 ) -> str:
-    """A model card that says how it was made, what it scored, and the exact lines that reproduce its samples.
-
-    Args:
-        adapter: what the LoRA is, as `model.lora.path` takes it; "." is the file for diffusers.
-    """
+    """Return the model card; `adapter` is the LoRA as `model.lora.path` takes it, "." the file for diffusers."""
     row, kind = samples[0].row, "full" if settings.model.lora is None else "lora"
     given = {name for s in samples for name, value in s.row.columns.items() if conditions.is_file_name(value)}
     task = task_of(type(policy.pipe), given & policy.takes)
@@ -217,7 +208,6 @@ def _card(
 
 
 def _notes(comfyui: list[str], part: Sequence[float] | None, kind: str) -> list[str]:
-    """What other programs need."""
     lines = [f"For other programs `{SETTINGS}` lists the exact settings: Euler's method over its sigmas, and the call."]
     if part is not None:
         base = f"on the part {part_text(part)} of the steps; the model from before training took the others."
@@ -244,15 +234,13 @@ def _shown(file: str) -> str:
 
 
 def _command(settings: Config, adapter: LoraPath, *, call: dict[str, Any], row: Row) -> str:
-    model, given, part = settings.model, _conditions(row), _adapter_steps(settings)
+    model, part = settings.model, _adapter_steps(settings)
+    given = [name for name, value in row.columns.items() if value is not None and name != "sampling_rate"]
+    lora = adapter if isinstance(adapter, str) else model_card.written(adapter)
     line = model_card.command(
         [
             *("flowgrpo", "sample"),
-            *(
-                ["."]
-                if model.lora is None
-                else [model.path, "--adapter", adapter if isinstance(adapter, str) else model_card.written(adapter)]
-            ),
+            *(["."] if model.lora is None else [model.path, "--adapter", lora]),
             *(["--prompts", "rows.jsonl"] if given else ["--prompt", row.prompt, "--seed", str(row.seed)]),
             *("--dtype", model.dtype, *(["--quantise", model.quantise] if model.quantise else [])),
             *(["--variant", model.variant] if model.variant else []),
@@ -265,12 +253,8 @@ def _command(settings: Config, adapter: LoraPath, *, call: dict[str, Any], row: 
 
 
 def _adapter_steps(settings: Config) -> list[float] | None:
-    """The part of the schedule that the adapters act on; None of all, and where every weight was trained."""
+    """Return the part of the schedule that adapters act on; None for all, and without adapters."""
     return None if settings.model.lora is None else settings.eval.adapter_steps
-
-
-def _conditions(row: Row) -> list[str]:
-    return [name for name, value in row.columns.items() if value is not None and name != "sampling_rate"]
 
 
 def _snippet(policy: DiffusersPolicy, settings: Config, *, adapter: LoraPath, call: dict[str, Any], row: Row) -> str:

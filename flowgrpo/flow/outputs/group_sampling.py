@@ -1,4 +1,4 @@
-"""Groups of samples of a flow model, scored and stored: rollouts that runs train from later (`data.groups`)."""
+"""Sample, score and store groups that runs train from later (`data.groups`)."""
 
 from __future__ import annotations
 
@@ -35,14 +35,9 @@ from samplers.trees import Root, Tree
 
 
 def sample_groups(config: Config, prompts: Sequence[Prompt], rewards: Sequence[Reward], folder: Path) -> dict[str, Any]:
-    """Sample a group of each prompt as a run's first iteration would, score it, and store it; return the manifest.
+    """Sample, score and store a group per prompt as a run's first iteration would; return the manifest.
 
-    Group i is that of prompt i, of `train.group_size` samples, with the seeds and the noise of group i of iteration 0. A
-    folder that was cut off is gone on with.
-
-    Args:
-        rewards: by which the samples are scored.
-        folder: where they are stored.
+    Group i belongs to prompt i and has the seeds and noise of group i of iteration 0. An interrupted folder is continued.
 
     Raises:
         InputError: the config's trees are no chains, the model cannot be sampled, or the folder holds something else.
@@ -59,7 +54,7 @@ def sample_groups(config: Config, prompts: Sequence[Prompt], rewards: Sequence[R
         reward.to(default_device())
     whole = setup.with_sampling_rate(prompts, policy)
     with policy.call_overrides(**guidance.training_call(config.model.guidance, policy)):
-        policy.start([Row(whole[0].text, 0, whole[0].columns)])  # the sigmas are known from here on
+        policy.start([Row(whole[0].text, 0, whole[0].columns)])  # sets the sigmas
         kernels = config.algorithm.kernel.kernels(len(policy.sigmas) - 1)
         plan = config.algorithm.plan(kernels, size, seed, 0)
         with phase("sampling", len(left)) as sampling:
@@ -80,11 +75,7 @@ def sample_groups(config: Config, prompts: Sequence[Prompt], rewards: Sequence[R
 
 
 def check(config: Config) -> None:
-    """Refuse a config whose samples are not the ends of chains.
-
-    Raises:
-        InputError: its trees have other ends, or its noise must be calibrated first.
-    """
+    """Raise InputError for a config whose samples are not the ends of chains, or that calibrates or drafts."""
     algorithm = config.algorithm
     if algorithm.tree.name not in likelihood_rules.CHAINS:
         raise InputError(f"algorithm.tree: groups are the ends of chains, {algorithm.tree.name} has others; take chain")
@@ -97,7 +88,8 @@ def check(config: Config) -> None:
 
 
 def about(config: Config, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """What stored samples are, beside their rewards: the model, the call, the prompts and what they were sampled by."""
+    """Return the manifest's description of stored samples: the model, the call, the prompts and the sampling."""
+    listed = [[prompt.text, prompt.columns] for prompt in prompts]
     return {
         "kind": "samples",
         **of_model(config),
@@ -109,23 +101,18 @@ def about(config: Config, prompts: Sequence[Prompt]) -> dict[str, Any]:
         "seed": config.run.seed,
         "groups": len(prompts),
         "group_size": config.train.group_size,
-        "prompts": digest([[prompt.text, prompt.columns] for prompt in prompts]),
+        "prompts": hashlib.sha256(json.dumps(listed, default=str).encode()).hexdigest(),
     }
 
 
 def of_model(config: Config) -> dict[str, Any]:
-    """What must be alike for samples of one run to be trained on by another: the model, its precision and its call."""
+    """Return what a run must share with stored samples to train on them: the model, its precision and its call."""
     return {
         "model": config.model.path,
         "fingerprint": fingerprint(config.model.path, config.model.variant),
         "dtype": config.model.dtype,
         "call": call_and_branches(config)[0],
     }
-
-
-def digest(value: Any) -> str:
-    """A digest of plain data."""
-    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()
 
 
 def _policy(config: Config, prompts: Sequence[Prompt]) -> DiffusersPolicy:
@@ -138,7 +125,6 @@ def _policy(config: Config, prompts: Sequence[Prompt]) -> DiffusersPolicy:
 
 
 def _roots(config: Config, prompt: Prompt, number: int) -> list[Root]:
-    """The roots of a group, with the seeds of the run's iteration 0."""
     shared, seed = config.algorithm.tree.start == "shared", config.run.seed
     starts = [0 if shared else start for start in range(config.algorithm.roots(config.train.group_size))]
     seeds = [noise.seed(seed, "start", 0, number, start) for start in starts]
@@ -146,7 +132,6 @@ def _roots(config: Config, prompt: Prompt, number: int) -> list[Root]:
 
 
 def _groups(tree: Tree, scores: Scores, prompts: Sequence[Prompt]) -> Iterator[tuple[stored.Group, State]]:
-    """The groups of a tree, with their latents."""
     by_group: dict[int, list[int]] = defaultdict(list)
     for leaf, node in enumerate(tree.leaves):
         by_group[tree.nodes[node].root.group].append(leaf)

@@ -1,4 +1,4 @@
-"""Preference pairs of pictures, in the columns of Pick-a-Pic, stored as groups of two latents."""
+"""Store preference pairs in the columns of Pick-a-Pic as groups of two latents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEY = "--pairs"
 
 @dataclass(frozen=True)
 class Pair:
-    """Two pictures of a caption, as the bytes of their files, with the preference of each; and where the pair stands."""
+    """Two images of a caption as file contents, their preference labels, and the pair's place in its file."""
 
     caption: str
     pictures: Sequence[bytes]
@@ -38,28 +38,28 @@ class Pair:
 
 
 def store_pairs(config: Config, source: Path, folder: Path) -> dict[str, Any]:
-    """Encode the pictures of pairs by a model, and store them as groups of two with the reward `label`; return the manifest.
+    """Encode pairs with a model's VAE and store them as groups of two with the reward `label`; return the manifest.
 
-    A picture is scaled to cover what the model makes, cut to it around its middle, and becomes the mode of what the VAE's
-    encoder gives; Diffusion-DPO's code draws a sample there. A folder that was cut off is gone on with.
+    An image is scaled and center-cropped to the model's size. Its latent is the mode of the VAE's posterior; Diffusion-DPO's
+    code draws a sample instead. An interrupted folder is continued.
 
     Args:
-        source: a .parquet file, or a folder of such, read in the order of their names.
+        source: a .parquet file, or a folder of such files, read in the order of their names.
 
     Raises:
-        InputError: a file has other columns, a row no picture, or the model has no way to encode one.
+        InputError: a file has other columns, a row no image, or the model cannot encode one.
     """
     files = files_of(source)
     listed = [{"name": file.name, "bytes": file.stat().st_size} for file in files]
     writer = stored.Writer(folder, {"kind": "pairs", **of_model(config), "source": listed}, [LABEL])
     device = torch.device(default_device())
     policy, _ = setup.policy_and_weights(config, device, lambda policy: policy.prepare([Row("", 0)]), learns=False)
-    made = encoder(policy, Row("", 0))
+    vae = encoder(policy, Row("", 0))
     left = islice(pairs(files), writer.number, None)
     with phase("encoding") as encoding:
         while part := list(islice(left, max(1, config.train.rollout_rows // 2))):
-            pictures = [picture(data, made.size, pair.place) for pair in part for data in pair.pictures]
-            (latents,) = made.encode(torch.stack(pictures))
+            pictures = [picture(data, vae.size, pair.place) for pair in part for data in pair.pictures]
+            (latents,) = vae.encode(torch.stack(pictures))
             writer.add([(_group(pair), (latents[2 * i : 2 * i + 2],)) for i, pair in enumerate(part)])
             encoding.advance(len(part))
     if not writer.number:
@@ -68,11 +68,7 @@ def store_pairs(config: Config, source: Path, folder: Path) -> dict[str, Any]:
 
 
 def files_of(source: Path) -> list[Path]:
-    """The .parquet files of a source.
-
-    Raises:
-        InputError: there are none.
-    """
+    """List the .parquet files of a source; raise InputError if there are none."""
     files = sorted(source.glob("[!.]*.parquet")) if source.is_dir() else [source]
     if not files or not all(file.is_file() and file.suffix == ".parquet" for file in files):
         raise InputError(f"{KEY}: {source} is neither a .parquet file nor a folder with some")
@@ -81,11 +77,7 @@ def files_of(source: Path) -> list[Path]:
 
 
 def pairs(files: Sequence[Path]) -> Iterator[Pair]:
-    """The pairs of files, one after another.
-
-    Raises:
-        InputError: a file cannot be read, has other columns, or a row is no pair.
-    """
+    """Yield the pairs of all files; raise InputError for unreadable files, other columns and rows that are no pair."""
     from pyarrow import ArrowException, parquet
 
     for file in files:
@@ -104,14 +96,9 @@ def pairs(files: Sequence[Path]) -> Iterator[Pair]:
 
 
 def picture(data: bytes, size: tuple[int, int], place: str) -> torch.Tensor:
-    """A picture (3, H, W) in [0, 1], scaled to cover a height and a width, and cut to them around its middle.
+    """Decode an image file to (3, H, W) in [0, 1], scaled and center-cropped to `size` (H, W).
 
-    Args:
-        data: the bytes of its file.
-        place: named in errors.
-
-    Raises:
-        InputError: they are not a picture.
+    Raises InputError with `place` if the data are no image.
     """
     height, width = size
     try:

@@ -1,4 +1,4 @@
-"""Sampling of a flow model, with an adapter or without."""
+"""Sample from a flow model, with an adapter or without."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rewards.compute import default_device
 
 
 def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
-    """Load a model and return it ready to sample rows by ODE.
+    """Load a model and return its ODE sampler.
 
     Raises:
-        InputError: there is no such model, adapter or argument, a switch is not for this model or machine, or the rows have
-            conditions that it does not take.
+        InputError: there is no such model, adapter or argument, a switch does not fit the model or machine, or the model
+            does not take the rows' conditions.
     """
     policy = _policy(use, rows)
 
@@ -34,13 +34,8 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
         with policy.limited(use.adapter_steps, lambda on: enable(policy.modules.values(), on), "--adapter-steps"):
             return list(policy.generate(part))
 
-    return Sampler(
-        rows,
-        generate,
-        "ode",
-        sampling_rate=sampling_rate(policy.pipe) or SAMPLING_RATE,
-        frame_rate=frame_rate(policy.pipe, policy.call),
-    )
+    sounds = sampling_rate(policy.pipe) or SAMPLING_RATE
+    return Sampler(rows, generate, "ode", sampling_rate=sounds, frame_rate=frame_rate(policy.pipe, policy.call))
 
 
 def _policy(use: ModelUse, rows: Sequence[Row]) -> DiffusersPolicy:

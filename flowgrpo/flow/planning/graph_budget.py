@@ -1,4 +1,4 @@
-"""Whether the rollouts of a run keep graphs for the first update: where there is room, until memory runs out."""
+"""Decide whether rollouts keep graphs for the first update: if there is room, until memory runs out."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class RolloutGraphs(KeptGraphs):
 
     @override
     def state(self) -> dict[str, bool] | None:
-        """Whether there was no room, as JSON, for a resume; None where nothing is to be remembered."""
+        """Return the state for a checkpoint: that graphs were given up; None otherwise."""
         return {"graphs_given_up": True} if self._gave_up else None
 
     @override
     def restore(self, state: dict[str, bool] | None) -> None:
-        """Take over what `state` returned when a checkpoint was written."""
+        """Restore what `state` returned."""
         self._gave_up = bool(state and state["graphs_given_up"])
 
     @property

@@ -1,4 +1,4 @@
-"""What an iteration of a run evaluates, keeps and trains on: the real tree, grown on states of one number."""
+"""Forecast the counts of an iteration by growing its real tree on states of one number."""
 
 from __future__ import annotations
 
@@ -21,36 +21,30 @@ from samplers.trees import Evaluation, Root, Tree, grow
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Counts of one iteration on all processes: rows through the model, samples decoded, edges and batches of the update.
+    """Counts of one iteration on all processes."""
 
-    `with_gradient` are the rows of the update that a backward pass follows; the others are of the reference. `graphs` are
-    those of the first update, where the rollout may keep their graphs and the update then spares them, `graph_times` the
-    times of the schedule at which they lie, and `call_rows` those of the rollout's largest call then; see `graphs`.
-    """
-
-    rollout: int
-    update: int
-    with_gradient: int
+    rollout: int  # rows through the model
+    update: int  # likewise
+    with_gradient: int  # of these, rows with a backward pass; the others are of a reference
     decoded: int
     trained_edges: int
     update_batches: int
-    graphs: int = 0
-    graph_times: int = 0
-    call_rows: int = 0
+    graphs: int = 0  # rows of the first update whose graphs the rollout may keep instead
+    graph_times: int = 0  # times of the schedule at which these lie
+    call_rows: int = 0  # rows of the rollout's largest call, if there are graphs
 
 
 def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
-    """The cost of an iteration, for a model that evaluates each row once.
+    """Return the cost of an iteration, for a model that evaluates each row once.
 
-    The real tree is grown on states of one number, credited with made-up rewards and pruned, so that whatever its axes
-    cannot do together comes out here.
+    The tree is credited with made-up rewards and pruned, so axes that cannot work together fail here.
 
     Raises:
         InputError: the axes do not fit each other or the schedule.
     """
     train, algorithm = config.train, config.algorithm
     replays = train.rollout_rows == train.update_rows  # the update may have the rollout's own calls
-    tree = _grown(config, num_steps, iteration, train.rollout_rows if replays else train.groups * train.group_size)
+    tree = _grow_tree(config, num_steps, iteration, train.rollout_rows if replays else train.groups * train.group_size)
     if any(not kernel.stochastic for kernel, _, _ in tree.trained_steps):
         raise InputError("algorithm.tree: the plan trains a deterministic step, which has no log-probability")
     finish = getattr(algorithm.tree, "finish", None)
@@ -104,9 +98,9 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
 
 
 def most_graphs(config: Config, num_steps: int, done: int = 0) -> Cost:
-    """The cost of the iteration to come that keeps the most graphs: the next, the last, or the one between them.
+    """Return the cost of the future iteration with the most graphs, among the next, the middle and the last one.
 
-    A tree that changes over a run, as of BranchGRPO-Mix, has the most at an end of it.
+    A tree that changes over a run, as of BranchGRPO-Mix, has the most at one end.
     """
     last = max(done, config.train.iterations - 1)
     costs = [predicted(config, num_steps, iteration) for iteration in sorted({done, (done + last) // 2, last})]
@@ -114,27 +108,27 @@ def most_graphs(config: Config, num_steps: int, done: int = 0) -> Cost:
 
 
 def _finishes(evaluation: Evaluation) -> bool:
-    """Whether ODE steps leave an evaluation that only lead to a reward."""
+    """Return whether all edges of an evaluation are ODE steps that only lead to a reward."""
     return all(edges.move.ode_stops is not None and not edges.move.trained for edges in evaluation.edges)
 
 
 def compared(config: Config, num_steps: int) -> tuple[int, int]:
-    """What it costs to finish the first group exactly: rows through the model, samples decoded.
+    """Return the model rows and decoded samples of finishing the first group exactly; zeros if nothing is compared.
 
-    See `flow.rollouts.cheap_finishes`. Zeros where nothing is compared.
+    See `flow.rollouts.cheap_finishes`.
     """
     tree = config.algorithm.tree
     finish = getattr(tree, "finish", None)
     if finish is None or not finish.every:
         return 0, 0
     exact = config.algorithm.model_copy(update={"tree": tree.exact})
-    grown = _grown(config.model_copy(update={"algorithm": exact}), num_steps, 0, config.train.group_size)
+    grown = _grow_tree(config.model_copy(update={"algorithm": exact}), num_steps, 0, config.train.group_size)
     states = {node.parent for node in grown.nodes if node.parent is not None and node.root.group == 0}
     return len(states), sum(grown.nodes[leaf].root.group == 0 for leaf in grown.leaves)
 
 
 def _of_samples(config: Config, tree: Tree, trained: torch.Tensor) -> Cost:
-    """The cost of an iteration whose update scores final samples, see `flowgrpo.flow.updates.noised`."""
+    """Return the cost of an iteration whose update scores final samples; see `flowgrpo.flow.updates.noised`."""
     algorithm, likelihood = config.algorithm, config.algorithm.likelihood
     assert likelihood.name == "elbo"
     calls = calls_of(
@@ -149,9 +143,9 @@ def _of_samples(config: Config, tree: Tree, trained: torch.Tensor) -> Cost:
     asked, looks = algorithm.objective.policies, 0
     if algorithm.objective.couples == "nothing":
         asked = asked | {likelihood.anchor} - {"live"}
-    else:  # before the samples are coupled, at the policy and its anchor, whose log-probabilities are kept
+    else:  # log-probabilities of the policy and its anchor, before the samples are coupled
         looks = 2
-    beside = 0  # chains of a snapshot, in the place of the worse one of each stored pair
+    beside = 0  # chains of a snapshot, which replace the worse sample of each stored pair
     if config.data.groups and algorithm.sampler == "bank":
         pairs = len({tree.nodes[tree.leaves[leaf]].root.group for leaf in trained.nonzero().flatten().tolist()})
         beside = pairs * sum(len(e.rows) for e in tree.evaluations) // len(tree.leaves)
@@ -165,8 +159,8 @@ def _of_samples(config: Config, tree: Tree, trained: torch.Tensor) -> Cost:
     )
 
 
-def _grown(config: Config, num_steps: int, iteration: int, rows: int) -> Tree:
-    """The trees of an iteration on states of one number, in evaluations of at most so many rows."""
+def _grow_tree(config: Config, num_steps: int, iteration: int, rows: int) -> Tree:
+    """Grow the trees of an iteration on states of one number, in evaluations of at most `rows` rows."""
     train, algorithm = config.train, config.algorithm
     size = algorithm.roots(train.group_size)
     parts = of_roots(train, size, [size] * train.groups, seed=config.run.seed, iteration=iteration)
@@ -184,13 +178,13 @@ def _grown(config: Config, num_steps: int, iteration: int, rows: int) -> Tree:
 
 
 def kept(config: Config, num_steps: int) -> tuple[int, int]:
-    """What the rollout of an iteration keeps: how many latent states on all processes, and samples of its largest group."""
+    """Return the latent states that a rollout keeps on all processes, and the samples of its largest group."""
     algorithm = config.algorithm
-    if isinstance(algorithm.tree, Adaptive):  # to the shape of most samples, which a run may come to
+    if isinstance(algorithm.tree, Adaptive):  # take the shape of most samples that a run may reach
         widest = algorithm.tree.widest(algorithm.kernel.kernels(num_steps))
         algorithm = algorithm.model_copy(update={"tree": widest})
         config = config.model_copy(update={"algorithm": algorithm})
-    tree = _grown(config, num_steps, 0, config.train.groups * config.train.group_size)
+    tree = _grow_tree(config, num_steps, 0, config.train.groups * config.train.group_size)
     states = {id(x): x.numel() for e in tree.evaluations for x in e.state or ()}
     for edges in (edges for e in tree.evaluations for edges in e.edges):
         states |= {id(x): x.numel() for state in (edges.next_state, edges.mean) for x in state or ()}

@@ -1,22 +1,20 @@
-"""What a run allocates on its device and computes, found by its own pipeline with networks of real size without numbers.
+"""Measure the memory and operations of a run's calls with its own pipeline and networks of real size without values.
 
-Only configs are read. The pipeline, its schedule, its latents and our policy run as ever, on small real tensors; inside the
-networks tensors have shapes alone (see `training.planning.meta_networks`). Guided branches, checkpointing, adapters and a
-quantised base are all counted, for they run.
+Only configs are read. The pipeline, its schedule, its latents and our policy run as usual on small real tensors; inside the
+networks tensors have shapes alone (see `training.planning.meta_networks`). Guidance branches, checkpointing, adapters and a
+quantised base run too and are therefore counted.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
-from peft import LoraConfig
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.flow.config import Config, Model
+from flowgrpo.flow.config import Config
 from flowgrpo.flow.model import initial_lora
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.loading import load, meta_pipeline
@@ -25,85 +23,41 @@ from flowgrpo.flow.pipeline.networks.switches import ENTRANCES, checkpoint_gradi
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.rollouts.prompt_encoding import changed, eval_call
 from flowgrpo.flow.updates.rollout_graphs import Kept
-from flowgrpo.training.model_files.hub_files import Shape
 from flowgrpo.training.planning.allocation_counter import Peaks
-from flowgrpo.training.planning.meta_networks import MetaNetworks, size
+from flowgrpo.training.planning.memory_phases import TrialSizes
+from flowgrpo.training.planning.meta_networks import MetaNetworks, add_adapters, size
 from flowgrpo.training.weights import quantisation
-from flowgrpo.training.weights.lora_adapters import Adapter
-from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from rewards.compute import DTYPES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """What it takes to sample a row under some arguments of the pipeline's call, in bytes and floating-point operations.
+    """Bytes and floating-point operations of sampling a row with given call arguments."""
 
-    Attributes:
-        step: without gradients.
-        operations: of a step, all branches of its guidance.
-        launches: functions of PyTorch that the networks call in a step, whatever the number of rows.
-        calls: of the networks in a step, which a batch of both branches needs one of.
-        decode: a sample; nothing where the config has it in tiles.
-        decode_tiled: a sample in tiles; None where the decoder has no tiling.
-        sample: the decoded sample itself, in float32.
-        decode_operations: of decoding it, in tiles where the config has it so.
-    """
-
-    step: Peaks
-    operations: int
-    launches: int
-    calls: int
-    decode: Peaks
-    decode_tiled: Peaks | None
-    sample: int
-    decode_operations: int
+    step: Peaks  # without gradients
+    operations: int  # of a step with all guidance branches
+    launches: int  # PyTorch functions of a step
+    calls: int  # of networks in a step; both branches may share one
+    decode: Peaks  # empty if the config decodes in tiles
+    decode_tiled: Peaks | None  # None if the decoder has no tiling
+    sample: int  # bytes of the decoded sample in float32
+    decode_operations: int  # in tiles if the config decodes so
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """Sizes of a pipeline, and what its calls allocate beside them, in bytes.
+class Trial(TrialSizes):
+    """Sizes of a pipeline and of its calls, in bytes."""
 
-    Attributes:
-        components: of each component, its weights as they are loaded.
-        shapes: of the tensors of the networks that are trained or adapted, by component and name.
-        width: bytes of a weight that is not quantised.
-        trained: how many numbers are trained.
-        state: of one latent state in float32.
-        encode: one prompt.
-        rollout: sampling as in training.
-        evaluate: sampling as in an evaluation; None where it takes as much.
-        update: a step with gradients, and its backward pass; nothing where the config has checkpointing.
-        update_checkpointed: the same with `model.gradient_checkpointing`; None where a network does not support it.
-        graph: what a step keeps for its backward pass; nothing where the config has checkpointing.
-        graph_checkpointed: the same with it; nothing where a network does not support it.
-        dequantises: whether weights that layers of this package make anew are among these.
-    """
-
-    components: dict[str, int]
-    shapes: dict[str, dict[str, Shape]]
-    width: int
-    trained: int
-    state: int
-    encode: int
+    state: int  # one latent state in float32
+    encode: int  # one prompt
     rollout: Sampling
-    evaluate: Sampling | None
-    update: Peaks
-    update_checkpointed: Peaks | None
-    graph: Kept
-    graph_checkpointed: Kept
-    dequantises: bool
+    evaluate: Sampling | None  # None if it takes as much
+    graph: Kept  # of a step; empty if the config has checkpointing
+    graph_checkpointed: Kept  # empty if a network does not support checkpointing
 
 
 def trial(config: Config, folder: str, row: Row) -> Trial:
-    """Measure a run's calls.
-
-    Args:
-        folder: of the pipeline's configs.
-        row: the prompt that is tried, best the longest.
-
-    Raises:
-        InputError: the config asks for what the pipeline has not.
-    """
+    """Measure a run's calls with the configs in `folder` and the longest prompt; raise InputError as the run would."""
     model, hollow = config.model, MetaNetworks()
     pipe = meta_pipeline.pipeline(folder, DTYPES[model.dtype])
     networks = {name: m for name, m in pipe.components.items() if isinstance(m, torch.nn.Module)}
@@ -122,9 +76,13 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
         checkpoint_gradients(policy.modules.values())
     if model.vae_tiling:
         tile(pipe)
-    numbers = _trainable(model, policy)
+    if model.quantise is not None:
+        for network in policy.modules.values():
+            quantisation.quantise(network, model.quantise)
+    begun = None if model.lora is None else initial_lora.adapters(model)
+    numbers = add_adapters(policy.modules, model.lora, begun)
     for name, network in networks.items():
-        decodes = name in decoders(pipe)  # of videos, with what it leaves for the next frames
+        decodes = name in decoders(pipe)  # a video decoder keeps features for the next frames
         reads_once = name.startswith(traits.ENCODERS)
         hollow.empty(network, ENTRANCES if decodes else ("forward",), run_all=decodes, reads_once=reads_once)
     evaluation = eval_call(config, policy)
@@ -136,12 +94,12 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
                 with policy.call_overrides(**evaluation):
                     policy.prepare([row])
             encode = live.peak
-        sampling, state = _sampling(policy, hollow, row, tiled=model.vae_tiling)
+        sampling, state = _measure_sampling(policy, hollow, row, tiled=model.vae_tiling)
         evaluate = None
         if other:
             with policy.call_overrides(**evaluation):
-                evaluate, _ = _sampling(policy, hollow, row, tiled=model.vae_tiling, before=(sampling, state))
-        whole, small = _update(policy, hollow, row, state, checkpointed=model.gradient_checkpointing)
+                evaluate, _ = _measure_sampling(policy, hollow, row, tiled=model.vae_tiling, before=(sampling, state))
+        update, graph = _measure_updates(policy, hollow, row, state, checkpointed=model.gradient_checkpointing)
     return Trial(
         components=components,
         shapes=shapes,
@@ -151,34 +109,16 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
         encode=encode,
         rollout=sampling,
         evaluate=evaluate,
-        update=whole[0],
-        update_checkpointed=small[0],
-        graph=whole[1],
-        graph_checkpointed=small[1],
+        update=update[0] or Peaks(),
+        update_checkpointed=update[1],
+        graph=graph[0],
+        graph_checkpointed=graph[1],
         dequantises=model.quantise is not None,
     )
 
 
-def _trainable(model: Model, policy: DiffusersPolicy) -> int:
-    """Quantise, adapt and unfreeze the networks of a policy as a run does; return how many numbers are trained."""
-    if model.quantise is not None:
-        for network in policy.modules.values():
-            quantisation.quantise(network, model.quantise)
-    own = model.lora
-    lora: LoraConfig | Mapping[str, Adapter] | None = None if own is None else initial_lora.adapters(model)
-    if own is not None and not lora:
-        assert own.rank is not None  # else adapters have begun
-        assert own.alpha is not None
-        assert own.targets is not None
-        lora = lora_config(own.rank, own.alpha, own.targets, policy.modules)
-        lora.init_lora_weights = False  # there are no numbers to draw
-    with torch.device("meta"):
-        weights = Weights(policy.modules, lora)
-    return sum(p.numel() for p in weights.parameters)
-
-
 @torch.no_grad()
-def _sampling(
+def _measure_sampling(
     policy: DiffusersPolicy,
     hollow: MetaNetworks,
     row: Row,
@@ -186,11 +126,7 @@ def _sampling(
     tiled: bool,
     before: tuple[Sampling, tuple[torch.Tensor, ...]] | None = None,
 ) -> tuple[Sampling, tuple[torch.Tensor, ...]]:
-    """What it takes to sample a row, and its first state; decoded in tiles alone where these are `tiled`.
-
-    Args:
-        before: the same under other arguments; states of the same sizes are decoded alike.
-    """
+    """Return what sampling a row takes, and its first state; states of equal sizes as `before` are decoded alike."""
     calls: list[torch.nn.Module] = []
     hooks = [network.register_forward_pre_hook(lambda own, _: calls.append(own)) for network in policy.modules.values()]
     with hollow.phase() as live:
@@ -198,42 +134,50 @@ def _sampling(
         calls.clear()
         operations, launches = live.operations, live.launches
         policy.walk.velocity(state, policy.sigmas[0], [row])
-        step, operations, launches = live.peaks, live.operations - operations, live.launches - launches
+        step: dict[str, Any] = {
+            "step": live.peaks,
+            "operations": live.operations - operations,
+            "launches": live.launches - launches,
+            "calls": len(calls),
+        }
     for hook in hooks:
         hook.remove()
-    found: dict[str, Any] = {"step": step, "operations": operations, "launches": launches, "calls": len(calls)}
     if before is not None and [x.shape for x in before[1]] == [x.shape for x in state]:
-        return replace(before[0], **found), state
-    in_tiles = _decoded_in_tiles(policy, hollow, row, state)
-    as_run = in_tiles if tiled and in_tiles is not None else _decoded(policy, hollow, row, state)
+        return replace(before[0], **step), state
+    in_tiles = _measure_tiled_decoding(policy, hollow, row, state)
+    whole = None if tiled and in_tiles is not None else _measure_decoding(policy, hollow, row, state)
+    chosen = whole or in_tiles
+    assert chosen is not None
     sampling = Sampling(
-        **found,
-        decode=Peaks() if as_run is in_tiles else as_run.peaks,
+        **step,
+        decode=Peaks() if whole is None else whole.peaks,
         decode_tiled=None if in_tiles is None else in_tiles.peaks,
-        sample=(in_tiles or as_run).sample,
-        decode_operations=as_run.operations,
+        sample=(in_tiles or chosen).sample,
+        decode_operations=chosen.operations,
     )
     return sampling, state
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Decoded:
-    """What decoding a row allocates, its operations, and bytes of the sample."""
+class _Decoding:
+    """Bytes and operations of decoding a row, and bytes of the sample."""
 
     peaks: Peaks
     operations: int
     sample: int
 
 
-def _decoded(policy: DiffusersPolicy, hollow: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...]) -> _Decoded:
+def _measure_decoding(
+    policy: DiffusersPolicy, hollow: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...]
+) -> _Decoding:
     with hollow.phase() as live:
         sample = policy.walk.decode(state, [row], by_landing=False)
-        return _Decoded(peaks=live.peaks, operations=live.operations, sample=4 * sample.numel())
+        return _Decoding(peaks=live.peaks, operations=live.operations, sample=4 * sample.numel())
 
 
-def _decoded_in_tiles(
+def _measure_tiled_decoding(
     policy: DiffusersPolicy, hollow: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...]
-) -> _Decoded | None:
+) -> _Decoding | None:
     known: list[Any] = [*decoders(policy.pipe).values()]
     tiling = [d for d in known if hasattr(d, "enable_tiling") and hasattr(d, "use_tiling")]
     if not tiling:
@@ -241,10 +185,10 @@ def _decoded_in_tiles(
     for decoder in tiling:
         decoder.enable_tiling()
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    log.disabled = True  # what it raises is told by None
+    log.disabled = True  # errors here mean None
     try:
-        return _decoded(policy, hollow, row, state)
-    except RuntimeError:  # some leave a tile that is smaller than their padding, with numbers too
+        return _measure_decoding(policy, hollow, row, state)
+    except RuntimeError:  # some decoders leave a tile smaller than their padding, with real values too
         return None
     finally:
         log.disabled = False
@@ -252,21 +196,22 @@ def _decoded_in_tiles(
             decoder.use_tiling = False
 
 
-def _update(
+def _measure_updates(
     policy: DiffusersPolicy, hollow: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...], *, checkpointed: bool
-) -> tuple[tuple[Peaks, Kept], tuple[Peaks | None, Kept]]:
-    """What a step and its backward pass allocate, and what it keeps between, without checkpointing and with it."""
+) -> tuple[list[Peaks | None], list[Kept]]:
+    """Return the peaks of a step with its backward pass and the size of its graph, each without and with checkpointing."""
     networks = policy.modules.values()
     hollow.with_gradients(networks)
-    nothing = Kept(once=0, each=0)
-    whole = (Peaks(), nothing) if checkpointed else _learnt(policy, hollow, row, state)
-    if not all(getattr(network, "_supports_gradient_checkpointing", False) for network in networks):
-        return whole, (None, nothing)
-    checkpoint_gradients(networks)
-    return whole, _learnt(policy, hollow, row, state)
+    found: list[tuple[Peaks | None, Kept]] = [(None, Kept(once=0, each=0))] * 2
+    if not checkpointed:
+        found[0] = _measure_update(policy, hollow, row, state)
+    if all(getattr(network, "_supports_gradient_checkpointing", False) for network in networks):
+        checkpoint_gradients(networks)
+        found[1] = _measure_update(policy, hollow, row, state)
+    return [peaks for peaks, _ in found], [graph for _, graph in found]
 
 
-def _learnt(
+def _measure_update(
     policy: DiffusersPolicy, hollow: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...]
 ) -> tuple[Peaks, Kept]:
     with hollow.phase() as live:

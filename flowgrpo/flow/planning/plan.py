@@ -1,4 +1,4 @@
-"""What a run will do and cost, before it does it: axes, batch geometry, model evaluations. Loads no weights."""
+"""Plan of a run: axes, batch geometry and model evaluations. Loads no weights."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from flowgrpo.flow.planning.tree_diagram import LEGEND, draw_tree
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
 from flowgrpo.schema import published
 from flowgrpo.schema.imports.lazy import lazy
+from flowgrpo.training.planning.memory_phases import switched
 from flowgrpo.training.reports.progress import BACKWARD
 from flowgrpo.training.scoring import scorer
 from samplers.schedule import euler_sigmas, linear_sigmas
@@ -34,20 +35,19 @@ if TYPE_CHECKING:  # only a plan of shared calls needs it
 else:
     context_parallel = lazy("flowgrpo.flow.model.context_parallel")
 
-UNEVEN = 100  # times as hard as another that a step may pull at the velocity without a warning
-UNEVEN_KL = 100_000  # times as strictly as another that a step may be held by the divergence; these are squares
-LOOKS = 32  # iterations whose trained steps are looked at
-# Keys of a scheduler's config by which its table is another than `euler_sigmas`.
+UNEVEN = 100  # largest ratio of two steps' gradients on the velocity without a warning
+UNEVEN_KL = 100_000  # the same of the divergence, whose weights are squares
+LOOKS = 32  # iterations whose trained steps are compared
+# Keys of a scheduler's config with which its sigmas differ from `euler_sigmas`.
 RESHAPED = ("invert_sigmas", "shift_terminal", "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
 
 
 def plan(config: Config) -> dict[str, Any]:
-    """The plan of a run, as `flowgrpo plan --format json` prints it; counts are of one iteration on all processes.
+    """Return the plan of a run as `flowgrpo plan --format json` prints it, for one iteration on all processes.
 
-    Model evaluations count samples: a batch of 8 is 8, and a guided step with two branches counts 2. The prediction grows
-    the real tree on states of one number, so it cannot differ from what growth does.
-
-    Of a model at the hub that cannot be reached, what is known here stands in (`data.known`); it has no `memory`.
+    Model evaluations count samples: a batch of 8 counts 8, and a guided step with two branches 2. The counts come from the
+    real tree, grown on states of one number. If the hub cannot be reached, known configs stand in (`data.known`), and the
+    plan has no `memory`.
 
     Raises:
         InputError: the model, its files, the prompts or the geometry are wrong.
@@ -58,8 +58,7 @@ def plan(config: Config) -> dict[str, Any]:
         initial_lora.check_switched(begun, config)
         return _plan(config) | {"memory": memory_estimate.memory_estimate(config, begun=begun)}
     with known.folder(config.model.path, with_tokenizers=False) as folder:
-        here = config.model_copy(update={"model": config.model.model_copy(update={"path": folder})})
-        return _plan(here) | {"config": config.model_dump(mode="json")}
+        return _plan(switched(config, "model.path", folder)) | {"config": config.model_dump(mode="json")}
 
 
 def _plan(config: Config) -> dict[str, Any]:
@@ -71,7 +70,7 @@ def _plan(config: Config) -> dict[str, Any]:
     held_out = prompts.load_split(config.prompts, "eval")[: config.eval.prompts]
     check_columns(config, stored.train_prompts(config))
     check_columns(config, held_out, config.eval.call)
-    call, branches = call_and_branches(config, over, _unguiding(columns) if over else columns)
+    call, branches = call_and_branches(config, over, _steps_of(columns) if over else columns)
     eval_call, eval_branches = call_and_branches(config, config.eval.call, held_out[0].columns if held_out else columns)
     if call["num_inference_steps"] is None:
         raise InputError("model.call.num_inference_steps: this pipeline decides it while it runs, set it to plan")
@@ -81,6 +80,8 @@ def _plan(config: Config) -> dict[str, Any]:
     drafts, draft_evaluations = _draft(config, over, columns)
     rounds = 0 if algorithm.kernel.calibrate is None else algorithm.kernel.calibrate.rounds
     eval_evaluations = len(held_out) * eval_call["num_inference_steps"] * eval_branches
+    written = config.model_dump(mode="json")
+    model = {**written["model"], "call": {**written["model"]["call"], **call}}
     return {
         "preset": algorithm.preset,
         "axes": {axis: getattr(algorithm, axis).name for axis in CHOICES},
@@ -116,25 +117,18 @@ def _plan(config: Config) -> dict[str, Any]:
         "comparison": _comparison(config, call["num_inference_steps"], branches),
         "evaluation": {"model_evaluations": eval_evaluations, "decoded": len(held_out)},
         "evaluation_branches": eval_branches,
-        "published": published.compared(PUBLISHED[algorithm.preset], _with_call(config, call)),
+        "published": published.compared(PUBLISHED[algorithm.preset], {**written, "model": model}),
         "not_said": list(NOT_SAID.get(algorithm.preset, ())),
         "warnings": [
             *uneven(config, sigma_table(config.model.path, call["num_inference_steps"])),
             *likelihood_rules.guidance_warnings(config, call_and_branches(config, columns=columns)[1]),
         ],
-        "config": config.model_dump(mode="json"),
+        "config": written,
     }
 
 
 def reached(config: Config, step: int, rollout: Any) -> Config:
-    """The configuration of a run as it stands after a step: with a tree that adapts in the shape that comes next.
-
-    Args:
-        rollout: what its checkpoint holds of that, see `flow.rollouts.adaptive_tree`.
-
-    Raises:
-        InputError: it holds something else.
-    """
+    """Return the config after a step, with an adaptive tree's next shape; raise InputError if `rollout` does not fit it."""
     if not config.algorithm.tree.adapts:
         return config
     shaping = Shaping(config)
@@ -146,49 +140,41 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the plan as pairs of a label and its text, for the terminal."""
     g, cost, before = planned["geometry"], planned["model_evaluations"], planned["calibration"]
     evaluation, compares = planned["evaluation"], planned["comparison"]
+    batch = (
+        f"{g['groups']} groups x {g['group_size']} = {g['samples']} trajectories from {g['roots']} roots each, "
+        f"{g['updates']} updates, split by {g['split']}"
+    )
+    steps = (
+        f"{g['steps']}, in batches of at most {g['rollout_batch']}; {g['trained_edges']} trained edges in "
+        f"{g['update_batches']} batches of at most {g['micro_batch']}"
+    )
+    evaluations = f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration{_spared(planned)}"
+    draft = f"{planned['drafted']} of the samples decoded, to choose starts from"
+    calibration = f"{before['model_evaluations']:,} model evaluations, {before['decoded']:,} decoded, once"
     comparison = (
-        "comparison",
         f"{compares['model_evaluations']:,} model evaluations, {compares['decoded']} decoded, each {compares['every']} "
-        "iterations from the first on",
+        "iterations from the first on"
     )
-    draft = ("draft", f"{planned['drafted']} of the samples decoded, to choose starts from")
-    calibration = (
-        "calibration",
-        f"{before['model_evaluations']:,} model evaluations, {before['decoded']:,} decoded, once",
-    )
+    held_out = f"{evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded, each time"
     return [
         ("preset", planned["preset"]),
         *planned["axes"].items(),
-        (
-            "batch",
-            f"{g['groups']} groups x {g['group_size']} = {g['samples']} trajectories from {g['roots']} roots each, "
-            f"{g['updates']} updates, split by {g['split']}",
-        ),
-        (
-            "steps",
-            f"{g['steps']}, in batches of at most {g['rollout_batch']}; {g['trained_edges']} trained edges in "
-            f"{g['update_batches']} batches of at most {g['micro_batch']}",
-        ),
-        (
-            "model evaluations",
-            f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration{_spared(planned)}",
-        ),
-        *[draft] * bool(planned["drafted"]),
-        *[calibration] * bool(before["decoded"]),
-        *[comparison] * bool(compares["every"]),
+        ("batch", batch),
+        ("steps", steps),
+        ("model evaluations", evaluations),
+        *[("draft", draft)] * bool(planned["drafted"]),
+        *[("calibration", calibration)] * bool(before["decoded"]),
+        *[("comparison", comparison)] * bool(compares["every"]),
         ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),
         *_memory(planned),
-        (
-            "evaluation",
-            f"{evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded, each time",
-        ),
+        ("evaluation", held_out),
         *[("published", published.line(planned["published"], planned["not_said"]))] * bool(planned["published"]),
         *[("warning", sentence) for sentence in planned["warnings"]],
     ]
 
 
 def _spared(planned: dict[str, Any]) -> str:
-    """What of the update's evaluations needs no call; see `flow.updates.rollout_graphs`."""
+    """Format the update's evaluations whose graphs the rollout keeps; see `flow.updates.rollout_graphs`."""
     if not planned["graphs"]:
         return ""
     where = "" if planned["config"]["train"]["replay"] == "never" else ", where memory allows"
@@ -196,7 +182,7 @@ def _spared(planned: dict[str, Any]) -> str:
 
 
 def _memory(planned: dict[str, Any]) -> list[tuple[str, str]]:
-    """The line of the memory that nothing has to be run for; none where that is not known and a trial tells more."""
+    """Return the line of the memory estimate; none if it is unknown and a trial was asked for."""
     if "memory" not in planned:
         words = "the hub cannot be reached; --gpu-memory 24, say, counts it from the configs that are known here"
         return [] if "gpu" in planned else [("memory", words)]
@@ -208,33 +194,20 @@ def _memory(planned: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def drawn(planned: dict[str, Any]) -> list[str]:
-    """The plan's tree for people, and what its signs mean."""
+    """Return the drawing of the tree, with its legend."""
     return [*planned["picture"], LEGEND] if planned["picture"] else []
 
 
-def _with_call(config: Config, call: dict[str, Any]) -> dict[str, Any]:
-    """The run's configuration, with what the pipeline's call adds to `model.call`."""
-    run = config.model_dump(mode="json")
-    return {**run, "model": {**run["model"], "call": {**run["model"]["call"], **call}}}
-
-
 def _comparison(config: Config, num_steps: int, branches: int) -> dict[str, int]:
-    """What finishing a group exactly costs, and each how many iterations, 0 for never (`flow.rollouts.cheap_finishes`)."""
+    """Return the cost of finishing a group exactly, and its interval, 0 for never (`flow.rollouts.cheap_finishes`)."""
     finish = getattr(config.algorithm.tree, "finish", None)
     evaluations, decoded = compared(config, num_steps)
-    return {
-        "every": 0 if finish is None else finish.every,
-        "model_evaluations": branches * evaluations,
-        "decoded": decoded,
-    }
+    every = 0 if finish is None else finish.every
+    return {"every": every, "model_evaluations": branches * evaluations, "decoded": decoded}
 
 
 def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tuple[int, int]:
-    """Samples that an iteration drafts and their model evaluations, a part of the rollout's; zeros without a draft.
-
-    Args:
-        over: what switches guidance off in training.
-    """
+    """Return the samples that an iteration drafts and their model evaluations; zeros without a draft."""
     train = config.train
     if train.draft is None:
         return 0, 0
@@ -244,10 +217,10 @@ def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tup
 
 
 def forwards(config: Config) -> int | None:
-    """Model evaluations of an iteration, counted in forward passes: one with its backward pass is about 3. None: unknown."""
+    """Return the cost of an iteration in forward passes, a backward pass counting about 2; None if unknown."""
     columns = stored.train_prompts(config)[0].columns
     over, update_branches = _training(config, columns)
-    call, branches = call_and_branches(config, over, _unguiding(columns) if over else columns)
+    call, branches = call_and_branches(config, over, _steps_of(columns) if over else columns)
     if call["num_inference_steps"] is None:
         return None
     cost = predicted(config, call["num_inference_steps"])
@@ -257,20 +230,19 @@ def forwards(config: Config) -> int | None:
 
 
 def _training(config: Config, columns: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """What goes over `model.call` in rollouts, and how many samples a step of an update evaluates for one."""
+    """Return what overrides `model.call` in rollouts, and the branches of an update's step."""
     off = unguided(planned_class(config.model.path))
     guided = config.model.guidance == "pipeline"
-    branches = call_and_branches(config, {} if guided else off, columns if guided else _unguiding(columns))[1]
+    branches = call_and_branches(config, {} if guided else off, columns if guided else _steps_of(columns))[1]
     return off if config.model.guidance == "none" else {}, branches
 
 
-def _unguiding(columns: dict[str, Any]) -> dict[str, Any]:
-    """The columns of a row that set the number of steps, and guide nothing."""
+def _steps_of(columns: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in columns.items() if key == STEPS}
 
 
 def sigma_table(path: str, num_steps: int) -> list[float]:
-    """The sigmas of a model's scheduler; of one whose table its pipeline makes while it runs, linear ones of shift 3."""
+    """Return the sigmas of a model's scheduler; linear ones of shift 3 if the pipeline sets them while it runs."""
     scheduler = load.scheduler_config(path)
     if scheduler is None or scheduler.get("use_dynamic_shifting"):
         return linear_sigmas(num_steps, shift=3.0).tolist()
@@ -284,7 +256,7 @@ def sigma_table(path: str, num_steps: int) -> list[float]:
 
 
 def uneven(config: Config, sigmas: list[float]) -> list[str]:
-    """Sentences about trained steps that outweigh others by far: in the loss, and in the divergence; see `UNEVEN`."""
+    """Return warnings about trained steps that dominate the loss or the divergence; see `UNEVEN`."""
     algorithm = config.algorithm
     steps, sigma_cap = _trained_steps(config, sigmas), sigmas[1]
     form, sentences = algorithm.kernel.log_prob, []
@@ -306,7 +278,7 @@ def uneven(config: Config, sigmas: list[float]) -> list[str]:
 
 
 def _trained_steps(config: Config, sigmas: list[float]) -> list[TrainedStep]:
-    """The steps that some iteration of the run trains, of `LOOKS` spread over it."""
+    """Return the steps trained in any of `LOOKS` iterations spread over the run."""
     train, algorithm = config.train, config.algorithm
     kernels = algorithm.kernel.kernels(len(sigmas) - 1)
     plans = [
@@ -317,7 +289,7 @@ def _trained_steps(config: Config, sigmas: list[float]) -> list[TrainedStep]:
 
 
 def _extremes(steps: list[TrainedStep], sizes: list[float], most: float) -> tuple[float, str, str] | None:
-    """The largest size over the smallest, and the two steps in words; None if that is no more than `most`."""
+    """Return the ratio of the largest to the smallest size, and the two steps; None if it is at most `most`."""
     ranked = sorted((size, *step[1:]) for size, step in zip(sizes, steps, strict=True) if size > 0)
     if not ranked or ranked[-1][0] <= most * ranked[0][0]:
         return None
@@ -326,21 +298,16 @@ def _extremes(steps: list[TrainedStep], sizes: list[float], most: float) -> tupl
 
 
 def picture(config: Config, num_steps: int) -> list[str]:
-    """The tree of one root in the first iteration, drawn; see `flowgrpo.flow.planning.tree_diagram`."""
+    """Draw the tree of one root in the first iteration; see `flowgrpo.flow.planning.tree_diagram`."""
     train, algorithm = config.train, config.algorithm
     kernels = algorithm.kernel.kernels(num_steps)
     return draw_tree(algorithm.plan(kernels, train.group_size, config.run.seed, 0), num_steps)
 
 
 def check_columns(config: Config, rows: Sequence[Prompt], over: dict[str, Any] | None = None) -> None:
-    """Refuse columns that the pipeline takes as numbers and that hold none, or different numbers of steps.
+    """Refuse columns that the pipeline takes as numbers but that hold none, or that set different numbers of steps.
 
-    Args:
-        rows: of training, or held-out ones, which may walk other steps than those.
-        over: `eval.call` of held-out ones, which says the steps of a row that has none.
-
-    Raises:
-        InputError: names the column and the value.
+    `over` is `eval.call` of held-out rows, with the steps of rows that have none. Raises InputError.
     """
     pipeline, key = planned_class(config.model.path), "the prompts' columns"
     parameters = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
@@ -367,18 +334,15 @@ def call_and_branches(
     *,
     key: str = "eval.call",
 ) -> tuple[dict[str, Any], int]:
-    """The pipeline's call arguments with `num_inference_steps` filled in, and how many samples a guided step evaluates.
+    """Return the pipeline's call arguments, `num_inference_steps` among them, and the branches of a guided step.
 
     Args:
-        over: what goes over `model.call`: `eval.call`, or what switches guidance off.
+        over: overrides of `model.call`: `eval.call`, or what switches guidance off.
         columns: of a prompt row; those that the pipeline takes may guide (a negative prompt) or set the number of steps.
-        key: where `over` is written.
+        key: config key of `over`.
     """
     pipeline = planned_class(config.model.path)
-    call = {
-        **embedded.call_of(config.model.path),
-        **config.model.call,
-    }
+    call = {**embedded.call_of(config.model.path), **config.model.call}
     checked_call(pipeline, call)
     checked_call(pipeline, over or {}, key)
     call = {k: v for k, v in {**call, **(over or {})}.items() if v is not None}

@@ -1,4 +1,4 @@
-"""A tree drawn in characters, from its plan alone."""
+"""Draw a tree in characters, from its plan."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ WIDTH = 4  # characters of a step
 
 
 def draw_tree(plan: Plan, num_steps: int) -> list[str]:
-    """The tree of one root, left (noise) to right (data), one line for each run of moves; equal siblings are one line.
+    """Draw the tree of one root from noise (left) to data (right), one line per run of moves; equal siblings share one.
 
-    A step is drawn by the signs of `LEGEND`; a digit in it says how many children go that way.
+    `LEGEND` explains the signs; a digit in a step is the number of children.
     """
     header = "".join(str(step).ljust(WIDTH) for step in range(num_steps + 1)).rstrip()
     lines = [[" "] * (WIDTH * num_steps + 1)]
@@ -22,7 +22,7 @@ def draw_tree(plan: Plan, num_steps: int) -> list[str]:
 def _draw(
     plan: Plan, role: str, step: int, *, remaining: tuple[int, ...], end: int, row: int, lines: list[list[str]]
 ) -> None:
-    """Draw what grows from a node into `lines[row]` and below; side moves of later steps come first, nearest to it."""
+    """Draw the subtree of a node into `lines[row]` and below; side moves of later steps come first."""
     sides: list[tuple[int, Move]] = []
     while step < end:
         lines[row][WIDTH * step] = "o"
@@ -47,7 +47,7 @@ def _draw(
 
 
 def _edge(move: Move, step: int, row: int, lines: list[list[str]]) -> tuple[int, tuple[int, ...]]:
-    """Draw one edge from `step`; returns where it leads, and the further stops of a twig."""
+    """Draw one edge from `step`; return its end and the further stops of a twig."""
     following, *remaining = move.ode_stops or (step + 1,)
     sign = "." if move.role == TWIG else "-" if not move.kernel.stochastic else "~" if move.trained else "="
     for column in range(WIDTH * step + 1, WIDTH * following):

@@ -1,4 +1,4 @@
-"""Export of a language model's run: the trained weights in the formats that peft and transformers load, a card, answers."""
+"""Export the trained weights of a language model's run in formats that peft and transformers load, with a card."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ SCHEDULE_FILE = "schedule.safetensors"
 
 
 def check(settings: TextConfig, run: Path, found: Path, *, comfyui: bool) -> None:
-    """Refuse what can be refused of an export without loading its model.
+    """Refuse an export, as far as possible without loading its model.
 
     Raises:
-        InputError: there is no such model, or no evaluation prompts, the run's own copy of a LoRA is gone or shifts
-            parameters, or asked for `comfyui`, which runs no language model.
+        InputError: there is no such model, no evaluation prompts, the copy of the LoRA that the run started from is gone or
+            shifts parameters, or `comfyui` is asked for, which runs no language model.
     """
     if comfyui:
         raise InputError("--comfyui: ComfyUI runs no masked-diffusion language models; leave it out")
@@ -57,14 +57,11 @@ def check(settings: TextConfig, run: Path, found: Path, *, comfyui: bool) -> Non
 
 
 def export(settings: TextConfig, run: Path, found: Path, out: Path, *, comfyui: bool = False) -> Exported:
-    """Write the weights that evaluation used (the average, when one is kept) of the checkpoint `found` to `out`.
+    """Write the evaluated weights of the checkpoint `found` (their average, if kept) to `out`.
 
-    LoRA becomes an adapter for `peft.PeftModel.from_pretrained(model, out)`; full weights become a model with its tokenizer,
-    laid out like the one that was trained. A learned schedule goes to `schedule.safetensors`. Answers are those of
-    `eval.decoder`, of one prompt at a time.
-
-    Args:
-        comfyui: always false, as `check` has seen to.
+    A LoRA becomes an adapter for `peft.PeftModel.from_pretrained(model, out)`; full weights become a model with its
+    tokenizer, laid out like the trained one. A learned schedule goes to `schedule.safetensors`. `eval.decoder` answers one
+    prompt at a time. `comfyui` is false, since `check` refuses it.
     """
     policy, weights = policy_and_weights(lora_files.kept(settings, run), default_device(), learns=False)
     step = checkpoint.load_averaged(found, weights)
@@ -79,22 +76,21 @@ def export(settings: TextConfig, run: Path, found: Path, out: Path, *, comfyui: 
     answers = [answer(policy, row, decoder) for row in rows]
     files = [save_sample(text, out / f"sample-{row.seed}").name for row, text in zip(rows, answers, strict=True)]
     kind = "full" if weights.lora is None else "lora"
-    if kind == "full":  # what is written is of no variant
+    if kind == "full":  # written without a variant
         settings = settings.model_copy(update={"model": settings.model.model_copy(update={"variant": None})})
     note = _names_note(policy.predictor.model, settings.model, weights)
-    (out / "README.md").write_text(
-        _card(run, settings, kind=kind, step=step, rows=rows, answers=answers, note=note), encoding="utf-8"
-    )
+    card = _card(run, settings, kind=kind, step=step, rows=rows, answers=answers, note=note)
+    (out / "README.md").write_text(card, encoding="utf-8")
     return Exported(folder=out, step=step, kind=kind, samples=files)
 
 
 def answer(policy: TextPolicy, row: Row, decoder: Decoder) -> Text:
-    """The answer to one prompt, alone; of the same random numbers as `TextPolicy.sample` of that seed."""
+    """Answer one prompt alone, with the random numbers of `TextPolicy.sample` for that seed."""
     return policy.as_samples(policy.generate([row.prompt], decoder, [(row.seed,)], 1))[0]
 
 
 def write_weights(model: TextModel, policy: TextPolicy, weights: Weights, out: Path) -> None:
-    """The weights as they are now, in the formats of peft or transformers."""
+    """Write the current weights in the format of peft or transformers."""
     network = policy.predictor.model
     with without_progress_bars("transformers"):
         if weights.lora is not None:
@@ -103,47 +99,38 @@ def write_weights(model: TextModel, policy: TextPolicy, weights: Weights, out: P
             _write_model(model, policy, out)
     schedule = weights.extra_modules.get("schedule")
     if isinstance(schedule, SchedulePolicy):
-        _write_schedule(schedule, out / SCHEDULE_FILE)
+        state = {name: tensor.detach().cpu().contiguous() for name, tensor in schedule.state_dict().items()}
+        save_file(state, out / SCHEDULE_FILE, {"names": json.dumps(schedule.names)})
 
 
 def _write_model(model: TextModel, policy: TextPolicy, out: Path) -> None:
-    """The model and its tokenizer, of a released type with its own config.json, tokenizer and code."""
+    """Write the model and its tokenizer; a released type keeps its own config.json, tokenizer and code."""
     network = policy.predictor.model
     model_place, tokenizer_place = model_paths(model.path)
-    inside, beside = out, out
-    if model_place != tokenizer_place:  # a pipeline, whose other parts stay as they are
-        own = shutil.ignore_patterns("model", "tokenizer")
-        shutil.copytree(Path(model_place).parent, out, ignore=own, dirs_exist_ok=True)
-        inside, beside = out / "model", out / "tokenizer"
-    network.save_pretrained(inside)
-    if is_released(config_of(model_place)):
-        copy_beside(model_place, inside, network.dtype)
-    if not is_released(config_of(model_place)) or inside != beside:
-        policy.tokenizer.save_pretrained(beside)
-
-
-def _write_schedule(schedule: SchedulePolicy, file: Path) -> None:
-    """The schedule's tensors `mean` and `log_std` (steps, actions), and the names of its actions in the header."""
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in schedule.state_dict().items()}
-    save_file(state, file, {"names": json.dumps(schedule.names)})
+    is_pipeline, released = model_place != tokenizer_place, is_released(config_of(model_place))
+    if is_pipeline:  # its other parts stay as they are
+        ignore = shutil.ignore_patterns("model", "tokenizer")
+        shutil.copytree(Path(model_place).parent, out, ignore=ignore, dirs_exist_ok=True)
+    model_out, tokenizer_out = (out / "model", out / "tokenizer") if is_pipeline else (out, out)
+    network.save_pretrained(model_out)
+    if released:
+        copy_beside(model_place, model_out, network.dtype)
+    if not released or is_pipeline:
+        policy.tokenizer.save_pretrained(tokenizer_out)
 
 
 def with_schedule(decoder: Decoder, folder: Path, count: int = 1) -> Decoder:
-    """A decoder of `count` answers with the middle of the learned schedule that was exported to a folder.
-
-    Raises:
-        InputError: an action belongs to nothing in the decoder.
-    """
+    """Give a decoder of `count` answers the typical actions of an exported schedule; raise InputError if they do not fit."""
     with safe_open(folder / SCHEDULE_FILE, "pt") as file:
         names = json.loads(file.metadata()["names"])
     state = load_file(folder / SCHEDULE_FILE)
-    schedule = SchedulePolicy(dict.fromkeys(names, 0.5), len(state["mean"]))  # between the bounds of every action
+    schedule = SchedulePolicy(dict.fromkeys(names, 0.5), len(state["mean"]))  # within the bounds of every action
     schedule.load_state_dict(state)
     return scheduled(decoder, schedule.typical(count))
 
 
 def _names_note(network: torch.nn.Module, model: TextModel, weights: Weights) -> str:
-    """Whose names the weights of a released model have; empty for others."""
+    """Return a note on the tensor names of a released model; empty for others."""
     if not is_released(config_of(model_paths(model.path)[0])):
         return ""
     if weights.lora is None:
@@ -162,7 +149,6 @@ def _names_note(network: torch.nn.Module, model: TextModel, weights: Weights) ->
 def _card(
     run: Path, settings: TextConfig, *, kind: str, step: int, rows: Sequence[Row], answers: Sequence[Text], note: str
 ) -> str:
-    """A model card that says how it was made, what it scored, and the exact lines that reproduce its answers."""
     library = "peft" if kind == "lora" else "transformers"
     texts = [model_card.before(run, row) for row in rows]
     befores = [None if file is None else json.loads(file.read_text(encoding="utf-8"))["text"] for file in texts]
@@ -183,7 +169,7 @@ def _card(
 
 
 def _loading(model: TextModel) -> dict[str, Any]:
-    """What must be said of a model to load it, beside its dtype."""
+    """Return the options that load a model, beside its dtype."""
     trusted = model.trust_remote_code or None
     keys = ("mask_id", "shift", "attention", "block_size")
     options = {"trust_remote_code": trusted, **{key: getattr(model, key) for key in keys}}
@@ -191,7 +177,6 @@ def _loading(model: TextModel) -> dict[str, Any]:
 
 
 def _dtype(model: TextModel) -> str:
-    """What the trained model computes in: float32 where all of its weights are trained."""
     return "float32" if model.lora is None else model.dtype
 
 

@@ -1,4 +1,4 @@
-"""Sampling of a language model, with an adapter or without."""
+"""Sample from a language model, with an adapter or without."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ OPTIONS = ("length", "chat", "trust_remote_code", "mask_id", "shift", "attention
 
 
 def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
-    """Load a language model and return it ready to answer rows.
+    """Load a language model and return its sampler.
 
     Args:
-        use: its `call` has keys of the section `model` of a config; `decoder`, a name or a map like `eval.decoder`; and
-            `template`, of `flowgrpo.data.generators.templates`. The decoder `scheduled` has the learned schedule of the
-            adapter's folder, or else the model's, where there is one.
-        rows: whose prompts are put into the template.
+        use: `call` has keys of the config's section `model`; `decoder`, a name or a map like `eval.decoder`; and `template`,
+            of `flowgrpo.data.generators.templates`. The decoder `scheduled` takes a learned schedule from the folder of the
+            adapter, else of the model.
+        rows: their prompts go into the template.
 
     Raises:
         InputError: there is no such model, adapter or option.
@@ -69,16 +69,12 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
 
 
 def options(model: str, dtype: str, call: dict[str, Any], *, variant: str | None = None) -> tuple[TextModel, Decoding]:
-    """The model's section and the decoder that `key=value` arguments ask for.
-
-    Raises:
-        InputError: a key or a value is wrong.
-    """
+    """Return the model section and the decoder of `key=value` arguments; raise InputError if one is wrong."""
     for key in call:
         if key not in OPTIONS:
             raise InputError(f"{key}: a language model has no such argument, {nearest(key, OPTIONS)}")
     given = {key: value for key, value in call.items() if key not in ("decoder", "template")}
     chosen = checked(TextModel, {"path": model, "dtype": dtype, "variant": variant, **given})
     decoding = checked(Decoding, call.get("decoder", {}), "decoder")
-    decoding.build(chosen.length, 0, "decoder", block_size=chosen.block_size)  # refuses before the weights are loaded
+    decoding.build(chosen.length, 0, "decoder", block_size=chosen.block_size)  # refuses before the weights load
     return chosen, decoding

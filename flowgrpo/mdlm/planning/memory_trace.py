@@ -1,4 +1,4 @@
-"""What a run of a language model allocates and computes, found with a model of real size that holds no numbers.
+"""Measure the memory and operations of a language model's calls with a model of real size without values.
 
 Only its config is read; see `flowgrpo.training.planning.meta_networks`.
 """
@@ -6,14 +6,12 @@ Only its config is read; see `flowgrpo.training.planning.meta_networks`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import transformers
 
-from flowgrpo.mdlm.config import TextConfig, TextModel
+from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.decoding.network.kv_cache import cached
 from flowgrpo.mdlm.decoding.network.mask_probe import Form
@@ -21,60 +19,31 @@ from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.likelihoods.estimate import Call, log_probs
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
-from flowgrpo.mdlm.models import architectures
-from flowgrpo.mdlm.models import initial_lora as start
+from flowgrpo.mdlm.models import architectures, initial_lora
 from flowgrpo.mdlm.models.gradient_checkpointing import can_checkpoint, checkpoint_gradients
 from flowgrpo.mdlm.models.load import config_of, model_paths
 from flowgrpo.mdlm.planning.plan import block_size, evaluation_decoder, training_decoder, walked
-from flowgrpo.training.model_files.hub_files import Shape
 from flowgrpo.training.planning.allocation_counter import Peaks
-from flowgrpo.training.planning.meta_networks import MetaNetworks, built, size
+from flowgrpo.training.planning.memory_phases import TrialSizes
+from flowgrpo.training.planning.meta_networks import MetaNetworks, add_adapters, built, size
 from flowgrpo.training.weights import quantisation
-from flowgrpo.training.weights.lora_adapters import Adapter
-from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from rewards.compute import DTYPES
-
-if TYPE_CHECKING:
-    from peft import LoraConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """Sizes of a model, what its calls allocate beside it, in bytes, and their floating-point operations.
+class Trial(TrialSizes):
+    """Sizes of a model and of its calls in bytes, and the floating-point operations of the calls."""
 
-    Attributes:
-        weights: of the model as it is loaded.
-        shapes: of its tensors by name.
-        width: bytes of a weight that is not quantised.
-        trained: how many numbers are trained.
-        decode: steps of the decoder of training.
-        evaluate: steps of that of evaluation; None where they take as much.
-        update: a view with gradients, and its backward pass; nothing where the config has checkpointing.
-        update_checkpointed: the same with `model.gradient_checkpointing`; None where the model does not support it.
-        dequantises: whether weights that layers of this package make anew are among these.
-        decode_operations: of a step of the decoder of training, all branches of its guidance; a mean where it has a cache.
-        evaluate_operations: of that of evaluation.
-        update_operations: of the forward pass of a view.
-        launches: functions of PyTorch that it calls, whatever the number of rows.
-    """
-
-    weights: int
-    shapes: dict[str, Shape]
-    width: int
-    trained: int
-    decode: Peaks
-    evaluate: Peaks | None
-    update: Peaks
-    update_checkpointed: Peaks | None
-    dequantises: bool
-    decode_operations: int
+    decode: Peaks  # steps of the training decoder
+    evaluate: Peaks | None  # steps of the evaluation decoder; None if they take as much
+    decode_operations: int  # of a step with all guidance branches; a mean if the decoder has a cache
     evaluate_operations: int
-    update_operations: int
-    launches: int
+    update_operations: int  # of the forward pass of a view
+    launches: int  # PyTorch functions that this pass calls
 
 
 class _Unasked(MaskPredictor):
-    """A predictor whose model cannot be tried out: rows without padding, its head asked for what is scored."""
+    """A predictor that skips the probing calls: rows have no padding, the head computes scored positions only."""
 
     def __init__(self, model: transformers.PreTrainedModel, block_size: int | None):
         self.model, self.block_size, self.shift = model, block_size, False
@@ -84,44 +53,37 @@ class _Unasked(MaskPredictor):
 
 
 def trial(config: TextConfig, prompt: int) -> Trial:
-    """Measure a run's calls.
-
-    Args:
-        prompt: tokens of the longest prompt.
-
-    Raises:
-        InputError: there is no such model, or it has not what the config asks for.
-    """
+    """Measure a run's calls with a prompt of `prompt` tokens; raise InputError as the run would."""
     model, hollow = config.model, MetaNetworks()
     place, _ = model_paths(model.path)
-    network: transformers.PreTrainedModel = built(lambda: _made(model.path, place), DTYPES[model.dtype])
+    network: transformers.PreTrainedModel = built(lambda: _build(model.path, place), DTYPES[model.dtype])
     network.requires_grad_(False)
-    network.config._experts_implementation = "grouped_mm"  # a loop over experts asks which of them were chosen
+    network.config._experts_implementation = "grouped_mm"  # a loop over experts reads which were chosen
     weights, shapes = size(network), {name: tuple(p.shape) for name, p in network.named_parameters()}
     if model.quantise:
         quantisation.quantise(network, model.quantise)
-    lora = _adapters(model, network)
-    with torch.device("meta"):
-        trained = sum(p.numel() for p in Weights({"model": network}, lora).parameters)
+    begun = None if model.lora is None else initial_lora.adapters(model, initial_lora.read(model), network)
+    trained = add_adapters({initial_lora.NETWORK: network}, model.lora, begun)
     if model.gradient_checkpointing and not can_checkpoint(network):
         checkpoint_gradients(network)  # refuses it
     hollow.empty(network, ())
     predictor = _Unasked(network, block_size(config))
     ids = torch.ones(1, prompt + model.length, dtype=torch.long)
     training, evaluation = training_decoder(config), evaluation_decoder(config)
-    decode, operations = _decoded(hollow, predictor, training, ids)
-    alike = _work(training) == _work(evaluation)
-    evaluate, of_evaluation = (None, operations) if alike else _decoded(hollow, predictor, evaluation, ids)
+    decode, operations = _measure_decoding(hollow, predictor, training, ids)
+    evaluate, evaluate_operations = None, operations
+    if _work(training) != _work(evaluation):
+        evaluate, evaluate_operations = _measure_decoding(hollow, predictor, evaluation, ids)
     hollow.with_gradients([network])
     update, checkpointed, forward = Peaks(), None, (0, 0)
     if not model.gradient_checkpointing:
-        update, *forward = _learnt(hollow, predictor, ids, prompt)
+        update, *forward = _measure_update(hollow, predictor, ids, prompt)
     if can_checkpoint(network):
         checkpoint_gradients(network)
-        checkpointed, *forward = _learnt(hollow, predictor, ids, prompt)
+        checkpointed, *forward = _measure_update(hollow, predictor, ids, prompt)
     return Trial(
-        weights=weights,
-        shapes=shapes,
+        components={initial_lora.NETWORK: weights},
+        shapes={initial_lora.NETWORK: shapes},
         width=torch.finfo(DTYPES[model.dtype]).bits // 8,
         trained=trained,
         decode=decode,
@@ -130,36 +92,26 @@ def trial(config: TextConfig, prompt: int) -> Trial:
         update_checkpointed=checkpointed,
         dequantises=model.quantise is not None,
         decode_operations=operations,
-        evaluate_operations=of_evaluation,
+        evaluate_operations=evaluate_operations,
         update_operations=forward[0],
         launches=forward[1],
     )
 
 
-def _adapters(model: TextModel, network: transformers.PreTrainedModel) -> LoraConfig | Mapping[str, Adapter] | None:
-    """What is trained of a network: new adapters, those of a file, or, None, all of it."""
-    own = model.lora
-    begun = None if own is None else start.adapters(model, start.read(model), network)
-    if own is None or begun:
-        return begun
-    assert own.rank is not None  # else adapters have begun
-    assert own.alpha is not None
-    assert own.targets is not None
-    return lora_config(own.rank, own.alpha, own.targets, {"model": network})
-
-
 def _work(decoder: Decoder) -> tuple[object, ...]:
-    """What the memory and the operations of a decoder's steps depend on."""
+    """Return what determines the memory and operations of a decoder's steps."""
     steps = walked(decoder).steps if decoder.cache else None
     return steps, decoder.guided, decoder.cache, decoder.hidden_layers, decoder.region.blocks, decoder.region.counted
 
 
 @torch.no_grad()
-def _decoded(hollow: MetaNetworks, predictor: _Unasked, decoder: Decoder, ids: torch.Tensor) -> tuple[Peaks, int]:
-    """What steps of a decoder allocate, and the operations of one: a mean of its first and its last block's.
+def _measure_decoding(
+    hollow: MetaNetworks, predictor: _Unasked, decoder: Decoder, ids: torch.Tensor
+) -> tuple[Peaks, int]:
+    """Return the peak of a decoder's steps, and the mean operations of a step.
 
-    Where no block sees more than another, the last stands for all. With a cache the first step of a block has other
-    operations than those after it.
+    Only the first and the last block run, or the last one if all see equally much. With a cache the first step of a block
+    computes more than the later ones.
     """
     prompt, mask = ids.shape[1] - decoder.region.length, torch.ones_like(ids, dtype=torch.bool)
     parts = decoder.region.parts(torch.tensor([prompt]))
@@ -171,7 +123,7 @@ def _decoded(hollow: MetaNetworks, predictor: _Unasked, decoder: Decoder, ids: t
     ends = [blocks[0], blocks[-1]] if cache is not None or predictor.block_size is not None else [blocks[-1]]
     steps = list(ends) if cache is None else [block for block in dict.fromkeys(ends) for _ in range(2)]
     if cache is not None and predictor.block_size is not None and len(blocks) > 2:
-        steps.insert(2, blocks[-2])  # to the last but one it has jumped, which none does
+        steps.insert(2, blocks[-2])  # the cache must hold the block before the last
     operations: dict[tuple[int, int], list[int]] = defaultdict(list)
     with hollow.phase() as live, hollow.inside():
         for start, stop in steps:
@@ -196,7 +148,7 @@ def _decoded(hollow: MetaNetworks, predictor: _Unasked, decoder: Decoder, ids: t
     return peaks, round(sum(means) / len(means))
 
 
-def _made(path: str, place: str) -> transformers.PreTrainedModel:
+def _build(path: str, place: str) -> transformers.PreTrainedModel:
     written = config_of(place)
     known = architectures.architecture(written)
     if known is not None:
@@ -208,8 +160,10 @@ def _made(path: str, place: str) -> transformers.PreTrainedModel:
     return kind.from_config(config)
 
 
-def _learnt(hollow: MetaNetworks, predictor: MaskPredictor, ids: torch.Tensor, prompt: int) -> tuple[Peaks, int, int]:
-    """What the passes of one view that scores a whole answer allocate; operations and launches of the forward one."""
+def _measure_update(
+    hollow: MetaNetworks, predictor: MaskPredictor, ids: torch.Tensor, prompt: int
+) -> tuple[Peaks, int, int]:
+    """Return the peak of the passes of one view of a whole answer, and operations and launches of the forward pass."""
     scored = torch.ones(1, ids.shape[1] - prompt, dtype=torch.bool)
     hidden = torch.nn.functional.pad(scored, (prompt, 0))
     answers = Answers(

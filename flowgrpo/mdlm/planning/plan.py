@@ -1,7 +1,7 @@
-"""What a run of a language model will do and cost, before it does it. Loads no weights.
+"""Plan of a language model's run: axes, batch geometry and model evaluations. Loads no weights.
 
-A decoder's steps are counted with its own committer, and the views of a likelihood are made of an answer of full length, so
-that a change of either shows here. Where the numbers depend on the answers these are the most.
+The decoder's own committer counts its steps, and the likelihood builds its views for an answer of full length. Counts that
+depend on the answers are upper bounds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flowgrpo.mdlm.decoding.tokens.step import DecodeStep
 from flowgrpo.mdlm.methods.hints import Inpainting, check_solutions
 from flowgrpo.mdlm.methods.likelihoods import likelihood as likelihoods
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
-from flowgrpo.mdlm.methods.objectives.objective import Objective, TokenRatio
+from flowgrpo.mdlm.methods.objectives.objective import TokenRatio
 from flowgrpo.mdlm.methods.presets import PUBLISHED
 from flowgrpo.mdlm.methods.schedules.learned_schedule import Chosen, scheduled
 from flowgrpo.mdlm.models import memory_estimate
@@ -31,22 +31,20 @@ from flowgrpo.mdlm.models.load import block_size_of, check_weights
 from flowgrpo.mdlm.rollouts.rollout import scores_engine
 from flowgrpo.schema import published
 from flowgrpo.training.model_files.hub_files import stands_in_for
-from flowgrpo.training.planning.memory_budget import switched
+from flowgrpo.training.planning.memory_phases import switched
 from flowgrpo.training.reports.progress import BACKWARD
 from flowgrpo.training.scoring import scorer
 
 AXES = ("decoder", "schedule", "hints", "likelihood", "baseline", "objective", "aggregation")
-NO_END = -1  # stands for the end token, which no answer of full length has
-ANSWERS = 8  # whose random views tell whether any two overlap
+NO_END = -1  # end token of answers of full length
+ANSWERS = 8  # answers whose random views are checked for overlaps
 
 
 def plan(config: TextConfig) -> dict[str, Any]:
-    """The plan of a run, as `flowgrpo plan --format json` prints it; counts are of one iteration on all processes.
+    """Return the plan of a run as `flowgrpo plan --format json` prints it, for one iteration on all processes.
 
-    Model evaluations count rows: a batch of 8 is 8, and a guided one 16. `at_most` says which of them depend on the answers
-    and may be less. All rewards are taken to be numbers: lost answers are not trained on.
-
-    Of a model at the hub that cannot be reached, what is known here stands in (`data.known`).
+    Model evaluations count rows: a batch of 8 counts 8, and a guided one 16. `at_most` marks counts that depend on the
+    answers and may be less. No answer is taken to be lost.
 
     Raises:
         InputError: the model, its files, the prompts or the axes are wrong.
@@ -57,11 +55,7 @@ def plan(config: TextConfig) -> dict[str, Any]:
 
 @contextmanager
 def here(config: TextConfig) -> Iterator[TextConfig]:
-    """The config, with a folder of the configs that are known here in the place of a model whom the hub does not give.
-
-    Raises:
-        InputError: there is no such model, and it is not known here.
-    """
+    """Yield the config, with known configs as its model if the hub cannot be reached; raise InputError without a model."""
     path = config.model.path
     look = partial(check_weights, path, config.model.variant, or_configs=True)
     if not stands_in_for(path, known.texts(), "config.json", look):
@@ -116,14 +110,15 @@ def _plan(config: TextConfig) -> dict[str, Any]:
 
 
 def reached(config: TextConfig, step: int, rollout: Any) -> TextConfig:
-    """The configuration of a run as it stands after a step, which for texts is as it began."""
+    """Return the config of a run after a step: as it began."""
     return config
 
 
 def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
-    """The plan's lines for people: labels and words."""
+    """Return the plan as pairs of a label and its text, for the terminal."""
     g, cost, evaluation = planned["geometry"], planned["model_evaluations"], planned["evaluation"]
     rollout, update = (_bounded(cost[part], planned["at_most"][part]) for part in ("rollout", "update"))
+    evaluations = _bounded(evaluation["model_evaluations"], evaluation["at_most"])
     gpu, host = (planned["memory"][key] / 2**30 for key in ("gpu_bytes", "host_bytes"))
     return [
         ("preset", planned["preset"]),
@@ -138,20 +133,13 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         ("views", f"{_bounded(g['views'], planned['at_most']['update'])} of an answer, {g['micro_batch']} in one call"),
         ("model evaluations", f"{rollout} rollout + {update} update, each iteration"),
         ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),
-        (
-            "memory",
-            f"{gpu:.2f} GiB on the device, {host:.2f} beside it, and activations, which --gpu-memory 24 counts",
-        ),
-        (
-            "evaluation",
-            f"{_bounded(evaluation['model_evaluations'], evaluation['at_most'])} model evaluations, "
-            f"{evaluation['decoded']} decoded, each time",
-        ),
+        ("memory", f"{gpu:.2f} GiB on the device, {host:.2f} beside it, and activations, which --gpu-memory 24 counts"),
+        ("evaluation", f"{evaluations} model evaluations, {evaluation['decoded']} decoded, each time"),
     ]
 
 
 def drawn(planned: dict[str, Any]) -> list[str]:
-    """Nothing: an answer has no tree to draw."""
+    """Return no lines: an answer has no tree to draw."""
     return []
 
 
@@ -161,40 +149,32 @@ def _bounded(number: int, at_most: bool) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingCost:
-    """What one answer takes.
-
-    Attributes:
-        steps: of the decoder.
-        commits: those of them that commit something; in a block-causal model the most in one of its blocks.
-        branches: evaluations of a step.
-        fixed: whether it is always so.
-        block_size: of a block-causal model.
-    """
+    """Steps of a decoder for one answer."""
 
     steps: int
-    commits: int
-    branches: int
-    fixed: bool
-    block_size: int | None = None
+    commits: int  # steps that commit something; of a block-causal model the most in one block
+    branches: int  # evaluations of a step
+    fixed: bool  # whether all answers take as many steps
+    block_size: int | None = None  # of a block-causal model
 
     @property
     def evaluations(self) -> int:
-        """Model evaluations of the answer."""
+        """Model evaluations."""
         return self.steps * self.branches
 
 
 def block_size(config: TextConfig) -> int | None:
-    """Tokens of a block of the model, from its config; None if its attention is full."""
+    """Return the tokens of a block of the model; None if its attention is full."""
     return block_size_of(config.model.path, config.model.attention, config.model.block_size)
 
 
 def training_decoder(
     config: TextConfig, eos_id: int = NO_END, count: int = 1, predictor: MaskPredictor | None = None
 ) -> Decoder:
-    """The decoder of training, of `count` answers, with the middle of a learned schedule for its numbers.
+    """Return the training decoder of `count` answers; a learned schedule takes its typical actions.
 
     Raises:
-        InputError: the schedule has a number that the decoder has not, or the model does not fit the decoder.
+        InputError: the schedule has an action that the decoder lacks, or the model does not fit the decoder.
     """
     length, algorithm = config.model.length, config.algorithm
     size = block_size(config) if predictor is None else None
@@ -204,7 +184,7 @@ def training_decoder(
 
 
 def evaluation_decoder(config: TextConfig) -> Decoder:
-    """The decoder of evaluation, likewise."""
+    """Return the evaluation decoder, likewise."""
     length = config.model.length
     decoder = config.eval.decoder.build(length, NO_END, "eval.decoder", block_size=block_size(config))
     schedule = config.algorithm.schedule.policy(length)
@@ -213,9 +193,9 @@ def evaluation_decoder(config: TextConfig) -> Decoder:
 
 
 def walked(decoder: Decoder) -> DecodingCost:
-    """The steps of an answer of full length, exact where no score decides how many positions a step commits.
+    """Return the steps of an answer of full length: exact unless scores decide how many positions a step commits.
 
-    In a block-causal model they may depend on where the prompt ends in its block: the most, and exact where they do not.
+    In a block-causal model they may depend on the prompt's end within its block; then this is the most.
     """
     committer, region = decoder.committer, decoder.region
     narrow = region.window is not None and any(end - start > region.window for start, end in region.blocks)
@@ -224,42 +204,39 @@ def walked(decoder: Decoder) -> DecodingCost:
     )
     counted, branches = counted and not narrow, 2 if decoder.guided else 1
     fixed = counted and decoder.stop_id is None
+
+    def of_block(size: int, block: int = 0) -> tuple[int, int]:
+        return _count_steps(decoder, block, size) if counted else _bound_steps(decoder, size, narrow)
+
     if region.counted is None:
-        parts = [
-            _counted(decoder, block, end - start) if counted else _most(decoder, end - start, narrow)
-            for block, (start, end) in enumerate(region.blocks)
-        ]
-        steps, commits = (sum(part) for part in zip(*parts, strict=True))
+        blocks = [of_block(end - start, block) for block, (start, end) in enumerate(region.blocks)]
+        steps, commits = (sum(each) for each in zip(*blocks, strict=True))
         return DecodingCost(steps=steps, commits=commits, branches=branches, fixed=fixed)
-    part = [
-        _counted(decoder, 0, size) if counted else _most(decoder, size, narrow) for size in range(region.counted + 1)
-    ]
-    borders = [torch.stack(each) for each in region.parts(torch.arange(region.counted))]
-    ends = torch.stack(borders)  # (parts, 2, offsets)
-    steps = [sum(part[size][0] for size in sizes) for sizes in (ends[:, 1] - ends[:, 0]).T.tolist()]
-    commits = part[region.counted][1] * ((region.block_size or region.counted) // region.counted)
+    sizes = [of_block(size) for size in range(region.counted + 1)]
+    lengths = torch.stack(
+        [end - start for start, end in region.parts(torch.arange(region.counted))]
+    )  # (parts, offsets)
+    by_offset = [sum(sizes[size][0] for size in parts) for parts in lengths.T.tolist()]
     return DecodingCost(
-        steps=max(steps),
-        commits=commits,
+        steps=max(by_offset),
+        commits=sizes[region.counted][1] * ((region.block_size or region.counted) // region.counted),
         branches=branches,
-        fixed=fixed and min(steps) == max(steps),
+        fixed=fixed and min(by_offset) == max(by_offset),
         block_size=region.block_size,
     )
 
 
-def _counted(decoder: Decoder, block: int, size: int) -> tuple[int, int]:
-    """Steps and commits of a block of so many tokens, by the committer on scores that are all alike."""
+def _count_steps(decoder: Decoder, block: int, size: int) -> tuple[int, int]:
+    """Run the committer on equal scores; return the steps and commits of a block of `size` tokens."""
     masked, steps, commits = torch.ones(1, size, dtype=torch.bool), 0, 0
-    row, ids = torch.zeros(1, dtype=torch.long), torch.zeros(1, decoder.region.length, dtype=torch.long)
-    shared = torch.tensor([decoder.region.counted or size])
+    ids = torch.zeros(1, decoder.region.length, dtype=torch.long)
     while masked.any():
-        index = torch.tensor([steps])
         step = DecodeStep(
             frame=decoder.frame,
-            row=row,
-            index=index,
+            row=torch.zeros(1, dtype=torch.long),
+            index=torch.tensor([steps]),
             in_block=steps,
-            block_masks=shared,
+            block_masks=torch.tensor([decoder.region.counted or size]),
             block=block,
             start=0,
             open=masked,
@@ -273,100 +250,88 @@ def _counted(decoder: Decoder, block: int, size: int) -> tuple[int, int]:
     return steps, commits
 
 
-def _most(decoder: Decoder, size: int, narrow: bool) -> tuple[int, int]:
-    """The most steps and commits of a block: one position a step, unless the committer ends after a number of steps."""
+def _bound_steps(decoder: Decoder, size: int, narrow: bool) -> tuple[int, int]:
+    """Return the most steps and commits of a block: a step per position, unless the committer bounds its steps."""
     committer = decoder.committer
     assert isinstance(committer, Committer), "one that counts no steps is of no table"
-    own = committer.block_steps(decoder.frame)
-    steps = 0 if size == 0 else size if own is None else size + own if narrow else own
+    bound = committer.block_steps(decoder.frame)
+    steps = 0 if size == 0 else size if bound is None else size + bound if narrow else bound
     return steps, min(steps, size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Rows through the model in one iteration on all processes, whether they are that many for sure; views of an answer.
-
-    `with_gradient` are the rows of the update that a backward pass follows.
-    """
+    """Rows through the model in one iteration on all processes."""
 
     rollout: int
     update: int
-    with_gradient: int
-    rollout_fixed: bool
+    with_gradient: int  # rows of the update with a backward pass
+    rollout_fixed: bool  # whether the count is exact
     update_fixed: bool
-    views: int
+    views: int  # of an answer
 
 
 def predicted(config: TextConfig) -> Cost:
-    """The cost of an iteration.
-
-    Raises:
-        InputError: the axes do not fit each other.
-    """
-    train, algorithm = config.train, config.algorithm
+    """Return the cost of an iteration; raise InputError if the axes do not fit each other."""
+    train, algorithm, likelihood = config.train, config.algorithm, config.algorithm.likelihood
     decoder = training_decoder(config)
     walk = walked(decoder)
-    samples = train.groups * train.group_size
-    own = config.run.engine is None  # what an engine wrote is scored at each of its steps, if at all
-    rollout = samples * (walk.evaluations if own else scores_engine(config, decoder) * walk.steps)
-    trained, all_trained = _trained(config)
-    likelihood = algorithm.likelihood
-    objective, kl = algorithm.objective, algorithm.objective.kl
-    views, slopes, views_fixed = _views(
-        likelihood, objective, walk=walk, length=config.model.length, micro_batch=train.update_rows
-    )
+    samples, local = train.groups * train.group_size, config.run.engine is None
+    # The answers of an engine are scored at each of their steps, if at all.
+    rollout = samples * (walk.evaluations if local else scores_engine(config, decoder) * walk.steps)
+    rollout_fixed = walk.fixed if local else rollout == 0
+    trained, all_trained = _trained_answers(config)
+    views, slopes, views_fixed = _views(config, walk)
     old = train.passes * train.updates > 1 and not likelihood.recorded(decoder)
-    reference = kl.reference is not None
+    reference = algorithm.objective.kl.reference is not None
     mask_draws = 1 if likelihood.fixed else train.passes
     learning = trained * views * train.passes
     update = learning * slopes + trained * views * mask_draws * (old + reference)
+    update_fixed = views_fixed and all_trained
     if isinstance(algorithm.hints, Inpainting):  # each answer once more, and its given tokens are judged
-        given = train.groups * int(algorithm.hints.replace * train.group_size)
-        rollout, update, fixed = 2 * rollout, update + given, (False, False)
-    else:
-        fixed = walk.fixed if own else rollout == 0, views_fixed and all_trained
+        rollout, rollout_fixed = 2 * rollout, False
+        update, update_fixed = update + train.groups * int(algorithm.hints.replace * train.group_size), False
     return Cost(
         rollout=rollout,
         update=update,
         with_gradient=learning,
-        rollout_fixed=fixed[0],
-        update_fixed=fixed[1],
+        rollout_fixed=rollout_fixed,
+        update_fixed=update_fixed,
         views=views,
     )
 
 
 def forwards(config: TextConfig) -> int:
-    """Model evaluations of an iteration, counted in forward passes: one with its backward pass is about 3."""
+    """Return the cost of an iteration in forward passes, a backward pass counting about 2."""
     cost = predicted(config)
     return cost.rollout + BACKWARD * cost.update
 
 
-def _trained(config: TextConfig) -> tuple[int, bool]:
-    """How many answers of an iteration are trained on, and whether that is sure."""
+def _trained_answers(config: TextConfig) -> tuple[int, bool]:
+    """Return how many answers of an iteration are trained on, and whether that is exact."""
     train, select = config.train, config.train.select
     samples = train.groups * train.group_size
-    sure = config.algorithm.baseline.drops is None
+    exact = config.algorithm.baseline.drops is None
     if select is None:
-        return samples, sure
+        return samples, exact
     if config.prompts.pick.budget == "knapsack":  # groups of unequal size round unequally
         return samples, False
-    return train.groups * min(train.group_size, max(2, round(select.fraction * train.group_size))), sure
+    return train.groups * min(train.group_size, max(2, round(select.fraction * train.group_size))), exact
 
 
-def _views(
-    likelihood: likelihoods.Likelihood, objective: Objective, *, walk: DecodingCost, length: int, micro_batch: int
-) -> tuple[int, int, bool]:
-    """Views of an answer, evaluations of each for the gradient (see `methods.backward`), and whether that is sure."""
-    in_order = likelihood.name in ("autoregressive", "trajectory")  # no chance, and many views
+def _views(config: TextConfig, walk: DecodingCost) -> tuple[int, int, bool]:
+    """Return the views of an answer, evaluations of each for a gradient (`methods.backward`), and whether both are exact."""
+    likelihood, objective, length = config.algorithm.likelihood, config.algorithm.objective, config.model.length
+    in_order = likelihood.name in ("autoregressive", "trajectory")  # many views, none random
     views = likelihood.views(_answers(1 if in_order else ANSWERS, length, walk))
     count, separable = len(views.weight), objective.separable(views)
-    several = count > micro_batch
-    sure = not several or separable or in_order or not isinstance(objective, TokenRatio)  # else disjoint by chance
-    return count, 2 if several and not separable else 1, sure and _same_for_all(likelihood, walk, length)
+    several = count > config.train.update_rows
+    exact = not several or separable or in_order or not isinstance(objective, TokenRatio)  # else disjoint by chance
+    return count, 2 if several and not separable else 1, exact and _same_for_all(likelihood, walk, length)
 
 
 def _answers(count: int, length: int, walk: DecodingCost) -> Answers:
-    """Answers of full length without prompts, whose tokens were committed in so many steps, of each block by itself."""
+    """Return answers of full length without prompts, with the steps of `walk`, counted per block."""
     ids = torch.zeros(count, length, dtype=torch.long)
     steps = (torch.arange(length) % (walk.block_size or length)).clamp(max=walk.commits - 1).expand(count, -1)
     every = torch.ones(count, length, dtype=torch.bool)
@@ -381,9 +346,9 @@ def _answers(count: int, length: int, walk: DecodingCost) -> Answers:
 
 
 def _same_for_all(likelihood: likelihoods.Likelihood, walk: DecodingCost, length: int) -> bool:
-    """Whether every answer has as many views, whatever its length, its decoding and the masks that are drawn."""
+    """Return whether all answers have as many views, whatever their length, decoding and masks."""
     whole = likelihood.scope == "canvas"
-    full = walk.block_size is None or length >= 2 * walk.block_size - 1  # some block is, wherever the prompt ends
+    full = walk.block_size is None or length >= 2 * walk.block_size - 1  # at least one full block for any prompt
     match likelihood:
         case likelihoods.Autoregressive():
             return whole and full

@@ -1,1 +1,1 @@
-"""Forecasts of memory, traffic and seconds, on meta tensors and from tables of GPUs."""
+"""Forecasts of memory, traffic and time, from meta tensors and tables of GPUs."""

@@ -1,4 +1,4 @@
-"""Counts what operations allocate, in bytes that any number of rows needs once or that each row needs, and compute."""
+"""Count the bytes that operations allocate, once or per row, and their floating-point operations."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 Tensor = torch.Tensor
-# What networks ask of numbers that do not exist, as zeros would answer: whether all are nothing, whether any is broken.
+# Answers, as for zeros, to questions that networks ask about values that do not exist.
 ANSWERED = {torch.ops.aten.all.default: True, torch.ops.aten.any.default: False}
-# Products of two tensors that are no weights sum over the rows: they are gradients of weights.
+# Products of two activations sum over the rows: these are gradients of weights.
 SUMS = (torch.ops.aten.mm.default, torch.ops.aten.embedding_dense_backward.default)
 
 
 def _experts(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
-    """Operations of rows (T, K) times one matrix each of (E, K, N), as a layer of experts multiplies them."""
+    """Return the operations of rows (T, K), each times one matrix of (E, K, N), as in a layer of experts."""
     return 2 * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
 
 def _attention(queries: Tensor, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> int:
-    """Operations of attention, (B, heads, tokens, width) each; heads may share keys and values."""
+    """Return the operations of attention on (B, heads, tokens, width); heads may share keys and values."""
     return 2 * queries.shape[:-1].numel() * keys.shape[-2] * (queries.shape[-1] + values.shape[-1])
 
 
-# Floating-point operations of the functions that compute: torch's own formulas, but for attention, which before torch 2.15
-# refuses shared keys, and for experts, of which it has none.
+# Torch's FLOP formulas. Ours replace those of attention, which refuse shared keys before torch 2.15, and add experts.
 ATEN = torch.ops.aten
 OPERATIONS = {
     **{
@@ -45,88 +44,85 @@ OPERATIONS = {
 
 @dataclass(frozen=True)
 class Peaks:
-    """The most bytes at a time in a call, for any number of rows.
+    """Peak bytes of a call as a function of its rows.
 
     Attributes:
-        points: bytes that are there once, and for each row, at the times that may be the worst.
+        points: (fixed bytes, bytes per row) at each moment that may be the peak.
     """
 
     points: tuple[tuple[int, int], ...] = ((0, 0),)
 
     def of(self, rows: int) -> int:
-        """Bytes of a call of so many rows."""
+        """Return the peak bytes of a call with `rows` rows."""
         return max(fixed + rows * each for fixed, each in self.points)
 
     def beside(self, fixed: int) -> Peaks:
-        """The same beside further bytes."""
+        """Add fixed bytes to every point."""
         return Peaks(tuple((fixed + own, each) for own, each in self.points))
 
     def shared(self, processes: int) -> Peaks:
-        """The most on one of some processes that share a call: what comes with each row is cut into as many parts."""
+        """Divide the bytes per row among processes that share a call."""
         return Peaks(tuple((fixed, -(-each // processes)) for fixed, each in self.points))
 
     def __or__(self, other: Peaks) -> Peaks:
-        """The most of two calls, one after the other."""
+        """Return the peak of two calls that run one after the other."""
         return Peaks(self.points + other.points)
 
 
 class AllocationCounter(TorchDispatchMode):
-    """Counts the bytes of the storages that operations allocate while it is entered, until they are freed.
+    """Count live bytes, floating-point operations and kernel launches of all operations while entered.
 
-    And the floating-point operations of matrix products, convolutions and attention in forward passes; the rest is small
-    beside these.
-
-    What is made of weights alone (their copies in half precision, those that quantised layers make anew) and gradients of
-    weights take as much for any number of rows.
+    Tensors computed from weights alone (half-precision copies, dequantised layers) and gradients of weights count as fixed
+    bytes; all others scale with the rows.
 
     Attributes:
-        operations: floating-point ones since `restart`, by `OPERATIONS`.
-        launches: functions of PyTorch that were called since `restart` and compute, as views do not; a core launches each.
+        operations: FLOPs since `restart`, of the functions in `OPERATIONS`.
+        launches: calls of PyTorch functions that compute since `restart`; views do not count.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._now, self._start = {True: 0, False: 0}, (0, 0)  # once (True), and of the row
+        self._now, self._start = {True: 0, False: 0}, (0, 0)  # fixed (True), per row (False)
         self._points: list[tuple[int, int]] = [(0, 0)]
         self._sizes: dict[int, tuple[int, bool]] = {}
         self.operations = self.launches = 0
 
     @property
     def parts(self) -> tuple[int, int]:
-        """Bytes allocated and not freed since `restart`: those that any number of rows needs once, and the row's."""
+        """Bytes allocated since `restart` and still alive: fixed ones, and those of the row."""
         return self._now[True] - self._start[0], self._now[False] - self._start[1]
 
     @property
     def now(self) -> int:
-        """Bytes allocated and not freed since `restart`."""
+        """Bytes allocated since `restart` and still alive."""
         return sum(self.parts)
 
     @property
     def peak(self) -> int:
-        """The most that `now` has been."""
+        """Maximum of `now` since `restart`."""
         return self.peaks.of(1)
 
     @property
     def peaks(self) -> Peaks:
-        """The most since `restart`, for any number of rows."""
+        """Peak since `restart`, for any number of rows."""
         return Peaks(tuple(self._points))
 
     def restart(self) -> None:
-        """Count from 0 again, whatever is allocated."""
+        """Start counting from 0."""
         self._start, self._points = (self._now[True], self._now[False]), [(0, 0)]
         self.operations = self.launches = 0
 
     def lower(self) -> None:
-        """Forget what the most has been, and not what is there."""
+        """Lower the peak to what is alive now."""
         self._points = [self.parts]
 
     def ignore(self, tensor: Tensor) -> None:
-        """Leave a tensor that stays, a weight, out of the count."""
+        """Leave a weight out of the count."""
         self._sizes[tensor.untyped_storage()._cdata] = 0, True
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function is torch.ops.aten.index.Tensor and isinstance(args[0], FakeTensor):
-            args = (args[0], _places(args[1]))
+            args = (args[0], _true_indices(args[1]))
         if function in ANSWERED and isinstance(args[0], FakeTensor):
             return torch.tensor(ANSWERED[function])
         if function is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
@@ -142,7 +138,7 @@ class AllocationCounter(TorchDispatchMode):
         return out
 
     def _is_once(self, function, args, kwargs) -> bool:
-        """Whether what a function makes is as large for any number of rows."""
+        """Return whether the size of a result does not depend on the rows."""
         of_weights = [
             self._sizes.get(x.untyped_storage()._cdata, (0, False))[1]
             for x in tree_leaves((args, kwargs))
@@ -164,8 +160,8 @@ class AllocationCounter(TorchDispatchMode):
         self._now[once] -= size
 
 
-def _places(indices: Iterable[Tensor | None]) -> list[Tensor | None]:
-    """Indices with real masks as the places where they are true, so that the shape of the result is known."""
+def _true_indices(indices: Iterable[Tensor | None]) -> list[Tensor | None]:
+    """Replace real masks by the indices of their true elements, so that the shape of the result is known."""
     places: list[Tensor | None] = []
     for index in indices:
         if index is not None and index.dtype == torch.bool and not isinstance(index, FakeTensor):

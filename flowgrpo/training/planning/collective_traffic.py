@@ -1,7 +1,7 @@
-"""Bytes that a process sends in an iteration, where collectives go round a ring, and the seconds that they take.
+"""Bytes and seconds of the collectives of an iteration, for ring algorithms.
 
-In a ring of n processes each sends n - 1 of n equal parts to gather them or to scatter their sum, and twice that for a sum
-which all get. Other algorithms send other bytes; a sum that stays on the machine is not told from one that crosses.
+In a ring of n processes each sends (n - 1) / n of the data for an all-gather or a reduce-scatter, and twice that for an
+all-reduce.
 """
 
 from __future__ import annotations
@@ -17,66 +17,48 @@ from flowgrpo.training.model_files.hub_files import Shape
 from flowgrpo.training.planning.gpu_types import Gpu
 from flowgrpo.training.weights import quantisation, sharding
 
-LINK, NETWORK = 0.78, 0.9  # of the peak that collectives reach within a machine and between machines: guesses
-PICKLED = 2048  # bytes of what is gathered of a process beside its numbers
+LINK, NETWORK = 0.78, 0.9  # share of the peak that collectives reach within and between machines: guesses
+PICKLED = 2048  # bytes gathered from a process beside its numbers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """What a process sends in one collective.
-
-    Attributes:
-        bytes: that it sends.
-        crosses: whether its group has processes of several machines.
-    """
+    """The part of a collective that one process sends; `crosses` if its group spans several machines."""
 
     bytes: int = 0
     crosses: bool = False
 
     def seconds(self, gpu: Gpu) -> float:
-        """Seconds at the rates of a GPU; a group of several machines goes at the rate of its network."""
+        """Return the seconds at a GPU's rates; a group that spans machines runs at the network's rate."""
         return self.bytes / (1e9 * (NETWORK * gpu.network if self.crosses else LINK * gpu.link))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Messages:
-    """The collectives of a run.
+    """The collectives of a run."""
 
-    Attributes:
-        gather: of all weights in shards that one call of a network needs.
-        scatter: of the sum of their gradients, in shards, for one backward pass.
-        spread: of the sum of those shards' gradients over the machines that hold the same, for one backward pass.
-        step: of the sum of the gradients of what lies whole on each process, for one optimizer step.
-    """
-
-    gather: Message
-    scatter: Message
-    spread: Message
-    step: Message
+    gather: Message  # all-gather of the sharded weights for one call of a network
+    scatter: Message  # reduce-scatter of their gradients in one backward pass
+    spread: Message  # all-reduce of the shards' gradients over replicas in one backward pass (hsdp)
+    step: Message  # all-reduce of unsharded gradients in one optimizer step
 
 
-def messages(
+def build_messages(
     config: RunConfig, networks: Collection[Mapping[str, Shape]], *, width: int, trained: int, layout: Layout
 ) -> Messages:
-    """The collectives of a run.
-
-    Args:
-        networks: shapes of the tensors of the networks that are trained or adapted; a call is of one, here the largest.
-        width: bytes of a weight that is not quantised.
-        trained: how many numbers learn.
-    """
+    """Return the collectives of a run, for calls of its largest network; arguments as in `memory_phases.TrialSizes`."""
     among, full = layout.among, config.model.lora is None
     gather = scatter = spread = step = 0
     if among > 1:
         matrices = width if full and sharding.travels_in_half() else 4
-        learning = partial(_learning, matrices=matrices)
+        learning = partial(_trained_bytes, matrices=matrices)
         frozen = partial(quantisation.size, width=width, form=config.model.quantise)
-        gather = max(_shard(own, among, learning if full else frozen) for own in networks)
+        gather = max(_shard_bytes(own, among, learning if full else frozen) for own in networks)
     if among > 1 and full:
-        scatter = max(_shard(own, among, partial(_learning, matrices=4)) for own in networks)
-        spread = _to_all(scatter, layout.replicas)
+        scatter = max(_shard_bytes(own, among, partial(_trained_bytes, matrices=4)) for own in networks)
+        spread = _all_reduce(scatter, layout.replicas)
     else:
-        step = _to_all(4 * trained, layout.processes)
+        step = _all_reduce(4 * trained, layout.processes)
     wide, crosses = among > layout.of_node, layout.nodes > 1
     return Messages(
         gather=Message(bytes=(among - 1) * gather, crosses=wide),
@@ -86,21 +68,20 @@ def messages(
     )
 
 
-def of_rewards(numbers: int, processes: int) -> int:
-    """Bytes of the gather of so many numbers, of 8 bytes each, of what the samples of a process are compared by."""
+def reward_bytes(numbers: int, processes: int) -> int:
+    """Return the bytes that gathering `numbers` float64 numbers of each process sends."""
     return (processes - 1) * (PICKLED + 8 * numbers)
 
 
-def _shard(tensors: Mapping[str, Shape], among: int, size: Callable[[Mapping[str, Shape]], int]) -> int:
-    """Bytes of a network on one of those that share it; each tensor is cut along its first dimension, in equal parts."""
+def _shard_bytes(tensors: Mapping[str, Shape], among: int, size: Callable[[Mapping[str, Shape]], int]) -> int:
+    """Return the bytes of one shard of a network; each tensor is cut along its first dimension."""
     return sum(size({name: (-(-shape[0] // among), *shape[1:])}) for name, shape in tensors.items() if shape)
 
 
-def _learning(tensors: Mapping[str, Shape], *, matrices: int) -> int:
-    """Bytes of weights that learn: matrices, which autocast casts, with so many bytes a number, all else in float32."""
+def _trained_bytes(tensors: Mapping[str, Shape], *, matrices: int) -> int:
+    """Return the bytes of trained weights: `matrices` per number of a matrix, which autocast casts, else float32."""
     return sum(math.prod(shape) * (matrices if len(shape) > 1 else 4) for shape in tensors.values())
 
 
-def _to_all(size: int, processes: int) -> int:
-    """Bytes that each of some processes sends where all get the sum of so many bytes."""
+def _all_reduce(size: int, processes: int) -> int:
     return round(2 * size * (processes - 1) / processes)

@@ -1,4 +1,4 @@
-"""What `flowgrpo plan CONFIG --gpus N` says: an iteration's seconds and memory on one GPU to many, and what to change."""
+"""Seconds and memory of an iteration on one to many GPUs, and settings that save time (`flowgrpo plan CONFIG --gpus N`)."""
 
 from __future__ import annotations
 
@@ -10,53 +10,38 @@ from typing import Any
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.distributed.minibatches import MOST_SAMPLES, check_geometry
-from flowgrpo.training.planning.collective_traffic import messages
+from flowgrpo.training.planning.collective_traffic import build_messages
 from flowgrpo.training.planning.gpu_types import GPUS, Gpu
 from flowgrpo.training.planning.iteration_cost import PARTS, UTILISATION, Cost, Work, cost_of
-from flowgrpo.training.planning.memory_budget import GIB, ROLLOUT, UPDATE, Budget, settled, switched, written
+from flowgrpo.training.planning.memory_budget import GIB, ROLLOUT, UPDATE, Budget, resolve_batches, switched, written
 
-NODES = (1, 8, 64)  # machines of which the table has a line
-ENOUGH = 0.7  # of a GPU's time on work: what a change to the batch aims at
-SHOWN = 0.02  # of the seconds that a change must spare to be named
+NODES = (1, 8, 64)  # machines with a line in the table
+ENOUGH = 0.7  # efficiency that a larger batch aims at
+SHOWN = 0.02  # share of the seconds that a change must save to be listed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """What turns work into seconds.
-
-    Attributes:
-        gpu_type: name of the GPU, one of `GPUS`.
-        fixed: seconds of an iteration that no GPU takes away.
-    """
+    """Turn work into seconds, on a GPU of `GPUS` and with `fixed` seconds that no GPU speeds up."""
 
     gpu_type: str
     fixed: float
 
     @property
     def gpu(self) -> Gpu:
-        """The GPU."""
+        """Its data-sheet numbers."""
         return GPUS[self.gpu_type]
 
     def cost(self, budget: Budget, work: Work) -> Cost:
-        """The cost of an iteration of a run, on its processes."""
+        """Return the cost of an iteration on the run's processes."""
         config, layout = budget.config, budget.layout
-        sent = messages(config, work.networks, width=work.width, trained=work.trained, layout=layout)
+        sent = build_messages(config, work.networks, width=work.width, trained=work.trained, layout=layout)
         rate = UTILISATION * self.gpu.peak(config.model.dtype)
         return cost_of(work, layout, self.gpu, sent, rate=rate, fixed=self.fixed)
 
-    def efficiency(self, budget: Budget, work: Work) -> float:
-        """The share of the GPUs' time that one GPU alone would need for the same iteration."""
-        alone = self.cost(budget.on_processes(1), work).total
-        return alone / (budget.layout.processes * self.cost(budget, work).total)
-
 
 def check_machines(config: RunConfig, of_node: int) -> None:
-    """Refuse a number of processes that a run would refuse.
-
-    Raises:
-        InputError: machines would have unequal numbers of those that share a network, processes share calls, or some do not
-            train.
-    """
+    """Raise InputError for context parallelism, processes that do not train, and hsdp on unequally filled machines."""
     processes = config.run.processes
     if config.run.context_parallel > 1:
         raise InputError("--gpus: the seconds of calls that processes share are not known, set run.context_parallel=1")
@@ -72,18 +57,19 @@ def check_machines(config: RunConfig, of_node: int) -> None:
 
 
 def priced(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) -> dict[str, Any]:
-    """The costs of a run, as JSON has them: seconds and bytes.
+    """Return the costs of a run as JSON, in seconds and bytes.
 
     Args:
-        work_of: the work of an iteration of the same run with a setting made.
+        work_of: returns the work of an iteration of a budget's run.
     """
-    budget, found = settled(budget, int(prices.gpu.memory * GIB))
+    room = int(prices.gpu.memory * GIB)
+    budget, found = resolve_batches(budget, room)
     work, of_node = work_of(budget), budget.of_node
     numbers = sorted({1, *(of_node * nodes for nodes in NODES), budget.layout.processes})
     return {
         "gpu_type": prices.gpu_type,
         "found": found,
-        "gpu_bytes": int(prices.gpu.memory * GIB),
+        "gpu_bytes": room,
         "utilisation": UTILISATION,
         "costs": [_as_json(budget.on_processes(count), work, prices) for count in numbers],
         "asked": budget.layout.processes,
@@ -95,53 +81,52 @@ def priced(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) ->
 
 
 def _as_json(budget: Budget, work: Work, prices: Prices) -> dict[str, Any]:
-    cost = prices.cost(budget, work)
+    cost, alone = prices.cost(budget, work), prices.cost(budget.on_processes(1), work)
     return {
         "gpus": cost.layout.processes,
         "machines": cost.layout.nodes,
         "samples": cost.samples,
         "seconds": cost.seconds,
         "total": cost.total,
-        "efficiency": prices.efficiency(budget, work),
+        "efficiency": alone.total / (budget.layout.processes * cost.total),
         "peak": budget.peak(),
         "sent": cost.sent,
     }
 
 
 def _changes(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) -> Iterator[dict[str, Any]]:
-    """Settings that spare seconds on the GPUs that were asked for, with what comes of each."""
+    """Yield settings that save time on the requested GPUs, with the cost under each."""
     config, layout, work = budget.config, budget.layout, work_of(budget)
     before = prices.cost(budget, work)
     settings: list[dict[str, Any]] = []
     if config.run.sharding == "fsdp2" and layout.nodes > 1 and not layout.processes % layout.of_node:
         settings.append({"run.sharding": "hsdp"})
     rows = {ROLLOUT: config.train.rollout_rows, UPDATE: config.train.update_rows}
-    if more := {key: 2 * own for key, own in rows.items() if own < before.samples}:
+    if more := {key: 2 * count for key, count in rows.items() if count < before.samples}:
         settings.append(more)
     if config.model.gradient_checkpointing:
         settings.append({"model.gradient_checkpointing": False})
     for setting in settings:
-        after = budget
-        for key, value in setting.items():
-            after = after.switched(key, value)
+        after = budget.with_settings(setting)
         found = _as_json(after, work_of(after), prices)
         fits = found["peak"] <= prices.gpu.memory * GIB or setting is not more
         if found["total"] < (1 - SHOWN) * before.total and fits:
-            measured = "model.gradient_checkpointing" not in setting  # the trial of a run with it leaves the rest out
-            keys = ("total", "efficiency", *["peak"] * measured)
-            yield {"set": setting} | {key: found[key] for key in keys}
+            change = {"set": setting} | {key: found[key] for key in ("total", "efficiency", "peak")}
+            if "model.gradient_checkpointing" in setting:  # a trial with it measures no update without it
+                del change["peak"]
+            yield change
     if layout.processes > 1 and _limit(before) == "fixed":
         factor = ENOUGH / (1 - ENOUGH) * prices.fixed / (before.total - prices.fixed)
         for groups in _groups(config, math.ceil(config.train.groups * factor)):
             times = groups / config.train.groups
             found = _as_json(budget.on_processes(layout.processes, times=times), work.times(times), prices)
-            if found["efficiency"] >= 0.98 * ENOUGH:  # not before, where calls that fill up take no longer
+            if found["efficiency"] >= 0.98 * ENOUGH:  # fuller calls may take no longer, so the first guess may not do
                 yield {"set": {"train.groups": groups}} | {key: found[key] for key in ("total", "efficiency", "peak")}
                 return
 
 
 def _groups(config: RunConfig, least: int) -> Iterator[int]:
-    """Numbers of groups that divide among optimizer steps and processes, a fifth more each time, up to the most allowed."""
+    """Yield numbers of groups that optimizer steps and processes can share, growing by a fifth up to the limit."""
     train = config.train
     while True:
         most = min(least + train.updates * config.run.processes, MOST_SAMPLES // train.group_size + 1)
@@ -154,7 +139,7 @@ def _groups(config: RunConfig, least: int) -> Iterator[int]:
 
 
 def _refusal(config: RunConfig) -> str | None:
-    """What a run on so many processes says of its groups; None if they divide."""
+    """Return why a run refuses its batch geometry; None if it fits."""
     try:
         check_geometry(config.train, config.algorithm, config.run.processes)
     except InputError as error:
@@ -163,12 +148,12 @@ def _refusal(config: RunConfig) -> str | None:
 
 
 def _limit(cost: Cost) -> str:
-    """The part that takes the most."""
+    """Return the part that takes the most seconds."""
     return max(PARTS, key=cost.seconds.__getitem__)
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    """The same for the terminal."""
+    """Format `priced` for the terminal."""
     heads = ("machines", "samples", *PARTS, "total", "efficiency", "GiB", "GB sent")
     yield f"{'GPUs':>5}" + _row(heads, heads)
     for each in found["costs"]:
@@ -192,7 +177,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"found when the run starts, and counted with the most that fits {gpu}: {written(found['found'])}"
     asked = next(each for each in found["costs"] if each["gpus"] == found["asked"])
     limit = found["limit"]
-    yield f"on {asked['gpus']} GPUs {_MOST[limit]}: {asked['seconds'][limit]:.1f} of {asked['total']:.1f} s"
+    yield f"on {asked['gpus']} GPUs {_LIMITS[limit]}: {asked['seconds'][limit]:.1f} of {asked['total']:.1f} s"
     short = [str(each["gpus"]) for each in found["costs"] if each["peak"] > found["gpu_bytes"]]
     if short:
         room = f"{found['gpu_bytes'] / GIB:.1f}"
@@ -210,7 +195,7 @@ def _row(cells: Sequence[str], heads: Sequence[str]) -> str:
     return "".join(f"{cell:>{max(len(head), 6) + 2}}" for cell, head in zip(cells, heads, strict=True))
 
 
-_MOST = {
+_LIMITS = {
     "rollout": "sampling takes the most",
     "decode": "decoding takes the most",
     "update": "the update takes the most",

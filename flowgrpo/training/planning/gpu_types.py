@@ -1,4 +1,4 @@
-"""GPUs that are known by name: what they compute, hold and send, as vendors' data sheets have it."""
+"""Data-sheet numbers of GPUs: peak FLOP/s, memory, and bandwidth."""
 
 from __future__ import annotations
 
@@ -10,30 +10,22 @@ from rewards.base import nearest
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU at its peak.
+    """Peak numbers of a GPU."""
 
-    Attributes:
-        half: TFLOP/s of matrix products in bfloat16, dense, summed in float32.
-        single: TFLOP/s in float32.
-        memory: GiB that it offers, about.
-        link: GB/s that it sends to the others of its machine: half of what a data sheet calls the bandwidth.
-        network: GB/s that it sends to other machines.
-    """
-
-    half: float
-    single: float
-    memory: float
-    link: float
-    network: float
+    half: float  # TFLOP/s of dense bfloat16 matrix products with float32 sums
+    single: float  # TFLOP/s in float32
+    memory: float  # usable GiB, approximately
+    link: float  # GB/s sent to other GPUs of the machine: half the data sheet's bidirectional bandwidth
+    network: float  # GB/s sent to other machines
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s of matrix products in a type."""
+        """Return the FLOP/s of matrix products in a dtype."""
         return 1e12 * (self.single if dtype == "float32" else self.half)
 
 
 # NVIDIA's data sheets: A100 80GB SXM, H100, H800 and H200 SXM, HGX B200 (an eighth of the board), L40S; the Ada white paper.
-# The networks are those of DGX A100 (200 Gbit/s a GPU), DGX H100, H200 and B200 (400); of the last two, which have PCIe
-# alone, our guess: 400 and 100 Gbit/s for a machine of eight.
+# Networks: DGX A100 has 200 Gbit/s per GPU; DGX H100, H200 and B200 have 400. The last two have PCIe only; we guess 400 and
+# 100 Gbit/s for a machine of eight.
 GPUS = {
     "a100": Gpu(half=312, single=19.5, memory=78.8, link=300, network=25),
     "h100": Gpu(half=989, single=67, memory=78.8, link=450, network=50),
@@ -46,11 +38,7 @@ GPUS = {
 
 
 def gpu_of(name: str) -> Gpu:
-    """The GPU of a name.
-
-    Raises:
-        InputError: none is known by it.
-    """
+    """Look up a GPU by name; raise InputError if it is unknown."""
     if name.lower() not in GPUS:
         raise InputError(f"--gpu-type: no numbers of {name!r} are known here, {nearest(name.lower(), GPUS)}")
     return GPUS[name.lower()]

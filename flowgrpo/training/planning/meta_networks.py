@@ -1,11 +1,10 @@
-"""Networks of real size without numbers: what they allocate is counted, and nothing is loaded or computed.
+"""Networks of real size without values: their allocations are counted, nothing is loaded or computed.
 
-Inside a hollow network tensors are torch's fake ones: shapes and types, without values. Around it everything is real and as
-ever: what goes in is made fake, and zeros come out, tied to the fake result, so that a backward pass which reaches them
-runs through the network, too. Whole numbers and vectors stay real inside, for they steer (masks, lengths, times).
+Inside such a network tensors are torch's fake tensors, which have shapes and dtypes only. Everything outside is real: inputs
+become fake, and outputs become real zeros tied to the fake result, so that a backward pass runs through the network.
+Integers and vectors (masks, lengths, times) stay real inside because they control the computation.
 
-The pretended device is a CPU: the attention that fake tensors take there keeps what a GPU's flash attention keeps, where a
-pretended GPU would take another.
+The fake device is a CPU: its attention kernel keeps what a GPU's flash attention keeps. Fake GPUs would use another kernel.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -21,21 +20,25 @@ from typing import Any
 import accelerate
 import torch
 import transformers
+from peft import LoraConfig
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from flowgrpo.data.tensor_maps import map_tensors
+from flowgrpo.schema.lora import Lora
 from flowgrpo.training.planning.allocation_counter import AllocationCounter
+from flowgrpo.training.weights.lora_adapters import Adapter
+from flowgrpo.training.weights.trained_weights import Weights, lora_config
 
 Tensor = torch.Tensor
-TABLE = 2**24  # numbers of the largest table that a network that is built computes
-BROADCAST = 2**12  # numbers from which on an operation is looked at, whether its result is such a table
+TABLE = 2**24  # elements of the largest table that is computed when a network is built
+BROADCAST = 2**12  # elements of operands from which on a result may be larger than that
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
 class _Bridge(torch.autograd.Function):
-    """Real zeros in the place of fake results; their gradient starts the backward pass of the fake ones."""
+    """Return real zeros for fake results; their backward pass starts that of the fake ones."""
 
     @staticmethod
     def forward(ctx, anchor: Tensor, hollow: MetaNetworks, results: list[Tensor]) -> tuple[Tensor, ...]:
@@ -52,28 +55,19 @@ class _Bridge(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What a block left behind.
+    """The effect of a block that ran."""
 
-    Attributes:
-        by: its forward.
-        fixed, each: bytes that stayed beside what it returned: once, and for the row.
-        operations: floating-point ones.
-        launches: functions of PyTorch that it called.
-        outputs: what it returned, flat: the index of an input; shape, type and whether it carries a gradient; or a value.
-        form: of what it returned.
-    """
-
-    by: Callable[..., Any]
-    fixed: int
-    each: int
+    by: Callable[..., Any]  # its forward
+    fixed: int  # bytes that stayed alive beside its outputs
+    each: int  # the same per row
     operations: int
     launches: int
-    outputs: list[Any]
-    form: TreeSpec
+    outputs: list[Any]  # of each leaf: the index of an input; shape, dtype and requires_grad; or None
+    form: TreeSpec  # of the outputs
 
 
 class _Again(torch.autograd.Function):
-    """A block that has run with other weights: its outputs without numbers, and what it keeps for its backward pass."""
+    """Stand in for a block that ran with other weights: return fake outputs, and save as many bytes for backward."""
 
     @staticmethod
     def forward(ctx, outlines: list[Any], kept: list[Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -91,25 +85,20 @@ class _Again(torch.autograd.Function):
 
 
 class MetaNetworks:
-    """Makes hollow networks, and counts what they allocate.
+    """Replace the weights of networks by fake ones, and count in `live` what their calls allocate.
 
-    A call that only repeats an earlier one of the same shapes is not run again: without gradients it allocates nothing that
-    stays, and with gradients (a second branch of guidance) as much stays as of the first. Of neighbouring blocks with equal
-    weights the first and the last are run; one between them leaves behind what the first did. Operations of forward
-    passes are counted of what is not run again, too.
-
-    Attributes:
-        live: the count.
+    A call with the shapes of an earlier one does not run again: without gradients nothing stays alive, and with gradients
+    (a second guidance branch) as much as of the first. Of neighbouring blocks with equal weights only the first and the last
+    run; those between repeat the effect of the first. Operations count as if all had run.
     """
 
     def __init__(self) -> None:
         self.live, self._mode = AllocationCounter(), FakeTensorMode(allow_non_fake_inputs=True)
         self._anchor = torch.zeros((), requires_grad=True)
         self._depth = 0
-        # What a call returned, bytes that stayed, its operations, and its launches.
-        self._seen: dict[Any, tuple[Any, int, int, int]] = {}
+        self._seen: dict[Any, tuple[Any, int, int, int]] = {}  # output, bytes that stayed, operations, launches
         self._again: list[Tensor] = []
-        self._runs: dict[Any, _Run | None] = {}  # of blocks; None of one that is run each time
+        self._runs: dict[Any, _Run | None] = {}  # of blocks; None: run it each time
         self._weight = self._fresh(torch.empty(1))
 
     def empty(
@@ -120,13 +109,12 @@ class MetaNetworks:
         run_all: bool = False,
         reads_once: bool = False,
     ) -> None:
-        """Give a network that was built on the device meta fake weights, which are not counted.
+        """Give a network on the meta device fake weights, in place.
 
         Args:
-            module: changed in place; its parameters are new ones.
-            entrances: the methods that are called from outside.
-            run_all: run every block, as blocks need which leave something for the next call.
-            reads_once: whether the keys and values that transformers' blocks leave are read by no next call.
+            entrances: methods that are called from outside.
+            run_all: run every block, because blocks leave something for the next call.
+            reads_once: whether no later call reads the cache that transformers' blocks fill.
         """
         for part in module.modules():
             for name, p in part._parameters.items():
@@ -143,13 +131,13 @@ class MetaNetworks:
                 setattr(module, name, self._door(getattr(module, name)))
 
     def with_gradients(self, modules: Iterable[torch.nn.Module]) -> None:
-        """Give trained weights gradients, as they have them from the second micro-batch on; they are not counted."""
+        """Give trained weights gradients, as after the first micro-batch; they are not counted."""
         for p in (p for module in modules for p in module.parameters() if p.requires_grad):
             p.grad = self._fresh(p)
 
     @contextmanager
     def phase(self) -> Iterator[AllocationCounter]:
-        """Forget earlier calls; what is allocated inside this context is counted from 0."""
+        """Forget earlier calls, and count the allocations inside this context from 0."""
         self._seen, self._again, self._runs = {}, [], {}
         gc.collect()
         self.live.restart()
@@ -158,7 +146,7 @@ class MetaNetworks:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Return a context in which what is allocated is counted."""
+        """Count allocations inside this context."""
         self._depth += 1
         try:
             with self.live if self._depth == 1 else nullcontext():
@@ -174,14 +162,14 @@ class MetaNetworks:
     def _door(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def run(*args: Any, **kwargs: Any) -> Any:
-            if self._depth:  # called by another method, or by a block that is computed again
+            if self._depth:  # called by another method, or by a recomputed block
                 return method(*args, **kwargs)
             shapes: list[Any] = []
             map_tensors(lambda x: shapes.append((x.shape, x.dtype)), (args, kwargs))
             key = (id(method), torch.is_grad_enabled(), tuple(shapes))
             if key in self._seen:
-                return self._repeated(*self._seen[key])
-            _, before, operations, launches = self._counted  # another branch has the same copies of weights
+                return self._repeat_call(*self._seen[key])
+            _, before, operations, launches = self._counts  # another branch has the same copies of weights
             with self.inside():
                 out = method(*map_tensors(self._fake, args), **map_tensors(self._fake, kwargs))
             self._seen[key] = (
@@ -195,7 +183,7 @@ class MetaNetworks:
         return run
 
     def _block(self, method: Callable[..., Any], kind: Any, *, reads_once: bool) -> Callable[..., Any]:
-        """A block's forward, which is not run where an equal one was; that one is, when it is computed again."""
+        """Wrap a block's forward so that it does not run if an equal block ran; that one runs when recomputed."""
 
         @functools.wraps(method)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -206,12 +194,12 @@ class MetaNetworks:
             known = None not in outlines and any(isinstance(x, FakeTensor) for x in given)
             found = self._runs.get(key) if known else None
             if found is not None and found.by is not method:
-                return self._as_before(found, [x for x in given if isinstance(x, Tensor)], caches)
-            before = self._counted
+                return self._repeat_block(found, [x for x in given if isinstance(x, Tensor)], caches)
+            before = self._counts
             out = method(*args, **kwargs)
             if known and key not in self._runs:
-                left = self._left(out, [x for x in given if isinstance(x, Tensor)], before, method)
-                # Without gradient what stays is for the next call.
+                left = self._effect_of(out, [x for x in given if isinstance(x, Tensor)], before, method)
+                # Without gradients, what stays is for the next call.
                 keeps = left is not None and left.each > 0 and not torch.is_grad_enabled()
                 self._runs[key] = None if keeps and not caches else left
             return out
@@ -219,42 +207,42 @@ class MetaNetworks:
         return run
 
     @property
-    def _counted(self) -> tuple[int, int, int, int]:
+    def _counts(self) -> tuple[int, int, int, int]:
         return *self.live.parts, self.live.operations, self.live.launches
 
-    def _left(self, out: Any, inputs: list[Tensor], before: tuple[int, ...], by: Any) -> _Run | None:
-        """What a block left behind; None where it is not known what the next one would do."""
-        found, form = tree_flatten(out)
-        outputs: list[Any] = []
-        made = 0
-        for x in found:
-            same = [i for i, given in enumerate(inputs) if given is x]
-            if same or not isinstance(x, Tensor):
-                outputs.append(same[0] if same else x)
-                continue
-            outputs.append((x.shape, x.dtype, x.requires_grad))
-            made += x.numel() * x.element_size()
-        fixed, each, operations, launches = (now - then for now, then in zip(self._counted, before, strict=True))
-        plain = all(isinstance(x, (FakeTensor, type(None))) for x in found)
-        if not plain or fixed < 0 or each < made:
+    def _effect_of(self, out: Any, inputs: list[Tensor], before: tuple[int, ...], by: Any) -> _Run | None:
+        """Return the effect of a block; None if an equal block could do something else."""
+        leaves, form = tree_flatten(out)
+        if not all(isinstance(x, (FakeTensor, type(None))) for x in leaves):
             return None
-        stayed = {"fixed": fixed, "each": each - made}
+        outputs: list[Any] = []
+        fixed, each, operations, launches = (now - then for now, then in zip(self._counts, before, strict=True))
+        for x in leaves:
+            same = [i for i, given in enumerate(inputs) if given is x]
+            if same or x is None:
+                outputs.append(same[0] if same else None)
+            else:
+                outputs.append((x.shape, x.dtype, x.requires_grad))
+                each -= x.numel() * x.element_size()
+        if fixed < 0 or each < 0:
+            return None
+        stayed = {"fixed": fixed, "each": each}
         return _Run(by=by, operations=operations, launches=launches, outputs=outputs, form=form, **stayed)
 
-    def _as_before(self, run: _Run, inputs: list[Tensor], caches: list[transformers.Cache]) -> Any:
+    def _repeat_block(self, run: _Run, inputs: list[Tensor], caches: list[transformers.Cache]) -> Any:
         self.live.operations += run.operations
         launched = self.live.launches + run.launches
         fixed = self._weight.new_empty(run.fixed, dtype=torch.uint8)
         kept = [fixed, next(x for x in inputs if isinstance(x, FakeTensor)).new_empty(run.each, dtype=torch.uint8)]
-        for cache in caches:  # which lives as long as keys and values in it would
+        for cache in caches:  # it lives as long as keys and values in it would
             vars(cache).setdefault("hollow", []).extend(kept)
         outlines = [x for x in run.outputs if isinstance(x, tuple)]
         made = iter(_Again.apply(outlines, kept, *inputs) if outlines else ())
-        self.live.launches = launched  # and not what stands in for the block
+        self.live.launches = launched  # without those of the stand-in
         outputs = [next(made) if isinstance(x, tuple) else None if x is None else inputs[x] for x in run.outputs]
         return tree_unflatten(outputs, run.form)
 
-    def _repeated(self, out: Any, stayed: int, operations: int, launches: int) -> Any:
+    def _repeat_call(self, out: Any, stayed: int, operations: int, launches: int) -> Any:
         self.live.operations += operations
         self.live.launches += launches
         if torch.is_grad_enabled():
@@ -263,7 +251,7 @@ class MetaNetworks:
         return map_tensors(Tensor.clone, out)
 
     def _real(self, out: Any) -> Any:
-        """What a network returns, with real zeros in the place of its fake results."""
+        """Replace the fake tensors in an output by real zeros."""
         found: list[Tensor] = []
         map_tensors(found.append, out)
         learns = torch.is_grad_enabled() and any(x.requires_grad for x in found)
@@ -271,7 +259,7 @@ class MetaNetworks:
         return map_tensors(lambda _: next(real), out)
 
     def _fake(self, x: Tensor) -> Tensor:
-        """A float tensor of three dimensions or more as a fake one; any other as it is, masks of floats among them."""
+        """Make a float tensor of three or more dimensions fake; return any other, such as a float mask, as it is."""
         if isinstance(x, FakeTensor) or not x.is_floating_point() or x.ndim < 3:
             return x
         return self._mode.from_tensor(x.detach())
@@ -279,9 +267,9 @@ class MetaNetworks:
 
 @contextmanager
 def few_objects() -> Iterator[None]:
-    """Put all objects that are there aside, of which there are millions, so that `MetaNetworks.phase` collects garbage fast.
+    """Freeze the millions of existing objects so that `MetaNetworks.phase` collects garbage fast.
 
-    What had been put aside before stays so.
+    Objects frozen before stay frozen.
     """
     put_aside = gc.get_freeze_count()
     gc.collect()
@@ -294,7 +282,7 @@ def few_objects() -> Iterator[None]:
 
 
 class _SmallTables(TorchDispatchMode):
-    """Leaves results of more than `TABLE` numbers on the device meta: a table of positions can take ten seconds and GiB."""
+    """Keep results of more than `TABLE` elements on meta: a table of positions can take ten seconds and GiB."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -304,22 +292,22 @@ class _SmallTables(TorchDispatchMode):
         sketch = tree_map_only(Tensor, lambda x: x.to("meta"), (args, kwargs))
         try:
             found = function(*sketch[0], **sketch[1])
-        except (RuntimeError, NotImplementedError):  # its size depends on numbers
+        except (RuntimeError, NotImplementedError):  # its size depends on values
             return function(*args, **kwargs)
         large = any(isinstance(x, Tensor) and x.numel() > TABLE for x in tree_leaves(found))
         return found if large else function(*args, **kwargs)
 
 
 def built(make: Callable[[], torch.nn.Module], dtype: torch.dtype) -> torch.nn.Module:
-    """A network of `dtype` with its parameters on the device meta, as its class makes it of a config.
+    """Build a network of `dtype` with parameters on the meta device.
 
-    What its class keeps in float32 stays so, as where `from_pretrained` loads it; what is no parameter has its values,
-    unless it is a table of more than `TABLE` numbers that nothing else is made of.
+    Modules that its class keeps in float32 stay so, as with `from_pretrained`. Buffers have their values, unless they are
+    tables of more than `TABLE` elements that nothing else is computed from.
     """
     try:
         with accelerate.init_empty_weights(), _SmallTables():
             network = make()
-    except (RuntimeError, TypeError, NotImplementedError):  # it computes with a table that has no numbers
+    except (RuntimeError, TypeError, NotImplementedError):  # it computes with a table without values
         with accelerate.init_empty_weights():
             network = make()
     tie_weights = getattr(network, "tie_weights", None)
@@ -335,20 +323,37 @@ def built(make: Callable[[], torch.nn.Module], dtype: torch.dtype) -> torch.nn.M
     return network.eval()
 
 
+def add_adapters(modules: dict[str, torch.nn.Module], lora: Lora | None, begun: Mapping[str, Adapter] | None) -> int:
+    """Add adapters to meta networks, or unfreeze them without `lora`; return the number of trained parameters.
+
+    Args:
+        begun: adapters that training starts from, by network; empty for new ones.
+    """
+    adapters: LoraConfig | Mapping[str, Adapter] | None = begun
+    if lora is not None and not begun:
+        assert lora.rank is not None  # else adapters have begun
+        assert lora.alpha is not None
+        assert lora.targets is not None
+        adapters = lora_config(lora.rank, lora.alpha, lora.targets, modules)
+        adapters.init_lora_weights = False  # there are no values to draw
+    with torch.device("meta"):
+        return sum(p.numel() for p in Weights(modules, adapters).parameters)
+
+
 def size(network: torch.nn.Module) -> int:
-    """Bytes of the weights and buffers of a network."""
+    """Return the bytes of the weights and buffers of a network."""
     tensors = [*network.parameters(), *network.buffers()]
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())
 
 
 def _kind(block: torch.nn.Module) -> Any:
-    """Equal for blocks that do the same with other numbers."""
+    """Return a key that is equal for blocks that differ in their values only."""
     weights = tuple((n, tuple(p.shape), p.dtype, p.requires_grad) for n, p in block.named_parameters())
     return type(block), weights
 
 
 def _repeated_blocks(module: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
-    """Neighbours in a list that are equal, three or more."""
+    """Yield three or more equal neighbours of each module list."""
     for blocks in [m for m in module.modules() if isinstance(m, torch.nn.ModuleList)]:
         for _, equal in itertools.groupby(blocks, _kind):
             neighbours = list(equal)
@@ -357,7 +362,7 @@ def _repeated_blocks(module: torch.nn.Module) -> Iterator[list[torch.nn.Module]]
 
 
 def _outline(x: Any) -> Any:
-    """What a block's work depends on in an argument; None where it may be more than that."""
+    """Return what a block's work depends on in an argument; None if it may depend on values."""
     if isinstance(x, Tensor):
         return tuple(x.shape), x.dtype, x.requires_grad
     return (x,) if isinstance(x, PLAIN) else None

@@ -54,15 +54,25 @@ def test_a_model_alone_gets_a_clean_bill(model, capsys, name):
     assert [check["name"] for check in printed["checks"]] == NAMES
 
 
-def test_a_model_that_is_random_is_named(examined, monkeypatch):
-    real = doctor.policy_and_weights
+@pytest.fixture
+def hooked(monkeypatch):
+    """Puts a hook on a layer of the model that the doctor loads."""
 
-    def noisy(settings, device):
-        policy, weights = real(settings, device)
-        policy.predictor.model.lm_head.register_forward_hook(lambda _, __, out: out + torch.rand(out.shape))
-        return policy, weights
+    def hook(path, change):
+        def loaded(settings, device):
+            policy, weights = real(settings, device)
+            layer = policy.predictor.model.get_submodule(path)
+            layer.register_forward_hook(lambda _, __, out: change(out))
+            return policy, weights
 
-    monkeypatch.setattr(doctor, "policy_and_weights", noisy)
+        real = doctor.policy_and_weights
+        monkeypatch.setattr(doctor, "policy_and_weights", loaded)
+
+    return hook
+
+
+def test_a_model_that_is_random_is_named(examined, hooked):
+    hooked("lm_head", lambda out: out + torch.rand(out.shape))
     checks = examined()
     assert not checks["drift"]["ok"]
     assert "changes with its batch" in checks["drift"]["advice"]
@@ -104,16 +114,8 @@ def test_other_prompts_are_answered_until_a_reward_differs(examined, tmp_path):
     assert (tmp_path / "asked.txt").read_text().split()[-5:] == ["bcd", "c", "bcd", "bcd", "dab"]
 
 
-def test_gradients_that_do_not_reach_are_named(examined, monkeypatch):
-    real = doctor.policy_and_weights
-
-    def cut(settings, device):
-        policy, weights = real(settings, device)
-        first = policy.predictor.model.model.layers[0]
-        first.register_forward_hook(lambda _, __, out: out.detach())
-        return policy, weights
-
-    monkeypatch.setattr(doctor, "policy_and_weights", cut)
+def test_gradients_that_do_not_reach_are_named(examined, hooked):
+    hooked("model.layers.0", torch.Tensor.detach)
     checks = examined(model__lora=LORA)
     assert not checks["gradients"]["ok"]
     assert "over 8 of 16 tensors" in checks["gradients"]["value"]

@@ -12,14 +12,20 @@ from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.flow import setup
 from flowgrpo.flow.model import memory_estimate
+from flowgrpo.flow.model.memory_estimate import component_shapes, loading_peak
 from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.training.weights.quantisation import layers_in_blocks
 
 NETWORK = "transformer/diffusion_pytorch_model.safetensors"
+LORA = {"rank": 1, "alpha": 1}
 
 
 def settings(tiny_model, **model):
     return config.validated({"model": {"path": str(tiny_model), **model}})
+
+
+def need_of(chosen):
+    return memory_estimate.memory_estimate(chosen)
 
 
 def count(modules):
@@ -34,11 +40,11 @@ def test_full_fine_tuning_counts_every_copy(tiny_model):
     pipe = tiny.sd3()
     transformer = count([pipe.transformer]) + buffers(pipe.transformer)
     encoders = count([pipe.text_encoder, pipe.text_encoder_2])
-    need = memory_estimate.memory_estimate(settings(tiny_model, lora=None))
+    need = need_of(settings(tiny_model, lora=None))
     # float32: weight, gradient, two moments, average, and the reference of flow_grpo's KL; the encoders rest in host memory
     assert need["gpu_bytes"] == 4 * (6 * transformer + count([pipe.vae]))
     assert need["host_bytes"] == 4 * encoders
-    kept = memory_estimate.memory_estimate(settings(tiny_model, lora=None, text_encoders="keep"))
+    kept = need_of(settings(tiny_model, lora=None, text_encoders="keep"))
     assert kept == {"gpu_bytes": need["gpu_bytes"] + need["host_bytes"], "host_bytes": 0}
 
 
@@ -49,13 +55,12 @@ def test_the_copy_that_drafts_are_sampled_by_is_counted(tiny_model, lora):
     plain, drafting = (config.validated({"model": model, "train": {"draft": d}}) for d in (None, {"precision": "int8"}))
     layers = layers_in_blocks(tiny.sd3().transformer, "model.quantise").values()
     kept = sum(layer.weight.numel() + layer.out_features * (2 if lora else 4) for layer in layers)
-    need, more = memory_estimate.memory_estimate(plain), memory_estimate.memory_estimate(drafting)
+    need, more = need_of(plain), need_of(drafting)
     assert more["gpu_bytes"] - need["gpu_bytes"] == kept > 0
     assert more["host_bytes"] == need["host_bytes"]
     tried = dict(memory_estimate.smaller(drafting))
-    assert tried["train.draft.precision=null"] == plain.model_copy(
-        update={"train": tried["train.draft.precision=null"].train}
-    )
+    without = tried["train.draft.precision=null"]
+    assert without == plain.model_copy(update={"train": without.train})
     assert not [key for key in tried if key.startswith("model.quantise")]
 
 
@@ -66,7 +71,7 @@ def test_a_lora_counts_what_it_really_trains(tiny_model):
     pipe = tiny.sd3()
     every = [pipe.transformer, pipe.vae, pipe.text_encoder, pipe.text_encoder_2]
     frozen = count(every) + buffers(pipe.transformer)
-    assert memory_estimate.memory_estimate(chosen)["gpu_bytes"] == 2 * frozen + 4 * 5 * trained
+    assert need_of(chosen)["gpu_bytes"] == 2 * frozen + 4 * 5 * trained
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4}])
@@ -78,7 +83,7 @@ def test_every_snapshot_is_counted_as_a_copy(tiny_model, lora):
 
     _, weights = setup.policy_and_weights(need(7), torch.device("cpu"))
     trained = sum(p.numel() for p in weights.parameters)
-    most, least = (memory_estimate.memory_estimate(need(keep))["gpu_bytes"] for keep in (7, 2))
+    most, least = (need_of(need(keep))["gpu_bytes"] for keep in (7, 2))
     buffered = 0 if lora else buffers(weights.modules["transformer"])
     assert most - least == 4 * 5 * (trained + buffered)
 
@@ -87,34 +92,29 @@ def test_text_encoders_and_networks_are_never_on_the_device_together(tiny_model)
     pipe = tiny.sd3()
     encoders, vae = count([pipe.text_encoder, pipe.text_encoder_2]), count([pipe.vae])
     transformer = count([pipe.transformer]) + buffers(pipe.transformer)
-    components = memory_estimate.component_shapes(str(tiny_model))
+    components = component_shapes(str(tiny_model))
     for word in ("offload", "free"):
-        apart = settings(tiny_model, lora={"rank": 1, "alpha": 1}, text_encoders=word)
-        assert memory_estimate.loading_peak(apart, components) == 4 * (encoders + vae)
-        assert (
-            4 * (transformer + vae)
-            < memory_estimate.memory_estimate(apart)["gpu_bytes"]
-            < 4 * (transformer + vae + encoders)
-        )
-    kept = settings(tiny_model, lora={"rank": 1, "alpha": 1}, text_encoders="keep")
-    assert memory_estimate.loading_peak(kept, components) == 4 * (encoders + vae + transformer)
+        apart = settings(tiny_model, lora=LORA, text_encoders=word)
+        assert loading_peak(apart, components) == 4 * (encoders + vae)
+        assert 4 * (transformer + vae) < need_of(apart)["gpu_bytes"] < 4 * (transformer + vae + encoders)
+    kept = settings(tiny_model, lora=LORA, text_encoders="keep")
+    assert loading_peak(kept, components) == 4 * (encoders + vae + transformer)
 
 
 def test_a_pipeline_with_a_control_network_is_loaded_whole(tmp_path):
     SPECIMENS["StableDiffusion3ControlNetPipeline"].build().save_pretrained(tmp_path / "m")
-    chosen = settings(tmp_path / "m", lora={"rank": 1, "alpha": 1}, text_encoders="free")
-    components = memory_estimate.component_shapes(str(tmp_path / "m"))
+    components = component_shapes(str(tmp_path / "m"))
     whole = sum(math.prod(shape) for own in components.values() for shape in own.values())
-    assert memory_estimate.loading_peak(chosen, components) == 4 * whole
+    assert loading_peak(settings(tmp_path / "m", lora=LORA, text_encoders="free"), components) == 4 * whole
 
 
 def test_a_pipeline_that_cannot_encode_apart_is_loaded_whole(tiny_model, monkeypatch):
-    apart = settings(tiny_model, lora={"rank": 1, "alpha": 1}, text_encoders="free")
-    components = memory_estimate.component_shapes(str(tiny_model))
+    apart = settings(tiny_model, lora=LORA, text_encoders="free")
+    components = component_shapes(str(tiny_model))
     networks = sum(math.prod(shape) for shape in components["transformer"].values())
-    first = memory_estimate.loading_peak(apart, components)
+    first = loading_peak(apart, components)
     monkeypatch.setattr(load, "planned_class", lambda path: type("Whole", (), {}))
-    assert memory_estimate.loading_peak(apart, components) == first + 4 * networks
+    assert loading_peak(apart, components) == first + 4 * networks
 
 
 # FLUX.2-dev: 32.2 and 24 billion weights, as many in blocks as can be quantised.
@@ -132,9 +132,8 @@ def refused(monkeypatch, gigabytes, **model):
     monkeypatch.setattr(load, "index_of", lambda path: INDEX)
     properties = SimpleNamespace(total_memory=int(gigabytes * 1e9))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    lora = {"lora": {"rank": 1, "alpha": 1}}
     try:
-        memory_estimate.check(settings("black-forest-labs/FLUX.2-dev", **lora, **model), torch.device("cuda"))
+        memory_estimate.check(settings("black-forest-labs/FLUX.2-dev", lora=LORA, **model), torch.device("cuda"))
     except InputError as error:
         return str(error)
 
@@ -158,22 +157,18 @@ def test_flux2_dev_fits_80_gb_and_a_refusal_names_what_would_spare_how_much(monk
 @pytest.mark.parametrize("spoil", [broken.name_variant, lambda folder: broken.shard(folder / NETWORK, 2, "fp16")])
 def test_the_estimate_reads_the_files_of_the_variant(tiny_model, tmp_path, spoil):
     folder = broken.copied(tiny_model, tmp_path / "m")
-    expected, plain = (
-        memory_estimate.component_shapes(str(tiny_model)),
-        memory_estimate.memory_estimate(settings(tiny_model)),
-    )
     spoil(folder)
-    assert memory_estimate.component_shapes(str(folder), variant="fp16") == expected
-    assert memory_estimate.memory_estimate(settings(folder, variant="fp16")) == plain
+    assert component_shapes(str(folder), variant="fp16") == component_shapes(str(tiny_model))
+    assert need_of(settings(folder, variant="fp16")) == need_of(settings(tiny_model))
     with pytest.raises(InputError, match="holds fp16 weights only, set model.variant=fp16"):
-        memory_estimate.component_shapes(str(folder))
+        component_shapes(str(folder))
 
 
 def test_the_estimate_counts_pickles(tiny_model, tmp_path):
     folder = broken.copied(tiny_model, tmp_path / "m")
     for name in (NETWORK, "text_encoder/model.safetensors"):
         broken.pickle(folder / name)
-    assert memory_estimate.component_shapes(str(folder)) == memory_estimate.component_shapes(str(tiny_model))
+    assert component_shapes(str(folder)) == component_shapes(str(tiny_model))
 
 
 def test_too_little_memory_is_refused_with_the_estimate(tiny_model, monkeypatch):
@@ -181,7 +176,6 @@ def test_too_little_memory_is_refused_with_the_estimate(tiny_model, monkeypatch)
     memory_estimate.check(chosen, torch.device("cpu"))
     small = psutil.virtual_memory()._replace(total=1000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: small)
-    with pytest.raises(
-        InputError, match=r"needs at least 0\.0 GiB .* this machine has 0\.0 GiB; no switch makes it much less"
-    ):
+    said = r"needs at least 0\.0 GiB .* this machine has 0\.0 GiB; no switch makes it much less"
+    with pytest.raises(InputError, match=said):
         memory_estimate.check(chosen, torch.device("cpu"))

@@ -69,7 +69,7 @@ def layers_of(written):
 def test_what_comfyui_merges_is_what_diffusers_computes(kind):
     recorded = RECORDED[kind]
     network, state = adapted(kind)
-    written = comfyui_names.renamed(network, state)
+    written = comfyui_names.rename(network, state)
     assert all(f"{key}.alpha" in written for key in layers_of(written))
     found = {}
     for key in layers_of(written):
@@ -92,7 +92,7 @@ def test_what_comfyui_merges_is_what_diffusers_computes(kind):
 
 def test_a_layer_in_parts_may_be_trained_in_part():
     network, state = adapted("Flux2Transformer2DModel", only=["to_v", "to_add_out"])
-    written = comfyui_names.renamed(network, state)
+    written = comfyui_names.rename(network, state)
     whole = change(written, "lora_unet_double_blocks_0_img_attn_qkv")
     query, key, value = whole.chunk(3)
     assert not query.any()
@@ -108,10 +108,10 @@ def test_an_unknown_network_is_refused_by_name(kind):
         comfyui_names.names_of(kind)
 
 
-@pytest.mark.parametrize(("kind", "missing"), [(k, []) for k in ("FluxTransformer2DModel", "SD3Transformer2DModel")])
-def test_every_linear_layer_has_a_name(kind, missing):
+@pytest.mark.parametrize("kind", ["FluxTransformer2DModel", "SD3Transformer2DModel"])
+def test_every_linear_layer_has_a_name(kind):
     network, state = adapted(kind, "all-linear")
-    assert len(layers_of(comfyui_names.renamed(network, state))) == len(state) // 2
+    assert len(layers_of(comfyui_names.rename(network, state))) == len(state) // 2
 
 
 def sampled(folder, call, prompt, lora=None):
@@ -162,40 +162,30 @@ def test_two_networks_make_two_files(tmp_path):
         assert torch.equal(load_file(tmp_path / file)["diffusion_model.blocks.0.self_attn.q.lora_B.weight"], adapter)
 
 
+def checked(folder, kind, layer, lora):
+    """Check a checkpoint in which a layer of a network of a class has an adapter."""
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": "X", "transformer": ["diffusers", kind]}))
+    save_file({f"{layer}.lora_A.default.weight": torch.zeros(1)}, folder / "weights.safetensors")
+    settings = Config.model_validate({"model": {"path": str(folder), "lora": lora}, "rewards": [{"use": "shapes"}]})
+    comfyui_names.check(settings, folder, {})
+
+
 @pytest.mark.parametrize(
     ("kind", "lora", "layer", "words"),
     [
-        (
-            "SanaTransformer2DModel",
-            {},
-            "transformer_blocks.0.attn1.to_q",
-            "which names ComfyUI has for the layers of Sana",
-        ),
-        ("FluxTransformer2DModel", None, "", "this run trained full weights"),
-        (
-            "ZImageTransformer2DModel",
-            {},
-            "t_embedder.mlp.0",
-            "the layer t_embedder.mlp.0 of ZImageTransformer2DModel has",
-        ),
+        ("Sana", {}, "transformer_blocks.0.attn1.to_q", "which names ComfyUI has for the layers of Sana"),
+        ("Flux", None, "", "this run trained full weights"),
+        ("ZImage", {}, "t_embedder.mlp.0", "the layer t_embedder.mlp.0 of ZImageTransformer2DModel has"),
     ],
 )
 def test_what_has_no_name_is_refused(tmp_path, kind, lora, layer, words):
-    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "X", "transformer": ["diffusers", kind]}))
-    save_file({f"transformer.{layer}.lora_A.default.weight": torch.zeros(1)}, tmp_path / "weights.safetensors")
-    settings = Config.model_validate({"model": {"path": str(tmp_path), "lora": lora}, "rewards": [{"use": "shapes"}]})
     with pytest.raises(InputError, match=f"^--comfyui: {words}"):
-        comfyui_names.check(settings, tmp_path, {})
+        checked(tmp_path, f"{kind}Transformer2DModel", f"transformer.{layer}", lora)
 
 
 @pytest.mark.parametrize("beside", ["", "average.", "reference.", "old.", "bank.3."])
 def test_what_a_checkpoint_keeps_of_other_policies_needs_no_name(tmp_path, beside):
-    index = {"_class_name": "X", "transformer": ["diffusers", "SD3Transformer2DModel"]}
-    (tmp_path / "model_index.json").write_text(json.dumps(index))
-    name = f"{beside}transformer.transformer_blocks.0.attn.to_q.lora_A.default.weight"
-    save_file({name: torch.zeros(1)}, tmp_path / "weights.safetensors")
-    settings = Config.model_validate({"model": {"path": str(tmp_path)}, "rewards": [{"use": "shapes"}]})
-    comfyui_names.check(settings, tmp_path, {})
+    checked(tmp_path, "SD3Transformer2DModel", f"{beside}transformer.transformer_blocks.0.attn.to_q", {})
 
 
 @pytest.mark.usefixtures("trained")

@@ -94,9 +94,8 @@ def test_blocks_are_compiled_for_sampling(workplace, flux, monkeypatch):
 def test_a_compiler_that_is_missing_is_one_sentence(workplace, tiny_model, monkeypatch, capsys):
     monkeypatch.setenv("CXX", "no-compiler")
     assert sampled(tiny_model, "o", "--compile") == 2
-    assert capsys.readouterr().err.startswith(
-        "flowgrpo: --compile: PyTorch compiles for cpu with no-compiler, which is"
-    )
+    said = "flowgrpo: --compile: PyTorch compiles for cpu with no-compiler, which is"
+    assert capsys.readouterr().err.startswith(said)
 
 
 @pytest.mark.parametrize(

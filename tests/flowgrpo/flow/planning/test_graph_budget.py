@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from field import Network, lines, settings, trainer, weights_of
+from field import Network, closeness, lines, settings, trainer, weights_of
 from in_graphs import run_of
 
 from flowgrpo import config
@@ -16,6 +16,24 @@ from flowgrpo.training.run.out_of_memory import OutOfMemory
 from samplers.trees import Tree
 
 SAID = "CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+def begun(folder, network=None, reward=closeness, **options):
+    """A run of one iteration of one update, unless other options are given, without held-out prompts."""
+    chosen = settings(folder, **{"train__iterations": 1, "train__updates": 1, **options})
+    return trainer(chosen, network, reward, held_out=0)
+
+
+def wide(folder, iterations=1, **options):
+    return begun(folder, train__micro_batch=32, train__iterations=iterations, train__updates=2, **options)
+
+
+def graphs_of(tree):
+    return sum(evaluation.velocity is not None for evaluation in tree.evaluations)
+
+
+def log_of(run):
+    return (run.folder / "log.txt").read_text()
 
 
 def room(monkeypatch, run, times):
@@ -33,7 +51,7 @@ def numbers_of(run):
 
 @pytest.mark.parametrize(("times", "kept"), [(2.0, (0,)), (1.99, ())])
 def test_auto_keeps_what_fits_into_half_of_the_memory_that_stays_free(tmp_path, monkeypatch, capsys, times, kept):
-    run = trainer(settings(tmp_path, train__micro_batch=32, train__iterations=1), held_out=0)
+    run = wide(tmp_path)
     numbers = numbers_of(run)
     assert run.batch_sizes.to_come(0) == (8 + 4) * numbers  # moments, and while a rollout runs the gradients to come
     room(monkeypatch, run, times)
@@ -46,7 +64,7 @@ def test_auto_keeps_what_fits_into_half_of_the_memory_that_stays_free(tmp_path, 
 
 
 def test_one_process_without_room_is_enough(tmp_path, monkeypatch):
-    run = trainer(settings(tmp_path, train__micro_batch=32, train__iterations=1), held_out=0)
+    run = wide(tmp_path)
     room(monkeypatch, run, 9)
     monkeypatch.setattr(type(run.collectives), "sum", lambda own, value: value + 1)
     with run.report:
@@ -55,7 +73,7 @@ def test_one_process_without_room_is_enough(tmp_path, monkeypatch):
 
 
 def test_calls_whose_size_was_found_take_of_the_room(tmp_path, monkeypatch):
-    run = trainer(settings(tmp_path, train__micro_batch=32, train__iterations=1), held_out=0)
+    run = wide(tmp_path)
     room(monkeypatch, run, 9)
     least = run.batch_sizes.to_come(2**30)
     run.batch_sizes._asked = ("micro_batch",)
@@ -69,14 +87,11 @@ def test_calls_whose_size_was_found_take_of_the_room(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("fits", [True, False])
 def test_a_resume_that_has_the_room_again_does_as_the_run_did(tmp_path, monkeypatch, fits):
-    def begun(folder, iterations, **options):
-        return trainer(settings(folder, train__micro_batch=32, train__iterations=iterations, **options), held_out=0)
-
-    whole = begun(tmp_path / "whole", 4)
+    whole = wide(tmp_path / "whole", 4)
     room(monkeypatch, whole, 9 if fits else 1)
     whole.run()
-    begun(tmp_path / "half", 2).run()
-    rest = begun(tmp_path / "half", 4)
+    wide(tmp_path / "half", 2).run()
+    rest = wide(tmp_path / "half", 4)
     room(monkeypatch, rest, 9)
     rest.resume()
     rest.run()
@@ -104,8 +119,7 @@ def test_a_rollout_without_room_for_its_graphs_is_made_again_without_them(tmp_pa
     for name, last in (("whole", 0), ("full", 10)):
         network = Full()
         network.last = last
-        chosen = settings(tmp_path / name, train__replay=word, train__iterations=2, train__updates=1)
-        runs[name] = trainer(chosen, network, held_out=0)
+        runs[name] = begun(tmp_path / name, network, train__replay=word, train__iterations=2)
     runs["whole"].run()
     if word == "never":
         with pytest.raises(OutOfMemory):
@@ -115,24 +129,19 @@ def test_a_rollout_without_room_for_its_graphs_is_made_again_without_them(tmp_pa
     assert (runs["whole"].kept_graphs.parts, runs["full"].kept_graphs.parts) == ((0,), ())
     for name, tensor in weights_of(runs["whole"]).items():
         assert torch.equal(weights_of(runs["full"])[name], tensor), name
-    said = (runs["full"].folder / "log.txt").read_text()
-    assert (
-        "step 1: out of memory in the rollout phase; the update calls the model anew (train.replay) from here on"
-        in said
-    )
+    said = "step 1: out of memory in the rollout phase; the update calls the model anew (train.replay) from here on"
+    assert said in log_of(runs["full"])
     again, once = (lines(runs[name])[0]["cost/rollout_evaluations"] for name in ("full", "whole"))
     assert again == once  # what was thrown away is not counted
 
 
 def test_an_update_that_runs_out_of_memory_lets_go_of_all_graphs(tmp_path):
     """It is the reference that is called first, beside the graphs of the whole iteration."""
-    network, alive = Network(), []
-    run = trainer(settings(tmp_path, train__iterations=1, train__updates=1), network, held_out=0)
+    run, alive = begun(tmp_path), []
     real = run.weights.reference
 
     def reference():
-        trees = [tree for tree in gc.get_objects() if isinstance(tree, Tree)]
-        alive.append(sum(e.velocity is not None for tree in trees for e in tree.evaluations))
+        alive.append(sum(graphs_of(tree) for tree in gc.get_objects() if isinstance(tree, Tree)))
         if len(alive) == 1:
             raise torch.OutOfMemoryError(SAID)
         return real()
@@ -148,27 +157,21 @@ def test_an_update_that_runs_out_of_memory_lets_go_of_all_graphs(tmp_path):
 
 
 def test_a_reward_that_runs_out_of_memory_lets_go_of_graphs_too(tmp_path):
-    calls = []
-
     def hungry(samples, prompts):
-        calls.append(len(samples))
         if run.kept_graphs.parts:
             raise torch.OutOfMemoryError(SAID)
         return [0.5 * (i % 3) for i in range(len(samples))]
 
-    run = trainer(settings(tmp_path, train__iterations=1, train__updates=1), reward=hungry, held_out=0)
+    run = begun(tmp_path, reward=hungry)
     run.run()
     assert run.kept_graphs.parts == ()
-    assert (
-        "step 1: out of memory in the rewards phase; the update calls the model anew"
-        in (run.folder / "log.txt").read_text()
-    )
+    assert "step 1: out of memory in the rewards phase; the update calls the model anew" in log_of(run)
 
 
 def test_a_draft_that_runs_out_of_memory_costs_no_graphs(tmp_path):
     """It has none: smaller calls help it."""
     chosen = {"train__micro_batch": "auto", "train__draft": {"pool": 2, "call": {}}}
-    run = trainer(settings(tmp_path, train__iterations=2, train__updates=1, **chosen), held_out=0)
+    run = begun(tmp_path, train__iterations=2, **chosen)
     real = run._starts
 
     def starts(*arguments):
@@ -183,7 +186,7 @@ def test_a_draft_that_runs_out_of_memory_costs_no_graphs(tmp_path):
 
 
 def test_graphs_that_calls_of_other_sizes_hinder_are_not_given_up(tmp_path):
-    run = trainer(settings(tmp_path, train__iterations=1, train__updates=1), held_out=0)
+    run = begun(tmp_path)
     run.run()
     assert run.kept_graphs.held == (0,)
     run.config = run.config.model_copy(update={"train": run.config.train.model_copy(update={"rollout_batch": 8})})
@@ -193,10 +196,10 @@ def test_graphs_that_calls_of_other_sizes_hinder_are_not_given_up(tmp_path):
     assert run.kept_graphs.parts == ()
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_memory_that_runs_out_in_an_optimizer_step_tells_whether_graphs_were_there(tmp_path, kept):
+@pytest.mark.parametrize(("word", "kept"), [("auto", True), ("always", False)])
+def test_memory_that_runs_out_in_an_optimizer_step_tells_whether_graphs_were_there(tmp_path, word, kept):
     """Nothing is made again then, so that they were not given up."""
-    run = trainer(settings(tmp_path, train__iterations=1, train__replay="auto" if kept else "always"), held_out=0)
+    run = begun(tmp_path, train__updates=2, train__replay=word)
 
     def step(*_):
         raise torch.OutOfMemoryError(SAID)
@@ -211,14 +214,15 @@ def test_memory_that_runs_out_in_an_optimizer_step_tells_whether_graphs_were_the
 def test_graphs_stay_where_memory_runs_out_without_them(tmp_path, place):
     """Where there are none, letting go of them would not help: it ends the run, as without graphs."""
     run = trainer(settings(tmp_path, train__iterations=2, train__updates=2, eval__every=1))
-    real = run.eval_samples if place == "evaluation" else run.take_step
+    method = "eval_samples" if place == "evaluation" else "take_step"
+    real = getattr(run, method)
 
     def fails(*arguments):
         if run.done == 1 and (place == "evaluation" or arguments[1] == 1):
             raise torch.OutOfMemoryError(SAID)
         return real(*arguments)
 
-    setattr(run, "eval_samples" if place == "evaluation" else "take_step", fails)
+    setattr(run, method, fails)
     with pytest.raises((OutOfMemory, torch.OutOfMemoryError)):
         run.run()
     assert run.kept_graphs.parts == (0,)
@@ -231,12 +235,12 @@ def test_a_part_without_weight_lets_go_of_its_graphs(tmp_path):
 
     def update_part(credited, part):
         found = real(credited, part)
-        alive.append(sum(e.velocity is not None for e in credited.tree.evaluations))
+        alive.append(graphs_of(credited.tree))
         return found
 
     def weightless(*arguments):
         credited = credit_edges(*arguments)
-        alive.append(sum(e.velocity is not None for e in credited.tree.evaluations))
+        alive.append(graphs_of(credited.tree))
         credited.units.weight.zero_()
         return credited
 
@@ -247,11 +251,11 @@ def test_a_part_without_weight_lets_go_of_its_graphs(tmp_path):
 
 
 def test_memory_that_runs_out_while_edges_are_credited_costs_the_graphs_at_once(tmp_path):
-    run = trainer(settings(tmp_path, train__iterations=1, train__updates=1), held_out=0)
+    run = begun(tmp_path)
     real, alive = run.credit_edges, []
 
     def credit(batch, *rest):
-        alive.append(sum(evaluation.velocity is not None for evaluation in batch.tree.evaluations))
+        alive.append(graphs_of(batch.tree))
         if len(alive) == 1:
             raise torch.OutOfMemoryError(SAID)
         return real(batch, *rest)

@@ -1,10 +1,11 @@
-"""What is planned without numbers, beside what the same pipelines allocate with them."""
+"""Memory and operations that are planned without numbers, beside what the same pipelines take with them."""
 
 import gc
 import math
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from zoo import SPECIMENS
 
 from flowgrpo import config
@@ -15,11 +16,13 @@ from flowgrpo.flow.planning import memory_trace
 from flowgrpo.flow.planning.memory_trace import Kept, trial
 from flowgrpo.training.planning import meta_networks
 from flowgrpo.training.planning.allocation_counter import AllocationCounter, Peaks
+from flowgrpo.training.planning.iteration_cost import forwards_of
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 
 ALLOCATED = ("FluxPipeline", "StableDiffusion3Pipeline", "SanaPipeline", "WanPipeline")
 MEASURED = (("FluxPipeline", False), ("FluxPipeline", True), ("StableDiffusion3Pipeline", False))  # in a plain run
+COMPUTED = ("WanPipeline (2.2)", pytest.param("QwenImagePipeline", marks=pytest.mark.zoo))  # a call for each branch
 # Two networks, sounds, pictures in the prompt; then a picture to begin from, and more of the same kinds.
 CLASSES = ("WanPipeline (2.2)", "StableAudio3Pipeline", "QwenImageEditPipeline")
 NO_UPDATE = (Peaks(), Kept(once=0, each=0))  # where it is not asked for
@@ -38,20 +41,26 @@ MORE = (
 def no_decoding(monkeypatch):
     """A trial decodes nothing."""
     monkeypatch.setattr(
-        memory_trace, "_decoded", lambda *_: memory_trace._Decoded(peaks=Peaks(), operations=0, sample=0)
+        memory_trace, "_measure_decoding", lambda *_: memory_trace._Decoding(peaks=Peaks(), operations=0, sample=0)
     )
+
+
+@pytest.fixture
+def no_update(monkeypatch):
+    """A trial tries no update."""
+    monkeypatch.setattr(memory_trace, "_measure_update", lambda *_: NO_UPDATE)
 
 
 @pytest.fixture
 def no_checkpointing(monkeypatch):
     """A trial tries no update with checkpointing."""
-    real = memory_trace._learnt
+    real = memory_trace._measure_update
 
-    def learnt(policy, *rest):
+    def measure_update(policy, *rest):
         checkpointed = any(network.is_gradient_checkpointing for network in policy.modules.values())
         return NO_UPDATE if checkpointed else real(policy, *rest)
 
-    monkeypatch.setattr(memory_trace, "_learnt", learnt)
+    monkeypatch.setattr(memory_trace, "_measure_update", measure_update)
 
 
 def settings(folder, specimen, **model):
@@ -65,20 +74,23 @@ def settings(folder, specimen, **model):
     )
 
 
-def really(chosen, row, *numbers):
-    """Peaks of a step of each number of rows, with numbers: without gradients, and with them there; and a sample's size."""
-    policy, weights = setup.policy_and_weights(chosen, torch.device("cpu"))
-    return [stepped(policy, weights, [row] * rows) for rows in numbers]
+def loaded(chosen):
+    return setup.policy_and_weights(chosen, torch.device("cpu"))
+
+
+def begun(policy, rows):
+    with torch.no_grad():
+        policy.prepare(rows)
+        return policy.start(rows)
 
 
 def stepped(policy, weights, rows):
+    """Peaks of a step with numbers: without gradients, and with them there."""
     live = AllocationCounter()
     for module in policy.modules.values():
         for tensor in (*module.parameters(), *module.buffers()):
             live.ignore(tensor)
-    with torch.no_grad():
-        policy.prepare(rows)
-        state = policy.start(rows)
+    state = begun(policy, rows)
     for p in weights.parameters:
         p.grad = torch.zeros_like(p)
     gc.collect()
@@ -90,8 +102,29 @@ def stepped(policy, weights, rows):
         live.restart()
         velocity = policy.walk.velocity(state, policy.sigmas[0], rows)
         sum(v.float().square().mean() for v in velocity).backward()
+    return rollout, live.peak
+
+
+def counted(call):
+    with FlopCounterMode(display=False) as counter:
+        call()
+    return counter.get_total_flops()
+
+
+def assert_computed(sampling, policy, row):
+    """What is planned of a step and of decoding is what torch counts of them with numbers."""
+    state, calls, decoded = begun(policy, [row]), [], []
+    hooks = [network.register_forward_pre_hook(lambda *_: calls.append(1)) for network in policy.modules.values()]
     with torch.no_grad():
-        return rollout, live.peak, policy.walk.decode(state, rows, by_landing=False).numel()
+        step = counted(lambda: policy.walk.velocity(state, policy.sigmas[0], [row]))
+        decoding = counted(lambda: decoded.append(policy.walk.decode(state, [row], by_landing=False)))
+    for hook in hooks:
+        hook.remove()
+    assert sampling.operations == step > 0
+    assert sampling.calls == len(calls)
+    assert sampling.launches > 20
+    assert sampling.decode_operations == decoding > 0
+    assert sampling.sample == 4 * decoded[0].numel()
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +143,7 @@ def flux(tmp_path_factory):
         for checkpointing in (False, True)
     ],
 )
-def test_what_is_planned_is_what_is_allocated(name, checkpointing, tmp_path, request):
+def test_what_is_planned_is_what_is_allocated_and_computed(name, checkpointing, tmp_path, request):
     specimen = SPECIMENS[name]
     row = specimen.rows[0]
     if (name, checkpointing) == ("FluxPipeline", False):
@@ -120,11 +153,46 @@ def test_what_is_planned_is_what_is_allocated(name, checkpointing, tmp_path, req
         specimen.build().save_pretrained(tmp_path)
         chosen = settings(tmp_path, specimen, gradient_checkpointing=checkpointing)
         planned = trial(chosen, str(tmp_path), row)
-    ((rollout, update, sample),) = really(chosen, row, 1)
+    policy, weights = loaded(chosen)
+    rollout, update = stepped(policy, weights, [row])
     assert planned.rollout.step.of(1) == pytest.approx(rollout, rel=0.15)
     found = planned.update_checkpointed if checkpointing else planned.update
     assert found.of(1) == pytest.approx(update, rel=0.15)
-    assert planned.rollout.sample == 4 * sample
+    assert_computed(planned.rollout, policy, row)
+
+
+@pytest.mark.usefixtures("no_update")
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_is_planned_of_each_branch_is_what_it_computes(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_trace, "_measure_tiled_decoding", lambda *_: None)
+    specimen = SPECIMENS[name]
+    specimen.build().save_pretrained(tmp_path)
+    chosen = settings(tmp_path, specimen)
+    assert_computed(trial(chosen, str(tmp_path), specimen.rows[0]).rollout, loaded(chosen)[0], specimen.rows[0])
+
+
+@pytest.mark.parametrize(
+    ("model", "forwards"),
+    [
+        ({}, 2),
+        ({"gradient_checkpointing": True}, 3),
+        ({"lora": None}, 3),
+        ({"lora": None, "gradient_checkpointing": True}, 4),
+    ],
+)
+def test_an_update_takes_as_many_forwards_as_the_cost_model_says(model, forwards, flux):
+    specimen = SPECIMENS["FluxPipeline"]
+    chosen, row = settings(flux[0], specimen, **model), specimen.rows[0]
+    policy, _ = loaded(chosen)
+    state = begun(policy, [row])
+    with torch.no_grad():
+        forward = counted(lambda: policy.walk.velocity(state, policy.sigmas[0], [row]))
+
+    def learn():
+        policy.walk.velocity(state, policy.sigmas[0], [row])[0].float().square().mean().backward()
+
+    assert forwards_of(chosen) == forwards
+    assert counted(learn) / forward == pytest.approx(forwards, rel=0.15)
 
 
 @pytest.mark.usefixtures("small_pictures")
@@ -147,8 +215,8 @@ def test_a_pipeline_is_planned_from_its_configs(name, tmp_path):
     assert planned.update_checkpointed is None or planned.update_checkpointed.of(1) <= update
 
 
-def test_a_quantised_base_is_planned_with_the_layers_it_makes_anew(flux, monkeypatch):
-    monkeypatch.setattr(memory_trace, "_learnt", lambda *_: NO_UPDATE)
+@pytest.mark.usefixtures("no_update")
+def test_a_quantised_base_is_planned_with_the_layers_it_makes_anew(flux):
     specimen, (folder, whole) = SPECIMENS["FluxPipeline"], flux
     quantised = trial(settings(folder, specimen, quantise="int8"), str(folder), specimen.rows[0])
     layer = max(
@@ -177,8 +245,9 @@ def test_copies_of_weights_in_half_precision_are_there_once_for_all_rows(flux):
     specimen, (folder, _) = SPECIMENS["FluxPipeline"], flux
     chosen = settings(folder, specimen, lora=None, dtype="bfloat16")
     planned = trial(chosen, str(folder), specimen.rows[0])
-    numbers = (1, 3)
-    for rows, (rollout, update, _) in zip(numbers, really(chosen, specimen.rows[0], *numbers), strict=True):
+    policy, weights = loaded(chosen)
+    for rows in (1, 3):
+        rollout, update = stepped(policy, weights, [specimen.rows[0]] * rows)
         assert planned.rollout.step.of(rows) == pytest.approx(rollout, rel=0.15)
         assert planned.update.of(rows) == pytest.approx(update, rel=0.15)
 
@@ -202,9 +271,9 @@ def test_blocks_that_are_not_run_are_counted_nearly_as_if_they_were(tmp_path, mo
         assert short.update.of(rows) == pytest.approx(whole.update.of(rows), rel=0.05)
 
 
+@pytest.mark.usefixtures("no_update")
 def test_an_evaluation_is_tried_where_its_call_takes_more(flux, monkeypatch):
-    monkeypatch.setattr(memory_trace, "_learnt", lambda *_: NO_UPDATE)
-    monkeypatch.setattr(memory_trace, "_decoded_in_tiles", lambda *_: None)
+    monkeypatch.setattr(memory_trace, "_measure_tiled_decoding", lambda *_: None)
     specimen, (folder, _) = SPECIMENS["FluxPipeline"], flux
     chosen = settings(folder, specimen)
     steps = chosen.model_copy(update={"eval": chosen.eval.model_copy(update={"call": {"num_inference_steps": 9}})})

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import yaml
 from field import MANY_DRAWS, nearness, trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -229,100 +230,69 @@ def test_steps_that_a_chain_does_not_have_are_refused(steps):
         predicted(chosen({"preset": "flow_grpo", "tree": {"steps": steps}}, group_size=24), 10)
 
 
-PICTURES = [
-    (
-        {"preset": "dance_grpo", "tree": {"train_fraction": 1.0}},
-        """
+PICTURES = """
+{preset: dance_grpo, tree: {train_fraction: 1.0}}
 0   1   2   3   4   5   6
 o~~~o~~~o~~~o~~~o---o---*
-""",
-    ),
-    (
-        {"preset": "tempflow"},
-        """
+
+{preset: tempflow}
 0   1   2   3   4
 o---o---o
 |   |   +~6~o---*
 |   +~6~o---o---*
 +~6~o---o---o---*
-""",
-    ),
-    (
-        {"preset": "tempflow", "tree": {"profile": [12, 0, 6], "finish": 1}},
-        """
+
+{preset: tempflow, tree: {profile: [12, 0, 6], finish: 1}}
 0   1   2   3   4
 o---o---o
 |       +~6~o---*
 +~12o-----------*
-""",
-    ),
-    (
-        {"preset": "branch_grpo"},
-        """
+
+{preset: branch_grpo}
 0   1   2   3   4   5   6
 o~2~o~2~o~2~o~~~o~~~o---*
-""",
-    ),
-    (
-        {"preset": "branch_grpo", "tree": {"prune": {"rule": "depth", "size": 1}}},
-        """
+
+{preset: branch_grpo, tree: {prune: {rule: depth, size: 1}}}
 0   1   2   3   4   5   6
 o~2~o~2~o~2~o===o~~~o---*
-""",
-    ),
-    (
-        {"preset": "mix_grpo"},
-        """
+
+{preset: mix_grpo}
 0   1   2   3   4   5   6
 o~~~o~~~o~~~o~~~o---o---*
-""",
-    ),
-    (
-        {"preset": "dense_grpo"},
-        """
+
+{preset: dense_grpo}
 0   1   2   3   4
 o~~~o~~~o~~~o---*
 |   |   +...o...*
 |   +...o...o...*
 +...o...o...o...*
-""",
-    ),
-    (
-        {"preset": "stepwise_flow_grpo", "tree": {"length": 2}},
-        """
+
+{preset: stepwise_flow_grpo, tree: {length: 2}}
 0   1   2   3   4
 o~~~o~~~o~~~o---*
 |   |   +...o...*
 |   +.......o...*
 +.......o.......*
-""",
-    ),
-    (
-        {"preset": "vgpo"},
-        """
+
+{preset: vgpo}
 0   1   2   3   4
 o~~~o~~~o~~~o---*
     |   +.......*
     +...........*
-""",
-    ),
-    (
-        {"preset": "vgpo", "tree": {"last_step": "sde", "root": True}},
-        """
+
+{preset: vgpo, tree: {last_step: sde, root: true}}
 0   1   2
 o~~~o~~~*
 |   +...*
 +.......*
-""",
-    ),
-]
+"""
 
 
-@pytest.mark.parametrize(("algorithm", "expected"), PICTURES)
-def test_a_tree_is_drawn_as_one_would_draw_it(algorithm, expected):
-    header = expected.split("\n")[1]
-    lines = picture(chosen(algorithm, group_size=24), int(header.split()[-1]))
-    assert lines == expected.strip("\n").split("\n")
+@pytest.mark.parametrize("case", PICTURES.strip("\n").split("\n\n"))
+def test_a_tree_is_drawn_as_one_would_draw_it(case):
+    algorithm, *lines = case.split("\n")
+    steps = int(lines[0].split()[-1])
+    assert picture(chosen(yaml.safe_load(algorithm), group_size=24), steps) == lines
 
 
 def test_the_branches_of_a_trunk_that_ends_are_drawn():
@@ -381,11 +351,6 @@ def test_a_divergence_that_holds_one_step_only_is_told():
     assert int(re.search(r"0089 ([\d,]+) times", said)[1].replace(",", "")) == pytest.approx(544_000, rel=0.01)
     for cured in ({"form": "velocity"}, {"beta": 0.0}):
         assert uneven(chosen({"preset": "flow_grpo", "kernel": "cps", "objective": {"kl": cured}}), SD3) == []
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_no_preset_warns_of_itself(preset):
-    assert uneven(chosen({"preset": preset}, group_size=16 if "branch" in preset else 24), SD3) == []
 
 
 def test_a_normalised_ratio_pulls_alike_at_every_step():

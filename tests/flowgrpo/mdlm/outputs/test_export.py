@@ -28,6 +28,22 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+RUNS = {}
+
+
+@pytest.fixture
+def trained(settings):
+    """The settings of a run and what became of it, by whether it trains adapters; each is trained once."""
+
+    def get(lora):
+        if (key := lora is None) not in RUNS:
+            chosen = settings(model__lora=lora)
+            RUNS[key] = chosen, run.train_config(chosen)
+        return RUNS[key]
+
+    return get
+
+
 def trained_logits(settings, folder):
     """The logits of a run's last checkpoint with its average in place."""
     policy, weights = policy_and_weights(settings, torch.device("cpu"))
@@ -68,9 +84,8 @@ def first_answer(place="out"):
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_an_export_is_the_trained_model_with_its_average(settings, model, capsys, lora):
-    chosen = settings(model__lora=lora)
-    done = run.train_config(chosen)
+def test_an_export_is_the_trained_model_with_its_average(trained, model, capsys, lora):
+    chosen, done = trained(lora)
     printed = exported(done.folder, capsys)
     assert printed == {
         "folder": "out",
@@ -94,8 +109,8 @@ def test_an_export_is_the_trained_model_with_its_average(settings, model, capsys
     assert answers[:2] == held_out_answers(done.folder, 2)
 
 
-def test_comfyui_is_refused_before_a_repository_is_made(settings, capsys, monkeypatch):
-    done = run.train_config(settings(model__lora=LORA, train__iterations=1))
+def test_comfyui_is_refused_before_a_repository_is_made(trained, capsys, monkeypatch):
+    _, done = trained(LORA)
     monkeypatch.setattr(push, "open_repository", lambda *a, **k: pytest.fail("a repository was made"))
     options = ["--out", "out", "--comfyui", "--push-to-hub", "me/sums"]
     assert main(["export", str(done.folder), *options]) == 2
@@ -105,9 +120,8 @@ def test_comfyui_is_refused_before_a_repository_is_made(settings, capsys, monkey
 
 @pytest.mark.parametrize("lora", [None, LORA])
 def test_the_cards_lines_give_the_cards_answer(settings, capsys, lora):
-    done = run.train_config(
-        settings(model__lora=lora, eval__decoder={"name": "random", "proposal": {"temperature": 1}})
-    )
+    decoder = {"name": "random", "proposal": {"temperature": 1}}
+    done = run.train_config(settings(model__lora=lora, eval__decoder=decoder))
     exported(done.folder, capsys)
     told = run_card()
     assert told["answer"] == first_answer()
@@ -157,8 +171,8 @@ def test_a_pipeline_is_exported_as_the_pipeline_it_was(settings, model, tmp_path
         torch.testing.assert_close(load_predictor("out")[0].logits(IDS), averaged, rtol=0, atol=1e-6)
 
 
-def test_an_earlier_step_is_exported_and_what_is_wrong_is_said(settings, capsys):
-    done = run.train_config(settings())
+def test_an_earlier_step_is_exported_and_what_is_wrong_is_said(trained, capsys):
+    _, done = trained(None)
     assert exported(done.folder, capsys, "--step", "1")["step"] == 1
     assert main(["export", str(done.folder), "--out", "out"]) == 2
     assert "--out out: exists and is not an empty folder" in capsys.readouterr().err

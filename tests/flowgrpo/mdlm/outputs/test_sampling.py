@@ -127,16 +127,7 @@ def test_wrong_arguments_are_one_sentence(model, capsys, arguments, said):
     assert not Path("o").exists()
 
 
-def test_texts_are_scored(model, capsys):
-    assert main(["sample", str(model), "--prompt", "ab", "--prompt", "c", "--out", "o", "length=4"]) == 0
-    Path("mine.py").write_text("def letters(texts, prompts):\n    return [float(len(text)) for text in texts]\n")
-    capsys.readouterr()
-    assert main(["score", "./mine.py:letters", "--samples", "o", "--format", "json"]) == 0
-    written = [json.loads(Path(f"o/000{i}.json").read_text())["text"] for i in range(2)]
-    assert [line["rewards"]["letters"] for line in json.loads(capsys.readouterr().out)] == [len(t) for t in written]
-
-
-def test_rewards_meet_the_columns_of_the_prompts_of_a_file(model, capsys):
+def test_rewards_meet_the_texts_and_the_columns_of_the_prompts_of_a_file(model, capsys):
     rows = [{"prompt": "ab", "wanted": 3, "seed": 70, "rewards": 1}, {"prompt": "c", "file": "x.png", "wanted": None}]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["sample", str(model), "--prompts", "rows.jsonl", "--out", "o", "length=4"]) == 0
@@ -145,18 +136,22 @@ def test_rewards_meet_the_columns_of_the_prompts_of_a_file(model, capsys):
         {"file": "0000.json", "prompt": "ab", "seed": 0, **own, "wanted": 3},
         {"file": "0001.json", "prompt": "c", "seed": 1, **own, "wanted": None},
     ]
-    Path("mine.py").write_text("def wanted(texts, prompts, wanted):\n    return wanted\n")
-    capsys.readouterr()
-    assert main(["score", "./mine.py:wanted", "--samples", "o", "--format", "json"]) == 0
-    assert [line["rewards"]["wanted"] for line in json.loads(capsys.readouterr().out)] == [3, None]
+    letters = "def letters(texts, prompts):\n    return [float(len(text)) for text in texts]\n"
+    Path("mine.py").write_text(letters + "def wanted(texts, prompts, wanted):\n    return wanted\n")
+    lengths = [len(json.loads(Path(f"o/000{i}.json").read_text())["text"]) for i in range(2)]
+    for name, values in (("letters", lengths), ("wanted", [3, None])):
+        capsys.readouterr()
+        assert main(["score", f"./mine.py:{name}", "--samples", "o", "--format", "json"]) == 0
+        assert [line["rewards"][name] for line in json.loads(capsys.readouterr().out)] == values
 
 
-@pytest.mark.parametrize("reward", ["jpeg_size", "countdown"])
-def test_a_reward_that_cannot_score_a_text_is_refused_in_a_sentence(model, capsys, reward):
+def test_a_reward_that_cannot_score_a_text_is_refused_in_a_sentence(model, capsys):
     assert main(["sample", str(model), "--prompt", "ab", "--out", "o", "length=4"]) == 0
     capsys.readouterr()
-    assert main(["score", reward, "--samples", "o"]) == 2
-    assert capsys.readouterr().err.startswith(f"flowgrpo: the reward '{reward}'")
+    for reward in ("jpeg_size", "countdown"):
+        assert main(["score", reward, "--samples", "o"]) == 2
+        assert capsys.readouterr().err.startswith(f"flowgrpo: the reward '{reward}'")
     Path("o/0000.json").write_text("{}")
-    assert main(["score", reward, "--samples", "o"]) == 2
-    assert "0000.json is not a text as flowgrpo sample writes them" in capsys.readouterr().err
+    for reward in ("jpeg_size", "countdown"):
+        assert main(["score", reward, "--samples", "o"]) == 2
+        assert "0000.json is not a text as flowgrpo sample writes them" in capsys.readouterr().err

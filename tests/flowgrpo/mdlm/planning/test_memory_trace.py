@@ -1,4 +1,7 @@
-"""Operations that are planned without numbers, beside torch's count of the same models with numbers."""
+"""Memory and operations that are planned without numbers, beside what the same models take with them."""
+
+import gc
+import json
 
 import pytest
 import torch
@@ -6,15 +9,17 @@ from released import released
 from torch.utils.flop_counter import FlopCounterMode
 
 from flowgrpo import config
+from flowgrpo.errors import InputError
 from flowgrpo.mdlm import setup
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.likelihoods.estimate import Call, log_probs
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
+from flowgrpo.mdlm.models import gradient_checkpointing
 from flowgrpo.mdlm.planning import memory_trace
 from flowgrpo.mdlm.planning.memory_trace import trial
 from flowgrpo.mdlm.planning.plan import training_decoder, walked
-from flowgrpo.training.planning.allocation_counter import Peaks
+from flowgrpo.training.planning.allocation_counter import AllocationCounter, Peaks
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 
@@ -27,12 +32,38 @@ ONE_LAYER = {
 }
 
 
-def settings(folder, length=LENGTH, **decoder):
-    model = {"path": str(folder), "length": length, "lora": {"rank": 2, "alpha": 4}}
-    prompts = {"train": "gsm8k:train", "eval": "gsm8k:test"}
+@pytest.fixture
+def no_update(monkeypatch):
+    """A trial of decoders alone."""
+    monkeypatch.setattr(memory_trace, "_measure_update", lambda *_: (Peaks(), 0, 0))
+
+
+@pytest.fixture
+def no_decoding(monkeypatch):
+    """A trial of updates alone."""
+    monkeypatch.setattr(memory_trace, "_measure_decoding", lambda *_: (Peaks(), 0))
+
+
+def settings(folder, decoder=None, **model):
+    written = {"path": str(folder), "length": LENGTH, "lora": {"rank": 2, "alpha": 4}, **model}
+    chosen = {"kind": "mdlm", "model": written, "prompts": {"train": "gsm8k:train", "eval": "gsm8k:test"}}
     algorithm = {"decoder": decoder} if decoder else {}
-    written = {"kind": "mdlm", "model": model, "prompts": prompts, "algorithm": algorithm}
-    return config.validated(written | {"rewards": [{"use": "gsm8k"}]})
+    return config.validated({**chosen, "rewards": [{"use": "gsm8k"}], "algorithm": algorithm})
+
+
+def view_of(predictor):
+    """A function that scores one view of an answer."""
+    scored = torch.ones(1, LENGTH, dtype=torch.bool)
+    hidden = torch.nn.functional.pad(scored, (PROMPT, 0))
+    answers = Answers(
+        ids=torch.full((1, PROMPT + LENGTH), 3),
+        attention_mask=torch.ones_like(hidden),
+        scored=scored,
+        addresses=[()],
+        block_size=predictor.block_size,
+    )
+    views = Views(hidden[None], scored[None].float(), torch.ones(1))
+    return lambda: log_probs(predictor, answers, views, Call(torch.tensor([0]), torch.tensor([0]))).sum()
 
 
 def counted(call):
@@ -41,10 +72,41 @@ def counted(call):
     return counter.get_total_flops()
 
 
+@pytest.mark.usefixtures("no_decoding")
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("name", ["llada", pytest.param("dream", marks=pytest.mark.zoo), "sdar"])
+def test_what_is_planned_of_a_view_is_what_it_allocates_and_computes(name, checkpointing, tmp_path):
+    """With its backward pass, where gradients are there already."""
+    chosen = settings(released(name, tmp_path), gradient_checkpointing=checkpointing)
+    planned = trial(chosen, PROMPT)
+    policy, weights = setup.policy_and_weights(chosen, torch.device("cpu"))
+    view, live = view_of(policy.predictor), AllocationCounter()
+    assert planned.update_operations == counted(view)
+    for tensor in (*policy.predictor.model.parameters(), *policy.predictor.model.buffers()):
+        live.ignore(tensor)
+    for p in weights.parameters:
+        p.grad = torch.zeros_like(p)
+    gc.collect()
+    with live:
+        view().backward()
+    found = planned.update_checkpointed if checkpointing else planned.update
+    assert found.of(1) == pytest.approx(live.peak, rel=0.15)
+
+
+@pytest.mark.usefixtures("no_decoding")
+def test_checkpointing_that_a_model_has_not_is_refused(tmp_path, monkeypatch):
+    released("llada", tmp_path)
+    monkeypatch.setattr(gradient_checkpointing, "GradientCheckpointingLayer", type(None))
+    with pytest.raises(InputError, match="does not support it, set it to false"):
+        trial(settings(tmp_path, gradient_checkpointing=True), PROMPT)
+    assert trial(settings(tmp_path), PROMPT).update_checkpointed is None
+
+
 BLOCKS = {"steps": 8, "region": {"block_length": 8}}
 SIZES = {"sdar": (8, 16), "llada2": (24, 16)}  # tokens of the prompt and of the answer: several blocks of each model
 
 
+@pytest.mark.usefixtures("no_update")
 @pytest.mark.parametrize(
     ("name", "decoder", "apart"),
     [
@@ -58,10 +120,9 @@ SIZES = {"sdar": (8, 16), "llada2": (24, 16)}  # tokens of the prompt and of the
         ("llada2", {}, 0.1),
     ],
 )
-def test_what_is_planned_of_a_decode_is_what_it_computes(name, decoder, apart, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory_trace, "_learnt", lambda *_: (Peaks(), 0, 0))  # updates have a test of their own
+def test_what_is_planned_of_a_decode_is_what_it_computes(name, decoder, apart, tmp_path):
     given, length = SIZES.get(name, (PROMPT, LENGTH))
-    chosen = settings(released(name, tmp_path, **ONE_LAYER[name]), length, **decoder)
+    chosen = settings(released(name, tmp_path, **ONE_LAYER[name]), decoder, length=length)
     policy, _ = setup.policy_and_weights(chosen, torch.device("cpu"))
     built = training_decoder(chosen, predictor=policy.predictor)
     prompt = torch.full((1, given), 5)
@@ -70,20 +131,25 @@ def test_what_is_planned_of_a_decode_is_what_it_computes(name, decoder, apart, t
     assert trial(chosen, given).decode_operations * steps == pytest.approx(real, rel=apart)
 
 
-@pytest.mark.parametrize("name", ["llada", pytest.param("dream", marks=pytest.mark.zoo), "sdar"])
-def test_what_is_planned_of_a_view_is_what_it_computes(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory_trace, "_decoded", lambda *_: (Peaks(), 0))
-    chosen = settings(released(name, tmp_path, **ONE_LAYER[name]))
-    policy, _ = setup.policy_and_weights(chosen, torch.device("cpu"))
-    scored = torch.ones(1, LENGTH, dtype=torch.bool)
-    hidden = torch.nn.functional.pad(scored, (PROMPT, 0))
-    answers = Answers(
-        ids=torch.full((1, PROMPT + LENGTH), 3),
-        attention_mask=torch.ones_like(hidden),
-        scored=scored,
-        addresses=[()],
-        block_size=policy.predictor.block_size,
-    )
-    views = Views(hidden[None], scored[None].float(), torch.ones(1))
-    call = Call(torch.tensor([0]), torch.tensor([0]))
-    assert trial(chosen, PROMPT).update_operations == counted(lambda: log_probs(policy.predictor, answers, views, call))
+def decoded(folder, **decoder):
+    return trial(settings(folder, {"region": {"block_length": 16}} | decoder), PROMPT)
+
+
+@pytest.mark.usefixtures("no_update")
+def test_a_decoder_is_counted_with_its_branches_and_its_cache(tmp_path):
+    released("dream", tmp_path, **ONE_LAYER["dream"])
+    plain, guided, kept = decoded(tmp_path), decoded(tmp_path, cfg_scale=1.0), decoded(tmp_path, cache="dual")
+    assert guided.decode.of(1) > 1.7 * plain.decode.of(1)
+    written = json.loads((tmp_path / "config.json").read_text())
+    width = written["hidden_size"] // written["num_attention_heads"] * written["num_key_value_heads"]
+    keys = 2 * 4 * written["num_hidden_layers"] * width * (PROMPT + LENGTH)
+    assert kept.decode.of(1) >= plain.decode.of(1) + keys // 2
+    assert plain.evaluate is None or plain.evaluate.of(1) > 0
+
+
+@pytest.mark.usefixtures("no_update")
+def test_a_cache_that_grows_from_block_to_block_is_counted_with_the_prompt_and_at_the_end(tmp_path):
+    released("sdar", tmp_path, **ONE_LAYER["sdar"])
+    plain, kept = decoded(tmp_path, region=None), decoded(tmp_path, region=None, cache="prefix")
+    assert 0 < kept.decode.of(1) < 3 * plain.decode.of(1)
+    assert kept.decode.of(8) > 7 * kept.decode.of(1)

@@ -8,6 +8,7 @@ from torch import nn
 from flowgrpo.training.planning.allocation_counter import AllocationCounter
 from flowgrpo.training.planning.meta_networks import MetaNetworks, built
 
+ENDS = torch.tensor([2, 4, 6, 8], dtype=torch.int32)
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -23,30 +24,20 @@ ATTENTION = torch.nn.functional.scaled_dot_product_attention
             2 * 2 * (4 * 16 * 32 * 8),
         ),
         (lambda: torch.ones(8, 8).softmax(-1) + 1, 0),
+        # Rows go through one of four experts each.
+        (
+            lambda: torch._grouped_mm(torch.ones(8, 16).bfloat16(), torch.ones(4, 16, 32).bfloat16(), offs=ENDS),
+            2 * 8 * 16 * 32,
+        ),
     ],
 )
 def test_products_convolutions_and_attention_are_counted(call, operations):
     live = AllocationCounter()
     with torch.no_grad(), live:
+        torch.ones(3, 5) @ torch.ones(5, 7)
+        live.restart()  # counts anew
         call()
     assert live.operations == operations
-
-
-def test_rows_go_through_one_expert_each():
-    rows, experts = torch.ones(8, 16, dtype=torch.bfloat16), torch.ones(4, 16, 32, dtype=torch.bfloat16)
-    live = AllocationCounter()
-    with torch.no_grad(), live:
-        torch._grouped_mm(rows, experts, offs=torch.tensor([2, 4, 6, 8], dtype=torch.int32))
-    assert live.operations == 2 * 8 * 16 * 32
-
-
-def test_a_count_begins_anew():
-    live = AllocationCounter()
-    with live:
-        torch.ones(3, 5) @ torch.ones(5, 7)
-        live.restart()
-        torch.ones(2, 2) @ torch.ones(2, 2)
-    assert live.operations == 16
 
 
 LLAMA = transformers.LlamaConfig(
@@ -54,25 +45,16 @@ LLAMA = transformers.LlamaConfig(
 )
 
 
-@pytest.mark.parametrize("run_all", [True, False])
-def test_blocks_that_are_not_run_and_repeated_calls_are_counted(run_all):
-    hollow = MetaNetworks()
-    made = built(lambda: transformers.LlamaModel(LLAMA), torch.float32)
-    hollow.empty(made, run_all=run_all)
-    embeddings, layer = torch.ones(1, 8, 16), 2 * 8 * 16 * (4 * 16 + 3 * 48) + 2 * 2 * 8 * 8 * 16
-    with torch.no_grad(), hollow.phase() as live:
-        for calls in (1, 2):
-            made(inputs_embeds=embeddings, use_cache=False)
-            assert live.operations == calls * 5 * layer
-
-
-def test_blocks_that_are_not_run_launch_as_much_as_those_that_are():
-    found = []
+def test_blocks_that_are_not_run_and_repeated_calls_are_counted():
+    layer, launches = 2 * 8 * 16 * (4 * 16 + 3 * 48) + 2 * 2 * 8 * 8 * 16, set()
     for run_all in (True, False):
         hollow = MetaNetworks()
         made = built(lambda: transformers.LlamaModel(LLAMA), torch.float32)
         hollow.empty(made, run_all=run_all)
         with torch.no_grad(), hollow.phase() as live:
-            made(inputs_embeds=torch.ones(1, 8, 16), use_cache=False)
-            found.append(live.launches)
-    assert found[0] == found[1] > 5 * 9  # seven products, attention and a norm in each layer
+            for calls in (1, 2):
+                made(inputs_embeds=torch.ones(1, 8, 16), use_cache=False)
+                assert live.operations == calls * 5 * layer
+                launches.add(live.launches / calls)
+    (each,) = launches
+    assert each > 5 * 9  # seven products, attention and a norm in each layer

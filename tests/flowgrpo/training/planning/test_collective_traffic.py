@@ -8,7 +8,7 @@ from in_turn import each_in_turn
 
 from flowgrpo import config
 from flowgrpo.training.distributed.gpu_layout import Layout
-from flowgrpo.training.planning.collective_traffic import LINK, NETWORK, Message, messages, of_rewards
+from flowgrpo.training.planning.collective_traffic import LINK, NETWORK, Message, build_messages, reward_bytes
 from flowgrpo.training.planning.gpu_types import GPUS
 from flowgrpo.training.weights import sharding
 
@@ -18,7 +18,7 @@ def ruled(shapes, processes, of_node, *, full, width=4, trained=0):
     form = "hsdp" if of_node < processes else "fsdp2"
     layout = Layout(processes=processes, of_node=of_node, sharding=form)
     model = {"path": "shapes", "lora": None if full else {}}
-    return messages(config.validated({"model": model}), [shapes], width=width, trained=trained, layout=layout)
+    return build_messages(config.validated({"model": model}), [shapes], width=width, trained=trained, layout=layout)
 
 
 TRAINED = ("lora", "full", "full_in_half")
@@ -68,19 +68,19 @@ def test_many_processes_send_what_the_rule_says(full, processes, of_node, of_man
 def test_one_process_alone_sends_nothing():
     rule = ruled({"blocks.0.weight": (8, 8)}, 1, 1, full=True, trained=64)
     assert [each.bytes for each in (rule.gather, rule.scatter, rule.spread, rule.step)] == [0, 0, 0, 0]
-    assert of_rewards(100, 1) == 0
+    assert reward_bytes(100, 1) == 0
 
 
 def test_what_lies_whole_on_each_is_summed_once_a_step():
     settings = config.validated({"model": {"path": "shapes", "lora": {}}})
-    rule = messages(settings, [{"weight": (8, 8)}], width=2, trained=1000, layout=Layout(processes=16))
+    rule = build_messages(settings, [{"weight": (8, 8)}], width=2, trained=1000, layout=Layout(processes=16))
     assert rule.step == Message(bytes=round(2 * 4000 * 15 / 16), crosses=True)
     assert rule.gather.bytes == 0
 
 
 def test_a_base_in_eight_bits_sends_its_codes_and_scales():
     whole, codes = (
-        messages(
+        build_messages(
             config.validated({"model": {"path": "shapes", "lora": {}, "quantise": form}}),
             [{"blocks.0.up.weight": (64, 128), "head.weight": (16, 16)}],
             width=2,

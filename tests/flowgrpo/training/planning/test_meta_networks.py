@@ -10,6 +10,13 @@ from flowgrpo.training.planning import meta_networks as hollow
 from flowgrpo.training.planning.meta_networks import AllocationCounter, MetaNetworks, built, few_objects, size
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _put_aside():
+    """Phases collect garbage, which takes long among all that was ever imported."""
+    with few_objects():
+        yield
+
+
 class Layers(nn.Module):
     """Three layers, each with its gain; the second output tells the mean of a mask."""
 
@@ -98,22 +105,6 @@ def test_outputs_are_real_zeros_of_the_same_shape_and_the_backward_runs_once():
     assert all(p.grad is not None for p in made.parameters())
 
 
-def test_objects_that_were_put_aside_stay_so_when_more_were():
-    def searched(x):
-        return any(x is y for y in gc.get_objects())  # which leaves out what is put aside
-
-    gc.unfreeze()
-    first = [None]
-    assert searched(first)
-    with few_objects():
-        assert not searched(first)
-        with few_objects():
-            assert not searched(first)
-        assert not searched(first)
-    assert searched(first)
-    assert gc.get_freeze_count() == 0
-
-
 def test_real_masks_choose_as_many_rows_as_they_do():
     made = hollow_of(Layers, MetaNetworks())
     mask = torch.tensor([[True, False, True], [False, False, True]])
@@ -198,3 +189,19 @@ def test_a_network_that_computes_with_its_large_table_is_built_all_the_same():
             self.register_buffer("places", torch.cat([table, torch.zeros(1, 4100)]))
 
     assert built(Placed, torch.float32).places.shape == (4201, 4100)
+
+
+def test_objects_that_were_put_aside_stay_so_when_more_were():
+    def searched(x):
+        return any(x is y for y in gc.get_objects())  # which leaves out what is put aside
+
+    gc.unfreeze()
+    first = [None]
+    assert searched(first)
+    with few_objects():
+        assert not searched(first)
+        with few_objects():
+            assert not searched(first)
+        assert not searched(first)
+    assert searched(first)
+    assert gc.get_freeze_count() == 0

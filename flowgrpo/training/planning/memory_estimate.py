@@ -1,0 +1,51 @@
+"""Refusal of a model that cannot fit, with settings that need less, before its weights load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from flowgrpo.schema.lora import Lora
+from flowgrpo.training.model_files.hub_files import refuse_too_large
+from flowgrpo.training.planning.memory_phases import Config, switched
+from flowgrpo.training.weights import low_precision_copies, quantisation, sharding
+
+if TYPE_CHECKING:
+    import torch
+
+
+def refuse(config: Config, device: torch.device, need: Callable[[Config], dict[str, int]]) -> None:
+    """Raise InputError for a run that needs more than the device, or this machine, has.
+
+    Args:
+        need: returns `gpu_bytes` and `host_bytes` of a run.
+    """
+    refuse_too_large(
+        config.model.path, need(config), device, lambda: {key: need(other) for key, other in smaller(config)}
+    )
+
+
+def smaller(config: Config) -> Iterator[tuple[str, Config]]:
+    """Yield settings that may need less memory, as overrides, and the config with each; some may be set already."""
+    model, copies = config.model, low_precision_copies.of_copies(config)
+    bases: list[tuple[str, Any]] = [("model.quantise", form) for form in quantisation.FORMS]
+    if model.lora is None:
+        bases = [("model.lora", Lora())]
+    if config.exchanges_base or (copies and model.lora is not None):  # these need an unquantised base
+        bases = []
+    settings: list[tuple[str, Any]] = [
+        *([(low_precision_copies.KEY, None)] if low_precision_copies.of_drafts(config) else []),
+        *([(low_precision_copies.FINISH_KEY, None)] if low_precision_copies.of_finishes(config) else []),
+        *bases,
+        ("model.dtype", "bfloat16"),
+        ("model.text_encoders", "offload"),
+        ("model.text_encoders", "free"),
+        ("model.vae", "offload"),
+        *([("run.sharding", "fsdp2")] if sharding.can(config) else []),
+        ("train.ema", None),
+    ]
+    for key, value in settings:
+        section, _, name = key.partition(".")
+        if section != "model" or name in type(model).model_fields:
+            word = "{}" if isinstance(value, Lora) else "null" if value is None else value
+            yield f"{key}={word}", switched(config, key, value)

@@ -1,0 +1,287 @@
+"""Memory of a run: the peak of each phase, and its largest batches.
+
+All numbers follow from what a call of one row allocates: fixed bytes, and bytes per row.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Self, TypeVar
+
+from flowgrpo.schema.lora import Lora
+from flowgrpo.schema.sections import RunConfig
+from flowgrpo.training.distributed.gpu_layout import OF_NODE, Layout, layout_of
+from flowgrpo.training.model_files.hub_files import Shape
+from flowgrpo.training.planning.allocation_counter import Peaks
+from flowgrpo.training.weights import low_precision_copies, quantisation, sharding
+from flowgrpo.training.weights.optimizers import MESSAGE, OPTIMIZERS
+from rewards import BUILT_IN
+
+GIB = 2**30
+LIBRARIES = GIB  # a GPU's context
+FRAGMENTS = 0.05  # share of all bytes lost to fragmentation
+GATHERED = 2.4  # blocks of a sharded network held at once: the one that computes, and copies of the next
+BLOCK = re.compile(r".*?\.\d+\.")  # path of a block, before the names of its tensors
+ROLLOUT, UPDATE = "train.rollout_batch", "train.micro_batch"
+MOST = 2**31  # rows, where nothing depends on them
+SWITCHES: tuple[tuple[str, Any], ...] = (
+    ("model.text_encoders", "offload"),
+    ("model.vae", "offload"),
+    ("model.vae_tiling", True),
+    ("model.gradient_checkpointing", True),
+    (low_precision_copies.KEY, None),
+    ("run.sharding", "fsdp2"),
+    ("model.quantise", "int8"),
+    ("model.quantise", "nf4"),
+)
+MEASURED = ("model.dtype", "model.lora")  # a change of these needs another trial
+
+Config = TypeVar("Config", bound=RunConfig)
+Sizes = TypeVar("Sizes", bound="TrialSizes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Peak memory of a phase."""
+
+    name: str
+    rows: int  # of one call
+    key: str | None  # config key of the rows; None if no key sets them
+    fixed: dict[str, int]  # bytes of weights, trained (with copies), optimizer, gradients, states, samples
+    calls: Peaks  # bytes of activations
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes of each part."""
+        return self.fixed | {"activations": self.calls.of(self.rows)}
+
+    @property
+    def total(self) -> int:
+        """Bytes including libraries and fragmentation."""
+        return int(sum(self.parts.values()) * (1 + FRAGMENTS)) + LIBRARIES
+
+    def largest(self, room: int) -> int:
+        """Return the most rows of a call that fit into `room` bytes; 0 if one does not."""
+        left = (room - LIBRARIES + 1) / (1 + FRAGMENTS) - sum(self.fixed.values())
+        rows = min(int((left - fixed) / each) if each else (fixed <= left) * MOST for fixed, each in self.calls.points)
+        while rows > 0 and replace(self, rows=rows).total > room:  # by rounding
+            rows -= 1
+        return max(min(rows, MOST), 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialSizes:
+    """Sizes of a model and of its calls, in bytes."""
+
+    components: dict[str, int]  # weights as loaded, and those of the rewards
+    shapes: dict[str, dict[str, Shape]]  # of the tensors of trained or adapted networks
+    width: int  # bytes of an unquantised weight
+    trained: int  # number of trained parameters
+    update: Peaks  # a forward and backward pass; empty if the config has checkpointing
+    update_checkpointed: Peaks | None  # None if a network does not support checkpointing
+    dequantises: bool  # whether the calls include the weights that quantised layers rebuild
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget(ABC):
+    """Memory of a run on machines of `of_node` processes; `measure` returns the trial of another dtype or other weights."""
+
+    config: RunConfig
+    trial: TrialSizes
+    measure: Callable[[Any], Any]
+    of_node: int = OF_NODE
+
+    @abstractmethod
+    def phases(self) -> list[Phase]:
+        """Return the phases of a run, with the rows that the config sets."""
+
+    @property
+    @abstractmethod
+    def unavailable(self) -> Collection[str]:
+        """Keys of `SWITCHES` that do nothing for this model."""
+
+    @property
+    def layout(self) -> Layout:
+        """Layout of the processes on machines."""
+        return layout_of(self.config, self.of_node)
+
+    def on_processes(self, processes: int, *, times: float = 1) -> Self:
+        """Return the same run on `processes`, with `times` as many samples."""
+        return self.switched("run.processes", processes)
+
+    def switches(self) -> list[tuple[str, Any]]:
+        """Return the switches that are possible and not set yet, cheapest first."""
+        config, model = self.config, self.config.model
+        needs_base = low_precision_copies.of_copies(config) or config.exchanges_base  # as it is, unquantised
+        possible = {
+            "model.gradient_checkpointing": self.trial.update_checkpointed is not None,
+            low_precision_copies.KEY: low_precision_copies.of_drafts(config) is not None,
+            "run.sharding": config.run.processes > 1 and sharding.can(config),
+            "model.quantise": model.lora is not None and model.quantise != "nf4" and not needs_base,
+        }
+        return [
+            (key, value)
+            for key, value in SWITCHES
+            if key not in self.unavailable and possible.get(key, True) and at_key(config, key) != value
+            if key != "model.quantise" or all(quantisation.can(self.trial.shapes, form) for form in ("int8", value))
+        ]
+
+    def resorts(self) -> list[tuple[str, Any]]:
+        """Return settings that save memory but change the training, smallest change first."""
+        model, train = self.config.model, self.config.train
+        resorts = (
+            ("train.optimizer.name", "adamw8bit", train.optimizer.name == "adamw"),
+            ("train.ema", None, train.ema is not None),
+            ("model.dtype", "bfloat16", model.dtype == "float32"),
+            ("model.lora", {"rank": 16}, model.lora is None),
+        )
+        return [(key, value) for key, value, possible in resorts if possible]
+
+    def switched(self, key: str, value: Any) -> Self:
+        """Return the same run with a setting changed."""
+        config = switched(self.config, key, value)
+        return replace(self, config=config, trial=self.measure(config) if key in MEASURED else self.trial)
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Self:
+        """Return the same run with several settings changed."""
+        return functools.reduce(lambda budget, setting: budget.switched(*setting), settings.items(), self)
+
+    def loaded(self) -> dict[str, int]:
+        """Return the bytes of each component as loaded, quantised where the config says so."""
+        trial, form = self.trial, self.config.model.quantise
+        saved = {
+            name: quantisation.size(shapes, trial.width, None) - quantisation.size(shapes, trial.width, form)
+            for name, shapes in trial.shapes.items()
+        }
+        return {name: size - saved.get(name, 0) for name, size in trial.components.items()}
+
+    def resident(self) -> int:
+        """Return the bytes of the frozen components that each process holds."""
+        learning = self.trial.shapes.keys() if self.config.model.lora is None else ()
+        shared = dict.fromkeys(self.trial.shapes, self.layout.among)
+        return sum(-(-size // shared.get(name, 1)) for name, size in self.loaded().items() if name not in learning)
+
+    def gathered(self) -> int:
+        """Return the bytes that a call gathers of one network in shards, the largest; 0 where all are whole."""
+        model, trial = self.config.model, self.trial
+        if self.layout.among == 1:
+            return 0
+        width = trial.width if model.lora else 4  # learning weights travel in float32 at the most
+        size = functools.partial(quantisation.size, width=width, form=model.quantise)
+        return max(gathered(tensors, size) for tensors in trial.shapes.values())
+
+    def layer(self) -> int:
+        """Return the bytes of the weights that one quantised layer rebuilds, unless the trial measured them."""
+        if self.config.model.quantise is None or self.trial.dequantises:
+            return 0
+        return quantisation.made_anew(self.trial.shapes.values(), self.trial.width)
+
+    def update_calls(self) -> Peaks:
+        """Return the bytes of an update's calls with gradient and of its optimizer step."""
+        config, trial = self.config, self.trial
+        checkpointed = trial.update_checkpointed if config.model.gradient_checkpointing else None
+        blocks = self.gathered() * (1 if config.model.lora else 2)  # with gradients, until they are summed
+        calls = (checkpointed or trial.update).shared(config.run.context_parallel).beside(self.layer() + blocks)
+        return calls | step(config, trial.trained, among=self.layout.among)
+
+    def kept_graphs(self, room: int) -> dict[str, Any]:
+        """Return the rows whose graphs a rollout may keep for the update, their bytes, and whether it keeps them."""
+        return {"rows": 0, "bytes": 0, "kept": False}
+
+    def largest(self, room: int) -> dict[str, int]:
+        """Return the most rows of each batch key that fit into `room` bytes; 0 if one does not."""
+        rows: dict[str, list[int]] = {ROLLOUT: [], UPDATE: []}
+        for phase in self.phases():
+            for key in rows if phase.key is None else (phase.key,):
+                rows[key].append(phase.largest(room) if phase.key else (phase.total <= room) * MOST)
+        return {key: min(counts) for key, counts in rows.items()}
+
+    def peak(self, rows: dict[str, int] | None = None) -> int:
+        """Return the bytes of the largest phase, optionally with other numbers of rows by key."""
+        return max(phase.total for phase in at(self.phases(), rows or {}))
+
+    def smallest(self) -> int:
+        """Return the peak with one row in each call."""
+        return self.peak({ROLLOUT: 1, UPDATE: 1})
+
+    def fits(self, room: int) -> bool:
+        """Return whether calls of one row fit into `room` bytes."""
+        return all(self.largest(room).values())
+
+
+def measure_once(config: Config, trial_of: Callable[[Config], Sizes]) -> Callable[[RunConfig], Sizes]:
+    """Return a function that measures the trial of a run once for each dtype, with adapters and without."""
+    rewards = rewards_of(config)[0]
+
+    @cache
+    def measure(dtype: str, full: bool) -> Sizes:
+        lora = None if full else config.model.lora or Lora()
+        model = config.model.model_copy(update={"dtype": dtype, "lora": lora})
+        trial = trial_of(config.model_copy(update={"model": model}))
+        return replace(trial, components=trial.components | {"rewards": rewards})
+
+    return lambda other: measure(other.model.dtype, other.model.lora is None)
+
+
+def rewards_of(config: RunConfig) -> tuple[int, list[str]]:
+    """Return the bytes of the rewards' weights, and the names of rewards of unknown size."""
+    uses = [use.use for use in (*config.rewards, *config.eval_rewards)]
+    known = {BUILT_IN[use].target: BUILT_IN[use].size for use in uses if use in BUILT_IN}
+    return sum(known.values()), [use for use in uses if use not in BUILT_IN]
+
+
+def at(phases: Sequence[Phase], rows: dict[str, int]) -> list[Phase]:
+    """Return the phases with other numbers of rows, by the key that sets them."""
+    return [phase if phase.key is None else replace(phase, rows=rows.get(phase.key, phase.rows)) for phase in phases]
+
+
+def at_key(config: Any, key: str) -> Any:
+    """Return the value at a dotted key."""
+    return functools.reduce(getattr, key.split("."), config)
+
+
+def switched(config: Any, key: str, value: Any) -> Any:
+    """Return a config, or a section of one, with a dotted key changed; a map for `lora` becomes a `Lora`."""
+    head, _, rest = key.partition(".")
+    if rest:
+        value = switched(getattr(config, head), rest, value)
+    elif head == "lora" and isinstance(value, Mapping):
+        value = Lora(**value)
+    return config.model_copy(update={head: value})
+
+
+def gathered(tensors: Mapping[str, Shape], size: Callable[[Mapping[str, Shape]], int]) -> int:
+    """Return the bytes that a call of a sharded network gathers: all outside blocks, and `GATHERED` of its largest block."""
+    blocks: dict[str, dict[str, Shape]] = defaultdict(dict)
+    for name, shape in tensors.items():
+        block = BLOCK.match(name)
+        blocks[block[0] if block else ""][name] = shape
+    outside = size(blocks.pop("", {}))
+    return outside + round(GATHERED * max(map(size, blocks.values()), default=0))
+
+
+def trained_bytes(config: RunConfig, trained: int, *, copies: int, among: int) -> dict[str, int]:
+    """Return the bytes of trained weights, optimizer moments and gradients, which all phases have.
+
+    Args:
+        trained: number of trained parameters.
+        copies: of them that are other policies, such as a reference; the average and stale versions are added here.
+        among: processes that share the networks.
+    """
+    trained = trained if config.model.lora else -(-trained // among)
+    versions = config.run.staleness + 1 if config.run.staleness else 0
+    copies += 1 + (config.train.ema is not None) + versions
+    moments = OPTIMIZERS[config.train.optimizer.name].bytes_per_number
+    return {"trained": 4 * copies * trained, "optimizer": round(moments * trained), "gradients": 4 * trained}
+
+
+def step(config: RunConfig, trained: int, *, among: int) -> Peaks:
+    """Return what an optimizer step allocates: two messages of gradients where processes sum unsharded ones."""
+    sums = config.run.processes > 1 and not (config.model.lora is None and among > 1)
+    return Peaks(((2 * min(4 * trained, MESSAGE) if sums else 0, 0),))
