@@ -133,16 +133,18 @@ def write(
     """
     target = checkpoint.place_of(folder, snapshot.state["step"])
     partial = folder / f".{target.name}.partial"
+
+    def do_once(job: Callable[[], None]) -> None:
+        peers.together(lambda: job() if peers.first else None)
+
     try:
-        peers.together(lambda: _begin(folder, partial) if peers.first else None)
+        do_once(lambda: _begin(folder, partial))
         if snapshot.shards:
             shards.write(partial, snapshot.shards, peers)
         digests_of_ranks = peers.together(lambda: _write_own(partial, snapshot, peers))
         files = {name: digest for digests_of_rank in digests_of_ranks for name, digest in digests_of_rank.items()}
-        peers.together(
-            lambda: _end(partial, target, snapshot.state | {"sound": sound()}, files) if peers.first else None
-        )
-        peers.together(lambda: checkpoint.prune(folder, keep) if peers.first else None)
+        do_once(lambda: _end(partial, target, snapshot.state | {"sound": sound()}, files))
+        do_once(lambda: checkpoint.prune(folder, keep))
     except BaseException:  # most often a full disk, which half a checkpoint must not fill
         if peers.first and partial.exists():
             shutil.rmtree(partial)

@@ -1,14 +1,12 @@
-"""What other processes told this one during a piece of work, so that it can make the work again without asking them anew.
+"""Record the results of collectives during a piece of work, so that this process can repeat it without the others.
 
-Processes meet in the middle of a rollout or of a gradient: they sum numbers and exchange samples. Where one of them runs out
-of memory and begins again, the others are past some of these meetings. So a process notes what each gave it. When it comes
-to the same meeting again it takes the note, and it meets the others at the first that it has not been to. All processes then
-have what they had of each other at first, though what is made again in smaller calls may differ by rounding.
+Processes communicate in the middle of a rollout or of a gradient. If one runs out of memory and repeats the work, the others
+have passed some of these collectives. It takes their recorded results, and joins the others at the first collective that it
+has not reached before. All processes keep the results of the first attempt, though repeated calls of another size may round
+differently.
 
-Notes are kept until the work ends, so that what processes sent each other (of a group that they share, the decoded samples)
-lies in memory as long.
-
-Work that fails within a meeting, or in another step that cannot be taken twice, is not made again.
+Results stay in memory until the work ends. Work that fails within a collective, or in a step that must not run twice, is not
+repeated.
 """
 
 from __future__ import annotations
@@ -16,66 +14,64 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
+@dataclass
 class Journal:
-    """The notes of one piece of work.
+    """The recorded results of one piece of work.
 
     Attributes:
-        met: to how many meetings the work has come so far; set back where a part of it is made again.
-        final: whether it failed in what cannot be taken twice.
+        results: of its collectives, in order.
+        met: collectives that it has reached; set back to repeat a part.
+        final: whether it failed where it must not be repeated.
     """
 
-    def __init__(self) -> None:
-        self._notes: list[Any] = []
-        self.met, self.final = 0, False
-
-    def told(self, meet: Callable[[], T]) -> T:
-        """What a meeting gives, or gave."""
-        if self.met == len(self._notes):
-            with taken_once():
-                self._notes.append(meet())
-        self.met += 1
-        return self._notes[self.met - 1]
+    results: list[Any] = field(default_factory=list)
+    met: int = 0
+    final: bool = False
 
 
-_KEPT: ContextVar[Journal | None] = ContextVar("journal", default=None)
+_JOURNAL: ContextVar[Journal | None] = ContextVar("journal", default=None)
 
 
 @contextmanager
 def kept() -> Iterator[Journal]:
-    """Note all meetings inside this context, in the journal that is kept around it, if there is one."""
-    outer = _KEPT.get()
+    """Record all collectives inside this context; a nested context uses the outer journal."""
+    outer = _JOURNAL.get()
     if outer is not None:
         yield outer
         return
-    own = Journal()
-    token = _KEPT.set(own)
+    journal = Journal()
+    token = _JOURNAL.set(journal)
     try:
-        yield own
+        yield journal
     finally:
-        _KEPT.reset(token)
+        _JOURNAL.reset(token)
 
 
 def told(meet: Callable[[], T]) -> T:
-    """What a meeting of processes gives; noted where a journal is kept, and taken from it where the work is made again.
-
-    What is returned must not be changed in place.
-    """
-    journal = _KEPT.get()
-    return meet() if journal is None else journal.told(meet)
+    """Return the result of a collective, recorded if there is a journal; do not change it in place."""
+    journal = _JOURNAL.get()
+    if journal is None:
+        return meet()
+    if journal.met == len(journal.results):
+        with taken_once():
+            journal.results.append(meet())
+    journal.met += 1
+    return journal.results[journal.met - 1]
 
 
 @contextmanager
 def taken_once() -> Iterator[None]:
-    """Do inside this context what cannot be done twice: if it fails, the work that it is a part of is not made again."""
+    """Mark work that must not run twice: if it fails, the surrounding work is not repeated."""
     try:
         yield
     except BaseException:
-        journal = _KEPT.get()
+        journal = _JOURNAL.get()
         if journal is not None:
             journal.final = True
         raise
