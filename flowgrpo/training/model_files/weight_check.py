@@ -53,6 +53,10 @@ class Difference:
     expected: frozenset[str]
 
 
+# Results of `check` by class, config and shapes: a run checks its model twice, and to build a large class takes seconds.
+_DIFFERENCES: dict[tuple[Any, ...], Difference] = {}
+
+
 def is_checked(kind: Any) -> bool:
     """Return whether a class is a model of diffusers or transformers, which `check` can compare."""
     return isinstance(kind, type) and issubclass(kind, (diffusers.ModelMixin, transformers.PreTrainedModel))
@@ -93,14 +97,15 @@ def check(
         shapes = hub_files.shapes(place, folder, variant, stems)
     if weights is None or not (shapes or (weights.files and weights.has_headers)):
         return  # pickles at the hub have no headers
-    tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    with hub_files.one_sentence(model), silent(), torch.random.fork_rng(devices=[]):
+    with hub_files.one_sentence(model), silent():
         if issubclass(kind, diffusers.ModelMixin):
             own_config = kind.load_config(place, subfolder=folder)
-            difference = _compare_diffusers(kind, own_config, tensors, renames=not weights.sharded)
         else:
             own_config = kind.config_class.from_pretrained(place, subfolder=folder) if config is None else config
-            difference = _compare_transformers(kind, own_config, tensors)
+        key = (kind, repr(own_config), tuple(shapes.items()), weights.sharded)
+        if key not in _DIFFERENCES:
+            _DIFFERENCES[key] = _compare(kind, own_config, shapes, sharded=weights.sharded)
+    difference = _DIFFERENCES[key]
     file = "*.safetensors" if weights.sharded else weights.files[0]
     refuse(difference, kind.__name__, f"{model}: {f'{folder}/{file}'.lstrip('/')}", all_used)
 
@@ -141,6 +146,14 @@ def refuse(found: Difference, kind: str, place: str, all_used: bool = False) -> 
         if all_used:
             raise InputError(said)
         warnings.warn(said, stacklevel=3)
+
+
+def _compare(kind: Any, config: Any, shapes: Mapping[str, Shape], *, sharded: bool) -> Difference:
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    with torch.random.fork_rng(devices=[]):
+        if issubclass(kind, diffusers.ModelMixin):
+            return _compare_diffusers(kind, config, tensors, renames=not sharded)
+        return _compare_transformers(kind, config, tensors)
 
 
 def _compare_diffusers(
