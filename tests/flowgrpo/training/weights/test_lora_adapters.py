@@ -92,17 +92,6 @@ def test_the_reference_is_the_start_or_the_base(reference, is_start):
         assert not torch.equal(network(X), expected)
 
 
-def test_the_base_of_full_fine_tuning_is_where_it_started():
-    network = Network()
-    weights = Weights({"net": network}, None, reference="base")
-    with torch.no_grad():
-        expected = network(X)
-        for p in weights.parameters:
-            p.add_(0.1)
-        with weights.reference():
-            assert torch.equal(network(X), expected)
-
-
 def test_a_half_precision_base_gets_the_files_numbers_in_float32():
     network = Network().to(torch.bfloat16)
     adapter = Adapter({"proj": layer()})

@@ -1,6 +1,9 @@
+from itertools import pairwise
+
 import pytest
 import tiny
 import torch
+from in_checkpoints import taken
 from peft import LoraConfig, inject_adapter_in_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -20,6 +23,11 @@ def module():
     return {"net": torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))}
 
 
+def begun(with_lora, modules, **options):
+    """Weights with new adapters on both layers, or all of them."""
+    return Weights(modules, lora_config(2, 4, ["0", "2"], modules) if with_lora else None, **options)
+
+
 def test_the_average_follows_the_warm_up_formula():
     weights = Weights(module(), None, ema=Ema(decay=0.9, warmup=10))
     p = weights.parameters[0]
@@ -37,15 +45,6 @@ def test_the_average_follows_the_warm_up_formula():
     assert torch.equal(p.detach(), live)
 
 
-def test_an_average_lags_by_a_step_in_its_first_forty():
-    """Of a weight that grows by 1 a step, by t / 40 about; by Flow-GRPO's warm-up of 10 by three steps."""
-    for warmup, lag in ((40, 0.85), (10, 3.1)):
-        weights = Weights(module(), None, ema=Ema(decay=0.9, warmup=warmup))
-        moved_on(weights, 30)
-        gap = float((weights.parameters[0] - weights.ema[0]).detach().mean())
-        assert gap == pytest.approx(lag, abs=0.2), warmup
-
-
 def test_the_average_moves_at_every_eighth_step_and_warms_up_by_steps():
     """min((1 + t) / (10 + t), 0.9) at t = 7 and t = 15 are 8 / 17 and 16 / 25; the weight is 1, 2, ... above its start."""
     weights = Weights(module(), None, ema=Ema(decay=0.9, warmup=10, every=8))
@@ -55,19 +54,6 @@ def test_the_average_moves_at_every_eighth_step_and_warms_up_by_steps():
         above.append(float((weights.ema[0] - start).mean()))
     first = 8 * 9 / 17
     assert above == pytest.approx([0.0] * 7 + [first] * 8 + [first * 16 / 25 + 16 * 9 / 25] * 2, abs=1e-5)
-
-
-def test_the_reference_of_full_fine_tuning_is_where_it_started():
-    modules = module()
-    weights = Weights(modules, None, reference="fixed")
-    x = torch.randn(4, 3)
-    before = modules["net"](x)
-    with torch.no_grad():
-        for p in weights.parameters:
-            p.add_(0.1)
-    with torch.no_grad(), weights.reference():
-        assert torch.equal(modules["net"](x), before)
-    assert not torch.equal(modules["net"](x), before)
 
 
 def test_the_reference_of_lora_is_the_adapter_switched_off():
@@ -96,14 +82,11 @@ def test_the_reference_of_lora_is_the_adapter_switched_off():
 def test_a_gradient_survives_a_reference_pass_taken_before_it():
     weights = Weights(module(), None, reference="fixed")
     net, x = weights.modules["net"], torch.randn(4, 3)
+    first = torch.autograd.grad(net(x).sum(), weights.parameters)
     with torch.no_grad(), weights.reference():
         net(x)
-    net(x).sum().backward()
-    alone = [p.grad.clone() for p in weights.parameters]
-    for p in weights.parameters:
-        p.grad = None
-    net(x).sum().backward()
-    assert all(torch.equal(a, p.grad) for a, p in zip(alone, weights.parameters, strict=True))
+    second = torch.autograd.grad(net(x).sum(), weights.parameters)
+    assert all(torch.equal(*each) for each in zip(first, second, strict=True))
 
 
 def test_full_fine_tuning_trains_float32_and_lora_adapters_are_float32():
@@ -176,10 +159,13 @@ def test_projections_that_stand_in_no_module_of_attention_are_found():
     model = torch.nn.ModuleDict({"blocks": torch.nn.ModuleList([block]), "ff_out": torch.nn.Linear(4, 9)})
     found = lora_config(2, 4, "auto", {"model": model}).target_modules
     assert set(found) == {f"blocks.0.{name}" for name in names[:4]}
-    shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
-    assert adapter_size(shapes, Lora(rank=2)) == 4 * 2 * (4 + 4)
+    assert adapter_size(shapes_of(model), Lora(rank=2)) == 4 * 2 * (4 + 4)
     with pytest.raises(InputError, match="auto finds no attention"):
         lora_config(2, 4, "auto", {"model": torch.nn.Sequential(torch.nn.Linear(4, 4))})
+
+
+def shapes_of(network):
+    return {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
 
 
 def llama():
@@ -196,7 +182,7 @@ def llama():
 )
 def test_all_linear_layers_are_those_that_peft_takes(build, layers):
     network = build()
-    shapes = {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
+    shapes = shapes_of(network)
     modules = {"network": network}
     weights = Weights(modules, lora_config(2, 4, "all-linear", modules))
     theirs = inject_adapter_in_model(LoraConfig(r=2, target_modules="all-linear"), build())
@@ -223,53 +209,29 @@ def of_reference(weights):
         return weights.parameters[0].detach().clone()
 
 
-def test_a_moving_reference_is_the_live_weights_of_every_third_update():
-    modules = module()
-    weights = Weights(modules, None, reference="moving", refresh=3)
-    x = torch.randn(4, 3)
-    seen, outputs = [weights.parameters[0].detach().clone()], []
-    for update in range(8):
-        assert torch.equal(of_reference(weights), seen[update // 3 * 3])
-        assert torch.equal(weights.parameters[0], seen[update])
-        outputs.append(modules["net"](x).detach())
-        with torch.no_grad(), weights.reference():
-            assert torch.equal(modules["net"](x), outputs[update // 3 * 3])
-        seen += moved_on(weights, 1)
-
-
-def test_the_moving_reference_of_lora_is_the_adapter_as_it_was():
-    modules, x = module(), torch.randn(4, 3)
-    net = modules["net"]
+@pytest.mark.parametrize("with_lora", [False, True])
+def test_a_moving_reference_is_the_live_weights_of_every_third_update(with_lora):
+    net, x = module()["net"], torch.randn(4, 3)
     with torch.no_grad():
         base = net(x)
-    weights = Weights(modules, lora_config(2, 4, ["0", "2"], modules), reference="moving", refresh=2)
-
-    @torch.no_grad()
-    def outputs():
-        with weights.reference():
-            other = net(x)
-        return net(x), other
-
-    torch.testing.assert_close(outputs()[1], base)  # an adapter starts as nothing
-    moved_on(weights, 1)
-    torch.testing.assert_close(outputs()[1], base)
-    moved_on(weights, 1)
-    second, reference = outputs()
-    assert torch.equal(reference, second)
-    assert not torch.allclose(second, base, atol=1e-2)
-    moved_on(weights, 1)
-    third, reference = outputs()
-    assert torch.equal(reference, second)
-    assert not torch.allclose(third, second, atol=1e-2)
+        weights = begun(with_lora, {"net": net}, reference="moving", refresh=3)
+        seen, outputs = [weights.parameters[0].detach().clone()], []
+        for update in range(8):
+            assert torch.equal(of_reference(weights), seen[update // 3 * 3])
+            assert torch.equal(weights.parameters[0], seen[update])
+            outputs.append(net(x))
+            with weights.reference():
+                assert torch.equal(net(x), outputs[update // 3 * 3])
+            seen += moved_on(weights, 1)
+        torch.testing.assert_close(outputs[0], base)  # an adapter starts as nothing
+        assert not any(torch.allclose(one, other, atol=1e-2) for one, other in pairwise(outputs))
     assert all(p.requires_grad for p in weights.parameters)
 
 
 @pytest.mark.parametrize("with_lora", [False, True])
 def test_a_moving_reference_is_kept_and_loads_back(with_lora, tmp_path):
     def fresh(reference="moving"):
-        modules = module()
-        lora = lora_config(2, 4, ["0", "2"], modules) if with_lora else None
-        return Weights(modules, lora, ema=Ema(decay=0.9), reference=reference, refresh=3)
+        return begun(with_lora, module(), ema=Ema(decay=0.9), reference=reference, refresh=3)
 
     weights = fresh()
     moved_on(weights, 4)
@@ -278,16 +240,8 @@ def test_a_moving_reference_is_kept_and_loads_back(with_lora, tmp_path):
     assert set(tensors) == {*names, *(f"average.{name}" for name in names), *(f"reference.{name}" for name in names)}
     for name in names:
         torch.testing.assert_close(tensors[f"reference.{name}"], tensors[name] - 1)  # as it was after the third
-    taken = snapshot.take(
-        1,
-        weights=weights,
-        optimizer=torch.optim.AdamW(weights.parameters),
-        scaler=torch.amp.GradScaler("cpu", enabled=False),
-        random_states=[],
-        beta=0.0,
-        prompt_stats={},
-    )
-    place = snapshot.write(tmp_path, taken, keep=1)
+    optimizer = torch.optim.AdamW(weights.parameters)
+    place = snapshot.write(tmp_path, taken(weights, optimizer, None), keep=1)
     loaded = fresh()
     checkpoint.load_weights(place, loaded)
     assert loaded.updates == 4
@@ -316,8 +270,7 @@ def test_an_old_policy_slows_with_the_optimizer_steps_that_were_taken():
 @pytest.mark.parametrize("adapters", [False, True])
 def test_the_bank_keeps_the_policy_as_it_stood_where_iterations_ended(adapters):
     """Two optimizer steps an iteration, each of which adds 1; a snapshot is due at every third step."""
-    modules = module()
-    weights = Weights(modules, lora_config(2, 4, ["0"], modules) if adapters else None, bank=Bank(every=3, keep=2))
+    weights = begun(adapters, module(), bank=Bank(every=3, keep=2))
     first = weights.parameters[0]
     start, kept = first.detach().clone(), []
     for _ in range(6):
@@ -339,7 +292,7 @@ def test_the_bank_keeps_the_policy_as_it_stood_where_iterations_ended(adapters):
 
 
 @pytest.mark.parametrize("reference", ["fixed", "base"])
-def test_full_weights_without_their_training_are_those_that_they_began_with(reference):
+def test_full_weights_without_their_training_and_as_reference_are_those_that_they_began_with(reference):
     modules = module()
     weights = Weights(modules, None, reference=reference, ema=Ema())
     x = torch.randn(4, 3)
@@ -354,7 +307,10 @@ def test_full_weights_without_their_training_are_those_that_they_began_with(refe
             assert torch.equal(modules["net"](x), before)
             weights.enable_training(True)
             assert torch.equal(modules["net"](x), averaged)
+        with weights.reference():
+            assert torch.equal(modules["net"](x), before)
         assert torch.equal(modules["net"](x), after)
+    assert not torch.equal(after, before)
 
 
 @pytest.mark.parametrize("reference", [None, "moving"])
