@@ -80,19 +80,19 @@ def test_bfloat16_multiplies_in_it_and_returns_what_came_in():
     assert module.blocks[0]["to_q"] is layer
 
 
-def test_copies_that_are_kept_are_made_once_and_gone_behind_the_context():
+@pytest.mark.parametrize("frozen", [True, False])
+def test_copies_that_are_kept_are_made_once_and_gone_behind_the_context(frozen):
     """Of layers that change; those of frozen ones stay as ever."""
-    for frozen in (True, False):
-        copies, seen = LowPrecision([network()], "int8", frozen=frozen), []
-        for _ in range(2):
-            with copies.kept():
-                for _ in range(2):
-                    with copies.computing():
-                        seen.append(copies._copies[0])
-        assert seen[0] is seen[1]
-        assert seen[2] is seen[3]
-        assert (seen[0] is seen[2]) == frozen
-        assert (copies._copies is not None) == frozen
+    copies, seen = LowPrecision([network()], "int8", frozen=frozen), []
+    for _ in range(2):
+        with copies.kept():
+            for _ in range(2):
+                with copies.computing():
+                    seen.append(copies._copies[0])
+    assert seen[0] is seen[1]
+    assert seen[2] is seen[3]
+    assert (seen[0] is seen[2]) == frozen
+    assert (copies._copies is not None) == frozen
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -112,32 +112,29 @@ def test_adapters_act_with_the_values_that_they_have(word):
             assert torch.equal(module(X), by_hand(X))
 
 
-def test_copies_of_frozen_layers_are_made_once_and_of_others_each_time():
-    for frozen in (True, False):
-        module = network()
-        copies, seen = LowPrecision([module], "int8", frozen=frozen), []
-        for factor in (1.0, 3.0):
-            with torch.no_grad():
-                module.blocks[0]["to_q"].weight.mul_(factor)
-                now = copy.deepcopy(module)
-                quantise(now, "int8")
-                with copies.computing():
-                    seen.append(module.blocks[0]["to_q"])
-                    assert torch.equal(module(X), now(X)) == (factor == 1.0 or not frozen)
-        assert (seen[0] is seen[1]) == frozen
+def outputs(module, copies):
+    """What a network computes by its copies, and by those that would be made of it now."""
+    now = copy.deepcopy(module)
+    quantise(now, "int8")
+    with torch.no_grad(), copies.computing():
+        return module(X), now(X)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_copies_of_frozen_layers_are_made_once_and_of_others_each_time(frozen):
+    module = network()
+    copies, weight = LowPrecision([module], "int8", frozen=frozen), module.blocks[0]["to_q"].weight
+    assert torch.equal(*outputs(module, copies))
+    weight.mul_(3.0)
+    assert torch.equal(*outputs(module, copies)) == (not frozen)
 
 
 def test_a_bias_that_learns_is_no_copy():
     module = network()
     copies = LowPrecision([module], "int8", frozen=True)
-    with copies.computing():
-        pass
-    with torch.no_grad():
-        module.blocks[1]["to_q"].bias.add_(1.0)
-        now = copy.deepcopy(module)
-        quantise(now, "int8")
-        with copies.computing():
-            assert torch.equal(module(X), now(X))
+    for added in (0.0, 1.0):
+        module.blocks[1]["to_q"].bias.add_(added)
+        assert torch.equal(*outputs(module, copies))
 
 
 def test_the_network_is_put_back_when_something_fails():
@@ -192,13 +189,10 @@ def drafting(word, **model):
     return config.validated({"model": {"path": "shapes", **model}, "train": {"draft": {"precision": word}}})
 
 
-def test_a_quantised_base_is_drafted_with_as_it_is():
+def test_a_quantised_base_is_drafted_with_as_it_is_and_all_others_with_copies():
     said = r"the base is quantised already, by model\.quantise=int8, .* one of the two"
     with pytest.raises(InputError, match=rf"train\.draft\.precision: .*{said}"):
         drafting("int8", quantise="int8")
-
-
-def test_what_goes_together_is_taken():
     for word in WORDS:
         assert drafting(word, dtype="bfloat16").train.draft.precision == word
         assert drafting(word, lora=None, dtype="bfloat16").train.draft.precision == word
@@ -207,17 +201,20 @@ def test_what_goes_together_is_taken():
 def test_a_network_trained_whole_under_autocast_computes_in_its_type():
     """Its weights are float32; the copies' product is in bfloat16, as that of the layers."""
     module = network()
-    with (
-        torch.no_grad(),
-        torch.autocast("cpu", torch.bfloat16),
-        LowPrecision([module], "int8", frozen=False).computing(),
-    ):
+    copies = LowPrecision([module], "int8", frozen=False)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), copies.computing():
         assert module.blocks[0]["to_q"](X).dtype == torch.bfloat16
 
 
-def test_the_layers_of_a_pipeline_s_network_are_found_under_its_adapters():
-    transformer = tiny.sd3().transformer
+def pipeline_network():
+    """A transformer with adapters."""
+    transformer = tiny.sd3().transformer.requires_grad_(False)
     Weights({"transformer": transformer}, lora_config(2, 4.0, "auto", {"transformer": transformer}))
+    return transformer
+
+
+def test_the_layers_of_a_pipeline_s_network_are_found_under_its_adapters():
+    transformer = pipeline_network()
     with LowPrecision([transformer], "int8", frozen=True).computing():
         paths = {path for path, m in transformer.named_modules() if isinstance(m, QuantisedLinear)}
         left = {path for path, m in transformer.named_modules() if type(m) is torch.nn.Linear}
@@ -227,9 +224,8 @@ def test_the_layers_of_a_pipeline_s_network_are_found_under_its_adapters():
 
 
 def test_compiled_blocks_compute_with_the_layers_that_are_there():
-    transformer = tiny.sd3().transformer.requires_grad_(False)
+    transformer = pipeline_network()
     transformer.transformer_blocks = transformer.transformer_blocks[-1:]
-    weights = Weights({"transformer": transformer}, lora_config(2, 4.0, "auto", {"transformer": transformer}))
     copies, graphs = LowPrecision([transformer], "int8", frozen=True), []
     inputs = {
         "hidden_states": torch.randn(1, 4, 8, 8),
@@ -245,7 +241,7 @@ def test_compiled_blocks_compute_with_the_layers_that_are_there():
             return whole, transformer(**inputs).sample
 
     plain = both()
-    compile_blocks(weights.modules.values(), lambda graph, inputs: graphs.append(graph) or graph)
+    compile_blocks([transformer], lambda graph, inputs: graphs.append(graph) or graph)
     for _ in range(3):
         assert all(torch.equal(a, b) for a, b in zip(both(), plain, strict=True))
     compiled = len(graphs)
