@@ -1,5 +1,6 @@
 """A frozen base in shards trains what a whole one trains, to the bit; weights that learn in shards, closely."""
 
+from contextlib import nullcontext
 from functools import cache
 
 import pytest
@@ -78,8 +79,6 @@ CASES = {
         "algorithm.objective.kl.level=sequence",
     ],
 }
-
-
 WHOLE = {
     "a divergence and an average, guided calls in bfloat16, checkpointed": [
         "tiny.yaml",
@@ -92,18 +91,11 @@ WHOLE = {
     "final samples in pairs, of the reference": [
         "tiny.yaml",
         "model.call.num_inference_steps=2",
-        "algorithm={preset: dpo}",
+        "algorithm.preset=dpo",
     ],
-    "texts held to a reference": [
-        "texts.yaml",
-        "algorithm.preset=gdpo",
-        "algorithm.objective.kl.beta=0.1",
-    ],
+    "texts held to a reference": ["texts.yaml", "algorithm.preset=gdpo", "algorithm.objective.kl.beta=0.1"],
 }
-
 FURTHER = ("brushes",)
-
-
 OF_ALL_WEIGHTS = [
     "model.lora=null",
     "train.updates=1",
@@ -118,14 +110,12 @@ FORMS = {"none": ["run.sharding=none"], "fsdp2": ["run.sharding=fsdp2"]}
 
 def turns_of(case, folder):
     """The runs of a case: whole and in shards, and where all weights learn also one that goes on in shards."""
-    if case in WHOLE:
-        config, *chosen = [*WHOLE[case], *OF_ALL_WEIGHTS]
-    else:
-        config, *chosen = [*CASES[case], *RARELY, "run.checkpoint={every: 2, keep: 1}", "run.processes=2"]
-        chosen += ["train.replay=always"] * (config == "tiny.yaml")  # as all must in shards
+    full = case in WHOLE
+    config, *chosen = WHOLE[case] if full else CASES[case]
+    chosen += OF_ALL_WEIGHTS if full else [*RARELY, "run.checkpoint={every: 2, keep: 1}", "run.processes=2"]
+    chosen += ["train.replay=always"] * (config == "tiny.yaml" and not full)  # as all must in shards
     turns = [Turn(str(folder), config, name, [*chosen, *form]) for name, form in FORMS.items()]
-    later = Turn(str(folder), config, "later", [*chosen, *FORMS["fsdp2"]], source="fsdp2")
-    return [*turns, later] if case in WHOLE else turns
+    return turns + [turns[1]._replace(name="later", source="fsdp2")] * full
 
 
 @pytest.fixture(scope="module")
@@ -160,17 +150,16 @@ def test_a_base_in_shards_trains_as_a_whole_one(case, ran):
     if torch.__version__.startswith("2.9.") and "cannot cut a base of whole numbers" in str(ends):
         return  # the lowest version
     assert ends == {"none": [None, None], "fsdp2": [None, None]}
-    lines = {
-        name: [
+    none, fsdp2 = (
+        [
             {key: value for key, value in line.items() if not key.startswith(("time/", "memory/"))}
-            for line in metrics(folder / name)
+            for line in metrics(run)
         ]
-        for name in ends
-    }
-    assert lines["none"] == lines["fsdp2"]
-    whole, sharded = (weights(folder / name, 2) for name in lines)
-    assert whole.keys() == sharded.keys()
-    assert all(torch.equal(whole[key], sharded[key]) for key in whole)
+        for run in (folder / name for name in ends)
+    )
+    assert none == fsdp2
+    whole, sharded = (weights(folder / name, 2) for name in ends)
+    torch.testing.assert_close(sharded, whole, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("case", marked(WHOLE))
@@ -312,27 +301,19 @@ def test_every_machine_holds_all_of_it(answers):
     assert answers["of_machines"] == [(("replicate", "shard"), (2, 1))] * 2
 
 
-def chosen(**model):
-    return config.validated(
-        {"model": {"path": "shapes", **model}, "rewards": [{"use": "shapes"}], "run": {"sharding": "fsdp2"}}
-    )
-
-
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("sections", "said"),
     [
-        ({"lora": None, "dtype": "float16"}, "run.sharding: the gradients of float16 are scaled"),
-        ({"lora": {}, "offload_activations": True}, "run.sharding: model.offload_activations would take each gathered"),
+        ({"model": {"lora": None, "dtype": "float16"}}, "the gradients of float16 are scaled"),
+        ({"model": {"lora": {}, "offload_activations": True}}, "model.offload_activations would take each gathered"),
+        ({"train": {"draft": {"precision": "int8"}}}, r"the copy .* train\.draft\.precision=int8 .* cannot be cut"),
+        ({"model": {"lora": {}, "quantise": "nf4"}}, None),
     ],
 )
-def test_what_cannot_be_cut_is_refused(model, said):
-    with pytest.raises(InputError, match=said):
-        sharding.check(chosen(**model))
-
-
-def test_a_copy_that_drafts_are_sampled_by_is_refused():
-    written = {"model": {"path": "shapes"}, "train": {"draft": {"precision": "int8"}}, "run": {"sharding": "fsdp2"}}
-    with pytest.raises(InputError, match=r"run\.sharding: the copy .* train\.draft\.precision=int8 .* cannot be cut"):
+def test_what_cannot_be_cut_is_refused(sections, said):
+    model = {"path": "shapes", **sections.get("model", {})}
+    written = {"rewards": [{"use": "shapes"}], **sections, "model": model, "run": {"sharding": "fsdp2"}}
+    with nullcontext() if said is None else pytest.raises(InputError, match=rf"^run\.sharding: {said}"):
         sharding.check(config.validated(written))
 
 
@@ -340,7 +321,3 @@ def test_a_network_outside_of_blocks_is_refused():
     network = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ModuleList([torch.nn.Linear(2, 2)]))
     with pytest.raises(InputError, match="run.sharding: most of Sequential lies in none of its repeated blocks"):
         sharding.blocks(network)
-
-
-def test_what_can_be_cut_is_taken():
-    sharding.check(chosen(lora={}, quantise="nf4"))
