@@ -34,6 +34,9 @@ def test_auto_begins_where_nothing_is_and_goes_on_where_anything_is(tmp_path, th
     assert run_folder.is_begun(run) == ("config.yaml" in (there or ()))
 
 
+LINES = [{"step": 0, "phase": "eval"}, {"step": 1, "phase": "train"}, {"step": 2, "phase": "train"}]
+
+
 def told(run, *steps):
     lines = [{"step": 0, "phase": "eval"}, *({"step": step, "phase": "train"} for step in steps)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -63,7 +66,7 @@ def test_iterations_without_a_checkpoint_are_dropped_until_there_was_one(tmp_pat
         (None, [], "run.resume: begins at step 0, for an earlier attempt ended before its first checkpoint"),
         (
             None,
-            [{"step": 0, "phase": "eval"}, {"step": 1, "phase": "train"}, {"step": 2, "phase": "train"}],
+            LINES,
             "run.resume: begins at step 0, for an earlier attempt ended before its first checkpoint, whose 2 iterations are "
             "dropped and taken again",
         ),
