@@ -1,14 +1,9 @@
 """Read, verify and choose checkpoints; `snapshot` writes them.
 
-A checkpoint is a folder `step-000010`, complete or absent, with
-
-- `weights.safetensors`: trained tensors, their average and earlier policies;
-- `optimizer.pt`: optimizer and loss scaler;
-- `random.pt`: the global random states of every process, which only plug-ins use;
-- `versions.safetensors`: with `run.staleness`, the weights of earlier iterations;
-- `state.json`: the rest, and a digest of each file.
-
-Sharded tensors, with their optimizer moments, are in `shard-*.safetensors` instead, written by all processes.
+A checkpoint is a folder `step-000010`, complete or absent, with `weights.safetensors` (trained tensors, average and earlier
+policies), `optimizer.pt` (optimizer and loss scaler), `random.pt` (global random states, which only plug-ins use) and
+`state.json` (all else, and a digest of each file). With `run.staleness`, `versions.safetensors` has the weights of earlier
+iterations. Sharded tensors, with their moments, are in `shard-*.safetensors` instead, written by all processes.
 """
 
 from __future__ import annotations
@@ -76,11 +71,7 @@ def steps(folder: Path) -> list[int]:
 
 
 def find(folder: Path, step: int | None = None) -> Path:
-    """Return the checkpoint of `step`, or the latest.
-
-    Raises:
-        InputError: there is no such checkpoint.
-    """
+    """Return the checkpoint of `step`, or the latest; InputError if there is none."""
     known = steps(folder)
     if not known:
         raise InputError(f"{folder}: there is no checkpoint")
@@ -103,15 +94,13 @@ class Choice:
 
 
 def chosen(folder: Path) -> Choice:
-    """Choose the checkpoint to resume from: the latest whole and sound one, else the latest whole one.
-
-    Raises:
-        InputError: there are checkpoints, but none is whole.
-    """
+    """Choose the latest whole and sound checkpoint, else the latest whole one; InputError if all are damaged."""
     damaged, unsound = [], None
     for step in reversed(steps(folder)):
         place = place_of(folder, step)
-        problem = _find_problem(place, _read_stamp(place))
+        stats = ((path.name, path.stat()) for path in sorted(place.iterdir()))
+        stamp = tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats)
+        problem = _find_problem(place, stamp)
         if problem is not None:
             damaged.append(problem)
         elif is_sound(place):
@@ -166,11 +155,6 @@ def _find_problem(checkpoint: Path, stamp: tuple[Any, ...]) -> str | None:
     return None
 
 
-def _read_stamp(checkpoint: Path) -> tuple[Any, ...]:
-    files = ((path.name, path.stat()) for path in sorted(checkpoint.iterdir()))
-    return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in files)
-
-
 def forget_after(folder: Path, step: int) -> None:
     """Delete the checkpoints of later steps."""
     for known in steps(folder):
@@ -179,12 +163,9 @@ def forget_after(folder: Path, step: int) -> None:
 
 
 def check(checkpoint: Path) -> None:
-    """Refuse a checkpoint that is unreadable or has changed since it was written.
+    """Raise InputError if a file of a checkpoint is missing, truncated, changed or of another kind.
 
-    Without digests (earlier versions wrote none) everything but the values of tensors is checked.
-
-    Raises:
-        InputError: a file is missing, truncated, changed or of another kind.
+    Without digests, which earlier versions did not write, the values of tensors are not checked.
     """
     state = _read_state(checkpoint)
     with _one_sentence(checkpoint):
@@ -209,11 +190,7 @@ def _check_tensors(file: Path) -> None:
 
 
 def load_weights(checkpoint: Path, weights: Weights) -> int:
-    """Load trained tensors, average and earlier policies; return the step.
-
-    Raises:
-        InputError: they are unreadable, of another model, or not finite.
-    """
+    """Load trained tensors, average and earlier policies; return the step. Raises as `load_averaged`."""
     state = _read_state(checkpoint)
     with _one_sentence(checkpoint):
         weights.begin_at(state["updates"])
@@ -280,11 +257,7 @@ def load(
     versions: Versions | None = None,
     process: int = 0,
 ) -> tuple[int, float, dict[str, Any]]:
-    """Load a whole checkpoint; return its step, the coefficient of the divergence and the prompt stats.
-
-    Raises:
-        InputError: it is unreadable, or of another run.
-    """
+    """Load a whole checkpoint; return step, coefficient of the divergence and prompt stats. Raises as `load_averaged`."""
     state = _read_state(checkpoint)
     if "history" not in state:
         raise InputError(f"run.resume: {checkpoint} was written by an earlier version of flowgrpo, which kept less")

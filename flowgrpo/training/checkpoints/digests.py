@@ -33,12 +33,7 @@ def check_state(written: bytes, state: Mapping[str, Any]) -> None:
 
 
 def check_files(folder: Path, state: Mapping[str, Any]) -> None:
-    """Refuse files that do not match the digests of a state; one without digests passes.
-
-    Raises:
-        ValueError: a file is missing, or has changed.
-        OSError: one cannot be read.
-    """
+    """Raise ValueError if a file is missing, or does not match its digest in a state; without digests nothing is checked."""
     for name, digest in state.get("files", {}).items():
         if not (folder / name).is_file():
             raise ValueError(f"its {name} is missing")

@@ -92,8 +92,7 @@ def named(key: str) -> Iterator[None]:
 def read(path: str) -> LoraFile:
     """Read the LoRA of a file, a folder (also of an export or a run) or a hub id, `owner/name` or `owner/name/file`.
 
-    Raises:
-        InputError: it is missing, unreadable, or no LoRA that can be trained here.
+    InputError if it is missing, unreadable, or cannot be trained here.
     """
     file = _locate(path)
     tensors, options = _read_run(path, file) if file.is_dir() else _read_file(path, file)

@@ -24,13 +24,7 @@ FLAT = ("lora_unet__", "lora_unet_", "lora_transformer_", "lycoris_")  # before 
 
 @dataclass(frozen=True, kw_only=True)
 class Outline:
-    """The shapes of a network.
-
-    Attributes:
-        kind: class name.
-        layers: weight shapes of linear and convolutional layers by path.
-        parameters: shapes of all parameters by path.
-    """
+    """Class name, weight shapes of linear and convolutional layers, and shapes of all parameters of a network, by path."""
 
     kind: str
     layers: Mapping[str, Shape]
@@ -59,12 +53,7 @@ Table = Mapping[str, Target]
 
 
 class Index:
-    """Look up names in a file.
-
-    Args:
-        layers: by network, the targets of layer names; names of the first network need no prefix.
-        parameters: the same for parameters.
-    """
+    """Look up names in a file, by tables for layers and for parameters; names of the first network need no prefix."""
 
     def __init__(self, layers: Mapping[str, Table], parameters: Mapping[str, Table]):
         self._layers, self._parameters = (
@@ -107,11 +96,7 @@ def _look_up(tables: Iterable[tuple[str, Table]], name: str) -> Target | None:
 
 
 def layers_of(file: LoraFile) -> dict[str, Matrices]:
-    """Return the matrices of a file by layer name; the shift of a layer's bias becomes part of them.
-
-    Raises:
-        InputError: the file holds anything else, or half of an adapter.
-    """
+    """Return a file's matrices, with shifts of their bias, by layer name; InputError if it holds anything else."""
     found: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
     alphas: dict[str, float] = {}
     for key, tensor in file.tensors.items():
@@ -187,13 +172,9 @@ def unknown(file: LoraFile, index: Index) -> list[str]:
 
 
 def placed(file: LoraFile, index: Index, networks: Mapping[str, Outline], model: str) -> dict[str, Adapter]:
-    """Return a file's adapters by network.
+    """Return a file's adapters by network; errors name the `model`.
 
-    Args:
-        model: the name of the model in errors.
-
-    Raises:
-        InputError: a name has no target, a shape differs, or two names have one target.
+    InputError if a name has no target, a shape differs, or two names have one target.
     """
     layers: dict[str, dict[str, Matrices]] = {name: {} for name in networks}
     shifts: dict[str, dict[str, torch.Tensor]] = {name: {} for name in networks}
@@ -289,11 +270,7 @@ def names_in(network: str, paths: Iterable[str]) -> dict[str, Target]:
 
 
 def without_patterns(file: LoraFile) -> LoraFile:
-    """Move alphas of `alpha_pattern`, which do not match other names, into the matrices.
-
-    Raises:
-        InputError: there are such patterns, and the file holds anything but adapters.
-    """
+    """Move alphas of `alpha_pattern`, which match no other names, into the matrices; raises as `layers_of`."""
     options = {
         name: {key: value for key, value in own.items() if key != "alpha_pattern"} for name, own in file.options.items()
     }
@@ -310,11 +287,7 @@ def without_patterns(file: LoraFile) -> LoraFile:
 
 
 def alphas(file: LoraFile) -> dict[str, torch.Tensor]:
-    """Return alphas by kohya's convention, which divides by the rank and never by its root.
-
-    Raises:
-        InputError: the file holds anything but adapters.
-    """
+    """Return alphas by kohya's convention, which divides by the rank and never by its root; raises as `layers_of`."""
     found = {}
     for name, matrices in layers_of(file).items():
         root = options_of(file, name)[0].get("use_rslora") is True

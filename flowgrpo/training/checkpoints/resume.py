@@ -19,11 +19,7 @@ NONE_YET = ".none-yet"
 
 
 def decide(asked: Literal["auto"] | bool, run: Path) -> bool:
-    """Return whether a run resumes; `auto` does if its folder, which may be missing, holds more than the traces of a start.
-
-    Args:
-        asked: `run.resume`.
-    """
+    """Return whether a run resumes by `run.resume`; `auto` does if its folder holds more than the traces of a start."""
     return not run_folder.is_empty(run) if asked == AUTO else bool(asked)
 
 
@@ -39,12 +35,7 @@ def checkpoint_written(checkpoints: Path) -> None:
 
 
 def found(step: int | None, lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return the sentence that says where a resume goes on, and which iterations it repeats.
-
-    Args:
-        step: of the checkpoint, or None.
-        lines: metric lines so far.
-    """
+    """Say where a resume goes on, from a checkpoint's step or None, and which of the metric lines' iterations it repeats."""
     if step is not None:
         return f"run.resume: goes on from the checkpoint of step {step}"
     done = _count_iterations(lines)
@@ -53,11 +44,7 @@ def found(step: int | None, lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def check_checkpoints(run: Path) -> None:
-    """Refuse a run that has lost its checkpoints, or has none that is whole.
-
-    Raises:
-        InputError: the metrics hold iterations, but no checkpoint is left; or see `checkpoint.chosen`.
-    """
+    """Raise InputError if the metrics hold iterations but no checkpoint is left, or none is whole."""
     checkpoints = run / "checkpoints"
     if checkpoint.resumed(checkpoints) is not None or (checkpoints / NONE_YET).exists():
         return

@@ -46,11 +46,7 @@ def any_in(tensors: Iterable[Any]) -> bool:
 
 
 def write(folder: Path, tensors: Mapping[str, torch.Tensor], peers: Peers) -> None:
-    """Write this process's parts of host tensors; of replicated parts the lowest rank writes one copy.
-
-    Raises:
-        Exception: a process could not write; raised on every process.
-    """
+    """Write this process's parts of host tensors, and one copy of replicated parts; any error is raised on all processes."""
     for known in ("TypedStorage is deprecated", ALONE):  # the first is of torch 2.9 itself
         warnings.filterwarnings("ignore", known)  # for good: in a thread, filters cannot be restored
     processes = 1 if peers.group is None else distributed.get_world_size(peers.group)
@@ -86,11 +82,7 @@ def shapes(folder: Path) -> dict[str, torch.Size]:
 
 
 def read(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Read into tensors, sharded or whole, part by part and without communication.
-
-    Raises:
-        Exception: a file is unreadable, or lacks one of the tensors.
-    """
+    """Read into tensors, sharded or whole, part by part and without communication; raises if a tensor is missing."""
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ALONE)

@@ -36,11 +36,9 @@ class Snapshot:
 
     Attributes:
         state: `state.json` without `sound` and digests.
-        optimizer: states of optimizer and loss scaler, without sharded moments.
-        weights: whole tensors by name; empty if they are sharded.
-        older: tensors of older versions by `ITERATION.NAME`; empty if they are sharded.
+        weights, older: tensors by name and older versions by `ITERATION.NAME`; empty if they are sharded.
         older_stats: prompt stats of the older versions by iteration.
-        shards: this process's sharded tensors, by the prefixed names in `checkpoint`.
+        shards: sharded tensors, with moments, by the prefixed names in `checkpoint`.
     """
 
     state: dict[str, Any]
@@ -153,12 +151,7 @@ def write(
 
 
 class Writer:
-    """Write a run's checkpoints in the background, one at a time, since each holds a host copy of all trained tensors.
-
-    Args:
-        folder: the run's `checkpoints`.
-        peers: see `write`.
-    """
+    """Write a run's checkpoints in the background, one at a time, since each holds a host copy of all trained tensors."""
 
     def __init__(self, folder: Path, background: Background, *, keep: int, peers: Peers):
         self.peers = peers
@@ -171,11 +164,7 @@ class Writer:
         self._last = self._background.submit(job)
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is written.
-
-        Raises:
-            Exception: this job or an earlier one in the background failed.
-        """
+        """Wait until the last checkpoint is written; raises if this or an earlier background job failed."""
         if self._last is not None:
             self._background.wait(self._last)
 

@@ -16,12 +16,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Peers:
-    """The processes of a job; by default this one alone. All must do the same jobs in the same order.
-
-    Attributes:
-        rank: of this process.
-        group: a gloo group of their own, separate from the collectives of training.
-    """
+    """The processes of a job, by default this one alone, with a gloo group of their own; all do the same jobs in order."""
 
     rank: int = 0
     group: distributed.ProcessGroup | None = None
@@ -32,11 +27,7 @@ class Peers:
         return self.rank == 0
 
     def together(self, job: Callable[[], Result]) -> list[Result]:
-        """Run a job on every process; return the results by rank.
-
-        Raises:
-            Exception: the job failed on some process; raised on all.
-        """
+        """Run a job on every process and return the results by rank; an error on one process is raised on all."""
         if self.group is None:
             return [job()]
         result: Result | None = None

@@ -16,12 +16,7 @@ from flowgrpo.training.distributed.minibatches import Member
 
 @dataclass(frozen=True)
 class Assignment:
-    """The samples that each process makes.
-
-    Attributes:
-        hands: samples of each process; the processes of one data shard count as one.
-        process: the index of this process.
-    """
+    """The samples (`hands`) that each process makes, and the index of this one; a data shard counts as one process."""
 
     hands: Sequence[Sequence[Member]]
     process: int

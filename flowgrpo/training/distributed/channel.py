@@ -36,11 +36,7 @@ PATIENCE = timedelta(days=30)
 
 
 class Channel:
-    """Ordered messages between pairs of processes; a collective call creates it.
-
-    Args:
-        device: where received GPU tensors go.
-    """
+    """Ordered messages between pairs of processes; received GPU tensors go to `device`. All create theirs together."""
 
     def __init__(self, device: torch.device):
         self._device = device

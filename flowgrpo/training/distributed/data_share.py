@@ -50,8 +50,7 @@ WHOLE = DataShard()
 def data_shards(accelerator: Accelerator, together: int, roles: Roles) -> list[DataShard]:
     """Return the data shards that this process trains on, generates for or evaluates; a collective call of all processes.
 
-    Args:
-        together: processes per shard, a divisor of their number; 1 if some processes do not train.
+    Each shard has `together` processes, but one if some processes do not train.
     """
     index, processes = accelerator.process_index, roles.trainers
     if roles.generates(index):

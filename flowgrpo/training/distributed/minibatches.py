@@ -38,7 +38,6 @@ def check_geometry(train: Train, algorithm: Any, processes: int, *, sharing: int
     """Check that all processes get equally many roots, or whole groups, of each part.
 
     Args:
-        algorithm: section `algorithm` of either kind.
         processes: number of trainers.
         sharing: processes that share the same roots (`run.context_parallel`).
         generators: number of generators.
@@ -117,7 +116,6 @@ def of_processes(
     If sizes are unequal (`prompts.pick.budget: knapsack`), processes may differ by one root of a part.
 
     Args:
-        algorithm: section `algorithm` of either kind.
         parts: of every root of every group, see `of_roots`.
     """
     whole, apart = kept_whole(train, algorithm, generators), len(parts)

@@ -53,13 +53,7 @@ UNSHARDED = ("diffusion_pytorch_model", "bin")  # diffusers reads no shards of t
 
 @dataclass(frozen=True)
 class Weights:
-    """The names of the files of a component's weights.
-
-    Attributes:
-        variant: None for plain weights.
-        files: one file, or all shards in the folder.
-        index: the file that names the shards; None for one file, or if it is missing.
-    """
+    """The files of a component's weights: one, or all shards in the folder and their index, None if it is missing."""
 
     variant: str | None
     files: tuple[str, ...]
@@ -77,12 +71,7 @@ class Weights:
 
 
 def weights_of(names: Iterable[str], variant: str | None = None, stems: Collection[str] = ()) -> Weights | None:
-    """Choose a folder's weights as its library does: those of the variant, else plain ones, else None.
-
-    Args:
-        names: of the folder's files.
-        stems: file name stems that the library reads; () for any library.
-    """
+    """Choose the weights of the variant, else plain ones, else None, among file names; `stems` limits their beginnings."""
     weights = _by_variant(names, stems)
     return weights.get(variant) or weights.get(None)
 
@@ -155,7 +144,7 @@ def check(
     or_plain: bool = False,
     or_configs: bool = False,
 ) -> None:
-    """Refuse a model's folder with missing, truncated or LFS pointer files; reads configs and file headers only.
+    """Raise InputError if files of a model are missing, truncated or LFS pointers; reads configs and file headers only.
 
     Args:
         components: subfolders ("" is the folder itself), each with the library that reads its weights, or None if it needs
@@ -163,9 +152,6 @@ def check(
         variant: of the weights; a component without it uses plain ones.
         or_plain: whether all components may be without the variant.
         or_configs: whether the folder may hold no weights at all.
-
-    Raises:
-        InputError: names the file or folder, and the remedy.
     """
     refuse_missing(place, components)
     names = {name: files_of(place / name) for name in components}

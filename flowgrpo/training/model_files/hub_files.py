@@ -49,12 +49,7 @@ def without_progress_bars(*libraries: str) -> Iterator[None]:
 def refuse_too_large(
     path: str, need: Mapping[str, int], device: torch.device, switches: Callable[[], Mapping[str, Mapping[str, int]]]
 ) -> None:
-    """Raise InputError if a model does not fit into memory; suggests settings that save most.
-
-    Args:
-        need: `gpu_bytes` and `host_bytes`.
-        switches: returns settings, as a user writes them, each with the run's need under it.
-    """
+    """Raise InputError if a need (`gpu_bytes`, `host_bytes`) is too large; suggests the `switches` that save most."""
     on_gpu = device.type == "cuda"
     has = torch.cuda.get_device_properties(device).total_memory if on_gpu else psutil.virtual_memory().total
 
@@ -159,10 +154,7 @@ def stands_in_for(path: str, known: Container[str], file: str, look: Callable[[]
     Args:
         known: hub ids with built-in configs.
         file: a file that the model has.
-        look: raises InputError if the model cannot be had.
-
-    Raises:
-        InputError: there is no such model, and no built-in config.
+        look: raises InputError if the model cannot be had; so does this for a model without built-in config.
     """
     is_known = path in known and not Path(path).is_dir()
     if is_known and not hub.may_give(path, file):

@@ -121,12 +121,7 @@ def loaded(info: Mapping[str, Any], network: torch.nn.Module) -> Difference:
 
 
 def refuse(found: Difference, kind: str, place: str, all_used: bool = False) -> None:
-    """Raise InputError for a difference, but only warn of unused tensors unless `all_used`.
-
-    Args:
-        kind: class name.
-        place: model and file, as an error names them.
-    """
+    """Raise InputError for a difference of a class and a file; unused tensors are a warning unless `all_used`."""
     if found.missing:
         said = lacking(found.missing, found.surplus, len(found.expected), kind)
         raise InputError(f"model.path: {place} {said}")

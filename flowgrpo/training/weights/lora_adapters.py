@@ -33,10 +33,7 @@ Number = TypeVar("Number", int, float)
 class Matrices:
     """The adapter of one layer, which adds alpha / rank x up x down to its weight.
 
-    Attributes:
-        down: (rank, in); of a convolution (rank, in, height, width).
-        up: (out, rank), or (out, rank, 1, 1).
-        bias: (out,) of `up`, or None.
+    Shapes are `down` (rank, in), or of a convolution (rank, in, height, width), and `up` (out, rank) or (out, rank, 1, 1).
     """
 
     down: torch.Tensor
@@ -90,11 +87,7 @@ class Adapter:
         )
 
     def inject(self, network: torch.nn.Module) -> LoraConfig:
-        """Inject the adapters into a network in float32, and add the shifts to its parameters; return peft's config.
-
-        Raises:
-            InputError: a shifted parameter is quantised.
-        """
+        """Inject adapters in float32, add shifts, and return peft's config; InputError if a shifted weight is quantised."""
         config = self.config()
         for p, shift in zip(self.shifted(network), self.shifts.values(), strict=True):
             p.data = (p.float() + shift.to(p.device)).to(p.dtype)
@@ -126,11 +119,7 @@ class Adapter:
 
     @torch.no_grad()
     def merge(self, network: torch.nn.Module) -> None:
-        """Add matrices, biases and shifts to a network's parameters; changed ones become float32.
-
-        Raises:
-            InputError: a changed weight is shared by two layers, of which an adapter would change one only.
-        """
+        """Add matrices, biases and shifts to parameters, in float32; InputError if two layers share a changed weight."""
         changes = dict(self.shifts)
         for path, layer in self.layers.items():
             scale = layer.alpha / (layer.rank**0.5 if self.rslora else layer.rank)
@@ -157,11 +146,7 @@ def _split_common(values: Mapping[str, Number]) -> tuple[Number, dict[str, Numbe
 
 
 def alpha_in(options: Mapping[str, Any], path: str, rank: int) -> float:
-    """Return a layer's alpha by peft's options; the default is its rank, as in diffusers.
-
-    Raises:
-        ValueError: peft does not write such options.
-    """
+    """Return a layer's alpha by peft's options, by default its rank as in diffusers; ValueError if peft writes no such."""
     alpha = _match(options.get("alpha_pattern") or {}, path)
     alpha = options.get("lora_alpha", rank) if alpha is None else alpha
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not alpha > 0:

@@ -93,8 +93,6 @@ class LowPrecision:
     """Low-precision copies of the linear layers in networks' blocks; adapters on them are not copied, but stay active.
 
     Args:
-        networks: may have adapters.
-        word: the precision.
         frozen: whether the layers never change, so that they are copied only once.
         key: the config key that errors name.
 

@@ -112,7 +112,6 @@ def optimizer_step(
 
     Args:
         stats: records the norm, and whether the step was taken or skipped.
-        scaler: loss scaler for float16, may be disabled.
         reduce: sums a tensor over all processes; None for one process.
     """
     with phase("update"), taken_once():  # a step must not be repeated after running out of memory

@@ -129,11 +129,7 @@ class HalfLinear(torch.nn.Linear):
 
 @torch.no_grad()
 def quantise(module: torch.nn.Module, form: str) -> None:
-    """Quantise the linear layers in a network's blocks in place, to a form of `FORMS`; adapters stay.
-
-    Raises:
-        InputError: it has no such layers, is quantised already, or has a layer that cannot be.
-    """
+    """Quantise the linear layers in a network's blocks in place; raises as `layers_in_blocks` and `check_layer`."""
     for path, layer in layers_in_blocks(module, "model.quantise").items():
         check_layer(path, layer, form, "model.quantise")
         parent, _, name = path.rpartition(".")
@@ -141,14 +137,7 @@ def quantise(module: torch.nn.Module, form: str) -> None:
 
 
 def layers_in_blocks(module: torch.nn.Module, key: str) -> dict[str, torch.nn.Linear]:
-    """Return the linear layers in a network's blocks, without adapters, by path.
-
-    Args:
-        key: the config key that errors name.
-
-    Raises:
-        InputError: there are none, or they are quantised already.
-    """
+    """Return the linear layers in blocks, without adapters, by path; InputError if none, or if they are quantised."""
     if getattr(module.config, "quantization_config", None) is not None:
         raise InputError(f"{key}: the model's weights are quantised already in its files, set it to null")
     layers = {
@@ -183,13 +172,7 @@ def refuse_dynamic(module: torch.nn.Module) -> None:
 
 
 def size(tensors: Mapping[str, Shape], width: int, form: str | None) -> int:
-    """Return the bytes of a frozen network.
-
-    Args:
-        tensors: shapes by name.
-        width: bytes of a weight that is not quantised.
-        form: of `FORMS`, or None without quantisation.
-    """
+    """Return the bytes of a frozen network with these shapes, and `width` bytes for a weight that is not quantised."""
     return sum(
         math.prod(shape) * width if form is None or not _is_quantised(name, shape) else layer_size(shape, width, form)
         for name, shape in tensors.items()

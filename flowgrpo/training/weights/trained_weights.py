@@ -176,11 +176,7 @@ class Weights:
             layer.enable_adapters(on)
 
     def enable_training(self, on: bool) -> None:
-        """Disable (False) or enable what was trained: switch adapters, or swap full weights with a copy of their start.
-
-        Raises:
-            RuntimeError: there is no such copy.
-        """
+        """Switch adapters off or on, or swap full weights with a copy of their start; RuntimeError if there is no copy."""
         if self.lora is not None:
             self._enable_adapters(on)
         elif self._keeps_start and self._reference is not None:
@@ -248,14 +244,7 @@ class Weights:
 
     @torch.no_grad()
     def put_base(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Make another base, without adapters, the reference.
-
-        Args:
-            values: tensors by `NETWORK.PATH`, with paths as without adapters.
-
-        Raises:
-            KeyError: a parameter is missing.
-        """
+        """Make another base, given by `NETWORK.PATH` without adapters, the reference; KeyError if a parameter is missing."""
         self._reference, self._has_teacher = None, False  # not stored in checkpoints
         for network, module in self.modules.items():
             base = {path for path in module.state_dict() if ".lora_" not in path}
@@ -344,10 +333,9 @@ def _linear_layers(modules: dict[str, torch.nn.Module]) -> tuple[str, ...]:
 def lora_config(
     rank: int, alpha: float, targets: str | Sequence[str], modules: dict[str, torch.nn.Module]
 ) -> LoraConfig:
-    """Return a Gaussian-initialised LoRA on layers of these names, on attention (`auto`) or on all layers (`all-linear`).
+    """Return a Gaussian-initialised LoRA on layers of these names, on attention (`auto`) or all layers (`all-linear`).
 
-    Raises:
-        InputError: a name matches no layer.
+    InputError if a name matches no layer.
     """
     if targets == "all-linear":
         targets = _linear_layers(modules)

@@ -182,16 +182,8 @@ def test_all_weights_in_shards_train_as_whole_ones_and_go_on_as_such(case, ran):
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     """What two processes find by each of these functions."""
-    functions = [
-        held,
-        unequal_updates_of_all,
-        references_of_two,
-        reference_within_autocast,
-        steps_of_all,
-        in_half,
-        of_machines,
-        *[experts_apart] * SUMS_EXPERTS,
-    ]
+    functions = [held, unequal_updates_of_all, references_of_two, reference_within_autocast, steps_of_all, in_half]
+    functions += [of_machines, *[experts_apart] * SUMS_EXPERTS]
     return each_in_turn({function.__name__: function for function in functions}, tmp_path_factory.mktemp("found"))
 
 
@@ -204,14 +196,20 @@ def test_each_process_holds_its_part_of_the_base_and_whole_adapters(answers):
         assert each["blocks"] == ["", "transformer_blocks.0", "transformer_blocks.1"]
 
 
+def halved(nets):
+    """Networks by name where those of the processes were brought before they trained."""
+    with torch.no_grad():
+        for p in (p for net in nets.values() for p in net.parameters()):
+            p.mul_(0.5)
+    return nets
+
+
 def test_gradients_of_all_weights_are_summed_and_references_are_whole(answers):
     found = answers["unequal_updates_of_all"]
     assert found[0][1].keys() == found[1][1].keys()
-    nets = learning()
     with torch.no_grad():
-        assert torch.equal(found[1][0], nets["net2"](rows(1)))
-        for p in (p for net in nets.values() for p in net.parameters()):
-            p.mul_(0.5)
+        assert torch.equal(found[1][0], learning()["net2"](rows(1)))
+    nets = halved(learning())
     first, second = nets.values()
     (first(rows(0)) + first(2 * rows(0))).sum().backward()
     second(rows(0)).square().sum().backward()
@@ -224,10 +222,7 @@ def test_gradients_of_all_weights_are_summed_and_references_are_whole(answers):
 @pytest.mark.skipif(not SUMS_EXPERTS, reason="refused before torch 2.15")
 def test_experts_that_one_process_reaches_get_its_gradient(answers):
     found = answers["experts_apart"]
-    net = experts()["net"]
-    with torch.no_grad():
-        for p in net.parameters():
-            p.mul_(0.5)
+    net = halved(experts())["net"]
     sum(net(rows(rank)).sum() for rank in (0, 1)).backward()
     unreached = [name for name, p in net.named_parameters() if p.grad is None]
     for each in found:
@@ -252,35 +247,22 @@ def test_references_of_two_networks_at_once_are_whole(answers):
 
 def test_who_stands_in_for_a_reference_forgets_its_weights(answers):
     live, reference = answers["reference_within_autocast"]
-    net = learning()["net1"]
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(reference, net(rows(0)))
-    with torch.no_grad():
-        for p in net.parameters():
-            p.mul_(0.5)
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(live, net(rows(0)))
+    for net, found in ((learning()["net1"], reference), (halved(learning())["net1"], live)):
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(found, net(rows(0)))
 
 
 def test_steps_on_all_weights_are_those_of_one_process(answers):
     zero, one = answers["steps_of_all"]
     nets = learning()
     weights = Weights(nets, None, ema=Ema(decay=0.5, every=1))
-    with torch.no_grad():
-        for p in weights.parameters:
-            p.mul_(0.5)
+    halved(nets)
     optimizer, stats = torch.optim.AdamW(weights.parameters, lr=0.1), UpdateStats()
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
     for step in range(2):
         optimizer.zero_grad()
         sum(net(rows(rank) + step).sum() for net in nets.values() for rank in (0, 1)).backward()
-        optimizer_step(
-            weights,
-            stats,
-            optimizer=optimizer,
-            scaler=torch.amp.GradScaler("cpu", enabled=False),
-            max_grad_norm=0.1,
-            reduce=lambda x: x,
-        )
+        optimizer_step(weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=0.1, reduce=lambda x: x)
     assert zero["norm"] == one["norm"] == pytest.approx(stats.grad_norm)
     torch.testing.assert_close(zero["kept"], weights.tensors(), rtol=1e-5, atol=1e-6)
     with torch.no_grad(), weights.averaged():
