@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -56,10 +56,8 @@ class Index:
     """Look up names in a file, by tables for layers and for parameters; names of the first network need no prefix."""
 
     def __init__(self, layers: Mapping[str, Table], parameters: Mapping[str, Table]):
-        self._layers, self._parameters = (
-            _add_prefixes(layers, _flatten),
-            _add_prefixes(parameters, _flatten, _flatten_layer),
-        )
+        self._layers = _add_prefixes(layers, dot_before_last=False)
+        self._parameters = _add_prefixes(parameters, dot_before_last=True)
 
     def layer(self, name: str) -> Target | None:
         """Return the target of a layer's name, or None."""
@@ -73,19 +71,13 @@ class Index:
             yield target._replace(parts=tuple(f"{part}.{own}" for part in target.parts))
 
 
-def _flatten(name: str) -> str:
-    return name.replace(".", "_")
-
-
-def _flatten_layer(path: str) -> str:
-    layer, _, own = path.rpartition(".")
-    return f"{_flatten(layer)}.{own}"
-
-
-def _add_prefixes(tables: Mapping[str, Table], *flatten: Callable[[str], str]) -> list[tuple[str, Table]]:
-    """Pair each table with the prefix of its names in a file."""
+def _add_prefixes(tables: Mapping[str, Table], *, dot_before_last: bool) -> list[tuple[str, Table]]:
+    """Pair each table with the prefix of its names in a file; flat names may have a dot before their last part."""
     first = next(iter(tables.values()))
-    flat = {each(name): target for each in flatten for name, target in first.items()}
+    flat = {name.replace(".", "_"): target for name, target in first.items()}
+    if dot_before_last:
+        parts = ((name.rpartition("."), target) for name, target in first.items())
+        flat |= {f"{layer.replace('.', '_')}.{last}": target for (layer, _, last), target in parts}
     own = [(f"{network}.", table) for network, table in tables.items()]
     return own + [(prefix, first) for prefix in DOTTED] + [(prefix, flat) for prefix in FLAT]
 

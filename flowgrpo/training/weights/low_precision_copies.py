@@ -34,8 +34,7 @@ def of_drafts(config: RunConfig) -> Precision | None:
 
 def of_finishes(config: RunConfig) -> Copied | None:
     """Return the precision of a run's finishes, or None if they need no copy."""
-    tree = getattr(config.algorithm, "tree", None) if config.kind == "flow" else None
-    finish = getattr(tree, "finish", None)
+    finish = getattr(getattr(config.algorithm, "tree", None), "finish", None) if config.kind == "flow" else None
     return None if finish is None else finish.dtype
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import NotNegative, Strict
-from flowgrpo.schema.imports.heavy import Tensor, torch
+from flowgrpo.schema.imports.heavy import Tensor
 from flowgrpo.schema.imports.lazy import lazy
 
 if TYPE_CHECKING:
@@ -66,10 +66,6 @@ class Snapshots:
         """Draw a snapshot; see `Bank.draw`."""
         if self._bank is not None:
             self._drawn = self._bank.draw(step, *address)
-
-    def to(self, device: torch.device) -> None:
-        """Move the snapshots to a device."""
-        self.kept = {n: [x.to(device) for x in tensors] for n, tensors in self.kept.items()}
 
 
 def clones(parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -115,12 +115,14 @@ class Weights:
 
     def to(self, device: torch.device) -> None:
         """Move trained tensors and all copies, none of them sharded, to a device."""
-        for p in self.parameters:
-            p.data = p.data.to(device)
-        self.ema = None if self.ema is None else [each.to(device) for each in self.ema]
-        self._reference = None if self._reference is None else [each.to(device) for each in self._reference]
-        self._old = None if self._old is None else [each.to(device) for each in self._old]
-        self.snapshots.to(device)
+        for tensor in (tensor for values in (self.parameters, *self._copies().values()) for tensor in values):
+            tensor.data = tensor.data.to(device)
+
+    def _copies(self) -> dict[str, Sequence[torch.Tensor]]:
+        """Return average and earlier policies by prefix."""
+        copies = {AVERAGE: self.ema, REFERENCE: self._reference, OLD: self._old}
+        copies |= {f"{BANK}{n}.": snapshot for n, snapshot in self.snapshots.kept.items()}
+        return {prefix: values for prefix, values in copies.items() if values is not None}
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -263,12 +265,9 @@ class Weights:
 
         A reference is stored if it moves or is a teacher.
         """
-        stores_reference = self._refresh is not None or self._has_teacher
-        others = {AVERAGE: self.ema, REFERENCE: self._reference if stores_reference else None, OLD: self._old}
-        others |= {f"{BANK}{n}.": snapshot for n, snapshot in self.snapshots.kept.items()}
         tensors = {name: p.data for name, p in self.named.items()}
-        for prefix, values in others.items():
-            if values is not None:
+        for prefix, values in self._copies().items():
+            if prefix != REFERENCE or self._refresh is not None or self._has_teacher:
                 tensors |= {f"{prefix}{name}": value for name, value in zip(self.named, values, strict=True)}
         return tensors
 
