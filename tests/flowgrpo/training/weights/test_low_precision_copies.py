@@ -180,18 +180,15 @@ def test_the_size_is_that_of_what_the_copies_keep(word, columns):
     assert size(shapes, 2, None) == 0
 
 
-@pytest.mark.parametrize(
-    ("word", "module", "said"),
-    [
-        ("nf4", lambda: Blocks(48), r"nf4 takes blocks of 64 weights, blocks\.0\.to_q has rows of 48; take int8"),
-        ("int8", lambda: torch.nn.Linear(4, 4), r"Linear has no linear layers in repeated blocks, set it to null"),
-    ],
-)
-def test_layers_that_cannot_be_copied_are_one_sentence(word, module, said):
-    made = module()
-    made.config = SimpleNamespace()
+def test_layers_that_cannot_be_copied_are_one_sentence():
+    said = r"nf4 takes blocks of 64 weights, blocks\.0\.to_q has rows of 48; take int8"
     with pytest.raises(InputError, match=rf"train\.draft\.precision: {said}"):
-        LowPrecision([made], word, frozen=True)
+        LowPrecision([Blocks(48)], "nf4", frozen=True)
+    alone = torch.nn.Linear(4, 4)
+    alone.config = SimpleNamespace()
+    said = "Linear has no linear layers in repeated blocks, set it to null"
+    with pytest.raises(InputError, match=rf"train\.draft\.precision: {said}"):
+        LowPrecision([alone], "int8", frozen=True)
 
 
 def drafting(word, **model):

@@ -28,18 +28,33 @@ def begun(with_lora, modules, **options):
     return Weights(modules, lora_config(2, 4, ["0", "2"], modules) if with_lora else None, **options)
 
 
+def moved_on(weights, updates):
+    """What the first tensor was after each of some updates, each of which added 1."""
+    seen = []
+    for _ in range(updates):
+        with torch.no_grad():
+            for p in weights.parameters:
+                p.add_(1.0)
+        weights.after_update()
+        seen.append(weights.parameters[0].detach().clone())
+    return seen
+
+
+def above(weights, start, policy="live"):
+    """By how much the first tensor of a policy is above its start, on average."""
+    with weights.policy(policy):
+        return round(float((weights.parameters[0].detach() - start).mean()), 5)
+
+
 def test_the_average_follows_the_warm_up_formula():
     weights = Weights(module(), None, ema=Ema(decay=0.9, warmup=10))
     p = weights.parameters[0]
     slow = p.detach().clone()
     for t in range(30):
-        with torch.no_grad():
-            p.add_(1.0)
-        weights.after_update()
+        (live,) = moved_on(weights, 1)
         decay = min((1 + t) / (10 + t), 0.9)
-        slow = decay * slow + (1 - decay) * p.detach()
+        slow = decay * slow + (1 - decay) * live
         torch.testing.assert_close(weights.ema[0], slow)
-    live = p.detach().clone()
     with weights.averaged():
         torch.testing.assert_close(p.detach(), slow)
     assert torch.equal(p.detach(), live)
@@ -48,34 +63,25 @@ def test_the_average_follows_the_warm_up_formula():
 def test_the_average_moves_at_every_eighth_step_and_warms_up_by_steps():
     """min((1 + t) / (10 + t), 0.9) at t = 7 and t = 15 are 8 / 17 and 16 / 25; the weight is 1, 2, ... above its start."""
     weights = Weights(module(), None, ema=Ema(decay=0.9, warmup=10, every=8))
-    start, above = weights.ema[0].clone(), []
+    start, heights = weights.ema[0].clone(), []
     for _ in range(17):
         moved_on(weights, 1)
-        above.append(float((weights.ema[0] - start).mean()))
+        heights.append(float((weights.ema[0] - start).mean()))
     first = 8 * 9 / 17
-    assert above == pytest.approx([0.0] * 7 + [first] * 8 + [first * 16 / 25 + 16 * 9 / 25] * 2, abs=1e-5)
+    assert heights == pytest.approx([0.0] * 7 + [first] * 8 + [first * 16 / 25 + 16 * 9 / 25] * 2, abs=1e-5)
 
 
+@torch.no_grad()
 def test_the_reference_of_lora_is_the_adapter_switched_off():
-    transformer = tiny.sd3().transformer
-    inputs = {
-        "hidden_states": torch.randn(2, 4, 8, 8),
-        "timestep": torch.tensor([500.0, 500.0]),
-        "encoder_hidden_states": torch.randn(2, 9, 32),
-        "pooled_projections": torch.randn(2, 32),
-    }
-    with torch.no_grad():
-        before = transformer(**inputs).sample
-    modules = {"transformer": transformer}
-    weights = Weights(modules, lora_config(2, 4, "auto", modules), reference="fixed")
-    assert sum(p.numel() for p in weights.parameters) < 0.2 * sum(p.numel() for p in transformer.parameters())
-    with torch.no_grad():
-        torch.testing.assert_close(transformer(**inputs).sample, before)
-        for p in weights.parameters:
-            p.add_(0.1)
-        assert not torch.allclose(transformer(**inputs).sample, before, atol=1e-4)
-        with weights.reference():
-            torch.testing.assert_close(transformer(**inputs).sample, before)
+    model, ids = llama(), torch.arange(8)[None]
+    before = model(ids).logits
+    weights = Weights({"model": model}, lora_config(2, 4, "auto", {"model": model}), reference="fixed")
+    assert sum(p.numel() for p in weights.parameters) < 0.2 * sum(p.numel() for p in model.parameters())
+    torch.testing.assert_close(model(ids).logits, before)
+    moved_on(weights, 1)
+    assert not torch.allclose(model(ids).logits, before, atol=1e-4)
+    with weights.reference():
+        torch.testing.assert_close(model(ids).logits, before)
     assert all(p.requires_grad for p in weights.parameters)
 
 
@@ -89,15 +95,12 @@ def test_a_gradient_survives_a_reference_pass_taken_before_it():
     assert all(torch.equal(*each) for each in zip(first, second, strict=True))
 
 
-def test_full_fine_tuning_trains_float32_and_lora_adapters_are_float32():
-    pipe = tiny.sd3().to(torch.bfloat16)
-    modules = {"transformer": pipe.transformer}
-    weights = Weights(modules, lora_config(2, 4, "auto", modules))
+@pytest.mark.parametrize("with_lora", [False, True])
+def test_what_is_trained_is_float32_on_any_base(with_lora):
+    net = module()["net"].to(torch.bfloat16)
+    weights = begun(with_lora, {"net": net})
     assert {p.dtype for p in weights.parameters} == {torch.float32}
-    assert pipe.transformer.proj_out.weight.dtype == torch.bfloat16
-    assert {p.dtype for p in Weights({"t": tiny.sd3().to(torch.bfloat16).transformer}, None).parameters} == {
-        torch.float32
-    }
+    assert {p.dtype for p in net.parameters()} == {torch.float32, *[torch.bfloat16] * with_lora}
 
 
 def half_precision(dtype, masters=True):
@@ -192,39 +195,27 @@ def test_all_linear_layers_are_those_that_peft_takes(build, layers):
     assert sum(p.numel() for p in weights.parameters) == adapter_size(shapes, Lora(rank=2, targets="all-linear"))
 
 
-def moved_on(weights, updates):
-    """What the first tensor was after each of some updates, each of which added 1."""
-    seen = []
-    for _ in range(updates):
-        with torch.no_grad():
-            for p in weights.parameters:
-                p.add_(1.0)
-        weights.after_update()
-        seen.append(weights.parameters[0].detach().clone())
-    return seen
-
-
 def of_reference(weights):
     with weights.reference():
         return weights.parameters[0].detach().clone()
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("with_lora", [False, True])
 def test_a_moving_reference_is_the_live_weights_of_every_third_update(with_lora):
     net, x = module()["net"], torch.randn(4, 3)
-    with torch.no_grad():
-        base = net(x)
-        weights = begun(with_lora, {"net": net}, reference="moving", refresh=3)
-        seen, outputs = [weights.parameters[0].detach().clone()], []
-        for update in range(8):
-            assert torch.equal(of_reference(weights), seen[update // 3 * 3])
-            assert torch.equal(weights.parameters[0], seen[update])
-            outputs.append(net(x))
-            with weights.reference():
-                assert torch.equal(net(x), outputs[update // 3 * 3])
-            seen += moved_on(weights, 1)
-        torch.testing.assert_close(outputs[0], base)  # an adapter starts as nothing
-        assert not any(torch.allclose(one, other, atol=1e-2) for one, other in pairwise(outputs))
+    base = net(x)
+    weights = begun(with_lora, {"net": net}, reference="moving", refresh=3)
+    seen, outputs = [weights.parameters[0].clone()], []
+    for update in range(8):
+        assert torch.equal(of_reference(weights), seen[update // 3 * 3])
+        assert torch.equal(weights.parameters[0], seen[update])
+        outputs.append(net(x))
+        with weights.reference():
+            assert torch.equal(net(x), outputs[update // 3 * 3])
+        seen += moved_on(weights, 1)
+    torch.testing.assert_close(outputs[0], base)  # an adapter starts as nothing
+    assert not any(torch.allclose(one, other, atol=1e-2) for one, other in pairwise(outputs))
     assert all(p.requires_grad for p in weights.parameters)
 
 
@@ -256,60 +247,54 @@ def test_a_moving_reference_is_kept_and_loads_back(with_lora, tmp_path):
 def test_an_old_policy_slows_with_the_optimizer_steps_that_were_taken():
     """d is 0.25 + 0.1 (updates - 3): 0.25, 0.35 and 0.5 after 2, 4 and 6 of them, each of which adds 1."""
     weights = Weights(module(), None, old=Decay(flat=3, start=0.25, slope=0.1, most=0.5))
-    start, above = weights.parameters[0].detach().clone(), []
+    start, heights = weights.parameters[0].detach().clone(), []
     for _ in range(3):
         moved_on(weights, 2)
         weights.after_iteration()
-        with weights.policy("old"):
-            above.append(float((weights.parameters[0].detach() - start).mean()))
+        heights.append(above(weights, start, "old"))
     first = 0.75 * 2
     second = 0.35 * first + 0.65 * 4
-    assert above == pytest.approx([first, second, 0.5 * second + 0.5 * 6], abs=1e-5)
+    assert heights == pytest.approx([first, second, 0.5 * second + 0.5 * 6], abs=1e-5)
 
 
 @pytest.mark.parametrize("adapters", [False, True])
 def test_the_bank_keeps_the_policy_as_it_stood_where_iterations_ended(adapters):
     """Two optimizer steps an iteration, each of which adds 1; a snapshot is due at every third step."""
     weights = begun(adapters, module(), bank=Bank(every=3, keep=2))
-    first = weights.parameters[0]
-    start, kept = first.detach().clone(), []
+    start, kept = weights.parameters[0].detach().clone(), []
     for _ in range(6):
         moved_on(weights, 2)
         weights.after_iteration()
-        names = [name for name in weights.tensors() if name.startswith("bank.")]
-        snapshots = {
-            int(name.split(".")[1]): weights.tensors()[name] for name in names if name.endswith(NAMES[adapters])
-        }
-        kept.append({number: round(float((own - start).mean()), 5) for number, own in snapshots.items()})
+        tensors = weights.tensors()
+        names = [name for name in tensors if name.startswith("bank.") and name.endswith(NAMES[adapters])]
+        kept.append({int(name.split(".")[1]): round(float((tensors[name] - start).mean()), 5) for name in names})
     assert kept == [{0: 0}, {0: 0, 1: 4}, {1: 4, 2: 6}, {1: 4, 2: 6}, {2: 6, 3: 10}, {3: 10, 4: 12}]
     seen = set()
     for iteration in range(20):
         weights.draw_snapshot(0, "bank", iteration)
-        with weights.policy("bank"):
-            seen.add(round(float((first.detach() - start).mean()), 5))
-        assert round(float((first.detach() - start).mean()), 5) == 12
+        seen.add(above(weights, start, "bank"))
+        assert above(weights, start) == 12
     assert seen == {10, 12}
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("reference", ["fixed", "base"])
 def test_full_weights_without_their_training_and_as_reference_are_those_that_they_began_with(reference):
-    modules = module()
-    weights = Weights(modules, None, reference=reference, ema=Ema())
-    x = torch.randn(4, 3)
-    with torch.no_grad():
-        before = modules["net"](x)
-        for p in weights.parameters:
-            p.add_(0.1)
-        after = modules["net"](x)
-        with weights.averaged():
-            averaged = modules["net"](x)
-            weights.enable_training(False)
-            assert torch.equal(modules["net"](x), before)
-            weights.enable_training(True)
-            assert torch.equal(modules["net"](x), averaged)
-        with weights.reference():
-            assert torch.equal(modules["net"](x), before)
-        assert torch.equal(modules["net"](x), after)
+    net, x = module()["net"], torch.randn(4, 3)
+    weights = Weights({"net": net}, None, reference=reference, ema=Ema())
+    before = net(x)
+    for p in weights.parameters:
+        p.add_(0.1)
+    after = net(x)
+    with weights.averaged():
+        averaged = net(x)
+        weights.enable_training(False)
+        assert torch.equal(net(x), before)
+        weights.enable_training(True)
+        assert torch.equal(net(x), averaged)
+    with weights.reference():
+        assert torch.equal(net(x), before)
+    assert torch.equal(net(x), after)
     assert not torch.equal(after, before)
 
 
@@ -326,6 +311,4 @@ def test_the_old_policy_and_the_bank_s_are_two():
         moved_on(weights, 1)
         weights.after_iteration()
     weights.draw_snapshot(0)
-    for name, above in (("old", 3), ("bank", 2), ("live", 3)):
-        with weights.policy(name):
-            assert float((weights.parameters[0].detach() - start).mean()) == pytest.approx(above)
+    assert [above(weights, start, policy) for policy in ("old", "bank", "live")] == [3, 2, 3]
