@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import torch
 from torch import distributed
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flowgrpo.errors import InputError
 
@@ -104,7 +104,7 @@ class Lockstep:
             return
         index = next(i for i, each in enumerate(self._networks) if each is network)
         if self._meeting:
-            self._calls[index] = (*tree_map(_copy, (args, kwargs)), _autocast(_device(network)))
+            self._calls[index] = (*tree_map_only(torch.Tensor, _copy, (args, kwargs)), _autocast(_device(network)))
         of_reference = self._as_reference is not None and self._in_reference
         kind = WITH_GRADIENT if torch.is_grad_enabled() else OF_REFERENCE if of_reference else WITHOUT
         self._take_turn(CALL + kind * len(self._networks) + index)
@@ -158,8 +158,8 @@ class Lockstep:
         torch.autograd.backward([*losses, *thrown_away], gradients)
 
 
-def _copy(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
 
 
 def _device(network: torch.nn.Module) -> str:

@@ -16,10 +16,7 @@ from flowgrpo.training.weights.trained_weights import Weights, lora_config
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Half a step of the form as a part of the largest weight that shares a scale.
-ERROR = {
-    "int8": 0.5 / 127,
-    "nf4": max(b - a for a, b in pairwise(NORMAL_FLOAT)) / 2,
-}
+ERROR = {"int8": 0.5 / 127, "nf4": max(b - a for a, b in pairwise(NORMAL_FLOAT)) / 2}
 
 
 def linear(dtype=torch.float32, rows=48, columns=128):
