@@ -40,81 +40,57 @@ train: {iterations: 2, updates: 1, groups: 2, group_size: 3, micro_batch: 3, lea
 eval: {decoder: {name: low_confidence, steps: 2}}
 """
 SUMS_EXPERTS = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
-RARELY = ["eval.every=2", "eval.prompts=1", "eval.save=0"]
 REMAINDER = "def remainder(texts, prompts):\n    return [sum(map(ord, text)) % 7 for text in texts]\n"
 CASES = {
     "pruned trees, a divergence, checkpointing": [
-        "tiny.yaml",
-        "algorithm.preset=branch_grpo",
+        "algorithm={preset: branch_grpo, tree: {prune: {rule: extremes}}, objective: {kl: {beta: 0.1}}}",
         "model.call.num_inference_steps=4",  # a stochastic step has to follow a split
-        "algorithm.tree.prune={rule: extremes}",
-        "algorithm.objective.kl.beta=0.1",
         "model.gradient_checkpointing=true",
-        "train.updates=1",
     ],
-    "brushes": [
-        "tiny.yaml",
-        "model.call.num_inference_steps=2",
-        "algorithm.preset=tempflow",
-        "algorithm.tree.branches=2",
-        "train.updates=1",
-    ],
+    "brushes": ["model.call.num_inference_steps=2", "algorithm={preset: tempflow, tree: {branches: 2}}"],
     "final samples, sampled and anchored by an old policy, guided calls on an int8 base": [
-        "tiny.yaml",
         "model.call={num_inference_steps: 2, guidance_scale: 2.0}",
         "model.quantise=int8",
         "algorithm={preset: nft, likelihood: {old: {start: 0.5, slope: 0.0, most: 0.5}}}",
-        "train.updates=1",
     ],
     "final samples in pairs, stored ones beside those of a snapshot": [
-        "tiny.yaml",
         "model.call.num_inference_steps=2",
         "algorithm={preset: seppo, likelihood: {bank: {every: 1, keep: 2}}}",
         "data.groups=stored",
-        "train.updates=1",
     ],
-    "texts, in one pass and in two": [
-        "texts.yaml",
-        "algorithm.preset=cj_grpo",
-        "algorithm.objective.kl.level=sequence",
-    ],
+    "texts, in one pass and in two": ["algorithm.preset=cj_grpo", "algorithm.objective.kl.level=sequence"],
 }
 WHOLE = {
     "a divergence and an average, guided calls in bfloat16, checkpointed": [
-        "tiny.yaml",
         "model.call={num_inference_steps: 3, guidance_scale: 2.0}",
         "algorithm.objective.kl.beta=1.0",
         "train.ema={decay: 0.9}",
         "model.dtype=bfloat16",
         "model.gradient_checkpointing=true",
     ],
-    "final samples in pairs, of the reference": [
-        "tiny.yaml",
-        "model.call.num_inference_steps=2",
-        "algorithm.preset=dpo",
-    ],
-    "texts held to a reference": ["texts.yaml", "algorithm.preset=gdpo", "algorithm.objective.kl.beta=0.1"],
+    "final samples in pairs, of the reference": ["model.call.num_inference_steps=2", "algorithm.preset=dpo"],
+    "texts held to a reference": ["algorithm.preset=gdpo", "algorithm.objective.kl.beta=0.1"],
 }
 FURTHER = ("brushes",)
+OF_ALL = ["train.updates=1", "run.processes=2", "eval.every=2", "eval.prompts=1", "eval.save=0"]
 OF_ALL_WEIGHTS = [
     "model.lora=null",
-    "train.updates=1",
     "train.optimizer.eps=1",  # steps along the gradient, however small a number of it is
     "train.learning_rate=1",
-    *RARELY,
     "run.checkpoint={every: 1, keep: 2}",
-    "run.processes=2",
 ]
-FORMS = {"none": ["run.sharding=none"], "fsdp2": ["run.sharding=fsdp2"]}
 
 
 def turns_of(case, folder):
     """The runs of a case: whole and in shards, and where all weights learn also one that goes on in shards."""
-    full = case in WHOLE
-    config, *chosen = WHOLE[case] if full else CASES[case]
-    chosen += OF_ALL_WEIGHTS if full else [*RARELY, "run.checkpoint={every: 2, keep: 1}", "run.processes=2"]
-    chosen += ["train.replay=always"] * (config == "tiny.yaml" and not full)  # as all must in shards
-    turns = [Turn(str(folder), config, name, [*chosen, *form]) for name, form in FORMS.items()]
+    texts, full = case.startswith("texts"), case in WHOLE
+    chosen = [
+        *OF_ALL,
+        *(WHOLE[case] + OF_ALL_WEIGHTS if full else [*CASES[case], "run.checkpoint={every: 2, keep: 1}"]),
+    ]
+    chosen += ["train.replay=always"] * (not texts and not full)  # as all must in shards
+    config = "texts.yaml" if texts else "tiny.yaml"
+    turns = [Turn(str(folder), config, form, [*chosen, f"run.sharding={form}"]) for form in ("none", "fsdp2")]
     return turns + [turns[1]._replace(name="later", source="fsdp2")] * full
 
 
