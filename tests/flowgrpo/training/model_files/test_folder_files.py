@@ -68,9 +68,8 @@ def test_diffusers_and_transformers_take_the_files_that_are_chosen_here(tmp_path
                 chosen = weights_of(folder_files.files_of(folder), variant)
                 assert chosen.variant == variant
                 assert chosen.sharded == (size == "20KB")
-                assert {*chosen.files, chosen.index or "config.json"} | {"config.json"} == {
-                    file.name for file in folder.iterdir()
-                }
+                names = {"config.json", *chosen.files, chosen.index or "config.json"}
+                assert names == {file.name for file in folder.iterdir()}
                 shapes = shapes_of(folder, chosen)
                 loaded = loads.from_pretrained(folder, variant=variant).state_dict()
                 assert shapes == {name: tuple(loaded[name].shape) for name in shapes}
@@ -102,31 +101,22 @@ def refused(folder, **options):
     return str(error.value)
 
 
-def test_a_whole_folder_is_taken_in_every_layout(folder):
-    check(folder)
-    for variant in (None, "fp16"):
-        (whole,) = folder.glob("model*.safetensors")
-        broken.shard(whole, 2, variant)
-        check(folder, variant=variant)
-        for file in folder.glob("model*"):
-            file.unlink()
-        save_file({"a": torch.zeros(2, 3), "b": torch.zeros(4)}, folder / PLAIN)
-    broken.pickle(folder / PLAIN)
-    check(folder)
-
-
 @pytest.mark.parametrize(
-    "rewrite",
+    ("rewrite", "variant"),
     [
-        lambda file: broken.shard(file, 2),
-        lambda file: broken.shard(file, 2, form="bin"),
-        lambda file: broken.pickle(file),
-        lambda file: broken.pickle(file, zipped=False),
+        (lambda file: file, None),
+        (lambda file: broken.shard(file, 2), None),
+        (lambda file: broken.shard(file, 2, "fp16"), "fp16"),
+        (lambda file: broken.shard(file, 2, form="bin"), None),
+        (lambda file: broken.pickle(file), None),
+        (lambda file: broken.pickle(file, zipped=False), None),
     ],
 )
-def test_shapes_are_read_of_shards_and_of_pickles_of_either_kind(folder, rewrite):
+def test_a_whole_folder_is_taken_in_every_layout_and_its_shapes_are_read(folder, rewrite, variant):
     rewrite(folder / PLAIN)
-    assert shapes_of(folder, weights_of(folder_files.files_of(folder))) == {"a": (2, 3), "b": (4,), "c": (1,)}
+    check(folder, variant=variant)
+    weights = weights_of(folder_files.files_of(folder), variant)
+    assert shapes_of(folder, weights) == {"a": (2, 3), "b": (4,), "c": (1,)}
 
 
 class Harmful:
@@ -152,6 +142,7 @@ def shards(*files):
 @pytest.mark.parametrize(
     ("index", "said"),
     [
+        (None, "has shards such as model-00001-of-00002.safetensors and no index, which says what they hold"),
         ("{", "{}: not valid JSON"),
         ("[]", "{} is no index, which has a weight_map from tensors to files"),
         (shards(), "is no index"),
@@ -163,17 +154,12 @@ def shards(*files):
         (broken.POINTER, "{} is a Git LFS pointer, not the file itself"),
     ],
 )
-def test_an_index_is_anybody_s(folder, index, said):
+def test_an_index_is_anybody_s_and_may_be_missing(folder, index, said):
     broken.shard(folder / PLAIN, 2)
-    (folder / f"{PLAIN}.index.json").write_text(index)
+    (folder / f"{PLAIN}.index.json").unlink()
+    if index is not None:
+        (folder / f"{PLAIN}.index.json").write_text(index)
     assert said.format(f"{PLAIN}.index.json") in refused(folder)
-
-
-def test_shards_without_an_index_are_refused(folder):
-    broken.shard(folder / PLAIN, 2)
-    (folder / "model.safetensors.index.json").unlink()
-    said = "has shards such as model-00001-of-00002.safetensors and no index, which says what they hold"
-    assert said in refused(folder)
 
 
 CUTS = [(False, True, left) for left in (0.0, 0.01, 0.5, 0.99)]
