@@ -51,17 +51,11 @@ TEXT_ENCODERS = ("text_encoder", "lora_te", "text_model.", "conditioner.")
 
 @dataclass(frozen=True, kw_only=True)
 class LoraFile:
-    """A LoRA file as read.
+    """A LoRA file as read."""
 
-    Attributes:
-        place: the path as the user wrote it.
-        tensors: by the names in the file, without text encoders.
-        options: peft's options by network name; "" is for all networks.
-    """
-
-    place: str
-    tensors: Mapping[str, torch.Tensor]
-    options: Mapping[str, Mapping[str, Any]]
+    place: str  # as the user wrote it
+    tensors: Mapping[str, torch.Tensor]  # by the names in the file, without text encoders
+    options: Mapping[str, Mapping[str, Any]]  # peft's, by network name; "" is for all networks
 
     @property
     def size(self) -> int:

@@ -32,22 +32,15 @@ ALONE = Peers()
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What this process contributes to a step's checkpoint; see `take`.
+    """What this process contributes to a step's checkpoint; see `take`."""
 
-    Attributes:
-        state: `state.json` without `sound` and digests.
-        weights, older: tensors by name and older versions by `ITERATION.NAME`; empty if they are sharded.
-        older_stats: prompt stats of the older versions by iteration.
-        shards: sharded tensors, with moments, by the prefixed names in `checkpoint`.
-    """
-
-    state: dict[str, Any]
-    optimizer: dict[str, Any]
+    state: dict[str, Any]  # `state.json` without `sound` and digests
+    optimizer: dict[str, Any]  # with the loss scaler
     random_states: list[dict[str, Any]]
-    weights: dict[str, torch.Tensor]
-    older: dict[str, torch.Tensor]
-    older_stats: dict[str, Any]
-    shards: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]  # empty if they are sharded
+    older: dict[str, torch.Tensor]  # older versions by `ITERATION.NAME`; empty if they are sharded
+    older_stats: dict[str, Any]  # prompt stats of older versions by iteration
+    shards: dict[str, torch.Tensor]  # sharded tensors, with moments, by the prefixed names in `checkpoint`
 
 
 def take(

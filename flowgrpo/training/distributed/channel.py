@@ -50,11 +50,9 @@ class Channel:
             distributed.send(content, to, group=self._group)
 
     def post(self, message: Packed, to: int, behind: int) -> None:
-        """Send a message without waiting for it; RuntimeError if the other process has ended.
+        """Send a `packed` message without waiting for it, but for older ones until only `behind` are under way.
 
-        Args:
-            message: `packed` once for all receivers.
-            behind: wait for all but so many of the last messages to the other process.
+        RuntimeError if the other process has ended.
         """
         sent = self._under_way[to]
         under_way = [(distributed.isend(content, to, group=self._group), content) for content in message]

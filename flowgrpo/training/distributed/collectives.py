@@ -26,20 +26,14 @@ class Collectives:
     """Collectives over the trainers, or over the evaluators.
 
     All results but sums of gradients are recorded in the replay journal, so that a retry does not communicate again.
-
-    Attributes:
-        share: this process's data shard; the first of its processes contributes for it.
-        lockstep: of sharded networks; left before each collective.
-        count: number of participating processes.
-        group: their process group; None for all processes.
     """
 
     accelerator: Accelerator
-    share: DataShard
-    lockstep: Lockstep
+    share: DataShard  # whose first process contributes to sums and gathers over shards
+    lockstep: Lockstep  # joined before each collective
     _: KW_ONLY
-    count: int
-    group: distributed.ProcessGroup | None = None
+    count: int  # of participating processes
+    group: distributed.ProcessGroup | None = None  # None for all processes
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over all processes."""

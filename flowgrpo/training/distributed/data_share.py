@@ -17,19 +17,14 @@ class DataShard:
 
     With `run.context_parallel` several processes work on one shard, with the same rows, noise and rewards: they split each
     call of the network, and each has a part of the gradient. The first of them counts and gathers for all.
-
-    Attributes:
-        together: processes per shard, of consecutive ranks.
-        leads: whether this is the first process of the shard, which scores its samples.
-        group: gloo group of the shard's processes; None for one.
     """
 
     index: int = 0
     count: int = 1
     _: KW_ONLY
-    together: int = 1
-    leads: bool = True
-    group: distributed.ProcessGroup | None = None
+    together: int = 1  # processes per shard, of consecutive ranks
+    leads: bool = True  # whether this is the first process of the shard, which scores its samples
+    group: distributed.ProcessGroup | None = None  # gloo group of the shard's processes, if there are several
 
     def told(self, value: Any) -> Any:
         """Broadcast the value of the shard's first process to the others."""

@@ -37,11 +37,8 @@ def stands_in() -> bool:
 class Lockstep:
     """The lockstep of processes that share sharded networks; without networks it does nothing.
 
-    First every process calls each network once inside `meeting`; stand-ins repeat that call.
-
-    Args:
-        networks: sharded, in the same order on every process.
-        as_reference: context that swaps the reference's weights in, if the networks are trained; None if they are frozen.
+    Networks have the same order on every process. First every process calls each of them once inside `meeting`; stand-ins
+    repeat that call. `as_reference` is a context that swaps the reference's weights in, None if networks are frozen.
     """
 
     def __init__(

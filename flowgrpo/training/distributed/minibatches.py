@@ -89,9 +89,7 @@ def of_roots(train: Train, roots: int, sizes: Sequence[int], *, seed: int, itera
     `groups` cuts the list of groups. `samples` shuffles roots within the smallest sets of groups that give equal parts: one
     group if its roots divide, else groups as far apart as possible.
 
-    Args:
-        roots: of a usual group.
-        sizes: (G,) roots of each group, over all processes.
+    `roots` is the number in a usual group, `sizes` (G,) those of each group.
     """
     if train.split == "edges":
         return [[0] * size for size in sizes]
@@ -115,8 +113,7 @@ def of_processes(
 
     If sizes are unequal (`prompts.pick.budget: knapsack`), processes may differ by one root of a part.
 
-    Args:
-        parts: of every root of every group, see `of_roots`.
+    `parts` are those of `of_roots`.
     """
     whole, apart = kept_whole(train, algorithm, generators), len(parts)
     if train.split == "samples":
@@ -150,8 +147,7 @@ def of_edges(tree: Tree, keep: torch.Tensor, *, updates: int, seed: int, iterati
     The edges that leave one state stay together, since they share its evaluation. BranchGRPO's released code takes an
     optimizer step for each 12 of the shuffled edges of a process's trees.
 
-    Args:
-        keep: (nodes,) whether the edge to each node is trained.
+    `keep` (nodes,) tells whether the edge to each node is trained.
     """
     leaving = defaultdict(list)  # state -> trained edges
     for evaluation in tree.evaluations:

@@ -22,17 +22,11 @@ T = TypeVar("T")
 
 @dataclass
 class Journal:
-    """The recorded results of one piece of work.
-
-    Attributes:
-        results: of its collectives, in order.
-        met: collectives that it has reached; set back to repeat a part.
-        final: whether it failed where it must not be repeated.
-    """
+    """The recorded results of the collectives of one piece of work."""
 
     results: list[Any] = field(default_factory=list)
-    met: int = 0
-    final: bool = False
+    met: int = 0  # collectives that it has reached; set back to repeat a part
+    final: bool = False  # whether it failed where it must not be repeated
 
 
 _JOURNAL: ContextVar[Journal | None] = ContextVar("journal", default=None)

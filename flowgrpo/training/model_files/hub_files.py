@@ -149,12 +149,9 @@ def one_sentence(path: str, key: str = "model.path") -> Iterator[None]:
 
 
 def stands_in_for(path: str, known: Container[str], file: str, look: Callable[[], object]) -> bool:
-    """Return whether built-in configs must replace a model that the hub does not deliver.
+    """Return whether a built-in config, of a `known` hub id, must replace a model that the hub does not deliver.
 
-    Args:
-        known: hub ids with built-in configs.
-        file: a file that the model has.
-        look: raises InputError if the model cannot be had; so does this for a model without built-in config.
+    `file` is one that the model has. `look` raises InputError if it cannot be had; so does this without built-in config.
     """
     is_known = path in known and not Path(path).is_dir()
     if is_known and not hub.may_give(path, file):

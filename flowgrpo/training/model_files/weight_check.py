@@ -38,19 +38,12 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Differences between files and a class.
+    """Differences between the weights in files and those of a class."""
 
-    Attributes:
-        missing: weights of the class that the files lack.
-        surplus: weights in the files that the class lacks.
-        mismatched: the shapes in the files and in the class, of weights of both.
-        expected: all weights of the class.
-    """
-
-    missing: frozenset[str]
-    surplus: frozenset[str]
-    mismatched: Mapping[str, tuple[Shape, Shape]]
-    expected: frozenset[str]
+    missing: frozenset[str]  # in the files
+    surplus: frozenset[str]  # in the files
+    mismatched: Mapping[str, tuple[Shape, Shape]]  # shapes in the files and in the class
+    expected: frozenset[str]  # all weights of the class
 
 
 # Results of `check` by class, config and shapes: a run checks its model twice, and to build a large class takes seconds.
@@ -77,16 +70,12 @@ def check(
     config: Any = None,
     all_used: bool = False,
 ) -> None:
-    """Refuse files that do not hold the weights of a class; warn of unused tensors.
+    """Refuse files that do not hold the weights of class `kind`; warn of unused tensors, or refuse them if `all_used`.
 
     Args:
-        model: the user's name of the model.
-        place: local folder or hub id.
-        kind: the class.
-        folder: subfolder of a component.
-        variant: preferred variant.
+        model: name of the model in errors.
+        place, folder, variant: see `hub_files.shapes`.
         config: a transformers config; None for the folder's config.json.
-        all_used: whether unused tensors are refused, too.
 
     Raises:
         InputError: weights are missing or of another shape, or a layer has weights that the class does not use.

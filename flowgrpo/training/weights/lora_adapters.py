@@ -31,13 +31,10 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True, kw_only=True)
 class Matrices:
-    """The adapter of one layer, which adds alpha / rank x up x down to its weight.
+    """The adapter of one layer, which adds alpha / rank x up x down to its weight."""
 
-    Shapes are `down` (rank, in), or of a convolution (rank, in, height, width), and `up` (out, rank) or (out, rank, 1, 1).
-    """
-
-    down: torch.Tensor
-    up: torch.Tensor
+    down: torch.Tensor  # (rank, in), or of a convolution (rank, in, height, width)
+    up: torch.Tensor  # (out, rank), or (out, rank, 1, 1)
     bias: torch.Tensor | None
     alpha: float
 
@@ -55,17 +52,11 @@ class Matrices:
 
 @dataclass(frozen=True)
 class Adapter:
-    """The LoRA of one network.
+    """The LoRA of one network."""
 
-    Attributes:
-        layers: trained matrices by layer path.
-        rslora: whether alpha is divided by the root of the rank.
-        shifts: constant changes of further parameters, such as norms, by path.
-    """
-
-    layers: Mapping[str, Matrices]
-    rslora: bool = False
-    shifts: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    layers: Mapping[str, Matrices]  # by layer path
+    rslora: bool = False  # whether alpha is divided by the root of the rank
+    shifts: Mapping[str, torch.Tensor] = field(default_factory=dict)  # constant changes of further parameters by path
 
     @property
     def size(self) -> int:

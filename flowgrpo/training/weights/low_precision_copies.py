@@ -91,12 +91,8 @@ class Copies:
 class LowPrecision:
     """Low-precision copies of the linear layers in networks' blocks; adapters on them are not copied, but stay active.
 
-    Args:
-        frozen: whether the layers never change, so that they are copied only once.
-        key: the config key that errors name.
-
-    Raises:
-        InputError: a network has no such layers, or one that cannot be copied.
+    If the layers are `frozen`, they are copied only once. InputError, with `key`, if a network has no such layers, or one
+    that cannot be copied.
     """
 
     def __init__(self, networks: Iterable[torch.nn.Module], word: Copied, *, frozen: bool, key: str = KEY):

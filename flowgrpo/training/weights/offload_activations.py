@@ -60,11 +60,7 @@ class _SavedView:
 class OffloadedTensors(torch.autograd.graph.saved_tensors_hooks):
     """A context in which graphs save tensors in host memory, pinned for a GPU; each storage is copied once.
 
-    Args:
-        weights: parameters and buffers, which are not copied.
-
-    Attributes:
-        copied: bytes so far.
+    `weights` (parameters and buffers) are not copied; `copied` counts bytes.
     """
 
     def __init__(self, weights: Iterable[Tensor]):

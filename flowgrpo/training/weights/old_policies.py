@@ -41,11 +41,7 @@ class Bank(Strict):
 
 
 class Snapshots:
-    """The snapshots of a bank; none without a bank.
-
-    Attributes:
-        kept: tensors by snapshot number, in the order of `parameters`.
-    """
+    """The snapshots of a bank by number, in the order of `parameters`; none without a bank."""
 
     def __init__(self, bank: Bank | None, parameters: Sequence[Tensor]):
         self._bank, self._parameters, self._drawn = bank, parameters, 0

@@ -19,35 +19,22 @@ from flowgrpo.training.weights.trained_weights import Weights
 
 @dataclass(kw_only=True)
 class UpdateStats:
-    """Statistics of one optimizer step, over the edges of this process.
-
-    Attributes:
-        edges: number of trained edges.
-        ratios: number of edges whose ratio is to another policy than the trained one.
-        loss: sum of the objective's loss without divergences; None if its value means nothing.
-        max_abs_log_ratio: largest |log ratio|, None if not measured; 0 before the first update of an iteration. With kept
-            graphs of a rollout it is of the first call only, which is repeated for it.
-        sum_abs_log_ratio: sum of |log ratio|.
-        clipped: number of edges that the clip stopped.
-        clipped_high: number of these whose ratio was too large.
-        kl: sum of the divergence from the reference, or None.
-        grad_norm: norm of the whole gradient before clipping.
-        taken: 1 if the step was taken; 0 if all weights are 0 or the gradient is not finite.
-        skipped: 1 if the gradient was not finite.
-        by_step: by step of the schedule, edges and the sums of |log ratio| and of the divergence.
-    """
+    """Statistics of one optimizer step, over the edges of this process."""
 
     edges: int = 0
-    ratios: int = 0
-    loss: float | None = None
+    ratios: int = 0  # edges whose ratio is to another policy than the trained one
+    loss: float | None = None  # sum of the objective's loss without divergences; None if its value means nothing
+    # None if not measured; 0 before the first update of an iteration. With kept graphs of a rollout it is of the first call
+    # only, which is repeated for it.
     max_abs_log_ratio: float | None = None
     sum_abs_log_ratio: float = 0.0
-    clipped: int = 0
-    clipped_high: int = 0
-    kl: float | None = None
-    grad_norm: float = 0.0
-    taken: int = 0
-    skipped: int = 0
+    clipped: int = 0  # edges that the clip stopped
+    clipped_high: int = 0  # those of them whose ratio was too large
+    kl: float | None = None  # sum of the divergence from the reference
+    grad_norm: float = 0.0  # of the whole gradient before clipping
+    taken: int = 0  # 0 if all weights are 0 or the gradient is not finite
+    skipped: int = 0  # 1 if the gradient was not finite
+    # By step of the schedule, edges and the sums of |log ratio| and of the divergence.
     by_step: dict[int, tuple[int, float, float]] = field(default_factory=dict)
 
     @torch.no_grad()

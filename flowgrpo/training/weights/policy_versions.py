@@ -29,11 +29,7 @@ class Version:
 
 
 class Versions:
-    """The earlier versions of a policy that later rollouts need; none without staleness.
-
-    Attributes:
-        kept: versions by iteration.
-    """
+    """The earlier versions of a policy, by iteration, that later rollouts need; none without staleness."""
 
     def __init__(self, weights: Weights, staleness: int):
         self.weights, self.staleness = weights, staleness

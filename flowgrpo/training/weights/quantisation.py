@@ -32,19 +32,12 @@ NORMAL_FLOAT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """A format for the weights (out, in) of a layer: each weight is a scale times a code's value.
+    """A format for the weights (out, in) of a layer: each weight is a scale times a code's value."""
 
-    Attributes:
-        bits: of a code.
-        most: largest code; the largest of the weights that share a scale gets it.
-        shared: weights in a row that share a scale; None for the whole row.
-        table: values of the codes, which are its indices, two in a byte; None if codes are whole numbers.
-    """
-
-    bits: int
-    most: float
-    shared: int | None = None
-    table: tuple[float, ...] | None = None
+    bits: int  # of a code
+    most: float  # largest code, of the largest of the weights that share a scale
+    shared: int | None = None  # weights in a row that share a scale; None for the whole row
+    table: tuple[float, ...] | None = None  # values of codes that are indices, two in a byte; None for whole numbers
 
     def encode(self, normed: Tensor) -> Tensor:
         """Return the codes, a row for each output, of float32 weights (out, in) that were divided by their scales."""

@@ -98,15 +98,13 @@ def shard(
     Blocks move to the device one by one, so that a device never holds a whole network.
 
     Args:
-        modules: the networks.
         make: builds the weights: adapters before sharding, full weights after it.
         form: as `run.sharding`: `fsdp2` shards over all processes, `hsdp` over those of a machine.
         full: whether all weights are trained, in float32.
         gather: dtype of autocast, in which weights are gathered.
 
     Raises:
-        InputError: most of a network is outside of blocks, machines have unequal numbers of processes, or torch cannot
-            shard a quantised base.
+        InputError: raised by `blocks`, for unequal machines, or if torch cannot shard a quantised base.
     """
     if not applies(form):
         return make()
@@ -197,8 +195,7 @@ def _mesh(form: str, device: torch.device, environment: Mapping[str, str] = os.e
 def blocks(network: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the repeated blocks of a network: those that its class names, else the members of its lists; none is nested.
 
-    Raises:
-        InputError: they hold less than half of the weights, so that most would be gathered at once.
+    InputError if they hold less than half of the weights, since the rest is gathered at once.
     """
     names = {*(getattr(network, "_repeated_blocks", None) or ()), *(getattr(network, "_no_split_modules", None) or ())}
     named = [module for module in network.modules() if type(module).__name__ in names]

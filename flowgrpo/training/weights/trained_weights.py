@@ -60,11 +60,6 @@ class Weights:
         old: decay of the old policy, or None.
         bank: snapshots of the live policy to keep, or None.
         extra_modules: further small networks by name, fully trained.
-
-    Attributes:
-        lora: peft's config by network, or None.
-        begun: the first adapters by network; {} if they are new, or if a run has stored them.
-        lockstep: of sharded networks.
     """
 
     def __init__(
@@ -81,7 +76,8 @@ class Weights:
     ):
         self.modules, self.extra_modules, self._ema_config = modules, extra_modules, ema
         injected: dict[str, LoraConfig] = {}
-        self.lora = None if lora is None else injected
+        self.lora = None if lora is None else injected  # peft's config by network
+        # The first adapters by network; {} if they are new, or if a run has stored them.
         self.begun: Mapping[str, Adapter] = lora if isinstance(lora, Mapping) else {}
         shifted = [p for name, adapter in self.begun.items() for p in adapter.shifted(modules[name])]
         # Pairs of a base tensor and the reference's tensor.
@@ -90,7 +86,11 @@ class Weights:
             if lora is None or name in extra_modules:
                 module.float().requires_grad_(True)
             else:
-                injected[name] = lora[name].inject(module) if isinstance(lora, Mapping) else _inject(lora, module)
+                if isinstance(lora, Mapping):
+                    injected[name] = lora[name].inject(module)
+                else:
+                    injected[name] = lora
+                    peft.inject_adapter_in_model(lora, module)
                 for p in module.parameters():
                     p.data = p.data.float() if p.requires_grad else p.data
                 _compute_in_input_dtype(module)
@@ -274,11 +274,6 @@ class Weights:
     def adapter_state(self, module: str) -> dict[str, torch.Tensor]:
         """Return the LoRA tensors of a network under peft's names, as diffusers saves them."""
         return peft.get_peft_model_state_dict(self.modules[module], adapter_name="default")
-
-
-def _inject(lora: LoraConfig, module: torch.nn.Module) -> LoraConfig:
-    peft.inject_adapter_in_model(lora, module)
-    return lora
 
 
 class Half(torch.nn.Module):
