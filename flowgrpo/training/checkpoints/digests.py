@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-ALGORITHM = "sha256"
 STATE = "state.json"
 EARLIER = {"step", "updates", "beta", "history", "sound"}  # all keys of a `state.json` without digests
 
@@ -42,10 +41,10 @@ def check_files(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def _add_digest(content: Mapping[str, Any]) -> str:
-    digest = hashlib.new(ALGORITHM, json.dumps(content).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     return json.dumps({**content, "digest": digest})
 
 
 def _hash_file(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, ALGORITHM).hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
