@@ -1,9 +1,9 @@
-"""Checkpoints: complete or absent, and enough to go on as if nothing had happened. `snapshot` writes them.
+"""Read, verify and choose checkpoints; `snapshot` writes them.
 
-A checkpoint is a folder `step-000010` with `weights.safetensors` (trained tensors and their average), `optimizer.pt` (with
-the loss scaler), `random.pt` (the global generators, which only plug-ins use), where rollouts are behind (`run.staleness`)
-`versions.safetensors` with the weights of the iterations before, and `state.json` with a digest of each. Where the trained
-tensors lie in shards, those of all processes are in `shard-*.safetensors` instead, and the optimizer's moments with them.
+A checkpoint is a folder `step-000010`, complete or absent, with `weights.safetensors` (trained tensors, average and earlier
+policies), `optimizer.pt` (optimizer and loss scaler), `random.pt` (global random states, which only plug-ins use) and
+`state.json` (all else, and a digest of each file). With `run.staleness`, `versions.safetensors` has the weights of earlier
+iterations. Sharded tensors, with their moments, are in `shard-*.safetensors` instead, written by all processes.
 """
 
 from __future__ import annotations
@@ -39,44 +39,39 @@ from rewards.memory import is_out_of_memory
 
 WHOLE = "weights.safetensors"
 VERSIONS = "versions.safetensors"
-# What the names of tensors in shards begin with: the trained ones as `Weights.tensors` names them, moments by the number of
-# their parameter, and older versions by their iteration.
+# Prefixes of tensor names in shards: trained tensors by name, moments by parameter index, older versions by iteration.
 WEIGHTS, MOMENTS, OLDER = "weights.", "moments.", "versions."
 TAKE_AWAY = "; take it away to go on from the one before"
 
 
 def is_sound(checkpoint: Path) -> bool:
-    """Whether the weights of a checkpoint can be trusted (`training.reports.learning_signal`); a damaged one's cannot."""
+    """Return False for a damaged checkpoint, and for one of a run that had diverged (`training.reports.learning_signal`)."""
     try:
-        return _state(checkpoint).get("sound", True)
+        return _read_state(checkpoint).get("sound", True)
     except InputError:
         return False
 
 
 def delete(checkpoint: Path) -> None:
-    """Delete a checkpoint, renamed first, so that half of it is never taken for a whole one."""
+    """Delete a checkpoint. It is renamed first, so that a partial one never looks whole."""
     hidden = checkpoint.with_name(f".{checkpoint.name}.old")
     os.replace(checkpoint, hidden)
     shutil.rmtree(hidden)
 
 
 def place_of(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step is."""
+    """Return the path of a step's checkpoint."""
     return folder / f"step-{step:06d}"
 
 
 def steps(folder: Path) -> list[int]:
-    """Steps of the checkpoints in `folder`, whole or damaged, ascending."""
+    """Return the steps of all checkpoints in `folder`, whole or damaged, ascending."""
     names = (path.name for path in folder.glob("step-*") if path.is_dir())
     return sorted(int(name.removeprefix("step-")) for name in names if re.fullmatch(r"step-\d{6,9}", name, re.ASCII))
 
 
 def find(folder: Path, step: int | None = None) -> Path:
-    """Return the checkpoint of `step`, or the latest.
-
-    Raises:
-        InputError: there is no such checkpoint.
-    """
+    """Return the checkpoint of `step`, or the latest; InputError if there is none."""
     known = steps(folder)
     if not known:
         raise InputError(f"{folder}: there is no checkpoint")
@@ -87,30 +82,28 @@ def find(folder: Path, step: int | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Choice:
-    """The step that a resume goes on from, None where there is no checkpoint, and what is wrong with later ones."""
+    """The step to resume from (None without a checkpoint), and why later checkpoints are skipped."""
 
     step: int | None
     damaged: list[str]
 
     @property
     def warning(self) -> str | None:
-        """What is said of the checkpoints that the resume passes over, if it does."""
+        """The sentence about skipped checkpoints, or None."""
         return f"{'; '.join(self.damaged)}; the run goes on from step {self.step}" if self.damaged else None
 
 
 def chosen(folder: Path) -> Choice:
-    """Choose the checkpoint that a resume goes on from: of those that are whole the latest sound one, or the latest.
-
-    Raises:
-        InputError: there are checkpoints, and none of them is whole.
-    """
+    """Choose the latest whole and sound checkpoint, else the latest whole one; InputError if all are damaged."""
     damaged, unsound = [], None
     for step in reversed(steps(folder)):
         place = place_of(folder, step)
-        problem = _problem(place, _stamp(place))
+        stats = ((path.name, path.stat()) for path in sorted(place.iterdir()))
+        stamp = tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats)
+        problem = _find_problem(place, stamp)
         if problem is not None:
             damaged.append(problem)
-        elif _state(place).get("sound", True):
+        elif is_sound(place):
             return Choice(step, damaged)
         else:
             unsound = unsound or Choice(step, [*damaged])
@@ -124,18 +117,18 @@ def chosen(folder: Path) -> Choice:
 
 
 def resumed(folder: Path) -> int | None:
-    """The step that a resume goes on from, or None; see `chosen`."""
+    """Return the step to resume from, or None; see `chosen`."""
     return chosen(folder).step
 
 
 def latest(folder: Path) -> int | None:
-    """The step of the latest sound checkpoint, or of the latest if none is, or None, as far as their states tell."""
+    """Return the step of the latest sound checkpoint, else the latest, else None; reads `state.json` only."""
     known = steps(folder)
     return next((step for step in reversed(known) if is_sound(place_of(folder, step))), known[-1] if known else None)
 
 
 def rest(folder: Path, done: int) -> str:
-    """Which checkpoint a resume of a run goes on from that stops after `done` iterations, as the head of the command."""
+    """Say where a run resumes that stops after `done` iterations; the command to go on follows this text."""
     step = latest(folder)
     if step is None:
         return "there is no checkpoint, begin again"
@@ -146,25 +139,20 @@ def rest(folder: Path, done: int) -> str:
 
 
 def way_on(run: Path) -> tuple[str, list[str]]:
-    """What is left of a run that died, in its folder, as the head of the command to go on with, and the command's end."""
+    """Say what a dead run left in its folder; also return the arguments that its command needs to go on."""
     step = latest(run / "checkpoints")
     there = "there is no checkpoint, begin again" if step is None else f"a checkpoint of step {step} is there, go on"
     return there, ["run.resume=true"] if run_folder.is_begun(run) else []
 
 
 @cache  # a resume asks several times, and a large checkpoint takes minutes to read
-def _problem(checkpoint: Path, stamp: tuple[Any, ...]) -> str | None:
-    """What is wrong with a checkpoint whose files have these names, sizes and times; None if it is whole."""
+def _find_problem(checkpoint: Path, stamp: tuple[Any, ...]) -> str | None:
+    """Say what is wrong with a checkpoint; `stamp` makes the cache notice changed files."""
     try:
         check(checkpoint)
     except InputError as error:
         return str(error).removesuffix(TAKE_AWAY)
     return None
-
-
-def _stamp(checkpoint: Path) -> tuple[Any, ...]:
-    found = ((path.name, path.stat()) for path in sorted(checkpoint.iterdir()))
-    return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found)
 
 
 def forget_after(folder: Path, step: int) -> None:
@@ -175,33 +163,25 @@ def forget_after(folder: Path, step: int) -> None:
 
 
 def check(checkpoint: Path) -> None:
-    """Refuse a checkpoint that cannot be read, or of which a byte has changed since it was written.
+    """Raise InputError if a file of a checkpoint is missing, truncated, changed or of another kind.
 
-    One of an earlier version, which wrote no digests, is read as far as that costs little: all but its tensors' values.
-
-    Raises:
-        InputError: a file of it is missing, cut off, changed or not what it should be.
+    Without digests, which earlier versions did not write, the values of tensors are not checked.
     """
-    state = _state(checkpoint)
-    with _told(checkpoint):
+    state = _read_state(checkpoint)
+    with _one_sentence(checkpoint):
         digests.check_files(checkpoint, state)
         for file in shards.files(checkpoint) or [checkpoint / WHOLE]:
-            check_tensors(file)
+            _check_tensors(file)
         if (checkpoint / VERSIONS).exists():
-            check_tensors(checkpoint / VERSIONS)
+            _check_tensors(checkpoint / VERSIONS)
         for name in ("optimizer.pt", "random.pt"):
-            with zipfile.ZipFile(checkpoint / name):  # which tells a file that is cut off
-                pass
-        _optimizer(checkpoint, mmap=True)
-        _generators(checkpoint)
+            zipfile.ZipFile(checkpoint / name).close()  # raises for a truncated file
+        _read_optimizer(checkpoint, mmap=True)
+        _read_random_states(checkpoint)
 
 
-def check_tensors(file: Path) -> None:
-    """Refuse a file that is not a whole safetensors file, by its header and its size.
-
-    Raises:
-        InputError: the file is cut off, or is not one.
-    """
+def _check_tensors(file: Path) -> None:
+    """Check header and size of a safetensors file."""
     try:
         with safe_open(file, "pt"):
             pass
@@ -210,36 +190,32 @@ def check_tensors(file: Path) -> None:
 
 
 def load_weights(checkpoint: Path, weights: Weights) -> int:
-    """Put a checkpoint's trained tensors and their average in place; returns its step.
-
-    Raises:
-        InputError: they cannot be read, are of another run, or are not finite.
-    """
-    state = _state(checkpoint)
-    with _told(checkpoint):
+    """Load trained tensors, average and earlier policies; return the step. Raises as `load_averaged`."""
+    state = _read_state(checkpoint)
+    with _one_sentence(checkpoint):
         weights.begin_at(state["updates"])
-        _read_weights(checkpoint, weights.tensors(), _shapes(checkpoint))
+        _read_weights(checkpoint, weights.tensors(), _read_shapes(checkpoint))
     return state["step"]
 
 
 def load_averaged(checkpoint: Path, weights: Weights) -> int:
-    """Put what evaluation used, the average where one is kept, in the place of the trained tensors; returns the step.
+    """Load into the trained tensors what evaluation used: the average, or without one the weights; return the step.
 
     Raises:
-        InputError: they cannot be read, are of another run, or are not finite.
+        InputError: they are unreadable, of another model, or not finite.
     """
-    state = _state(checkpoint)
-    with _told(checkpoint):
-        written = _shapes(checkpoint)
-        kind = AVERAGE if any(name.startswith(AVERAGE) for name in written) else ""
+    state = _read_state(checkpoint)
+    with _one_sentence(checkpoint):
+        shapes = _read_shapes(checkpoint)
+        kind = AVERAGE if any(name.startswith(AVERAGE) for name in shapes) else ""
         others = OTHER_POLICIES if kind else (AVERAGE, *OTHER_POLICIES)
-        used = {name: shape for name, shape in written.items() if name.startswith(kind) and not name.startswith(others)}
+        used = {name: shape for name, shape in shapes.items() if name.startswith(kind) and not name.startswith(others)}
         _read_weights(checkpoint, {f"{kind}{name}": p.detach() for name, p in weights.named.items()}, used)
     return state["step"]
 
 
-def _shapes(checkpoint: Path) -> dict[str, torch.Size]:
-    """The shapes of the tensors that `Weights.tensors` named."""
+def _read_shapes(checkpoint: Path) -> dict[str, torch.Size]:
+    """Return the shapes of the tensors that `Weights.tensors` had returned."""
     if shards.files(checkpoint):
         every = shards.shapes(checkpoint)
         return {name.removeprefix(WEIGHTS): shape for name, shape in every.items() if name.startswith(WEIGHTS)}
@@ -248,14 +224,9 @@ def _shapes(checkpoint: Path) -> dict[str, torch.Size]:
 
 
 @torch.no_grad()
-def _read_weights(checkpoint: Path, tensors: Mapping[str, torch.Tensor], written: Mapping[str, torch.Size]) -> None:
-    """Read weights into their tensors, one after the other, so that no second copy of a model is in memory.
-
-    Args:
-        tensors: that are to be read, by name.
-        written: the shapes of those that there should be.
-    """
-    if {name: tensor.shape for name, tensor in tensors.items()} != written:
+def _read_weights(checkpoint: Path, tensors: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size]) -> None:
+    """Read a checkpoint's weights into `tensors`, one by one, so that memory never holds a second model."""
+    if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
         raise InputError("the checkpoint's weights are not of this model and LoRA configuration")
     if shards.files(checkpoint):
         shards.read(checkpoint, {f"{WEIGHTS}{name}": tensor for name, tensor in tensors.items()})
@@ -268,13 +239,13 @@ def _read_weights(checkpoint: Path, tensors: Mapping[str, torch.Tensor], written
 
 
 def rollout_state(checkpoint: Path) -> Any:
-    """Return what rollouts depend on beside weights and prompt stats, None for nothing; InputError if it cannot be read."""
-    return _state(checkpoint).get("rollout")
+    """Return the state of rollouts beyond weights and prompt stats, or None; InputError if unreadable."""
+    return _read_state(checkpoint).get("rollout")
 
 
 def own_state(checkpoint: Path) -> Any:
-    """Return what else a resume goes on with (`Steps.own_state`), None for nothing; InputError if it cannot be read."""
-    return _state(checkpoint).get("own")
+    """Return the trainer's own state (`Steps.own_state`), or None; InputError if unreadable."""
+    return _read_state(checkpoint).get("own")
 
 
 def load(
@@ -286,38 +257,34 @@ def load(
     versions: Versions | None = None,
     process: int = 0,
 ) -> tuple[int, float, dict[str, Any]]:
-    """Put everything of a checkpoint in place; returns its step, coefficient of the divergence and prompt stats.
-
-    Raises:
-        InputError: it cannot be read, or is of another run.
-    """
-    state = _state(checkpoint)
+    """Load a whole checkpoint; return step, coefficient of the divergence and prompt stats. Raises as `load_averaged`."""
+    state = _read_state(checkpoint)
     if "history" not in state:
         raise InputError(f"run.resume: {checkpoint} was written by an earlier version of flowgrpo, which kept less")
     step = load_weights(checkpoint, weights)
-    with _told(checkpoint):
-        # Each process keeps its part of a tensor in shards, so it need not have read the whole file.
-        saved = _optimizer(checkpoint, mmap=any(isinstance(p, DTensor) for p in weights.parameters))
+    with _one_sentence(checkpoint):
+        # Of sharded moments each process needs its part only, so the file is mapped, not read.
+        saved = _read_optimizer(checkpoint, mmap=any(isinstance(p, DTensor) for p in weights.parameters))
         moments = saved["optimizer"]["state"]
-        for index, own in _moments(checkpoint, optimizers.parameters(optimizer)).items():
-            moments[index] = {**moments.get(index, {}), **own}
+        for index, sharded in _read_moments(checkpoint, optimizers.parameters(optimizer)).items():
+            moments[index] = {**moments.get(index, {}), **sharded}
         optimizers.restore(optimizer, saved["optimizer"])
         scaler.load_state_dict(saved["scaler"])
         if versions is not None and versions.staleness:
-            versions.load(*_versions(checkpoint, weights))
-        states = _generators(checkpoint)
+            versions.load(*_read_versions(checkpoint, weights))
+        states = _read_random_states(checkpoint)
         if process < len(states):
             random_states.set_random_state(states[process])
     return step, state["beta"], state["history"]
 
 
-def _state(checkpoint: Path) -> dict[str, Any]:
-    """Return the content of `state.json`; raises InputError where that is not what `snapshot` writes."""
-    with _told(checkpoint):
+def _read_state(checkpoint: Path) -> dict[str, Any]:
+    """Read and validate `state.json`; InputError if `snapshot` would not write it."""
+    with _one_sentence(checkpoint):
         state = tables.document(checkpoint / digests.STATE)
         digests.check_state((checkpoint / digests.STATE).read_bytes(), state)
         history = state.get("history", {})
-        numbers = [number for prompt, seen in history.items() for number in (int(prompt), *seen)]
+        numbers = [number for prompt, stats in history.items() for number in (int(prompt), *stats)]
         if len(numbers) != 4 * len(history):
             raise ValueError("its history is not of a count, a sum and an iteration for each prompt")
         if not all(map(is_number, (state["step"], state["updates"], state.get("beta", 0.0), *numbers))):
@@ -329,32 +296,31 @@ def _state(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def _optimizer(checkpoint: Path, mmap: bool = False) -> dict[str, Any]:
-    """Return the content of `optimizer.pt`; with `mmap` its tensors are read when they are used."""
+def _read_optimizer(checkpoint: Path, mmap: bool) -> dict[str, Any]:
     saved = torch.load(checkpoint / "optimizer.pt", weights_only=True, map_location="cpu", mmap=mmap)
     if saved.keys() != {"optimizer", "scaler"} or saved["optimizer"].keys() != {"state", "param_groups"}:
         raise ValueError("its optimizer.pt holds no optimizer and scaler")
     return saved
 
 
-def _moments(checkpoint: Path, parameters: Sequence[torch.nn.Parameter]) -> dict[int, dict[str, torch.Tensor]]:
-    """Return the moments that lie in shards, by the number of their parameter and their name, placed as it is."""
+def _read_moments(checkpoint: Path, parameters: Sequence[torch.nn.Parameter]) -> dict[int, dict[str, torch.Tensor]]:
+    """Read sharded moments, placed as their parameters, by parameter index and name."""
+    moments: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
     if not shards.files(checkpoint):
-        return {}
-    names = [name for name in shards.shapes(checkpoint) if name.startswith(MOMENTS)]
-    places = {name: (int(number), key) for name in names for _, number, key in [name.split(".", 2)]}
-    read = {name: torch.empty_like(parameters[number].detach()) for name, (number, _) in places.items()}
-    shards.read(checkpoint, read)
-    found: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
-    for name, (number, key) in places.items():
-        found[number][key] = read[name]
-    return found
+        return moments
+    targets = {}
+    for name in shards.shapes(checkpoint):
+        if name.startswith(MOMENTS):
+            _, number, key = name.split(".", 2)
+            targets[name] = moments[int(number)][key] = torch.empty_like(parameters[int(number)].detach())
+    shards.read(checkpoint, targets)
+    return moments
 
 
-def _versions(checkpoint: Path, weights: Weights) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
-    """Return the weights of older versions by iteration and name, and their prompt stats by iteration."""
+def _read_versions(checkpoint: Path, weights: Weights) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
+    """Read the weights of older versions by iteration and name, and their prompt stats by iteration."""
     if shards.files(checkpoint):
-        stats = _state(checkpoint)["versions"]
+        stats = _read_state(checkpoint)["versions"]
         older = {i: {name: torch.empty_like(p.detach()) for name, p in weights.named.items()} for i in stats}
         shards.read(checkpoint, {f"{OLDER}{i}.{name}": t for i, own in older.items() for name, t in own.items()})
         return older, stats
@@ -366,8 +332,8 @@ def _versions(checkpoint: Path, weights: Weights) -> tuple[dict[str, dict[str, t
         return tensors, json.loads(file.metadata()["prompt_stats"])
 
 
-def _generators(checkpoint: Path) -> list[dict[str, Any]]:
-    """Return the content of `random.pt`: `random_states.random_state()` of every process."""
+def _read_random_states(checkpoint: Path) -> list[dict[str, Any]]:
+    """Read `random_states.random_state()` of every process."""
     states = torch.load(checkpoint / "random.pt", weights_only=True, map_location="cpu")
     if not isinstance(states, list) or any(state.keys() != {"torch", "cuda", "numpy", "python"} for state in states):
         raise ValueError("its random.pt holds no states of generators")
@@ -375,8 +341,8 @@ def _generators(checkpoint: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _told(checkpoint: Path) -> Iterator[None]:
-    """Turn whatever a damaged file raises, which may be anything, into an InputError of one sentence."""
+def _one_sentence(checkpoint: Path) -> Iterator[None]:
+    """Turn any exception that a damaged file causes into an InputError of one sentence."""
     try:
         yield
     except InputError:
@@ -389,10 +355,7 @@ def _told(checkpoint: Path) -> Iterator[None]:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Delete all but the last `keep` checkpoints, and but the last `keep` that are sound.
-
-    So a run that diverges does not push out the checkpoints from before it did.
-    """
+    """Keep the last `keep` checkpoints and the last `keep` sound ones, so that a diverging run loses no sound one."""
     every = steps(folder)
     kept = {*every[-keep:], *[old for old in every if is_sound(place_of(folder, old))][-keep:]}
     for old in every:

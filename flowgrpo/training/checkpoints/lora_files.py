@@ -1,7 +1,4 @@
-"""LoRA files of others and of ours, `model.lora.path`: found and read; `lora_layers` places them on networks.
-
-What a file alone tells is refused here, before a model is loaded.
-"""
+"""Find and read LoRA files for `model.lora.path`, without loading a model; `lora_layers` maps them to networks."""
 
 from __future__ import annotations
 
@@ -35,50 +32,39 @@ else:
 C = TypeVar("C", bound=RunConfig)
 
 KEY = "model.lora.path"
-START = "start.safetensors"  # a run's own copy of what it started from
+START = "start.safetensors"  # a run's own copy of the adapters that it started from
 USUAL = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")
 CONFIG = "adapter_config.json"
 COMFYUI = "comfyui"  # folder of an export; diffusers looks for a LoRA at its top only
-SHIFT = re.compile(r"(.+)\.(diff|diff_b|diff_m|w_norm|b_norm)")  # what is added to a parameter as it is
+SHIFT = re.compile(r"(.+)\.(diff|diff_b|diff_m|w_norm|b_norm)")  # full-rank changes of a parameter
 OTHERS = {
-    **dict.fromkeys(("lora_magnitude_vector", "dora_scale"), "a DoRA"),
-    **{
-        "lokr_": "a LoKr",
-        "hada_": "a LoHa",
-        "oft_": "an OFT",
-        "vera_lambda": "a VeRA",
-        "lora_embedding": "a LoRA of embeddings",
-    },
+    "lora_magnitude_vector": "a DoRA",
+    "dora_scale": "a DoRA",
+    "lokr_": "a LoKr",
+    "hada_": "a LoHa",
+    "oft_": "an OFT",
+    "vera_lambda": "a VeRA",
+    "lora_embedding": "a LoRA of embeddings",
 }
 TEXT_ENCODERS = ("text_encoder", "lora_te", "text_model.", "conditioner.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraFile:
-    """What was read.
+    """A LoRA file as read."""
 
-    Attributes:
-        place: what the user wrote.
-        tensors: by the names in the file, those of text encoders left out.
-        options: peft's options, by the name of a network; of all networks under "".
-    """
-
-    place: str
-    tensors: Mapping[str, torch.Tensor]
-    options: Mapping[str, Mapping[str, Any]]
+    place: str  # as the user wrote it
+    tensors: Mapping[str, torch.Tensor]  # by the names in the file, without text encoders
+    options: Mapping[str, Mapping[str, Any]]  # peft's, by network name; "" is for all networks
 
     @property
     def size(self) -> int:
-        """Number of weights of the adapters."""
+        """Number of adapter weights."""
         return sum(tensor.numel() for key, tensor in self.tensors.items() if not key.endswith(".alpha"))
 
 
 def kept(settings: C, folder: Path) -> C:
-    """The configuration of a run that has begun, with the run's own copy in place of the file that it started from.
-
-    Raises:
-        InputError: the copy is gone.
-    """
+    """Return a begun run's config that reads the run's own copy of its first LoRA; InputError if the copy is gone."""
     model, own = settings.model, str(folder / START)
     if model.merge is None and (model.lora is None or model.lora.path is None):
         return settings
@@ -90,7 +76,7 @@ def kept(settings: C, folder: Path) -> C:
 
 @contextmanager
 def named(key: str) -> Iterator[None]:
-    """Name another key, or an option, in errors about a LoRA."""
+    """Name another config key or command option in errors about a LoRA."""
     try:
         yield
     except InputError as error:
@@ -98,16 +84,12 @@ def named(key: str) -> Iterator[None]:
 
 
 def read(path: str) -> LoraFile:
-    """The LoRA of a file, a folder (an export's or a run's, too) or a hub id, `owner/name` or `owner/name/file`.
+    """Read the LoRA of a file, a folder (also of an export or a run) or a hub id, `owner/name` or `owner/name/file`.
 
-    Raises:
-        InputError: there is none, it cannot be read, or it is no LoRA whose adapters can be trained here.
+    InputError if it is missing, unreadable, or cannot be trained here.
     """
-    file = _located(path)
-    if file.is_dir():
-        tensors, options = _of_run(path, file)
-    else:
-        tensors, options = _of_file(path, file)
+    file = _locate(path)
+    tensors, options = _read_run(path, file) if file.is_dir() else _read_file(path, file)
     if not any("lora" in key for key in tensors) and not any(word in key for key in tensors for word in OTHERS):
         first = min(tensors, default="nothing")
         raise InputError(f"{KEY}: {path} is no LoRA, it holds {first}; weights of a whole model go to model.path")
@@ -123,13 +105,12 @@ def read(path: str) -> LoraFile:
     zeros = [key for key, tensor in own.items() if SHIFT.fullmatch(key) and not tensor.any()]
     if zeros:
         warnings.warn(f"{KEY}: {path} has {len(zeros)} shifts of zeros, {zeros[0]} first; left out", stacklevel=2)
-    return LoraFile(
-        place=path, tensors={key: tensor for key, tensor in own.items() if key not in zeros}, options=options
-    )
+    tensors = {key: tensor for key, tensor in own.items() if key not in zeros}
+    return LoraFile(place=path, tensors=tensors, options=options)
 
 
-def _located(path: str) -> Path:
-    """The file that a path means, on this machine; the folder of a run."""
+def _locate(path: str) -> Path:
+    """Return the local file that a path means, after a download if needed, or the folder of a run."""
     here = Path(path)
     if here.is_file():
         return here
@@ -138,7 +119,7 @@ def _located(path: str) -> Path:
             return here
         if (here / COMFYUI).is_dir() and not any(file.suffix == ".safetensors" for file in here.iterdir()):
             here = here / COMFYUI
-        return here / _chosen(path, [file.name for file in here.iterdir()])
+        return here / _choose(path, [file.name for file in here.iterdir()])
     parts = path.split("/")
     if len(parts) < 2 or here.is_absolute() or not re.fullmatch(HUB_ID, "/".join(parts[:2])):
         raise InputError(f"{KEY}: there is no file or folder {path!r}")
@@ -146,32 +127,32 @@ def _located(path: str) -> Path:
     with one_sentence(name, KEY):
         if huggingface_hub.constants.HF_HUB_OFFLINE:
             folder = Path(huggingface_hub.snapshot_download(name, local_files_only=True))
-            inside = inside or _chosen(path, [file.name for file in folder.iterdir()])
+            inside = inside or _choose(path, [file.name for file in folder.iterdir()])
             return folder / inside
-        inside = inside or _chosen(path, huggingface_hub.HfApi().list_repo_files(name))
+        inside = inside or _choose(path, huggingface_hub.HfApi().list_repo_files(name))
         if inside.endswith(USUAL[1]):
-            huggingface_hub.hf_hub_download(name, inside.removesuffix(USUAL[1]) + CONFIG)  # lies beside it then
+            huggingface_hub.hf_hub_download(name, inside.removesuffix(USUAL[1]) + CONFIG)  # into the same folder
         return Path(huggingface_hub.hf_hub_download(name, inside))
 
 
-def _chosen(path: str, names: Iterable[str]) -> str:
-    """The file of a folder that holds the LoRA."""
+def _choose(path: str, names: Iterable[str]) -> str:
+    """Choose the LoRA among the file names of a folder."""
     names = set(names)
     if "model_index.json" in names:
         raise InputError(f"{KEY}: {path} is a whole pipeline, not a LoRA; its place is model.path")
-    found = sorted(name for name in names if name.endswith(".safetensors") and "/" not in name)
+    files = sorted(name for name in names if name.endswith(".safetensors") and "/" not in name)
     for usual in USUAL:
-        if usual in found:
+        if usual in files:
             return usual
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    if len(files) == 1:
+        return files[0]
+    if not files:
         raise InputError(f"{KEY}: {path} holds no .safetensors file and is no run's folder")
-    raise InputError(f"{KEY}: {path} holds several files, name one of {', '.join(found[:8])}")
+    raise InputError(f"{KEY}: {path} holds several files, name one of {', '.join(files[:8])}")
 
 
-def _of_file(path: str, file: Path) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
-    """The tensors of a file, in float32, and peft's options in its header or beside it."""
+def _read_file(path: str, file: Path) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
+    """Return the tensors of a file in float32, and peft's options from its header or the file beside it."""
     path = path if path.endswith(file.name) else f"{path}/{file.name}"
     if file.suffix != ".safetensors":
         raise InputError(f"{KEY}: {path} is no .safetensors file; files of other formats may run code as they are read")
@@ -202,19 +183,19 @@ def _of_file(path: str, file: Path) -> tuple[dict[str, torch.Tensor], dict[str, 
     return tensors, dict(options)
 
 
-def _of_run(path: str, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
-    """The adapters that evaluation used (the average, when one is kept) in the last checkpoint of a run."""
+def _read_run(path: str, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
+    """Return the adapters of a run's last checkpoint that evaluation used: the average, or without one the weights."""
     model = read_map(folder / "config.yaml").get("model")
     lora = model.get("lora") if isinstance(model, dict) else None
     if not isinstance(lora, dict):
         raise InputError(f"{KEY}: the run {path} trained every weight; export it and set model.path to the export")
-    found = checkpoint.find(folder / "checkpoints")
-    checkpoint.check(found)
-    tensors, _ = _of_file(path, found / "weights.safetensors")
+    last = checkpoint.find(folder / "checkpoints")
+    checkpoint.check(last)
+    tensors, _ = _read_file(path, last / checkpoint.WHOLE)
     averaged = {key: tensor for key, tensor in tensors.items() if key.startswith(AVERAGE)}
     tensors = {key.removeprefix(AVERAGE): tensor for key, tensor in (averaged or tensors).items()}
     tensors = {key: tensor for key, tensor in tensors.items() if ".lora_" in key and not key.startswith(OTHER_POLICIES)}
     if lora.get("path") is not None:
-        begun, options = _of_file(path, folder / START)
+        begun, options = _read_file(path, folder / START)
         return tensors | {key: tensor for key, tensor in begun.items() if SHIFT.fullmatch(key)}, options
     return tensors, {"": {"lora_alpha": lora.get("alpha")}}

@@ -1,10 +1,10 @@
-"""What the tensors of a LoRA file mean, and the layers of networks that they are for. No tensor is left out in silence."""
+"""Map the tensors of a LoRA file to layers of networks. A tensor without a place is refused, never ignored."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -24,13 +24,7 @@ FLAT = ("lora_unet__", "lora_unet_", "lora_transformer_", "lycoris_")  # before 
 
 @dataclass(frozen=True, kw_only=True)
 class Outline:
-    """A network's shapes.
-
-    Attributes:
-        kind: the name of its class.
-        layers: of the weights of its linear and convolutional layers, by path.
-        parameters: of all its parameters, by path.
-    """
+    """Class name, weight shapes of linear and convolutional layers, and shapes of all parameters of a network, by path."""
 
     kind: str
     layers: Mapping[str, Shape]
@@ -38,7 +32,7 @@ class Outline:
 
     @classmethod
     def of(cls, network: torch.nn.Module) -> Outline:
-        """The outline of a network, which may be on the device meta."""
+        """Return the outline of a network, which may lie on the meta device."""
         adaptable = (torch.nn.Linear, torch.nn.Conv2d, torch.nn.Conv3d)
         return cls(
             kind=type(network).__name__,
@@ -48,7 +42,7 @@ class Outline:
 
 
 class Target(NamedTuple):
-    """What a name in a file means: layers or a parameter of a network; `swapped` where halves are in the other order."""
+    """The layers or the parameter of a network that a name in a file means; `swapped` if its halves change places."""
 
     network: str
     parts: tuple[str, ...]
@@ -59,56 +53,42 @@ Table = Mapping[str, Target]
 
 
 class Index:
-    """The meaning of names in a file.
-
-    Args:
-        layers: by network, what the names of layers mean there; those of the first may stand without its name before them.
-        parameters: the same of parameters.
-    """
+    """Look up names in a file, by tables for layers and for parameters; names of the first network need no prefix."""
 
     def __init__(self, layers: Mapping[str, Table], parameters: Mapping[str, Table]):
-        self._layers, self._parameters = _prefixed(layers, _flat), _prefixed(parameters, _flat, _flat_layer)
+        self._layers = _add_prefixes(layers, dot_before_last=False)
+        self._parameters = _add_prefixes(parameters, dot_before_last=True)
 
     def layer(self, name: str) -> Target | None:
-        """What the name of a layer means; None if no layer is called so."""
-        return _found(self._layers, name)
+        """Return the target of a layer's name, or None."""
+        return _look_up(self._layers, name)
 
     def parameters(self, name: str) -> Iterator[Target]:
-        """Yield what the name of a shift may mean: a parameter, one of no layer, or the weight or bias of a layer."""
+        """Yield possible targets of a shift's name: a parameter, one outside of layers, or a layer's weight or bias."""
         layer, _, own = name.rpartition(".")
-        yield from filter(None, (_found(self._parameters, name), _found(self._parameters, layer)))
+        yield from filter(None, (_look_up(self._parameters, name), _look_up(self._parameters, layer)))
         if (target := self.layer(layer)) is not None:
             yield target._replace(parts=tuple(f"{part}.{own}" for part in target.parts))
 
 
-def _flat(name: str) -> str:
-    return name.replace(".", "_")
-
-
-def _flat_layer(path: str) -> str:
-    layer, _, own = path.rpartition(".")
-    return f"{_flat(layer)}.{own}"
-
-
-def _prefixed(tables: Mapping[str, Table], *flatten: Callable[[str], str]) -> list[tuple[str, Table]]:
-    """Each table, and what stands before its names in a file."""
+def _add_prefixes(tables: Mapping[str, Table], *, dot_before_last: bool) -> list[tuple[str, Table]]:
+    """Pair each table with the prefix of its names in a file; flat names may have a dot before their last part."""
     first = next(iter(tables.values()))
-    flat = {each(name): target for each in flatten for name, target in first.items()}
+    flat = {name.replace(".", "_"): target for name, target in first.items()}
+    if dot_before_last:
+        parts = ((name.rpartition("."), target) for name, target in first.items())
+        flat |= {f"{layer.replace('.', '_')}.{last}": target for (layer, _, last), target in parts}
     own = [(f"{network}.", table) for network, table in tables.items()]
     return own + [(prefix, first) for prefix in DOTTED] + [(prefix, flat) for prefix in FLAT]
 
 
-def _found(tables: Iterable[tuple[str, Table]], name: str) -> Target | None:
+def _look_up(tables: Iterable[tuple[str, Table]], name: str) -> Target | None:
     rests = ((name.removeprefix(prefix), table) for prefix, table in tables if name.startswith(prefix))
     return next((table[rest] for rest, table in rests if rest in table), None)
 
 
 def layers_of(file: LoraFile) -> dict[str, Matrices]:
-    """The matrices of a file by the names of layers in it; a shift of a bias beside them is theirs.
-
-    Raises:
-        InputError: the file holds something else, or half of an adapter.
-    """
+    """Return a file's matrices, with shifts of their bias, by layer name; InputError if it holds anything else."""
     found: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
     alphas: dict[str, float] = {}
     for key, tensor in file.tensors.items():
@@ -130,7 +110,7 @@ def layers_of(file: LoraFile) -> dict[str, Matrices]:
 
 
 def _matrices(file: LoraFile, name: str, roles: Mapping[str, torch.Tensor], alpha: float | None) -> Matrices:
-    """The adapter of one layer; its alpha is the file's own, or that of peft's options."""
+    """Return the adapter of one layer; `alpha` is the file's own, None takes that of peft's options."""
     if not roles.keys() >= {"down", "up"}:
         raise InputError(f"{KEY}: {file.place} has one matrix of the two for {name}")
     down, up, bias = roles["down"], roles["up"], roles.get("bias")
@@ -159,7 +139,7 @@ def _matrices(file: LoraFile, name: str, roles: Mapping[str, torch.Tensor], alph
 
 
 def shifts_of(file: LoraFile) -> dict[str, torch.Tensor]:
-    """What a file adds to further parameters, by their names in it: of a layer, and `weight`, `bias` or `modulation`."""
+    """Return full-rank changes of parameters by `LAYER.weight`, `LAYER.bias` or `LAYER.modulation`."""
     found = {}
     layers = {match[1] for key in file.tensors if (match := MATRIX.fullmatch(key))}
     for key, tensor in file.tensors.items():
@@ -173,28 +153,24 @@ def shifts_of(file: LoraFile) -> dict[str, torch.Tensor]:
 
 
 def options_of(file: LoraFile, name: str) -> tuple[Mapping[str, Any], str]:
-    """peft's options for a name in a file, and the name as their patterns mean it."""
+    """Return peft's options for a name in a file, and the name that their patterns match."""
     network, _, rest = name.partition(".")
     return (file.options[network], rest) if network in file.options else (file.options.get("", {}), name)
 
 
 def unknown(file: LoraFile, index: Index) -> list[str]:
-    """The names in a file of layers that mean nothing, in order."""
+    """Return the layer names of a file that have no target, sorted."""
     return sorted(name for name in layers_of(file) if index.layer(name) is None)
 
 
 def placed(file: LoraFile, index: Index, networks: Mapping[str, Outline], model: str) -> dict[str, Adapter]:
-    """The adapters by network, as far as a file has any.
+    """Return a file's adapters by network; errors name the `model`.
 
-    Args:
-        model: what the networks are called in errors.
-
-    Raises:
-        InputError: a name means nothing, a shape is another, or two names mean one layer.
+    InputError if a name has no target, a shape differs, or two names have one target.
     """
     layers: dict[str, dict[str, Matrices]] = {name: {} for name in networks}
     shifts: dict[str, dict[str, torch.Tensor]] = {name: {} for name in networks}
-    over_root: set[str] = set()  # networks whose alphas are over the root of the rank
+    rslora_networks: set[str] = set()
     for name, matrices in layers_of(file).items():
         target = index.layer(name)
         if target is None:
@@ -208,23 +184,22 @@ def placed(file: LoraFile, index: Index, networks: Mapping[str, Outline], model:
                 f"{' x '.join(map(str, written))}, in {model} it has {' x '.join(map(str, has))}"
             )
         rslora = options_of(file, name)[0].get("use_rslora") is True
-        own = dict(_parts(matrices, target, [shape[0] for shape in shapes], rslora))
+        own = dict(_split(matrices, target, [shape[0] for shape in shapes], rslora))
         _add(file, name, layers[target.network], own)
-        over_root |= {target.network} if rslora else set()
+        if rslora:
+            rslora_networks.add(target.network)
     for name, shift in shifts_of(file).items():
-        network, own = _shifted(name, shift, index, networks)
+        network, own = _split_shift(name, shift, index, networks)
         if not own:
             raise InputError(f"{KEY}: {file.place} shifts {name}, and {model} has no such parameter of that shape")
         _add(file, name, shifts[network], own)
-    return {name: Adapter(own, name in over_root, shifts[name]) for name, own in layers.items() if own or shifts[name]}
+    return {
+        name: Adapter(own, name in rslora_networks, shifts[name]) for name, own in layers.items() if own or shifts[name]
+    }
 
 
 def refuse_shifts_alone(found: Iterable[Adapter]) -> None:
-    """Refuse adapters none of which has matrices, so that there is nothing to train.
-
-    Raises:
-        InputError: names the first shift.
-    """
+    """Raise InputError if no adapter has matrices, so that there is nothing to train."""
     found = list(found)
     if not any(adapter.layers for adapter in found):
         first = min(path for adapter in found for path in adapter.shifts)
@@ -240,41 +215,41 @@ def _add(file: LoraFile, name: str, found: dict[str, Any], own: Mapping[str, Any
     found.update(own)
 
 
-def _parts(matrices: Matrices, target: Target, sizes: list[int], rslora: bool) -> Iterator[tuple[str, Matrices]]:
-    """Yield the layers of an adapter with the rows of each. Of a layer in parts each takes what of the rank acts on it."""
+def _split(matrices: Matrices, target: Target, sizes: list[int], rslora: bool) -> Iterator[tuple[str, Matrices]]:
+    """Yield each target layer with its rows; in a fused layer each part keeps only the ranks that act on it."""
     if target.swapped:
-        bias = None if matrices.bias is None else _swapped(matrices.bias)
-        matrices = replace(matrices, up=_swapped(matrices.up), bias=bias)
+        bias = None if matrices.bias is None else _swap_halves(matrices.bias)
+        matrices = replace(matrices, up=_swap_halves(matrices.up), bias=bias)
     if len(sizes) == 1:
         yield target.parts[0], matrices
         return
     ups = matrices.up.split(sizes)
     biases = [None] * len(sizes) if matrices.bias is None else matrices.bias.split(sizes)
-    new = not matrices.up.any()  # which has learnt nothing yet
+    untrained = not matrices.up.any()
     for part, up, bias in zip(target.parts, ups, biases, strict=True):
-        acts = (up != 0).any(0) | new
+        acts = (up != 0).any(0) | untrained
         if not acts.any() and (bias is None or not bias.any()):
             continue  # this part has no adapter
         acts = acts if acts.any() else torch.ones_like(acts)
         less = int(acts.sum()) / matrices.rank
-        alpha = matrices.alpha * (less**0.5 if rslora else less)  # so that the scale stays
+        alpha = matrices.alpha * (less**0.5 if rslora else less)  # keeps the scale
         yield part, Matrices(down=matrices.down[acts], up=up[:, acts], bias=bias, alpha=alpha)
 
 
-def _swapped(tensor: torch.Tensor) -> torch.Tensor:
+def _swap_halves(tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat(tensor.chunk(2)[::-1])
 
 
-def _shifted(
+def _split_shift(
     name: str, shift: torch.Tensor, index: Index, networks: Mapping[str, Outline]
 ) -> tuple[str, dict[str, torch.Tensor]]:
-    """The network of a shift, and what it adds to each parameter there; {} where the model has none of its shape."""
+    """Return the network of a shift, and its change of each parameter; {} if no parameter has its shape."""
     for target in index.parameters(name):
-        has = networks[target.network].parameters
-        shapes = [has[part] for part in target.parts if part in has]
+        parameters = networks[target.network].parameters
+        shapes = [parameters[part] for part in target.parts if part in parameters]
         if len(shapes) < len(target.parts) or not shift.ndim or sum(shape[0] for shape in shapes) != len(shift):
             continue
-        whole = _swapped(shift) if target.swapped else shift
+        whole = _swap_halves(shift) if target.swapped else shift
         own = dict(zip(target.parts, whole.split([shape[0] for shape in shapes]), strict=True))
         if all(tensor.shape == shape for tensor, shape in zip(own.values(), shapes, strict=True)):
             return target.network, own
@@ -282,16 +257,12 @@ def _shifted(
 
 
 def names_in(network: str, paths: Iterable[str]) -> dict[str, Target]:
-    """The table of a network's own names, for `Index`."""
+    """Return the table of a network's own names, for `Index`."""
     return {path: Target(network, (path,)) for path in paths}
 
 
 def without_patterns(file: LoraFile) -> LoraFile:
-    """The same adapters without `alpha_pattern`, which would not match other names: those alphas go into the matrices.
-
-    Raises:
-        InputError: there are such patterns, and the file holds something else than adapters.
-    """
+    """Move alphas of `alpha_pattern`, which match no other names, into the matrices; raises as `layers_of`."""
     options = {
         name: {key: value for key, value in own.items() if key != "alpha_pattern"} for name, own in file.options.items()
     }
@@ -308,11 +279,7 @@ def without_patterns(file: LoraFile) -> LoraFile:
 
 
 def alphas(file: LoraFile) -> dict[str, torch.Tensor]:
-    """The alpha of each adapter of a file as kohya writes it, which is over the rank and never over its root.
-
-    Raises:
-        InputError: the file holds something else than adapters.
-    """
+    """Return alphas by kohya's convention, which divides by the rank and never by its root; raises as `layers_of`."""
     found = {}
     for name, matrices in layers_of(file).items():
         root = options_of(file, name)[0].get("use_rslora") is True

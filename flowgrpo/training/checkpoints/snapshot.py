@@ -1,7 +1,7 @@
-"""What a checkpoint is to hold, copied to the host at its step, and written beside the steps that follow.
+"""Copy what a checkpoint holds to the host, and write it while training goes on.
 
-A checkpoint is written under a temporary name and renamed, so that it is complete or absent. What is whole the first process
-writes, of what lies in shards each its own.
+A checkpoint is written under a temporary name and renamed, so that it is complete or absent. The first process writes whole
+tensors; each process writes its own shards.
 """
 
 from __future__ import annotations
@@ -32,23 +32,15 @@ ALONE = Peers()
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What the checkpoint of a step will hold of this process; see `take`.
+    """What this process contributes to a step's checkpoint; see `take`."""
 
-    Attributes:
-        state: of `state.json`, without digests and whether it is sound.
-        optimizer: with the loss scaler, without what lies in shards.
-        weights, older: whole tensors by name, those of older versions by iteration and name.
-        older_stats: the prompt stats of those, by iteration.
-        shards: this process's parts, by names that say what they are; if there are some, `weights` and `older` are empty.
-    """
-
-    state: dict[str, Any]
-    optimizer: dict[str, Any]
+    state: dict[str, Any]  # `state.json` without `sound` and digests
+    optimizer: dict[str, Any]  # with the loss scaler
     random_states: list[dict[str, Any]]
-    weights: dict[str, torch.Tensor]
-    older: dict[str, torch.Tensor]
-    older_stats: dict[str, Any]
-    shards: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]  # empty if they are sharded
+    older: dict[str, torch.Tensor]  # older versions by `ITERATION.NAME`; empty if they are sharded
+    older_stats: dict[str, Any]  # prompt stats of older versions by iteration
+    shards: dict[str, torch.Tensor]  # sharded tensors, with moments, by the prefixed names in `checkpoint`
 
 
 def take(
@@ -65,33 +57,31 @@ def take(
     own: Any = None,
     first: bool = True,
 ) -> Snapshot:
-    """Copy what the checkpoint of a step is to hold to the host; what is trained may change from here on.
+    """Copy all that a checkpoint holds to the host, so that training may go on.
 
     Args:
         random_states: `random_states.random_state()` of every process.
         beta: coefficient of the divergence, which may adapt.
-        prompt_stats: what is remembered of each prompt, as JSON; `history` in the file.
-        versions: by which later iterations are rolled out.
-        rollout: what rollouts depend on beside these, as JSON; None for nothing, which is not written.
-        own: what a resume goes on with beside that, likewise.
-        first: whether this is the process that writes what is whole; the others copy their shards alone.
+        prompt_stats: as JSON; the key `history` in the file.
+        versions: weights of earlier iterations, for rollouts that are behind.
+        rollout: further state of rollouts as JSON; None is not written.
+        own: the trainer's own state as JSON; None is not written.
+        first: whether this process writes whole tensors; others copy their shards only.
     """
     trained, moments = weights.tensors(), optimizer.state_dict()
-    moments["state"] = {number: dict(own) for number, own in moments["state"].items()}  # the optimizer keeps its own
+    moments["state"] = {number: dict(values) for number, values in moments["state"].items()}  # not the optimizer's own
     older, older_stats = {}, {}
     if versions is not None:
-        older = {f"{i}.{name}": t for i, own in versions.tensors().items() for name, t in own.items()}
+        older = {f"{i}.{name}": t for i, tensors in versions.tensors().items() for name, t in tensors.items()}
         older_stats = {str(i): version.prompt_stats for i, version in versions.kept.items()}
     state = {"step": step, "updates": weights.updates, "beta": beta, "history": prompt_stats}
-    if rollout is not None:
-        state["rollout"] = copy.deepcopy(rollout)  # it is written while the run goes on
-    if own is not None:
-        state["own"] = copy.deepcopy(own)
+    # They are written while the run goes on, hence the copies.
+    state |= {key: copy.deepcopy(value) for key, value in (("rollout", rollout), ("own", own)) if value is not None}
     parts: dict[str, torch.Tensor] = {}
     if shards.any_in(trained.values()):
         parts = {f"{WEIGHTS}{name}": t for name, t in trained.items()}
         parts |= {f"{OLDER}{name}": t for name, t in older.items()}
-        parts |= _cut_out(moments["state"])
+        parts |= _pop_sharded(moments["state"])
         trained, older = {}, {}
         state["versions"] = older_stats
     whole = {"optimizer": {"optimizer": moments, "scaler": scaler.state_dict()}, "weights": trained, "older": older}
@@ -99,51 +89,54 @@ def take(
         state=state,
         random_states=random_states,
         older_stats=older_stats,
-        shards=_copied(parts),
-        **(_copied(whole) if first else {key: {} for key in whole}),
+        shards=_copy_to_host(parts),
+        **(_copy_to_host(whole) if first else {key: {} for key in whole}),
     )
 
 
-def _cut_out(moments: dict[int, dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Take what lies in shards out of a copy of an optimizer's state, and return it by its name in a checkpoint."""
-    found = {}
-    for number, own in moments.items():
-        for key in [key for key, value in own.items() if shards.any_in([value])]:
-            found[f"{MOMENTS}{number}.{key}"] = own.pop(key)
-    return found
+def _pop_sharded(moments: dict[int, dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Remove the sharded tensors from an optimizer's state; return them by their names in a checkpoint."""
+    sharded = {}
+    for number, values in moments.items():
+        for key in [key for key, value in values.items() if shards.any_in([value])]:
+            sharded[f"{MOMENTS}{number}.{key}"] = values.pop(key)
+    return sharded
 
 
-def _copied(value: Any) -> Any:
-    """A nest of values with its tensors on the host; there, too, they are copies, for the trained ones go on to change."""
+def _copy_to_host(value: Any) -> Any:
+    """Copy a nest of values; tensors that are on the host already are copied too, since training changes them."""
     if isinstance(value, Mapping):
-        return {key: _copied(each) for key, each in value.items()}
+        return {key: _copy_to_host(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [_copied(each) for each in value]
+        return [_copy_to_host(each) for each in value]
     return value.detach().to("cpu", copy=True).contiguous() if isinstance(value, torch.Tensor) else value
 
 
 def write(
     folder: Path, snapshot: Snapshot, *, keep: int, sound: Callable[[], bool] = lambda: True, peers: Peers = ALONE
 ) -> Path:
-    """Write the checkpoint of a snapshot, and delete earlier ones; see `checkpoint.prune`.
+    """Write a snapshot as a checkpoint, and delete earlier ones; see `checkpoint.prune`.
 
     Args:
         folder: the run's `checkpoints`.
-        sound: asked when all else is written: whether the weights can be trusted (`training.reports.learning_signal`).
-        peers: the processes that write it; all of them take part, and where one fails all do.
+        sound: called last; tells whether the weights can be trusted (`training.reports.learning_signal`).
+        peers: all processes that write; if one fails, all fail.
     """
     target = checkpoint.place_of(folder, snapshot.state["step"])
     partial = folder / f".{target.name}.partial"
+
+    def do_once(job: Callable[[], None]) -> None:
+        peers.together(lambda: job() if peers.first else None)
+
     try:
-        peers.together(lambda: _begin(folder, partial) if peers.first else None)
+        do_once(lambda: _begin(folder, partial))
         if snapshot.shards:
             shards.write(partial, snapshot.shards, peers)
-        found = peers.together(lambda: _written(partial, snapshot, peers))
-        files = {name: digest for own in found for name, digest in own.items()}
-        state = snapshot.state
-        peers.together(lambda: _end(partial, target, state | {"sound": sound()}, files) if peers.first else None)
-        peers.together(lambda: checkpoint.prune(folder, keep) if peers.first else None)
-    except BaseException:  # of a full disk, above all: what is half written takes the room that others need
+        digests_of_ranks = peers.together(lambda: _write_own(partial, snapshot, peers))
+        files = {name: digest for digests_of_rank in digests_of_ranks for name, digest in digests_of_rank.items()}
+        do_once(lambda: _end(partial, target, snapshot.state | {"sound": sound()}, files))
+        do_once(lambda: checkpoint.prune(folder, keep))
+    except BaseException:  # most often a full disk, which half a checkpoint must not fill
         if peers.first and partial.exists():
             shutil.rmtree(partial)
         raise
@@ -151,12 +144,7 @@ def write(
 
 
 class Writer:
-    """Writes a run's checkpoints in the background, one at a time: each has a copy on the host of all that is trained.
-
-    Args:
-        folder: the run's `checkpoints`.
-        peers: see `write`.
-    """
+    """Write a run's checkpoints in the background, one at a time, since each holds a host copy of all trained tensors."""
 
     def __init__(self, folder: Path, background: Background, *, keep: int, peers: Peers):
         self.peers = peers
@@ -164,16 +152,12 @@ class Writer:
         self._last: Future[None] | None = None
 
     def begin(self, snapshot: Snapshot, sound: Callable[[], bool]) -> None:
-        """Begin to write a checkpoint; `wait` must have been called since the one before. See `write`."""
+        """Start to write a checkpoint; call `wait` before the next one. See `write`."""
         job = partial(write, self._folder, snapshot, keep=self._keep, sound=sound, peers=self.peers)
         self._last = self._background.submit(job)
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is written.
-
-        Raises:
-            Exception: it could not be written, or what was to be written before it.
-        """
+        """Wait until the last checkpoint is written; raises if this or an earlier background job failed."""
         if self._last is not None:
             self._background.wait(self._last)
 
@@ -184,16 +168,16 @@ def _begin(folder: Path, partial: Path) -> None:
     partial.mkdir(parents=True)
 
 
-def _written(partial: Path, snapshot: Snapshot, peers: Peers) -> dict[str, str]:
-    """Write what is whole, if this process does, and return the digests of the files that it has written."""
+def _write_own(partial: Path, snapshot: Snapshot, peers: Peers) -> dict[str, str]:
+    """Write this process's part that is not sharded; return the digests of all files that it has written."""
     if peers.first:
         _write_whole(partial, snapshot)
-    elif not snapshot.shards:  # the folder may be one that this process does not see
+    elif not snapshot.shards:  # this process may not see the folder
         return {}
     paths = [path for path in partial.iterdir() if shards.writer(path) == peers.rank]
     for path in paths:
         _flush(path)
-    return digests.of_files(paths)
+    return digests.hash_files(paths)
 
 
 def _write_whole(partial: Path, snapshot: Snapshot) -> None:
@@ -207,15 +191,15 @@ def _write_whole(partial: Path, snapshot: Snapshot) -> None:
 
 
 def _write(path: Path, content: Any) -> None:
-    with path.open("wb") as file:  # of a path, torch would not say why it cannot write
+    with path.open("wb") as file:  # given a path, torch would not report why it cannot write
         torch.save(content, file)
 
 
 def _end(partial: Path, target: Path, state: Mapping[str, Any], files: Mapping[str, str]) -> None:
-    """Seal a checkpoint of which all other files are written, and give it its name."""
-    sealed = partial / digests.STATE
-    sealed.write_text(digests.sealed(state, files))
-    _flush(sealed)
+    """Write `state.json` and rename the folder."""
+    state_file = partial / digests.STATE
+    state_file.write_text(digests.seal(state, files))
+    _flush(state_file)
     _flush(partial)
     if target.exists():
         checkpoint.delete(target)

@@ -1,4 +1,4 @@
-"""Processes that do a job together beside their work, as writing a checkpoint: it succeeds on all, or fails on all."""
+"""Jobs that several processes do together, such as writing a checkpoint: they succeed or fail on all."""
 
 from __future__ import annotations
 
@@ -16,53 +16,44 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Peers:
-    """The processes of a job, which all of them do in the same order; one alone by default.
-
-    Attributes:
-        rank: of this process among them.
-        group: in which they talk on the host, of their own, so that it crosses nothing that the training says.
-    """
+    """The processes of a job, by default this one alone, with a gloo group of their own; all do the same jobs in order."""
 
     rank: int = 0
     group: distributed.ProcessGroup | None = None
 
     @property
     def first(self) -> bool:
-        """Whether this process does what one does for all."""
+        """Whether this process does what one must do for all."""
         return self.rank == 0
 
     def together(self, job: Callable[[], Result]) -> list[Result]:
-        """Run a job on every process, and return all results in their order.
-
-        Raises:
-            Exception: the job failed, here or elsewhere; then it is raised everywhere.
-        """
+        """Run a job on every process and return the results by rank; an error on one process is raised on all."""
         if self.group is None:
             return [job()]
         result: Result | None = None
-        failed: Exception | None = None
+        own_error: Exception | None = None
         try:
             result = job()
         except Exception as error:
-            failed = error
-        everyone: list[tuple[Any, Exception | None]] = [(None, None)] * distributed.get_world_size(self.group)
-        distributed.all_gather_object(everyone, (result, _portable(failed)), group=self.group)
-        for error in (failed, *(other for _, other in everyone)):
+            own_error = error
+        outcomes: list[tuple[Any, Exception | None]] = [(None, None)] * distributed.get_world_size(self.group)
+        distributed.all_gather_object(outcomes, (result, _make_portable(own_error)), group=self.group)
+        for error in (own_error, *(other for _, other in outcomes)):
             if error is not None:
                 raise error
-        return [found for found, _ in everyone]
+        return [each for each, _ in outcomes]
 
 
 def of_first(processes: int) -> Peers:
-    """The first so many processes of a run; all of the run must ask for them together."""
+    """Return the first `processes` of a run; a collective call of all its processes."""
     if processes == 1:
         return Peers()
     group = distributed.new_group(list(range(processes)), backend="gloo", timeout=PATIENCE)
-    return Peers(distributed.get_rank(), cast("distributed.ProcessGroup", group))  # who is no member does no job in it
+    return Peers(distributed.get_rank(), cast("distributed.ProcessGroup", group))  # other processes never use it
 
 
-def _portable(error: Exception | None) -> Exception | None:
-    """An error that can be sent to another process, with the system's number of it."""
+def _make_portable(error: Exception | None) -> Exception | None:
+    """Return an error that can be pickled; an OSError keeps its number."""
     if error is None or isinstance(error, OSError | torch.OutOfMemoryError):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")

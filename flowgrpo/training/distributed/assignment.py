@@ -1,4 +1,4 @@
-"""Which samples of an iteration each process makes: roots are dealt, so that a group may lie on several."""
+"""Assign the samples of an iteration to processes, root by root, so that several may share a group."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ from flowgrpo.training.distributed.minibatches import Member
 
 @dataclass(frozen=True)
 class Assignment:
-    """Which samples each process makes.
-
-    Attributes:
-        hands: of each process, in their order; processes that work on one share of the data are one here.
-        process: this one.
-    """
+    """The samples (`hands`) that each process makes, and the index of this one; a data shard counts as one process."""
 
     hands: Sequence[Sequence[Member]]
     process: int
@@ -33,22 +28,22 @@ class Assignment:
 
     @cached_property
     def divided(self) -> dict[int, list[int]]:
-        """The groups of which several processes have samples, in their order, and these processes."""
+        """The groups that several processes share, ascending, with these processes."""
         holders: dict[int, dict[int, None]] = defaultdict(dict)
         for process, hand in enumerate(self.hands):
             for group, _ in hand:
                 holders[group][process] = None
-        return {group: list(found) for group, found in sorted(holders.items()) if len(found) > 1}
+        return {group: list(processes) for group, processes in sorted(holders.items()) if len(processes) > 1}
 
 
 def parts_of(config: RunConfig, groups: Groups, iteration: int) -> list[list[int]]:
-    """The optimizer step that each root of each group of an iteration belongs to; see `minibatches.of_roots`."""
+    """Return the optimizer step of each root of each group; see `minibatches.of_roots`."""
     roots = config.algorithm.roots(config.train.group_size)
     return minibatches.of_roots(config.train, roots, groups.roots, seed=config.run.seed, iteration=iteration)
 
 
 def assign_roots(config: RunConfig, groups: Groups, *, iteration: int, share: DataShard) -> Assignment:
-    """The roots of an iteration that a process, or the processes of one share, grow; see `minibatches.of_processes`."""
+    """Assign the roots of an iteration to data shards; see `minibatches.of_processes`."""
     of_roots = parts_of(config, groups, iteration)
     hands = minibatches.of_processes(
         config.train, config.algorithm, of_roots, share.count, generators=config.run.generators
@@ -57,19 +52,13 @@ def assign_roots(config: RunConfig, groups: Groups, *, iteration: int, share: Da
 
 
 def pool_of(config: RunConfig, groups: Groups, *, iteration: int, share: DataShard) -> Assignment:
-    """The starts that a process samples for the draft of an iteration (`train.draft`); none without one.
-
-    Where generators make the samples, each drafts for its own groups, for it never meets the others.
-    """
+    """Assign the draft samples of an iteration (`train.draft`); generators draft for their own groups only."""
     draft = config.train.draft if config.kind == "flow" else None
     sizes = [0 if draft is None else draft.pool * roots for roots in groups.roots]
     if config.run.generators:
-        own = (
-            dict.fromkeys(group for group, _ in hand)
-            for hand in assign_roots(config, groups, iteration=iteration, share=share).hands
-        )
-        return Assignment(
-            [[(group, start) for group in hand for start in range(sizes[group])] for hand in own], share.index
-        )
+        hands = assign_roots(config, groups, iteration=iteration, share=share).hands
+        own_groups = (dict.fromkeys(group for group, _ in hand) for hand in hands)
+        drafts = [[(group, start) for group in own for start in range(sizes[group])] for own in own_groups]
+        return Assignment(drafts, share.index)
     every = [(group, start) for group, size in enumerate(sizes) for start in range(size)]
     return Assignment(minibatches.evenly(every, share.count), share.index)

@@ -1,7 +1,7 @@
-"""What processes that train and the others send each other: versions of the weights, rollouts, evaluations.
+"""Messages between trainers, generators and evaluators: weights, rollouts, evaluations.
 
-It travels on the host, in a group of its own, so that nothing else waits for it. Versions are sent without waiting for who
-receives them: a generator that sends a rollout would wait for a trainer that sends a version, and that one for it.
+They use a gloo group of their own. Trainers post weights without waiting for a receiver; otherwise a generator that sends a
+rollout and a trainer that sends weights would block each other.
 """
 
 from __future__ import annotations
@@ -20,32 +20,23 @@ from flowgrpo.training.run.stop_reasons import Stopped
 
 @dataclass(frozen=True)
 class End:
-    """There is nothing more to do for those that train; why the run stopped, if it did."""
+    """Tells the other processes that training has ended; `stopped` if it did so early."""
 
     stopped: Stopped | None
 
     def raised(self) -> None:
-        """Stop here, too.
-
-        Raises:
-            Stopped: the run did.
-        """
+        """Raise `Stopped` if the run was stopped."""
         if self.stopped is not None:
             raise self.stopped
 
 
 Packed = tuple[torch.Tensor, torch.Tensor]  # the size of a message, and its bytes
-PATIENCE = timedelta(
-    days=30
-)  # whoever ends is noticed at once; a rollout or an evaluation may take longer than any limit
+# A rollout or an evaluation may take longer than any limit; a process that ends is noticed at once.
+PATIENCE = timedelta(days=30)
 
 
 class Channel:
-    """Messages between two processes each; what one sends to another arrives in that order. All must make theirs together.
-
-    Args:
-        device: that tensors of a GPU come to.
-    """
+    """Ordered messages between pairs of processes; received GPU tensors go to `device`. All create theirs together."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -54,46 +45,29 @@ class Channel:
         self._under_way: dict[int, deque[list[tuple[distributed.Work, torch.Tensor]]]] = defaultdict(deque)
 
     def send(self, message: Any, to: int) -> None:
-        """Send a message, and wait until it has been received.
-
-        Raises:
-            RuntimeError: the other process has ended.
-        """
+        """Send a message and wait until it is received; RuntimeError if the other process has ended."""
         for content in packed(message):
             distributed.send(content, to, group=self._group)
 
     def post(self, message: Packed, to: int, behind: int) -> None:
-        """Send a message without waiting for it, but for the ones before it.
+        """Send a `packed` message without waiting for it, but for older ones until only `behind` are under way.
 
-        Args:
-            message: `packed`, once for all whom it goes to.
-            behind: how many messages the other may not have asked for yet; for older ones is waited, and they are forgotten.
-
-        Raises:
-            RuntimeError: the other process has ended.
+        RuntimeError if the other process has ended.
         """
         sent = self._under_way[to]
         under_way = [(distributed.isend(content, to, group=self._group), content) for content in message]
-        sent.append(cast("list[tuple[distributed.Work, torch.Tensor]]", under_way))  # no work is none of a member
+        sent.append(cast("list[tuple[distributed.Work, torch.Tensor]]", under_way))  # None is for non-members
         while len(sent) > behind:
             for work, _ in sent.popleft():
                 work.wait()
 
     def flush(self, to: int) -> None:
-        """Wait until all that was posted to a process has been received.
-
-        Raises:
-            RuntimeError: the other process has ended.
-        """
+        """Wait until a process has received all posts; RuntimeError if it has ended."""
         for work, _ in (each for message in self._under_way.pop(to, ()) for each in message):
             work.wait()
 
     def receive(self, sender: int) -> torch.Tensor:
-        """Wait for the next message of a process; `unpacked` reads it.
-
-        Raises:
-            RuntimeError: it has ended.
-        """
+        """Wait for the next message of a process, for `unpacked`; RuntimeError if it has ended."""
         size = torch.empty(1, dtype=torch.int64)
         distributed.recv(size, sender, group=self._group)
         content = torch.empty(int(size), dtype=torch.uint8)
@@ -101,18 +75,18 @@ class Channel:
         return content
 
     def unpacked(self, content: torch.Tensor) -> Any:
-        """What a message says; any object may, for it comes from a process of this run."""
+        """Unpickle a message, which comes from a process of this run and may be any object."""
         buffer = io.BytesIO(content.numpy().data)
-        place: Any = self._place  # torch's type of it knows no None, which leaves a storage where it is
+        place: Any = self._place  # torch's type lacks None, which leaves a storage where it is
         return torch.load(buffer, map_location=place, weights_only=False)
 
     def _place(self, storage: torch.UntypedStorage, tag: str) -> torch.UntypedStorage | None:
-        """What was on the host stays there; what was on a GPU comes to this process's."""
+        """Move storages of a GPU to this process's device."""
         return None if tag == "cpu" else torch.serialization.default_restore_location(storage, str(self._device))
 
 
 def packed(message: Any) -> Packed:
-    """A message as it travels."""
+    """Pickle a message."""
     buffer = io.BytesIO()
     torch.save(message, buffer)
     content = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""The share of a run's data that a process works on: groups of an iteration, and held-out prompts."""
+"""Data shards: the groups of an iteration, and the held-out prompts, that a process works on."""
 
 from __future__ import annotations
 
@@ -13,28 +13,21 @@ from flowgrpo.training.distributed.worker_roles import Roles
 
 @dataclass(frozen=True)
 class DataShard:
-    """One of the shares into which the data of a run are dealt; by default all of them, to one process.
+    """One data shard of `count`; by default all data on one process.
 
-    Several processes may work on one share, with the same rows, noise and rewards: they share each call of the network
-    (`run.context_parallel`), and each has a part of the gradient. What is counted or gathered comes from the first of them.
-
-    Attributes:
-        index: of the share, from 0.
-        count: how many shares there are.
-        together: how many processes work on each, neighbours by their number.
-        leads: whether this is the first process that works on it, which scores its samples.
-        group: the processes that work on it, which talk on the host; None where it is one.
+    With `run.context_parallel` several processes work on one shard, with the same rows, noise and rewards: they split each
+    call of the network, and each has a part of the gradient. The first of them counts and gathers for all.
     """
 
     index: int = 0
     count: int = 1
     _: KW_ONLY
-    together: int = 1
-    leads: bool = True
-    group: distributed.ProcessGroup | None = None
+    together: int = 1  # processes per shard, of consecutive ranks
+    leads: bool = True  # whether this is the first process of the shard, which scores its samples
+    group: distributed.ProcessGroup | None = None  # gloo group of the shard's processes, if there are several
 
     def told(self, value: Any) -> Any:
-        """The value of the first process that works on this share, on each of them; all must ask for it together."""
+        """Broadcast the value of the shard's first process to the others."""
         if self.group is None:
             return value
         box = [value]
@@ -42,7 +35,7 @@ class DataShard:
         return box[0]
 
     def first_of(self, index: int) -> int:
-        """The number of the first process that works on a share."""
+        """Return the rank of a shard's first process."""
         return index * self.together
 
 
@@ -50,13 +43,9 @@ WHOLE = DataShard()
 
 
 def data_shards(accelerator: Accelerator, together: int, roles: Roles) -> list[DataShard]:
-    """The share of this process, or those that it generates for; all processes must ask for theirs together.
+    """Return the data shards that this process trains on, generates for or evaluates; a collective call of all processes.
 
-    That of an evaluator is of the held-out prompts alone.
-
-    Args:
-        together: how many processes, neighbours by their number, work on one share; it divides their number, and is 1 where
-            some do not train.
+    Each shard has `together` processes, but one if some processes do not train.
     """
     index, processes = accelerator.process_index, roles.trainers
     if roles.generates(index):

@@ -1,4 +1,4 @@
-"""Tensors that may lie in shards: as a whole, a process's part of them, and moved together."""
+"""Helpers for tensors that may be DTensors, that is sharded."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's part of a tensor that may lie in shards; what is written to it is written to the tensor."""
+    """Return this process's shard, which shares memory with the tensor; a plain tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def placed_as(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A whole tensor, which every process has, in the shards of another; as it is where that lies in none."""
+    """Shard a tensor, which every process holds whole, like another; return it as it is if that is not sharded."""
     if not isinstance(like, DTensor):
         return tensor
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as a whole; of one in shards all processes must ask for it together."""
+    """Return the whole tensor; a collective call if it is sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def follow(slow: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], decay: float) -> None:
-    """Move tensors towards others of which they are averages, each in its own part of what lies in shards."""
+    """Update moving averages in place: decay x slow + (1 - decay) x tensors."""
     own, others = [local(each) for each in slow], [local(each) for each in tensors]
     if decay:
         torch._foreach_lerp_(own, others, 1 - decay)

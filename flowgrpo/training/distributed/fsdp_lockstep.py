@@ -1,14 +1,12 @@
-"""Processes that share the weights of a network call it in lock-step, whatever each of them has to compute.
+"""Lockstep for FSDP: processes call sharded networks in the same order, however unequal their work is.
 
-A call of a network in shards gathers its weights from all processes, so that all must make the same calls in the same
-order: of which network, with gradient or without, and as many backward passes. A rollout of trees, a text that ends early or
-a last part of an evaluation does not. So the processes say before each call what they wish; one wish is granted, and who has
-another one, or none, stands in: it makes a call of one row that is thrown away. Where wishes differ, processes wait for each
-other.
+Each call of a sharded network gathers its weights from all processes. So all must make the same calls, of the same network,
+with or without gradient, and as many backward passes. Rollouts of trees, texts that end early and uneven evaluations do not.
+Therefore processes exchange their wishes before each call, and the highest wish is granted. A process with another wish, or
+with none, stands in: it makes a call of one row and throws the result away. If wishes differ, processes wait for each other.
 
-Which call it is makes no difference to the collective: only weights travel, never activations. Where the weights in shards
-are those that learn, a call of the reference needs the reference's shards of every process, and a backward pass sums
-gradients: who stands in puts its own shards in place, and sends gradients of 0.
+The arguments of a stand-in do not matter, since only weights travel, never activations. If the sharded weights are trained,
+a stand-in for a reference call swaps its own reference shards in, and sends gradients of 0 in a backward pass.
 """
 
 from __future__ import annotations
@@ -20,30 +18,27 @@ from typing import Any, cast
 
 import torch
 from torch import distributed
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flowgrpo.errors import InputError
 
-# Wishes; the highest is granted. Calls with gradient are from CALL up, a number for each network, those without above them,
-# those of the reference on top: a process that computes its reference stands in for calls of the reference alone.
+# Wishes; the highest is granted. From CALL up there is a number for each network: first for calls with gradient, then
+# without, then of the reference. So a process that computes its reference stands in for reference calls only.
 REST, BACKWARD, CALL = 0, 1, 2
 WITH_GRADIENT, WITHOUT, OF_REFERENCE = 0, 1, 2
 _STANDING_IN: ContextVar[bool] = ContextVar("standing_in", default=False)
 
 
 def stands_in() -> bool:
-    """Whether the call of a network that is under way is thrown away: it is not counted, and sees no hook of another's."""
+    """Return whether the current call is a stand-in, which must not be counted or trigger hooks."""
     return _STANDING_IN.get()
 
 
 class Lockstep:
-    """The turns of processes that hold networks in shards; without networks each process goes its own way.
+    """The lockstep of processes that share sharded networks; without networks it does nothing.
 
-    Before they part, every process calls each network once in `meeting`: a call like that is made when it stands in.
-
-    Args:
-        networks: in shards, in an order that is the same on every process.
-        as_reference: context with the reference's weights in place, where the networks learn; None where they are frozen.
+    Networks have the same order on every process. First every process calls each of them once inside `meeting`; stand-ins
+    repeat that call. `as_reference` is a context that swaps the reference's weights in, None if networks are frozen.
     """
 
     def __init__(
@@ -53,27 +48,23 @@ class Lockstep:
     ):
         self._networks, self._as_reference = list(networks), as_reference
         self._in_reference = False
-        self._calls: dict[int, tuple[Any, Any, Any]] = {}  # arguments and autocast of each network's call when they met
+        self._calls: dict[int, tuple[Any, Any, Any]] = {}  # arguments and autocast of stand-ins
         self._meeting = False
-        self._thrown_away: list[torch.Tensor] = []  # results of stand-ins that wait for a backward pass
+        self._thrown_away: list[torch.Tensor] = []  # results of stand-ins, for the next backward pass
         if self._networks:
-            # Wishes meet on the host, and a GPU computes on; all are members.
+            # On the host, so that a GPU computes on; all processes are members.
             self._group = cast("distributed.ProcessGroup", distributed.new_group(backend="gloo"))
             for network in self._networks:
-                network.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
+                network.register_forward_pre_hook(self._before_call, with_kwargs=True, prepend=True)
 
     @property
     def active(self) -> bool:
-        """Whether there are networks in shards."""
+        """Whether there are sharded networks."""
         return bool(self._networks)
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
-        """Keep the arguments of the calls inside this context, which all processes make alike.
-
-        Raises:
-            InputError: some network was not called.
-        """
+        """Record the calls inside this context, which all processes make alike; InputError if a network is not called."""
         self._meeting = True
         try:
             yield
@@ -87,7 +78,7 @@ class Lockstep:
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """To be entered where the weights of the networks were exchanged for those of the reference."""
+        """Mark that the networks hold the reference's weights."""
         self._in_reference = True
         try:
             yield
@@ -95,36 +86,34 @@ class Lockstep:
             self._in_reference = False
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Send a loss backward, when all processes have one or nothing left to call."""
+        """Run the backward pass of a loss, once no process wishes to call a network."""
         if self.active:
             self._take_turn(BACKWARD)
         self._send(loss)
 
     def join(self) -> None:
-        """Wait until no process calls a network any more; to be called before processes meet in another way."""
+        """Stand in until no process calls a network any more; required before any other collective."""
         if self.active:
             self._take_turn(REST)
 
-    def _before(self, network: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_call(self, network: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if stands_in():
             return
         index = next(i for i, each in enumerate(self._networks) if each is network)
         if self._meeting:
-            self._calls[index] = (*tree_map(_kept, (args, kwargs)), _autocast(_device(network)))
-        other = self._as_reference is not None and self._in_reference
-        kind = WITH_GRADIENT if torch.is_grad_enabled() else OF_REFERENCE if other else WITHOUT
+            self._calls[index] = (*tree_map_only(torch.Tensor, _copy, (args, kwargs)), _autocast(_device(network)))
+        of_reference = self._as_reference is not None and self._in_reference
+        kind = WITH_GRADIENT if torch.is_grad_enabled() else OF_REFERENCE if of_reference else WITHOUT
         self._take_turn(CALL + kind * len(self._networks) + index)
 
     def _take_turn(self, wish: int) -> None:
         """Stand in for the others until this process's wish is granted."""
-        while (granted := self._granted(wish)) != wish:
-            self._stand_in(granted)
-
-    def _granted(self, wish: int) -> int:
-        """The wish that all processes follow."""
-        highest = torch.tensor(wish)
-        distributed.all_reduce(highest, distributed.ReduceOp.MAX, group=self._group)
-        return int(highest)
+        while True:
+            granted = torch.tensor(wish)
+            distributed.all_reduce(granted, distributed.ReduceOp.MAX, group=self._group)
+            if granted == wish:
+                return
+            self._stand_in(int(granted))
 
     def _stand_in(self, granted: int) -> None:
         if granted == BACKWARD:
@@ -136,10 +125,10 @@ class Lockstep:
         try:
             with (
                 torch.set_grad_enabled(kind == WITH_GRADIENT),
-                # What is cast here is not what this process's own call casts, under the autocast that it may be in.
+                # No cache: this process's own autocast may hold casts of other weights.
                 torch.autocast(_device(network), dtype=dtype, enabled=dtype is not None, cache_enabled=False),
             ):
-                out = self._thrown_away_call(kind, network, args, kwargs)
+                out = self._call(kind, network, args, kwargs)
         finally:
             _STANDING_IN.reset(token)
         if kind == WITH_GRADIENT:
@@ -148,26 +137,26 @@ class Lockstep:
                 raise RuntimeError("a process that stood in for a call with gradient has none to send backward")
             self._thrown_away += learning
 
-    def _thrown_away_call(
-        self, kind: int, network: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _call(self, kind: int, network: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._as_reference is not None:
-            exchanged = kind != OF_REFERENCE or self._in_reference  # of another network than this process asks
-            with nullcontext() if exchanged else self._as_reference():
+            in_place = (
+                kind != OF_REFERENCE or self._in_reference
+            )  # this process may compute another network's reference
+            with nullcontext() if in_place else self._as_reference():
                 return network(*args, **kwargs)
         trained = (p for p in network.named_parameters() if p[1].requires_grad) if kind == WITH_GRADIENT else ()
-        copies = {name: p.detach().requires_grad_() for name, p in trained}  # so that no gradient stays
+        copies = {name: p.detach().requires_grad_() for name, p in trained}  # adapters must get no gradient
         return torch.func.functional_call(network, copies, args, kwargs)
 
     def _send(self, *losses: torch.Tensor) -> None:
-        """One backward pass of a loss, if there is one, and of what was thrown away, with a gradient of 0."""
+        """Run one backward pass of a loss, if there is one, and of the results of stand-ins with a gradient of 0."""
         thrown_away, self._thrown_away = self._thrown_away, []
         gradients = [*(torch.ones_like(x) for x in losses), *(torch.zeros_like(x) for x in thrown_away)]
         torch.autograd.backward([*losses, *thrown_away], gradients)
 
 
-def _kept(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
 
 
 def _device(network: torch.nn.Module) -> str:
@@ -175,5 +164,5 @@ def _device(network: torch.nn.Module) -> str:
 
 
 def _autocast(device: str) -> torch.dtype | None:
-    """The type in which matrices are multiplied here; None without autocast."""
+    """Return the dtype of autocast, or None."""
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

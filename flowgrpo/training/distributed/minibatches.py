@@ -1,6 +1,6 @@
-"""Which optimizer step of an iteration trains on what, by `train.split`, and which process makes which samples.
+"""Minibatches: assign samples or edges to the optimizer steps of an iteration (`train.split`), and samples to processes.
 
-The parts are the same on any number of processes.
+The parts, one for each optimizer step, are the same on any number of processes.
 """
 
 from __future__ import annotations
@@ -23,28 +23,27 @@ else:
     noise = lazy("samplers.noise")
 
 T = TypeVar("T")
-Member = tuple[int, int]  # a sample, or the root of a tree: its group, and its index there
-MOST_SAMPLES = 1 << 20  # of an iteration, each of which has a place in lists
+Member = tuple[int, int]  # a sample or the root of a tree: its group, and its index there
+MOST_SAMPLES = 1 << 20  # of an iteration
 
 
 def kept_whole(train: Train, algorithm: Any, generators: int = 0) -> str | None:
-    """The setting for which a group must lie on one process, as it is written; None where its roots may be shared out."""
+    """Return the setting, as written, that keeps each group on one process; None if processes may share groups."""
     if train.split == "edges":
         return "train.split=edges"
     return f"run.generators={generators}" if generators else algorithm.keeps_groups_whole
 
 
 def check_geometry(train: Train, algorithm: Any, processes: int, *, sharing: int = 1, generators: int = 0) -> None:
-    """Samples must not be too many, and every process must have as many roots, or whole groups, of each part.
+    """Check that all processes get equally many roots, or whole groups, of each part.
 
     Args:
-        algorithm: of either kind.
-        processes: that train.
-        sharing: how many processes have the same roots, as `run.context_parallel` says.
-        generators: further processes, that make the samples of these.
+        processes: number of trainers.
+        sharing: processes that share the same roots (`run.context_parallel`).
+        generators: number of generators.
 
     Raises:
-        InputError: they do not divide, and it names the nearest numbers that do; or they are too many.
+        InputError: they do not divide, with the nearest numbers that do; or there are more than `MOST_SAMPLES`.
     """
     if processes % sharing:
         most = processes // sharing * sharing
@@ -59,7 +58,7 @@ def check_geometry(train: Train, algorithm: Any, processes: int, *, sharing: int
             f"train.groups: {train.groups} groups of train.group_size = {train.group_size} samples are more than "
             f"{MOST_SAMPLES} in an iteration, take less"
         )
-    together, shares = _together(train, roots), processes // sharing
+    together, shares = _count_together(train, roots), processes // sharing
     among = f"{processes} processes" if sharing == 1 else f"{processes} processes of which each {sharing} work together"
     least = 1 if whole else together * roots // train.updates  # of a part
     unit = together * (shares // math.gcd(shares, least))
@@ -78,30 +77,26 @@ def check_geometry(train: Train, algorithm: Any, processes: int, *, sharing: int
     raise InputError(f"train.groups: {what} do not divide {into}, take {choices}")
 
 
-def _together(train: Train, roots: int) -> int:
-    """Return the least number of groups whose roots divide into parts of equal size."""
-    return {"groups": train.updates, "samples": train.updates // math.gcd(train.updates, roots), "edges": 1}[
-        train.split
-    ]
+def _count_together(train: Train, roots: int) -> int:
+    """Return the smallest number of groups whose roots divide into parts of equal size."""
+    of_samples = train.updates // math.gcd(train.updates, roots)
+    return {"groups": train.updates, "samples": of_samples, "edges": 1}[train.split]
 
 
 def of_roots(train: Train, roots: int, sizes: Sequence[int], *, seed: int, iteration: int) -> list[list[int]]:
-    """The part of every root of every group of an iteration; 0 where edges are dealt, for then roots are not.
+    """Return the part of every root of every group of an iteration; 0 with `split: edges`, which has no parts of roots.
 
-    `groups` are cut into runs; `samples` are shuffled, as few groups at a time as give parts of equal size: one where a
-    group's roots divide, so that each part has as many of every group. Of several, they lie as far apart as can be.
+    `groups` cuts the list of groups. `samples` shuffles roots within the smallest sets of groups that give equal parts: one
+    group if its roots divide, else groups as far apart as possible.
 
-    Args:
-        roots: of a group, where all are alike.
-        sizes: (G,) roots of each group, on all processes.
-        seed: of the run.
+    `roots` is the number in a usual group, `sizes` (G,) those of each group.
     """
     if train.split == "edges":
         return [[0] * size for size in sizes]
     if train.split == "groups":
         return [[group * train.updates // len(sizes)] * size for group, size in enumerate(sizes)]
     parts = [[0] * size for size in sizes]
-    apart = len(sizes) // _together(train, roots)
+    apart = len(sizes) // _count_together(train, roots)
     for first in range(apart):
         deck = [(group, index) for group in range(first, len(sizes), apart) for index in range(sizes[group])]
         order = noise.generator(seed, "parts", iteration, first).permutation(len(deck)).tolist()
@@ -114,47 +109,45 @@ def of_roots(train: Train, roots: int, sizes: Sequence[int], *, seed: int, itera
 def of_processes(
     train: Train, algorithm: Any, parts: Sequence[Sequence[int]], processes: int, *, generators: int = 0
 ) -> list[list[Member]]:
-    """The roots of an iteration that each process grows, in their order: as many of each part, and few groups divided.
+    """Return the sorted roots of each process: equally many of each part, with few groups divided.
 
-    Where sizes are unequal (`prompts.pick.budget: knapsack`) one process has a root of a part more than another.
+    If sizes are unequal (`prompts.pick.budget: knapsack`), processes may differ by one root of a part.
 
-    Args:
-        algorithm: of either kind.
-        parts: of every root of every group, see `of_roots`.
+    `parts` are those of `of_roots`.
     """
-    whole, together = kept_whole(train, algorithm, generators), _together(train, algorithm.roots(train.group_size))
-    apart = len(parts) // together if train.split == "samples" else len(parts)
-    in_order = sorted(range(len(parts)), key=lambda group: (group % apart, group))  # those that were shuffled together
-    piles: dict[int, list[list[Member]]] = defaultdict(list)
+    whole, apart = kept_whole(train, algorithm, generators), len(parts)
+    if train.split == "samples":
+        apart //= _count_together(train, algorithm.roots(train.group_size))
+    # Groups that were shuffled together become neighbours.
+    in_order = sorted(range(len(parts)), key=lambda group: (group % apart, group))
+    units: dict[int, list[list[Member]]] = defaultdict(list)  # by part, what must stay on one process
     for group in in_order:
-        own = [(group, index) for index in range(len(parts[group]))]
+        members = [(group, index) for index in range(len(parts[group]))]
         if whole:
-            piles[parts[group][0] if train.split == "groups" else 0].append(own)
+            units[parts[group][0] if train.split == "groups" else 0].append(members)
             continue
-        for member in own:
-            piles[parts[group][member[1]]].append([member])
+        for member in members:
+            units[parts[group][member[1]]].append([member])
     hands: list[list[Member]] = [[] for _ in range(processes)]
-    for pile in piles.values():
-        for process, hand in enumerate(evenly(pile, processes)):
-            hands[process] += [member for members in hand for member in members]
+    for of_part in units.values():
+        for hand, own in zip(hands, evenly(of_part, processes), strict=True):
+            hand += [member for members in own for member in members]
     return [sorted(hand) for hand in hands]
 
 
 def evenly(things: Sequence[T], processes: int) -> list[Sequence[T]]:
-    """Things cut into runs for each process, of which none is longer than another by more than one."""
+    """Cut a sequence into one run for each process; their lengths differ by at most one."""
     ends = [len(things) * process // processes for process in range(processes + 1)]
     return [things[first:end] for first, end in pairwise(ends)]
 
 
 def of_edges(tree: Tree, keep: torch.Tensor, *, updates: int, seed: int, iteration: int) -> torch.Tensor:
-    """The part (nodes,) int64 of the edge to each node: those of a group are shuffled and dealt, one more to some parts.
+    """Return the part (nodes,) int64 of the edge to each node; a group's edges are shuffled and dealt to all parts.
 
-    The edges that leave one state stay together, for they share its evaluation. BranchGRPO's released code has an optimizer
-    step for each 12 of the shuffled edges of a process's trees.
+    The edges that leave one state stay together, since they share its evaluation. BranchGRPO's released code takes an
+    optimizer step for each 12 of the shuffled edges of a process's trees.
 
-    Args:
-        keep: (nodes,) whether the edge to each node is trained on.
-        seed: of the run.
+    `keep` (nodes,) tells whether the edge to each node is trained.
     """
     leaving = defaultdict(list)  # state -> trained edges
     for evaluation in tree.evaluations:

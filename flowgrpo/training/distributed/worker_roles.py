@@ -1,4 +1,4 @@
-"""Who trains, who only rolls out (`run.generators`) and who only evaluates (`run.evaluators`), in this order by rank."""
+"""Roles by rank: first trainers, then generators (`run.generators`), then evaluators (`run.evaluators`)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,10 @@ KEY, OF_EVALUATION = "run.generators", "run.evaluators"
 
 @dataclass(frozen=True)
 class Roles:
-    """The roles of a run's processes.
+    """The numbers of trainers, generators (which only roll out) and evaluators.
 
-    Each process that trains has a hand of an iteration's samples. Where there are fewer generators than hands, each grows
-    several; where there are more, they take turns, an iteration each.
-
-    Attributes:
-        trainers: how many processes train.
-        generators: how many only roll out.
-        evaluators: how many only evaluate.
+    Each trainer needs a hand of samples per iteration. With fewer generators than trainers, each generator makes several
+    hands; with more, they take turns by iteration.
     """
 
     trainers: int
@@ -30,61 +25,52 @@ class Roles:
 
     @property
     def ranks_of_evaluators(self) -> range:
-        """The processes that only evaluate, the last of all."""
+        """The ranks of evaluators."""
         first = self.trainers + self.generators
         return range(first, first + self.evaluators)
 
     def generates(self, rank: int) -> bool:
-        """Whether a process only rolls out."""
+        """Return whether a rank is a generator."""
         return self.trainers <= rank < self.trainers + self.generators
 
     def evaluates(self, rank: int) -> bool:
-        """Whether a process only evaluates."""
+        """Return whether a rank is an evaluator."""
         return rank in self.ranks_of_evaluators
 
     def samples_held_out(self, rank: int) -> bool:
-        """Whether a process takes part in evaluations."""
+        """Return whether a rank takes part in evaluations."""
         return self.evaluates(rank) if self.evaluators else rank < self.trainers
 
     def hands(self, rank: int, iteration: int) -> list[int]:
-        """The hands, by the rank of the process that trains on each, that a generator grows in an iteration."""
+        """Return the hands, by rank of their trainer, that a generator makes in an iteration."""
         number = rank - self.trainers
         if self.generators <= self.trainers:
             return list(range(number, self.trainers, self.generators))
-        turns = self.generators // self.trainers
-        return [number % self.trainers] if iteration % turns == number // self.trainers else []
+        return [number % self.trainers] if iteration % self.turns == number // self.trainers else []
 
     def every_hand(self, rank: int) -> list[int]:
-        """The hands that a generator grows in any iteration."""
+        """Return the hands that a generator makes in any iteration."""
         return sorted({hand for iteration in range(self.turns) for hand in self.hands(rank, iteration)})
 
     @property
     def turns(self) -> int:
-        """How many generators take turns for a process that trains."""
+        """The number of generators that take turns for one trainer."""
         return max(1, self.generators // self.trainers)
 
     def generator(self, hand: int, iteration: int) -> int:
-        """The rank of the generator that grows a hand in an iteration."""
+        """Return the rank of the generator of a hand in an iteration."""
         ranks = range(self.trainers, self.trainers + self.generators)
         return next(rank for rank in ranks if hand in self.hands(rank, iteration))
 
 
 def roles_of(run: Run, processes: int) -> Roles:
-    """The roles of a run's processes.
-
-    Raises:
-        InputError: they cannot be shared out, and it names the nearest numbers that can.
-    """
+    """Return the roles of a run's processes; raises as `check`."""
     check(run, processes)
     return Roles(run.trainers(processes), run.generators, run.evaluators)
 
 
 def check(run: Run, processes: int) -> None:
-    """Refuse generators and evaluators that are too many, cannot be shared out, or would wait for each other.
-
-    Raises:
-        InputError: they are, and it names the nearest numbers.
-    """
+    """Raise InputError if generators or evaluators are too many, uneven or incompatible; names the nearest numbers."""
     processes -= run.evaluators
     generators, trainers = run.generators, processes - run.generators
     if run.evaluators:
@@ -122,6 +108,6 @@ def _check_whole(run: Run, key: str, role: str) -> None:
 
 
 def _fitting(processes: int) -> str:
-    """The numbers of generators that can be shared out, as words."""
+    """List the numbers of generators that can be shared out."""
     choices: Sequence[int] = [n for n in range(1, processes) if max(n, processes - n) % min(n, processes - n) == 0]
     return " or ".join(map(str, choices)) if choices else "more run.processes"

@@ -1,7 +1,7 @@
-"""The files of a model's folder: which of them hold weights, and what is wrong with them before any weights are loaded.
+"""Find the weights in a model's folder, and check its files before any weights are loaded.
 
-A component's weights are one file, or shards that an index names. Files of a variant have its word in their names, as
-`diffusion_pytorch_model.fp16.safetensors` has.
+A component's weights are one file, or shards that an index names. The names of a variant's files hold its word, for example
+`diffusion_pytorch_model.fp16.safetensors`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ else:
     safetensors = lazy("safetensors")
 
 KEY, VARIANT = "model.path", "model.variant"
-SINGLE = (".safetensors", ".gguf", ".bin", ".ckpt", ".pt", ".pth")  # suffixes of weights in one file
+SINGLE = (".safetensors", ".gguf", ".bin", ".ckpt", ".pt", ".pth")  # suffixes of single-file models
 REMEDY = "to train a network alone, save it into its pipeline: docs/config.md, Full weights that you have"
-BESIDE = (".json", ".txt", ".model", ".jinja")  # suffixes of what is read beside the weights
-WITHOUT = re.compile("Tokenizer|Processor|Extractor|Scheduler|Guidance")  # in names of classes that have no weights
+BESIDE = (".json", ".txt", ".model", ".jinja")  # suffixes of files that are read beside weights
+WITHOUT = re.compile("Tokenizer|Processor|Extractor|Scheduler|Guidance")  # class names without weights
 STEM = r"(?P<stem>diffusion_pytorch_model|pytorch_model|model)"
 FORM, SHARD = r"\.(?P<form>safetensors|bin)", r"-\d{5,}-of-\d{5,}"
 WHOLE = (re.compile(rf"{STEM}(\.(?P<variant>(?![^.]*{SHARD})[^.]+))?{FORM}"),)
-# The second of each is how diffusers once wrote them.
+# The second pattern of each is that of early versions of diffusers.
 SHARDS = (
     re.compile(rf"{STEM}(\.(?P<variant>[^.]+))?{SHARD}{FORM}"),
     re.compile(rf"{STEM}{SHARD}\.(?P<variant>[^.]+){FORM}"),
@@ -40,7 +40,7 @@ INDEX = (
     re.compile(rf"{STEM}{FORM}\.index(\.(?P<variant>[^.]+))?\.json"),
     re.compile(rf"{STEM}{FORM}\.(?P<variant>[^.]+)\.index\.json"),
 )
-# By name and form the files of weights in the order in which they are looked for, and whether an index goes before a file.
+# File layouts (stem, form) in the order of preference, and whether an index precedes a single file.
 LAYOUTS = {
     ("diffusion_pytorch_model", "safetensors"): True,
     ("model", "safetensors"): False,
@@ -48,18 +48,12 @@ LAYOUTS = {
     ("pytorch_model", "bin"): False,
 }
 STEMS = {"diffusers": ("diffusion_pytorch_model",), "transformers": ("model", "pytorch_model")}
-UNSHARDED = ("diffusion_pytorch_model", "bin")  # diffusers reads no shards of these
+UNSHARDED = ("diffusion_pytorch_model", "bin")  # diffusers reads no shards of this layout
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The files that a component's weights are read from.
-
-    Attributes:
-        variant: in their names; None of plain ones.
-        files: their names; of shards all that are in the folder.
-        index: the file that names the shards; None of one file, and where it is missing.
-    """
+    """The files of a component's weights: one, or all shards in the folder and their index, None if it is missing."""
 
     variant: str | None
     files: tuple[str, ...]
@@ -67,7 +61,7 @@ class Weights:
 
     @property
     def has_headers(self) -> bool:
-        """Whether the shapes of tensors stand at the heads of the files."""
+        """Whether the files' headers hold the shapes of tensors."""
         return all(name.endswith(".safetensors") for name in self.files)
 
     @property
@@ -77,59 +71,44 @@ class Weights:
 
 
 def weights_of(names: Iterable[str], variant: str | None = None, stems: Collection[str] = ()) -> Weights | None:
-    """Choose the weights that are read from a folder; those of the variant where there are any, otherwise plain ones.
-
-    Args:
-        names: of the folder's files.
-        stems: how the names begin of those that its library reads; () for any library.
-
-    Returns:
-        None where there are neither.
-    """
-    found = _by_variant(names, stems)
-    return found.get(variant) or found.get(None)
+    """Choose the weights of the variant, else plain ones, else None, among file names; `stems` limits their beginnings."""
+    weights = _by_variant(names, stems)
+    return weights.get(variant) or weights.get(None)
 
 
 def variants_of(names: Iterable[str]) -> list[str]:
-    """The variants of which a folder has weights, sorted; plain ones are none."""
+    """Return the variants among a folder's file names, sorted."""
     return sorted(variant for variant in _by_variant(names) if variant is not None)
 
 
 def _by_variant(names: Iterable[str], stems: Collection[str] = ()) -> dict[str | None, Weights]:
-    """All weights that could be read from files of these names; see `weights_of`."""
-    found: dict[str | None, dict[tuple[str, str], dict[str, list[str]]]] = {}
+    """Return the weights of each variant; see `weights_of`."""
+    layouts: dict[str | None, dict[tuple[str, str], dict[str, list[str]]]] = {}
     for name in sorted(names):
         for kind, patterns in {"whole": WHOLE, "shards": SHARDS, "index": INDEX}.items():
             match = next(filter(None, (pattern.fullmatch(name) for pattern in patterns)), None)
             if match is not None and (not stems or match["stem"] in stems):
-                of_variant = found.setdefault(match["variant"], {}).setdefault((match["stem"], match["form"]), {})
-                of_variant.setdefault(kind, []).append(name)
-    every = {variant: _first(variant, own) for variant, own in found.items()}
-    return {variant: own for variant, own in every.items() if own is not None}
+                layout = layouts.setdefault(match["variant"], {}).setdefault((match["stem"], match["form"]), {})
+                layout.setdefault(kind, []).append(name)
+    weights = {variant: _choose_layout(variant, each) for variant, each in layouts.items()}
+    return {variant: each for variant, each in weights.items() if each is not None}
 
 
-def _first(variant: str | None, found: Mapping[tuple[str, str], Mapping[str, list[str]]]) -> Weights | None:
-    """The weights of a variant that libraries take first."""
+def _choose_layout(variant: str | None, layouts: Mapping[tuple[str, str], Mapping[str, list[str]]]) -> Weights | None:
+    """Choose the layout that libraries prefer."""
     for layout, index_first in LAYOUTS.items():
-        own = found.get(layout, {})
-        index = next(iter(own.get("index", ())), None) if layout != UNSHARDED else None
-        shards = tuple(own.get("shards", ())) if layout != UNSHARDED else ()
-        if "whole" in own and not (index_first and index):
-            return Weights(variant, (own["whole"][0],), None)
+        files = layouts.get(layout, {})
+        index = next(iter(files.get("index", ())), None) if layout != UNSHARDED else None
+        shards = tuple(files.get("shards", ())) if layout != UNSHARDED else ()
+        if "whole" in files and not (index_first and index):
+            return Weights(variant, (files["whole"][0],), None)
         if index or shards:
             return Weights(variant, shards, index)
     return None
 
 
 def refuse_file(path: str, remedy: str = REMEDY) -> None:
-    """Refuse the path of one file in the place of a model's folder, whether it is there or not.
-
-    Args:
-        remedy: what to do instead.
-
-    Raises:
-        InputError: it is one.
-    """
+    """Raise InputError if a model's path is that of a file, existing or not; `remedy` ends the sentence."""
     if Path(path).is_file():
         raise InputError(f"{KEY}: {path} is a file, not a model's folder; {remedy}")
     if path.endswith(SINGLE) and not Path(path).is_dir():
@@ -137,11 +116,7 @@ def refuse_file(path: str, remedy: str = REMEDY) -> None:
 
 
 def is_network(folder: Path) -> bool:
-    """Whether a folder is that of a network alone, as diffusers saves it: its config.json names a class.
-
-    Raises:
-        InputError: the file cannot be read, or is a pointer.
-    """
+    """Return whether diffusers saved one network into a folder: its config.json names a class; InputError if unreadable."""
     file = folder / "config.json"
     if not file.is_file():
         return False
@@ -151,21 +126,13 @@ def is_network(folder: Path) -> bool:
 
 
 def refuse_empty(folder: Path) -> None:
-    """Refuse a folder with nothing in it.
-
-    Raises:
-        InputError: there is nothing.
-    """
+    """Raise InputError if a folder is empty."""
     if not any(folder.iterdir()):
         raise InputError(f"{KEY}: {folder} is an empty folder")
 
 
 def refuse_pointer(file: Path) -> None:
-    """Refuse a file that Git LFS has not fetched.
-
-    Raises:
-        InputError: there is a pointer in its place.
-    """
+    """Raise InputError if a file is a Git LFS pointer."""
     tables.refuse_pointer(file, f"{KEY}: ")
 
 
@@ -177,17 +144,14 @@ def check(
     or_plain: bool = False,
     or_configs: bool = False,
 ) -> None:
-    """Refuse a model's folder of which files are missing, cut off or pointers; reads configs and heads of files.
+    """Raise InputError if files of a model are missing, truncated or LFS pointers; reads configs and file headers only.
 
     Args:
-        components: the folders in it that the model is made of, each with the library that reads its weights, or None where
-            it need not hold any; "" is the folder itself.
-        variant: of the weights that are asked for; a component that has none of it has plain ones.
-        or_plain: whether all components may have plain ones.
+        components: subfolders ("" is the folder itself), each with the library that reads its weights, or None if it needs
+            none.
+        variant: of the weights; a component without it uses plain ones.
+        or_plain: whether all components may be without the variant.
         or_configs: whether the folder may hold no weights at all.
-
-    Raises:
-        InputError: one sentence with the file, or the folder, and what to do.
     """
     refuse_missing(place, components)
     names = {name: files_of(place / name) for name in components}
@@ -201,25 +165,14 @@ def check(
 
 
 def refuse_missing(place: Path, components: Iterable[str]) -> None:
-    """Refuse a pipeline's folder without the folders of its components.
-
-    Raises:
-        InputError: one is not there.
-    """
+    """Raise InputError if a pipeline's folder lacks that of a component."""
     for name in components:
         if not (place / name).is_dir():
             raise InputError(f"{KEY}: {place} has no folder {name}, which its model_index.json names")
 
 
 def refuse_absent(path: str, variant: str, folders: Iterable[Iterable[str]]) -> None:
-    """Refuse a variant that a model does not have.
-
-    Args:
-        folders: of each component the names of its files.
-
-    Raises:
-        InputError: no component has weights of it; names those that there are.
-    """
+    """Raise InputError if no component has the variant; `folders` are the file names of each component."""
     there = sorted({each for names in folders for each in variants_of(names)})
     if variant not in there:
         others = f"there are {' and '.join(there)}" if there else "remove it, the weights are of no variant"
@@ -227,11 +180,7 @@ def refuse_absent(path: str, variant: str, folders: Iterable[Iterable[str]]) -> 
 
 
 def refuse_lack(folder: str, names: Iterable[str]) -> None:
-    """Refuse a component's folder without weights that can be read.
-
-    Raises:
-        InputError: always; says of which variants there are some.
-    """
+    """Raise InputError for a component without readable weights; names the variants in its folder."""
     there = variants_of(names)
     if there:
         ways = " or ".join(f"{VARIANT}={each}" for each in there)
@@ -240,25 +189,21 @@ def refuse_lack(folder: str, names: Iterable[str]) -> None:
 
 
 def shapes_of(folder: Path, weights: Weights) -> dict[str, tuple[int, ...]]:
-    """The shapes of all tensors of a component by name, of which no numbers are read.
-
-    Raises:
-        InputError: a shard is missing.
-    """
-    found: dict[str, tuple[int, ...]] = {}
-    for name in _named(folder, weights):
+    """Return the shapes of a component's tensors by name, without reading their values; InputError if a shard is missing."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in _list_files(folder, weights):
         if name.endswith(".safetensors"):
             with safetensors.safe_open(folder / name, "pt") as opened:
-                found |= {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
+                shapes |= {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
         else:
             map_tensors = zipfile.is_zipfile(folder / name)  # older pickles are read whole
             tensors = torch.load(folder / name, map_location="meta", mmap=map_tensors, weights_only=True)
-            found |= {key: tuple(tensor.shape) for key, tensor in tensors.items()}
-    return found
+            shapes |= {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+    return shapes
 
 
 def files_of(folder: Path) -> list[str]:
-    """The names of what lies in a folder but folders, sorted; broken links too."""
+    """Return the names of a folder's files, sorted, with broken links."""
     return sorted(each.name for each in folder.iterdir() if not each.is_dir())
 
 
@@ -273,12 +218,12 @@ def _check_component(folder: Path, names: list[str], weights: Weights | None, *,
         return
     if needs_weights and "config.json" not in names:
         raise InputError(f"{KEY}: {folder} has weights and no config.json")
-    for name in _named(folder, weights):
+    for name in _list_files(folder, weights):
         _check_weights(folder / name)
 
 
-def _named(folder: Path, weights: Weights) -> tuple[str, ...]:
-    """The files of weights, of shards those that the index names."""
+def _list_files(folder: Path, weights: Weights) -> tuple[str, ...]:
+    """Return the files of weights: one file, or the shards that the index names."""
     if not weights.sharded:
         return weights.files
     if weights.index is None:
@@ -303,16 +248,16 @@ def _named(folder: Path, weights: Weights) -> tuple[str, ...]:
 
 
 def _check_weights(file: Path) -> None:
-    """Refuse a file of weights that is no whole one, by its head and its size."""
+    """Raise InputError if a weight file is damaged, by its header and size."""
     if not file.is_file():
         raise InputError(f"{KEY}: {file} is a link to nothing")
     refuse_pointer(file)
-    reason = _damage(file)
+    reason = _find_damage(file)
     if reason is not None:
         raise InputError(f"{KEY}: {file} is cut off or damaged ({reason}); get it again")
 
 
-def _damage(file: Path) -> str | None:
+def _find_damage(file: Path) -> str | None:
     if file.suffix == ".safetensors":
         try:
             with safetensors.safe_open(file, "pt"):

@@ -1,4 +1,4 @@
-"""Models in local folders and at the hub: the shapes of their tensors, and what can be refused without loading weights."""
+"""Tensor shapes and checks of models, in local folders and at the hub, without loading weights."""
 
 from __future__ import annotations
 
@@ -27,18 +27,14 @@ else:
 
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
 
-LEAST = 2**30 // 20  # bytes that a switch must spare to be named
+LEAST = 2**30 // 20  # bytes that a switch must save to be suggested
 
 Shape = tuple[int, ...]
 
 
 @contextmanager
 def without_progress_bars(*libraries: str) -> Iterator[None]:
-    """Keep the bars of loading and saving out of the log; those of a download stay.
-
-    Args:
-        libraries: `diffusers`, `transformers`.
-    """
+    """Disable progress bars of loading and saving, but not of downloads, in `diffusers` or `transformers`."""
     logs = [import_module(f"{library}.utils.logging") for library in libraries]
     logs = [log for log in logs if log.is_progress_bar_enabled()]
     for log in logs:
@@ -53,38 +49,30 @@ def without_progress_bars(*libraries: str) -> Iterator[None]:
 def refuse_too_large(
     path: str, need: Mapping[str, int], device: torch.device, switches: Callable[[], Mapping[str, Mapping[str, int]]]
 ) -> None:
-    """Refuse a model that cannot fit, with the switches that would make it smaller, the best first.
-
-    Args:
-        need: `gpu_bytes` and `host_bytes`.
-        switches: returns settings, as one writes them, each with what the run would need with it.
-
-    Raises:
-        InputError: the model needs more memory than there is.
-    """
+    """Raise InputError if a need (`gpu_bytes`, `host_bytes`) is too large; suggests the `switches` that save most."""
     on_gpu = device.type == "cuda"
     has = torch.cuda.get_device_properties(device).total_memory if on_gpu else psutil.virtual_memory().total
 
-    def asked(needed: Mapping[str, int]) -> int:
+    def total(needed: Mapping[str, int]) -> int:
         return needed["gpu_bytes"] if on_gpu else needed["gpu_bytes"] + needed["host_bytes"]
 
-    if asked(need) > has:
-        spared = sorted(((asked(need) - asked(other), setting) for setting, other in switches().items()), reverse=True)
-        ways = [f"{size / 2**30:.1f} GiB less with {setting}" for size, setting in spared if size >= LEAST]
+    if total(need) > has:
+        saved = sorted(((total(need) - total(other), setting) for setting, other in switches().items()), reverse=True)
+        ways = [f"{size / 2**30:.1f} GiB less with {setting}" for size, setting in saved if size >= LEAST]
         raise InputError(
-            f"model.path: {path} needs at least {asked(need) / 2**30:.1f} GiB for weights and optimizer, "
+            f"model.path: {path} needs at least {total(need) / 2**30:.1f} GiB for weights and optimizer, "
             f"{'this GPU' if on_gpu else 'this machine'} has {has / 2**30:.1f} GiB; "
             + (", ".join(ways) or "no switch makes it much less, take a smaller model or more memory")
         )
 
 
 def shapes(place: str, folder: str = "", variant: str | None = None, stems: Collection[str] = ()) -> dict[str, Shape]:
-    """Shapes of all tensors, as the heads of a model's files in a folder or at the hub say; {} without weights.
+    """Return the shapes of all tensors by name, from the headers of the files; {} without weights.
 
     Args:
         place: local folder or hub id.
-        folder: below the place.
-        variant: of the weights that are read, where there are any of it.
+        folder: subfolder of a component.
+        variant: preferred variant.
         stems: see `folder_files.weights_of`.
 
     Raises:
@@ -104,7 +92,7 @@ def shapes(place: str, folder: str = "", variant: str | None = None, stems: Coll
 
 
 def variant_of(place: str, folder: str, variant: str | None) -> str | None:
-    """The variant of the weights that a component has: the one asked for, or None where its weights are plain."""
+    """Return `variant` if a component has it, else None."""
     weights = None if variant is None else weights_at(place, folder, variant)
     return None if weights is None else weights.variant
 
@@ -112,23 +100,17 @@ def variant_of(place: str, folder: str, variant: str | None) -> str | None:
 def weights_at(
     place: str, folder: str = "", variant: str | None = None, stems: Collection[str] = ()
 ) -> folder_files.Weights | None:
-    """The files that weights are read from, of the variant where there are any, otherwise plain ones; None without either.
-
-    Args:
-        place: of the model, a folder or a hub id.
-        folder: of the component.
-        stems: see `folder_files.weights_of`.
-    """
+    """Return the files of the variant's weights, else of plain ones, else None; arguments as of `shapes`."""
     return folder_files.weights_of(file_names(place, folder), variant, stems)
 
 
 def downloaded(place: str) -> str:
-    """The folder of a model at the hub whose files have been loaded."""
+    """Return the cached folder of a hub model."""
     return huggingface_hub.snapshot_download(place, local_files_only=True)
 
 
 def file_names(place: str, folder: str = "") -> list[str]:
-    """The names of the files in a model's folder, here or at the hub, or of one below it; [] where there is none."""
+    """Return the file names in a model's folder or subfolder, local or at the hub; [] if it is missing."""
     source = local_place(place)
     if Path(source).is_dir():
         return folder_files.files_of(Path(source) / folder) if (Path(source) / folder).is_dir() else []
@@ -147,41 +129,29 @@ def _hub_shapes(place: str, file: str) -> dict[str, Shape]:
 
 
 def local_place(place: str) -> str:
-    """A folder as it is; for a hub id its snapshot in the cache if the hub does not answer, otherwise the id."""
-    if not Path(place).is_dir() and not hub.answers():
-        return huggingface_hub.snapshot_download(place, local_files_only=True)
-    return place
+    """Return a folder or hub id as it is, but the cached folder of an id if the hub does not answer."""
+    return place if Path(place).is_dir() or hub.answers() else downloaded(place)
 
 
 @contextmanager
 def one_sentence(path: str, key: str = "model.path") -> Iterator[None]:
-    """Turn what is raised about a model that cannot be read, which may be anything, into one sentence with the way out.
-
-    Args:
-        key: the place named in errors.
-    """
+    """Turn any exception about an unreadable model into an InputError of one sentence, which begins with `key`."""
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The `local_dir_use_symlinks` argument")  # diffusers still gives it
+            warnings.filterwarnings("ignore", "The `local_dir_use_symlinks` argument")  # diffusers passes it
             yield
     except InputError:
         raise
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        raise InputError(f"{key}: {path} {_why(path, error, key)}") from error
+        raise InputError(f"{key}: {path} {_explain(path, error, key)}") from error
 
 
 def stands_in_for(path: str, known: Container[str], file: str, look: Callable[[], object]) -> bool:
-    """Whether the hub does not give a model, now, and configs that are known here stand in.
+    """Return whether a built-in config, of a `known` hub id, must replace a model that the hub does not deliver.
 
-    Args:
-        known: the hub ids of which there are configs here.
-        file: one that the model has.
-        look: looks for the model, and raises InputError where it is not had.
-
-    Raises:
-        InputError: there is no such model, and it is not known here.
+    `file` is one that the model has. `look` raises InputError if it cannot be had; so does this without built-in config.
     """
     is_known = path in known and not Path(path).is_dir()
     if is_known and not hub.may_give(path, file):
@@ -195,8 +165,8 @@ def stands_in_for(path: str, known: Container[str], file: str, look: Callable[[]
     return False
 
 
-def _why(path: str, error: Exception, key: str) -> str:
-    """Why a model cannot be loaded, to be said after its name."""
+def _explain(path: str, error: Exception, key: str) -> str:
+    """Say why a model cannot be loaded; the text follows its name."""
     reason = f"({type(error).__name__}: {' '.join(str(error).split())[:300]})"
     if Path(place_of(path)).is_dir():
         return f"could not be loaded from its folder {reason}"
@@ -204,11 +174,7 @@ def _why(path: str, error: Exception, key: str) -> str:
 
 
 def index_map(written: Any) -> dict[str, Any]:
-    """A pipeline's index (model_index.json), as long as it is what diffusers writes.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Return the content of a model_index.json; ValueError if diffusers would not write it."""
     if not isinstance(written, dict) or not isinstance(written.get("_class_name", ""), str):
         raise ValueError("its model_index.json is not a map with the name of a class")
     return dict(written)

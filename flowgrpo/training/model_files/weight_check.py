@@ -1,8 +1,7 @@
-"""Holds the headers of a model's files against the weights of its class, before anything is loaded.
+"""Compare the headers of a model's files with the weights of its class, before anything is loaded.
 
-transformers fills missing weights with random numbers, and diffusers fails on them. So the names and shapes in the headers
-are loaded first, as tensors on the device meta, by the library's own rules for renamed and tied weights. What they then miss
-is refused.
+transformers fills missing weights with random numbers, and diffusers fails on them. Therefore tensors on the meta device, of
+the names and shapes in the headers, are loaded first, by the library's own rules for renamed and tied weights.
 """
 
 from __future__ import annotations
@@ -39,28 +38,25 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How files differ from a class.
+    """Differences between the weights in files and those of a class."""
 
-    Attributes:
-        missing: names of weights that the class has and the files do not.
-        surplus: names that the files have and the class does not.
-        mismatched: of names that both have, the shape in the files and that of the class.
-        expected: names of all weights of the class.
-    """
+    missing: frozenset[str]  # in the files
+    surplus: frozenset[str]  # in the files
+    mismatched: Mapping[str, tuple[Shape, Shape]]  # shapes in the files and in the class
+    expected: frozenset[str]  # all weights of the class
 
-    missing: frozenset[str]
-    surplus: frozenset[str]
-    mismatched: Mapping[str, tuple[Shape, Shape]]
-    expected: frozenset[str]
+
+# Results of `check` by class, config and shapes: a run checks its model twice, and to build a large class takes seconds.
+_DIFFERENCES: dict[tuple[Any, ...], Difference] = {}
 
 
 def is_checked(kind: Any) -> bool:
-    """Whether a class is of those whose files can be held against it: models of diffusers and of transformers."""
+    """Return whether a class is a model of diffusers or transformers, which `check` can compare."""
     return isinstance(kind, type) and issubclass(kind, (diffusers.ModelMixin, transformers.PreTrainedModel))
 
 
 def stems_of(kind: Any) -> tuple[str, ...]:
-    """How the names begin of the files that the library of a class opens."""
+    """Return the file name stems that the library of a class reads."""
     return STEMS["diffusers" if issubclass(kind, diffusers.ModelMixin) else "transformers"]
 
 
@@ -74,46 +70,37 @@ def check(
     config: Any = None,
     all_used: bool = False,
 ) -> None:
-    """Refuse files that do not hold the weights of a class; warn of tensors that it has no use for.
+    """Refuse files that do not hold the weights of class `kind`; warn of unused tensors, or refuse them if `all_used`.
 
     Args:
-        model: what the user calls it.
-        place: its local folder or hub id.
-        kind: the class that the files are of.
-        folder: of the component, below the place.
-        variant: of the files that are read, where there are any of it.
-        config: of transformers, if it is not the config.json of the folder.
-        all_used: whether tensors that the class has no use for are refused, too.
+        model: name of the model in errors.
+        place, folder, variant: see `hub_files.shapes`.
+        config: a transformers config; None for the folder's config.json.
 
     Raises:
-        InputError: weights are missing or have another shape, or the files hold more of a layer than the class computes.
+        InputError: weights are missing or of another shape, or a layer has weights that the class does not use.
     """
     stems = stems_of(kind)
     with hub_files.one_sentence(model):
-        weights, shapes = (
-            hub_files.weights_at(place, folder, variant, stems),
-            hub_files.shapes(place, folder, variant, stems),
-        )
+        weights = hub_files.weights_at(place, folder, variant, stems)
+        shapes = hub_files.shapes(place, folder, variant, stems)
     if weights is None or not (shapes or (weights.files and weights.has_headers)):
-        return  # no header that could be read alone
-    tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    with hub_files.one_sentence(model), silent(), torch.random.fork_rng(devices=[]):
+        return  # pickles at the hub have no headers
+    with hub_files.one_sentence(model), silent():
         if issubclass(kind, diffusers.ModelMixin):
-            found = _of_diffusers(kind, kind.load_config(place, subfolder=folder), tensors, renames=not weights.sharded)
+            own_config = kind.load_config(place, subfolder=folder)
         else:
-            own = kind.config_class.from_pretrained(place, subfolder=folder) if config is None else config
-            found = _of_transformers(kind, own, tensors)
+            own_config = kind.config_class.from_pretrained(place, subfolder=folder) if config is None else config
+        key = (kind, repr(own_config), tuple(shapes.items()), weights.sharded)
+        if key not in _DIFFERENCES:
+            _DIFFERENCES[key] = _compare(kind, own_config, shapes, sharded=weights.sharded)
+    difference = _DIFFERENCES[key]
     file = "*.safetensors" if weights.sharded else weights.files[0]
-    refuse(found, kind.__name__, f"{model}: {f'{folder}/{file}'.lstrip('/')}", all_used)
+    refuse(difference, kind.__name__, f"{model}: {f'{folder}/{file}'.lstrip('/')}", all_used)
 
 
 def loaded(info: Mapping[str, Any], network: torch.nn.Module) -> Difference:
-    """How the files that transformers has loaded differ from the class.
-
-    Args:
-        info: what `from_pretrained` returned of them, asked for `output_loading_info`.
-        network: the model that it returned.
-    """
+    """Return the differences in what `from_pretrained` of transformers returned: `output_loading_info` and the network."""
     return Difference(
         missing=frozenset(info["missing_keys"]),
         surplus=frozenset(info["unexpected_keys"]),
@@ -123,16 +110,7 @@ def loaded(info: Mapping[str, Any], network: torch.nn.Module) -> Difference:
 
 
 def refuse(found: Difference, kind: str, place: str, all_used: bool = False) -> None:
-    """Refuse what differs in more than tensors that nothing asks for, of which it warns.
-
-    Args:
-        kind: the name of the class.
-        place: the model and its file, as an error names them.
-        all_used: whether these are refused, too.
-
-    Raises:
-        InputError: one sentence with the first names.
-    """
+    """Raise InputError for a difference of a class and a file; unused tensors are a warning unless `all_used`."""
     if found.missing:
         said = lacking(found.missing, found.surplus, len(found.expected), kind)
         raise InputError(f"model.path: {place} {said}")
@@ -154,28 +132,36 @@ def refuse(found: Difference, kind: str, place: str, all_used: bool = False) -> 
         warnings.warn(said, stacklevel=3)
 
 
-def _of_diffusers(
+def _compare(kind: Any, config: Any, shapes: Mapping[str, Shape], *, sharded: bool) -> Difference:
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    with torch.random.fork_rng(devices=[]):
+        if issubclass(kind, diffusers.ModelMixin):
+            return _compare_diffusers(kind, config, tensors, renames=not sharded)
+        return _compare_transformers(kind, config, tensors)
+
+
+def _compare_diffusers(
     kind: Any, written: Mapping[str, Any], tensors: dict[str, torch.Tensor], *, renames: bool
 ) -> Difference:
     with accelerate.init_empty_weights(), diffusers_models.no_init_weights():
         network = kind.from_config(written)
-    if renames:  # as `from_pretrained`, which renames nothing in shards
+    if renames:  # like `from_pretrained`, which renames nothing in shards
         network._fix_state_dict_keys_on_load(tensors)
     own = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     ignored = kind._keys_to_ignore_on_load_unexpected or ()
     surplus = {name for name in tensors.keys() - own if not any(re.search(pattern, name) for pattern in ignored)}
-    found = Difference(
+    difference = Difference(
         missing=frozenset(own.keys() - tensors),
         surplus=frozenset(surplus),
         mismatched={n: (tuple(t.shape), own[n]) for n, t in tensors.items() if n in own and tuple(t.shape) != own[n]},
         expected=frozenset(own),
     )
-    return _by_layer(found, tensors) if "quantization_config" in written else found
+    return _compare_layers(difference, tensors) if "quantization_config" in written else difference
 
 
-def _of_transformers(kind: Any, config: Any, tensors: dict[str, torch.Tensor]) -> Difference:
+def _compare_transformers(kind: Any, config: Any, tensors: dict[str, torch.Tensor]) -> Difference:
     config = copy(config)
-    quantised = vars(config).pop("quantization_config", None)  # without which the class has its own layers
+    quantised = vars(config).pop("quantization_config", None)  # so that the class has plain layers
     network, info = kind.from_pretrained(
         None,
         config=config,
@@ -184,12 +170,12 @@ def _of_transformers(kind: Any, config: Any, tensors: dict[str, torch.Tensor]) -
         output_loading_info=True,
         ignore_mismatched_sizes=True,
     )
-    found = loaded(info, network)
-    return found if quantised is None else _by_layer(found, tensors)
+    difference = loaded(info, network)
+    return difference if quantised is None else _compare_layers(difference, tensors)
 
 
-def _by_layer(found: Difference, tensors: Mapping[str, torch.Tensor]) -> Difference:
-    """The same of files that a library quantised, whose layers hold codes and scales under names of its own."""
+def _compare_layers(found: Difference, tensors: Mapping[str, torch.Tensor]) -> Difference:
+    """Reduce a difference of quantised files, whose layers hold codes and scales under other names, to whole layers."""
     held = {name[:at] for name in tensors for at, letter in enumerate(name) if letter == "."}
     missing = {name for name in found.missing if name.rpartition(".")[0] not in held}
     layers = {name.rpartition(".")[0] for name in found.expected}
@@ -199,7 +185,7 @@ def _by_layer(found: Difference, tensors: Mapping[str, torch.Tensor]) -> Differe
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Without the tables, bars and warnings of the libraries: what matters of them is said in one sentence."""
+    """Silence the tables, progress bars and warnings of the libraries."""
     logs = [import_module(f"{library}.utils.logging") for library in ("diffusers", "transformers")]
     before = [log.get_verbosity() for log in logs]
     with hub_files.without_progress_bars("diffusers", "transformers"), warnings.catch_warnings():

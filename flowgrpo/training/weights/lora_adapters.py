@@ -1,4 +1,4 @@
-"""LoRA adapters that a run starts from, as tensors: into a network, and into a file that the run keeps."""
+"""LoRA adapters that a run starts from: inject them into a network, merge them, or save them."""
 
 from __future__ import annotations
 
@@ -19,35 +19,28 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.lora import Lora
 
-if TYPE_CHECKING:  # what reads a file does without
+if TYPE_CHECKING:  # not needed to read a file
     import peft
     from peft import LoraConfig
 else:
     peft = lazy("peft")
 
-METADATA = "lora_adapter_metadata"  # diffusers' key in a file's header: peft's options, under the name of a network
+METADATA = "lora_adapter_metadata"  # diffusers' header key for peft's options by network
 Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Matrices:
-    """The adapter of one layer: alpha / rank times up x down is added to its weight.
+    """The adapter of one layer, which adds alpha / rank x up x down to its weight."""
 
-    Attributes:
-        down: (rank, in); of a convolution (rank, in, height, width).
-        up: (out, rank), or (out, rank, 1, 1).
-        bias: (out,) that is added to `up`'s output, or None.
-        alpha: by which the output is scaled, over the rank.
-    """
-
-    down: torch.Tensor
-    up: torch.Tensor
+    down: torch.Tensor  # (rank, in), or of a convolution (rank, in, height, width)
+    up: torch.Tensor  # (out, rank), or (out, rank, 1, 1)
     bias: torch.Tensor | None
     alpha: float
 
     @property
     def rank(self) -> int:
-        """The rank."""
+        """The rank of both matrices."""
         return len(self.down)
 
     def named(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -59,27 +52,21 @@ class Matrices:
 
 @dataclass(frozen=True)
 class Adapter:
-    """What a LoRA adds to one network.
+    """The LoRA of one network."""
 
-    Attributes:
-        layers: the matrices that are trained, by the paths of layers.
-        rslora: whether alpha is over the root of the rank.
-        shifts: what is added to further parameters, norms say, by their paths; these are not trained.
-    """
-
-    layers: Mapping[str, Matrices]
-    rslora: bool = False
-    shifts: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    layers: Mapping[str, Matrices]  # by layer path
+    rslora: bool = False  # whether alpha is divided by the root of the rank
+    shifts: Mapping[str, torch.Tensor] = field(default_factory=dict)  # constant changes of further parameters by path
 
     @property
     def size(self) -> int:
-        """Number of weights that are trained."""
+        """Number of trained weights."""
         return sum(tensor.numel() for layer in self.layers.values() for _, tensor in layer.named())
 
     def config(self) -> LoraConfig:
-        """As peft's: the commonest rank and alpha, and patterns for the other layers'."""
-        rank, ranks = _commonest({path: layer.rank for path, layer in self.layers.items()})
-        alpha, alphas = _commonest({path: layer.alpha for path, layer in self.layers.items()})
+        """Return peft's config: the most common rank and alpha, and patterns for other layers."""
+        rank, ranks = _split_common({path: layer.rank for path, layer in self.layers.items()})
+        alpha, alphas = _split_common({path: layer.alpha for path, layer in self.layers.items()})
         return peft.LoraConfig(
             r=rank,
             lora_alpha=alpha,  # type: ignore[arg-type]  # peft says int, and takes any number
@@ -91,33 +78,29 @@ class Adapter:
         )
 
     def inject(self, network: torch.nn.Module) -> LoraConfig:
-        """Put the adapters into a network, in float32, and the shifts into its own tensors; return their configuration.
-
-        Raises:
-            InputError: a parameter that is shifted was quantised.
-        """
+        """Inject adapters in float32, add shifts, and return peft's config; InputError if a shifted weight is quantised."""
         config = self.config()
         for p, shift in zip(self.shifted(network), self.shifts.values(), strict=True):
             p.data = (p.float() + shift.to(p.device)).to(p.dtype)
         ends = tuple(f".{path}" for path in self.layers)
         if any(path not in self.layers and path.endswith(ends) for path, _ in network.named_modules()):
-            config.target_modules = "|".join(map(re.escape, self.layers))  # peft takes listed paths for ends of others
+            config.target_modules = "|".join(map(re.escape, self.layers))  # peft matches the ends of paths in a list
         tensors = {f"{path}.{name}": tensor for path, layer in self.layers.items() for name, tensor in layer.named()}
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "`lora_bias=True` was passed")  # of layers whose bias is taken away below
+            warnings.filterwarnings("ignore", "`lora_bias=True` was passed")  # removed below if a layer has none
             peft.inject_adapter_in_model(config, network, state_dict=tensors)
         for path, layer in self.layers.items():
-            injected: Any = network.get_submodule(path)  # a layer of peft's
+            injected: Any = network.get_submodule(path)  # peft's layer
             for name, tensor in layer.named():
                 matrix, _, kind = name.partition(".")
                 p = getattr(getattr(injected, matrix)["default"], kind)
-                p.data = tensor.to(p.device, torch.float32, copy=True)  # layers may share a tensor of the file
-            if injected.base_layer.bias is None and layer.bias is None:  # peft gives all layers one, where one has it
+                p.data = tensor.to(p.device, torch.float32, copy=True)  # layers may share a tensor
+            if injected.base_layer.bias is None and layer.bias is None:  # peft gives all layers a bias if one has it
                 injected.lora_B["default"].bias = None
         return config
 
     def shifted(self, network: torch.nn.Module) -> list[torch.nn.Parameter]:
-        """The parameters of a network that are shifted, in the order of `shifts`; errors as of `inject`."""
+        """Return the shifted parameters of a network in the order of `shifts`; raises as `inject`."""
         parameters = dict(network.named_parameters())
         for path, shift in self.shifts.items():
             p = parameters.get(path)
@@ -127,11 +110,7 @@ class Adapter:
 
     @torch.no_grad()
     def merge(self, network: torch.nn.Module) -> None:
-        """Add matrices, biases and shifts to the parameters of a network, which become float32 where it adds to them.
-
-        Raises:
-            InputError: it adds to a weight that two layers share, where an adapter acts in one of them alone.
-        """
+        """Add matrices, biases and shifts to parameters, in float32; InputError if two layers share a changed weight."""
         changes = dict(self.shifts)
         for path, layer in self.layers.items():
             scale = layer.alpha / (layer.rank**0.5 if self.rslora else layer.rank)
@@ -151,56 +130,45 @@ class Adapter:
             p.data = p.float() + change.to(p.device).reshape(p.shape)
 
 
-def _commonest(values: Mapping[str, Number]) -> tuple[Number, dict[str, Number]]:
-    """The value that most layers have, and patterns of the others' paths with theirs."""
+def _split_common(values: Mapping[str, Number]) -> tuple[Number, dict[str, Number]]:
+    """Return the most common value, and the other values by a pattern of their layer's path."""
     ((common, _),) = Counter(values.values()).most_common(1)
     return common, {f"^{re.escape(path)}": value for path, value in values.items() if value != common}
 
 
 def alpha_in(options: Mapping[str, Any], path: str, rank: int) -> float:
-    """The alpha of a layer by peft's options; without any its rank, as diffusers takes it.
+    """Return a layer's alpha by peft's options, by default its rank as in diffusers; ValueError if peft writes no such."""
+    alpha = _match(options.get("alpha_pattern") or {}, path)
+    alpha = options.get("lora_alpha", rank) if alpha is None else alpha
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not alpha > 0:
+        raise ValueError(f"lora_alpha is {alpha!r}")
+    return alpha
 
-    Raises:
-        ValueError: the options hold something else than peft writes.
-    """
-    alpha = _matching(options.get("alpha_pattern") or {}, path)
-    return _number(options.get("lora_alpha", rank) if alpha is None else alpha)
 
-
-def _matching(patterns: Mapping[str, Number], path: str) -> Number | None:
-    """The value of the first of peft's patterns that a layer's path matches."""
+def _match(patterns: Mapping[str, Number], path: str) -> Number | None:
+    """Return the value of the first of peft's patterns that matches a layer's path."""
     return next((value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", path)), None)
 
 
 def renamed(config: LoraConfig, names: Mapping[str, str]) -> LoraConfig:
-    """The same configuration for layers that have other paths: from each path to its new one."""
+    """Return peft's config for renamed layers; `names` maps old paths to new ones."""
     config = copy(config)
     config.target_modules = sorted(names.values())
     for key in ("rank_pattern", "alpha_pattern"):
-        values = {new: _matching(getattr(config, key), old) for old, new in names.items()}
+        values = {new: _match(getattr(config, key), old) for old, new in names.items()}
         setattr(config, key, {f"^{re.escape(new)}": value for new, value in values.items() if value is not None})
     return config
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ValueError(f"lora_alpha is {value!r}")
-    return value
-
-
 def check_agrees(lora: Lora, adapters: Iterable[Adapter]) -> None:
-    """Refuse a rank, an alpha or targets that are written in a config and are not those of `model.lora.path`.
-
-    Raises:
-        InputError: one sentence that names both.
-    """
+    """Raise InputError if rank, alpha or targets of a config contradict the adapters of `model.lora.path`."""
     layers = {path: layer for adapter in adapters for path, layer in adapter.layers.items()}
     for key, asked in (("rank", lora.rank), ("alpha", lora.alpha)):
         for path, layer in layers.items():
-            has = getattr(layer, key)
-            if asked is not None and has != asked:
+            actual = getattr(layer, key)
+            if asked is not None and actual != asked:
                 raise InputError(
-                    f"model.lora.{key}: {asked:g} is asked for, and model.lora.path has {has:g} at {path}; leave "
+                    f"model.lora.{key}: {asked:g} is asked for, and model.lora.path has {actual:g} at {path}; leave "
                     f"model.lora.{key} out, or set it to null"
                 )
     if lora.targets is None:
@@ -210,9 +178,9 @@ def check_agrees(lora: Lora, adapters: Iterable[Adapter]) -> None:
             f"model.lora.targets: {lora.targets} chooses layers, and model.lora.path has chosen its {len(layers)}, "
             f"{min(layers)} among them; leave model.lora.targets out, or set it to null"
         )
-    named = {path: [target for target in lora.targets if f".{path}".endswith(f".{target}")] for path in layers}
-    missing = [target for target in lora.targets if not any(target in found for found in named.values())]
-    further = [path for path, found in named.items() if not found]
+    matches = {path: [target for target in lora.targets if f".{path}".endswith(f".{target}")] for path in layers}
+    missing = [target for target in lora.targets if not any(target in found for found in matches.values())]
+    further = [path for path, found in matches.items() if not found]
     if missing or further:
         but = f"model.lora.path has none of {missing[0]}" if missing else f"model.lora.path has {further[0]} too"
         raise InputError(
@@ -222,18 +190,16 @@ def check_agrees(lora: Lora, adapters: Iterable[Adapter]) -> None:
 
 
 def save(file: Path, adapters: Mapping[str, Adapter]) -> None:
-    """Write the adapters of networks as diffusers names them, with their ranks and alphas in the header."""
+    """Write the adapters of networks under diffusers' names, with ranks and alphas in the header."""
     tensors: dict[str, torch.Tensor] = {}
     header: dict[str, Any] = {}
     for name, adapter in adapters.items():
         for path, layer in adapter.layers.items():
             tensors |= {f"{name}.{path}.{key}": tensor for key, tensor in layer.named()}
         tensors |= {f"{name}.{shift_key(path)}": shift for path, shift in adapter.shifts.items()}
-        options, config = (
-            ("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "lora_bias"),
-            adapter.config(),
-        )
-        header |= {f"{name}.{option}": getattr(config, option) for option in options}
+        config = adapter.config()
+        for option in ("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "lora_bias"):
+            header[f"{name}.{option}"] = getattr(config, option)
     tensors = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
     partial = file.with_name(f".{file.name}.partial")
     save_file(tensors, partial, {"format": "pt", METADATA: json.dumps(header)})
@@ -241,6 +207,6 @@ def save(file: Path, adapters: Mapping[str, Adapter]) -> None:
 
 
 def shift_key(path: str) -> str:
-    """The key of what is added to a parameter: `LAYER.diff` of a weight, `LAYER.diff_b` of a bias, else `PATH.diff`."""
-    layer, _, own = path.rpartition(".")
-    return {"weight": f"{layer}.diff", "bias": f"{layer}.diff_b"}.get(own, f"{path}.diff")
+    """Return the key of a shift: `LAYER.diff` of a weight, `LAYER.diff_b` of a bias, else `PATH.diff`."""
+    layer, _, kind = path.rpartition(".")
+    return {"weight": f"{layer}.diff", "bias": f"{layer}.diff_b"}.get(kind, f"{path}.diff")

@@ -1,6 +1,6 @@
-"""Linear layers in low precision, which stand for a while in the place of those of a network's blocks.
+"""Temporary low-precision copies of the linear layers in a network's blocks, for drafts and finishes.
 
-They quantise weights alone and compute in their input's precision.
+Only weights are quantised; products are computed in the input's dtype.
 """
 
 from __future__ import annotations
@@ -21,39 +21,31 @@ else:
     quantisation = lazy("flowgrpo.training.weights.quantisation")
 
 Precision = Literal["int8", "nf4"]
-Copied = Literal["bfloat16"] | Precision  # what copies of layers may be in; drafts take the words of `Precision`
+Copied = Literal["bfloat16"] | Precision  # of finishes; drafts allow `Precision` only
 KEY = "train.draft.precision"
 FINISH_KEY = "algorithm.tree.finish.dtype"
 
 
 def of_drafts(config: RunConfig) -> Precision | None:
-    """The precision of a run's drafts; None where there are none, or they are by the network as it is."""
+    """Return the precision of a run's drafts, or None if they need no copy."""
     draft = config.train.draft if config.kind == "flow" else None
     return None if draft is None else draft.precision
 
 
 def of_finishes(config: RunConfig) -> Copied | None:
-    """The precision in which the trees of a run are finished; None where that is by the network as it is."""
-    tree = getattr(config.algorithm, "tree", None) if config.kind == "flow" else None
-    finish = getattr(tree, "finish", None)
+    """Return the precision of a run's finishes, or None if they need no copy."""
+    finish = getattr(getattr(config.algorithm, "tree", None), "finish", None) if config.kind == "flow" else None
     return None if finish is None else finish.dtype
 
 
 def of_copies(config: RunConfig) -> dict[Copied, str]:
-    """The precisions of which a run has a copy of its layers, each once, and the key that asks for it."""
-    asked = ((of_drafts(config), KEY), (of_finishes(config), FINISH_KEY))
-    return {word: key for word, key in reversed(asked) if word is not None}
+    """Return the precision of each copy that a run needs, with the config key that asks for it."""
+    asked = ((of_finishes(config), FINISH_KEY), (of_drafts(config), KEY))
+    return {word: key for word, key in asked if word is not None}
 
 
 def check(word: Copied, model: Any, key: str = KEY) -> None:
-    """Refuse a precision that does not go with a flow model's section `model`.
-
-    Args:
-        key: that asks for it.
-
-    Raises:
-        InputError: names the key and what it can be.
-    """
+    """Raise InputError if the config section `model` rules out a precision, which `key` asks for."""
     what = "drafts are sampled" if key == KEY else "trees are finished"
     if model.quantise is not None:
         raise InputError(
@@ -65,58 +57,42 @@ def check(word: Copied, model: Any, key: str = KEY) -> None:
 
 
 class Copies:
-    """The copies that a run's drafts and finishes are made by: one, where both ask for the same.
-
-    Args:
-        networks: with their adapters on them.
-
-    Raises:
-        InputError: as of `LowPrecision`.
-    """
+    """The copies for a run's drafts and finishes, one if both have the same precision; raises as `LowPrecision`."""
 
     def __init__(self, config: RunConfig, networks: Iterable[torch.nn.Module]):
         networks, frozen = list(networks), config.model.lora is not None
-        made: dict[Copied | None, LowPrecision] = {
+        self._copies: dict[Copied | None, LowPrecision] = {
             word: LowPrecision(networks, word, frozen=frozen, key=key) for word, key in of_copies(config).items()
         }
-        self._made = list(made.values())
-        self._of_drafts, self._of_finishes = made.get(of_drafts(config)), made.get(of_finishes(config))
+        self._of_drafts, self._of_finishes = self._copies.get(of_drafts(config)), self._copies.get(of_finishes(config))
 
     def drafting(self) -> AbstractContextManager[None]:
-        """A context in which networks compute as drafts ask for."""
+        """Return a context in which networks compute drafts."""
         return nullcontext() if self._of_drafts is None else self._of_drafts.computing()
 
     def finishing(self) -> AbstractContextManager[None]:
-        """A context in which networks compute as finishes ask for."""
+        """Return a context in which networks compute finishes."""
         return nullcontext() if self._of_finishes is None else self._of_finishes.computing()
 
     @property
     def to_come(self) -> int:
-        """Bytes of copies that will be made."""
-        return sum(each.to_come for each in self._made)
+        """Bytes of the copies that do not exist yet."""
+        return sum(each.to_come for each in self._copies.values())
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Make copies of layers that change once inside this context, in which they stay as they are."""
+        """Make each copy only once inside this context, in which layers must not change."""
         with ExitStack() as stack:
-            for each in self._made:
+            for each in self._copies.values():
                 stack.enter_context(each.kept())
             yield
 
 
 class LowPrecision:
-    """Copies of the linear layers in networks' blocks, in low precision.
+    """Low-precision copies of the linear layers in networks' blocks; adapters on them are not copied, but stay active.
 
-    Adapters on the layers are no part of them, and act with the values that they have when something is computed.
-
-    Args:
-        networks: with their adapters on them.
-        word: of `Precision`.
-        frozen: whether the layers never change: they are copied once then, else each time anew.
-        key: of the config, that asks for them.
-
-    Raises:
-        InputError: a network has no such layers, or one that cannot be copied.
+    If the layers are `frozen`, they are copied only once. InputError, with `key`, if a network has no such layers, or one
+    that cannot be copied.
     """
 
     def __init__(self, networks: Iterable[torch.nn.Module], word: Copied, *, frozen: bool, key: str = KEY):
@@ -126,7 +102,7 @@ class LowPrecision:
 
     @property
     def to_come(self) -> int:
-        """Bytes of the copies, unless they are there."""
+        """Bytes of the copies if they do not exist yet, else 0."""
         if self._copies is not None:
             return 0
         weights = (layer.weight for layer in self._layers())
@@ -134,7 +110,7 @@ class LowPrecision:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Make copies once inside this context; those of layers that change are dropped behind it."""
+        """Make copies only once inside this context; those of layers that are not frozen are dropped at its end."""
         self._keeps = True
         try:
             yield
@@ -145,15 +121,15 @@ class LowPrecision:
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Compute with the copies inside this context, without gradient."""
-        kept = self._layers()
-        copies = self._copies or [_copy(layer, self._word) for layer in kept]
+        originals = self._layers()
+        copies = self._copies or [_copy(layer, self._word) for layer in originals]
         if self._keeps:
             self._copies = copies
         try:
             self._put(copies)
             yield
         finally:
-            self._put(kept)
+            self._put(originals)
 
     def _layers(self) -> list[torch.nn.Linear]:
         return [getattr(parent, name) for parent, name in self._places]
@@ -164,7 +140,7 @@ class LowPrecision:
 
 
 def _places(network: torch.nn.Module, word: Copied, key: str) -> Iterator[tuple[torch.nn.Module, str]]:
-    """The layers that are copied, each as the module that holds it and its name there."""
+    """Yield the parent module and the name of each layer to copy."""
     for path, layer in quantisation.layers_in_blocks(network, key).items():
         if word != "bfloat16":
             quantisation.check_layer(path, layer, word, key)
@@ -173,19 +149,13 @@ def _places(network: torch.nn.Module, word: Copied, key: str) -> Iterator[tuple[
 
 
 def _copy(layer: torch.nn.Linear, word: Copied) -> torch.nn.Linear:
-    """A layer in low precision, which shares the bias of the one that it is a copy of."""
+    """Return a low-precision copy, which shares the layer's bias."""
     with torch.no_grad():
         return quantisation.HalfLinear(layer) if word == "bfloat16" else quantisation.QuantisedLinear(layer, word)
 
 
 def size(tensors: Mapping[str, Shape], width: int, word: Copied | None) -> int:
-    """Bytes of the copies of a network's layers.
-
-    Args:
-        tensors: shapes of the network's, by name.
-        width: bytes of one of its weights.
-        word: None for no copies.
-    """
+    """Return the bytes of the copies of a network with these shapes and `width` bytes a weight; 0 without a precision."""
     return 0 if word is None else sum(_layer_size(shape, width, word) for shape in quantisation.in_blocks(tensors))
 
 

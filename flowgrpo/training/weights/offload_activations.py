@@ -1,7 +1,7 @@
-"""Activations that wait in host memory from the forward pass of an update to its backward pass: the same numbers to the bit.
+"""Offload activations to host memory between the forward and the backward pass, without changing a bit.
 
-PyTorch's own `save_on_cpu` copies the weights as well, each view of a tensor by itself, and gives copies back in another
-order of memory, in which sums may round otherwise.
+PyTorch's `save_on_cpu` also copies weights, copies each view of a tensor, and returns copies in another memory order, so
+that sums may round differently.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ Tensor = torch.Tensor
 
 @dataclass(kw_only=True)
 class _Copy:
-    """The bytes of a storage in host memory, as they were at one version of its content."""
+    """A host copy of a storage's bytes at one version of its content."""
 
     host: Tensor
     device: torch.device
     source: StorageWeakRef
     version: int
-    returned: StorageWeakRef | None = None  # as long as a view of it is there
+    returned: StorageWeakRef | None = None  # its copy on the device, while a view of it exists
 
     def is_of(self, tensor: Tensor) -> bool:
-        """Whether it is of a tensor whose storage has the address of its source."""
+        """Return whether it is current for a tensor whose storage has the address of its source."""
         return not self.source.expired() and self.version == tensor._version
 
-    def back(self) -> torch.UntypedStorage:
-        """The storage on its device, one for all the views of it that are there at a time."""
-        back = self.returned
-        storage = None if back is None else torch.UntypedStorage._new_with_weak_ptr(back.cdata)
+    def restore(self) -> torch.UntypedStorage:
+        """Return the storage on its device, shared by all views that exist at a time."""
+        returned = self.returned
+        storage = None if returned is None else torch.UntypedStorage._new_with_weak_ptr(returned.cdata)
         if storage is None:
             storage = self.host.to(self.device, non_blocking=True).untyped_storage()
             self.returned = StorageWeakRef(storage)
@@ -42,8 +42,8 @@ class _Copy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Away:
-    """A saved tensor, as a view of bytes in host memory."""
+class _SavedView:
+    """A saved tensor as a view of a host copy."""
 
     copy: _Copy
     dtype: torch.dtype
@@ -51,71 +51,59 @@ class _Away:
     size: torch.Size
     stride: tuple[int, ...]
 
-    def back(self) -> Tensor:
-        """The tensor on its device, with the strides that it had."""
+    def restore(self) -> Tensor:
+        """Return the tensor on its device with its former strides."""
         empty = torch.empty(0, dtype=self.dtype, device=self.copy.device)
-        return empty.set_(self.copy.back(), self.offset, self.size, self.stride)
+        return empty.set_(self.copy.restore(), self.offset, self.size, self.stride)
 
 
 class OffloadedTensors(torch.autograd.graph.saved_tensors_hooks):
-    """A context in which graphs keep what they save in host memory, pinned beside a GPU; each storage is copied once.
+    """A context in which graphs save tensors in host memory, pinned for a GPU; each storage is copied once.
 
-    Args:
-        weights: parameters and buffers, which stay where they are.
-
-    Attributes:
-        copied: bytes so far.
+    `weights` (parameters and buffers) are not copied; `copied` counts bytes.
     """
 
     def __init__(self, weights: Iterable[Tensor]):
         self.weights = {weight.untyped_storage().data_ptr() for weight in weights if _is_plain(weight)}
         self.copies: dict[int, _Copy] = {}
         self.copied = 0
-        super().__init__(self._pack, lambda kept: kept.back() if isinstance(kept, _Away) else kept)
+        super().__init__(self._pack, lambda kept: kept.restore() if isinstance(kept, _SavedView) else kept)
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self.copies.clear()  # the graph keeps those that it needs
+        self.copies.clear()  # the graph holds those that it needs
 
     def __enter__(self) -> OffloadedTensors:  # type: ignore[override]  # torch's returns nothing
         super().__enter__()
         return self
 
-    def _pack(self, tensor: Tensor) -> Tensor | _Away:
+    def _pack(self, tensor: Tensor) -> Tensor | _SavedView:
         if not _is_plain(tensor) or tensor.untyped_storage().data_ptr() in self.weights:
             return tensor
         tensor = tensor.resolve_conj().resolve_neg()
         place = tensor.untyped_storage().data_ptr()
         copy = self.copies.get(place)
-        if copy is None or not copy.is_of(tensor):  # another storage may have come to lie there
+        if copy is None or not copy.is_of(tensor):  # the address may have been reused
             self.copies[place] = copy = self._copy(tensor)
-        return _Away(
-            copy=copy,
-            dtype=tensor.dtype,
-            offset=tensor.storage_offset(),
-            size=tensor.size(),
-            stride=tensor.stride(),
-        )
+        offset, size, stride = tensor.storage_offset(), tensor.size(), tensor.stride()
+        return _SavedView(copy=copy, dtype=tensor.dtype, offset=offset, size=size, stride=stride)
 
     def _copy(self, tensor: Tensor) -> _Copy:
         storage = tensor.untyped_storage()
-        there = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+        content = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
         host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=tensor.is_cuda)
-        host.copy_(there, non_blocking=True)  # on the stream that wrote it, and that writes there next
+        host.copy_(content, non_blocking=True)  # safe: the stream that wrote it also writes there next
         self.copied += storage.nbytes()
         return _Copy(host=host, device=tensor.device, source=StorageWeakRef(storage), version=tensor._version)
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is of PyTorch's own class and has a storage of numbers."""
+    """Return whether a tensor is of PyTorch's own class and strided."""
     return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
 
 
 def offload_activations(module: torch.nn.Module) -> None:
-    """Let what a network saves for its backward pass wait in host memory.
-
-    With gradient checkpointing that is the inputs of its blocks; what is computed again in the backward pass stays.
-    """
+    """Wrap a network's forward so that saved tensors are offloaded: with gradient checkpointing the inputs of its blocks."""
     forward = module.forward
 
     @functools.wraps(forward)

@@ -1,4 +1,4 @@
-"""Snapshots of a policy while it learns: which are kept, and which of them an iteration draws."""
+"""Earlier policies: a bank of snapshots, and an old policy that follows the live one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import NotNegative, Strict
-from flowgrpo.schema.imports.heavy import Tensor, torch
+from flowgrpo.schema.imports.heavy import Tensor
 from flowgrpo.schema.imports.lazy import lazy
 
 if TYPE_CHECKING:
@@ -19,10 +19,9 @@ else:
 
 
 class Bank(Strict):
-    """Snapshots of the live policy, of which each iteration draws one, all alike likely.
+    """Snapshots of the live policy, of which each iteration draws one uniformly.
 
-    Snapshot n is the policy after n x `every` optimizer steps of the run, snapshot 0 its start. It is taken when the
-    iteration ends in which that step was, so that the one that an iteration has drawn is kept until then.
+    Snapshot n is the policy after n x `every` optimizer steps, taken at the end of that iteration; snapshot 0 is its start.
     """
 
     every: int = Field(30, ge=1)
@@ -31,29 +30,18 @@ class Bank(Strict):
     """How many of the latest snapshots are kept."""
 
     def numbers(self, step: int) -> range:
-        """The numbers of the snapshots that are kept after so many optimizer steps of the run."""
+        """Return the numbers of the snapshots that exist after `step` optimizer steps."""
         newest = step // self.every
         return range(max(0, newest + 1 - self.keep), newest + 1)
 
     def draw(self, step: int, *address: Any) -> int:
-        """The number of a snapshot of those that are kept then.
-
-        Args:
-            address: of the draw, see `samplers.noise`.
-        """
+        """Draw the number of a snapshot that exists after `step` optimizer steps; `address` as in `samplers.noise`."""
         numbers = self.numbers(step)
         return numbers[int(noise.generator(*address).integers(len(numbers)))]
 
 
 class Snapshots:
-    """The snapshots that a bank keeps of trained tensors; none without a bank.
-
-    Args:
-        parameters: the trained tensors, as they start.
-
-    Attributes:
-        kept: by number, in the order of `parameters`.
-    """
+    """The snapshots of a bank by number, in the order of `parameters`; none without a bank."""
 
     def __init__(self, bank: Bank | None, parameters: Sequence[Tensor]):
         self._bank, self._parameters, self._drawn = bank, parameters, 0
@@ -66,28 +54,26 @@ class Snapshots:
         return self.kept[self._drawn]
 
     def fill(self, step: int) -> None:
-        """Keep what the bank has after so many optimizer steps of the run: what is not there yet is taken, the rest goes."""
+        """Take the missing snapshots after `step` optimizer steps, and drop old ones."""
         numbers = () if self._bank is None else self._bank.numbers(step)
-        self.kept = {n: self.kept[n] if n in self.kept else self._taken() for n in numbers}
+        self.kept = {n: self.kept[n] if n in self.kept else clones(self._parameters) for n in numbers}
 
     def draw(self, step: int, *address: Any) -> None:
-        """Draw a snapshot of those that are kept then; see `Bank.draw`."""
+        """Draw a snapshot; see `Bank.draw`."""
         if self._bank is not None:
             self._drawn = self._bank.draw(step, *address)
 
-    def to(self, device: torch.device) -> None:
-        """Put them on a device."""
-        self.kept = {n: [x.to(device) for x in own] for n, own in self.kept.items()}
 
-    def _taken(self) -> list[Tensor]:
-        return [p.detach().clone() for p in self._parameters]
+def clones(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return detached copies of tensors."""
+    return [p.detach().clone() for p in parameters]
 
 
 class Decay(Strict):
-    """How the old policy follows the live one: after each iteration it is d old + (1 - d) live.
+    """Decay d of the old policy, which becomes d old + (1 - d) live after each iteration.
 
-    d is `start` for the first `flat` optimizer steps of the run, and then start + slope x (steps since), `most` at most. Of
-    LoRA's adapters the two factors are blended, as in the released code, which is not the blend of their product.
+    d is `start` for the first `flat` optimizer steps, then start + slope x (steps since), at most `most`. Of LoRA adapters
+    the two factors are blended, as in the released code, not their product.
     """
 
     flat: int = Field(0, ge=0)
@@ -109,10 +95,10 @@ class Decay(Strict):
         return self
 
     def at(self, step: int) -> float:
-        """d after so many optimizer steps of the run."""
+        """Return d after `step` optimizer steps."""
         return min(self.start + self.slope * max(step - self.flat, 0), self.most)
 
     @property
     def copies(self) -> bool:
-        """Whether the old policy is always the live one as it stood before the iteration."""
+        """Whether the old policy is always a copy of the live one before the iteration."""
         return self.start == self.slope == 0

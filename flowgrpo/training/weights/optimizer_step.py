@@ -1,4 +1,4 @@
-"""One optimizer step: sum the gradients over the processes, clip their norm and step; and its statistics."""
+"""One optimizer step: sum the gradients over all processes, clip them, step, and collect statistics."""
 
 from __future__ import annotations
 
@@ -19,35 +19,22 @@ from flowgrpo.training.weights.trained_weights import Weights
 
 @dataclass(kw_only=True)
 class UpdateStats:
-    """Sums over the edges of one optimizer step, on this process.
-
-    Attributes:
-        edges: how many were trained.
-        ratios: how many of them have a ratio to another policy than the trained one itself.
-        loss: sum of the objective's loss, without divergences; None where its value says nothing.
-        max_abs_log_ratio: largest |log ratio|, None if it was not measured; before the first update of an iteration it must
-            be 0. Where the graphs of a rollout are kept, that of the first call alone, which is made again for it.
-        sum_abs_log_ratio: sum of |log ratio|.
-        clipped: how many the clip stopped.
-        clipped_high: of these, how many because the ratio was too large.
-        kl: sum of the divergence from the reference, None if none is computed.
-        grad_norm: of the whole gradient, before it is cut.
-        taken: 1 if the step was taken, 0 where all weights are 0 or the gradient is not finite.
-        skipped: 1 if the gradient was not finite, so that no step was taken.
-        by_step: edges, and sums of |log ratio| and of the divergence, by the step of the schedule, where edges are of one.
-    """
+    """Statistics of one optimizer step, over the edges of this process."""
 
     edges: int = 0
-    ratios: int = 0
-    loss: float | None = None
+    ratios: int = 0  # edges whose ratio is to another policy than the trained one
+    loss: float | None = None  # sum of the objective's loss without divergences; None if its value means nothing
+    # None if not measured; 0 before the first update of an iteration. With kept graphs of a rollout it is of the first call
+    # only, which is repeated for it.
     max_abs_log_ratio: float | None = None
     sum_abs_log_ratio: float = 0.0
-    clipped: int = 0
-    clipped_high: int = 0
-    kl: float | None = None
-    grad_norm: float = 0.0
-    taken: int = 0
-    skipped: int = 0
+    clipped: int = 0  # edges that the clip stopped
+    clipped_high: int = 0  # those of them whose ratio was too large
+    kl: float | None = None  # sum of the divergence from the reference
+    grad_norm: float = 0.0  # of the whole gradient before clipping
+    taken: int = 0  # 0 if all weights are 0 or the gradient is not finite
+    skipped: int = 0  # 1 if the gradient was not finite
+    # By step of the schedule, edges and the sums of |log ratio| and of the divergence.
     by_step: dict[int, tuple[int, float, float]] = field(default_factory=dict)
 
     @torch.no_grad()
@@ -63,30 +50,32 @@ class UpdateStats:
         exact: bool = True,
         anchored: bool = True,
     ) -> None:
-        """Count edges in.
+        """Add edges.
 
         Args:
-            log_ratio: (E,) of each.
-            clipped: (E,) bool, which the objective stops.
-            above: (E,) bool, whether the ratio that it looks at is above 1.
-            divergence: (E,) from the reference; None if none is computed.
-            loss: (E,) of each, where its value says something.
-            step: of the schedule, counted from 0, that they are of; None where there is no such step.
-            exact: whether the ratio is to be 1 before the first update of an iteration; only then the largest is kept.
-            anchored: whether the ratio is to another policy; else it is 1 whatever is trained, and does not count.
+            log_ratio: (E,).
+            clipped: (E,) bool, whether the clip stops an edge.
+            above: (E,) bool, whether the ratio that the clip tests is above 1.
+            divergence: (E,) from the reference, or None.
+            loss: (E,), or None if its value means nothing.
+            step: their step of the schedule from 0, or None.
+            exact: whether the ratio must be 1 before the first update of an iteration; only then the largest is recorded.
+            anchored: whether the ratio is to another policy; else it is always 1, and does not count.
         """
         gap = log_ratio.abs()
-        asked = [gap.max(), gap.sum(), clipped.sum(), (clipped & above).sum()]
-        asked += [] if divergence is None else [divergence.sum()]
-        asked += [] if loss is None else [loss.sum()]
-        largest, total, clips, high, *apart = torch.stack([x.double() for x in asked]).tolist()  # a GPU is asked once
+        sums = [gap.max(), gap.sum(), clipped.sum(), (clipped & above).sum()]
+        sums += [] if divergence is None else [divergence.sum()]
+        sums += [] if loss is None else [loss.sum()]
+        largest, total, clips, high, *apart = torch.stack(
+            [x.double() for x in sums]
+        ).tolist()  # one transfer from a GPU
         if loss is not None:
             self.loss = (self.loss or 0.0) + apart.pop()
         self.edges += len(gap)
         self.ratios += len(gap) * anchored
         if exact:
             before = -1.0 if self.max_abs_log_ratio is None else self.max_abs_log_ratio
-            self.max_abs_log_ratio = float(np.maximum(before, largest))  # unlike Python's max, this keeps NaN
+            self.max_abs_log_ratio = float(np.maximum(before, largest))  # keeps NaN, unlike max()
         self.sum_abs_log_ratio += total
         self.clipped += int(clips)
         self.clipped_high += int(high)
@@ -106,21 +95,20 @@ def optimizer_step(
     max_grad_norm: float,
     reduce: Callable[[torch.Tensor], torch.Tensor] | None,
 ) -> None:
-    """Sum the gradients of all processes, clip them to a norm and take the step, unless one is not finite.
+    """Sum the gradients over all processes, clip them to a norm, and step unless the norm is not finite.
 
     Args:
-        stats: gets the norm, and whether the step was skipped.
-        scaler: of the loss, for float16; a disabled one does nothing.
-        reduce: sum of a tensor over the processes; None where there is one.
+        stats: records the norm, and whether the step was taken or skipped.
+        reduce: sums a tensor over all processes; None for one process.
     """
     with _never_retried(), phase("update"):
-        # Gradients of weights in shards are summed as they come; asking for these also waits for all backward passes.
+        # Sharded gradients are summed in the backward pass. The others need a sum, which also waits for all backward passes.
         if reduce is not None:
             _sum_gradients([p for p in weights.parameters if not isinstance(p, DTensor)], reduce)
-        # A process without a loss in the run's first step has not set its scale up yet.
+        # This initialises the scale of a process that had no loss yet.
         scaler.scale(local(weights.parameters[0]).new_zeros(0))
         scaler.unscale_(optimizer)
-        stats.grad_norm = _clipped(weights.parameters, max_grad_norm)
+        stats.grad_norm = _clip(weights.parameters, max_grad_norm)
         if math.isfinite(stats.grad_norm):
             optimizer.step()
             weights.after_update()
@@ -140,9 +128,10 @@ def _never_retried() -> Iterator[None]:
         raise
 
 
-def _clipped(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float:
-    """Cut the gradients to a norm, in place; returns the norm that they had, of all shards and whole tensors."""
-    kinds = [[p for p in parameters if isinstance(p, DTensor) == cut and p.grad is not None] for cut in (True, False)]
+def _clip(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float:
+    """Clip the gradients in place; return the norm before, over sharded and whole tensors."""
+    reached = [p for p in parameters if p.grad is not None]
+    kinds = [[p for p in reached if isinstance(p, DTensor) == sharded] for sharded in (True, False)]
     kinds = [own for own in kinds if own]
     if not kinds:
         return 0.0
@@ -154,36 +143,29 @@ def _clipped(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float
 
 
 def _sum_gradients(parameters: Sequence[torch.nn.Parameter], reduce: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Sum the gradients over the processes, in place; what is made for it is freed before the step."""
+    """Sum the gradients over the processes in place."""
     reached = reduce(torch.tensor([float(p.grad is not None) for p in parameters]))
     for p, by in zip(parameters, reached.tolist(), strict=True):
-        if by and p.grad is None:  # experts, say, that another process's rows chose, or no row here is trained on
+        if by and p.grad is None:  # experts that only another process reached, or no trained row here
             p.grad = torch.zeros_like(p)
     for grads in messages([p.grad for p in parameters if p.grad is not None]):
-        everyone = reduce(torch.cat([grad.flatten() for grad in grads]))
-        torch._foreach_copy_(
-            grads, [own.view_as(g) for g, own in zip(grads, everyone.split([g.numel() for g in grads]), strict=True)]
-        )
+        sums = reduce(torch.cat([grad.flatten() for grad in grads])).split([grad.numel() for grad in grads])
+        torch._foreach_copy_(grads, [total.view_as(grad) for grad, total in zip(grads, sums, strict=True)])
 
 
 def messages(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Tensors, and parts of large ones, by the message in which processes send them.
+    """Group tensors, and parts of large ones, into all-reduces of at most `MESSAGE` bytes.
 
-    A message has at most `MESSAGE` bytes, unless it is one larger tensor whose numbers do not lie one after the other.
+    Only a large tensor that is not contiguous exceeds this.
     """
-    found: list[list[torch.Tensor]] = []
+    groups: list[list[torch.Tensor]] = []
     room = 0
-    for part in (part for tensor in tensors for part in _parts(tensor)):
-        room -= part.nbytes
-        if room < 0 or not found:
-            found.append([])
-            room = MESSAGE - part.nbytes
-        found[-1].append(part)
-    return found
-
-
-def _parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """A tensor by itself, or where it is larger than a message, its numbers in as many parts as are needed."""
-    if tensor.nbytes <= MESSAGE or not tensor.is_contiguous():  # whose numbers do not lie one after the other
-        return [tensor]
-    return tensor.view(-1).split(MESSAGE // tensor.itemsize)
+    for tensor in tensors:
+        splits = tensor.nbytes > MESSAGE and tensor.is_contiguous()
+        for part in tensor.view(-1).split(MESSAGE // tensor.itemsize) if splits else [tensor]:
+            room -= part.nbytes
+            if room < 0 or not groups:
+                groups.append([])
+                room = MESSAGE - part.nbytes
+            groups[-1].append(part)
+    return groups

@@ -1,6 +1,6 @@
-"""The optimizers of `train.optimizer.name`: PyTorch's AdamW, and bitsandbytes' with moments in 8 bits.
+"""The optimizers of `train.optimizer.name`: PyTorch's AdamW, and bitsandbytes' AdamW with 8-bit moments.
 
-The latter keeps the moments of tensors of fewer than 4,096 numbers in float32.
+bitsandbytes keeps the moments of tensors with fewer than 4,096 numbers in float32.
 """
 
 from __future__ import annotations
@@ -23,18 +23,12 @@ if TYPE_CHECKING:
 else:
     dtensors = lazy("flowgrpo.training.distributed.dtensors")
 
-MESSAGE = 2**28  # bytes of gradients that processes sum at once; what is made for it is twice as large
+MESSAGE = 2**28  # bytes of gradients in one all-reduce, which needs twice as much memory
 
 
 @dataclass(frozen=True)
 class Maker:
-    """Where an optimizer comes from.
-
-    Attributes:
-        module: that holds its class; the first part is the library.
-        name: of the class.
-        bytes_per_number: of both moments of a trained number, with their scales.
-    """
+    """An optimizer class: its module, its name, and the bytes of both moments, with scales, of a trained number."""
 
     module: str
     name: str
@@ -48,11 +42,7 @@ OPTIMIZERS = {
 
 
 def check(name: str) -> None:
-    """Refuse an optimizer whose library is not installed.
-
-    Raises:
-        InputError: says how to install it.
-    """
+    """Raise InputError if an optimizer's library is not installed."""
     library = OPTIMIZERS[name].module.partition(".")[0]
     if find_spec(library) is None:
         raise InputError(
@@ -61,15 +51,7 @@ def check(name: str) -> None:
 
 
 def check_compiler(what: str, device: torch.device, instead: str) -> None:
-    """Refuse what PyTorch cannot compile here.
-
-    Args:
-        what: the key that asks for it, and why.
-        instead: what else can be done.
-
-    Raises:
-        InputError: there is no compiler.
-    """
+    """Raise InputError if PyTorch has no compiler for a device; `what` and `instead` begin and end the sentence."""
     variable, default = ("CXX", "g++") if device.type == "cpu" else ("CC", "gcc")  # of inductor, and of triton
     compiler = os.environ.get(variable, default)
     if not shutil.which(compiler):
@@ -80,11 +62,7 @@ def check_compiler(what: str, device: torch.device, instead: str) -> None:
 
 
 def build(train: Train, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
-    """The optimizer of a run; AdamW whose parameters are all on a GPU takes its step in one kernel, without temporaries.
-
-    Args:
-        groups: of parameters; one may have a learning rate of its own.
-    """
+    """Return the optimizer of a run for these parameter groups; AdamW is fused if all parameters are on a GPU."""
     settings, maker = train.optimizer, OPTIMIZERS[train.optimizer.name]
     fused = train.optimizer.name == "adamw" and all(p.is_cuda for group in groups for p in group["params"])
     return getattr(importlib.import_module(maker.module), maker.name)(
@@ -98,21 +76,19 @@ def build(train: Train, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimiz
 
 
 def parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    """What an optimizer moves, in the order of their numbers in its state."""
+    """Return an optimizer's parameters in the order of its state."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Put a `state_dict` in place, whole or in the shards of its parameters; of a whole each keeps its part."""
-    moments = {index: dict(own) for index, own in state["state"].items()}
+    """Load a `state_dict`; whole moments are sharded like their parameters."""
+    moments = {index: dict(values) for index, values in state["state"].items()}
     indices = [index for group in state["param_groups"] for index in group["params"]]
-    for index, p in zip(
-        indices, parameters(optimizer), strict=False
-    ):  # another number of them is refused by the optimizer
+    for index, p in zip(indices, parameters(optimizer), strict=False):  # the optimizer refuses another length
         for key, value in moments.get(index, {}).items():
             if isinstance(value, torch.Tensor) and value.shape == p.shape:
                 moments[index][key] = dtensors.placed_as(value, p)
-    # How a step is taken is for the machine that takes it.
+    # Whether a step is fused depends on this machine, not on that of the checkpoint.
     fused = [group["fused"] for group in optimizer.param_groups if "fused" in group]
     groups = [{**group, **({"fused": fused[0]} if fused else {})} for group in state["param_groups"]]
     optimizer.load_state_dict({**state, "state": moments, "param_groups": groups})

@@ -1,8 +1,7 @@
-"""A frozen base in 8 or 4 bits a weight, under adapters that learn in float32.
+"""Quantisation of a frozen base to 8 or 4 bits, under adapters that learn in float32.
 
-Linear layers of a network's repeated blocks keep codes and scales, of which the weights are made again in every forward and
-every backward pass, so that no graph keeps them. What stands before and after the blocks (embeddings, heads, the layers that
-read the time) is small and stays as it is.
+Linear layers in a network's repeated blocks keep codes and scales. They rebuild their weights in every forward and backward
+pass, so that no graph holds them. Small layers outside of the blocks (embeddings, heads, time) are not quantised.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -19,7 +19,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.training.model_files.hub_files import Shape
 
 Tensor = torch.Tensor
-IN_BLOCK = re.compile(r"(?:^|\.)\d+\..+\.weight$")  # a block's name is a number
+IN_BLOCK = re.compile(r"(?:^|\.)\d+\..+\.weight$")  # blocks are numbered
 
 # The 16 values of NormalFloat4: quantiles of a normal distribution, scaled to [-1, 1] (QLoRA, arXiv 2305.14314, appendix E).
 NORMAL_FLOAT = (
@@ -30,94 +30,52 @@ NORMAL_FLOAT = (
 )
 
 
-class Form(Protocol):
-    """How the weights (out, in) of a layer are kept.
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """A format for the weights (out, in) of a layer: each weight is a scale times a code's value."""
 
-    Attributes:
-        most: the largest code; the largest of the weights that share a scale has it.
-        shared: how many neighbours in a row share a scale; None for the whole row.
-        bits: of a code.
-        table: what the codes stand for, if they are places in a table; else None.
-    """
+    bits: int  # of a code
+    most: float  # largest code, of the largest of the weights that share a scale
+    shared: int | None = None  # weights in a row that share a scale; None for the whole row
+    table: tuple[float, ...] | None = None  # values of codes that are indices, two in a byte; None for whole numbers
 
-    most: float
-    shared: int | None
-    bits: int
-    table: tuple[float, ...] | None
-
-    def codes(self, normed: Tensor) -> Tensor:
-        """The codes, a row for each output, of float32 weights (out, in) that were divided by their scales."""
-
-    def values(self, codes: Tensor, dtype: torch.dtype, pairs: Tensor | None) -> Tensor:
-        """What codes stand for, (out, in); `pairs` (256, 2) are the two values of each byte, where there is a table."""
-
-
-class Int8:
-    """Whole numbers from -127 to 127 and a scale for each row."""
-
-    most, bits = 127.0, 8
-    shared: int | None = None
-    table: tuple[float, ...] | None = None
-
-    def codes(self, normed: Tensor) -> Tensor:
-        """See `Form`."""
-        return normed.round().clamp(-self.most, self.most).to(torch.int8)
-
-    def values(self, codes: Tensor, dtype: torch.dtype, pairs: Tensor | None) -> Tensor:
-        """See `Form`."""
-        return codes.to(dtype)
-
-
-class NormalFloat4:
-    """The nearest of the 16 values of NormalFloat4, two in a byte, and a scale for each 64 of a row."""
-
-    most, bits = 1.0, 4
-    shared: int | None = 64
-    table: tuple[float, ...] | None = NORMAL_FLOAT
-
-    def codes(self, normed: Tensor) -> Tensor:
-        """See `Form`."""
+    def encode(self, normed: Tensor) -> Tensor:
+        """Return the codes, a row for each output, of float32 weights (out, in) that were divided by their scales."""
+        if self.table is None:
+            return normed.round().clamp(-self.most, self.most).to(torch.int8)
         table = torch.tensor(self.table, device=normed.device)
         nearest = torch.bucketize(normed, (table[1:] + table[:-1]) / 2).to(torch.uint8)
         return nearest[:, 0::2] << 4 | nearest[:, 1::2]
 
-    def values(self, codes: Tensor, dtype: torch.dtype, pairs: Tensor | None) -> Tensor:
-        """See `Form`."""
-        assert pairs is not None
-        return torch.nn.functional.embedding(codes.int(), pairs.to(dtype)).flatten(1)
+    def decode(self, codes: Tensor, scale: Tensor, pairs: Tensor | None) -> Tensor:
+        """Return the weights (out, in) in the dtype of `scale`; `pairs` (256, 2) are the values of a byte, with a table."""
+        if pairs is None:
+            values = codes.to(scale.dtype)
+        else:
+            values = torch.nn.functional.embedding(codes.int(), pairs.to(scale.dtype)).flatten(1)
+        return (values.unflatten(1, (scale.shape[1], -1)) * scale[..., None]).flatten(1)
 
 
-FORMS: dict[str, Form] = {"int8": Int8(), "nf4": NormalFloat4()}
-
-
-def _weight(form: Form, codes: Tensor, scale: Tensor, pairs: Tensor | None) -> Tensor:
-    """The weights (out, in) that codes and scales stand for, in the dtype of the scales."""
-    values = form.values(codes, scale.dtype, pairs)
-    return (values.unflatten(1, (scale.shape[1], -1)) * scale[..., None]).flatten(1)
+FORMS = {"int8": Form(bits=8, most=127.0), "nf4": Form(bits=4, most=1.0, shared=64, table=NORMAL_FLOAT)}
 
 
 class _Product(torch.autograd.Function):
-    """A linear layer of stored weights, with the gradient of its input alone."""
+    """A linear layer of `stored` codes, scale and pairs, with a gradient of its input only."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, bias: Tensor | None, form: Form, *stored: Any) -> Tensor:  # codes, scale, pairs or None
+    def forward(ctx, x: Tensor, bias: Tensor | None, form: Form, *stored: Any) -> Tensor:
         ctx.form = form
         ctx.save_for_backward(*stored)
-        return torch.nn.functional.linear(x, _weight(form, *stored), bias)
+        return torch.nn.functional.linear(x, form.decode(*stored), bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return gradient @ _weight(ctx.form, *ctx.saved_tensors), *[None] * 5
+        return gradient @ ctx.form.decode(*ctx.saved_tensors), *[None] * 5
 
 
 class QuantisedLinear(torch.nn.Linear):
-    """A frozen linear layer that keeps codes and scales instead of its weight, which is made of them when it is asked for.
-
-    Attributes:
-        codes: of the weights, a row for each output.
-        scale: (out, scales of a row), in the dtype that the weight had.
-    """
+    """A frozen linear layer that stores codes, a row for each output, and a scale (out, scales of a row)."""
 
     pairs: Tensor | None
 
@@ -128,29 +86,28 @@ class QuantisedLinear(torch.nn.Linear):
         weight, most = linear.weight.detach(), self.form.most
         blocks = weight.float().unflatten(1, (-1, self.form.shared or linear.in_features))
         least = torch.finfo(weight.dtype).tiny
-        scale = (
-            (blocks.abs().amax(2) / most).clamp(min=least).to(weight.dtype)
-        )  # the codes are of the scale as it is kept
-        codes = self.form.codes((blocks / scale[..., None].float()).flatten(1))
+        scale = (blocks.abs().amax(2) / most).clamp(min=least).to(weight.dtype)
+        codes = self.form.encode((blocks / scale[..., None].float()).flatten(1))
         self.codes = torch.nn.Parameter(codes, requires_grad=False)
         self.scale = torch.nn.Parameter(scale, requires_grad=False)
-        table = (
-            None if self.form.table is None else torch.tensor(self.form.table, dtype=scale.dtype, device=scale.device)
-        )
-        self.register_buffer("pairs", None if table is None else torch.cartesian_prod(table, table), persistent=False)
+        pairs = None
+        if self.form.table is not None:
+            table = torch.tensor(self.form.table, dtype=scale.dtype, device=scale.device)
+            pairs = torch.cartesian_prod(table, table)
+        self.register_buffer("pairs", pairs, persistent=False)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]  # torch has no linear layer without a parameter of it
-        """The weights (out, in) that the layer computes with, made anew; writing into them changes nothing."""
-        return _weight(self.form, self.codes, self.scale, self.pairs)
+        """The decoded weights (out, in), a copy."""
+        return self.form.decode(self.codes, self.scale, self.pairs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The product (..., out) with x (..., in)."""
+        """Return the product (..., out) with x (..., in)."""
         return _Product.apply(x, self.bias, self.form, self.codes, self.scale, self.pairs)
 
 
 class HalfLinear(torch.nn.Linear):
-    """A frozen linear layer that multiplies in bfloat16, whatever its input has, and returns what that has."""
+    """A frozen linear layer that multiplies in bfloat16, and returns its input's dtype."""
 
     def __init__(self, linear: torch.nn.Linear):
         torch.nn.Module.__init__(self)
@@ -158,21 +115,14 @@ class HalfLinear(torch.nn.Linear):
         self.weight = torch.nn.Parameter(linear.weight.detach().to(torch.bfloat16), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The product (..., out) with x (..., in)."""
+        """Return the product (..., out) with x (..., in)."""
         product = torch.nn.functional.linear(x.to(torch.bfloat16), self.weight).to(x.dtype)
         return product if self.bias is None else product + self.bias.to(x.dtype)
 
 
 @torch.no_grad()
 def quantise(module: torch.nn.Module, form: str) -> None:
-    """Quantise the linear layers in the blocks of a network in place, with adapters on it or without; adapters stay.
-
-    Args:
-        form: `int8` or `nf4`.
-
-    Raises:
-        InputError: it has no such layers, is quantised already, or has a layer that cannot be.
-    """
+    """Quantise the linear layers in a network's blocks in place; raises as `layers_in_blocks` and `check_layer`."""
     for path, layer in layers_in_blocks(module, "model.quantise").items():
         check_layer(path, layer, form, "model.quantise")
         parent, _, name = path.rpartition(".")
@@ -180,48 +130,32 @@ def quantise(module: torch.nn.Module, form: str) -> None:
 
 
 def layers_in_blocks(module: torch.nn.Module, key: str) -> dict[str, torch.nn.Linear]:
-    """The linear layers in the blocks of a network by their paths, without adapters.
-
-    Args:
-        key: of the config that asks for them to be quantised.
-
-    Raises:
-        InputError: it has none, or is quantised already.
-    """
+    """Return the linear layers in blocks, without adapters, by path; InputError if none, or if they are quantised."""
     if getattr(module.config, "quantization_config", None) is not None:
         raise InputError(f"{key}: the model's weights are quantised already in its files, set it to null")
-    layers = {path: m for path, m in module.named_modules() if type(m) is torch.nn.Linear and _quantised(path)}
+    layers = {
+        path: m
+        for path, m in module.named_modules()
+        if type(m) is torch.nn.Linear and IN_BLOCK.search(f"{path}.weight") and ".lora_" not in path
+    }
     if not layers:
         raise InputError(f"{key}: {type(module).__name__} has no linear layers in repeated blocks, set it to null")
     return layers
 
 
 def check_layer(path: str, layer: torch.nn.Linear, form: str, key: str) -> None:
-    """Refuse a layer that cannot be quantised; arguments as of `layers_in_blocks`.
-
-    Raises:
-        InputError: its rows do not divide into blocks, or its weights are not finite.
-    """
+    """Raise InputError if a layer's rows do not divide into blocks, or its weights are not finite."""
     shared = FORMS[form].shared
     if shared is not None and layer.in_features % shared:
         raise InputError(
             f"{key}: {form} takes blocks of {shared} weights, {path} has rows of {layer.in_features}; take int8"
         )
-    if not layer.weight.is_meta and not layer.weight.isfinite().all():  # a plan has weights without numbers
+    if not layer.weight.is_meta and not layer.weight.isfinite().all():  # a plan's weights are meta
         raise InputError(f"{key}: the weights of {path} are not finite")
 
 
-def _quantised(path: str) -> bool:
-    """Whether the linear layer of a path lies inside a repeated block and is no half of an adapter."""
-    return IN_BLOCK.search(f"{path}.weight") is not None and ".lora_" not in path
-
-
 def refuse_dynamic(module: torch.nn.Module) -> None:
-    """Refuse a network whose files ask for activations that are quantised as they come.
-
-    Raises:
-        InputError: they do.
-    """
+    """Raise InputError if a network's files ask for dynamically quantised activations."""
     written = getattr(module.config, "quantization_config", None)
     if "DynamicActivation" in str(written):
         raise InputError(
@@ -231,45 +165,35 @@ def refuse_dynamic(module: torch.nn.Module) -> None:
 
 
 def size(tensors: Mapping[str, Shape], width: int, form: str | None) -> int:
-    """Bytes of a frozen network.
-
-    Args:
-        tensors: shapes of the network's, by name.
-        width: bytes of a weight that is not quantised.
-        form: `int8`, `nf4`, or None for a network as it is.
-    """
-    return sum(_size(name, shape, width, form) for name, shape in tensors.items())
-
-
-def _size(name: str, shape: Shape, width: int, form: str | None) -> int:
-    if form is None or len(shape) != 2 or not IN_BLOCK.search(name):
-        return math.prod(shape) * width
-    return layer_size(shape, width, form)
+    """Return the bytes of a frozen network with these shapes, and `width` bytes for a weight that is not quantised."""
+    return sum(
+        math.prod(shape) * width if form is None or not _is_quantised(name, shape) else layer_size(shape, width, form)
+        for name, shape in tensors.items()
+    )
 
 
 def layer_size(shape: Shape, width: int, form: str) -> int:
-    """Bytes of a quantised layer's codes and scales; arguments as of `size`, and `form` one of `FORMS`."""
+    """Return the bytes of a quantised layer's codes and scales; arguments as of `size`."""
     scales = shape[0] * math.ceil(shape[1] / (FORMS[form].shared or shape[1]))
     return math.prod(shape) * FORMS[form].bits // 8 + scales * width
 
 
 def made_anew(networks: Iterable[Mapping[str, Shape]], width: int) -> int:
-    """Bytes of the weights that the largest quantised layer makes in each call: its values, and their product with scales.
-
-    Args:
-        networks: shapes of each network's tensors, by name.
-        width: bytes of a weight that is not quantised.
-    """
+    """Return the bytes that the largest quantised layer needs in a call: for values, and for their product with scales."""
     return 2 * width * max((math.prod(shape) for own in networks for shape in in_blocks(own)), default=0)
 
 
 def can(networks: Mapping[str, Mapping[str, Shape]], form: str) -> bool:
-    """Whether networks, by name, can be quantised, as far as the shapes of their tensors tell."""
+    """Return whether the shapes of networks, by name, allow quantisation."""
     layers = [in_blocks(own) for own in networks.values()]
     shared = FORMS[form].shared or 1
     return all(layers) and not any(shape[1] % shared for own in layers for shape in own)
 
 
 def in_blocks(tensors: Mapping[str, Shape]) -> list[Shape]:
-    """Shapes of the weights that are quantised, of a network's tensors by name."""
-    return [shape for name, shape in tensors.items() if len(shape) == 2 and IN_BLOCK.search(name)]
+    """Return the shapes of a network's quantised weights."""
+    return [shape for name, shape in tensors.items() if _is_quantised(name, shape)]
+
+
+def _is_quantised(name: str, shape: Shape) -> bool:
+    return len(shape) == 2 and IN_BLOCK.search(name) is not None

@@ -1,9 +1,8 @@
-"""Networks in shards: each process holds a part of their weights, and gathers a block when it computes it.
+"""FSDP: each process holds a shard of the networks' weights, and gathers a block when it computes it.
 
-torch's `fully_shard` cuts the networks in place, so that a pipeline keeps the objects it knows. Under a LoRA the frozen base
-is cut, and the adapters stay whole on every process: their gradients, average, reference, checkpoints and export are those
-of a run without shards, and so is every number: a gathered weight is the weight, to the bit. Where all weights are trained,
-their gradients, average, reference and the optimizer's moments are shards, too.
+`fully_shard` changes networks in place, so that a pipeline keeps its objects. Under LoRA the frozen base is sharded, and the
+adapters stay whole on every process, with their gradients, average, reference and checkpoints; all numbers equal those
+without shards to the bit. If all weights are trained, gradients, average, reference and optimizer moments are sharded, too.
 """
 
 from __future__ import annotations
@@ -25,17 +24,12 @@ from flowgrpo.training.distributed.gpu_layout import of_machine
 from flowgrpo.training.weights import low_precision_copies
 from flowgrpo.training.weights.trained_weights import Weights
 
-# Layers whose matrix autocast casts, whatever the input.
+# Layers whose weights autocast casts.
 AUTOCAST = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 
 
 def check(config: RunConfig) -> None:
-    """Refuse what cannot be cut into shards.
-
-    Raises:
-        InputError: drafts are sampled or trees finished by a copy of it, activations are
-            offloaded with it, or what trains all weights cannot train shards.
-    """
+    """Raise InputError if a config asks for what sharded networks cannot do."""
     if config.run.sharding == "none":
         return
     if config.model.lora is None:
@@ -53,7 +47,7 @@ def check(config: RunConfig) -> None:
 
 
 def can(config: RunConfig) -> bool:
-    """Whether the networks of a run, now whole on every process, could be cut into shards."""
+    """Return whether the networks of a run without sharding could be sharded."""
     if config.run.sharding != "none" or config.run.generators or config.run.evaluators or config.exchanges_base:
         return False
     run = config.run.model_copy(update={"sharding": "fsdp2"})
@@ -65,7 +59,6 @@ def can(config: RunConfig) -> bool:
 
 
 def _check_full(config: RunConfig) -> None:
-    """Refuse what cannot be done with shards of weights that learn."""
     name = config.train.optimizer.name
     if name != "adamw":
         raise InputError(
@@ -79,7 +72,7 @@ def _check_full(config: RunConfig) -> None:
 
 
 def among(form: str, environment: Mapping[str, str] = os.environ) -> int:
-    """How many processes share networks that are to lie in shards, of those that run; 1 where each holds the whole."""
+    """Return how many of the running processes share one copy of the networks; 1 without sharding."""
     if form == "none" or not distributed.is_initialized():
         return 1
     processes = distributed.get_world_size()
@@ -87,7 +80,7 @@ def among(form: str, environment: Mapping[str, str] = os.environ) -> int:
 
 
 def applies(form: str) -> bool:
-    """Whether there are processes to share networks that are to lie in shards."""
+    """Return whether several processes share one copy of the networks."""
     return among(form) > 1
 
 
@@ -100,20 +93,18 @@ def shard(
     full: bool,
     gather: torch.dtype | None = None,
 ) -> Weights:
-    """The weights of networks, cut into shards where `applies`; their processes take turns then.
+    """Shard networks if `applies`, and return their weights.
 
-    Blocks go to the device one by one, so that no device holds all of a network that lies in host memory.
+    Blocks move to the device one by one, so that a device never holds a whole network.
 
     Args:
-        modules: the networks.
-        make: makes the weights of them: adapters before they are cut, all of them after.
-        form: of `run.sharding`: `fsdp2` over all processes; `hsdp` over those of a machine, each of which holds it all.
-        full: whether all weights are trained; these are float32.
-        gather: the type of matrices in which they compute, under autocast; they travel in it, too.
+        make: builds the weights: adapters before sharding, full weights after it.
+        form: as `run.sharding`: `fsdp2` shards over all processes, `hsdp` over those of a machine.
+        full: whether all weights are trained, in float32.
+        gather: dtype of autocast, in which weights are gathered.
 
     Raises:
-        InputError: most of a network lies in no block, machines have unequal numbers of processes, or torch cannot cut a
-            quantised base.
+        InputError: raised by `blocks`, for unequal machines, or if torch cannot shard a quantised base.
     """
     if not applies(form):
         return make()
@@ -131,7 +122,7 @@ def shard(
 
 
 def _cut_frozen(weights: Weights, mesh: DeviceMesh) -> None:
-    """Cut the networks under adapters, which stay whole."""
+    """Shard the base under adapters, which stay whole."""
     adapters = set(weights.parameters)
     try:
         for network in weights.modules.values():
@@ -148,10 +139,10 @@ def _cut_frozen(weights: Weights, mesh: DeviceMesh) -> None:
 
 
 def _cut_learning(network: torch.nn.Module, mesh: DeviceMesh, gather: torch.dtype | None) -> None:
-    """Cut a network that is trained whole: in float32, its gradients summed over the processes.
+    """Shard a network that is fully trained in float32; gradients are summed over the processes.
 
-    Weights that no row of a process reaches, experts say, take part in the sum with zeros; those that no row at all reaches
-    get a gradient of 0, which the optimizer's weight decay does not skip.
+    Weights that a process does not reach, such as experts, add zeros to the sum. Weights that no process reaches get a
+    gradient of 0, and weight decay still applies.
     """
     sums_unreached = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
     experts = any(re.search("expert|moe", type(m).__name__.lower()) for m in network.modules())
@@ -162,7 +153,7 @@ def _cut_learning(network: torch.nn.Module, mesh: DeviceMesh, gather: torch.dtyp
         )
     for block in (*blocks(network), network):
         block.float().requires_grad_(True)
-        fully_shard(block, mesh=mesh, reshard_after_forward=True, mp_policy=_travelling(block, gather))
+        fully_shard(block, mesh=mesh, reshard_after_forward=True, mp_policy=_gather_policy(block, gather))
     for part in (m for m in network.modules() if isinstance(m, FSDPModule)):
         part.set_gradient_divide_factor(1.0)  # torch would take the mean
         part.set_force_sum_reduction_for_comms(True)  # and multiply in the sum, which gloo cannot
@@ -171,12 +162,12 @@ def _cut_learning(network: torch.nn.Module, mesh: DeviceMesh, gather: torch.dtyp
 
 
 def travels_in_half() -> bool:
-    """Whether weights of float32 can travel in half precision; before 2.15 torch has one type for a block, float32."""
+    """Return whether torch (from 2.15) can gather only the matrices of a block in half precision."""
     return "param_dtype_override_fn" in inspect.signature(MixedPrecisionPolicy).parameters
 
 
-def _travelling(block: torch.nn.Module, gather: torch.dtype | None) -> MixedPrecisionPolicy:
-    """How weights travel: those that autocast casts in its type, all others as they are; gradients in float32."""
+def _gather_policy(block: torch.nn.Module, gather: torch.dtype | None) -> MixedPrecisionPolicy:
+    """Gather weights that autocast casts in its dtype, others as they are; reduce gradients in float32."""
     if gather is None or not travels_in_half():
         return MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
     layers = [m for m in block.modules() if isinstance(m, AUTOCAST)]
@@ -202,23 +193,22 @@ def _mesh(form: str, device: torch.device, environment: Mapping[str, str] = os.e
 
 
 def blocks(network: torch.nn.Module) -> list[torch.nn.Module]:
-    """The repeated blocks of a network, as its class names them; else the members of its lists. None lies in another.
+    """Return the repeated blocks of a network: those that its class names, else the members of its lists; none is nested.
 
-    Raises:
-        InputError: they are less than half of it, so that most would be gathered at once.
+    InputError if they hold less than half of the weights, since the rest is gathered at once.
     """
     names = {*(getattr(network, "_repeated_blocks", None) or ()), *(getattr(network, "_no_split_modules", None) or ())}
     named = [module for module in network.modules() if type(module).__name__ in names]
     listed = (m for each in network.modules() if isinstance(each, torch.nn.ModuleList) for m in each)
-    found: list[torch.nn.Module] = []
+    repeated: list[torch.nn.Module] = []
     inside: set[torch.nn.Module] = set()
     for block in named or listed:
         if block not in inside and any(True for _ in block.parameters()):
             inside.update(block.modules())
-            found.append(block)
-    numbers = sum(p.numel() for block in found for p in block.parameters())
+            repeated.append(block)
+    numbers = sum(p.numel() for block in repeated for p in block.parameters())
     if 2 * numbers < sum(p.numel() for p in network.parameters()):
         raise InputError(
             f"run.sharding: most of {type(network).__name__} lies in none of its repeated blocks; set run.sharding=none"
         )
-    return found
+    return repeated

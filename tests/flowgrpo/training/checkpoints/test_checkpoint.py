@@ -6,12 +6,15 @@ import math
 
 import pytest
 import torch
+from in_checkpoints import taken
 
 from flowgrpo.errors import InputError
 from flowgrpo.training.checkpoints import checkpoint, snapshot
 from flowgrpo.training.run import random_states
 from flowgrpo.training.weights.old_policies import Bank
 from flowgrpo.training.weights.trained_weights import Weights
+
+FILES = ["weights.safetensors", "optimizer.pt", "random.pt", "state.json"]
 
 
 def parts():
@@ -21,22 +24,13 @@ def parts():
 
 
 def saved(folder, step=1, keep=2, fill=0.5, *, sound=True):
-    weights, optimizer, scaler = parts()
+    weights, optimizer, _ = parts()
     weights.parameters[0].data.fill_(fill)
     weights.parameters[0].grad = torch.ones(2, 3)
     optimizer.step()
-    history = {"3": [1.0, 0.5, 0]}
-    states = [random_states.random_state()]
-    taken = snapshot.take(
-        step,
-        weights=weights,
-        optimizer=optimizer,
-        scaler=scaler,
-        random_states=states,
-        beta=0.0,
-        prompt_stats=history,
-    )
-    return snapshot.write(folder, taken, keep=keep, sound=lambda: sound)
+    shot = taken(weights, optimizer, None, step=step)
+    shot.state["history"] = {"3": [1.0, 0.5, 0]}
+    return snapshot.write(folder, shot, keep=keep, sound=lambda: sound)
 
 
 def load(place):
@@ -51,48 +45,39 @@ def without_digests(place):
     return earlier
 
 
-def cut(path, share):
-    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+def flip(path, at=None):
+    """Change a bit in the middle of a file, or elsewhere."""
+    written = bytearray(path.read_bytes())
+    written[len(written) // 2 if at is None else at] ^= 1
+    path.write_bytes(written)
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.pt", "random.pt", "state.json"])
-@pytest.mark.parametrize("share", [0, 0.5, 0.99])
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("share", [None, 0, 0.5, 0.99])
 @pytest.mark.parametrize("digests", [True, False])
-def test_a_file_that_was_cut_off_is_one_sentence_without_a_model_and_with_one(tmp_path, name, share, digests):
+def test_a_file_that_is_missing_or_cut_off_is_one_sentence_without_a_model_and_with_one(tmp_path, name, share, digests):
     place = saved(tmp_path)
     if not digests:
         without_digests(place)
     checkpoint.check(place)
-    cut(place / name, share)
-    for read in (lambda: checkpoint.check(place), lambda: load(place)):
-        with pytest.raises(InputError, match="step-000001") as error:
-            read()
-        assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.pt", "random.pt", "state.json"])
-def test_a_missing_file_is_one_sentence(tmp_path, name):
-    place = saved(tmp_path)
+    whole = (place / name).read_bytes()
     (place / name).unlink()
-    with pytest.raises(InputError, match="step-000001"):
-        checkpoint.check(place)
+    if share is not None:
+        (place / name).write_bytes(whole[: int(len(whole) * share)])
+    for read in (checkpoint.check, load):
+        with pytest.raises(InputError, match="step-000001") as error:
+            read(place)
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"step": "1"},
-        {"step": 2},
-        {"step": 1.5},
-        {"updates": 0.5},
+        *({"step": step} for step in ("1", 2, 1.5, None)),
+        *({"updates": updates} for updates in (0.5, math.nan)),
         {"sound": "no"},
-        {"step": None},
-        {"updates": math.nan},
         {"beta": []},
-        {"history": []},
-        {"history": {"a": [1, 2, 3]}},
-        {"history": {"1": [1, 2]}},
-        {"history": {"1": [1, 2, "3"]}},
+        *({"history": history} for history in ([], {"a": [1, 2, 3]}, {"1": [1, 2]}, {"1": [1, 2, "3"]})),
     ],
 )
 def test_a_state_that_no_run_writes_is_one_sentence(tmp_path, changed):
@@ -113,7 +98,7 @@ def test_an_optimizer_or_generators_of_something_else_are_one_sentence(tmp_path)
         load(tmp_path / "step-000002")
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.pt", "random.pt"])
+@pytest.mark.parametrize("name", FILES[:3])
 @pytest.mark.parametrize("written", [3, {}, [3], {"optimizer": {}, "scaler": {}}, [{"torch": 3}]])
 def test_a_file_of_another_kind_is_one_sentence_without_a_model(tmp_path, name, written):
     place = saved(tmp_path)
@@ -162,30 +147,23 @@ def test_the_state_has_the_keys_that_earlier_versions_wrote_and_one_of_them_stil
     assert checkpoint.chosen(tmp_path) == checkpoint.Choice(1, [])
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.pt", "random.pt", "state.json"])
+@pytest.mark.parametrize("name", FILES)
 def test_a_changed_bit_of_any_byte_is_noticed(tmp_path, name):
     place = saved(tmp_path)
-    whole = (place / name).read_bytes()
-    for at in range(0, len(whole), 1 if name == "state.json" else 97):
-        (place / name).write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    for at in range(0, (place / name).stat().st_size, 1 if name == "state.json" else 97):
+        flip(place / name, at)
         with pytest.raises(InputError, match="step-000001"):
             checkpoint.check(place)
-    (place / name).write_bytes(whole)
+        flip(place / name, at)
     checkpoint.check(place)
 
 
 def test_the_digests_are_those_of_sha256sum(tmp_path):
     place = saved(tmp_path)
     files = json.loads((place / "state.json").read_text())["files"]
-    assert files.keys() == {"weights.safetensors", "optimizer.pt", "random.pt"}
+    assert files.keys() == {*FILES[:3]}
     for name, digest in files.items():
         assert hashlib.sha256((place / name).read_bytes()).hexdigest() == digest
-
-
-def flip(path):
-    written = bytearray(path.read_bytes())
-    written[len(written) // 2] ^= 1
-    path.write_bytes(written)
 
 
 def test_a_resume_passes_over_what_is_damaged_and_says_why(tmp_path):
@@ -252,17 +230,8 @@ def test_a_checkpoint_with_snapshots_gives_back_the_trained_weights_alone(tmp_pa
         weights.parameters[0].data.fill_(float(number))
         weights.after_update()
         weights.after_iteration()
-    optimizer = torch.optim.AdamW(weights.parameters)
-    taken = snapshot.take(
-        3,
-        weights=weights,
-        optimizer=optimizer,
-        scaler=torch.amp.GradScaler("cpu", enabled=False),
-        random_states=[random_states.random_state()],
-        beta=0.0,
-        prompt_stats={},
-    )
-    place = snapshot.write(tmp_path, taken, keep=1, sound=lambda: True)
+    shot = taken(weights, torch.optim.AdamW(weights.parameters), None, step=3)
+    place = snapshot.write(tmp_path, shot, keep=1)
     exported = begun(None)
     assert checkpoint.load_averaged(place, exported) == 3
     assert (exported.parameters[0] == 3).all()

@@ -34,9 +34,12 @@ def test_auto_begins_where_nothing_is_and_goes_on_where_anything_is(tmp_path, th
     assert run_folder.is_begun(run) == ("config.yaml" in (there or ()))
 
 
+def lines(*steps):
+    return [{"step": 0, "phase": "eval"}, *({"step": step, "phase": "train"} for step in steps)]
+
+
 def told(run, *steps):
-    lines = [{"step": 0, "phase": "eval"}, *({"step": step, "phase": "train"} for step in steps)]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines(*steps)))
 
 
 @pytest.mark.parametrize("steps", [(1,), (1, 2, 3)])
@@ -57,20 +60,20 @@ def test_iterations_without_a_checkpoint_are_dropped_until_there_was_one(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("step", "lines", "sentence"),
+    ("step", "written", "sentence"),
     [
         (4, [], "run.resume: goes on from the checkpoint of step 4"),
         (None, [], "run.resume: begins at step 0, for an earlier attempt ended before its first checkpoint"),
         (
             None,
-            [{"step": 0, "phase": "eval"}, {"step": 1, "phase": "train"}, {"step": 2, "phase": "train"}],
+            lines(1, 2),
             "run.resume: begins at step 0, for an earlier attempt ended before its first checkpoint, whose 2 iterations are "
             "dropped and taken again",
         ),
     ],
 )
-def test_what_a_resume_does_is_one_sentence(step, lines, sentence):
-    assert resume.found(step, lines) == sentence
+def test_what_a_resume_does_is_one_sentence(step, written, sentence):
+    assert resume.found(step, written) == sentence
 
 
 def test_a_run_without_a_checkpoint_is_not_finished(tmp_path):

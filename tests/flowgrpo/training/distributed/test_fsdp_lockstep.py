@@ -1,16 +1,31 @@
 """Processes that call networks in shards in lock-step, however unequal their work is."""
 
+import pytest
 import torch
 from in_shards import broken_stand_ins, failing, rows, unequal_calls, unequal_references, unequal_updates, whole
+from in_turn import each_in_turn
 from pair import pair
 
 from flowgrpo.training.distributed.fsdp_lockstep import Lockstep
 from flowgrpo.training.run.stop_reasons import GONE
 
 
-def test_calls_of_unequal_order_and_number_are_right(tmp_path):
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    functions = (unequal_calls, unequal_updates, unequal_references, broken_stand_ins)
+    return each_in_turn({function.__name__: function for function in functions}, tmp_path_factory.mktemp("two"))
+
+
+def gradient(seed, loss):
+    """Of the adapter of a network, by its process alone."""
+    alone = whole(seed)
+    loss(alone).sum().backward()
+    return alone[3].scale.grad
+
+
+def test_calls_of_unequal_order_and_number_are_right(answers):
     plain = [whole(seed) for seed in (1, 2)]
-    (zero, none, calls_of_zero), (one, again, calls_of_one) = pair(unequal_calls, tmp_path)
+    (zero, none, calls_of_zero), (one, again, calls_of_one) = answers["unequal_calls"]
     wanted = [network(rows(rank)).detach() for rank, network in ((0, plain[0]), (1, plain[1]), (1, plain[0]))]
     assert all(torch.equal(each, wanted[0]) for each in zero)
     assert torch.equal(one[0], wanted[1])
@@ -19,33 +34,25 @@ def test_calls_of_unequal_order_and_number_are_right(tmp_path):
     assert (calls_of_zero, calls_of_one) == (3, 4)
 
 
-def test_gradients_of_unequal_updates_are_each_process_s_own(tmp_path):
-    alone = whole(1)
-    found = pair(unequal_updates, tmp_path)
-    alone(rows(1)).sum().backward()
-    assert torch.equal(found[1][0], alone[3].scale.grad)
-    assert found[1][1] is None  # what it only stood in for leaves no gradient
-    assert found[0][1].isfinite().all()
-    alone.zero_grad()
-    (alone(rows(0)) + alone(2 * rows(0))).sum().backward()
-    assert torch.equal(found[0][0], alone[3].scale.grad)
-    assert found[0][1].abs().sum() > 0
+def test_gradients_of_unequal_updates_are_each_process_s_own(answers):
+    zero, one = answers["unequal_updates"]
+    assert torch.equal(one[0], gradient(1, lambda alone: alone(rows(1))))
+    assert one[1] is None  # what it only stood in for leaves no gradient
+    assert torch.equal(zero[0], gradient(1, lambda alone: alone(rows(0)) + alone(2 * rows(0))))
+    assert zero[1].isfinite().all()
+    assert zero[1].abs().sum() > 0
 
 
-def test_who_computes_a_reference_stands_in_with_its_adapters_afterwards(tmp_path):
-    (none, of_second), (of_first, nothing) = pair(unequal_references, tmp_path)
-    assert none is None
-    assert nothing is None
-    for seed, rank, found in ((1, 1, of_first), (2, 0, of_second)):
-        alone = whole(seed)
-        alone(rows(rank)).sum().backward()
-        assert torch.equal(found, alone[3].scale.grad)
+def test_who_computes_a_reference_stands_in_with_its_adapters_afterwards(answers):
+    (none, of_second), (of_first, nothing) = answers["unequal_references"]
+    assert none is nothing is None
+    assert torch.equal(of_first, gradient(1, lambda alone: alone(rows(1))))
+    assert torch.equal(of_second, gradient(2, lambda alone: alone(rows(0))))
 
 
-def test_what_a_stand_in_computes_reaches_no_gradient(tmp_path):
-    alone = whole(1)
-    for rank, found in enumerate(pair(broken_stand_ins, tmp_path)):
-        alone.zero_grad()
+def test_what_a_stand_in_computes_reaches_no_gradient(answers):
+    for rank, found in enumerate(answers["broken_stand_ins"]):
+        alone = whole(1)
         for _ in range(1 + rank):
             alone(rows(rank)).sum().backward()
         assert torch.equal(found, alone[3].scale.grad)

@@ -92,11 +92,11 @@ def test_groups_of_unequal_sizes_are_shared_out_as_evenly_as_can_be():
 
 def test_parts_differ_between_iterations_and_seeds():
     train = Train(groups=4, group_size=12, updates=4, split="samples")
-    found = [
+    one, later, other = (
         minibatches.of_roots(train, 12, [12] * 4, seed=seed, iteration=iteration)
         for seed, iteration in ((0, 3), (0, 4), (1, 3))
-    ]
-    assert all(other != found[0] for other in found[1:])
+    )
+    assert one not in (later, other)
 
 
 @pytest.mark.parametrize(
@@ -121,23 +121,19 @@ def test_roots_are_dealt_to_processes_that_work_together():
     train, method = Train(groups=4, group_size=4, updates=2, split="groups"), Method(4, "a rule")
     minibatches.check_geometry(train, method, 8, sharing=4)
     said = "do not divide into train.updates = 2 parts on 12 processes of which each 4 work together, take 6"
-    with pytest.raises(InputError, match=f"4 groups, whole because of a rule, {said}"):
-        minibatches.check_geometry(train, method, 12, sharing=4)
-    with pytest.raises(
-        InputError, match="context_parallel: 1 process does not divide into groups of 4, take run.processes=4$"
+    for processes, sentence in (
+        (12, f"train.groups: 4 groups, whole because of a rule, {said}"),
+        (1, "run.context_parallel: 1 process does not divide into groups of 4, take run.processes=4$"),
+        (6, "run.context_parallel: 6 processes do not divide into groups of 4, take run.processes=4 or 8"),
     ):
-        minibatches.check_geometry(train, method, 1, sharing=4)
-    with pytest.raises(
-        InputError, match="context_parallel: 6 processes do not divide into groups of 4, take run.processes=4 or 8"
-    ):
-        minibatches.check_geometry(train, method, 6, sharing=4)
+        with pytest.raises(InputError, match=sentence):
+            minibatches.check_geometry(train, method, processes, sharing=4)
 
 
 def test_more_parts_than_states_are_refused(tmp_path):
     chosen = settings(tmp_path, "mix_grpo", split="edges", updates=49)  # 12 chains, a window of 4
-    with pytest.raises(
-        InputError, match="train.updates: 49 parts, but the trained edges of a group leave 48 states, take 48"
-    ):
+    said = "train.updates: 49 parts, but the trained edges of a group leave 48 states, take 48"
+    with pytest.raises(InputError, match=said):
         predicted(chosen, 6)
 
 
@@ -151,19 +147,16 @@ def forked(role, step):
 
 def grown(groups, micro_batch):
     roots = [Root(group, index, None) for group in groups for index in range(3)]
-    start = (torch.zeros(len(roots), 1),)
-    sigmas = torch.linspace(1, 0, 5).tolist()
-    return grow(
-        forked, sigmas, roots, start, lambda state, *_: state, lambda shape, *_: torch.zeros(shape), micro_batch
-    )
+    start, sigmas = (torch.zeros(len(roots), 1),), torch.linspace(1, 0, 5).tolist()
+    still, noiseless = lambda state, *_: state, lambda shape, *_: torch.zeros(shape)
+    return grow(forked, sigmas, roots, start, still, noiseless, micro_batch)
 
 
 def dealt(groups, micro_batch, updates=4):
     """Of each state with trained edges, by its place, the part; one for all edges that leave it."""
     tree = grown(groups, micro_batch)
-    found = minibatches.of_edges(
-        tree, torch.ones(len(tree.nodes), dtype=torch.bool), updates=updates, seed=0, iteration=5
-    )
+    keep = torch.ones(len(tree.nodes), dtype=torch.bool)
+    found = minibatches.of_edges(tree, keep, updates=updates, seed=0, iteration=5)
     by_state = {}
     for evaluation in tree.evaluations:
         for edges in evaluation.trained:
@@ -222,10 +215,8 @@ def test_the_published_numbers_of_steps_run(tmp_path, preset, size, steps, group
     assert run.weights.updates == updates
     assert line["policy/max_abs_log_ratio"] <= drift
     assert line["cost/trained_edges"] == cost.trained_edges
-    assert (line["cost/rollout_evaluations"], line["cost/update_evaluations"]) == (
-        cost.rollout,
-        cost.update - cost.graphs,
-    )
+    assert line["cost/rollout_evaluations"] == cost.rollout
+    assert line["cost/update_evaluations"] == cost.update - cost.graphs
 
 
 @pytest.mark.parametrize("split", ["samples", "edges"])

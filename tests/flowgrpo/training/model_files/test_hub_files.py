@@ -30,16 +30,10 @@ def load(below):
 @pytest.mark.parametrize(
     ("below", "said"),
     [
-        (
-            answer(errors.GatedRepoError, 403),
-            "is gated: accept its licence on its page at the model hub, then log in with",
-        ),
+        (answer(errors.GatedRepoError, 403), "is gated: accept its licence on its page at the model hub, then log in"),
         (answer(errors.RepositoryNotFoundError, 404), "is not at the model hub, or is private: check the name"),
         (errors.LocalEntryNotFoundError("no"), "from the model hub: it cannot be reached, and the cache lacks it"),
-        (
-            httpx.ConnectError("no"),
-            "cannot be reached, .* `hf download someone/something`, or set model.path to a folder",
-        ),
+        (httpx.ConnectError("no"), "cannot be reached, .* `hf download someone/something`, or set model.path to a fol"),
         (ValueError("no"), r"could not be loaded from the model hub \(OSError: wrapped\)"),
     ],
 )

@@ -28,10 +28,8 @@ def model(tiny_model, tmp_path):
 
 
 def rewritten(model, file, change):
-    """Write the tensors of a file of a model again, after a function has changed them in place."""
-    tensors = load_file(model / file)
-    tensors = change(tensors) or tensors
-    save_file(tensors, model / file, {"format": "pt"})
+    """Write the tensors of a file of a model again, as a function changes them."""
+    save_file(change(load_file(model / file)), model / file, {"format": "pt"})
 
 
 def check(model, file):
@@ -46,29 +44,33 @@ def prefixed(prefix):
     return lambda tensors: {prefix + name: tensor for name, tensor in tensors.items()}
 
 
+def unprefixed(prefix):
+    return lambda tensors: {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+
+
+def added(name, tensor):
+    return lambda tensors: tensors | {name: tensor}
+
+
 WRONG = [
     (CLIP, without(QUERY), rf"lacks 1 of the 37 weights of CLIPTextModelWithProjection \({QUERY}\)$"),
-    (CLIP, lambda t: t.update({f"{QUERY}s": t.pop(QUERY)}), rf"lacks 1 of .* \({QUERY}\); it has {QUERY}s instead$"),
+    (CLIP, lambda t: t | {f"{QUERY}s": t.pop(QUERY)}, rf"lacks 1 of .* \({QUERY}\); it has {QUERY}s instead$"),
     (CLIP, prefixed("foo."), r"lacks all 37 weights .*; its names would match without the prefix 'foo\.'$"),
+    (NETWORK, prefixed("model.diffusion_model."), r"lacks .* match without the prefix 'model\.diffusion_model\.'$"),
     (
         NETWORK,
-        prefixed("model.diffusion_model."),
-        r"lacks .* would match without the prefix 'model\.diffusion_model\.'$",
-    ),
-    (
-        NETWORK,
-        lambda t: {name.removeprefix("transformer_blocks."): tensor for name, tensor in t.items()},
+        unprefixed("transformer_blocks."),
         r"lacks .*; its names would match with the prefix 'transformer_blocks\.'$",
     ),
-    (NETWORK, dict.clear, r"lacks all \d+ weights of SD3Transformer2DModel"),
+    (NETWORK, lambda t: {}, r"lacks all \d+ weights of SD3Transformer2DModel"),
     (
         NETWORK,
-        lambda t: t.update({"proj_out.bias": torch.zeros(3)}),
+        added("proj_out.bias", torch.zeros(3)),
         r"holds proj_out\.bias of shape \[3\], where SD3Transformer2DModel has \[16\] by its config$",
     ),
     (
         NETWORK,
-        lambda t: t.update({"proj_out.weight_scale": torch.ones(1)}),
+        added("proj_out.weight_scale", torch.ones(1)),
         r"holds proj_out\.weight_scale, and by its config this layer of SD3Transformer2DModel has no such weight$",
     ),
 ]
@@ -84,10 +86,9 @@ def test_what_a_file_lacks_or_has_otherwise_is_a_sentence(model, file, change, s
 
 
 def test_tensors_of_layers_that_the_class_does_not_have_are_told_and_left_out(model):
-    rewritten(model, NETWORK, lambda t: t.update({"lm_head.weight": torch.ones(2, 2)}))
-    with pytest.warns(
-        UserWarning, match=rf"{NETWORK} holds 1 tensors that SD3Transformer2DModel has no use for \(lm_he"
-    ):
+    rewritten(model, NETWORK, added("lm_head.weight", torch.ones(2, 2)))
+    said = rf"{NETWORK} holds 1 tensors that SD3Transformer2DModel has no use for \(lm_he"
+    with pytest.warns(UserWarning, match=said):
         check(model, NETWORK)
 
 
@@ -97,7 +98,7 @@ def test_a_library_s_own_rules_say_what_may_be_missing(model):
     transformers.T5EncoderModel(encoder).save_pretrained(model / "t5")
     assert "encoder.embed_tokens.weight" not in load_file(model / "t5" / "model.safetensors")
     weight_check.check("t5", str(model), transformers.T5EncoderModel, "t5")
-    rewritten(model, CLIP, lambda t: t.update({"text_model.embeddings.position_ids": torch.arange(8)[None]}))
+    rewritten(model, CLIP, added("text_model.embeddings.position_ids", torch.arange(8)[None]))
     check(model, CLIP)
 
 
@@ -107,7 +108,7 @@ def test_layers_that_a_library_quantised_count_by_what_they_hold(model):
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     (model / "text_encoder" / "config.json").write_text(json.dumps(config))
     codes = {QUERY: torch.zeros(512, 1, dtype=torch.uint8), f"{QUERY}.absmax": torch.zeros(16)}
-    rewritten(model, CLIP, lambda t: t.update(codes))
+    rewritten(model, CLIP, lambda t: t | codes)
     check(model, CLIP)
     other = QUERY.replace("q_proj", "k_proj")
     rewritten(model, CLIP, without(other, other.replace("weight", "bias")))
@@ -147,9 +148,7 @@ def test_every_command_refuses_it_before_it_computes(model, finished, monkeypatc
     ):
         assert main(command) == 2, command
         told = capsys.readouterr()
-        assert re.fullmatch(rf"flowgrpo: model\.path: .*: {file} lacks 1 of the \d+ weights of .*\n", told.err), (
-            told.err
-        )
+        assert re.fullmatch(rf"flowgrpo: model\.path: .*: {file} lacks 1 of the \d+ weights of .*\n", told.err)
         assert not told.out.strip(), command
     assert not (work / "samples").exists()
     assert not (work / "exported").exists()

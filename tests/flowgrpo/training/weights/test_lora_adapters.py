@@ -5,7 +5,6 @@ import json
 import peft
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from flowgrpo.errors import InputError
@@ -38,11 +37,13 @@ def layer(rank=2, alpha=3.0, bias=None):
     return Matrices(down=down, up=up, bias=bias, alpha=alpha)
 
 
-def placed(file, networks):
-    """The adapters of a file on networks, by their own names."""
-    outlines = {name: Outline.of(network) for name, network in networks.items()}
+def read_back(folder, weights):
+    """The adapters that a run keeps, by network."""
+    lora_adapters.save(folder / lora_files.START, weights.begun)
+    outlines = {name: Outline.of(Network()) for name in weights.modules}
     layers = {name: names_in(name, outline.layers) for name, outline in outlines.items()}
     parameters = {name: names_in(name, outline.parameters) for name, outline in outlines.items()}
+    file = lora_files.read(str(folder / lora_files.START))
     return lora_layers.placed(file, Index(layers, parameters), outlines, "it")
 
 
@@ -64,11 +65,10 @@ def test_each_layer_adds_alpha_over_rank_times_its_matrices():
 def test_a_path_that_is_the_end_of_another_stays_alone(path):
     network = Network()
     config = Adapter({path: layer()}).inject(network)
-    adapted = [at for at, module in network.named_modules() if hasattr(module, "lora_A")]
-    assert adapted == [path]
     again = Network()
     peft.inject_adapter_in_model(config, again)  # what an export's configuration says
-    assert [at for at, module in again.named_modules() if hasattr(module, "lora_A")] == [path]
+    for each in (network, again):
+        assert [at for at, module in each.named_modules() if hasattr(module, "lora_A")] == [path]
 
 
 def test_layers_that_share_a_tensor_are_trained_apart():
@@ -92,17 +92,6 @@ def test_the_reference_is_the_start_or_the_base(reference, is_start):
         assert not torch.equal(network(X), expected)
 
 
-def test_the_base_of_full_fine_tuning_is_where_it_started():
-    network = Network()
-    weights = Weights({"net": network}, None, reference="base")
-    with torch.no_grad():
-        expected = network(X)
-        for p in weights.parameters:
-            p.add_(0.1)
-        with weights.reference():
-            assert torch.equal(network(X), expected)
-
-
 def test_a_half_precision_base_gets_the_files_numbers_in_float32():
     network = Network().to(torch.bfloat16)
     adapter = Adapter({"proj": layer()})
@@ -114,9 +103,7 @@ def test_a_half_precision_base_gets_the_files_numbers_in_float32():
 def test_what_a_run_keeps_reads_back_to_the_bit(tmp_path):
     layers = {"proj": layer(2, 3.0, torch.arange(4.0)), "block.proj": layer(3, 7.0, torch.ones(4))}
     weights = Weights({"net": Network()}, {"net": Adapter(layers, rslora=True)})
-    lora_adapters.save(tmp_path / lora_files.START, weights.begun)
-    file = lora_files.read(str(tmp_path / lora_files.START))
-    found = placed(file, {"net": Network()})["net"]
+    found = read_back(tmp_path, weights)["net"]
     assert found.rslora
     for path, expected in layers.items():
         assert found.layers[path].alpha == expected.alpha
@@ -129,9 +116,7 @@ def test_networks_that_scale_otherwise_read_back_as_they_were(tmp_path):
     begun = {name: Adapter({"proj": layer(4, 8.0)}, rslora=name == "transformer") for name in networks}
     weights = Weights(networks, begun)
     assert [network.proj.scaling["default"] for network in networks.values()] == [4.0, 2.0]
-    lora_adapters.save(tmp_path / lora_files.START, weights.begun)
-    file = lora_files.read(str(tmp_path / lora_files.START))
-    found = placed(file, {name: Network() for name in networks})
+    found = read_back(tmp_path, weights)
     assert {name: each.rslora for name, each in found.items()} == {"transformer": True, "transformer_2": False}
 
 
@@ -145,31 +130,26 @@ def test_renamed_keeps_each_layers_rank_and_alpha():
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"lora_alpha": "8"}, {"lora_alpha": True}, {"lora_alpha": -1}, {"alpha_pattern": {"(": 1}}, {"alpha_pattern": 3}],
-)
-def test_options_that_peft_does_not_write_are_refused(tmp_path, options):
-    weights = Weights({"net": Network()}, {"net": Adapter({"proj": layer()})})
-    lora_adapters.save(tmp_path / "adapter_model.safetensors", weights.begun)
-    with safe_open(tmp_path / "adapter_model.safetensors", "pt") as opened:
-        tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
-    save_file(tensors, tmp_path / "adapter_model.safetensors")
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", **options}))
-    file = lora_files.read(str(tmp_path))
-    with pytest.raises(InputError, match=r"model\.lora\.path: \S+ has options that peft does not write \("):
-        lora_layers.layers_of(file)
-
-
-@pytest.mark.parametrize(
     ("config", "said"),
-    [(None, "needs the adapter_config.json that peft writes"), ({"peft_type": "LOHA"}, "is not peft's")],
+    [
+        (None, "needs the adapter_config.json that peft writes"),
+        ({"peft_type": "LOHA"}, "is not peft's"),
+        *(
+            ({"peft_type": "LORA", **options}, r"^model\.lora\.path: \S+ has options that peft does not write \(")
+            for options in (
+                *({"lora_alpha": alpha} for alpha in ("8", True, -1)),
+                *({"alpha_pattern": patterns} for patterns in ({"(": 1}, 3)),
+            )
+        ),
+    ],
 )
 def test_a_file_of_peft_needs_its_configuration(tmp_path, config, said):
-    save_file({"a.lora_A.weight": torch.ones(1, 1)}, tmp_path / "adapter_model.safetensors")
+    tensors = {f"proj.{name}": tensor for name, tensor in layer().named()}
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
     if config:
         (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match=said):
-        lora_files.read(str(tmp_path))
+        lora_layers.layers_of(lora_files.read(str(tmp_path)))
 
 
 def test_a_lora_section_has_defaults_or_the_files_numbers():
@@ -182,9 +162,8 @@ def test_a_lora_section_has_defaults_or_the_files_numbers():
 
 @pytest.mark.parametrize("rslora", [False, True])
 def test_what_is_merged_computes_what_the_adapter_does(rslora):
-    adapter = Adapter(
-        {"proj": layer(2, 3.0), "block.proj": layer(3, 7.0)}, rslora, {"block.proj.weight": torch.ones(4, 4)}
-    )
+    shifts = {"block.proj.weight": torch.ones(4, 4)}
+    adapter = Adapter({"proj": layer(2, 3.0), "block.proj": layer(3, 7.0)}, rslora, shifts)
     beside, within = Network().to(torch.bfloat16), Network().to(torch.bfloat16)
     beside.float()
     adapter.inject(beside)

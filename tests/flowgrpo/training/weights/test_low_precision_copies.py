@@ -20,6 +20,15 @@ WORDS = get_args(Precision)
 SIZE = 64
 
 
+class Block(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.to_q = torch.nn.Linear(size, size)
+
+    def forward(self, x):
+        return torch.tanh(self.to_q(x)) + x
+
+
 class Blocks(torch.nn.Module):
     """Two blocks of a linear layer and one before them, which is in no block."""
 
@@ -27,12 +36,12 @@ class Blocks(torch.nn.Module):
         super().__init__()
         self.config = SimpleNamespace()
         self.start = torch.nn.Linear(size, size)
-        self.blocks = torch.nn.ModuleList([torch.nn.ModuleDict({"to_q": torch.nn.Linear(size, size)}) for _ in "12"])
+        self.blocks = torch.nn.ModuleList(Block(size) for _ in "12")
 
     def forward(self, x):
         x = self.start(x)
         for block in self.blocks:
-            x = torch.tanh(block["to_q"](x)) + x
+            x = block(x)
         return x
 
 
@@ -56,14 +65,14 @@ X = torch.randn(3, 5, SIZE, generator=torch.Generator().manual_seed(1))
 @pytest.mark.parametrize("word", WORDS)
 def test_what_computes_is_the_copy_and_what_stays_is_the_network(word):
     module = network()
-    layers = [block["to_q"] for block in module.blocks]
+    layers = [block.to_q for block in module.blocks]
     with torch.no_grad():
         whole = module(X)
         with LowPrecision([module], word, frozen=True).computing():
             low = module(X)
-            assert not any(block["to_q"] is layer for block, layer in zip(module.blocks, layers, strict=True))
+            assert not any(block.to_q is layer for block, layer in zip(module.blocks, layers, strict=True))
         assert torch.equal(module(X), whole)
-    assert all(block["to_q"] is layer for block, layer in zip(module.blocks, layers, strict=True))
+    assert all(block.to_q is layer for block, layer in zip(module.blocks, layers, strict=True))
     assert 0 < (low - whole).norm() < 0.1 * whole.norm()
     quantise(module, word)
     assert torch.equal(module(X), low)
@@ -71,28 +80,28 @@ def test_what_computes_is_the_copy_and_what_stays_is_the_network(word):
 
 def test_bfloat16_multiplies_in_it_and_returns_what_came_in():
     module = network()
-    layer = module.blocks[0]["to_q"]
+    layer = module.blocks[0].to_q
     by_hand = (X.bfloat16() @ layer.weight.bfloat16().T).float() + layer.bias
     with torch.no_grad(), LowPrecision([module], "bfloat16", frozen=True).computing():
-        copied = module.blocks[0]["to_q"]
+        copied = module.blocks[0].to_q
         assert torch.equal(copied(X), by_hand)
         assert copied.weight.nbytes == size({"blocks.0.to_q.weight": (SIZE, SIZE)}, 4, "bfloat16") == 2 * SIZE**2
-    assert module.blocks[0]["to_q"] is layer
+    assert module.blocks[0].to_q is layer
 
 
-def test_copies_that_are_kept_are_made_once_and_gone_behind_the_context():
+@pytest.mark.parametrize("frozen", [True, False])
+def test_copies_that_are_kept_are_made_once_and_gone_behind_the_context(frozen):
     """Of layers that change; those of frozen ones stay as ever."""
-    for frozen in (True, False):
-        copies, seen = LowPrecision([network()], "int8", frozen=frozen), []
-        for _ in range(2):
-            with copies.kept():
-                for _ in range(2):
-                    with copies.computing():
-                        seen.append(copies._copies[0])
-        assert seen[0] is seen[1]
-        assert seen[2] is seen[3]
-        assert (seen[0] is seen[2]) == frozen
-        assert (copies._copies is not None) == frozen
+    copies, seen = LowPrecision([network()], "int8", frozen=frozen), []
+    for _ in range(2):
+        with copies.kept():
+            for _ in range(2):
+                with copies.computing():
+                    seen.append(copies._copies[0])
+    assert seen[0] is seen[1]
+    assert seen[2] is seen[3]
+    assert (seen[0] is seen[2]) == frozen
+    assert (copies._copies is not None) == frozen
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -112,32 +121,29 @@ def test_adapters_act_with_the_values_that_they_have(word):
             assert torch.equal(module(X), by_hand(X))
 
 
-def test_copies_of_frozen_layers_are_made_once_and_of_others_each_time():
-    for frozen in (True, False):
-        module = network()
-        copies, seen = LowPrecision([module], "int8", frozen=frozen), []
-        for factor in (1.0, 3.0):
-            with torch.no_grad():
-                module.blocks[0]["to_q"].weight.mul_(factor)
-                now = copy.deepcopy(module)
-                quantise(now, "int8")
-                with copies.computing():
-                    seen.append(module.blocks[0]["to_q"])
-                    assert torch.equal(module(X), now(X)) == (factor == 1.0 or not frozen)
-        assert (seen[0] is seen[1]) == frozen
+def outputs(module, copies):
+    """What a network computes by its copies, and by those that would be made of it now."""
+    now = copy.deepcopy(module)
+    quantise(now, "int8")
+    with torch.no_grad(), copies.computing():
+        return module(X), now(X)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_copies_of_frozen_layers_are_made_once_and_of_others_each_time(frozen):
+    module = network()
+    copies, weight = LowPrecision([module], "int8", frozen=frozen), module.blocks[0].to_q.weight
+    assert torch.equal(*outputs(module, copies))
+    weight.mul_(3.0)
+    assert torch.equal(*outputs(module, copies)) == (not frozen)
 
 
 def test_a_bias_that_learns_is_no_copy():
     module = network()
     copies = LowPrecision([module], "int8", frozen=True)
-    with copies.computing():
-        pass
-    with torch.no_grad():
-        module.blocks[1]["to_q"].bias.add_(1.0)
-        now = copy.deepcopy(module)
-        quantise(now, "int8")
-        with copies.computing():
-            assert torch.equal(module(X), now(X))
+    for added in (0.0, 1.0):
+        module.blocks[1].to_q.bias.add_(added)
+        assert torch.equal(*outputs(module, copies))
 
 
 def test_the_network_is_put_back_when_something_fails():
@@ -174,31 +180,25 @@ def test_the_size_is_that_of_what_the_copies_keep(word, columns):
     assert size(shapes, 2, None) == 0
 
 
-@pytest.mark.parametrize(
-    ("word", "module", "said"),
-    [
-        ("nf4", lambda: Blocks(48), r"nf4 takes blocks of 64 weights, blocks\.0\.to_q has rows of 48; take int8"),
-        ("int8", lambda: torch.nn.Linear(4, 4), r"Linear has no linear layers in repeated blocks, set it to null"),
-    ],
-)
-def test_layers_that_cannot_be_copied_are_one_sentence(word, module, said):
-    made = module()
-    made.config = SimpleNamespace()
+def test_layers_that_cannot_be_copied_are_one_sentence():
+    said = r"nf4 takes blocks of 64 weights, blocks\.0\.to_q has rows of 48; take int8"
     with pytest.raises(InputError, match=rf"train\.draft\.precision: {said}"):
-        LowPrecision([made], word, frozen=True)
+        LowPrecision([Blocks(48)], "nf4", frozen=True)
+    alone = torch.nn.Linear(4, 4)
+    alone.config = SimpleNamespace()
+    said = "Linear has no linear layers in repeated blocks, set it to null"
+    with pytest.raises(InputError, match=rf"train\.draft\.precision: {said}"):
+        LowPrecision([alone], "int8", frozen=True)
 
 
 def drafting(word, **model):
     return config.validated({"model": {"path": "shapes", **model}, "train": {"draft": {"precision": word}}})
 
 
-def test_a_quantised_base_is_drafted_with_as_it_is():
+def test_a_quantised_base_is_drafted_with_as_it_is_and_all_others_with_copies():
     said = r"the base is quantised already, by model\.quantise=int8, .* one of the two"
     with pytest.raises(InputError, match=rf"train\.draft\.precision: .*{said}"):
         drafting("int8", quantise="int8")
-
-
-def test_what_goes_together_is_taken():
     for word in WORDS:
         assert drafting(word, dtype="bfloat16").train.draft.precision == word
         assert drafting(word, lora=None, dtype="bfloat16").train.draft.precision == word
@@ -207,12 +207,9 @@ def test_what_goes_together_is_taken():
 def test_a_network_trained_whole_under_autocast_computes_in_its_type():
     """Its weights are float32; the copies' product is in bfloat16, as that of the layers."""
     module = network()
-    with (
-        torch.no_grad(),
-        torch.autocast("cpu", torch.bfloat16),
-        LowPrecision([module], "int8", frozen=False).computing(),
-    ):
-        assert module.blocks[0]["to_q"](X).dtype == torch.bfloat16
+    copies = LowPrecision([module], "int8", frozen=False)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), copies.computing():
+        assert module.blocks[0].to_q(X).dtype == torch.bfloat16
 
 
 def test_the_layers_of_a_pipeline_s_network_are_found_under_its_adapters():
@@ -227,27 +224,21 @@ def test_the_layers_of_a_pipeline_s_network_are_found_under_its_adapters():
 
 
 def test_compiled_blocks_compute_with_the_layers_that_are_there():
-    transformer = tiny.sd3().transformer.requires_grad_(False)
-    transformer.transformer_blocks = transformer.transformer_blocks[-1:]
-    weights = Weights({"transformer": transformer}, lora_config(2, 4.0, "auto", {"transformer": transformer}))
-    copies, graphs = LowPrecision([transformer], "int8", frozen=True), []
-    inputs = {
-        "hidden_states": torch.randn(1, 4, 8, 8),
-        "encoder_hidden_states": torch.randn(1, 3, 32),
-        "pooled_projections": torch.randn(1, 32),
-        "timestep": torch.tensor([500.0]),
-    }
+    module = network()
+    adapted(module)
+    copies, graphs = LowPrecision([module], "int8", frozen=True), []
 
     @torch.no_grad()
     def both():
-        whole = transformer(**inputs).sample
+        whole = module(X)
         with copies.computing():
-            return whole, transformer(**inputs).sample
+            return whole, module(X)
 
     plain = both()
-    compile_blocks(weights.modules.values(), lambda graph, inputs: graphs.append(graph) or graph)
+    compile_blocks([module], lambda graph, inputs: graphs.append(graph) or graph)
     for _ in range(3):
         assert all(torch.equal(a, b) for a, b in zip(both(), plain, strict=True))
     compiled = len(graphs)
     both()
     assert len(graphs) == compiled > 0
+    assert not torch.equal(*plain)

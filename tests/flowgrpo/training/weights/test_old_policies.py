@@ -2,8 +2,6 @@
 
 from collections import Counter
 
-import pytest
-
 from flowgrpo.training.weights.old_policies import Bank
 
 
@@ -23,8 +21,3 @@ def test_a_draw_is_that_of_its_address_and_all_snapshots_are_alike_likely():
     counted = Counter(drawn)
     assert sorted(counted) == list(range(4, 11))
     assert all(abs(count - 200) < 5 * (200 * 6 / 7) ** 0.5 for count in counted.values())
-
-
-@pytest.mark.parametrize("iteration", range(20))
-def test_before_the_first_snapshot_there_is_the_start_alone(iteration):
-    assert Bank().draw(29, 0, "bank", iteration) == 0

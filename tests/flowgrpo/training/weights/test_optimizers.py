@@ -3,13 +3,14 @@
 What needs bitsandbytes or torchao runs where it is installed.
 """
 
-import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from in_turn import after_first_step
+from runs import metrics
+from runs import weights as weights_of
 
 from flowgrpo import config
 from flowgrpo.cli import main
@@ -33,21 +34,23 @@ def word(request):
 
 
 def stepped(name, steps=20, scale=1.0):
-    """A layer of 64 x 64, its optimizer and the last step's statistics, after steps on random gradients."""
+    """A layer of 64 x 64 and its optimizer after steps on random gradients."""
     torch.manual_seed(0)
     weights = Weights({"net": torch.nn.Linear(64, 64, bias=False)}, None)
     torch.nn.init.normal_(weights.parameters[0])
     optimizer = optimizers.build(
         Train(optimizer=name, learning_rate=1e-3), [{"params": weights.parameters, "lr": 1e-3}]
     )
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=scale != 1)
     for _ in range(steps):
-        stats = UpdateStats()
-        weights.parameters[0].grad = scale * torch.randn(64, 64)
-        optimizer_step(
-            weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=1e9, reduce=lambda tensor: tensor
-        )
-    return weights, optimizer, stats
+        step(weights, optimizer, scale * torch.randn(64, 64), torch.amp.GradScaler("cpu", 8.0, enabled=scale != 1))
+    return weights, optimizer
+
+
+def step(weights, optimizer, gradient, scaler):
+    stats = UpdateStats()
+    weights.parameters[0].grad = gradient
+    optimizer_step(weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=1e9, reduce=lambda tensor: tensor)
+    return stats
 
 
 def test_it_is_near_adamw_with_and_without_a_scaled_loss(word):
@@ -77,25 +80,17 @@ def test_a_checkpoint_of_more_groups_is_refused():
         optimizers.restore(torch.optim.AdamW([a]), two.state_dict())
 
 
-def test_a_gradient_that_is_not_finite_moves_nothing(word):
-    weights, optimizer, _ = stepped(word, 2)
+def test_a_gradient_that_is_not_finite_and_a_rate_of_0_move_nothing(word):
+    weights, optimizer = stepped(word, 2)
     before = weights.parameters[0].detach().clone()
-    weights.parameters[0].grad = torch.full((64, 64), math.inf)
-    stats = UpdateStats()
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    optimizer_step(weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=1.0, reduce=lambda tensor: tensor)
+    broken = torch.full((64, 64), math.inf)
+    stats = step(weights, optimizer, broken, torch.amp.GradScaler("cpu", enabled=False))
     assert (stats.skipped, stats.taken) == (1, 0)
-    assert torch.equal(weights.parameters[0], before)
-
-
-def test_a_rate_of_0_moves_nothing(word):
-    weights, optimizer, _ = stepped(word, 2)
-    before = weights.parameters[0].detach().clone()
-    optimizer.param_groups[0]["lr"] = 0.0
-    optimizer.step()
-    assert torch.equal(weights.parameters[0], before)
-    optimizer.param_groups[0]["lr"] = 1e-3
-    optimizer.step()
+    weights.parameters[0].grad = torch.ones(64, 64)
+    for rate in (0.0, 1e-3):
+        assert torch.equal(weights.parameters[0], before)
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
     assert not torch.equal(weights.parameters[0], before)
 
 
@@ -126,30 +121,25 @@ def test_the_memory_estimate_counts_fewer_bytes_of_each_trained_number(tiny_mode
     assert trained == int(trained) > 0
 
 
-def run(name, *options):
-    assert main(["train", "tiny.yaml", f"run.name={name}", *SMALL, *options]) == 0
-    place = Path("runs") / name
-    lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
-    return place / "checkpoints/step-000002", [line for line in lines if line["phase"] == "train"]
+def run(word, name, *options):
+    command = ["train", "tiny.yaml", f"run.name={name}", *SMALL, f"train.optimizer={word}", "run.checkpoint.keep=9"]
+    assert main([*command, *options]) == 0
+    return Path("runs") / name
 
 
 def test_two_iterations_are_one_and_a_resume_and_one_to_the_bit(workplace, word):
-    whole, lines = run("whole", f"train.optimizer={word}")
-    assert (
-        main(["train", "tiny.yaml", "run.name=parts", *SMALL, f"train.optimizer={word}", "run.checkpoint.keep=9"]) == 0
-    )
-    # As if it had been stopped after the first iteration: the schedule is that of the whole run.
-    for left in Path("runs/parts/checkpoints/step-000002").iterdir():
-        left.unlink()
-    Path("runs/parts/checkpoints/step-000002").rmdir()
-    parts, _ = run("parts", f"train.optimizer={word}", "run.resume=true")
-    one, other = (load_file(place / "weights.safetensors") for place in (whole, parts))
+    """The schedule is that of the whole run."""
+    whole = run(word, "whole")
+    after_first_step(Path("runs"), "whole", "parts")
+    parts = run(word, "parts", "run.resume=true")
+    one, other = (weights_of(folder, 2) for folder in (whole, parts))
     assert all(torch.equal(one[name], other[name]) for name in one)
-    saved = [torch.load(place / "optimizer.pt", weights_only=True)["optimizer"]["state"] for place in (whole, parts)]
+    files = [folder / "checkpoints" / "step-000002" / "optimizer.pt" for folder in (whole, parts)]
+    saved = [torch.load(file, weights_only=True)["optimizer"]["state"] for file in files]
     kept = [[tensor for index in sorted(state) for tensor in tensors(state[index])] for state in saved]
     assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(*kept, strict=True))
     assert any(tensor.dtype != torch.float32 for tensor in kept[0])
-    rates = [line["policy/learning_rate"] for line in lines]
+    rates = [line["policy/learning_rate"] for line in metrics(whole)]
     assert rates == pytest.approx([0.01 * 3 / 4, 0.01 * 1 / 4])
 
 

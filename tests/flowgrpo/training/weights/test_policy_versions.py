@@ -19,7 +19,7 @@ def begun(folder, lag=0, **changes):
 def behind_by_hand(folder, lag):
     """A run whose rollouts are made with weights, and of groups, that were put aside so many iterations before."""
     run, stood = begun(folder), []
-    real_rollout, real_groups = run.rollout, run.groups
+    real_rollout, real_groups, real_iterate = run.rollout, run.groups, run.iterate
 
     def groups(iteration):
         known, run.prompt_stats.seen = run.prompt_stats.seen, dict(stood[max(0, iteration - lag)][1])
@@ -29,17 +29,10 @@ def behind_by_hand(folder, lag):
 
     def rollout(iteration, groups):
         now = [p.detach().clone() for p in run.weights.parameters]
-        put(stood[max(0, iteration - lag)][0])
+        run.weights.put(stood[max(0, iteration - lag)][0])
         found = real_rollout(iteration, groups)
-        put(now)
+        run.weights.put(now)
         return found
-
-    @torch.no_grad()
-    def put(values):
-        for p, value in zip(run.weights.parameters, values, strict=True):
-            p.copy_(value)
-
-    real_iterate = run.iterate
 
     def iterate():
         stood.append(([p.detach().clone() for p in run.weights.parameters], dict(run.prompt_stats.seen)))
@@ -50,14 +43,21 @@ def behind_by_hand(folder, lag):
     return run
 
 
+def same(one, other):
+    assert lines(one) == lines(other)
+    for name, tensor in weights_of(other).items():
+        assert torch.equal(weights_of(one)[name], tensor)
+
+
 @pytest.mark.parametrize("lag", [0, pytest.param(1, marks=pytest.mark.zoo), 3])
 def test_rollouts_are_by_the_weights_and_the_prompts_of_so_many_iterations_before(tmp_path, lag):
     by_hand = behind_by_hand(tmp_path / "hand", lag)
     run = begun(tmp_path / "own", lag)
     run.run()
-    assert lines(run) == lines(by_hand)
-    for name, tensor in weights_of(by_hand).items():
-        assert torch.equal(weights_of(run)[name], tensor)
+    same(run, by_hand)
+    kept = find(run.folder / "checkpoints") / "versions.safetensors"
+    assert kept.exists() == (lag > 0)
+    assert len(run.versions.kept) == (lag + 1 if lag else 0)
     drifts = [line["policy/max_abs_log_ratio"] for line in lines(run)]
     assert (max(drifts) == 0.0) == (lag == 0)
     assert drifts[0] == 0.0
@@ -80,18 +80,7 @@ def test_a_resume_rolls_out_by_the_versions_of_its_checkpoint(tmp_path, whole, s
     rest.resume()
     assert rest.done == step
     rest.run()
-    assert lines(rest) == lines(whole)
-    for name, tensor in weights_of(whole).items():
-        assert torch.equal(weights_of(rest)[name], tensor)
-
-
-def test_only_a_run_that_is_behind_keeps_versions(tmp_path):
-    for lag in (0, 2):
-        run = begun(tmp_path / str(lag), lag, train__iterations=4)
-        run.run()
-        kept = find(tmp_path / str(lag) / "r" / "checkpoints") / "versions.safetensors"
-        assert kept.exists() == (lag > 0)
-        assert len(run.versions.kept) == (3 if lag else 0)
+    same(rest, whole)
 
 
 @pytest.mark.parametrize("lag", [0, 2])

@@ -16,10 +16,7 @@ from flowgrpo.training.weights.trained_weights import Weights, lora_config
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Half a step of the form as a part of the largest weight that shares a scale.
-ERROR = {
-    "int8": 0.5 / 127,
-    "nf4": max(b - a for a, b in pairwise(NORMAL_FLOAT)) / 2,
-}
+ERROR = {"int8": 0.5 / 127, "nf4": max(b - a for a, b in pairwise(NORMAL_FLOAT)) / 2}
 
 
 def linear(dtype=torch.float32, rows=48, columns=128):
@@ -56,6 +53,9 @@ def test_a_layer_is_the_linear_layer_of_what_it_keeps(form, dtype):
     assert layer.weight.dtype == dtype
     off = (layer.weight.float() - own.weight.float()).abs().max() / own.weight.float().abs().max()
     assert off <= ERROR[form] + torch.finfo(dtype).eps
+    before = layer.codes.clone()
+    assert torch.equal(layer.to(torch.bfloat16).codes, before)  # a cast of the network does not reach the codes
+    assert layer.weight.dtype == torch.bfloat16
 
 
 def test_codes_are_the_nearest_and_the_largest_weight_is_kept():
@@ -112,31 +112,36 @@ def test_the_size_is_that_of_what_is_kept(form):
     assert model.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_cast_of_the_network_does_not_reach_the_codes(form):
-    layer = QuantisedLinear(linear(), form)
-    before = layer.codes.clone()
-    assert torch.equal(layer.to(torch.bfloat16).codes, before)
-    assert layer.weight.dtype == torch.bfloat16
-
-
-def test_what_cannot_be_quantised_is_refused():
-    with pytest.raises(InputError, match=r"nf4 takes blocks of 64 weights, blocks\.0\.to_q has rows of 32; take int8$"):
-        quantise(Blocks(linear(columns=32)), "nf4")
+def not_finite():
     own = linear()
     own.weight[0, 0] = torch.nan
-    with pytest.raises(InputError, match=r"^model\.quantise: the weights of blocks\.0\.to_q are not finite$"):
-        quantise(Blocks(own), "int8")
-    with pytest.raises(InputError, match="Blocks has no linear layers in repeated blocks, set it to null$"):
-        quantise(Blocks(torch.nn.Tanh()), "int8")
+    return own
+
+
+@pytest.mark.parametrize(
+    ("layer", "form", "said"),
+    [
+        (
+            lambda: linear(columns=32),
+            "nf4",
+            r"nf4 takes blocks of 64 weights, blocks\.0\.to_q has rows of 32; take int8$",
+        ),
+        (not_finite, "int8", r"the weights of blocks\.0\.to_q are not finite$"),
+        (torch.nn.Tanh, "int8", "Blocks has no linear layers in repeated blocks, set it to null$"),
+    ],
+)
+def test_what_cannot_be_quantised_is_refused(layer, form, said):
+    with pytest.raises(InputError, match=rf"^model\.quantise: {said}"):
+        quantise(Blocks(layer()), form)
+
+
+def test_what_is_quantised_in_its_files_is_refused():
     there = Blocks(linear())
     refuse_dynamic(there)
     there.config.quantization_config = {"quant_type": {"_type": "Int8DynamicActivationInt8WeightConfig"}}
     with pytest.raises(InputError, match="^model.quantise: the model's weights are quantised already in its files"):
         quantise(there, "int8")
-    with pytest.raises(
-        InputError, match="^model.path: its files quantise activations as they come, where gradients stop"
-    ):
+    with pytest.raises(InputError, match="^model.path: its files quantise activations as they come, where gradients"):
         refuse_dynamic(there)
 
 

@@ -1,6 +1,9 @@
+from itertools import pairwise
+
 import pytest
 import tiny
 import torch
+from in_checkpoints import taken
 from peft import LoraConfig, inject_adapter_in_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -20,101 +23,84 @@ def module():
     return {"net": torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))}
 
 
+def begun(with_lora, modules, **options):
+    """Weights with new adapters on both layers, or all of them."""
+    return Weights(modules, lora_config(2, 4, ["0", "2"], modules) if with_lora else None, **options)
+
+
+def moved_on(weights, updates):
+    """What the first tensor was after each of some updates, each of which added 1."""
+    seen = []
+    for _ in range(updates):
+        with torch.no_grad():
+            for p in weights.parameters:
+                p.add_(1.0)
+        weights.after_update()
+        seen.append(weights.parameters[0].detach().clone())
+    return seen
+
+
+def above(weights, start, policy="live"):
+    """By how much the first tensor of a policy is above its start, on average."""
+    with weights.policy(policy):
+        return round(float((weights.parameters[0].detach() - start).mean()), 5)
+
+
 def test_the_average_follows_the_warm_up_formula():
     weights = Weights(module(), None, ema=Ema(decay=0.9, warmup=10))
     p = weights.parameters[0]
     slow = p.detach().clone()
     for t in range(30):
-        with torch.no_grad():
-            p.add_(1.0)
-        weights.after_update()
+        (live,) = moved_on(weights, 1)
         decay = min((1 + t) / (10 + t), 0.9)
-        slow = decay * slow + (1 - decay) * p.detach()
+        slow = decay * slow + (1 - decay) * live
         torch.testing.assert_close(weights.ema[0], slow)
-    live = p.detach().clone()
     with weights.averaged():
         torch.testing.assert_close(p.detach(), slow)
     assert torch.equal(p.detach(), live)
 
 
-def test_an_average_lags_by_a_step_in_its_first_forty():
-    """Of a weight that grows by 1 a step, by t / 40 about; by Flow-GRPO's warm-up of 10 by three steps."""
-    for warmup, lag in ((40, 0.85), (10, 3.1)):
-        weights = Weights(module(), None, ema=Ema(decay=0.9, warmup=warmup))
-        moved_on(weights, 30)
-        gap = float((weights.parameters[0] - weights.ema[0]).detach().mean())
-        assert gap == pytest.approx(lag, abs=0.2), warmup
-
-
 def test_the_average_moves_at_every_eighth_step_and_warms_up_by_steps():
     """min((1 + t) / (10 + t), 0.9) at t = 7 and t = 15 are 8 / 17 and 16 / 25; the weight is 1, 2, ... above its start."""
     weights = Weights(module(), None, ema=Ema(decay=0.9, warmup=10, every=8))
-    start, above = weights.ema[0].clone(), []
+    start, heights = weights.ema[0].clone(), []
     for _ in range(17):
         moved_on(weights, 1)
-        above.append(float((weights.ema[0] - start).mean()))
+        heights.append(float((weights.ema[0] - start).mean()))
     first = 8 * 9 / 17
-    assert above == pytest.approx([0.0] * 7 + [first] * 8 + [first * 16 / 25 + 16 * 9 / 25] * 2, abs=1e-5)
+    assert heights == pytest.approx([0.0] * 7 + [first] * 8 + [first * 16 / 25 + 16 * 9 / 25] * 2, abs=1e-5)
 
 
-def test_the_reference_of_full_fine_tuning_is_where_it_started():
-    modules = module()
-    weights = Weights(modules, None, reference="fixed")
-    x = torch.randn(4, 3)
-    before = modules["net"](x)
-    with torch.no_grad():
-        for p in weights.parameters:
-            p.add_(0.1)
-    with torch.no_grad(), weights.reference():
-        assert torch.equal(modules["net"](x), before)
-    assert not torch.equal(modules["net"](x), before)
-
-
+@torch.no_grad()
 def test_the_reference_of_lora_is_the_adapter_switched_off():
-    transformer = tiny.sd3().transformer
-    inputs = {
-        "hidden_states": torch.randn(2, 4, 8, 8),
-        "timestep": torch.tensor([500.0, 500.0]),
-        "encoder_hidden_states": torch.randn(2, 9, 32),
-        "pooled_projections": torch.randn(2, 32),
-    }
-    with torch.no_grad():
-        before = transformer(**inputs).sample
-    modules = {"transformer": transformer}
-    weights = Weights(modules, lora_config(2, 4, "auto", modules), reference="fixed")
-    assert sum(p.numel() for p in weights.parameters) < 0.2 * sum(p.numel() for p in transformer.parameters())
-    with torch.no_grad():
-        torch.testing.assert_close(transformer(**inputs).sample, before)
-        for p in weights.parameters:
-            p.add_(0.1)
-        assert not torch.allclose(transformer(**inputs).sample, before, atol=1e-4)
-        with weights.reference():
-            torch.testing.assert_close(transformer(**inputs).sample, before)
+    model, ids = llama(), torch.arange(8)[None]
+    before = model(ids).logits
+    weights = Weights({"model": model}, lora_config(2, 4, "auto", {"model": model}), reference="fixed")
+    assert sum(p.numel() for p in weights.parameters) < 0.2 * sum(p.numel() for p in model.parameters())
+    torch.testing.assert_close(model(ids).logits, before)
+    moved_on(weights, 1)
+    assert not torch.allclose(model(ids).logits, before, atol=1e-4)
+    with weights.reference():
+        torch.testing.assert_close(model(ids).logits, before)
     assert all(p.requires_grad for p in weights.parameters)
 
 
 def test_a_gradient_survives_a_reference_pass_taken_before_it():
     weights = Weights(module(), None, reference="fixed")
     net, x = weights.modules["net"], torch.randn(4, 3)
+    first = torch.autograd.grad(net(x).sum(), weights.parameters)
     with torch.no_grad(), weights.reference():
         net(x)
-    net(x).sum().backward()
-    alone = [p.grad.clone() for p in weights.parameters]
-    for p in weights.parameters:
-        p.grad = None
-    net(x).sum().backward()
-    assert all(torch.equal(a, p.grad) for a, p in zip(alone, weights.parameters, strict=True))
+    second = torch.autograd.grad(net(x).sum(), weights.parameters)
+    assert all(torch.equal(*each) for each in zip(first, second, strict=True))
 
 
-def test_full_fine_tuning_trains_float32_and_lora_adapters_are_float32():
-    pipe = tiny.sd3().to(torch.bfloat16)
-    modules = {"transformer": pipe.transformer}
-    weights = Weights(modules, lora_config(2, 4, "auto", modules))
+@pytest.mark.parametrize("with_lora", [False, True])
+def test_what_is_trained_is_float32_on_any_base(with_lora):
+    net = module()["net"].to(torch.bfloat16)
+    weights = begun(with_lora, {"net": net})
     assert {p.dtype for p in weights.parameters} == {torch.float32}
-    assert pipe.transformer.proj_out.weight.dtype == torch.bfloat16
-    assert {p.dtype for p in Weights({"t": tiny.sd3().to(torch.bfloat16).transformer}, None).parameters} == {
-        torch.float32
-    }
+    assert {p.dtype for p in net.parameters()} == {torch.float32, *[torch.bfloat16] * with_lora}
 
 
 def half_precision(dtype, masters=True):
@@ -176,10 +162,13 @@ def test_projections_that_stand_in_no_module_of_attention_are_found():
     model = torch.nn.ModuleDict({"blocks": torch.nn.ModuleList([block]), "ff_out": torch.nn.Linear(4, 9)})
     found = lora_config(2, 4, "auto", {"model": model}).target_modules
     assert set(found) == {f"blocks.0.{name}" for name in names[:4]}
-    shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
-    assert adapter_size(shapes, Lora(rank=2)) == 4 * 2 * (4 + 4)
+    assert adapter_size(shapes_of(model), Lora(rank=2)) == 4 * 2 * (4 + 4)
     with pytest.raises(InputError, match="auto finds no attention"):
         lora_config(2, 4, "auto", {"model": torch.nn.Sequential(torch.nn.Linear(4, 4))})
+
+
+def shapes_of(network):
+    return {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
 
 
 def llama():
@@ -196,7 +185,7 @@ def llama():
 )
 def test_all_linear_layers_are_those_that_peft_takes(build, layers):
     network = build()
-    shapes = {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
+    shapes = shapes_of(network)
     modules = {"network": network}
     weights = Weights(modules, lora_config(2, 4, "all-linear", modules))
     theirs = inject_adapter_in_model(LoraConfig(r=2, target_modules="all-linear"), build())
@@ -206,70 +195,34 @@ def test_all_linear_layers_are_those_that_peft_takes(build, layers):
     assert sum(p.numel() for p in weights.parameters) == adapter_size(shapes, Lora(rank=2, targets="all-linear"))
 
 
-def moved_on(weights, updates):
-    """What the first tensor was after each of some updates, each of which added 1."""
-    seen = []
-    for _ in range(updates):
-        with torch.no_grad():
-            for p in weights.parameters:
-                p.add_(1.0)
-        weights.after_update()
-        seen.append(weights.parameters[0].detach().clone())
-    return seen
-
-
 def of_reference(weights):
     with weights.reference():
         return weights.parameters[0].detach().clone()
 
 
-def test_a_moving_reference_is_the_live_weights_of_every_third_update():
-    modules = module()
-    weights = Weights(modules, None, reference="moving", refresh=3)
-    x = torch.randn(4, 3)
-    seen, outputs = [weights.parameters[0].detach().clone()], []
+@torch.no_grad()
+@pytest.mark.parametrize("with_lora", [False, True])
+def test_a_moving_reference_is_the_live_weights_of_every_third_update(with_lora):
+    net, x = module()["net"], torch.randn(4, 3)
+    base = net(x)
+    weights = begun(with_lora, {"net": net}, reference="moving", refresh=3)
+    seen, outputs = [weights.parameters[0].clone()], []
     for update in range(8):
         assert torch.equal(of_reference(weights), seen[update // 3 * 3])
         assert torch.equal(weights.parameters[0], seen[update])
-        outputs.append(modules["net"](x).detach())
-        with torch.no_grad(), weights.reference():
-            assert torch.equal(modules["net"](x), outputs[update // 3 * 3])
-        seen += moved_on(weights, 1)
-
-
-def test_the_moving_reference_of_lora_is_the_adapter_as_it_was():
-    modules, x = module(), torch.randn(4, 3)
-    net = modules["net"]
-    with torch.no_grad():
-        base = net(x)
-    weights = Weights(modules, lora_config(2, 4, ["0", "2"], modules), reference="moving", refresh=2)
-
-    @torch.no_grad()
-    def outputs():
+        outputs.append(net(x))
         with weights.reference():
-            other = net(x)
-        return net(x), other
-
-    torch.testing.assert_close(outputs()[1], base)  # an adapter starts as nothing
-    moved_on(weights, 1)
-    torch.testing.assert_close(outputs()[1], base)
-    moved_on(weights, 1)
-    second, reference = outputs()
-    assert torch.equal(reference, second)
-    assert not torch.allclose(second, base, atol=1e-2)
-    moved_on(weights, 1)
-    third, reference = outputs()
-    assert torch.equal(reference, second)
-    assert not torch.allclose(third, second, atol=1e-2)
+            assert torch.equal(net(x), outputs[update // 3 * 3])
+        seen += moved_on(weights, 1)
+    torch.testing.assert_close(outputs[0], base)  # an adapter starts as nothing
+    assert not any(torch.allclose(one, other, atol=1e-2) for one, other in pairwise(outputs))
     assert all(p.requires_grad for p in weights.parameters)
 
 
 @pytest.mark.parametrize("with_lora", [False, True])
 def test_a_moving_reference_is_kept_and_loads_back(with_lora, tmp_path):
     def fresh(reference="moving"):
-        modules = module()
-        lora = lora_config(2, 4, ["0", "2"], modules) if with_lora else None
-        return Weights(modules, lora, ema=Ema(decay=0.9), reference=reference, refresh=3)
+        return begun(with_lora, module(), ema=Ema(decay=0.9), reference=reference, refresh=3)
 
     weights = fresh()
     moved_on(weights, 4)
@@ -278,16 +231,8 @@ def test_a_moving_reference_is_kept_and_loads_back(with_lora, tmp_path):
     assert set(tensors) == {*names, *(f"average.{name}" for name in names), *(f"reference.{name}" for name in names)}
     for name in names:
         torch.testing.assert_close(tensors[f"reference.{name}"], tensors[name] - 1)  # as it was after the third
-    taken = snapshot.take(
-        1,
-        weights=weights,
-        optimizer=torch.optim.AdamW(weights.parameters),
-        scaler=torch.amp.GradScaler("cpu", enabled=False),
-        random_states=[],
-        beta=0.0,
-        prompt_stats={},
-    )
-    place = snapshot.write(tmp_path, taken, keep=1)
+    optimizer = torch.optim.AdamW(weights.parameters)
+    place = snapshot.write(tmp_path, taken(weights, optimizer, None), keep=1)
     loaded = fresh()
     checkpoint.load_weights(place, loaded)
     assert loaded.updates == 4
@@ -302,59 +247,55 @@ def test_a_moving_reference_is_kept_and_loads_back(with_lora, tmp_path):
 def test_an_old_policy_slows_with_the_optimizer_steps_that_were_taken():
     """d is 0.25 + 0.1 (updates - 3): 0.25, 0.35 and 0.5 after 2, 4 and 6 of them, each of which adds 1."""
     weights = Weights(module(), None, old=Decay(flat=3, start=0.25, slope=0.1, most=0.5))
-    start, above = weights.parameters[0].detach().clone(), []
+    start, heights = weights.parameters[0].detach().clone(), []
     for _ in range(3):
         moved_on(weights, 2)
         weights.after_iteration()
-        with weights.policy("old"):
-            above.append(float((weights.parameters[0].detach() - start).mean()))
+        heights.append(above(weights, start, "old"))
     first = 0.75 * 2
     second = 0.35 * first + 0.65 * 4
-    assert above == pytest.approx([first, second, 0.5 * second + 0.5 * 6], abs=1e-5)
+    assert heights == pytest.approx([first, second, 0.5 * second + 0.5 * 6], abs=1e-5)
 
 
 @pytest.mark.parametrize("adapters", [False, True])
 def test_the_bank_keeps_the_policy_as_it_stood_where_iterations_ended(adapters):
     """Two optimizer steps an iteration, each of which adds 1; a snapshot is due at every third step."""
-    modules = module()
-    weights = Weights(modules, lora_config(2, 4, ["0"], modules) if adapters else None, bank=Bank(every=3, keep=2))
-    first = weights.parameters[0]
-    start, kept = first.detach().clone(), []
+    weights = begun(adapters, module(), bank=Bank(every=3, keep=2))
+    start, kept = weights.parameters[0].detach().clone(), []
     for _ in range(6):
         moved_on(weights, 2)
         weights.after_iteration()
-        names = [name for name in weights.tensors() if name.startswith("bank.")]
-        snapshots = {
-            int(name.split(".")[1]): weights.tensors()[name] for name in names if name.endswith(NAMES[adapters])
-        }
-        kept.append({number: round(float((own - start).mean()), 5) for number, own in snapshots.items()})
+        tensors = weights.tensors()
+        names = [name for name in tensors if name.startswith("bank.") and name.endswith(NAMES[adapters])]
+        kept.append({int(name.split(".")[1]): round(float((tensors[name] - start).mean()), 5) for name in names})
     assert kept == [{0: 0}, {0: 0, 1: 4}, {1: 4, 2: 6}, {1: 4, 2: 6}, {2: 6, 3: 10}, {3: 10, 4: 12}]
     seen = set()
     for iteration in range(20):
         weights.draw_snapshot(0, "bank", iteration)
-        with weights.policy("bank"):
-            seen.add(round(float((first.detach() - start).mean()), 5))
-        assert round(float((first.detach() - start).mean()), 5) == 12
+        seen.add(above(weights, start, "bank"))
+        assert above(weights, start) == 12
     assert seen == {10, 12}
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("reference", ["fixed", "base"])
-def test_full_weights_without_their_training_are_those_that_they_began_with(reference):
-    modules = module()
-    weights = Weights(modules, None, reference=reference, ema=Ema())
-    x = torch.randn(4, 3)
-    with torch.no_grad():
-        before = modules["net"](x)
-        for p in weights.parameters:
-            p.add_(0.1)
-        after = modules["net"](x)
-        with weights.averaged():
-            averaged = modules["net"](x)
-            weights.enable_training(False)
-            assert torch.equal(modules["net"](x), before)
-            weights.enable_training(True)
-            assert torch.equal(modules["net"](x), averaged)
-        assert torch.equal(modules["net"](x), after)
+def test_full_weights_without_their_training_and_as_reference_are_those_that_they_began_with(reference):
+    net, x = module()["net"], torch.randn(4, 3)
+    weights = Weights({"net": net}, None, reference=reference, ema=Ema())
+    before = net(x)
+    for p in weights.parameters:
+        p.add_(0.1)
+    after = net(x)
+    with weights.averaged():
+        averaged = net(x)
+        weights.enable_training(False)
+        assert torch.equal(net(x), before)
+        weights.enable_training(True)
+        assert torch.equal(net(x), averaged)
+    with weights.reference():
+        assert torch.equal(net(x), before)
+    assert torch.equal(net(x), after)
+    assert not torch.equal(after, before)
 
 
 @pytest.mark.parametrize("reference", [None, "moving"])
@@ -370,6 +311,4 @@ def test_the_old_policy_and_the_bank_s_are_two():
         moved_on(weights, 1)
         weights.after_iteration()
     weights.draw_snapshot(0)
-    for name, above in (("old", 3), ("bank", 2), ("live", 3)):
-        with weights.policy(name):
-            assert float((weights.parameters[0].detach() - start).mean()) == pytest.approx(above)
+    assert [above(weights, start, policy) for policy in ("old", "bank", "live")] == [3, 2, 3]
