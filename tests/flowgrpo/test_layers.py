@@ -1,16 +1,9 @@
-"""Imports point down only, by a table of packages; flow models and texts never meet, and no two files import each other.
+"""Imports point down only, by a table of packages; flow models and texts never meet, and no two files import each other."""
 
-The tests of the packages lie as the packages do.
-"""
-
-import ast
-from collections import Counter, defaultdict
-from functools import cache
-from pathlib import Path
+from collections import defaultdict
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from modules import MODULES, PROGRAMS, ROOT, imported, module_of
 
 # Each package with those that it imports, no more and no fewer. What stands above a package is never imported by it.
 BELOW = {
@@ -239,50 +232,6 @@ BELOW = {
     for name, below in BELOW.items()
 }
 
-# Test files below tests/flowgrpo that test no one module, and what they test.
-WIDER = {
-    "test_layers.py": "what imports what",
-    "test_calls.py": "how many arguments go by place",
-    "test_overrides.py": "which methods are marked as overriding",
-    "test_docs.py": "what the pages name",
-    "test_docs_commands.py": "the commands that the pages show",
-    "test_packaging.py": "what is installed",
-    "test_door.py": "what the command and the package import, and what they give",
-    "mdlm/test_llada_gsm8k.py": "the built-in config llada-8b",
-}
-
-TOP = ("flowgrpo", "rewards", "samplers")
-PROGRAMS = sorted(path for top in ("research", "scripts") for path in (ROOT / top).glob("*.py"))
-MODULES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for top in TOP
-    for path in sorted((ROOT / top).rglob("*.py"))
-}
-
-
-@cache
-def imported(path):
-    """Full names of what a file imports, at its top or inside a function."""
-    return tuple(_imported(path))
-
-
-def _imported(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "lazy":
-            yield ast.literal_eval(node.args[0])
-
-
-def module_of(name):
-    """Our module that an imported name is of, or None."""
-    while name and name not in MODULES:
-        name = name.rpartition(".")[0]
-    return name or None
-
 
 def package_of(module):
     """The package in the table that a module is of: the one its name begins with."""
@@ -359,11 +308,6 @@ def test_files_and_folders_of_a_package_point_down(folder):
         left = {name: below for name, below in left.items() if name not in bottom}
 
 
-def test_no_folder_holds_more_than_twelve_modules():
-    counts = Counter(path.parent for path in MODULES.values() if path.name != "__init__.py")
-    assert not {str(folder): count for folder, count in counts.items() if count > 12}
-
-
 def test_no_files_import_each_other():
     left = defaultdict(set)
     for module, path in MODULES.items():
@@ -372,35 +316,6 @@ def test_no_files_import_each_other():
         bottom = {name for name, below in left.items() if not below & left.keys()}
         assert bottom, f"in or above a circle: {sorted(left)}"
         left = {name: below for name, below in left.items() if name not in bottom}
-
-
-def test_only_the_door_stands_in_the_entrance():
-    door = {"__init__.py", "__main__.py", "cli.py", "config.py", "errors.py", "py.typed"}
-    assert {path.name for path in (ROOT / "flowgrpo").iterdir() if path.is_file()} == door
-
-
-def test_no_file_is_longer_than_four_hundred_lines():
-    long = {name: lines for name, path in MODULES.items() if (lines := len(path.read_text().splitlines())) > 400}
-    assert not long
-
-
-def test_tests_lie_where_what_they_test_lies():
-    """A file is named for a module or a package, and where that has several files, for its subject too."""
-    tests = ROOT / "tests" / "flowgrpo"
-    found = {path.relative_to(tests) for path in tests.rglob("test_*.py")} - set(map(Path, WIDER))
-    misplaced = []
-    for path in found:
-        words = path.stem.removeprefix("test_").split("_")
-        names = ["_".join(words[:count]) for count in range(1, len(words) + 1)]
-        if not any(".".join(["flowgrpo", *path.parent.parts, name]) in MODULES for name in names):
-            misplaced.append(path)
-    assert not misplaced
-    assert all((tests / path).is_file() for path in WIDER)
-
-
-def test_no_test_file_is_longer_than_four_hundred_lines():
-    files = sorted((ROOT / "tests").rglob("*.py"))
-    assert not {str(path): lines for path in files if (lines := len(path.read_text().splitlines())) > 400}
 
 
 def test_samplers_need_torch_and_diffusers_only():

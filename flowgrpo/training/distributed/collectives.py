@@ -16,7 +16,7 @@ from flowgrpo.training.distributed.data_share import DataShard
 from flowgrpo.training.distributed.fsdp_lockstep import Lockstep
 from flowgrpo.training.distributed.worker_roles import Roles
 
-# Limit for a hanging link. Other ranks may wait for slow rewards or repeat a rollout; one that ends is noticed at once.
+# Limit for a hanging link. Other ranks may wait for slow rewards; one that ends is noticed at once.
 LONGEST = timedelta(hours=6)
 
 
@@ -37,7 +37,7 @@ class Collectives:
 
     @property
     def sum_gradients(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """An all-reduce for gradients that is not recorded, since their step is never retried; None for one process."""
+        """An all-reduce for gradients; None for one process."""
         return None if self.count == 1 else self._sum
 
     def sum_shares(self, tensor: torch.Tensor) -> torch.Tensor:
