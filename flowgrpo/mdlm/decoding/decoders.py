@@ -1,6 +1,6 @@
-"""The table of decoders: each is five words, for what is proposed, scored, modified and committed, and where, and numbers.
+"""The table of decoders. Each row names a proposal, a scorer, modifiers, a committer and a region, with their options.
 
-To add a decoder, add a row. Any word of a row, and any number, can be replaced by the user.
+To add a decoder, add a row. The user can replace any word or number of a row.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ MODIFIERS = named(logit_modifiers.EarlyEosDamping, logit_modifiers.Gumbel, logit
 
 
 class Others(Strict):
-    """What a decoder has besides its five words."""
+    """Options of a decoder besides its five words."""
 
     steps: Count | None = None
     """Of a whole decode; null: one a token."""
@@ -116,16 +116,15 @@ def build(
     *,
     place: str = "decoder",
 ) -> Decoder:
-    """The decoder that a user has written, for completions of some length.
-
-    A map has a `name` of the table; any of the five words, as a word or as a map with options (without its name: options of
-    the row's own word); and the keys of `Others`.
+    """Build a decoder for completions of `length` tokens.
 
     Args:
-        eos_id: end of sequence, for decoders that look at it.
-        predictor: the model, whose vocabulary and hidden states have to fit; None if it is not loaded yet.
+        spec: a name of the table, or a map of `name`, any of the five words (a word, or a map of options; without `name`,
+            options of the row's own word), and the keys of `Others`.
+        eos_id: end of sequence, for decoders that read it.
+        predictor: the model, to check vocabulary and hidden states; None if it is not loaded yet.
         block_size: tokens of a block of a block-causal model that is not loaded yet.
-        place: the dotted key where the decoder was written, for errors.
+        place: dotted key of the decoder in the config, for errors.
 
     Raises:
         InputError: a word or an option is unknown or wrong, or they do not fit together.
@@ -179,7 +178,7 @@ def build(
 
 
 def _steps(committer: commit_rules.Committer, written: int | None, length: int, place: str) -> int:
-    """Steps of a decode; where it takes as many as it needs, the most."""
+    """Return the steps of a decode, or the most where it takes as many as it needs."""
     if written is not None and not committer.paced:
         raise InputError(f"{place}.steps: {committer.name} takes as many steps as it needs")
     if committer.name == "ascending":
@@ -198,6 +197,6 @@ def _check(decoder: Decoder) -> None:
 
 
 def _chosen(choices: Mapping[str, type[Choice]], row: DecoderRow, written: Any, place: str) -> Any:
-    """A choice as written by a user over a row's; its own word alone, too, keeps the row's options."""
+    """Merge the user's choice of a word into the row's; the row's own word keeps the row's options."""
     found = choose.options(row, {"name": written} if isinstance(written, str) else written, choices, place)
     return checked(choices[found["name"]], found, place)
