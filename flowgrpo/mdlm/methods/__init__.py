@@ -1,12 +1,12 @@
-"""The axes of a method for texts: every choice, with its options and their defaults and, beside it, its mathematics.
+"""The axes of a method for texts, each with its choices, their options and mathematics.
 
 - decoder: how answers are made;
-- schedule: whether the decoder's numbers are actions of their own;
-- hints: what is given of a known solution where a whole group fails;
-- likelihood: which views of an answer its log-probability is estimated from;
+- schedule: whether numbers of the decoder are actions;
+- hints: what is given of a known solution if a whole group fails;
+- likelihood: the views that estimate an answer's log-probability;
 - baseline: what an answer is compared with;
 - objective: how the policy moves;
-- aggregation: what a token weighs.
+- aggregation: the weight of a token.
 """
 
 from __future__ import annotations

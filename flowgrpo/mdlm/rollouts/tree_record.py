@@ -1,4 +1,4 @@
-"""The answers of a rollout as a run keeps them to be looked at: how each canvas filled, and what each answer earned."""
+"""Record the answers of a rollout for the gallery: how each canvas filled, and its rewards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.reports.samples import Text
 from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, encoded, known
 
-MOMENTS = 8  # of a decoding that are shown, beside its start
+MOMENTS = 8  # canvases of a decoding, beside its start
 MASKED = "▢"
 CELL = 4  # pixels of a token's cell
 EARLY, LATE = (232, 190, 94, 255), (66, 110, 200, 255)  # a cell's colour by when its token was committed
@@ -36,10 +36,10 @@ def parts(
     trained: torch.Tensor,
     names: Iterable[str],
 ) -> list[KeptTree]:
-    """What this process has of the answers that are kept of an iteration; nothing where none are.
+    """Return this process's answers to keep of an iteration; [] if none are due.
 
-    Each has `MOMENTS` canvases beside its start, evenly apart in its own decoding. A token counts as committed at the step
-    of its last commit, also where a decoder had masked it again before.
+    Each has `MOMENTS` canvases beside its start, at equal distances in its own decoding. A token counts as committed at its
+    last commit, even if a decoder had masked it again before.
 
     Args:
         combination: of the rewards, into what is trained on.
@@ -90,7 +90,7 @@ def parts(
 
 
 def _chain(text: Text, steps: int, first: int, decoder: str) -> list[KeptNode]:
-    """The canvases of a text that took so many steps; `first` is the place of the first of them."""
+    """Return the canvases of a text of `steps` steps, the first as node `first`."""
     found = []
     for column in range(MOMENTS + 1):
         moment = round(steps * column / MOMENTS)
@@ -109,14 +109,14 @@ def _chain(text: Text, steps: int, first: int, decoder: str) -> list[KeptNode]:
 
 
 def canvas(text: Text, moment: int) -> str:
-    """A text as it stood after so many steps, `MASKED` for what was masked; equal tokens at its end are counted."""
+    """Return a text after `moment` steps, `MASKED` for masks; equal tokens at its end are counted."""
     tokens = [token if step < moment else MASKED for token, step in zip(text.tokens, text.steps, strict=True)]
     alike = next((i for i, token in enumerate(reversed(tokens)) if token != tokens[-1]), len(tokens))
     return "".join(tokens[: len(tokens) - alike + 1]) + (f" ×{alike}" if alike > 1 else "")
 
 
 def cells(text: Text, moment: int, steps: int) -> np.ndarray:
-    """The tokens of a text after so many steps as cells, uint8 (h, w, 4): two to three times as wide as high."""
+    """Return the tokens of a text after `moment` steps as cells, uint8 (h, w, 4), two to three times as wide as high."""
     columns = max(1, 2 * math.ceil(math.sqrt(len(text.steps) / 2)))
     rows = -(-len(text.steps) // columns)
     picture = np.zeros((rows * CELL, columns * CELL, 4), dtype=np.uint8)

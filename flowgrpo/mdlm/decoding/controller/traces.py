@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -18,7 +17,7 @@ from samplers.noise import generator
 
 Tensor = torch.Tensor
 
-PROMPT, LOCKED, OPEN, END = range(4)  # states of a position: END is masked and proposes the end
+PROMPT, LOCKED, OPEN, END = range(4)  # states of a position; END is masked and proposes the end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,34 +47,14 @@ class Trace:
     label: Tensor
 
 
-class Traces(Protocol):
-    """A list of traces, or an object that evaluates them on demand."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, i: int, /) -> Trace: ...
-
-    def __iter__(self) -> Iterator[Trace]: ...
-
-
-@torch.no_grad()
-def traces(predictor: MaskPredictor, rollout: Rollout, layers: int, end_ids: Sequence[int] = ()) -> list[Trace]:
-    """Return a trace for each step, of the rows that took it, with the last `layers` hidden states.
-
-    One evaluation for each row and step. `end_ids` are tokens that end or pad an answer.
-    """
-    rows = [(rollout.steps > s).nonzero()[:, 0] for s in range(int(rollout.steps.max()))]
-    return [
-        trace(predictor, rollout, row=row, step=torch.full_like(row, s), layers=layers, end_ids=end_ids)
-        for s, row in enumerate(rows)
-    ]
-
-
 @torch.no_grad()
 def trace(
     predictor: MaskPredictor, rollout: Rollout, *, row: Tensor, step: Tensor, layers: int, end_ids: Sequence[int] = ()
 ) -> Trace:
-    """Return the trace of some rows (R,) before steps (R,) of theirs. One evaluation for each."""
+    """Return the trace of some rows (R,) before steps (R,) of theirs, with the last `layers` hidden states.
+
+    One evaluation for each. `end_ids` are tokens that end or pad an answer.
+    """
     ids, mask = rollout.ids[row], rollout.attention_mask[row]
     ids[:, rollout.prompt :][rollout.step_map[row] >= step[:, None]] = predictor.mask_id
     logits, hidden = predictor.logits_and_hidden(ids, mask, start=0, stop=None, layers=layers)
@@ -133,6 +112,9 @@ class Replay:
         return trace(
             self._predictor, rollout, row=pairs[:, 0], step=pairs[:, 1], layers=self._layers, end_ids=self._end_ids
         )
+
+
+Traces = list[Trace] | Replay
 
 
 def scene(

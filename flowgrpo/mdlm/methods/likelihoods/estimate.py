@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -13,20 +13,10 @@ from flowgrpo.mdlm.decoding.tokens.logit_chunks import portions
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
 
+if TYPE_CHECKING:
+    from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
+
 Tensor = torch.Tensor
-
-
-class Predictor(Protocol):
-    """A model that predicts masked tokens; `evaluations` counts the rows it was called with."""
-
-    mask_id: int
-    evaluations: int
-
-    def logits_at(self, ids: Tensor, attention_mask: Tensor, where: Tensor) -> Tensor:
-        """Return logits (N, V) of the tokens at `where` (B, T) bool, row by row, of ids (B, T) under a mask (B, T) bool.
-
-        They are -inf for the mask token. A block-causal model also takes `clean` (B, T), in which it sees earlier blocks.
-        """
 
 
 @dataclass(frozen=True)
@@ -104,7 +94,7 @@ def _cut(chosen: Tensor, rows: Tensor, micro_batch: int) -> list[Call]:
     ]
 
 
-def log_probs(predictor: Predictor, answers: Answers, views: Views, call: Call) -> Tensor:
+def log_probs(predictor: MaskPredictor, answers: Answers, views: Views, call: Call) -> Tensor:
     """Return log p (N, L) of the tokens scored in each evaluation of a call, 0 elsewhere; with gradient where that is on.
 
     The softmax is of the model's own logits, without temperature, in float32 or better.
@@ -146,22 +136,22 @@ def _fine(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def placed(found: Sequence[tuple[Call, Tensor]], weight: Tensor) -> Tensor:
+def scatter(results: Sequence[tuple[Call, Tensor]], weight: Tensor) -> Tensor:
     """Scatter the results (N, L) of calls into the shape (n, B, L) of `weight`; 0 where there was no call."""
-    each = found[0][1].new_zeros(weight.shape) if found else torch.zeros_like(weight)
-    for call, values in found:
+    each = results[0][1].new_zeros(weight.shape) if results else torch.zeros_like(weight)
+    for call, values in results:
         each[call.views, call.rows] = values
     return each
 
 
 @torch.no_grad()
 def estimate(
-    predictor: Predictor, answers: Answers, views: Views, micro_batch: int, *, separable: bool = False
+    predictor: MaskPredictor, answers: Answers, views: Views, micro_batch: int, *, separable: bool = False
 ) -> LogProb:
     """Return the estimate without gradient, for the old policy and the reference.
 
     `micro_batch` and `separable` must be those of the update, so that both cut alike; see `calls`.
     """
-    listed = [call for group in calls(views, micro_batch, separable) for call in group]
-    found = [(call, log_probs(predictor, answers, views, call)) for call in listed]
-    return LogProb(placed(found, views.weight), views.weight)
+    every_call = [call for group in calls(views, micro_batch, separable) for call in group]
+    results = [(call, log_probs(predictor, answers, views, call)) for call in every_call]
+    return LogProb(scatter(results, views.weight), views.weight)

@@ -14,7 +14,7 @@ from flowgrpo.mdlm.decoding.controller.trace_lock import (
     save_controller,
     train_controller,
 )
-from flowgrpo.mdlm.decoding.controller.traces import END, LOCKED, OPEN, PROMPT, Replay, Scene, Trace, traces, window
+from flowgrpo.mdlm.decoding.controller.traces import END, LOCKED, OPEN, PROMPT, Replay, Scene, Trace, trace, window
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
@@ -30,6 +30,13 @@ def predictor():
     return MaskPredictor(llama(), MASK, PAD)
 
 
+def traces(predictor, rollout):
+    """A trace for each step, of the rows that took it."""
+    rows = [(rollout.steps > s).nonzero()[:, 0] for s in range(int(rollout.steps.max()))]
+    options = {"layers": 3, "end_ids": [EOS]}
+    return [trace(predictor, rollout, row=row, step=torch.full_like(row, s), **options) for s, row in enumerate(rows)]
+
+
 @pytest.fixture
 def controller():
     torch.manual_seed(0)
@@ -42,17 +49,17 @@ def decoded(predictor, spec="random", **changes):
 
 def test_labels_are_the_proposals_that_the_finished_answer_holds(predictor):
     rollout = decoded(predictor, {"name": "random", "steps": 4})
-    found = traces(predictor, rollout, 3, [EOS])
+    found = traces(predictor, rollout)
     assert len(found) == 4
-    for s, trace in enumerate(found):
+    for s, each in enumerate(found):
         canvas = rollout.canvas(s, MASK)
         logits = predictor.logits(canvas, rollout.attention_mask)
         masked = canvas == MASK
-        assert torch.equal(trace.label, masked & (logits.argmax(-1) == rollout.ids))
-        assert torch.equal(trace.scene.state == PROMPT, torch.arange(11).expand(3, -1) < 3)
-        assert torch.equal(trace.scene.state[:, 3:] == LOCKED, rollout.step_map < s)
-        assert torch.equal(trace.scene.state == END, masked & (logits.argmax(-1) == EOS))
-        assert len(trace.scene.hidden) == 3
+        assert torch.equal(each.label, masked & (logits.argmax(-1) == rollout.ids))
+        assert torch.equal(each.scene.state == PROMPT, torch.arange(11).expand(3, -1) < 3)
+        assert torch.equal(each.scene.state[:, 3:] == LOCKED, rollout.step_map < s)
+        assert torch.equal(each.scene.state == END, masked & (logits.argmax(-1) == EOS))
+        assert len(each.scene.hidden) == 3
     assert found[-1].label[rollout.canvas(3, MASK) == MASK].all()  # what the last step commits are its proposals
 
 
@@ -78,11 +85,11 @@ def test_a_decode_shows_its_saved_controller_what_training_showed(predictor, con
     decoder = replace(decoder, scorer=Watched(decoder.scorer))
     rollout = decode(predictor, PROMPT_IDS, decoder, attention_mask=SEEN)
     assert not (rollout.ids == MASK).any()
-    found = traces(predictor, rollout, 3, [EOS])
+    found = traces(predictor, rollout)
     assert len(seen) == len(found)
-    for (step, scores), trace in zip(seen, found, strict=True):
-        within = window(trace.scene, torch.full((len(step.row),), 3)) & trace.scene.visible
-        logits, _ = controller(replace(trace.scene, visible=within))
+    for (step, scores), each in zip(seen, found, strict=True):
+        within = window(each.scene, torch.full((len(step.row),), 3)) & each.scene.visible
+        logits, _ = controller(replace(each.scene, visible=within))
         expected = logits.sigmoid()[:, 3:][step.open]
         torch.testing.assert_close(scores, expected, rtol=0, atol=1e-5)
     assert len({round(float(x), 4) for _, scores in seen for x in scores}) > 5
@@ -99,7 +106,7 @@ def test_every_step_of_every_row_is_replayed_once(predictor):
             [tuple(row) for t in found for row in torch.cat([t.label, t.scene.state, t.scene.confidence], 1).tolist()]
         )
 
-    apart = [trace for rollout in rollouts for trace in traces(predictor, rollout, 3, [EOS])]
+    apart = [each for rollout in rollouts for each in traces(predictor, rollout)]
     torch.testing.assert_close(torch.tensor(rows(replay)), torch.tensor(rows(apart)))
     assert torch.equal(
         replay[2].label, Replay(predictor, rollouts, batch=5, layers=3, end_ids=[EOS], run_seed=1)[2].label
@@ -109,7 +116,7 @@ def test_every_step_of_every_row_is_replayed_once(predictor):
 
 def test_training_learns_which_proposals_last(predictor, controller):
     rollout = decoded(predictor, {"name": "low_confidence", "steps": 8})
-    found = traces(predictor, rollout, 3, [EOS])
+    found = traces(predictor, rollout)
     before = f_half(controller, found, threshold=0.5)
     losses = train_controller(controller, found, steps=60, window_length=LENGTH, learning_rate=3e-3)
     assert sum(losses[-10:]) < 0.6 * sum(losses[:10])
