@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from released import released
 from released_configs import VOCABULARY
+from runs import metrics
 from transformers import AutoTokenizer
 
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.data.generators.templates import TEMPLATES
-from flowgrpo.training.run.run_files import read_metrics
 
 CONFIG = "llada-8b"
 PROBLEMS = [
@@ -72,22 +72,15 @@ def test_it_plans_the_numbers_of_the_release(model, workplace, capsys, written):
 def test_it_trains_as_written_but_for_sizes(model, workplace):
     jsonl("train")
     jsonl("test")
-    sizes = [
-        "model.length=32",
-        "model.lora.rank=4",
-        "model.lora.alpha=2",
-        "train.iterations=1",
-        "train.groups=1",
-        "train.micro_batch=6",
-    ]
-    assert main(["train", CONFIG, f"model.path={model}", *sizes]) == 0
-    lines = read_metrics(workplace / "runs/llada-8b")
-    (trained,) = (line for line in lines if line["phase"] == "train")
+    sizes = "model.length=32 model.lora.rank=4 model.lora.alpha=2 train.iterations=1 train.groups=1 train.micro_batch=6"
+    assert main(["train", CONFIG, f"model.path={model}", *sizes.split()]) == 0
+    (trained,) = metrics(workplace / "runs/llada-8b")
     assert trained["cost/rollout_evaluations"] == 6 * 32
     assert trained["policy/max_abs_log_ratio"] == 0.0
     assert trained["policy/skipped_updates"] == 0
     assert trained["policy/grad_norm"] > 0  # tags that stand once pay, so groups have something to learn from
-    assert [line["reward/gsm8k_accuracy/mean"] for line in lines if line["phase"] == "eval"] == [0.0, 0.0]
+    evaluated = metrics(workplace / "runs/llada-8b", "eval")
+    assert [line["reward/gsm8k_accuracy/mean"] for line in evaluated] == [0.0, 0.0]
     samples = [json.loads(line) for line in Path("runs/llada-8b/samples/manifest.jsonl").read_text().splitlines()]
     asked = {row["prompt"].split("\n\n")[1] for row in samples if "<reasoning>" in row["prompt"]}
     assert asked == {row["question"] for row in PROBLEMS}
