@@ -59,38 +59,24 @@ class Judged:
 
 @dataclass(frozen=True)
 class Compared:
-    """A decoder on the held-out prompts, against the teacher.
-
-    Attributes:
-        evaluations: mean model evaluations for an answer.
-        same_tokens: share of the teacher's tokens, up to its end of sequence, that it has too.
-        same_answers: share of answers where it has all of them.
-    """
+    """A decoder on the held-out prompts, against the teacher."""
 
     decoder: str
-    evaluations: float
-    same_tokens: float
-    same_answers: float
+    evaluations: float  # mean model evaluations for an answer
+    same_tokens: float  # share of the teacher's tokens, up to its end of sequence, that it has too
+    same_answers: float  # share of answers where it has all of them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Taught:
-    """The result of `teach`.
+    """The result of `teach`."""
 
-    Attributes:
-        folder: of the controller.
-        learned: number of training prompts.
-        held_out: number of held-out prompts.
-        threshold: score that commits a proposal.
-        kept: the best state.
-        compared: the teacher, the decoder `threshold`, which learns nothing, and `trace_lock` with this controller.
-    """
-
-    folder: str
-    learned: int
-    held_out: int
-    threshold: float
-    kept: Judged
+    folder: str  # of the controller
+    learned: int  # number of training prompts
+    held_out: int  # number of held-out prompts
+    threshold: float  # score that commits a proposal
+    kept: Judged  # the best state
+    # The teacher, the decoder `threshold`, which learns nothing, and `trace_lock` with this controller.
     compared: list[Compared]
 
 
@@ -121,9 +107,7 @@ def teach(
         out: a folder that is empty or missing.
         length: tokens of an answer.
         decoder: the teacher's.
-        prompt_count: largest number of prompts, the first of the source; one in eight is held out.
-        variant: word in the names of the model's weight files.
-        trust_remote_code: let code that comes with the model run.
+        prompt_count: largest number of prompts; one in eight is held out.
         chat: put a prompt into the tokenizer's chat template, as the user's turn.
         watch: called after each evaluation of the controller, about ten in all.
 
@@ -171,13 +155,9 @@ def teach(
         _compared(name, predictor, judging, decoder=other, eos_id=eos_id)
         for name, other in zip(("teacher", "threshold", "trace_lock"), (None, *others), strict=True)
     ]
+    learned = len(order) - held_out
     return Taught(
-        folder=str(out),
-        learned=len(order) - held_out,
-        held_out=held_out,
-        threshold=THRESHOLD,
-        kept=kept,
-        compared=compared,
+        folder=str(out), learned=learned, held_out=held_out, threshold=THRESHOLD, kept=kept, compared=compared
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,27 +37,19 @@ GIVEN = -1  # in a step map: a token that was there from the start
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """How a completion is filled.
-
-    Attributes:
-        scorer: its attribute `hidden_layers` is the number of hidden states it reads.
-        modifiers: change the scores, in this order.
-        committer: chooses among the open positions; its choice of others is ignored.
-        cfg_scale: classifier-free guidance; 0 for none.
-        suppressed: tokens that are never proposed.
-        stop_id: once a block contains this token, it fills the rest of the row, at no step; None to decode the whole row.
-        cache: keep the keys and values of the columns before a block, or of all columns outside it. An approximation, but
-            exact for `prefix` in a block-causal model.
-    """
+    """How a completion is filled."""
 
     proposal: Sample
-    scorer: Scorer
-    committer: Committer
+    scorer: Scorer  # its attribute `hidden_layers` is the number of hidden states it reads
+    committer: Committer  # chooses among the open positions; its choice of others is ignored
     frame: Frame
-    modifiers: tuple[Modifier, ...] = ()
-    cfg_scale: Setting = 0.0
-    suppressed: tuple[int, ...] = ()
+    modifiers: tuple[Modifier, ...] = ()  # change the scores, in this order
+    cfg_scale: Setting = 0.0  # classifier-free guidance; 0 for none
+    suppressed: tuple[int, ...] = ()  # tokens that are never proposed
+    # Once a block contains this token, it fills the rest of the row, at no step; None to decode the whole row.
     stop_id: int | None = None
+    # Keep the keys and values of the columns before a block, or of all columns outside it. An approximation, but exact
+    # for `prefix` in a block-causal model.
     cache: Literal["prefix", "dual"] | None = None
 
     def __post_init__(self):
@@ -97,25 +88,18 @@ class Decoder:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """B decoded completions of L tokens, behind prompts of P columns.
+    """B decoded completions of L tokens, behind prompts of P columns."""
 
-    Attributes:
-        ids: (B, P + L) canvas, every position filled.
-        attention_mask: (B, P + L) bool, False at padding.
-        step_map: (B, L) step that committed each token, counted per row; -1 for given tokens; the row's number of steps for
-            tokens behind its stop.
-        commit_logp: (B, L) float64 log-probability of each token when it was committed, under the distribution it was drawn
-            from (temperature 1 where the decoder's is 0); 0 for tokens that were given or lie behind a stop.
-        nfe: (B,) model evaluations: two for a guided step; one for a step with a cache.
-        steps: (B,) steps of each row.
-    """
-
-    ids: Tensor
-    attention_mask: Tensor
+    ids: Tensor  # (B, P + L) canvas, every position filled
+    attention_mask: Tensor  # (B, P + L) bool, False at padding
+    # (B, L) step that committed each token, counted per row; -1 for given tokens; the row's number of steps for tokens
+    # behind its stop.
     step_map: Tensor
+    # (B, L) float64 log-probability of each token when it was committed, under the distribution it was drawn from
+    # (temperature 1 where the decoder's is 0); 0 for tokens that were given or lie behind a stop.
     commit_logp: Tensor
-    nfe: Tensor
-    steps: Tensor
+    nfe: Tensor  # (B,) model evaluations: two for a guided step; one for a step with a cache
+    steps: Tensor  # (B,) steps of each row
 
     @property
     def completion(self) -> Tensor:
@@ -160,7 +144,7 @@ def decode(
             of this model.
         ValueError: the decoder draws random numbers and there are no seeds.
     """
-    ids, mask = _canvas(predictor, prompt, decoder.region.length, attention_mask=attention_mask, fixed=fixed)
+    ids, mask = _build_canvas(predictor, prompt, decoder.region.length, attention_mask=attention_mask, fixed=fixed)
     if decoder.region.block_size != predictor.block_size:
         raise InputError(
             f"{decoder.frame.place}.region: it was not built for this model's blocks, hand build the predictor"
@@ -170,7 +154,7 @@ def decode(
     draws = None if seeds is None else Draws(seeds, decoder.region.length, ids.device)
     with torch.no_grad():
         parts = [
-            _filled(
+            _fill(
                 predictor,
                 decoder,
                 draws,
@@ -185,7 +169,7 @@ def decode(
     return Rollout(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
 
-def _filled(
+def _fill(
     predictor: MaskPredictor,
     decoder: Decoder,
     draws: Draws | None,
@@ -201,55 +185,44 @@ def _filled(
     steps = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
     position = torch.arange(completion.shape[1], device=ids.device)
     cache = kv_cache.cached(predictor, decoder.cache, decoder.frame.place) if decoder.cache else None
-    written: list[tuple[Tensor, Tensor, Tensor]] = []  # row, position and log-probability of what each step committed
-    taken: list[Tensor] = []  # the steps (B,) that rows had taken before it
+    commit_logp = torch.zeros(completion.shape, dtype=torch.float64, device=ids.device)
     for block, (starts, ends) in enumerate(decoder.region.parts(mask[:, :prompt].sum(1))):
         start, end = int(starts.min()), int(ends.max())
-        own = ((position >= starts[:, None]) & (position < ends[:, None]))[:, start:end]
-        masked = own & (completion[:, start:end] == predictor.mask_id)
+        inside = ((position >= starts[:, None]) & (position < ends[:, None]))[:, start:end]
+        masked = inside & (completion[:, start:end] == predictor.mask_id)
         if decoder.stop_id is not None:
             stopped = (completion == decoder.stop_id) & (position < starts[:, None])
-            left = masked & stopped.any(1, keepdim=True)
-            completion[:, start:end][left] = decoder.stop_id
-            step_map[:, start:end][left] = steps[left.nonzero()[:, 0]]
-            masked &= ~left
+            skipped = masked & stopped.any(1, keepdim=True)
+            completion[:, start:end][skipped] = decoder.stop_id
+            step_map[:, start:end][skipped] = steps[skipped.nonzero()[:, 0]]
+            masked &= ~skipped
         block_masks = masked.sum(1)
         if decoder.region.counted is not None:
             block_masks = torch.full_like(steps, decoder.region.counted)
         in_block = count()
         while len(row := (unfinished := masked.any(1)).nonzero()[:, 0]):
-            of_rows = partial(_some_rows, row)
             step = DecodeStep(
                 frame=decoder.frame,
-                row=row + first if first else row,
-                index=of_rows(steps),
+                row=row + first,
+                index=steps[row],
                 in_block=next(in_block),
-                block_masks=of_rows(block_masks),
+                block_masks=block_masks[row],
                 block=block,
                 start=start,
-                open=decoder.region.open(of_rows(masked)),
+                open=decoder.region.open(masked[row]),
                 ids=ids[row],
-                attention_mask=of_rows(mask),
+                attention_mask=mask[row],
                 prompt=prompt,
                 draws=draws,
             )
             proposed, committed = _step(predictor, decoder, step, cache)
             chosen = committed[step.place].nonzero()[:, 0]
-            rows, at = step.owner[chosen], step.position[chosen]
-            if len(row) == len(ids):
-                masked = masked ^ committed
-            else:
-                rows, masked = row[rows], masked.index_put((row,), masked[row] ^ committed)
+            rows, at = row[step.owner[chosen]], step.position[chosen]
+            masked[row] ^= committed
             completion[rows, at] = proposed.tokens[chosen]
-            written.append((rows, at, proposed.log_prob[chosen]))
-            taken.append(steps)
+            step_map[rows, at] = steps[rows]
+            commit_logp[rows, at] = proposed.log_prob[chosen].double()
             steps = steps + unfinished
-    commit_logp = torch.zeros(completion.shape, dtype=torch.float64, device=ids.device)
-    if written:
-        rows, at, log_prob = (torch.cat(parts) for parts in zip(*written, strict=True))
-        number = torch.arange(len(taken)).repeat_interleave(torch.tensor([len(each) for each, *_ in written]))
-        step_map[rows, at] = torch.stack(taken)[number.to(rows.device), rows]
-        commit_logp[rows, at] = log_prob.double()
     return Rollout(
         ids=ids,
         attention_mask=mask,
@@ -260,12 +233,7 @@ def _filled(
     )
 
 
-def _some_rows(row: Tensor, tensor: Tensor) -> Tensor:
-    """Select rows of a tensor that nobody writes to; no copy where these are all rows."""
-    return tensor if len(row) == len(tensor) else tensor[row]
-
-
-def _canvas(
+def _build_canvas(
     predictor: MaskPredictor, prompt: Tensor, length: int, *, attention_mask: Tensor | None, fixed: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return ids (B, P + L) with a masked completion except for fixed tokens, and their attention mask (B, P + L)."""

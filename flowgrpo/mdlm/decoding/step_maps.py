@@ -33,16 +33,14 @@ def rollout_of(
 ) -> Rollout:
     """Return the rollout that decoding would have returned, with log-probabilities of our model at temperature 1.
 
-    Scoring takes one evaluation for each row and step. A completion shorter than `length` had stopped; `fill_id` follows
-    it.
+    Scoring (`scored`; else they are 0) takes one evaluation for each row and step, for `micro_batch` rows at a time. A
+    completion shorter than `length` had stopped; `fill_id` follows it.
 
     Args:
         prompt: (B, P) tokens, padded on the left; `attention_mask` is False there.
         completions: tokens of each of the B rows, at most `length`.
         steps: step that committed each token, counted over the whole completion, not per block; any first number, gaps
             allowed; -1 for a given token.
-        micro_batch: largest number of rows to score together.
-        scored: compute log-probabilities; they are 0 otherwise.
 
     Raises:
         InputError: rows, tokens and steps do not fit each other, the length or the vocabulary.

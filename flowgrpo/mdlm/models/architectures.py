@@ -106,25 +106,17 @@ register_checkpoint_conversion_mapping(
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A model type.
+    """A model type."""
 
-    Attributes:
-        model: the equivalent class of transformers.
-        config: builds that class's config from a config.json.
-        read: the required keys.
-        fixed: values of keys that the class supports, None where the key may be absent; others are refused.
-        inert: further keys, which change no logits or repeat others.
-        tokenizer: the class of the tokenizer; Dream's and SDAR's own code is Qwen2's.
-        shift: output i is about token i + 1.
-    """
-
-    model: type[PreTrainedModel]
-    config: Callable[[Written], PreTrainedConfig]
-    read: str
+    model: type[PreTrainedModel]  # the equivalent class of transformers
+    config: Callable[[Written], PreTrainedConfig]  # builds that class's config from a config.json
+    read: str  # the required keys
+    # Values of keys that the class supports, None where the key may be absent; others are refused.
     fixed: Mapping[str, tuple[Any, ...]]
-    inert: str
+    inert: str  # further keys, which change no logits or repeat others
+    # The class of the tokenizer; Dream's and SDAR's own code is Qwen2's.
     tokenizer: type[PreTrainedTokenizerBase] = PreTrainedTokenizerFast
-    shift: bool = False
+    shift: bool = False  # output i is about token i + 1
 
 
 def _llada(written: Written) -> PreTrainedConfig:

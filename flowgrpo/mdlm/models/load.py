@@ -61,14 +61,12 @@ def load_predictor(
     """Load a model, ready to predict masked tokens, and its tokenizer.
 
     Takes a built-in name, the released models of `mdlm.models.architectures`, masked or causal models of transformers, and
-    local folders of diffusers' `LLaDA2Pipeline`.
+    local folders of diffusers' `LLaDA2Pipeline`. None for `mask_id`, `shift`, `attention` and `block_size` stands for what
+    the config, the tokenizer or the type says.
 
     Args:
         trust_remote_code: let code that comes with the model run, for types that none of these has.
-        mask_id: the mask token; None for that of the config or the tokenizer.
-        shift: output i is about token i + 1; None for what is known of the type.
-        attention: full or in blocks; None for what is known of the type.
-        block_size: tokens of a block; None likewise.
+        shift: output i is about token i + 1.
         quantise: `int8` or `nf4`, before the model moves to the device.
         variant: word in the names of the weight files, such as `fp16`.
 

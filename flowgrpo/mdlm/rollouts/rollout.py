@@ -32,30 +32,19 @@ BROKEN = "%d of %d answers have a log-probability that is not finite and are %s"
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """This process's scored completions of an iteration.
+    """This process's scored completions of an iteration."""
 
-    Attributes:
-        iteration: counted from 0.
-        groups: of the iteration, on all processes.
-        members: (B,) group of each completion, and its index in the group.
-        rows: (B,) prompts.
-        decoder: the decoder of the completions.
-        actions: of the schedule, or None.
-        unhelped: (B, R) rewards before hints changed any.
-        hinted: number of completions that hints replaced; None without hints.
-        engine: (B, L) log-probability of each token under the engine that drew it, NaN where it has none; None without.
-    """
-
-    iteration: int
-    groups: Groups
-    members: list[Member]
-    rows: list[Row]
+    iteration: int  # counted from 0
+    groups: Groups  # of the iteration, on all processes
+    members: list[Member]  # (B,) group of each completion, and its index in the group
+    rows: list[Row]  # (B,) prompts
     completions: Completions
     scores: Scores
-    decoder: Decoder
-    actions: Actions | None
-    unhelped: Tensor
-    hinted: int | None
+    decoder: Decoder  # the decoder of the completions
+    actions: Actions | None  # of the schedule, or None
+    unhelped: Tensor  # (B, R) rewards before hints changed any
+    hinted: int | None  # number of completions that hints replaced; None without hints
+    # (B, L) log-probability of each token under the engine that drew it, NaN where it has none; None without.
     engine: Tensor | None = None
 
     @property
@@ -96,11 +85,8 @@ def rollout(
 ) -> Batch:
     """Decode and score a completion of each row; help groups without a success by hints, which needs whole groups here.
 
-    Args:
-        members: (B,) group of each row, and its index in the group; rows of one group follow each other.
-        schedule: the policy of the decoder's numbers, or None.
-        rolled: completions that an engine decoded instead of the policy, or None.
-        assignment, gather: see `score_pieces`.
+    `members` (B,) are the group of each row and its index in the group, in the order of groups; `rolled` are completions of
+    an engine instead of the policy's; for `assignment` and `gather` see `score_pieces`.
     """
     seeds = [(config.run.seed, "answer", iteration, *member) for member in members]
     actions = None if schedule is None else schedule.draw(seeds)

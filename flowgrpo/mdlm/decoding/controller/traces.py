@@ -22,21 +22,13 @@ PROMPT, LOCKED, OPEN, END = range(4)  # states of a position; END is masked and 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """A controller's view of B canvases of T columns.
+    """A controller's view of B canvases of T columns."""
 
-    Attributes:
-        hidden: last hidden states (B, T, H), from the earlier to the later layer.
-        confidence: (B, T) probability of the proposal; 1 where there is a token.
-        state: (B, T) PROMPT, LOCKED, OPEN or END.
-        position: (B, T) index in the completion, 0 in the prompt.
-        visible: (B, T) bool, False at padding and behind the window.
-    """
-
-    hidden: tuple[Tensor, ...]
-    confidence: Tensor
-    state: Tensor
-    position: Tensor
-    visible: Tensor
+    hidden: tuple[Tensor, ...]  # last hidden states (B, T, H), from the earlier to the later layer
+    confidence: Tensor  # (B, T) probability of the proposal; 1 where there is a token
+    state: Tensor  # (B, T) PROMPT, LOCKED, OPEN or END
+    position: Tensor  # (B, T) index in the completion, 0 in the prompt
+    visible: Tensor  # (B, T) bool, False at padding and behind the window
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class Form:
     positions: bool = False
 
 
-class Probed(Protocol):
+class _Predictor(Protocol):
     """The parts of a `MaskPredictor` that a probe needs."""
 
     model: Callable[..., Any]
@@ -35,23 +35,18 @@ class Probed(Protocol):
     selects: bool
 
     @property
-    def device(self) -> torch.device:
-        """Where the model is."""
+    def device(self) -> torch.device: ...
 
-    def takes(self, argument: str) -> bool:
-        """Return whether the model's forward has this argument."""
+    def takes(self, argument: str) -> bool: ...
 
-    def forward(self, form: Form, ids: Tensor, mask: Tensor | None) -> Any:
-        """Return the model's output for tokens (B, T) under a form."""
+    def forward(self, form: Form, ids: Tensor, mask: Tensor | None) -> Any: ...
 
-    def logits_at(self, ids: Tensor, attention_mask: Tensor | None, where: Tensor) -> Tensor:
-        """Return logits (N, V) of the tokens at `where` (B, T) bool."""
+    def logits_at(self, ids: Tensor, attention_mask: Tensor | None, where: Tensor) -> Tensor: ...
 
-    def head(self) -> torch.nn.Module | None:
-        """Return the layer that computes logits, if known."""
+    def head(self) -> torch.nn.Module | None: ...
 
 
-def check_mask_token(predictor: Probed) -> None:
+def check_mask_token(predictor: _Predictor) -> None:
     """Raise InputError if the mask token is outside the vocabulary, is padding, or is not that of the model's config."""
     config = getattr(predictor.model, "config", None)
     size, named = getattr(config, "vocab_size", None), getattr(config, "mask_token_id", None)
@@ -65,10 +60,10 @@ def check_mask_token(predictor: Probed) -> None:
 
 
 @torch.no_grad()
-def probe(predictor: Probed) -> tuple[int, Form, Form | None]:
+def probe(predictor: _Predictor) -> tuple[int, Form, Form | None]:
     """Return the vocabulary size, a form under which the model sees later tokens, and one that hides padding, if any."""
     device = predictor.device
-    a, b, *_ = (i for i in range(4) if i not in (predictor.mask_id, predictor.pad_id))
+    a, b = _two_tokens(predictor)
     ids = torch.tensor([[a, b] * (PROBE_LENGTH // 2)], device=device)
     form = _bidirectional_form(predictor, ids)
     if predictor.block_size is not None:
@@ -91,9 +86,9 @@ def probe(predictor: Probed) -> tuple[int, Form, Form | None]:
 
 
 @torch.no_grad()
-def probe_head(predictor: Probed) -> bool:
+def probe_head(predictor: _Predictor) -> bool:
     """Return whether the head alone computes the logits of some tokens as the whole canvas does."""
-    a, b, *_ = (i for i in range(4) if i not in (predictor.mask_id, predictor.pad_id))
+    a, b = _two_tokens(predictor)
     ids = torch.tensor([[a, b] * (PROBE_LENGTH // 2), [b] * PROBE_LENGTH], device=predictor.device)
     columns = [[1, 0, 0, 1] * (PROBE_LENGTH // 4), [0, 1] * (PROBE_LENGTH // 2)]
     where = torch.tensor(columns, device=predictor.device) > 0
@@ -108,7 +103,11 @@ def probe_head(predictor: Probed) -> bool:
     return predictor.selects and bool(gap <= PADDING_TOLERANCE[whole.dtype] * whole[known].abs().max())
 
 
-def _bidirectional_form(predictor: Probed, ids: Tensor) -> Form:
+def _two_tokens(predictor: _Predictor) -> list[int]:
+    return [i for i in range(4) if i not in (predictor.mask_id, predictor.pad_id)][:2]
+
+
+def _bidirectional_form(predictor: _Predictor, ids: Tensor) -> Form:
     others = torch.cat([ids[:, :1], ids[:, :-1]], dim=1)  # every token but the first is another
     refused = []
     known = ("4d", "2d") if predictor.block_size is None else ("4d",)
@@ -125,7 +124,7 @@ def _bidirectional_form(predictor: Probed, ids: Tensor) -> Form:
     raise InputError(f"model: its first position sees no later token, masked diffusion needs that{hint}")
 
 
-def _check_blocks(predictor: Probed, form: Form, ids: Tensor, size: int) -> None:
+def _check_blocks(predictor: _Predictor, form: Form, ids: Tensor, size: int) -> None:
     """Raise InputError unless the model can attend in blocks: a change of the second block must not reach the first."""
     if form.attention != "4d" or not predictor.takes("position_ids"):
         raise InputError("model.attention: blocks need a model that takes a 4-d attention mask and position_ids")

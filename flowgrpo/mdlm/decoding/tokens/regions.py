@@ -20,20 +20,14 @@ from flowgrpo.schema.imports.heavy import Tensor, torch
 
 @dataclass(frozen=True)
 class Region:
-    """Blocks that are filled one after the other.
+    """Blocks that are filled one after the other."""
 
-    Attributes:
-        ends: position after the last of each block; the last is the length of the completion.
-        window: number of open positions from a row's first mask on; None for the whole block.
-        counted: tokens of a block counted from the prompt's first token; `ends` are then those behind a prompt of whole
-            blocks. None for blocks that begin with the completion.
-        block_size: tokens of a block of a block-causal model; a multiple of `counted`.
-    """
-
-    ends: tuple[int, ...]
-    window: int | None = None
+    ends: tuple[int, ...]  # position after the last of each block; the last is the length of the completion
+    window: int | None = None  # number of open positions from a row's first mask on; None for the whole block
+    # Tokens of a block counted from the prompt's first token; `ends` are then those behind a prompt of whole blocks.
+    # None for blocks that begin with the completion.
     counted: int | None = None
-    block_size: int | None = None
+    block_size: int | None = None  # tokens of a block of a block-causal model; a multiple of `counted`
 
     @property
     def length(self) -> int:

@@ -28,21 +28,13 @@ Fraction = Rate | Callable[..., Any]  # the same, up to 1
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """Constants of a decode.
+    """Constants of a decode."""
 
-    Attributes:
-        region: the blocks and their order.
-        steps: of a whole decode; the most where scores decide.
-        eos_id: end of sequence; None if the model has none.
-        pad_id: padding; None if there is none, or it is not known yet.
-        place: dotted key of the decoder in the config, for errors.
-    """
-
-    region: Region
-    steps: int
-    eos_id: int | None = None
-    pad_id: int | None = None
-    place: str = "decoder"
+    region: Region  # the blocks and their order
+    steps: int  # of a whole decode; the most where scores decide
+    eos_id: int | None = None  # end of sequence; None if the model has none
+    pad_id: int | None = None  # padding; None if there is none, or it is not known yet
+    place: str = "decoder"  # dotted key of the decoder in the config, for errors
 
     @property
     def block_steps(self) -> int:
@@ -91,36 +83,21 @@ class Draws:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeStep:
-    """One step of R rows in one block.
-
-    Attributes:
-        row: (R,) indices in the batch.
-        index: (R,) steps that each row has taken before.
-        in_block: steps taken in this block, the same for all rows.
-        block_masks: (R,) positions that were masked when the block began.
-        block: its number.
-        start: its first position in the completion.
-        open: (R, W) positions of the block that may be committed now.
-        ids: (R, T) canvas, prompt and completion.
-        attention_mask: (R, T) bool, False at padding.
-        prompt: columns of the prompt.
-        draws: random numbers of the batch; None for a decode without seeds.
-        hidden: the hidden states (R, T, H) that the scorer reads.
-    """
+    """One step of R rows in one block."""
 
     frame: Frame
-    row: Tensor
-    index: Tensor
-    in_block: int
-    block_masks: Tensor
-    block: int
-    start: int
-    open: Tensor
-    ids: Tensor
-    attention_mask: Tensor
-    prompt: int
-    draws: Draws | None = None
-    hidden: tuple[Tensor, ...] = ()
+    row: Tensor  # (R,) indices in the batch
+    index: Tensor  # (R,) steps that each row has taken before
+    in_block: int  # steps taken in this block, the same for all rows
+    block_masks: Tensor  # (R,) positions that were masked when the block began
+    block: int  # its number
+    start: int  # its first position in the completion
+    open: Tensor  # (R, W) positions of the block that may be committed now
+    ids: Tensor  # (R, T) canvas, prompt and completion
+    attention_mask: Tensor  # (R, T) bool, False at padding
+    prompt: int  # columns of the prompt
+    draws: Draws | None = None  # random numbers of the batch; None for a decode without seeds
+    hidden: tuple[Tensor, ...] = ()  # the hidden states (R, T, H) that the scorer reads
 
     @property
     def last(self) -> bool:

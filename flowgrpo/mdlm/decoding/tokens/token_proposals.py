@@ -20,20 +20,14 @@ from flowgrpo.schema.imports.heavy import Tensor, torch
 
 @dataclass(frozen=True)
 class Proposed:
-    """Proposals for the N open positions of a step.
+    """Proposals for the N open positions of a step."""
 
-    Attributes:
-        tokens: (N,).
-        logits: (N, V) of the predictor.
-        log_probs: returns log-probabilities (n, V) of a slice of positions under the distribution of the draws (temperature
-            1 where it is 0). A function, since a table is as large as the logits and most scorers need none.
-        log_prob: (N,) of the tokens, under `log_probs`.
-    """
-
-    tokens: Tensor
-    logits: Tensor
+    tokens: Tensor  # (N,)
+    logits: Tensor  # (N, V) of the predictor
+    # Returns log-probabilities (n, V) of a slice of positions under the distribution of the draws (temperature 1 where
+    # it is 0). A function, since a table is as large as the logits and most scorers need none.
     log_probs: Callable[[slice], Tensor]
-    log_prob: Tensor
+    log_prob: Tensor  # (N,) of the tokens, under `log_probs`
 
 
 class Sample(Choice):

@@ -17,24 +17,17 @@ Scope = Literal["eos", "canvas"]
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """B finished canvases: a prompt, padded on the left, and the L tokens of the answer.
+    """B finished canvases: a prompt, padded on the left, and the L tokens of the answer."""
 
-    Attributes:
-        ids: (B, T) int64, T = P + L, without a mask token.
-        attention_mask: (B, T) bool, False at padding.
-        scored: (B, L) bool, the tokens whose log-probability is estimated.
-        addresses: of each row's random masks (see `samplers.noise`). The policy, the old policy and the reference must draw
-            at the same addresses, which gives the same masks in any batch.
-        steps: (B, L) int64 step that committed each token, -1 for given ones; None if unknown.
-        block_size: tokens of a block of a block-causal model, which predicts each block from the earlier ones as they are
-            in the answer, even if a view hides them; None for full attention.
-    """
-
-    ids: Tensor
-    attention_mask: Tensor
-    scored: Tensor
+    ids: Tensor  # (B, T) int64, T = P + L, without a mask token
+    attention_mask: Tensor  # (B, T) bool, False at padding
+    scored: Tensor  # (B, L) bool, the tokens whose log-probability is estimated
+    # Of each row's random masks (see `samplers.noise`). The policy, the old policy and the reference must draw at the
+    # same addresses, which gives the same masks in any batch.
     addresses: Sequence[tuple[Address, ...]]
-    steps: Tensor | None = None
+    steps: Tensor | None = None  # (B, L) int64 step that committed each token, -1 for given ones; None if unknown
+    # Tokens of a block of a block-causal model, which predicts each block from the earlier ones as they are in the
+    # answer, even if a view hides them; None for full attention.
     block_size: int | None = None
 
     @property

@@ -29,15 +29,10 @@ class Call:
 
 @dataclass(frozen=True)
 class LogProb:
-    """An estimate.
+    """An estimate; its `weight` is that of `Views`."""
 
-    Attributes:
-        each: (n, B, L) log p of each token in each view that scores it, 0 elsewhere; at least float32.
-        weight: (n, B, L), of `Views`.
-    """
-
-    each: Tensor
-    weight: Tensor
+    each: Tensor  # (n, B, L) log p of each token in each view that scores it, 0 elsewhere; at least float32
+    weight: Tensor  # (n, B, L)
 
     @property
     def token(self) -> Tensor:

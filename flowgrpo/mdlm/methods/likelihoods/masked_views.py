@@ -18,18 +18,13 @@ else:
 
 @dataclass(frozen=True)
 class Views:
-    """n views of each of B answers.
+    """n views of each of B answers."""
 
-    Attributes:
-        hidden: (n, B, T) bool, tokens that the model sees as masked.
-        weight: (n, B, L) float32 weight of each l_i in the estimate; positive for scored tokens, which are hidden, else 0.
-        view_weight: (n,) float32 of each view in the estimate as a mean over views; sums to 1.
-        blocks: (B, L) int64 number of each token's block in a block-causal model; None for full attention.
-    """
-
-    hidden: Tensor
+    hidden: Tensor  # (n, B, T) bool, tokens that the model sees as masked
+    # (n, B, L) float32 weight of each l_i in the estimate; positive for scored tokens, which are hidden, else 0.
     weight: Tensor
-    view_weight: Tensor
+    view_weight: Tensor  # (n,) float32 of each view in the estimate as a mean over views; sums to 1
+    # (B, L) int64 number of each token's block in a block-causal model; None for full attention.
     blocks: Tensor | None = None
 
     def of(self, rows: Tensor) -> Views:

@@ -62,11 +62,7 @@ def balanced(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = a
 
 
 AGGREGATIONS: dict[str, Aggregate] = {
-    "token_mean": token_mean,
-    "sequence_mean": sequence_mean,
-    "step_mean": step_mean,
-    "fixed_length": fixed_length,
-    "balanced": balanced,
+    weigh.__name__: weigh for weigh in (token_mean, sequence_mean, step_mean, fixed_length, balanced)
 }
 
 

@@ -30,30 +30,19 @@ Pair = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 
 @dataclass(frozen=True, kw_only=True)
 class GivenInputs:
-    """Inputs of a loss for B answers in n views, before the policy computes its log-probabilities.
+    """Inputs of a loss for B answers in n views, before the policy computes its log-probabilities."""
 
-    Attributes:
-        old: (n, B, L) log p, under the policy that made the answers, of the tokens each view scores, 0 elsewhere; None for
-            the present policy.
-        reference: the same under the reference, or None.
-        weight: (n, B, L), of `Views`.
-        view_weight: (n,), of `Views`.
-        length: (B,) scored tokens.
-        advantage: (B,)
-        token_weight: (B, L) of the aggregation.
-        active_views: (n, B) bool, views of each answer that the loss includes.
-        order: (B, L) int64 step that wrote each token, `Views.first`, if the views follow the steps.
-    """
-
+    # (n, B, L) log p, under the policy that made the answers, of the tokens each view scores, 0 elsewhere; None for the
+    # present policy.
     old: Tensor | None
-    reference: Tensor | None
-    weight: Tensor
-    view_weight: Tensor
-    length: Tensor
-    advantage: Tensor
-    token_weight: Tensor
-    active_views: Tensor
-    order: Tensor
+    reference: Tensor | None  # the same under the reference, or None
+    weight: Tensor  # (n, B, L), of `Views`
+    view_weight: Tensor  # (n,), of `Views`
+    length: Tensor  # (B,) scored tokens
+    advantage: Tensor  # (B,)
+    token_weight: Tensor  # (B, L) of the aggregation
+    active_views: Tensor  # (n, B) bool, views of each answer that the loss includes
+    order: Tensor  # (B, L) int64 step that wrote each token, `Views.first`, if the views follow the steps
 
     def of(self, rows: Tensor) -> GivenInputs:
         """Select rows (int64)."""
@@ -77,15 +66,10 @@ class GivenInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class LossInputs(GivenInputs):
-    """Inputs of a loss for B answers in n views; gradients flow through `new`.
+    """Inputs of a loss for B answers in n views; gradients flow through `new`."""
 
-    Attributes:
-        new: (n, B, L) log p of the tokens each view scores, 0 elsewhere.
-        old: the same under the policy that made the answers.
-    """
-
-    new: Tensor
-    old: Tensor
+    new: Tensor  # (n, B, L) log p of the tokens each view scores, 0 elsewhere
+    old: Tensor  # the same under the policy that made the answers
 
     @property
     def active_weight(self) -> Tensor:

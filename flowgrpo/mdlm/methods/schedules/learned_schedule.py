@@ -5,10 +5,8 @@ masks that stay, the temperature of tokens and of their selection, and the guida
 of its tokens times that of its actions, and both are trained by the same advantage. The distribution of the actions is
 ours: each is normal in a squashed space, with a mean and a std for every step that depend on nothing else.
 
-All actions of a prompt are drawn before it is decoded, and the decode is that of the tokens given them:
-
-    actions = policy.draw(seeds)
-    rollout = decode(predictor, prompt, scheduled(build("scheduled", length, ...), actions), seeds)
+All actions of a prompt are drawn before its decode, `decode(predictor, prompt, scheduled(decoder, policy.draw(seeds)),
+seeds)`.
 """
 
 from __future__ import annotations
@@ -31,19 +29,12 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Actions:
-    """The schedules of B answers over S steps, of A numbers each.
+    """The schedules of B answers over S steps, of A numbers each."""
 
-    Attributes:
-        names: of the A numbers.
-        raw: (B, S, A) before they are squashed.
-        values: (B, S, A) float64, as a decoder takes them.
-        log_prob: (B, S) of the raw numbers.
-    """
-
-    names: tuple[str, ...]
-    raw: Tensor
-    values: Tensor
-    log_prob: Tensor
+    names: tuple[str, ...]  # of the A numbers
+    raw: Tensor  # (B, S, A) before they are squashed
+    values: Tensor  # (B, S, A) float64, as a decoder takes them
+    log_prob: Tensor  # (B, S) of the raw numbers
 
 
 @dataclass(frozen=True)
@@ -82,18 +73,17 @@ class SchedulePolicy(torch.nn.Module):
     def draw(self, seeds: Sequence[Address]) -> Actions:
         """Draw a schedule for each answer from its own address."""
         normal = torch.stack([noise(self.mean.shape, seed, "schedule") for seed in seeds]).to(self.mean)
-        raw = self.mean + self.log_std.exp() * normal
-        return Actions(self.names, raw, self._squashed(raw), self.log_prob(raw))
+        return self._actions(self.mean + self.log_std.exp() * normal)
 
     @torch.no_grad()
     def typical(self, count: int) -> Actions:
         """Return the middle of the distribution as the schedule of `count` answers."""
-        raw = self.mean.expand(count, -1, -1)
-        return Actions(self.names, raw, self._squashed(raw), self.log_prob(raw))
+        return self._actions(self.mean.expand(count, -1, -1))
 
-    def _squashed(self, raw: Tensor) -> Tensor:
+    def _actions(self, raw: Tensor) -> Actions:
         low, high = torch.tensor([BOUNDS[name] for name in self.names], dtype=torch.float64, device=raw.device).T
-        return low + (high - low) * raw.double().sigmoid()
+        values = low + (high - low) * raw.double().sigmoid()
+        return Actions(self.names, raw, values, self.log_prob(raw))
 
     def log_prob(self, raw: Tensor) -> Tensor:
         """Return the log-density (B, S) of raw actions (B, S, A), with gradient.
