@@ -149,7 +149,6 @@ class TextAlgorithm(AlgorithmSection):
 
     @override
     def roots(self, group_size: int) -> int:
-        """How many answers a group has."""
         return group_size
 
     @property

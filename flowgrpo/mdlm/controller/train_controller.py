@@ -141,7 +141,7 @@ def teach(
 
     judging, learning = decoded("held out", tokens[:held_out]), decoded("learned", tokens[held_out:])
     end_ids = sorted({i for i in (eos_id, tokenizer.pad_token_id) if i is not None})
-    controller, kept = _trained(
+    controller, kept = _train(
         predictor, learning, judging, length=length, end_ids=end_ids, steps=steps, seed=seed, watch=watch
     )
     about = {"model": model, "decoder": decoder, "length": length, "prompts": source, "f_half": kept.f_half}
@@ -152,7 +152,7 @@ def teach(
         spec["modifiers"] = []  # there is no end that could be held back
     others = (build(written, length, eos_id, predictor) for written in ("threshold", spec))
     compared = [
-        _compared(name, predictor, judging, decoder=other, eos_id=eos_id)
+        _compare(name, predictor, judging, decoder=other, eos_id=eos_id)
         for name, other in zip(("teacher", "threshold", "trace_lock"), (None, *others), strict=True)
     ]
     learned = len(order) - held_out
@@ -168,7 +168,7 @@ def _canvases(predictor: MaskPredictor, rows: list[list[int]]) -> list[tuple[Ten
     return [padded(predictor, group) for group in alike]
 
 
-def _trained(
+def _train(
     predictor: MaskPredictor,
     learning: Sequence[Rollout],
     judging: Sequence[Rollout],
@@ -211,7 +211,7 @@ def _trained(
     return controller, kept
 
 
-def _compared(
+def _compare(
     name: str, predictor: MaskPredictor, teacher: Sequence[Rollout], *, decoder: Decoder | None, eos_id: int | None
 ) -> Compared:
     """Compare a decoder (None: the teacher itself) with the teacher's decodes."""

@@ -143,8 +143,8 @@ def build(
     changes = spec.pop("modifiers", row["modifiers"])
     if not isinstance(changes, list | tuple):
         raise InputError(f"{place}.modifiers: {changes!r} is not a list")
-    changes = tuple(_chosen(MODIFIERS, {}, change, f"{place}.modifiers.{i}") for i, change in enumerate(changes))
-    words = {axis: _chosen(choices, row[axis], spec.get(axis, {}), f"{place}.{axis}") for axis, choices in AXES.items()}
+    changes = tuple(_choose(MODIFIERS, {}, change, f"{place}.modifiers.{i}") for i, change in enumerate(changes))
+    words = {axis: _choose(choices, row[axis], spec.get(axis, {}), f"{place}.{axis}") for axis, choices in AXES.items()}
 
     committer, region = words["committer"], words["region"].region(length, f"{place}.region")
     block_size = block_size if predictor is None else predictor.block_size
@@ -196,7 +196,7 @@ def _check(decoder: Decoder) -> None:
         raise InputError(f"{place}.modifiers: after gumbel scores are not probabilities, as threshold and factor need")
 
 
-def _chosen(choices: Mapping[str, type[Choice]], row: DecoderRow, written: Any, place: str) -> Any:
+def _choose(choices: Mapping[str, type[Choice]], row: DecoderRow, written: Any, place: str) -> Any:
     """Merge the user's choice of a word into the row's; the row's own word keeps the row's options."""
     found = choose.options(row, {"name": written} if isinstance(written, str) else written, choices, place)
     return checked(choices[found["name"]], found, place)

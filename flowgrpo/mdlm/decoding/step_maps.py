@@ -74,7 +74,6 @@ def rollout_of(
 
 
 def _score(predictor: MaskPredictor, rollout: Rollout, rows: Tensor, step: int) -> None:
-    """Write the log-probabilities of the tokens that some rows committed at a step."""
     canvas = rollout.canvas(step, predictor.mask_id)[rows]
     committed = rollout.step_map[rows] == step
     where = torch.nn.functional.pad(committed, (rollout.prompt, 0))

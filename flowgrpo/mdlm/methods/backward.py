@@ -123,7 +123,6 @@ def _two_passes(
     objective: Objective,
     send: Send,
 ) -> Pass:
-    """Compute the slope of the loss in every l, then run a pass with these as weights."""
     with torch.no_grad():
         results = [each() for each in evaluate]
     new = scatter(list(zip(group, results, strict=True)), inputs.weight).requires_grad_()

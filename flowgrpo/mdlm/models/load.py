@@ -255,7 +255,6 @@ def check_weights(path: str, variant: str | None = None, *, or_configs: bool = F
 
 
 def _model_class(path: str, config: dict[str, Any], trust_remote_code: bool) -> Any:
-    """Return the class that loads a model with its head."""
     kind, own = config.get("model_type"), config.get("auto_map", {})
     if kind in configuration_auto.CONFIG_MAPPING and not (trust_remote_code and own):
         known = _known_class(config)

@@ -34,5 +34,4 @@ def layers(weights: Weights) -> set[str]:
 
 
 def _layer(key: str) -> str:
-    """Return the path of the layer of an adapter's tensor."""
     return key.partition(".lora_")[0]

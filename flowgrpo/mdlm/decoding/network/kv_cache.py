@@ -133,7 +133,6 @@ class BlockCache(Cache):
 
     @override
     def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
-        """Return logits (R, stop - start, V) of a block; see `Cache.logits`."""
         self._check_padding(attention_mask)
         entered, self._start = start != self._start, start
         first = max(start - self.predictor.shift, 0)
@@ -174,7 +173,6 @@ class PrefixCache(Cache):
 
     @override
     def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
-        """Return logits (R, stop - start, V); see `Cache.logits`."""
         self._check_padding(attention_mask)
         entered, self._start = start != self._start, start
         if entered:

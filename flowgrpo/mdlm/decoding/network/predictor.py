@@ -239,7 +239,7 @@ class MaskPredictor:
         return found() if found is not None else None
 
     def _choose_form(self, attention_mask: Tensor | None) -> tuple[Form | None, Tensor | None]:
-        """Return the form for this padding, None if the model has none; and the mask, None without padding."""
+        """Return the form for this padding, or None; and the mask, None without padding."""
         if attention_mask is None or attention_mask.all():
             return self.form, None
         return self.padded_form, attention_mask.bool()

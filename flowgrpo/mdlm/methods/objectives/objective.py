@@ -7,6 +7,7 @@ An objective takes l of every view (n, B, L), new, old and of the reference, and
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -86,22 +87,12 @@ class LossInputs(GivenInputs):
         return self.active_weight * (self.new - other)
 
 
-def k1(gap: Tensor) -> Tensor:
-    """Return d, the KL from samples of the policy, d = new - other. Unbiased; its mean gradient is 0: it only measures."""
-    return gap
-
-
-def k2(gap: Tensor) -> Tensor:
-    """Return d^2 / 2: biased as a value, but on samples of the policy its gradient is that of the KL."""
-    return gap.square() / 2
-
-
-def k3(gap: Tensor) -> Tensor:
-    """Return e^-d - 1 + d: unbiased, never negative. Useless for |d| of tens of nats, as of whole answers."""
-    return torch.expm1((-gap).clamp(max=LIMIT)) + gap
-
-
-KL = {"k1": k1, "k2": k2, "k3": k3}
+KL: dict[str, Callable[[Tensor], Tensor]] = {  # of d = new - other, on samples of the policy
+    "k1": lambda gap: gap,  # unbiased; its mean gradient is 0: it only measures
+    "k2": lambda gap: gap.square() / 2,  # biased as a value, but its gradient is that of the KL
+    # Unbiased, never negative: e^-d - 1 + d. Useless for |d| of tens of nats, as of whole answers.
+    "k3": lambda gap: torch.expm1((-gap).clamp(max=LIMIT)) + gap,
+}
 
 
 class Divergence(Strict):
@@ -217,12 +208,10 @@ class TokenRatio(Ratio):
 
     @override
     def log_ratio(self, inputs: LossInputs) -> Tensor:
-        """Return the log ratio (B, L) of each token."""
         return inputs.gap(inputs.old).sum(0)
 
     @override
     def stopped(self, inputs: LossInputs) -> Tensor:
-        """Return which scored tokens have no gradient, (B, L) bool."""
         stopped = self.ratio_stopped(self.ratio(inputs), inputs.advantage[:, None])
         return stopped & (inputs.active_weight > 0).any(0)
 
@@ -251,7 +240,6 @@ class SequenceRatio(Ratio):
 
     @override
     def log_ratio(self, inputs: LossInputs) -> Tensor:
-        """Return the log ratio (B,) of each answer."""
         return sequence_log_ratio(inputs, self.normalised)
 
     @override
@@ -269,7 +257,6 @@ class Bound(Objective):
 
     @override
     def stopped(self, inputs: LossInputs) -> Tensor:
-        """Return False for all answers (B,)."""
         return torch.zeros_like(inputs.advantage, dtype=torch.bool)
 
 
@@ -298,7 +285,6 @@ class LinearBound(Bound):
 
     @override
     def log_ratio(self, inputs: LossInputs) -> Tensor:
-        """Return the log ratio (B,) of the bounded objective."""
         return sequence_log_ratio(inputs, self.normalised)
 
 

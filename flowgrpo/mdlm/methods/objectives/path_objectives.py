@@ -55,12 +55,10 @@ class PrefixRatio(Objective):
 
     @override
     def log_ratio(self, inputs: LossInputs) -> Tensor:
-        """Return the log ratio (B, L) of each token alone."""
         return inputs.gap(inputs.old).sum(0)
 
     @override
     def stopped(self, inputs: LossInputs) -> Tensor:
-        """Return which scored tokens have no gradient, (B, L) bool."""
         ratio, bounds = self._prefix(inputs)
         return path_clipped(ratio, inputs.advantage[:, None], bounds) & (inputs.active_weight > 0).any(0)
 
