@@ -166,7 +166,7 @@ def hints(
     while ends[-1] < len(reasoning):
         starts.append(ends[-1])
         ends.append(min(ends[-1] + int(random.integers(chunk[0], chunk[1], endpoint=True)), len(reasoning)))
-    count = int(random.uniform(*share) * len(starts))
+    count = int(random.uniform(share[0], share[1]) * len(starts))
     revealed = random.permutation(max(len(starts) - 1, 0))[:count]
     factor = min(max((length - tail) / max(len(reasoning), 1), 1.0), stretch)
     fixed = torch.full((length,), mask_id, dtype=torch.long, device=reasoning.device)

@@ -44,23 +44,14 @@ def workplace(tmp_path, monkeypatch):
     return tmp_path
 
 
-def jsonl(split):
-    Path("data/gsm8k").mkdir(parents=True, exist_ok=True)
-    Path(f"data/gsm8k/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROBLEMS))
+def write(*splits):
+    Path("data/gsm8k").mkdir(parents=True)
+    for split in splits:
+        Path(f"data/gsm8k/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROBLEMS))
 
 
-def parquet(split):
-    arrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    Path("data/gsm8k/main").mkdir(parents=True, exist_ok=True)
-    parquet.write_table(arrow.Table.from_pylist(PROBLEMS), f"data/gsm8k/main/{split}-00000-of-00001.parquet")
-
-
-@pytest.mark.parametrize("written", [jsonl, parquet])
-def test_it_plans_the_numbers_of_the_release(model, workplace, capsys, written):
-    written("train")
-    written("test")
+def test_it_plans_the_numbers_of_the_release(model, workplace, capsys):
+    write("train", "test")
     assert main(["plan", CONFIG, f"model.path={model}", "--format", "json"]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert planned["geometry"] | {"samples": 96, "passes": 12, "updates": 1, "steps": 128} == planned["geometry"]
@@ -70,8 +61,7 @@ def test_it_plans_the_numbers_of_the_release(model, workplace, capsys, written):
 
 
 def test_it_trains_as_written_but_for_sizes(model, workplace):
-    jsonl("train")
-    jsonl("test")
+    write("train", "test")
     sizes = "model.length=32 model.lora.rank=4 model.lora.alpha=2 train.iterations=1 train.groups=1 train.micro_batch=6"
     assert main(["train", CONFIG, f"model.path={model}", *sizes.split()]) == 0
     (trained,) = metrics(workplace / "runs/llada-8b")
@@ -100,7 +90,7 @@ def test_without_data_it_ends_in_one_sentence_before_a_model_is_loaded(workplace
 
 
 def test_any_model_is_asked_in_the_same_words_and_scored(model, workplace, capsys):
-    jsonl("test")
+    write("test")
     sampled = ["sample", str(model), "--prompts", "gsm8k:test", "--out", "answers", "chat=true", "length=8"]
     assert main([*sampled, "template=d3"]) == 2
     assert "template: 'd3' is unknown, choose one of d1, boxed, d1_boxed" in capsys.readouterr().err.replace("\n", " ")

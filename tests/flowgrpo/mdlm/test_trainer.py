@@ -66,9 +66,8 @@ def untrained(settings):
 )
 def test_every_preset_learns_from_its_reward(settings, preset):
     chosen = {"train__learning_rate": 0.02} if preset == "spg" else {}
-    done = run.train_config(
-        settings(algorithm__preset=preset, train__iterations=16, train__ema=None, train__updates=1, **chosen)
-    )
+    chosen |= {"algorithm__preset": preset, "train__iterations": 16, "train__ema": None, "train__updates": 1}
+    done = run.train_config(settings(**chosen))
     rewards = [line["reward/mean"] for line in lines(done)]
     assert sum(rewards[-4:]) > sum(rewards[:4]) + 0.2
     assert all(line["policy/skipped_updates"] == 0 for line in lines(done))
@@ -89,21 +88,19 @@ def test_the_drift_metric_sees_another_policy(settings, monkeypatch):
     assert first["policy/max_abs_log_ratio"] == pytest.approx(0.5, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    "decoder",
-    [
-        {"name": "low_confidence", "steps": 2},
-        {"name": "left_to_right", "region": {"block_length": 2}, "eos_early_stop": True},
-        {"name": "threshold", "committer": {"threshold": 0.3}, "proposal": {"temperature": 0}},
-        {"name": "origin"},
-    ],
-)
+DECODERS = [
+    {"name": "low_confidence", "steps": 2},
+    {"name": "left_to_right", "region": {"block_length": 2}, "eos_early_stop": True},
+    {"name": "threshold", "committer": {"threshold": 0.3}, "proposal": {"temperature": 0}},
+    {"name": "origin"},
+]
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
 def test_the_decoder_s_own_numbers_are_those_of_the_old_policy(settings, monkeypatch, decoder):
     """As the old policy's evaluations are, up to the cut into calls; so a single step measures its drift, for nothing."""
     found = []
-    watch_updates(
-        monkeypatch, lambda config, policy, own: found.append((own.old, update.log_probs(policy, own, config)))
-    )
+    watch_updates(monkeypatch, lambda *told: found.append((told[2].old, update.log_probs(told[1], told[2], told[0]))))
     choices = {"algorithm__preset": "cj_grpo", "algorithm__decoder": decoder, "train__iterations": 1}
     done = run.train_config(settings(train__updates=1, train__micro_batch=5, run__patience=None, **choices))
     ((old, evaluated),) = found
@@ -136,8 +133,10 @@ def test_two_iterations_are_one_and_a_resume_and_one(settings):
 
 
 def test_the_batch_of_a_call_changes_nothing_but_rounding(settings):
-    one = weights(run.train_config(settings(run__name="one", train__micro_batch=32, train__iterations=1)))
-    other = weights(run.train_config(settings(run__name="other", train__micro_batch=3, train__iterations=1)))
+    one, other = (
+        weights(run.train_config(settings(run__name=f"by{size}", train__micro_batch=size, train__iterations=1)))
+        for size in (32, 3)
+    )
     start = untrained(settings)
     for name in one:
         moved = (one[name] - start[name]).abs().max()
@@ -179,12 +178,10 @@ def test_the_weights_of_the_groups_scale_the_loss_and_are_not_divided_out(settin
 @pytest.mark.parametrize("preset", ["diffu_grpo", "gdpo"])
 def test_answers_that_are_not_numbers_leave_the_update(settings, monkeypatch, tmp_path, preset):
     """A model that breaks on one prompt trains as one whose answers to that prompt have no reward."""
-    (tmp_path / "lost.py").write_text(
-        "def vowels(texts, prompts):\n"
-        "    return [None if p == 'bcd' else sum(c in 'ae' for c in t) / 4 for t, p in zip(texts, prompts)]\n"
-    )
     choices = {"algorithm__preset": preset, "train__iterations": 1, "train__passes": 2, "train__ema": None}
-    lost = run.train_config(settings(run__name="lost", rewards=[{"use": f"{tmp_path / 'lost.py'}:vowels"}], **choices))
+    lost = run.train_config(
+        settings(run__name="lost", rewards=[f"{tmp_path / 'mine.py'}:vowels_but_of_bcd"], **choices)
+    )
     real, prompt = MaskPredictor.logits_and_hidden, torch.tensor([4, 5, 6])  # b, c, d
 
     def broken(self, ids, *arguments, **options):

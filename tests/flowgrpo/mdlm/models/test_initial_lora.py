@@ -97,9 +97,8 @@ def test_a_resumed_run_needs_no_file_and_is_exact(settings, model, tmp_path):
 @pytest.mark.parametrize(("target", "apart"), [("reference", False), ("base", True)])
 def test_the_kl_is_from_the_start_unless_the_base_is_asked_for(settings, model, tmp_path, target, apart):
     saved(model, tmp_path / "lora")
-    kl = {"form": "k3", "beta": 0.5, "target": target}
     options = {"model__lora": {"path": str(tmp_path / "lora")}, "train__updates": 1, "train__iterations": 1}
-    done = run.train_config(settings(**options, algorithm__preset="gdpo", algorithm__objective__kl=kl))
+    done = run.train_config(settings(**options, **KL, algorithm__objective__kl__target=target))
     (line,) = metrics(done.folder)
     assert (line["policy/kl"] > 1e-9) is apart
 

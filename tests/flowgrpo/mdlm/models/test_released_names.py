@@ -199,19 +199,13 @@ def test_an_adapter_of_llada_has_the_names_of_the_released_code(folders, setting
     assert sorted(json.loads(Path("out/adapter_config.json").read_text())["target_modules"]) == expected
     assert {key.rpartition(".lora_")[0] for key in tensors("out")} == {f"base_model.model.{path}" for path in expected}
 
-    class Block(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            for layer in layers:
-                setattr(self, layer, torch.nn.Linear(32, 32, bias=False))
-
     inner = torch.nn.Module()
-    inner.model = torch.nn.Module()
-    inner.model.transformer = torch.nn.ModuleDict({"blocks": torch.nn.ModuleList([Block(), Block()])})
-    inner.forward = lambda: None
+    inner.model, inner.forward = torch.nn.Module(), lambda: None
+    blocks = [torch.nn.ModuleDict({layer: torch.nn.Linear(32, 32, bias=False) for layer in layers}) for _ in range(2)]
+    inner.model.transformer = torch.nn.ModuleDict({"blocks": torch.nn.ModuleList(blocks)})
     PeftModel.from_pretrained(inner, "out")
     state = tensors("out")
-    layer = inner.model.transformer["blocks"][1].attn_out
+    layer = inner.model.transformer["blocks"][1]["attn_out"]
     name = "base_model.model.model.transformer.blocks.1.attn_out"
     torch.testing.assert_close(layer.lora_B["default"].weight, state[f"{name}.lora_B.weight"])
     assert float(state[f"{name}.lora_B.weight"].abs().max()) > 0

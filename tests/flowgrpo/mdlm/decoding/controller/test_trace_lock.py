@@ -117,7 +117,7 @@ def test_training_learns_which_proposals_last(predictor, controller):
     assert f_half(controller, found, threshold=0.5) > before + 0.2
     torch.manual_seed(0)
     again = Controller(32, width=16, layers=1, heads=2, end_ids=(EOS,))
-    assert losses == train_controller(again, found, steps=60, window_length=LENGTH, learning_rate=3e-3)
+    assert losses[:10] == train_controller(again, found, steps=10, window_length=LENGTH, learning_rate=3e-3)
 
 
 def scene(*states):

@@ -1,4 +1,4 @@
-"""Random numbers of a decode are those at their addresses, whichever rows are left; steps are shared among blocks."""
+"""Random numbers of a decode are those at their addresses, and steps are shared among blocks."""
 
 import pytest
 import torch
