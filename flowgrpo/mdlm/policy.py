@@ -55,14 +55,10 @@ def padded(predictor: MaskPredictor, rows: Sequence[Sequence[int]]) -> tuple[Ten
 
 
 class TextPolicy:
-    """A predictor of masked tokens that answers prompts.
+    """A predictor of masked tokens that answers prompts with `length` tokens.
 
-    Args:
-        length: tokens of an answer.
-        chat: put a prompt into the tokenizer's chat template, as the user's turn.
-
-    Raises:
-        InputError: the tokenizer has no end of sequence, or no chat template where one is wanted.
+    With `chat` a prompt is put into the tokenizer's chat template, as the user's turn. Raises InputError if the tokenizer
+    has no end of sequence, or no chat template where one is wanted.
     """
 
     def __init__(self, predictor: MaskPredictor, tokenizer: PreTrainedTokenizerBase, length: int, chat: bool = False):

@@ -128,14 +128,11 @@ def decode(
     fixed: Tensor | None = None,
     micro_batch: int | None = None,
 ) -> Rollout:
-    """Complete prompts.
-
-    A row depends on its own prompt and seed only, up to rounding in batches of another size.
+    """Complete prompts; a row depends on its own prompt and seed only, up to rounding in batches of another size.
 
     Args:
-        prompt: (B, P) tokens, padded on the left.
+        prompt: (B, P) tokens, padded on the left; `attention_mask` is 0 or False there.
         seeds: an address of random numbers for each row, unique in the run; None for a deterministic decoder.
-        attention_mask: (B, P), 0 or False at padding.
         fixed: (B, L) given tokens, and the mask token elsewhere (see `flowgrpo.mdlm.methods.hints`).
         micro_batch: largest number of rows to decode together.
 
@@ -153,18 +150,10 @@ def decode(
         raise InputError(f"seeds: {len(seeds)} for {len(ids)} prompts")
     draws = None if seeds is None else Draws(seeds, decoder.region.length, ids.device)
     with torch.no_grad():
-        parts = [
-            _fill(
-                predictor,
-                decoder,
-                draws,
-                ids=ids[rows.start : rows.stop],
-                mask=mask[rows.start : rows.stop],
-                prompt=prompt.shape[1],
-                first=rows.start,
-            )
-            for rows in batched(range(len(ids)), micro_batch or len(ids))
-        ]
+        parts = []
+        for rows in batched(range(len(ids)), micro_batch or len(ids)):
+            canvas = {"ids": ids[rows.start : rows.stop], "mask": mask[rows.start : rows.stop]}
+            parts.append(_fill(predictor, decoder, draws, **canvas, prompt=prompt.shape[1], first=rows.start))
     names = [field.name for field in fields(Rollout)]
     return Rollout(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 

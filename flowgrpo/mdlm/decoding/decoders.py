@@ -70,23 +70,8 @@ DECODERS: dict[str, DecoderRow] = {
 
 AXES: dict[str, dict[str, type[Choice]]] = {
     "proposal": named(Sample),
-    "scorer": named(
-        confidence.Confidence,
-        confidence.Sampled,
-        confidence.Margin,
-        confidence.Entropy,
-        confidence.Uniform,
-        confidence.LeftToRight,
-        confidence.LearnedScorer,
-    ),
-    "committer": named(
-        commit_rules.Even,
-        commit_rules.Ascending,
-        commit_rules.Remaining,
-        commit_rules.Bernoulli,
-        commit_rules.Threshold,
-        commit_rules.Factor,
-    ),
+    "scorer": confidence.SCORERS,
+    "committer": commit_rules.COMMITTERS,
     "region": named(regions.Blocks, regions.AscendingBlocks),
 }
 MODIFIERS = named(logit_modifiers.EarlyEosDamping, logit_modifiers.Gumbel, logit_modifiers.HeldBack)

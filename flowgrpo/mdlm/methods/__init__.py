@@ -16,15 +16,7 @@ from collections.abc import Mapping
 from flowgrpo.mdlm.decoding.decoders import DECODERS
 from flowgrpo.mdlm.methods.decoder import Rollouts
 from flowgrpo.mdlm.methods.hints import Inpainting, NoHints
-from flowgrpo.mdlm.methods.likelihoods.likelihood import (
-    Autoregressive,
-    Blocks,
-    Coupled,
-    MonteCarlo,
-    OneStep,
-    Quadrature,
-    Trajectory,
-)
+from flowgrpo.mdlm.methods.likelihoods.likelihood import LIKELIHOODS
 from flowgrpo.mdlm.methods.objectives.aggregation import AGGREGATIONS, Aggregation
 from flowgrpo.mdlm.methods.objectives.objective import LinearBound, Sandwich, SequenceRatio, TokenRatio
 from flowgrpo.mdlm.methods.objectives.path_objectives import PrefixRatio
@@ -36,7 +28,7 @@ CHOICES: Mapping[str, Mapping[str, type[Choice]]] = {
     "decoder": dict.fromkeys(DECODERS, Rollouts),
     "schedule": named(Unscheduled, LearnedSchedule),
     "hints": named(NoHints, Inpainting),
-    "likelihood": named(OneStep, Coupled, MonteCarlo, Quadrature, Autoregressive, Trajectory, Blocks),
+    "likelihood": LIKELIHOODS,
     "baseline": BASELINES,
     "objective": named(TokenRatio, SequenceRatio, PrefixRatio, LinearBound, Sandwich),
     "aggregation": dict.fromkeys(AGGREGATIONS, Aggregation),

@@ -41,13 +41,7 @@ class MaskPredictor:
     """
 
     def __init__(
-        self,
-        model: Any,
-        mask_id: int,
-        pad_id: int | None = None,
-        *,
-        shift: bool = False,
-        block_size: int | None = None,
+        self, model: Any, mask_id: int, pad_id: int | None = None, *, shift: bool = False, block_size: int | None = None
     ):
         """Probe the model by a few forwards. Switches cuDNN attention off for the whole process.
 
@@ -56,7 +50,6 @@ class MaskPredictor:
                 `attention_mask`, `position_ids` and `use_cache` if its forward takes them.
             pad_id: fills rows up on the left; None if rows are never padded.
             shift: output i is about token i + 1, as in Dream and other models that began autoregressive.
-            block_size: tokens of a block, for block-causal attention.
 
         Raises:
             InputError: the mask token is outside the vocabulary, is padding, or is not that of the model's config; no
@@ -127,7 +120,7 @@ class MaskPredictor:
         return self.finished(logits_of(out) if select else align(logits_of(out))), out
 
     def block_start(self, mask: Tensor, column: int) -> int:
-        """Return the first column of the block around a column, in the row of a mask (B, T) bool where it begins first."""
+        """Return the first column of the block around a column, in the row of a mask (B, T) where it begins first."""
         assert self.block_size is not None
         padding = (~mask).sum(1)
         return int(((column - padding) // self.block_size * self.block_size + padding).min())

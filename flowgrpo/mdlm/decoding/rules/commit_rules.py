@@ -14,7 +14,7 @@ from typing_extensions import override
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.tokens.regions import ascending, ascending_sizes
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep, Fraction, Frame, setting
-from flowgrpo.schema.base import Choice, Count, NotNegative
+from flowgrpo.schema.base import Choice, Count, NotNegative, named
 from flowgrpo.schema.imports.heavy import Tensor, torch
 
 
@@ -60,7 +60,6 @@ class Ascending(Committer):
 
     @override
     def block_steps(self, frame: Frame) -> None:
-        """Return None; raise InputError for a region other than `ascending`."""
         ends = frame.region.ends
         place = f"{frame.place}.region"
         if ascending(ends[-1], len(ends), place).ends != ends:
@@ -164,6 +163,9 @@ class Factor(Committer):
         sure = scores.sort(dim=1, descending=True).values >= 1 - self.factor / (n + 1)
         count = torch.where(sure, n, 1.0).amax(1)
         return best(scores, count)
+
+
+COMMITTERS = named(Even, Ascending, Remaining, Bernoulli, Threshold, Factor)
 
 
 def stays(ratio: Fraction | None, step: DecodeStep) -> Tensor:

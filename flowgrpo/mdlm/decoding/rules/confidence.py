@@ -14,7 +14,7 @@ from typing_extensions import override
 from flowgrpo.mdlm.decoding.tokens.logit_chunks import joined, portions
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep
 from flowgrpo.mdlm.decoding.tokens.token_proposals import Proposed
-from flowgrpo.schema.base import Choice
+from flowgrpo.schema.base import Choice, named
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.schema.imports.lazy import lazy
 
@@ -126,6 +126,9 @@ class LearnedScorer(Scoring):
     @override
     def loaded(self, hidden_size: int | None, place: str) -> trace_lock.Learned:
         return trace_lock.Learned(trace_lock.load_controller(self.controller, hidden_size, f"{place}.controller"))
+
+
+SCORERS = named(Confidence, Sampled, Margin, Entropy, Uniform, LeftToRight, LearnedScorer)
 
 
 def _in_portions(logits: Tensor, compute: Callable[[slice], Tensor]) -> Tensor:

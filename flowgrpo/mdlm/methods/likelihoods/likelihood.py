@@ -34,7 +34,7 @@ from flowgrpo.mdlm.methods.likelihoods.masked_views import (
     score,
     scored_rows,
 )
-from flowgrpo.schema.base import Choice, Count, Rate
+from flowgrpo.schema.base import Choice, Count, Rate, named
 from flowgrpo.schema.imports.heavy import np, torch
 
 
@@ -366,6 +366,9 @@ class Blocks(Likelihood):
     @override
     def views(self, answers: Answers) -> Views:
         return blocks(answers, self.size, self.draws, self.prompt_rate)
+
+
+LIKELIHOODS = named(OneStep, Coupled, MonteCarlo, Quadrature, Autoregressive, Trajectory, Blocks)
 
 
 def _inverse(value: float) -> float:

@@ -53,10 +53,9 @@ class SchedulePolicy(torch.nn.Module):
     """A normal distribution of each action at each step; its parameters are `mean` and `log_std`, both (S, A)."""
 
     def __init__(self, start: Mapping[str, float | Sequence[float]], steps: int, std: float = 0.3):
-        """Begin around a schedule of at most `steps` steps.
+        """Begin around a schedule of at most `steps` steps; `std` is that of the squashed numbers' logits.
 
-        `start` maps names of `BOUNDS` to a number, or one for each step, between the bounds; InputError otherwise. `std` is
-        that of the squashed numbers' logits.
+        `start` maps names of `BOUNDS` to a number, or one for each step, between the bounds; InputError otherwise.
         """
         super().__init__()
         check_start(start, steps)
