@@ -1,8 +1,8 @@
 """Decode masked completions step by step, each row on its own.
 
-A decoder is five choices: a proposal for each open position, a score of each proposal, modifiers of the scores, a committer
-(how many positions a step commits) and a region (where). A committed token stays, so `step_map` gives the canvas before any
-step: at step s all positions with a step of s or more are masked.
+A decoder proposes a token for each open position, scores the proposals, modifies the scores, and commits some positions of
+a region. Committed tokens stay, so `step_map` gives the canvas before any step: at step s all positions with a step of s or
+more are masked.
 """
 
 from __future__ import annotations

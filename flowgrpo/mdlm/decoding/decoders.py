@@ -68,7 +68,7 @@ DECODERS: dict[str, DecoderRow] = {
 }
 
 
-AXES: dict[str, dict[str, type[Choice]]] = {
+AXES: dict[str, Mapping[str, type[Choice]]] = {
     "proposal": named(Sample),
     "scorer": confidence.SCORERS,
     "committer": commit_rules.COMMITTERS,

@@ -70,10 +70,8 @@ def check_solutions(settings: NoHints | Inpainting, columns: Sequence[Mapping[st
         if not isinstance(solution, str | None):
             raise InputError(f"algorithm.hints.column: {settings.column!r} holds {solution!r}, a solution is a text")
     if not any(row.get(settings.column) for row in columns):
-        raise InputError(
-            f"algorithm.hints.column: no training prompt has {settings.column!r}, they have "
-            f"{', '.join(columns[0]) or 'no columns'}"
-        )
+        others = ", ".join(columns[0]) or "no columns"
+        raise InputError(f"algorithm.hints.column: no training prompt has {settings.column!r}, they have {others}")
 
 
 def failed_groups(values: Tensor, groups: Sequence[int], success: float) -> list[int]:
@@ -102,8 +100,8 @@ def draw_hints(
 def replace_failed(rewards: Tensor, settings: Inpainting, group_size: int) -> list[tuple[int, int]]:
     """Return pairs of indices: an answer of a failed group, and the hinted answer that replaces it.
 
-    The first hinted answers that succeed replace the first of the group, at most a share `replace` of it. `rewards` are the
-    deciding ones of the hinted answers, at most one for each answer of the group.
+    The first hinted answers that succeed, by their deciding `rewards`, replace the first of the group, at most a share
+    `replace`.
     """
     better = (rewards >= settings.success).nonzero()[:, 0].tolist()
     return list(enumerate(better[: int(settings.replace * group_size)]))
@@ -123,10 +121,10 @@ def highest_entropy(
     for part in rows.split(micro_batch) if len(rows) else ():
         ids = rollout.ids[part].clone()
         ids[:, rollout.prompt :] = predictor.mask_id
-        known = {} if predictor.block_size is None else {"clean": rollout.ids[part]}
+        clean = {} if predictor.block_size is None else {"clean": rollout.ids[part]}
         where = torch.nn.functional.pad(given[part], (rollout.prompt, 0))
         with torch.no_grad():
-            log_probs = predictor.logits_at(ids, rollout.attention_mask[part], where, **known).float().log_softmax(-1)
+            log_probs = predictor.logits_at(ids, rollout.attention_mask[part], where, **clean).float().log_softmax(-1)
         entropy = torch.special.entr(log_probs.exp()).sum(-1)  # (N,)
         for row, own in zip(part.tolist(), entropy.split(given[part].sum(1).tolist()), strict=True):
             positions = given[row].nonzero()[:, 0]
@@ -149,15 +147,10 @@ def hints(
     """Return fixed tokens (L,) of a completion: random chunks of a solution at about their positions in it, else `mask_id`.
 
     IGPO (arXiv 2509.10396 and its code). The reasoning (n,), the solution without its final answer, is cut into chunks; a
-    random share is revealed, the last one never; positions are stretched by (L - tail) / n, between 1 and `stretch`. Our
+    random share is revealed, the last one never; positions are stretched by (L - tail) / n, between 1 and `stretch`.
+    `chunk` and `share` are the least and the most, uniform; `tail` positions at the end are left to the answer. Our
     readings: a chunk stays in one piece, only its beginning moves; the share is of all chunks, rounded down; a chunk that
-    would end after L - tail is not revealed.
-
-    Args:
-        seed: address of the random numbers, one for each completion.
-        chunk: least and most tokens of a chunk, uniform.
-        share: least and most of the revealed share, uniform.
-        tail: positions at the end that are left to the answer; InputError if it leaves no room.
+    would end after L - tail is not revealed. Raises InputError if the tail leaves no room.
     """
     if not 0 <= tail < length:
         raise InputError(f"inpainting.tail: {tail} is not between 0 and the length {length}")

@@ -31,13 +31,9 @@ def probe_calls(
 ) -> ProbeCalls:
     """Return the calls, on the longest prompts; an answer takes part in a decoding, and has a number of views.
 
-    A probe decodes the whole answer, since caches, guidance and the number of open tokens change its memory. A held-out
-    prompt that is longer, or decoded in another way, is probed too: it has to fit, but its time does not count.
-
-    Args:
-        decoder: of so many answers.
-        held_out: prompts that this process evaluates.
-        eval_decoder: of so many of their answers; None if it is the same.
+    A probe decodes the whole answer, since caches, guidance and the number of open tokens change its memory. A prompt of
+    this process's `held_out` that is longer, or decoded in another way (`eval_decoder`), is probed too: it has to fit, but
+    its time does not count.
     """
 
     def length(text: str) -> int:

@@ -39,13 +39,8 @@ def parts(
     """Return this process's answers to keep of an iteration; [] if none are due.
 
     Each has `MOMENTS` canvases beside its start, at equal distances in its own decoding. A token counts as committed at its
-    last commit, even if a decoder had masked it again before.
-
-    Args:
-        combination: of the rewards, into what is trained on.
-        advantages: (B,) of the answers.
-        trained: (B,) bool, whether each is trained on.
-        names: of the rewards.
+    last commit, even if a decoder had masked it again before. `advantages` (B,) and `trained` (B,) bool are those of the
+    answers.
     """
     asked = config.run.trees
     if asked is None or not asked.due(batch.iteration, config.train.iterations):
@@ -56,10 +51,10 @@ def parts(
             by_group[group].append(place)
     texts, totals = policy.as_samples(batch.completions), combination.total(batch.scores.values).tolist()
     rewards, advantages, trained = batch.scores.values.tolist(), advantages.tolist(), trained.tolist()
-    found = []
-    for group, own in by_group.items():
+    trees = []
+    for group, places in by_group.items():
         nodes: list[KeptNode] = []
-        for place in own:
+        for place in places:
             steps = max(1, 1 + max(texts[place].steps))
             nodes += _chain(texts[place], steps, len(nodes), config.algorithm.decoder.name)
             advantage = known(advantages[place])
@@ -75,26 +70,26 @@ def parts(
                 advantage=advantage,
                 weight=float(batch.groups.weights[group]),
             )
-        height, width = cells(texts[own[0]], 0, 1).shape[:2]
+        height, width = cells(texts[places[0]], 0, 1).shape[:2]
         tree = KeptTree(
             step=batch.iteration + 1,
             group=group,
-            prompt=batch.rows[own[0]].prompt,
+            prompt=batch.rows[places[0]].prompt,
             sigmas=tuple(1 - moment / MOMENTS for moment in range(MOMENTS + 1)),
             names=tuple(names),
             size=(width, height),
             nodes=tuple(nodes),
         )
-        found.append(tree)
-    return found
+        trees.append(tree)
+    return trees
 
 
 def _chain(text: Text, steps: int, first: int, decoder: str) -> list[KeptNode]:
     """Return the canvases of a text of `steps` steps, the first as node `first`."""
-    found = []
+    nodes = []
     for column in range(MOMENTS + 1):
         moment = round(steps * column / MOMENTS)
-        found.append(
+        nodes.append(
             KeptNode(
                 parent=first + column - 1 if column else None,
                 step=column,
@@ -105,7 +100,7 @@ def _chain(text: Text, steps: int, first: int, decoder: str) -> list[KeptNode]:
                 kernel=decoder if column else None,
             )
         )
-    return found
+    return nodes
 
 
 def canvas(text: Text, moment: int) -> str:

@@ -134,7 +134,7 @@ def scene(
 
 
 def window(scene: Scene, length: Tensor) -> Tensor:
-    """Return which columns (B, T) bool lie before the last mask of the window of `length` (B,) from a row's first mask."""
+    """Return which columns (B, T) bool lie up to the last mask of the window of `length` (B,) from a row's first mask on."""
     masked = scene.state >= OPEN
     column = torch.arange(masked.shape[1], device=masked.device)
     within = masked & (column < (masked.int().argmax(1) + length)[:, None])

@@ -76,8 +76,8 @@ class Ascending(Committer):
 class Remaining(Committer):
     """Dream's code: a share of the masks stays, rounded up; none at the last step.
 
-    Its ratio is that of `linear_times`, of the mean number of masks in the batch; here each row has its own count, so rows
-    are independent. Like the code, a step may commit nothing.
+    The code takes the mean number of masks in the batch; here each row has its own count, so rows are independent. Like the
+    code, a step may commit nothing.
     """
 
     name: Literal["remaining"] = "remaining"
@@ -169,14 +169,14 @@ COMMITTERS = named(Even, Ascending, Remaining, Bernoulli, Threshold, Factor)
 
 
 def stays(ratio: Fraction | None, step: DecodeStep) -> Tensor:
-    """Return the ratio (R,) float64 of masks that stay; by default that of `linear_times`."""
-    return linear_times(step) if ratio is None else setting(ratio, step)
+    """Return the ratio (R,) float64 of masks that stay.
 
-
-def linear_times(step: DecodeStep, end: float = 1e-3) -> Tensor:
-    """Return the ratio s / t (R,) float64 of the step's two times, of a linspace from 1 to `end` (Dream's code)."""
+    By default s / t of the step's two times, of a linspace from 1 to 1e-3 (Dream's code).
+    """
+    if ratio is not None:
+        return setting(ratio, step)
     steps = step.frame.block_steps
-    times = torch.linspace(1, end, steps + 1, dtype=torch.float64, device=step.open.device)
+    times = torch.linspace(1, 1e-3, steps + 1, dtype=torch.float64, device=step.open.device)
     j = min(step.in_block, steps - 1)
     return (times[j + 1] / times[j]).expand(step.row.shape)
 

@@ -40,11 +40,6 @@ class LogProb:
         return (self.weight * self.each).sum(0)
 
     @property
-    def views(self) -> Tensor:
-        """(n, B): contribution of each view to the answer's log-probability."""
-        return (self.weight * self.each).sum(2)
-
-    @property
     def seq(self) -> Tensor:
         """(B,): log-probability of the answer."""
         return (self.weight * self.each).sum((0, 2))
