@@ -289,7 +289,10 @@ def translated(path: str, written: Written) -> PreTrainedConfig:
 
 
 def load(path: str, place: str, written: Written, dtype: torch.dtype, *, variant: str | None = None) -> PreTrainedModel:
-    """Load a model from its files; `path` is the user's name of it, `place` its folder or hub id, `written` its config.json."""
+    """Load a model from its files; `path` is the user's name of it, `place` its folder or hub id.
+
+    Raises InputError if its config.json, `written`, or its weights are not those of its type.
+    """
     config, kind = translated(path, written), ARCHITECTURES[written["model_type"]].model
     with weight_check.silent():
         return kind.from_pretrained(place, config=config, dtype=dtype, variant=variant)

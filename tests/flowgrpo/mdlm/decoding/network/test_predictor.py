@@ -237,15 +237,11 @@ def test_gradients_are_finite_and_adapters_are_no_hindrance():
 
 
 @pytest.mark.usefixtures("cudnn_attention")
-def test_cudnn_computes_no_attention_of_a_predictor():
-    MaskPredictor(llama(layers=1), MASK, PAD)
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
-
-
-def test_a_model_in_half_precision_gives_float32():
+def test_a_model_in_half_precision_gives_float32_without_attention_of_cudnn():
     predictor = MaskPredictor(llama().bfloat16(), MASK, PAD)
     assert predictor.padded_form is not None
     assert predictor.logits(IDS).dtype == torch.float32
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_a_block_ends_and_begins_where_a_row_s_padding_has_it():
