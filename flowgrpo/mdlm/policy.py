@@ -70,7 +70,7 @@ class TextPolicy:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The model's device."""
         return self.predictor.device
 
     @property

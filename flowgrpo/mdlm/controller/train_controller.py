@@ -2,8 +2,8 @@
 
 A teacher decodes the prompts; a controller learns to tell, at any step of these decodes, which proposals the finished
 answer holds; the best of its states on held-out prompts is kept, by F-half at the threshold of commitment. It departs from
-the paper in numbers, for want of 36,000 steps of 64 canvases: fewer steps of 16, at a learning rate of 1e-3 where the paper
-has 1e-4, and a smaller controller for models below 2,048 wide.
+the paper's 36,000 steps of 64 canvases to save time: fewer steps of 16, at a learning rate of 1e-3 instead of 1e-4, and a
+smaller controller for models below 2,048 wide.
 
     flowgrpo mdlm tracelock path/to/model --prompts prompts.txt --out controller
 """

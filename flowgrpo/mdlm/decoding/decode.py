@@ -37,7 +37,7 @@ GIVEN = -1  # in a step map: a token that was there from the start
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """How a completion is filled."""
+    """The parts and options of a decoder."""
 
     proposal: Sample
     scorer: Scorer  # its attribute `hidden_layers` is the number of hidden states it reads

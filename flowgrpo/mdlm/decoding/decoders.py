@@ -183,5 +183,5 @@ def _check(decoder: Decoder) -> None:
 
 def _choose(choices: Mapping[str, type[Choice]], row: DecoderRow, written: Any, place: str) -> Any:
     """Merge the user's choice of a word into the row's; the row's own word keeps the row's options."""
-    found = choose.options(row, {"name": written} if isinstance(written, str) else written, choices, place)
-    return checked(choices[found["name"]], found, place)
+    options = choose.options(row, {"name": written} if isinstance(written, str) else written, choices, place)
+    return checked(choices[options["name"]], options, place)

@@ -51,13 +51,13 @@ def rollout_of(
     tokens = prompt.new_full((len(prompt), length), fill_id)
     step_map = torch.full_like(tokens, GIVEN)
     taken = torch.zeros(len(prompt), dtype=torch.long, device=prompt.device)
-    for row, (own, at) in enumerate(zip(completions, steps, strict=True)):
-        check(f"row {row}", own, at, length=length, predictor=predictor)
-        order = {step: place for place, step in enumerate(sorted({step for step in at if step != GIVEN}))}
+    for row, (completion, row_steps) in enumerate(zip(completions, steps, strict=True)):
+        check(f"row {row}", completion, row_steps, length=length, predictor=predictor)
+        order = {step: place for place, step in enumerate(sorted(set(row_steps) - {GIVEN}))}
         taken[row] = len(order)
         step_map[row] = len(order)  # where the row had stopped
-        tokens[row, : len(own)] = torch.as_tensor(own).to(tokens)
-        step_map[row, : len(own)] = torch.tensor([order.get(step, GIVEN) for step in at]).to(tokens)
+        tokens[row, : len(completion)] = torch.as_tensor(completion).to(tokens)
+        step_map[row, : len(completion)] = torch.tensor([order.get(step, GIVEN) for step in row_steps]).to(tokens)
     rollout = Rollout(
         ids=torch.cat([prompt, tokens], dim=1),
         attention_mask=torch.cat([known.bool(), torch.ones_like(tokens, dtype=torch.bool)], dim=1),
@@ -78,8 +78,8 @@ def _score(predictor: MaskPredictor, rollout: Rollout, rows: Tensor, step: int) 
     committed = rollout.step_map[rows] == step
     where = torch.nn.functional.pad(committed, (rollout.prompt, 0))
     logits = predictor.logits_at(canvas, rollout.attention_mask[rows], where)
-    own = rollout.completion[rows][committed]
-    scored = logits.double().log_softmax(-1).gather(1, own[:, None])[:, 0]
+    tokens = rollout.completion[rows][committed]
+    scored = logits.double().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
     place = committed.nonzero()
     rollout.commit_logp[rows[place[:, 0]], place[:, 1]] = scored
 

@@ -1,10 +1,10 @@
-"""Add the gradient of an objective in the memory of one call, whatever the number of views.
+"""Add the gradient of an objective in the memory of one call, for any number of views.
 
 The activations of a call take most of an update's memory. So evaluations run a few at a time:
 
  - an objective that is a sum over views: calls are filled with views of any row, and each has its own backward pass (BGPO,
    and exact where views score disjoint tokens);
- - otherwise rows whose evaluations fit one call: one call, one backward pass;
+ - otherwise rows with evaluations that fit one call: one call, one backward pass;
  - rows that need several calls: two passes. The first, without gradient, computes l of all views and, by autograd on these
    few numbers, the slope of the loss in each; the second calls the model again and sends sum of slope * l backward. By the
    chain rule this is the exact gradient of any objective, for one more evaluation each.

@@ -129,7 +129,7 @@ def model_paths(path: str) -> tuple[str, str]:
         folder_files.refuse_pointer(Path(model_path) / "config.json")
     try:
         config = config_of(model_path)
-    except Exception as error:  # whatever others wrote into it
+    except Exception as error:  # the file may hold anything
         reason = _hub_reason(path, error)
         raise InputError(f"model.path: {path!r} {reason or f'holds no model ({_reason(error)})'}") from error
     # Where there is no config.json, transformers gives an empty map.
@@ -193,10 +193,10 @@ def load_adapter(predictor: MaskPredictor, folder: Path) -> None:
     config = peft.PeftConfig.from_pretrained(str(folder))
     with safetensors.safe_open(folder / ADAPTER, "pt") as file:
         released = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in file.keys()}  # noqa: SIM118
-    own = architectures.own_paths(predictor.model, released)
-    if own:
-        config = lora_adapters.renamed(config, own)
-    names = {f"^{re.escape(path)}\\.": f"{here}." for path, here in own.items()}
+    paths = architectures.own_paths(predictor.model, released)
+    if paths:
+        config = lora_adapters.renamed(config, paths)
+    names = {f"^{re.escape(path)}\\.": f"{here}." for path, here in paths.items()}
     try:
         peft.PeftModel.from_pretrained(predictor.model, str(folder), config=config, key_mapping=names)
     except (RuntimeError, ValueError) as error:
@@ -214,8 +214,8 @@ def _one_sentence(path: str, lacks: str | None, config: dict[str, Any], trust_re
         if is_out_of_memory(error):
             raise
         reason = _reason(error)
-        own = trust_remote_code and config.get("auto_map") and architectures.architecture(config) is None
-        if own:  # anybody's code, which may raise anything
+        remote = trust_remote_code and config.get("auto_map") and architectures.architecture(config) is None
+        if remote:  # this code may raise anything
             raise InputError(
                 f"model.path: {path!r} is a {config.get('model_type')}, whose own code is of transformers "
                 f"{config.get('transformers_version', '(no version named)')} and fails with {transformers.__version__} "
@@ -230,8 +230,8 @@ def _one_sentence(path: str, lacks: str | None, config: dict[str, Any], trust_re
 
 def _hub_reason(path: str, error: Exception) -> str | None:
     """Return why the hub did not give a model; None if the path is not a hub id or that was not the reason."""
-    asked = re.fullmatch(HUB_ID, path) and not Path(path).is_dir()
-    return hub.why(error, path, "set model.path to a folder") if asked else None
+    from_hub = re.fullmatch(HUB_ID, path) and not Path(path).is_dir()
+    return hub.why(error, path, "set model.path to a folder") if from_hub else None
 
 
 def _reason(error: Exception) -> str:
@@ -255,17 +255,17 @@ def check_weights(path: str, variant: str | None = None, *, or_configs: bool = F
 
 
 def _model_class(path: str, config: dict[str, Any], trust_remote_code: bool) -> Any:
-    kind, own = config.get("model_type"), config.get("auto_map", {})
-    if kind in configuration_auto.CONFIG_MAPPING and not (trust_remote_code and own):
+    kind, remote = config.get("model_type"), config.get("auto_map", {})
+    if kind in configuration_auto.CONFIG_MAPPING and not (trust_remote_code and remote):
         known = _known_class(config)
         if known is None:
             raise InputError(f"model.path: {path!r} is a {kind}, which predicts no tokens")
         return known
-    if not own:
+    if not remote:
         raise InputError(f"model.path: {path!r} is a {kind}, which transformers does not know")
     if not trust_remote_code:
         raise InputError(f"model.path: {path!r} brings its own code, set model.trust_remote_code if you trust it")
-    return transformers.AutoModelForCausalLM if "AutoModelForCausalLM" in own else transformers.AutoModel
+    return transformers.AutoModelForCausalLM if "AutoModelForCausalLM" in remote else transformers.AutoModel
 
 
 def _known_class(config: dict[str, Any]) -> Any:

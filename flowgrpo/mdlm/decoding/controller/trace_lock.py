@@ -72,17 +72,17 @@ class Controller(torch.nn.Module):
         positions = self.position(scene.position.clamp(max=self.position.num_embeddings - 1))
         x = self.embed(features) + self.state(scene.state) + positions * generated
         x = torch.cat([self.summary.expand(len(x), 1, -1), x], dim=1)
-        seen = torch.cat([torch.ones_like(scene.visible[:, :1]), scene.visible], dim=1)
-        x = self.encoder(x, src_key_padding_mask=~seen)
+        visible = torch.cat([torch.ones_like(scene.visible[:, :1]), scene.visible], dim=1)
+        x = self.encoder(x, src_key_padding_mask=~visible)
         threshold = self.threshold(x[:, 0])[:, 0]
         return self.judge(x[:, 1:])[..., 0] - threshold[:, None], threshold
 
     def check_fit(self, hidden_size: int, place: str) -> None:
         """Raise InputError for a model with hidden states of another width."""
-        own = self.sizes["hidden_size"]
-        if own != hidden_size:
+        width = self.sizes["hidden_size"]
+        if width != hidden_size:
             raise InputError(
-                f"{place}: it was trained on hidden states of width {own}, "
+                f"{place}: it was trained on hidden states of width {width}, "
                 f"those of this model have {hidden_size}; flowgrpo mdlm tracelock trains one for it"
             )
 

@@ -52,10 +52,10 @@ def known_block_size(
         return None
     if attention == "full":
         raise InputError(f"model.attention: a {kind} attends in blocks, full is not what it was trained with")
-    found = block_size or (known and (config.get(known.key) or known.size))
-    if not found:
+    block_size = block_size or (known and (config.get(known.key) or known.size))
+    if not block_size:
         raise InputError(f"model.block_size: unknown for a {kind}, give the tokens of a block that it was trained with")
-    return found
+    return block_size
 
 
 def positions(mask: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ PADDING_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 0.
 
 @dataclass(frozen=True)
 class Form:
-    """How a model learns what it may see: its kind of attention mask, and whether it takes positions."""
+    """The inputs that tell a model what it may see: its kind of attention mask, and whether it takes positions."""
 
     attention: str  # 4d | 2d | none
     positions: bool = False
@@ -95,12 +95,12 @@ def probe_head(predictor: _Predictor) -> bool:
     whole = predictor.logits_at(ids, None, where)
     try:
         predictor.selects = predictor.head() is not None
-        asked = predictor.logits_at(ids, None, where)
+        alone = predictor.logits_at(ids, None, where)
     except REFUSALS:
         return False
-    known = whole.isfinite()
-    gap = (asked - whole)[known].abs().max() if asked.shape == whole.shape else torch.inf
-    return predictor.selects and bool(gap <= PADDING_TOLERANCE[whole.dtype] * whole[known].abs().max())
+    finite = whole.isfinite()
+    gap = (alone - whole)[finite].abs().max() if alone.shape == whole.shape else torch.inf
+    return predictor.selects and bool(gap <= PADDING_TOLERANCE[whole.dtype] * whole[finite].abs().max())
 
 
 def _two_tokens(predictor: _Predictor) -> list[int]:

@@ -96,8 +96,8 @@ class MaskPredictor:
         wanted = {"output_hidden_states": True} if layers else {}
         self.evaluations += len(ids)
         if self.block_size is not None and not layers:
-            seen = self.block_end(ids, mask, stop)
-            ids, mask = ids[:, :seen], None if mask is None else mask[:, :seen]
+            end = self.block_end(ids, mask, stop)
+            ids, mask = ids[:, :end], None if mask is None else mask[:, :end]
         evaluate = partial(self.forward, form, ids, mask, **wanted)
         logits, out = self.columns(evaluate, ids, mask, start=start, stop=stop)
         states = (getattr(out, "hidden_states", None) or ()) if layers else ()
@@ -208,8 +208,8 @@ class MaskPredictor:
         number = where.flatten().cumsum(0).view_as(where) - 1  # of each token that is asked for
         parts, order = [], []
         for width, own in _equally_padded(mask, where.any(1)):
-            known = None if clean is None else clean[own, width:]
-            parts.append(self.logits_at(ids[own, width:], None, where[own, width:], known))
+            own_clean = None if clean is None else clean[own, width:]
+            parts.append(self.logits_at(ids[own, width:], None, where[own, width:], own_clean))
             order.append(number[own][where[own]])
         return torch.cat(parts)[torch.cat(order).argsort()]
 
@@ -228,8 +228,8 @@ class MaskPredictor:
 
     def head(self) -> torch.nn.Module | None:
         """Return the layer that computes logits from hidden states, with adapters that came around it."""
-        found = getattr(self.model, "get_output_embeddings", None)
-        return found() if found is not None else None
+        get_head = getattr(self.model, "get_output_embeddings", None)
+        return get_head() if get_head is not None else None
 
     def _choose_form(self, attention_mask: Tensor | None) -> tuple[Form | None, Tensor | None]:
         """Return the form for this padding, or None; and the mask, None without padding."""
@@ -260,17 +260,17 @@ class MaskPredictor:
 
     def forward(self, form: Form, ids: Tensor, mask: Tensor | None, **wanted: Any) -> Any:
         """Return the model's output for a whole canvas under a form; `mask` (B, T) bool is False at padding."""
-        given = dict(wanted)
+        options = dict(wanted)
         if form.attention == "4d":
-            seen = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
-            given["attention_mask"] = self.additive(self.visible(seen), ids.shape[1])
+            visible = self.visible(torch.ones_like(ids, dtype=torch.bool) if mask is None else mask)
+            options["attention_mask"] = self.additive(visible, ids.shape[1])
         elif form.attention == "2d":
-            given["attention_mask"] = torch.ones_like(ids) if mask is None else mask.long()
+            options["attention_mask"] = torch.ones_like(ids) if mask is None else mask.long()
         if form.positions and mask is not None:
-            given["position_ids"] = positions(mask)
+            options["position_ids"] = positions(mask)
         if self.takes("use_cache"):
-            given.setdefault("use_cache", False)
-        return self.model(ids, **given)
+            options.setdefault("use_cache", False)
+        return self.model(ids, **options)
 
     def takes(self, argument: str) -> bool:
         """Return whether the model's forward has an argument of this name."""
@@ -323,7 +323,7 @@ class MaskPredictor:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The model's device."""
         return self._parameter().device
 
     def _parameter(self) -> Tensor:

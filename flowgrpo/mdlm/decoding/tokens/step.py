@@ -101,7 +101,7 @@ class DecodeStep:
 
     @property
     def last(self) -> bool:
-        """Whether this is the last step of its block, or later."""
+        """True in the last step of its block, and after it."""
         return self.in_block >= self.frame.block_steps - 1
 
     @property

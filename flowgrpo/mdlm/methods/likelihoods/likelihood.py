@@ -46,7 +46,7 @@ class Likelihood(Choice):
 
     @property
     def fixed(self) -> bool:
-        """Whether the views are the same in every pass."""
+        """True if the views are the same in every pass."""
         return False
 
     def recorded(self, decoder: Decoder) -> bool:

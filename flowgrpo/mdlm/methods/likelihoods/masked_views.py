@@ -39,7 +39,7 @@ class Views:
 
     @property
     def disjoint(self) -> bool:
-        """Whether no two views score the same token, so that a loss over tokens is a sum over views."""
+        """True if no two views score the same token, so that a loss over tokens is a sum over views."""
         return bool((self.scored.sum(0) <= 1).all())
 
     @property
@@ -48,8 +48,8 @@ class Views:
 
         In a block-causal model it is numbered anew in each block, for there it is another step.
         """
-        found = self.scored.int().argmax(0)
-        return found if self.blocks is None else found + len(self.weight) * self.blocks
+        first = self.scored.int().argmax(0)
+        return first if self.blocks is None else first + len(self.weight) * self.blocks
 
 
 def nothing_scored(answers: Answers, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -78,8 +78,8 @@ def hide_prompt(
     answers: Answers, hidden: np.ndarray, *, view: int, row: int, random: np.random.Generator, rate: float
 ) -> None:
     """Hide each token of a row's prompt with probability `rate`."""
-    own = answers.attention_mask[row, : answers.prompt_length].cpu().numpy().nonzero()[0]
-    hidden[view, row, own] = random.random(len(own)) < rate
+    positions = answers.attention_mask[row, : answers.prompt_length].cpu().numpy().nonzero()[0]
+    hidden[view, row, positions] = random.random(len(positions)) < rate
 
 
 def finished(answers: Answers, hidden: np.ndarray, weight: np.ndarray, view_weight: np.ndarray | None = None) -> Views:

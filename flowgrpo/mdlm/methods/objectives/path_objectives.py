@@ -68,7 +68,7 @@ class PrefixRatio(Objective):
 
     def _prefix(self, inputs: LossInputs) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Return log ratios (B, L) of the tokens' prefixes, with gradient through their own, and their bounds."""
-        own = self.log_ratio(inputs)
-        sums, counts = prefixes(own.detach(), (inputs.active_weight > 0).any(0), inputs.order)
+        log_ratio = self.log_ratio(inputs)
+        sums, counts = prefixes(log_ratio.detach(), (inputs.active_weight > 0).any(0), inputs.order)
         bounds = path_bounds(counts.clamp(min=1), self.clip_range, power=self.power, dual=self.dual)
-        return sums + own - own.detach(), bounds
+        return sums + log_ratio - log_ratio.detach(), bounds
