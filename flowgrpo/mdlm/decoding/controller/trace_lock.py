@@ -22,15 +22,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from flowgrpo.errors import InputError
+from flowgrpo.mdlm.decoding.controller.controller_files import SIZES, WEIGHTS, check_there
 from flowgrpo.mdlm.decoding.controller.traces import END, OPEN, Scene, Trace, Traces, scene, window
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep
 from flowgrpo.mdlm.decoding.tokens.token_proposals import Proposed
-from rewards.base import nearest
 from samplers.noise import generator, seed
 
 Tensor = torch.Tensor
-
-SIZES, WEIGHTS = "controller.json", "controller.safetensors"
 
 
 class Controller(torch.nn.Module):
@@ -213,10 +211,7 @@ def load_controller(
     dotted key of the folder. Raises InputError if there is none, it is incomplete, or it does not fit the model.
     """
     folder = Path(folder)
-    if not (folder / SIZES).is_file():
-        others = [str(found.parent) for found in folder.parent.glob(f"*/{SIZES}")]
-        hint = nearest(str(folder), others) if others else "flowgrpo mdlm tracelock writes one"
-        raise InputError(f"{place}: there is no trained controller in {folder}, {hint}")
+    check_there(folder, place)
     try:
         controller = Controller(**json.loads((folder / SIZES).read_text())["sizes"])
         controller.load_state_dict(load_file(folder / WEIGHTS))

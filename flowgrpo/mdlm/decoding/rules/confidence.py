@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from typing_extensions import override
 
+from flowgrpo.mdlm.decoding.controller import controller_files
 from flowgrpo.mdlm.decoding.tokens.logit_chunks import joined, portions
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep
 from flowgrpo.mdlm.decoding.tokens.token_proposals import Proposed
@@ -125,7 +127,9 @@ class LearnedScorer(Scoring):
 
     @override
     def loaded(self, hidden_size: int | None, place: str) -> trace_lock.Learned:
-        return trace_lock.Learned(trace_lock.load_controller(self.controller, hidden_size, f"{place}.controller"))
+        place = f"{place}.controller"
+        controller_files.check_there(Path(self.controller), place)
+        return trace_lock.Learned(trace_lock.load_controller(self.controller, hidden_size, place))
 
 
 SCORERS = named(Confidence, Sampled, Margin, Entropy, Uniform, LeftToRight, LearnedScorer)
