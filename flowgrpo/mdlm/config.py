@@ -149,7 +149,6 @@ class TextAlgorithm(AlgorithmSection):
 
     @override
     def roots(self, group_size: int) -> int:
-        """How many answers a group has."""
         return group_size
 
     @property
@@ -212,7 +211,7 @@ class TextConfig(RunConfig):
 
 
 def _check_success(name: str | None, rewards: list[str]) -> None:
-    """Refuse hints that do not know by which reward an answer succeeds."""
+    """Raise InputError if hints do not name a reward that decides whether an answer succeeds."""
     if name is None and len(rewards) > 1:
         raise InputError(
             f"algorithm.hints.reward: name the one of {', '.join(rewards)} by which an answer succeeds, not all can tell"

@@ -1,4 +1,4 @@
-"""What model cards import to build a decoder; see `flowgrpo.mdlm.decoding.decoders`."""
+"""The public builder of decoders, which model cards import; see `flowgrpo.mdlm.decoding.decoders`."""
 
 from flowgrpo.mdlm.decoding.decoders import build
 

@@ -1,4 +1,4 @@
-"""The policy of texts: a model that writes answers to prompts, with its tokenizer."""
+"""The policy of texts: a model that answers prompts, with its tokenizer."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Completions:
-    """Completions of B prompts: how they were decoded, and the texts up to their end."""
+    """Decoded completions of B prompts, and their texts up to the end."""
 
     rollout: Rollout
     texts: list[str]
 
 
 def tokenised(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], chat: bool) -> list[list[int]]:
-    """Tokens of prompts; with `chat` in the tokenizer's chat template, as the user's turn."""
+    """Return the tokens of prompts; with `chat` in the tokenizer's chat template, as the user's turn."""
     if not chat:
         return tokenizer(list(texts)).input_ids
     turns = [[{"role": "user", "content": text}] for text in texts]
@@ -35,14 +35,7 @@ def tokenised(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], chat: bo
 
 
 def check_room(predictor: MaskPredictor, rows: Sequence[Sequence[int]], length: int, place: str) -> None:
-    """See that the longest prompt and an answer fit into the model.
-
-    Args:
-        place: where the length was written.
-
-    Raises:
-        InputError: they do not.
-    """
+    """Raise InputError, naming `place`, if the longest prompt and an answer do not fit into the model."""
     longest = max(map(len, rows))
     most = getattr(getattr(predictor.model, "config", None), "max_position_embeddings", None)
     if most is not None and longest + length > most:
@@ -53,7 +46,7 @@ def check_room(predictor: MaskPredictor, rows: Sequence[Sequence[int]], length: 
 
 
 def padded(predictor: MaskPredictor, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Prompts (B, P), padded on the left, and where they are (B, P) bool."""
+    """Return prompts (B, P), padded on the left, and their mask (B, P) bool."""
     width = max(map(len, rows))
     fill = predictor.mask_id if predictor.pad_id is None else predictor.pad_id  # without one there is no padding
     ids = torch.tensor([[fill] * (width - len(row)) + list(row) for row in rows], device=predictor.device)
@@ -62,16 +55,10 @@ def padded(predictor: MaskPredictor, rows: Sequence[Sequence[int]]) -> tuple[Ten
 
 
 class TextPolicy:
-    """A predictor of masked tokens as a writer of answers.
+    """A predictor of masked tokens that answers prompts with `length` tokens.
 
-    Args:
-        predictor: the model.
-        tokenizer: of its prompts and answers; it pads on the left here.
-        length: tokens of an answer.
-        chat: whether a prompt is put into the tokenizer's chat template, as the user's turn.
-
-    Raises:
-        InputError: the tokenizer has no end of sequence, or no chat template where one is wanted.
+    With `chat` a prompt is put into the tokenizer's chat template, as the user's turn. Raises InputError if the tokenizer
+    has no end of sequence, or no chat template where one is wanted.
     """
 
     def __init__(self, predictor: MaskPredictor, tokenizer: PreTrainedTokenizerBase, length: int, chat: bool = False):
@@ -83,7 +70,7 @@ class TextPolicy:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The model's device."""
         return self.predictor.device
 
     @property
@@ -101,14 +88,13 @@ class TextPolicy:
         return self.tokenizer.eos_token_id
 
     def tokens(self, text: str) -> list[int]:
-        """Tokens of a text, without special ones."""
+        """Return the tokens of a text, without special ones."""
         return self.tokenizer(text, add_special_tokens=False).input_ids
 
     def prompts(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Prompts (B, P) padded on the left, and what is not padding (B, P) bool.
+        """Return prompts (B, P) padded on the left, and their mask (B, P) bool.
 
-        Raises:
-            InputError: one has no tokens, or leaves no room for its answer.
+        Raises InputError if one has no tokens, or leaves no room for its answer.
         """
         rows = tokenised(self.tokenizer, texts, self.chat)
         if not all(rows):
@@ -133,21 +119,17 @@ class TextPolicy:
     write = generate  # what model cards of earlier exports call
 
     def texts(self, completion: Tensor) -> list[str]:
-        """The texts of completions (B, L), up to their first end and without special tokens."""
+        """Return the texts of completions (B, L), up to their first end and without special tokens."""
         rows = [row[: row.index(self.eos_id)] if self.eos_id in row else row for row in completion.tolist()]
         return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
 
     def as_samples(self, completions: Completions) -> list[Text]:
-        """Completions as samples to look at: their texts, tokens and the step of each."""
+        """Return completions as samples: their texts, tokens and the step of each token."""
         rollout = completions.rollout
         tokens = [[self.tokenizer.decode([token]) for token in row] for row in rollout.completion.tolist()]
         return [Text(*parts) for parts in zip(completions.texts, tokens, rollout.step_map.tolist(), strict=True)]
 
     def sample(self, prompts: Sequence[str], seed: int = 0, decoder: str | dict = "low_confidence") -> list[str]:
-        """Answers to prompts, of prompt i with seed + i.
-
-        Args:
-            decoder: as `flowgrpo.mdlm.decoding.decoders.build` takes it.
-        """
+        """Answer prompts, prompt i with seed + i; `decoder` as of `flowgrpo.mdlm.decoding.decoders.build`."""
         built = build(decoder, self.length, self.eos_id, self.predictor)
         return self.generate(prompts, built, [(seed + i,) for i in range(len(prompts))], len(prompts)).texts

@@ -1,9 +1,9 @@
-"""Teach a controller which proposals of a frozen model last: from prompts to a folder that a decoder takes.
+"""Train a TraceLock controller (arXiv 2605.24697) for a frozen model, from prompts to a folder for a decoder.
 
-TraceLock (arXiv 2605.24697). A teacher decodes the prompts; a controller learns to tell, at any step of these decodes, which
-proposals the finished answer holds; and of its states the best one on prompts that are held out is kept, by F-half at the
-threshold of commitment. It departs from the paper in numbers, for want of 36,000 steps of 64 canvases: fewer steps of 16, at
-a learning rate of 1e-3 where the paper has 1e-4, and for models below 2,048 wide a smaller controller.
+A teacher decodes the prompts; a controller learns to tell, at any step of these decodes, which proposals the finished
+answer holds; the best of its states on held-out prompts is kept, by F-half at the threshold of commitment. It departs from
+the paper's 36,000 steps of 64 canvases to save time: fewer steps of 16, at a learning rate of 1e-3 instead of 1e-4, and a
+smaller controller for models below 2,048 wide.
 
     flowgrpo mdlm tracelock path/to/model --prompts prompts.txt --out controller
 """
@@ -35,22 +35,22 @@ from samplers import noise
 
 Tensor = torch.Tensor
 
-BATCH = 16  # rows that are decoded, or looked at, together
+BATCH = 16  # rows of a decode or a training step
 HELD_OUT = 8  # one prompt of so many
-JUDGED = 32  # batches of held-out steps by which states of the controller are compared
-JUDGEMENTS = 10  # states that are compared, about
+JUDGED = 32  # batches of held-out steps that compare states of the controller
+JUDGEMENTS = 10  # states to compare, about
 LEARNING_RATE = 1e-3
 THRESHOLD = DECODERS["trace_lock"]["committer"]["threshold"]
 WINDOW = DECODERS["trace_lock"]["region"]["window"]
 HIDDEN_LAYERS = 3
-WIDE = 2048  # a model from this width on has a controller of the paper's sizes
+WIDE = 2048  # models from this width on take a controller of the paper's sizes
 PAPER = {"width": 384, "layers": 5, "heads": 8}
 POSITIONS = 256
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The controller after `step` steps, the last of which had `loss`: its F-half on held-out prompts."""
+    """A controller after `step` steps, the last with `loss`, and its F-half on held-out prompts."""
 
     step: int
     loss: float
@@ -59,39 +59,24 @@ class Judged:
 
 @dataclass(frozen=True)
 class Compared:
-    """A decoder on the held-out prompts, against the teacher.
-
-    Attributes:
-        decoder: its name.
-        evaluations: mean model evaluations for an answer.
-        same_tokens: share of the teacher's tokens, up to its end of sequence, that it has too.
-        same_answers: share of answers where it has all of them.
-    """
+    """A decoder on the held-out prompts, against the teacher."""
 
     decoder: str
-    evaluations: float
-    same_tokens: float
-    same_answers: float
+    evaluations: float  # mean model evaluations for an answer
+    same_tokens: float  # share of the teacher's tokens, up to its end of sequence, that it has too
+    same_answers: float  # share of answers where it has all of them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Taught:
-    """What became of it.
+    """The result of `teach`."""
 
-    Attributes:
-        folder: of the controller.
-        learned: prompts that it learned from.
-        held_out: prompts that it is judged by.
-        threshold: score from which a proposal is committed.
-        kept: the state that was kept.
-        compared: the teacher, the decoder `threshold`, which learns nothing, and `trace_lock` with this controller.
-    """
-
-    folder: str
-    learned: int
-    held_out: int
-    threshold: float
-    kept: Judged
+    folder: str  # of the controller
+    learned: int  # number of training prompts
+    held_out: int  # number of held-out prompts
+    threshold: float  # score that commits a proposal
+    kept: Judged  # the best state
+    # The teacher, the decoder `threshold`, which learns nothing, and `trace_lock` with this controller.
     compared: list[Compared]
 
 
@@ -113,21 +98,18 @@ def teach(
 ) -> Taught:
     """Train a controller for a model and write it to a folder.
 
-    Hidden states are not kept: the step maps of the decodes tell every canvas, and a training step evaluates the model on a
-    batch of them anew. So memory is that of one batch, and `steps` cost `steps` batches of evaluations.
+    Hidden states are not kept: step maps give every canvas, and a training step evaluates the model on a batch of them.
+    Memory is that of one batch, and `steps` cost `steps` batches of evaluations.
 
     Args:
         model: folder or hub id.
         source: of prompts, as `flowgrpo.data.prompts.load` takes it.
-        out: a folder that is empty or not there yet.
+        out: a folder that is empty or missing.
         length: tokens of an answer.
-        decoder: the teacher, which makes the answers.
-        prompt_count: prompts at most, the first of the source; one in eight is held out.
-        steps: of training.
-        variant: word in the names of the model's files of weights.
-        trust_remote_code: whether code that comes with the model may run.
-        chat: whether a prompt is put into the tokenizer's chat template, as the user's turn.
-        watch: told of each judgement, about ten in all.
+        decoder: the teacher's.
+        prompt_count: largest number of prompts; one in eight is held out.
+        chat: put a prompt into the tokenizer's chat template, as the user's turn.
+        watch: called after each evaluation of the controller, about ten in all.
 
     Raises:
         InputError: a word, a file or a folder is wrong, or prompts and answers are too long for the model.
@@ -149,15 +131,17 @@ def teach(
     tokens = tokenised(tokenizer, order, chat)
     check_room(predictor, tokens, length, "--length")
     teacher = build(decoder, length, eos_id, predictor)
-    judging, learning = (
-        [
-            decode(predictor, ids, teacher, _addresses(seed, part, k, len(ids)), attention_mask=mask, micro_batch=BATCH)
-            for k, (ids, mask) in enumerate(_canvases(predictor, chosen))
-        ]
-        for part, chosen in (("held out", tokens[:held_out]), ("learned", tokens[held_out:]))
-    )
+
+    def decoded(part: str, rows: list[list[int]]) -> list[Rollout]:
+        rollouts = []
+        for k, (ids, mask) in enumerate(_canvases(predictor, rows)):
+            addresses = [(seed, "trace_lock", part, k, row) for row in range(len(ids))]
+            rollouts.append(decode(predictor, ids, teacher, addresses, attention_mask=mask, micro_batch=BATCH))
+        return rollouts
+
+    judging, learning = decoded("held out", tokens[:held_out]), decoded("learned", tokens[held_out:])
     end_ids = sorted({i for i in (eos_id, tokenizer.pad_token_id) if i is not None})
-    controller, kept = _trained(
+    controller, kept = _train(
         predictor, learning, judging, length=length, end_ids=end_ids, steps=steps, seed=seed, watch=watch
     )
     about = {"model": model, "decoder": decoder, "length": length, "prompts": source, "f_half": kept.f_half}
@@ -168,31 +152,23 @@ def teach(
         spec["modifiers"] = []  # there is no end that could be held back
     others = (build(written, length, eos_id, predictor) for written in ("threshold", spec))
     compared = [
-        _compared(name, predictor, judging, decoder=other, eos_id=eos_id)
+        _compare(name, predictor, judging, decoder=other, eos_id=eos_id)
         for name, other in zip(("teacher", "threshold", "trace_lock"), (None, *others), strict=True)
     ]
+    learned = len(order) - held_out
     return Taught(
-        folder=str(out),
-        learned=len(order) - held_out,
-        held_out=held_out,
-        threshold=THRESHOLD,
-        kept=kept,
-        compared=compared,
+        folder=str(out), learned=learned, held_out=held_out, threshold=THRESHOLD, kept=kept, compared=compared
     )
 
 
 def _canvases(predictor: MaskPredictor, rows: list[list[int]]) -> list[tuple[Tensor, Tensor]]:
-    """Prompts padded on the left, and where they are; of one length each if the model needs that."""
+    """Pad prompts on the left and return them with their masks; one batch for each length if the model needs that."""
     rows = sorted(rows, key=len)
     alike = [rows] if predictor.padded_form is not None else [list(group) for _, group in groupby(rows, len)]
     return [padded(predictor, group) for group in alike]
 
 
-def _addresses(seed: int, part: str, canvas: int, rows: int) -> list[noise.Address]:
-    return [(seed, "trace_lock", part, canvas, row) for row in range(rows)]
-
-
-def _trained(
+def _train(
     predictor: MaskPredictor,
     learning: Sequence[Rollout],
     judging: Sequence[Rollout],
@@ -203,7 +179,7 @@ def _trained(
     seed: int,
     watch: Callable[[Judged], None] | None,
 ) -> tuple[Controller, Judged]:
-    """A controller in the best of the states that were compared, the last of equals, and how that was judged."""
+    """Train a controller; return it in the best of its compared states, the last of equals, with that state's result."""
     lessons = Replay(predictor, learning, batch=BATCH, layers=HIDDEN_LAYERS, end_ids=end_ids, run_seed=seed)
     exam = Replay(predictor, judging, batch=BATCH, layers=HIDDEN_LAYERS, end_ids=end_ids, run_seed=seed, most=JUDGED)
     hidden_size = lessons[0].scene.hidden[0].shape[-1]
@@ -235,19 +211,19 @@ def _trained(
     return controller, kept
 
 
-def _compared(
+def _compare(
     name: str, predictor: MaskPredictor, teacher: Sequence[Rollout], *, decoder: Decoder | None, eos_id: int | None
 ) -> Compared:
-    """A decoder (None: the teacher itself) on the prompts of the teacher's decodes."""
-    evaluations, right, asked, rows = 0, [], [], []
-    for given in teacher:
-        ids, mask = given.ids[:, : given.prompt], given.attention_mask[:, : given.prompt]
-        found = given if decoder is None else decode(predictor, ids, decoder, attention_mask=mask, micro_batch=BATCH)
-        scope = in_scope(given.completion, -1 if eos_id is None else eos_id, "eos")
-        same = found.completion == given.completion
-        evaluations += int(found.nfe.sum())
-        right.append((same & scope).sum())
-        asked.append(scope.sum())
-        rows.append((same | ~scope).all(1))
-    every = torch.cat(rows).double()
-    return Compared(name, evaluations / len(every), float(sum(right) / sum(asked)), float(every.mean()))
+    """Compare a decoder (None: the teacher itself) with the teacher's decodes."""
+    evaluations, same_tokens, tokens, same_rows = 0, [], [], []
+    for target in teacher:
+        ids, mask = target.ids[:, : target.prompt], target.attention_mask[:, : target.prompt]
+        other = target if decoder is None else decode(predictor, ids, decoder, attention_mask=mask, micro_batch=BATCH)
+        scope = in_scope(target.completion, -1 if eos_id is None else eos_id, "eos")
+        same = other.completion == target.completion
+        evaluations += int(other.nfe.sum())
+        same_tokens.append((same & scope).sum())
+        tokens.append(scope.sum())
+        same_rows.append((same | ~scope).all(1))
+    rows = torch.cat(same_rows).double()
+    return Compared(name, evaluations / len(rows), float(sum(same_tokens) / sum(tokens)), float(rows.mean()))

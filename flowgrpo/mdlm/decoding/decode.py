@@ -1,15 +1,14 @@
-"""Decoding: a masked completion takes its tokens step by step, each row by itself.
+"""Decode masked completions step by step, each row on its own.
 
-A decoder is five choices: what positions propose, how sure each is, what changes that, how many are committed, and where.
-A committed token stays, so that `step_map` tells every canvas on the way: at step s the positions whose step is s or more
-were masked.
+A decoder proposes a token for each open position, scores the proposals, modifies the scores, and commits some positions of
+a region. Committed tokens stay, so `step_map` gives the canvas before any step: at step s all positions with a step of s or
+more are masked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,29 +37,19 @@ GIVEN = -1  # in a step map: a token that was there from the start
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """How a completion is filled.
-
-    Attributes:
-        proposal: token of each open position.
-        scorer: how sure each is; one with `hidden_layers` is told so many hidden states.
-        modifiers: what changes scores, in this order.
-        committer: which of the open positions take their token; what it says of others is passed over.
-        frame: the region, which has the open positions and the length of the completion, and the number of steps.
-        cfg_scale: classifier-free guidance; 0 for none.
-        suppressed: tokens that are never proposed.
-        stop_id: a token after whose block the rest of a row is filled with it, at no step; None to go on to the end.
-        cache: whether keys and values are kept within a block, an approximation: of the columns before it, or of all
-            outside it. Of a block-causal model those before it are exact.
-    """
+    """The parts and options of a decoder."""
 
     proposal: Sample
-    scorer: Scorer
-    committer: Committer
+    scorer: Scorer  # its attribute `hidden_layers` is the number of hidden states it reads
+    committer: Committer  # chooses among the open positions; its choice of others is ignored
     frame: Frame
-    modifiers: tuple[Modifier, ...] = ()
-    cfg_scale: Setting = 0.0
-    suppressed: tuple[int, ...] = ()
+    modifiers: tuple[Modifier, ...] = ()  # change the scores, in this order
+    cfg_scale: Setting = 0.0  # classifier-free guidance; 0 for none
+    suppressed: tuple[int, ...] = ()  # tokens that are never proposed
+    # Once a block contains this token, it fills the rest of the row, at no step; None to decode the whole row.
     stop_id: int | None = None
+    # Keep the keys and values of the columns before a block, or of all columns outside it. An approximation, but exact
+    # for `prefix` in a block-causal model.
     cache: Literal["prefix", "dual"] | None = None
 
     def __post_init__(self):
@@ -74,17 +63,17 @@ class Decoder:
 
     @property
     def region(self) -> Region:
-        """Which positions are open, and the length of the completion."""
+        """The blocks to fill and their order."""
         return self.frame.region
 
     @property
     def guided(self) -> bool:
-        """Whether a step takes two evaluations."""
+        """Return whether a step takes two evaluations."""
         return callable(self.cfg_scale) or self.cfg_scale != 0
 
     @property
     def recorded(self) -> bool:
-        """Whether `Rollout.commit_logp` is under the model's own distribution, as a likelihood has it."""
+        """Return whether `Rollout.commit_logp` is under the model's own distribution, as a likelihood needs it."""
         proposal = self.proposal
         tempered = callable(proposal.temperature) or proposal.temperature not in (0, 1)
         cut = proposal.top_p < 1 or proposal.top_k is not None or bool(self.suppressed)
@@ -93,31 +82,24 @@ class Decoder:
 
     @property
     def hidden_layers(self) -> int:
-        """Hidden states that the scorer wants."""
+        """Number of hidden states that the scorer reads."""
         return getattr(self.scorer, "hidden_layers", 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """What a decode made of B prompts of P columns.
+    """B decoded completions of L tokens, behind prompts of P columns."""
 
-    Attributes:
-        ids: (B, P + L) canvas, every position filled.
-        attention_mask: (B, P + L) bool, False at padding.
-        step_map: (B, L) step at which each position was committed, counted by row; -1 where its token was given, and the
-            number of steps taken where the row had stopped, since it was masked all the way.
-        commit_logp: (B, L) log-probability of each token when it was committed, under the distribution it was drawn from
-            (at temperature 0: that of temperature 1), float64; 0 where it was given or the row had stopped.
-        nfe: (B,) model evaluations; a guided step has two, one with a cache counts like one without.
-        steps: (B,) steps that each row took.
-    """
-
-    ids: Tensor
-    attention_mask: Tensor
+    ids: Tensor  # (B, P + L) canvas, every position filled
+    attention_mask: Tensor  # (B, P + L) bool, False at padding
+    # (B, L) step that committed each token, counted per row; -1 for given tokens; the row's number of steps for tokens
+    # behind its stop.
     step_map: Tensor
+    # (B, L) float64 log-probability of each token when it was committed, under the distribution it was drawn from
+    # (temperature 1 where the decoder's is 0); 0 for tokens that were given or lie behind a stop.
     commit_logp: Tensor
-    nfe: Tensor
-    steps: Tensor
+    nfe: Tensor  # (B,) model evaluations: two for a guided step; one for a step with a cache
+    steps: Tensor  # (B,) steps of each row
 
     @property
     def completion(self) -> Tensor:
@@ -130,7 +112,7 @@ class Rollout:
         return self.ids.shape[1] - self.step_map.shape[1]
 
     def canvas(self, step: int, mask_id: int) -> Tensor:
-        """Ids (B, P + L) before a step, from the step map alone."""
+        """Return the ids (B, P + L) before a step."""
         ids = self.ids.clone()
         ids[:, self.prompt :][self.step_map >= step] = mask_id
         return ids
@@ -146,22 +128,20 @@ def decode(
     fixed: Tensor | None = None,
     micro_batch: int | None = None,
 ) -> Rollout:
-    """Complete prompts; a row depends on its own prompt and seed only, up to the rounding of the model in another batch.
+    """Complete prompts; a row depends on its own prompt and seed only, up to rounding in batches of another size.
 
     Args:
-        prompt: (B, P) tokens, padded on the left.
-        decoder: the five choices, for some length L.
-        seeds: for each row an address of its random numbers, unique in the run; None for a decoder that draws none.
-        attention_mask: (B, P), 0 or False at padding; None where there is none.
-        fixed: (B, L) tokens that are given (inpainting, see `flowgrpo.mdlm.methods.hints`), the mask token elsewhere.
-        micro_batch: most rows that are decoded together; None for all.
+        prompt: (B, P) tokens, padded on the left; `attention_mask` is 0 or False there.
+        seeds: an address of random numbers for each row, unique in the run; None for a deterministic decoder.
+        fixed: (B, L) given tokens, and the mask token elsewhere (see `flowgrpo.mdlm.methods.hints`).
+        micro_batch: largest number of rows to decode together.
 
     Raises:
-        InputError: shapes do not fit, the model does not allow what the decoder asks for, or the decoder was built without
-            the blocks of this model.
+        InputError: shapes do not fit, the model does not support the decoder, or the decoder was built without the blocks
+            of this model.
         ValueError: the decoder draws random numbers and there are no seeds.
     """
-    ids, mask = _canvas(predictor, prompt, decoder.region.length, attention_mask=attention_mask, fixed=fixed)
+    ids, mask = _build_canvas(predictor, prompt, decoder.region.length, attention_mask=attention_mask, fixed=fixed)
     if decoder.region.block_size != predictor.block_size:
         raise InputError(
             f"{decoder.frame.place}.region: it was not built for this model's blocks, hand build the predictor"
@@ -169,25 +149,16 @@ def decode(
     if seeds is not None and len(seeds) != len(ids):
         raise InputError(f"seeds: {len(seeds)} for {len(ids)} prompts")
     draws = None if seeds is None else Draws(seeds, decoder.region.length, ids.device)
-    size = micro_batch or len(ids)
     with torch.no_grad():
-        parts = [
-            _filled(
-                predictor,
-                decoder,
-                draws,
-                ids=ids[rows.start : rows.stop],
-                mask=mask[rows.start : rows.stop],
-                prompt=prompt.shape[1],
-                first=rows.start,
-            )
-            for rows in batched(range(len(ids)), size)
-        ]
+        parts = []
+        for rows in batched(range(len(ids)), micro_batch or len(ids)):
+            canvas = {"ids": ids[rows.start : rows.stop], "mask": mask[rows.start : rows.stop]}
+            parts.append(_fill(predictor, decoder, draws, **canvas, prompt=prompt.shape[1], first=rows.start))
     names = [field.name for field in fields(Rollout)]
     return Rollout(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
 
-def _filled(
+def _fill(
     predictor: MaskPredictor,
     decoder: Decoder,
     draws: Draws | None,
@@ -197,61 +168,50 @@ def _filled(
     prompt: int,
     first: int,
 ) -> Rollout:
-    """Fill some rows of the batch, in place; `first` is the index of the first one."""
+    """Fill some rows of the batch in place; `first` is the index of their first row."""
     completion = ids[:, prompt:]  # a view: tokens are in one place
     step_map = torch.full_like(completion, GIVEN)
     steps = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
     position = torch.arange(completion.shape[1], device=ids.device)
     cache = kv_cache.cached(predictor, decoder.cache, decoder.frame.place) if decoder.cache else None
-    written: list[tuple[Tensor, Tensor, Tensor]] = []  # row, position and log-probability of what each step committed
-    taken: list[Tensor] = []  # the steps (B,) that rows had taken before it
+    commit_logp = torch.zeros(completion.shape, dtype=torch.float64, device=ids.device)
     for block, (starts, ends) in enumerate(decoder.region.parts(mask[:, :prompt].sum(1))):
         start, end = int(starts.min()), int(ends.max())
-        own = ((position >= starts[:, None]) & (position < ends[:, None]))[:, start:end]
-        masked = own & (completion[:, start:end] == predictor.mask_id)
+        inside = ((position >= starts[:, None]) & (position < ends[:, None]))[:, start:end]
+        masked = inside & (completion[:, start:end] == predictor.mask_id)
         if decoder.stop_id is not None:
             stopped = (completion == decoder.stop_id) & (position < starts[:, None])
-            left = masked & stopped.any(1, keepdim=True)
-            completion[:, start:end][left] = decoder.stop_id
-            step_map[:, start:end][left] = steps[left.nonzero()[:, 0]]
-            masked &= ~left
+            skipped = masked & stopped.any(1, keepdim=True)
+            completion[:, start:end][skipped] = decoder.stop_id
+            step_map[:, start:end][skipped] = steps[skipped.nonzero()[:, 0]]
+            masked &= ~skipped
         block_masks = masked.sum(1)
         if decoder.region.counted is not None:
             block_masks = torch.full_like(steps, decoder.region.counted)
         in_block = count()
         while len(row := (unfinished := masked.any(1)).nonzero()[:, 0]):
-            of_rows = partial(_some_rows, row)
             step = DecodeStep(
                 frame=decoder.frame,
-                row=row + first if first else row,
-                index=of_rows(steps),
+                row=row + first,
+                index=steps[row],
                 in_block=next(in_block),
-                block_masks=of_rows(block_masks),
+                block_masks=block_masks[row],
                 block=block,
                 start=start,
-                open=decoder.region.open(of_rows(masked)),
+                open=decoder.region.open(masked[row]),
                 ids=ids[row],
-                attention_mask=of_rows(mask),
+                attention_mask=mask[row],
                 prompt=prompt,
                 draws=draws,
             )
             proposed, committed = _step(predictor, decoder, step, cache)
             chosen = committed[step.place].nonzero()[:, 0]
-            rows, at = step.owner[chosen], step.position[chosen]
-            if len(row) == len(ids):
-                masked = masked ^ committed
-            else:
-                rows, masked = row[rows], masked.index_put((row,), masked[row] ^ committed)
+            rows, at = row[step.owner[chosen]], step.position[chosen]
+            masked[row] ^= committed
             completion[rows, at] = proposed.tokens[chosen]
-            written.append((rows, at, proposed.log_prob[chosen]))
-            taken.append(steps)
+            step_map[rows, at] = steps[rows]
+            commit_logp[rows, at] = proposed.log_prob[chosen].double()
             steps = steps + unfinished
-    commit_logp = torch.zeros(completion.shape, dtype=torch.float64, device=ids.device)
-    if written:
-        rows, at, log_prob = (torch.cat(parts) for parts in zip(*written, strict=True))
-        number = torch.arange(len(taken)).repeat_interleave(torch.tensor([len(each) for each, *_ in written]))
-        step_map[rows, at] = torch.stack(taken)[number.to(rows.device), rows]
-        commit_logp[rows, at] = log_prob.double()
     return Rollout(
         ids=ids,
         attention_mask=mask,
@@ -262,15 +222,10 @@ def _filled(
     )
 
 
-def _some_rows(row: Tensor, tensor: Tensor) -> Tensor:
-    """Rows of a tensor that is not written to; where these are all of them the tensor itself."""
-    return tensor if len(row) == len(tensor) else tensor[row]
-
-
-def _canvas(
+def _build_canvas(
     predictor: MaskPredictor, prompt: Tensor, length: int, *, attention_mask: Tensor | None, fixed: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Ids (B, P + L) with a masked completion but for fixed tokens, and which columns (B, P + L) are not padding."""
+    """Return ids (B, P + L) with a masked completion except for fixed tokens, and their attention mask (B, P + L)."""
     unknown = prompt.new_full((len(prompt), length), predictor.mask_id)
     if fixed is not None and fixed.shape != unknown.shape:
         raise InputError(f"fixed: its shape {tuple(fixed.shape)} is not {tuple(unknown.shape)}, prompts and length")
@@ -280,7 +235,7 @@ def _canvas(
 
 
 def _step(predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: Cache | None) -> tuple[Proposed, Tensor]:
-    """Proposals for the open positions, and which positions (R, W) bool of the block, of these, are committed."""
+    """Return the proposals for the open positions, and which open positions (R, W) bool are committed."""
     start = step.prompt + step.start
     columns = {"start": start, "stop": start + step.open.shape[1]}
     if cache is not None:

@@ -1,6 +1,6 @@
-"""The table of decoders: each is five words, for what is proposed, scored, modified and committed, and where, and numbers.
+"""The table of decoders. Each row names a proposal, a scorer, modifiers, a committer and a region, with their options.
 
-To add a decoder, add a row. Any word of a row, and any number, can be replaced by the user.
+To add a decoder, add a row. The user can replace any word or number of a row.
 """
 
 from __future__ import annotations
@@ -68,32 +68,17 @@ DECODERS: dict[str, DecoderRow] = {
 }
 
 
-AXES: dict[str, dict[str, type[Choice]]] = {
+AXES: dict[str, Mapping[str, type[Choice]]] = {
     "proposal": named(Sample),
-    "scorer": named(
-        confidence.Confidence,
-        confidence.Sampled,
-        confidence.Margin,
-        confidence.Entropy,
-        confidence.Uniform,
-        confidence.LeftToRight,
-        confidence.LearnedScorer,
-    ),
-    "committer": named(
-        commit_rules.Even,
-        commit_rules.Ascending,
-        commit_rules.Remaining,
-        commit_rules.Bernoulli,
-        commit_rules.Threshold,
-        commit_rules.Factor,
-    ),
+    "scorer": confidence.SCORERS,
+    "committer": commit_rules.COMMITTERS,
     "region": named(regions.Blocks, regions.AscendingBlocks),
 }
 MODIFIERS = named(logit_modifiers.EarlyEosDamping, logit_modifiers.Gumbel, logit_modifiers.HeldBack)
 
 
 class Others(Strict):
-    """What a decoder has besides its five words."""
+    """Options of a decoder besides its five words."""
 
     steps: Count | None = None
     """Of a whole decode; null: one a token."""
@@ -116,16 +101,15 @@ def build(
     *,
     place: str = "decoder",
 ) -> Decoder:
-    """The decoder that a user has written, for completions of some length.
-
-    A map has a `name` of the table; any of the five words, as a word or as a map with options (without its name: options of
-    the row's own word); and the keys of `Others`.
+    """Build a decoder for completions of `length` tokens.
 
     Args:
-        eos_id: end of sequence, for decoders that look at it.
-        predictor: the model, whose vocabulary and hidden states have to fit; None if it is not loaded yet.
+        spec: a name of the table, or a map of `name`, any of the five words (a word, or a map of options; without `name`,
+            options of the row's own word), and the keys of `Others`.
+        eos_id: end of sequence, for decoders that read it.
+        predictor: the model, to check vocabulary and hidden states; None if it is not loaded yet.
         block_size: tokens of a block of a block-causal model that is not loaded yet.
-        place: the dotted key where the decoder was written, for errors.
+        place: dotted key of the decoder in the config, for errors.
 
     Raises:
         InputError: a word or an option is unknown or wrong, or they do not fit together.
@@ -144,8 +128,8 @@ def build(
     changes = spec.pop("modifiers", row["modifiers"])
     if not isinstance(changes, list | tuple):
         raise InputError(f"{place}.modifiers: {changes!r} is not a list")
-    changes = tuple(_chosen(MODIFIERS, {}, change, f"{place}.modifiers.{i}") for i, change in enumerate(changes))
-    words = {axis: _chosen(choices, row[axis], spec.get(axis, {}), f"{place}.{axis}") for axis, choices in AXES.items()}
+    changes = tuple(_choose(MODIFIERS, {}, change, f"{place}.modifiers.{i}") for i, change in enumerate(changes))
+    words = {axis: _choose(choices, row[axis], spec.get(axis, {}), f"{place}.{axis}") for axis, choices in AXES.items()}
 
     committer, region = words["committer"], words["region"].region(length, f"{place}.region")
     block_size = block_size if predictor is None else predictor.block_size
@@ -179,7 +163,7 @@ def build(
 
 
 def _steps(committer: commit_rules.Committer, written: int | None, length: int, place: str) -> int:
-    """Steps of a decode; where it takes as many as it needs, the most."""
+    """Return the steps of a decode, or the most where it takes as many as it needs."""
     if written is not None and not committer.paced:
         raise InputError(f"{place}.steps: {committer.name} takes as many steps as it needs")
     if committer.name == "ascending":
@@ -197,7 +181,7 @@ def _check(decoder: Decoder) -> None:
         raise InputError(f"{place}.modifiers: after gumbel scores are not probabilities, as threshold and factor need")
 
 
-def _chosen(choices: Mapping[str, type[Choice]], row: DecoderRow, written: Any, place: str) -> Any:
-    """A choice as written by a user over a row's; its own word alone, too, keeps the row's options."""
-    found = choose.options(row, {"name": written} if isinstance(written, str) else written, choices, place)
-    return checked(choices[found["name"]], found, place)
+def _choose(choices: Mapping[str, type[Choice]], row: DecoderRow, written: Any, place: str) -> Any:
+    """Merge the user's choice of a word into the row's; the row's own word keeps the row's options."""
+    options = choose.options(row, {"name": written} if isinstance(written, str) else written, choices, place)
+    return checked(choices[options["name"]], options, place)

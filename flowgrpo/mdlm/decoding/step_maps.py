@@ -1,7 +1,7 @@
-"""Completions that somebody else decoded, told by their tokens and the step at which each was committed, as a rollout.
+"""Rebuild rollouts from completions of another engine: tokens, and the step that committed each.
 
-A committed token stays, so tokens and steps tell every canvas on the way, and our own model scores each token where it was
-committed: engines of masked-diffusion models that return both need return no log-probabilities.
+Committed tokens stay, so tokens and steps give every canvas on the way. Our model scores each token on the canvas where it
+was committed; the engine need not return log-probabilities.
 """
 
 from __future__ import annotations
@@ -33,22 +33,17 @@ def rollout_of(
 ) -> Rollout:
     """Return the rollout that decoding would have returned, with log-probabilities of our model at temperature 1.
 
-    Where these are wanted, one evaluation for each row and step, of the tokens that were committed there. Where a completion
-    ends before `length`, its row had stopped, and `fill_id` stands behind it.
+    Scoring (`scored`; else they are 0) takes one evaluation for each row and step, for `micro_batch` rows at a time. A
+    completion shorter than `length` had stopped; `fill_id` follows it.
 
     Args:
-        prompt: (B, P) tokens, padded on the left.
+        prompt: (B, P) tokens, padded on the left; `attention_mask` is False there.
         completions: tokens of each of the B rows, at most `length`.
-        steps: of each token the step at which it was committed, counted over the whole completion, and not anew in each
-            block; from any first number, and numbers may be left out. -1 where the token was given.
-        length: L, columns of a completion.
-        fill_id: the token behind the end, mostly that of the end.
-        attention_mask: (B, P), 0 or False at padding; None where there is none.
-        micro_batch: most rows that are scored together; None for all.
-        scored: whether our model is asked for log-probabilities, which are 0 otherwise.
+        steps: step that committed each token, counted over the whole completion, not per block; any first number, gaps
+            allowed; -1 for a given token.
 
     Raises:
-        InputError: tokens and steps are not of the same rows, too many, or no tokens or steps.
+        InputError: rows, tokens and steps do not fit each other, the length or the vocabulary.
     """
     if not len(prompt) == len(completions) == len(steps):
         raise InputError(f"steps: {len(steps)} rows of them, {len(completions)} of tokens and {len(prompt)} prompts")
@@ -56,13 +51,13 @@ def rollout_of(
     tokens = prompt.new_full((len(prompt), length), fill_id)
     step_map = torch.full_like(tokens, GIVEN)
     taken = torch.zeros(len(prompt), dtype=torch.long, device=prompt.device)
-    for row, (own, at) in enumerate(zip(completions, steps, strict=True)):
-        check(f"row {row}", own, at, length=length, predictor=predictor)
-        order = {step: place for place, step in enumerate(sorted({step for step in at if step != GIVEN}))}
+    for row, (completion, row_steps) in enumerate(zip(completions, steps, strict=True)):
+        check(f"row {row}", completion, row_steps, length=length, predictor=predictor)
+        order = {step: place for place, step in enumerate(sorted(set(row_steps) - {GIVEN}))}
         taken[row] = len(order)
         step_map[row] = len(order)  # where the row had stopped
-        tokens[row, : len(own)] = torch.as_tensor(own).to(tokens)
-        step_map[row, : len(own)] = torch.tensor([order.get(step, GIVEN) for step in at]).to(tokens)
+        tokens[row, : len(completion)] = torch.as_tensor(completion).to(tokens)
+        step_map[row, : len(completion)] = torch.tensor([order.get(step, GIVEN) for step in row_steps]).to(tokens)
     rollout = Rollout(
         ids=torch.cat([prompt, tokens], dim=1),
         attention_mask=torch.cat([known.bool(), torch.ones_like(tokens, dtype=torch.bool)], dim=1),
@@ -79,38 +74,26 @@ def rollout_of(
 
 
 def _score(predictor: MaskPredictor, rollout: Rollout, rows: Tensor, step: int) -> None:
-    """Fill in the log-probabilities of what some rows committed at a step."""
     canvas = rollout.canvas(step, predictor.mask_id)[rows]
     committed = rollout.step_map[rows] == step
     where = torch.nn.functional.pad(committed, (rollout.prompt, 0))
     logits = predictor.logits_at(canvas, rollout.attention_mask[rows], where)
-    own = rollout.completion[rows][committed]
-    scored = logits.double().log_softmax(-1).gather(1, own[:, None])[:, 0]
+    tokens = rollout.completion[rows][committed]
+    scored = logits.double().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
     place = committed.nonzero()
     rollout.commit_logp[rows[place[:, 0]], place[:, 1]] = scored
 
 
 def check(row: str, tokens: Sequence[int], steps: Sequence[int], *, length: int, predictor: MaskPredictor) -> None:
-    """Refuse tokens and steps that no decode could have left.
-
-    Args:
-        row: which they are, in errors.
-
-    Raises:
-        InputError: they are such, and the sentence names the row.
-    """
+    """Raise InputError, naming the row, for tokens and steps that no decode could have returned."""
     if len(tokens) != len(steps):
         raise InputError(f"steps: {row} has {len(tokens)} tokens and {len(steps)} steps")
     if len(tokens) > length:
         raise InputError(f"completions: {row} has {len(tokens)} tokens, more than its {length} columns")
     for name, values, least in (("completions", tokens, 0), ("steps", steps, GIVEN)):
         for value in values:
-            if not _is_integer(value) or value < least:
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise InputError(f"{name}: {row} has {repr(value)[:40]}, not an integer of at least {least}")
     wrong = next((token for token in tokens if token >= predictor.vocab_size or token == predictor.mask_id), None)
     if wrong is not None:
         raise InputError(f"completions: {row} has the token {str(wrong)[:20]}, which no step of this model commits")
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,12 +1,12 @@
-"""The axes of a method for texts: every choice, with its options and their defaults and, beside it, its mathematics.
+"""The axes of a method for texts, each with its choices, their options and mathematics.
 
 - decoder: how answers are made;
-- schedule: whether the decoder's numbers are actions of their own;
-- hints: what is given of a known solution where a whole group fails;
-- likelihood: which views of an answer its log-probability is estimated from;
+- schedule: whether numbers of the decoder are actions;
+- hints: what is given of a known solution if a whole group fails;
+- likelihood: the views that estimate an answer's log-probability;
 - baseline: what an answer is compared with;
 - objective: how the policy moves;
-- aggregation: what a token weighs.
+- aggregation: the weight of a token.
 """
 
 from __future__ import annotations
@@ -16,15 +16,7 @@ from collections.abc import Mapping
 from flowgrpo.mdlm.decoding.decoders import DECODERS
 from flowgrpo.mdlm.methods.decoder import Rollouts
 from flowgrpo.mdlm.methods.hints import Inpainting, NoHints
-from flowgrpo.mdlm.methods.likelihoods.likelihood import (
-    Autoregressive,
-    Blocks,
-    Coupled,
-    MonteCarlo,
-    OneStep,
-    Quadrature,
-    Trajectory,
-)
+from flowgrpo.mdlm.methods.likelihoods.likelihood import LIKELIHOODS
 from flowgrpo.mdlm.methods.objectives.aggregation import AGGREGATIONS, Aggregation
 from flowgrpo.mdlm.methods.objectives.objective import LinearBound, Sandwich, SequenceRatio, TokenRatio
 from flowgrpo.mdlm.methods.objectives.path_objectives import PrefixRatio
@@ -36,7 +28,7 @@ CHOICES: Mapping[str, Mapping[str, type[Choice]]] = {
     "decoder": dict.fromkeys(DECODERS, Rollouts),
     "schedule": named(Unscheduled, LearnedSchedule),
     "hints": named(NoHints, Inpainting),
-    "likelihood": named(OneStep, Coupled, MonteCarlo, Quadrature, Autoregressive, Trajectory, Blocks),
+    "likelihood": LIKELIHOODS,
     "baseline": BASELINES,
     "objective": named(TokenRatio, SequenceRatio, PrefixRatio, LinearBound, Sandwich),
     "aggregation": dict.fromkeys(AGGREGATIONS, Aggregation),

@@ -1,13 +1,13 @@
-"""The gradient of an objective in the memory of one call, whatever the number of views.
+"""Add the gradient of an objective in the memory of one call, for any number of views.
 
-What is kept of a call until its backward pass is most of the memory of an update. So evaluations are taken a few at a time:
+The activations of a call take most of an update's memory. So evaluations run a few at a time:
 
- - objective a sum over views: calls are full, whosever views they hold, and each has its own backward pass (BGPO, and exact
-   where views score disjoint tokens);
- - otherwise rows whose evaluations fit one call: one call, one backward pass;
- - and rows that need several, in two passes: the first, without gradient, gives l of all views and, by autograd on these few
-   numbers, the slope of the loss in each; the second calls again and sends sum of slope * l backward. The chain rule: this
-   is the exact gradient of any objective, for one more evaluation each.
+ - an objective that is a sum over views: calls are filled with views of any row, and each has its own backward pass (BGPO,
+   and exact where views score disjoint tokens);
+ - otherwise rows with evaluations that fit one call: one call, one backward pass;
+ - rows that need several calls: two passes. The first, without gradient, computes l of all views and, by autograd on these
+   few numbers, the slope of the loss in each; the second calls the model again and sends sum of slope * l backward. By the
+   chain rule this is the exact gradient of any objective, for one more evaluation each.
 
 Two passes see the same l only if the model is deterministic: no dropout.
 """
@@ -17,33 +17,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
-from flowgrpo.mdlm.methods.likelihoods.estimate import Call, Predictor, calls, log_probs, placed
+from flowgrpo.mdlm.methods.likelihoods.estimate import Call, calls, log_probs, scatter
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
 from flowgrpo.mdlm.methods.objectives.objective import GivenInputs, LossInputs, Objective
 
+if TYPE_CHECKING:
+    from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
+
 Tensor = torch.Tensor
 Send = Callable[[Tensor], object]
+Pass = tuple[float, list[Tensor]]  # loss, and l of each call without gradient
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A loss whose gradient has been added to the parameters.
-
-    Attributes:
-        loss: summed over the rows.
-        inputs: of all rows, without gradient, for what is measured: objective.log_ratio(inputs) and so on.
-    """
+    """A loss, summed over the rows, whose gradient is in the parameters; and its inputs without gradient, for metrics."""
 
     loss: float
     inputs: LossInputs
 
 
 def backward(
-    predictor: Predictor,
+    predictor: MaskPredictor,
     answers: Answers,
     views: Views,
     *,
@@ -60,7 +60,7 @@ def backward(
     Args:
         advantage: (B,) of the answers.
         token_weight: (B, L), see `flowgrpo.mdlm.methods.objectives.aggregation`.
-        old: (n, B, L), `LogProb.each` of the policy that made the answers, on the same views; None if this one still is it,
+        old: (n, B, L), `LogProb.each` of the policy that made the answers, on the same views; None if it is still this one,
             which saves an estimate and makes every ratio 1.
         reference: the same of the reference, None if the objective needs none.
         micro_batch: evaluations of one call, whose graph is alive at a time; as for `estimate`.
@@ -78,59 +78,56 @@ def backward(
         active_views=everything,
         order=views.first,
     )
-    loss, found = 0.0, list[tuple[Call, Tensor]]()
-    idle = ~views.scored.any(2)  # (n, B) what needs no evaluation is counted once, with the first that its row needs
+    loss, results = 0.0, list[tuple[Call, Tensor]]()
+    idle = ~views.scored.any(2)  # (n, B) views without an evaluation count once, with their row's first evaluation
     for group in calls(views, micro_batch, objective.separable(views)):
         rows = torch.cat([call.rows for call in group]).unique()
         local = [Call(call.views, torch.searchsorted(rows, call.rows)) for call in group]
         evaluate = [partial(log_probs, predictor, answers, views, call) for call in group]
-        own = inputs.of(rows)
         if len(group) == 1:
             active = idle[:, rows]
             idle[:, rows] = False
             active[local[0].views, local[0].rows] = True
-            value, each = _one_pass(evaluate[0], local[0], inputs=own, active=active, objective=objective, send=send)
+            value, each = _one_pass(
+                evaluate[0], local[0], inputs.of(rows), active=active, objective=objective, send=send
+            )
         else:
             idle[:, rows] = False
-            value, each = _two_passes(evaluate, local, inputs=own, objective=objective, send=send)
+            value, each = _two_passes(evaluate, local, inputs.of(rows), objective=objective, send=send)
         loss += value
-        found += zip(group, each, strict=True)
-    return Outcome(loss, inputs.at(placed(found, views.weight), everything))
-
-
-Taken = tuple[float, list[Tensor]]  # loss, and l of each call without gradient
+        results += zip(group, each, strict=True)
+    return Outcome(loss, inputs.at(scatter(results, views.weight), everything))
 
 
 def _one_pass(
     evaluate: Callable[[], Tensor],
-    local: Call,
-    *,
+    call: Call,
     inputs: GivenInputs,
+    *,
     active: Tensor,
     objective: Objective,
     send: Send,
-) -> Taken:
-    """One call, which has the loss of the `active` views (n, B) bool of its rows."""
+) -> Pass:
+    """Run one call, with the loss of the `active` views (n, B) bool of its rows."""
     each = evaluate()
-    result = objective.loss(inputs.at(placed([(local, each)], inputs.weight), active))
+    result = objective.loss(inputs.at(scatter([(call, each)], inputs.weight), active))
     send(result)
     return float(result.detach()), [each.detach()]
 
 
 def _two_passes(
     evaluate: Sequence[Callable[[], Tensor]],
-    local: list[Call],
-    *,
+    group: Sequence[Call],
     inputs: GivenInputs,
+    *,
     objective: Objective,
     send: Send,
-) -> Taken:
-    """The slope of the loss in every l, then a pass with these as weights."""
+) -> Pass:
     with torch.no_grad():
-        found = [call() for call in evaluate]
-    new = placed(list(zip(local, found, strict=True)), inputs.weight).requires_grad_()
+        results = [each() for each in evaluate]
+    new = scatter(list(zip(group, results, strict=True)), inputs.weight).requires_grad_()
     result = objective.loss(inputs.at(new, inputs.active_views))
     (slope,) = torch.autograd.grad(result, new)
-    for call, index in zip(evaluate, local, strict=True):
-        send((call() * slope[index.views, index.rows]).sum())
-    return float(result.detach()), found
+    for each, call in zip(evaluate, group, strict=True):
+        send((each() * slope[call.views, call.rows]).sum())
+    return float(result.detach()), results

@@ -1,4 +1,4 @@
-"""How answers are made: a decoder of the table, in training at temperature 1."""
+"""The decoder section of a config: a row of the table with changes; at temperature 1 in training."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ Word = str | dict  # options alone, without a name, are those of the row's own w
 
 
 class Decoding(Others, Choice):
-    """A decoder of the table with any of its words and numbers replaced; a plain word is its name.
-
-    `flowgrpo.mdlm.decoding.decoders.build` knows the row, and checks the options of the words.
-    """
+    """A decoder of the table with any of its words and numbers replaced; a plain word is its name."""
 
     name: str = "low_confidence"
     """A row of the table of decoders."""
@@ -39,7 +36,7 @@ class Decoding(Others, Choice):
     @model_validator(mode="before")
     @classmethod
     def _word(cls, written: Any) -> Any:
-        """A map of what was given; a null says the same as no key."""
+        """Drop null keys, which mean the same as missing ones."""
         if not isinstance(written, dict):
             return {"name": written} if isinstance(written, str) else written
         return {key: value for key, value in written.items() if value is not None}
@@ -53,28 +50,18 @@ class Decoding(Others, Choice):
         predictor: MaskPredictor | None = None,
         block_size: int | None = None,
     ) -> Decoder:
-        """The decoder for answers of some length.
-
-        Args:
-            place: where it was written, for errors.
-            predictor: the model; None if it is not loaded yet.
-            block_size: tokens of a block of a block-causal model that is not loaded yet.
-
-        Raises:
-            InputError: a word or an option is unknown, or they do not fit together.
-        """
+        """Build the decoder for answers of some length; see `flowgrpo.mdlm.decoding.decoders.build`."""
         return build(self.written(), length, eos_id, predictor, block_size, place=place)
 
     def written(self) -> dict[str, Any]:
-        """The name and what differs from its row, as `build` takes it."""
+        """Return the name and what differs from its row, for `build`."""
         return {"name": self.name, **self.model_dump(exclude_defaults=True)}
 
 
 class Rollouts(Decoding):
-    """The decoder of training, which draws at temperature 1 unless another is given."""
+    """The decoder of training: at temperature 1 by default."""
 
     @override
     def written(self) -> dict[str, Any]:
-        """The name, what differs from its row, and the temperature."""
         proposal = {"name": self.proposal} if isinstance(self.proposal, str) else self.proposal or {}
         return {**super().written(), "proposal": {"temperature": 1.0, **proposal}}

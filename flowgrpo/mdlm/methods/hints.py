@@ -1,4 +1,4 @@
-"""Help for groups that fail: IGPO's answers with parts of a known solution given, in place of failed ones."""
+"""Hints for groups that fail: IGPO replaces failed answers by ones with parts of a known solution given."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ else:
 
 
 class NoHints(Choice):
-    """Every answer is the model's own."""
+    """All answers are the model's own."""
 
     name: Literal["none"] = "none"
 
 
 class Inpainting(Choice):
-    """IGPO (arXiv 2509.10396): a group that fails is answered once more, with parts of a known solution given.
+    """IGPO (arXiv 2509.10396): answer a failed group once more with parts of a known solution given, see `hints`.
 
-    Answers that then succeed take the place of failed ones; see `hints` for what is given.
+    Answers that then succeed replace failed ones.
     """
 
     name: Literal["inpainting"] = "inpainting"
@@ -63,32 +63,21 @@ class Inpainting(Choice):
 
 
 def check_solutions(settings: NoHints | Inpainting, columns: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse hints where no training prompt has a solution, or one that is not a text.
-
-    Args:
-        columns: of each training prompt.
-
-    Raises:
-        InputError: it is so.
-    """
+    """Raise InputError where no training prompt has a solution, or one is not a text; `columns` are those of each prompt."""
     if settings.name == "none":
         return
     for solution in (row.get(settings.column) for row in columns):
         if not isinstance(solution, str | None):
             raise InputError(f"algorithm.hints.column: {settings.column!r} holds {solution!r}, a solution is a text")
     if not any(row.get(settings.column) for row in columns):
-        raise InputError(
-            f"algorithm.hints.column: no training prompt has {settings.column!r}, they have "
-            f"{', '.join(columns[0]) or 'no columns'}"
-        )
+        others = ", ".join(columns[0]) or "no columns"
+        raise InputError(f"algorithm.hints.column: no training prompt has {settings.column!r}, they have {others}")
 
 
 def failed_groups(values: Tensor, groups: Sequence[int], success: float) -> list[int]:
-    """The groups, in their order, of which no answer succeeded.
+    """Return the groups, in their order, without a successful answer.
 
-    Args:
-        values: (B,) of the reward that decides, NaN for the lost, which have not.
-        groups: (B,) of each answer.
+    `values` (B,) are those of the deciding reward, NaN for lost answers, which fail; `groups` (B,) that of each answer.
     """
     won = {group for group, value in zip(groups, values.tolist(), strict=True) if value >= success}
     return [group for group in dict.fromkeys(groups) if group not in won]
@@ -97,32 +86,22 @@ def failed_groups(values: Tensor, groups: Sequence[int], success: float) -> list
 def draw_hints(
     settings: Inpainting, solutions: Sequence[Tensor], *, length: int, mask_id: int, seeds: Sequence[Address]
 ) -> Tensor:
-    """Hints (B, L) for answers of a length: tokens of their solutions, and the mask token where nothing is given."""
-    chunk = settings.chunk or [max(1, length * part // 256) for part in (5, 10)]
-    tail = settings.tail if settings.tail is not None else length * 30 // 256
-    rows = [
-        hints(
-            solution,
-            length,
-            mask_id,
-            seed,
-            chunk=(chunk[0], chunk[1]),
-            share=(settings.share[0], settings.share[1]),
-            tail=tail,
-            stretch=settings.stretch,
-        )
-        for solution, seed in zip(solutions, seeds, strict=True)
-    ]
-    return torch.stack(rows)
+    """Return hints (B, L) for answers of a length: tokens of their solutions, and the mask token where nothing is given."""
+    options: dict[str, Any] = {
+        "chunk": settings.chunk or [max(1, length * part // 256) for part in (5, 10)],
+        "share": settings.share,
+        "tail": settings.tail if settings.tail is not None else length * 30 // 256,
+        "stretch": settings.stretch,
+    }
+    pairs = zip(solutions, seeds, strict=True)
+    return torch.stack([hints(solution, length, mask_id, seed, **options) for solution, seed in pairs])
 
 
 def replace_failed(rewards: Tensor, settings: Inpainting, group_size: int) -> list[tuple[int, int]]:
-    """Pairs of an answer of a failed group and the hinted one that replaces it, by their indices.
+    """Return pairs of indices: an answer of a failed group, and the hinted answer that replaces it.
 
-    The first that succeeded replace the first of the group, at most a share `replace` of it.
-
-    Args:
-        rewards: the deciding one of the hinted answers, at most one for each answer of the group.
+    The first hinted answers that succeed, by their deciding `rewards`, replace the first of the group, at most a share
+    `replace`.
     """
     better = (rewards >= settings.success).nonzero()[:, 0].tolist()
     return list(enumerate(better[: int(settings.replace * group_size)]))
@@ -131,10 +110,10 @@ def replace_failed(rewards: Tensor, settings: Inpainting, group_size: int) -> li
 def highest_entropy(
     predictor: MaskPredictor, rollout: Rollout, scope: Tensor, *, share: float, micro_batch: int
 ) -> Tensor:
-    """The given tokens (B, L) bool that are trained on: of each row the share whose prediction has the largest entropy.
+    """Return the given tokens (B, L) bool to train on: in each row the share with the largest entropy of their prediction.
 
-    At least one of a row that has any in `scope` (B, L). The prediction is that of the wholly hidden answer, of a wholly
-    hidden block where the model is block-causal; a view, though, shows the given tokens that are not trained on.
+    At least one of a row that has any in `scope` (B, L). The prediction is that of the wholly hidden answer, or of a wholly
+    hidden block in a block-causal model; a view, though, shows the given tokens that are not trained on.
     """
     given = scope & (rollout.step_map == GIVEN)
     chosen = torch.zeros_like(given)
@@ -142,10 +121,10 @@ def highest_entropy(
     for part in rows.split(micro_batch) if len(rows) else ():
         ids = rollout.ids[part].clone()
         ids[:, rollout.prompt :] = predictor.mask_id
-        known = {} if predictor.block_size is None else {"clean": rollout.ids[part]}
+        clean = {} if predictor.block_size is None else {"clean": rollout.ids[part]}
         where = torch.nn.functional.pad(given[part], (rollout.prompt, 0))
         with torch.no_grad():
-            log_probs = predictor.logits_at(ids, rollout.attention_mask[part], where, **known).float().log_softmax(-1)
+            log_probs = predictor.logits_at(ids, rollout.attention_mask[part], where, **clean).float().log_softmax(-1)
         entropy = torch.special.entr(log_probs.exp()).sum(-1)  # (N,)
         for row, own in zip(part.tolist(), entropy.split(given[part].sum(1).tolist()), strict=True):
             positions = given[row].nonzero()[:, 0]
@@ -160,31 +139,18 @@ def hints(
     mask_id: int,
     seed: Address,
     *,
-    chunk: tuple[int, int] = (5, 10),
-    share: tuple[float, float] = (0.2, 0.6),
+    chunk: Sequence[int] = (5, 10),
+    share: Sequence[float] = (0.2, 0.6),
     tail: int = 30,
     stretch: float = 1.5,
 ) -> Tensor:
-    """Fixed tokens (L,) of a completion: random chunks of a solution at about the positions they would have in it.
+    """Return fixed tokens (L,) of a completion: random chunks of a solution at about their positions in it, else `mask_id`.
 
-    IGPO (arXiv 2509.10396 and its code). The solution's reasoning is cut into chunks, of which a random share is revealed,
-    the last one never; positions are stretched by (L - tail) / (its length), between 1 and `stretch`. Our readings: a chunk
-    stays in one piece, only its beginning is moved; the share is of all chunks, rounded down; what would end after L - tail
-    is not revealed.
-
-    Args:
-        reasoning: (n,) tokens of the solution without its final answer.
-        length: L.
-        seed: address of the randomness, one for each completion.
-        chunk: least and most tokens of a chunk, uniform.
-        share: least and most of the revealed share, uniform.
-        tail: positions at the end that are left to the answer.
-
-    Returns:
-        (L,) tokens, `mask_id` where nothing is revealed.
-
-    Raises:
-        InputError: the tail leaves no room.
+    IGPO (arXiv 2509.10396 and its code). The reasoning (n,), the solution without its final answer, is cut into chunks; a
+    random share is revealed, the last one never; positions are stretched by (L - tail) / n, between 1 and `stretch`.
+    `chunk` and `share` are the least and the most, uniform; `tail` positions at the end are left to the answer. Our
+    readings: a chunk stays in one piece, only its beginning moves; the share is of all chunks, rounded down; a chunk that
+    would end after L - tail is not revealed. Raises InputError if the tail leaves no room.
     """
     if not 0 <= tail < length:
         raise InputError(f"inpainting.tail: {tail} is not between 0 and the length {length}")
@@ -193,7 +159,7 @@ def hints(
     while ends[-1] < len(reasoning):
         starts.append(ends[-1])
         ends.append(min(ends[-1] + int(random.integers(chunk[0], chunk[1], endpoint=True)), len(reasoning)))
-    count = int(random.uniform(*share) * len(starts))
+    count = int(random.uniform(share[0], share[1]) * len(starts))
     revealed = random.permutation(max(len(starts) - 1, 0))[:count]
     factor = min(max((length - tail) / max(len(reasoning), 1), 1.0), stretch)
     fixed = torch.full((length,), mask_id, dtype=torch.long, device=reasoning.device)

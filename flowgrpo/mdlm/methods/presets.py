@@ -1,10 +1,9 @@
-"""The table of methods for masked-diffusion language models: words over the axes of `mdlm.methods`, and numbers.
+"""The presets of masked-diffusion language models: a choice for each axis of `mdlm.methods`, and numbers.
 
-To add a method, add a row. Numbers of the loop (passes, groups, learning rate) and of sizes (length, steps, blocks) are not
-part of a row, for they go with a model: `PUBLISHED` has those of the released code, as overrides; `flowgrpo plan` shows
-them.
+To add a method, add a row. Numbers of the loop (passes, groups, learning rate) and sizes (length, steps, blocks) belong to
+a model and are not part of a row: `PUBLISHED` has those of the released code, as overrides; `flowgrpo plan` shows them.
 
-Above each row stand its source and, numbered, where it departs from that. All rows depart from their sources' code in three
+Above each row stand its source and, numbered, its departures from that. All rows depart from their sources' code in three
 points, of which the first two are the loop's (see `mdlm.trainer`, which has more of them):
 
  1. A mean over answers or tokens is taken over the whole optimizer step; there over a device's micro-batch, and then over
@@ -28,7 +27,6 @@ _LEAVE_ONE_OUT = {"name": "leave_one_out"}
 
 
 def _at_temperature(name: str, temperature: float, **more: float) -> Options:
-    """A decoder whose tokens are drawn at a temperature, with further options of `proposal`."""
     return {"name": name, "proposal": {"temperature": temperature, **more}}
 
 

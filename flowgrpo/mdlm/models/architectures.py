@@ -1,8 +1,8 @@
-"""Released masked-diffusion models that bring code of their own, as the classes of transformers that compute the same.
+"""Released masked-diffusion models that bring their own code, as equivalent classes of transformers.
 
-A table of their model types: the class, its config, and how the names of the weights differ. None of their code runs, and
-what is saved bears their names again. Logits are those of the released code in float32; in bfloat16 the classes of
-transformers rotate queries and keys in bfloat16, LLaDA's own code in float32.
+A table of their model types: the class, its config, and the renaming of weights. None of their code runs, and checkpoints
+are saved under their names. Logits equal those of the released code in float32; in bfloat16 the classes of transformers
+rotate queries and keys in bfloat16, LLaDA's own code in float32.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class LLaDA2(Glm4MoeForCausalLM):
 
 
 class LLaDA2Config(Glm4MoeConfig):
-    """Its own model type, since of a Glm4Moe peft takes a dense layer's `gate_proj` for that of the stacked experts."""
+    """Has its own model type, since peft takes a Glm4Moe's dense `gate_proj` for that of the stacked experts."""
 
     model_type = "llada2_moe"
 
@@ -66,7 +67,7 @@ class SDARMoe(Qwen3MoeForCausalLM):
 
 
 class SDARMoeConfig(Qwen3MoeConfig):
-    """Its own model type, as LLaDA2 has."""
+    """Has its own model type, like LLaDA2."""
 
     model_type = "sdar_moe"
 
@@ -79,9 +80,7 @@ register_checkpoint_conversion_mapping(
         WeightRenaming(r"^model\.transformer\.ln_f\.", "model.norm."),
         WeightRenaming(r"^model\.transformer\.blocks\.", "model.layers."),
         WeightRenaming(r"\.attn_norm\.", ".input_layernorm."),
-        WeightRenaming(r"\.q_proj\.", ".self_attn.q_proj."),
-        WeightRenaming(r"\.k_proj\.", ".self_attn.k_proj."),
-        WeightRenaming(r"\.v_proj\.", ".self_attn.v_proj."),
+        *[WeightRenaming(rf"\.{name}\.", f".self_attn.{name}.") for name in ("q_proj", "k_proj", "v_proj")],
         WeightRenaming(r"\.attn_out\.", ".self_attn.o_proj."),
         WeightRenaming(r"\.ff_norm\.", ".post_attention_layernorm."),
         WeightRenaming(r"\.ff_proj\.", ".mlp.gate_proj."),
@@ -107,25 +106,17 @@ register_checkpoint_conversion_mapping(
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A model type.
+    """A model type."""
 
-    Attributes:
-        model: the class of transformers that computes the same.
-        config: from a config.json to the config of that class.
-        read: the keys that it reads and that must be there.
-        fixed: values of keys that the class can do, None where the key may be absent; others are refused.
-        inert: further keys, which change no logits or stand beside keys that say the same.
-        tokenizer: the class of the tokenizer, where Dream's and SDAR's own code is Qwen2's.
-        shift: whether output i is about token i + 1.
-    """
-
-    model: type[PreTrainedModel]
-    config: Callable[[Written], PreTrainedConfig]
-    read: str
+    model: type[PreTrainedModel]  # the equivalent class of transformers
+    config: Callable[[Written], PreTrainedConfig]  # builds that class's config from a config.json
+    read: str  # the required keys
+    # Values of keys that the class supports, None where the key may be absent; others are refused.
     fixed: Mapping[str, tuple[Any, ...]]
-    inert: str
+    inert: str  # further keys, which change no logits or repeat others
+    # The class of the tokenizer; Dream's and SDAR's own code is Qwen2's.
     tokenizer: type[PreTrainedTokenizerBase] = PreTrainedTokenizerFast
-    shift: bool = False
+    shift: bool = False  # output i is about token i + 1
 
 
 def _llada(written: Written) -> PreTrainedConfig:
@@ -144,25 +135,14 @@ def _llada(written: Written) -> PreTrainedConfig:
     )
 
 
-def _dream(written: Written) -> PreTrainedConfig:
-    return Qwen2Config(**_shared(written), rope_parameters=_rope(written))
-
-
-def _sdar(written: Written) -> PreTrainedConfig:
-    return Qwen3Config(**_shared(written), rope_parameters=_rope(written), head_dim=written["head_dim"])
-
-
-def _sdar_moe(written: Written) -> PreTrainedConfig:
-    names = "head_dim moe_intermediate_size num_experts num_experts_per_tok norm_topk_prob"
-    own = {name: written[name] for name in names.split()}
-    return SDARMoeConfig(**_shared(written), **own, rope_parameters=_rope(written))
+def _qwen(kind: type[PreTrainedConfig], written: Written, names: str = "") -> PreTrainedConfig:
+    return kind(**_shared(written, names), rope_parameters=_rope(written))
 
 
 def _llada2(written: Written) -> PreTrainedConfig:
     names = "head_dim moe_intermediate_size first_k_dense_replace num_experts_per_tok n_group topk_group"
     return LLaDA2Config(
-        **_shared(written),
-        **{name: written[name] for name in names.split()},
+        **_shared(written, names),
         n_routed_experts=written["num_experts"],
         n_shared_experts=written["num_shared_experts"],
         norm_topk_prob=written["num_experts_per_tok"] > 1,  # the released router reads no norm_topk_prob
@@ -177,11 +157,14 @@ def _rope(written: Written) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": written["rope_theta"]}
 
 
-def _shared(written: Written) -> dict[str, Any]:
-    return {name: written[name] for name in SHARED.split()} | {"mask_token_id": written.get("mask_token_id")}
+def _shared(written: Written, names: str) -> dict[str, Any]:
+    """Return the keys that all but LLaDA share with transformers, and further ones of some names."""
+    return {name: written[name] for name in f"{SHARED} {names}".split()} | {
+        "mask_token_id": written.get("mask_token_id")
+    }
 
 
-SHARED = (  # keys of all but LLaDA that are transformers' own
+SHARED = (
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
     " max_position_embeddings rms_norm_eps tie_word_embeddings"
 )
@@ -189,6 +172,9 @@ INERT = (  # keys of every type; dropout is never on, a trained model stays in i
     "auto_map torch_dtype attn_implementation use_cache initializer_range bos_token_id eos_token_id pad_token_id"
     " mask_token_id output_router_logits max_window_layers sliding_window attention_dropout embedding_dropout"
     " residual_dropout output_dropout"
+)
+MOE = (
+    "head_dim moe_intermediate_size num_experts num_experts_per_tok norm_topk_prob"  # further keys of SDAR with experts
 )
 OFF = (False, None)
 QWEN = {"hidden_act": ("silu",), "rope_scaling": (None,), "use_sliding_window": OFF, "attention_bias": OFF}
@@ -215,7 +201,7 @@ ARCHITECTURES = {
     ),
     "Dream": Architecture(
         model=Qwen2ForCausalLM,
-        config=_dream,
+        config=partial(_qwen, Qwen2Config),
         read=f"{SHARED} rope_theta",
         fixed=QWEN | {"use_mrope": OFF},
         inert="",
@@ -224,7 +210,7 @@ ARCHITECTURES = {
     ),
     "sdar": Architecture(  # SDAR, arXiv 2510.06303, and TraDo, arXiv 2509.06949
         model=Qwen3ForCausalLM,
-        config=_sdar,
+        config=partial(_qwen, Qwen3Config, names="head_dim"),
         read=f"{SHARED} rope_theta head_dim",
         fixed=QWEN,
         inert="block_size debug ep_size fuse_cross_entropy micro_forward skip_checkpoint use_deepep",
@@ -232,15 +218,15 @@ ARCHITECTURES = {
     ),
     "sdar_moe": Architecture(
         model=SDARMoe,
-        config=_sdar_moe,
-        read=f"{SHARED} rope_theta head_dim moe_intermediate_size num_experts num_experts_per_tok norm_topk_prob",
+        config=partial(_qwen, SDARMoeConfig, names=MOE),
+        read=f"{SHARED} rope_theta {MOE}",
         fixed=QWEN | {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
         inert="block_size router_aux_loss_coef",
         tokenizer=Qwen2Tokenizer,
     ),
     "Fast_dLLM_Qwen": Architecture(  # Fast-dLLM v2, arXiv 2509.26328
         model=Qwen2ForCausalLM,
-        config=_dream,
+        config=partial(_qwen, Qwen2Config),
         read=f"{SHARED} rope_theta",
         fixed=QWEN,
         inert="bd_size layer_types",
@@ -269,18 +255,14 @@ ARCHITECTURES = {
 
 
 def architecture(written: Written) -> Architecture | None:
-    """The architecture of a model by its config.json; None if it is not one of these."""
+    """Return the architecture of a config.json; None if it is not one of these."""
     return ARCHITECTURES[written["model_type"]] if is_released(written) else None
 
 
 def translated(path: str, written: Written) -> PreTrainedConfig:
-    """The config of the class of transformers that is the model of a config.json.
+    """Build the transformers config of a config.json; `path` is the user's name of the model.
 
-    Args:
-        path: what the user calls the model.
-
-    Raises:
-        InputError: a key is missing, or has a value that the class does not compute, or is not known.
+    Raises InputError if a key is missing, unknown, or has a value that the class does not support.
     """
     kind = written["model_type"]
     known = ARCHITECTURES[kind]
@@ -307,16 +289,9 @@ def translated(path: str, written: Written) -> PreTrainedConfig:
 
 
 def load(path: str, place: str, written: Written, dtype: torch.dtype, *, variant: str | None = None) -> PreTrainedModel:
-    """The model, tensor by tensor from its files.
+    """Load a model from its files; `path` is the user's name of it, `place` its folder or hub id.
 
-    Args:
-        path: what the user calls it.
-        place: its folder or hub id.
-        written: its config.json.
-        variant: word in the names of the files of its weights.
-
-    Raises:
-        InputError: its config.json or its weights are not those of its type.
+    Raises InputError if its config.json, `written`, or its weights are not those of its type.
     """
     config, kind = translated(path, written), ARCHITECTURES[written["model_type"]].model
     with weight_check.silent():
@@ -324,13 +299,13 @@ def load(path: str, place: str, written: Written, dtype: torch.dtype, *, variant
 
 
 def check_weights(path: str, place: str, written: Written, variant: str | None = None) -> None:
-    """Refuse files that do not hold the weights of a model's type, by their headers. Arguments and errors as of `load`."""
+    """Raise InputError, from the headers of its files, if they do not hold the weights of a model's type; see `load`."""
     config, kind = translated(path, written), ARCHITECTURES[written["model_type"]].model
     weight_check.check(path, place, kind, variant=variant, config=config, all_used=True)
 
 
 def shapes(path: str, place: str) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights of the class, by its names, as the config.json of a folder or hub id says."""
+    """Return the shapes of the weights of the class, by its names, from the config.json of a folder or hub id."""
     written, _ = PreTrainedConfig.get_config_dict(place)
     config = translated(path, written)
     with torch.device("meta"):
@@ -339,7 +314,7 @@ def shapes(path: str, place: str) -> dict[str, tuple[int, ...]]:
 
 
 def copy_beside(place: str, to: Path, dtype: torch.dtype) -> None:
-    """Copy what a folder or hub id holds beside its weights: its config.json, with another dtype, tokenizer and code."""
+    """Copy the files of a folder or hub id except weights: tokenizer, code, and config.json with another dtype."""
     if not Path(place).is_dir():
         place = snapshot_download(place, allow_patterns=list(BESIDE), ignore_patterns=[INDEX])
     files = {file for pattern in BESIDE for file in Path(place).glob(pattern)} - set(Path(place).glob(INDEX))
@@ -351,7 +326,7 @@ def copy_beside(place: str, to: Path, dtype: torch.dtype) -> None:
 
 
 def released_paths(model: PreTrainedModel, paths: Iterable[str]) -> dict[str, str]:
-    """From the paths of modules to those in the released code; {} where one is only a part of a module there."""
+    """Map the paths of modules to those in the released code; {} where one is only a part of a module there."""
     conversions = [c.reverse_transform() for c in reversed(_conversions(model))]
     parts = [c for c in conversions if isinstance(c, WeightConverter)]
     if any(part.rename_source_key(f"{path}.weight")[1] for part in parts for path in paths):
@@ -360,7 +335,7 @@ def released_paths(model: PreTrainedModel, paths: Iterable[str]) -> dict[str, st
 
 
 def own_paths(model: PreTrainedModel, paths: Iterable[str]) -> dict[str, str]:
-    """From the paths of modules in the released code to the model's; those that are the model's stay."""
+    """Map the paths of modules in the released code to the model's; those of the model stay."""
     there = {path for path, _ in model.named_modules()}
     return {path: path if path in there else here for path, here in _renamed(paths, _conversions(model)).items()}
 

@@ -1,4 +1,4 @@
-"""Gradient checkpointing of language models: less memory of an update, for one more forward in each backward pass."""
+"""Gradient checkpointing of language models."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ from flowgrpo.errors import InputError
 
 
 def can_checkpoint(model: torch.nn.Module) -> bool:
-    """Whether a model has layers that transformers marks for checkpointing."""
+    """Return whether a model has layers that transformers marks for checkpointing."""
     return any(isinstance(module, GradientCheckpointingLayer) for module in model.modules())
 
 
 def checkpoint_gradients(model: torch.nn.Module) -> None:
-    """Keep only the inputs of a model's layers for the backward pass, and compute the rest again there: the same numbers.
+    """Keep only the inputs of a model's layers for the backward pass, which computes the rest again: the same numbers.
 
-    The layers are those that transformers marks for it. Its own switch works in training mode alone, where dropout is on,
-    and takes a decoder's cache away.
-
-    Raises:
-        InputError: the model has none.
+    Wraps the layers that transformers marks for it. Its own switch works in training mode alone, where dropout is on, and
+    takes a decoder's cache away. Raises InputError for a model without such layers.
     """
     if not can_checkpoint(model):
         raise InputError(f"model.gradient_checkpointing: {type(model).__name__} does not support it, set it to false")

@@ -1,4 +1,4 @@
-"""What a language model's training starts from: the adapters of `model.lora.path`, or of `model.merge`."""
+"""Read the adapters that training starts from: `model.lora.path` or `model.merge`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ NETWORK = "model"  # its name in `Weights`
 
 
 def read(model: TextModel) -> LoraFile | None:
-    """The file of `model.lora.path` or of `model.merge`, checked as far as it alone tells; None without one.
+    """Read and check the file of `model.lora.path` or `model.merge`; None without one.
 
-    Raises:
-        InputError: there is no such file, it is no LoRA, or not the one that the config names.
+    Raises InputError if there is no such file, it is no LoRA, or not the one that the config names.
     """
     path = model.merge if model.lora is None else model.lora.path
     if path is None:
@@ -40,20 +39,19 @@ def read(model: TextModel) -> LoraFile | None:
 
 
 def adapters(model: TextModel, file: LoraFile | None, network: torch.nn.Module) -> dict[str, Adapter]:
-    """The adapters of a file for a network; {} without a file. Names may be those of a released model's own code.
+    """Return the adapters of a file for a network; {} without a file.
 
-    Raises:
-        InputError: they are not for this model.
+    Names may be those of a released model's own code. Raises InputError if they are not for this model.
     """
     if file is None:
         return {}
     outline = Outline.of(network)
     names = [name.removeprefix("base_model.model.") for name in lora_layers.layers_of(file)]
-    own = lora_layers.names_in(NETWORK, outline.layers)
-    released = {name: own[path] for name, path in architectures.own_paths(network, names).items() if path in own}
+    layers = lora_layers.names_in(NETWORK, outline.layers)
+    released = {name: layers[path] for name, path in architectures.own_paths(network, names).items() if path in layers}
     parameters = lora_layers.names_in(NETWORK, outline.parameters)
-    index = Index({NETWORK: own | released}, {NETWORK: parameters})
-    found = lora_layers.placed(file, index, {NETWORK: outline}, model.path)
+    index = Index({NETWORK: layers | released}, {NETWORK: parameters})
+    placed = lora_layers.placed(file, index, {NETWORK: outline}, model.path)
     if model.lora is not None:
-        lora_layers.refuse_shifts_alone(found.values())
-    return found
+        lora_layers.refuse_shifts_alone(placed.values())
+    return placed

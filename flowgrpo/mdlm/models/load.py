@@ -1,4 +1,4 @@
-"""From a folder or a hub id to a predictor and its tokenizer."""
+"""Load a predictor and its tokenizer from a folder or a hub id."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # what a plan does without is imported by who loads a model
     import peft
     import safetensors
     import transformers
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
     from transformers.models.auto import configuration_auto, modeling_auto
 
     from flowgrpo.mdlm.models import architectures
@@ -58,40 +58,38 @@ def load_predictor(
     quantise: str | None = None,
     variant: str | None = None,
 ) -> tuple[MaskPredictor, PreTrainedTokenizerBase]:
-    """A model, ready to predict masked tokens, and its tokenizer.
+    """Load a model, ready to predict masked tokens, and its tokenizer.
 
-    Takes a built-in name, the released models of `mdlm.models.architectures`, what transformers knows as a masked or a
-    causal model, and local folders of diffusers' `LLaDA2Pipeline`.
+    Takes a built-in name, the released models of `mdlm.models.architectures`, masked or causal models of transformers, and
+    local folders of diffusers' `LLaDA2Pipeline`. None for `mask_id`, `shift`, `attention` and `block_size` stands for what
+    the config, the tokenizer or the type says.
 
     Args:
-        trust_remote_code: whether code that comes with the model may run, for types that none of these has.
-        mask_id: the mask token; None for that of the config or the tokenizer.
-        shift: whether output i is about token i + 1; None for what is known of the type.
-        attention: whether positions see all others or no later block; None for what is known of the type.
-        block_size: tokens of a block; None likewise.
-        quantise: `int8` or `nf4`, before the model is put on the device.
-        variant: word in the names of the files of weights that are read, such as `fp16`; None for plain files.
+        trust_remote_code: let code that comes with the model run, for types that none of these has.
+        shift: output i is about token i + 1.
+        quantise: `int8` or `nf4`, before the model moves to the device.
+        variant: word in the names of the weight files, such as `fp16`.
 
     Raises:
-        InputError: there is no such model, its files are not whole, its code may not run or fails, it names no mask token,
-            it predicts no masked tokens, cannot be quantised, or attends otherwise than asked for.
+        InputError: there is no such model, its files are incomplete, its code may not run or fails, it names no mask token,
+            predicts no masked tokens, cannot be quantised, or attends otherwise than asked for.
     """
     model_path, tokenizer_path = model_paths(path)
     config = config_of(model_path)
     block_size = known_block_size(config, attention, block_size)
     check_weights(path, variant)
+    known = architectures.architecture(config)
     with _one_sentence(path, "no readable weights", config, trust_remote_code), without_progress_bars("transformers"):
-        model = _model(
-            path,
-            model_path,
-            config=config,
-            dtype=dtype,
-            trust_remote_code=trust_remote_code,
-            variant=variant,
-        )
+        if known:
+            model = architectures.load(path, model_path, config, dtype, variant=variant)
+        else:
+            kind = _model_class(path, config, trust_remote_code)
+            options = {"dtype": dtype, "variant": variant, "trust_remote_code": trust_remote_code}
+            with weight_check.silent():
+                model, info = kind.from_pretrained(model_path, output_loading_info=True, **options)
+            weight_check.refuse(weight_check.loaded(info, model), type(model).__name__, path)
     if quantise:
         quantisation.quantise(model, quantise)
-    known = architectures.architecture(config)
     with _one_sentence(path, "no tokenizer", config, trust_remote_code):
         if known:
             tokenizer = known.tokenizer.from_pretrained(tokenizer_path)
@@ -111,10 +109,9 @@ def load_predictor(
 
 
 def model_paths(path: str) -> tuple[str, str]:
-    """Where a model and its tokenizer are: one folder or hub id, or the two subfolders of a pipeline's folder.
+    """Return where a model and its tokenizer are: one folder or hub id twice, or two subfolders of a pipeline's folder.
 
-    Raises:
-        InputError: there is no model, or it is a flow model.
+    Raises InputError if there is no model, or it is a flow model.
     """
     if path in EMBEDDED and EMBEDDED[path].kind == "flow":
         raise InputError(f"model.path: {path} is a flow model, not a language model: its runs have kind: flow")
@@ -132,7 +129,7 @@ def model_paths(path: str) -> tuple[str, str]:
         folder_files.refuse_pointer(Path(model_path) / "config.json")
     try:
         config = config_of(model_path)
-    except Exception as error:  # whatever others wrote into it
+    except Exception as error:  # the file may hold anything
         reason = _hub_reason(path, error)
         raise InputError(f"model.path: {path!r} {reason or f'holds no model ({_reason(error)})'}") from error
     # Where there is no config.json, transformers gives an empty map.
@@ -142,7 +139,7 @@ def model_paths(path: str) -> tuple[str, str]:
 
 
 def _refuse_others(path: str, folder: Path) -> None:
-    """Refuse a folder that is none of a language model, as far as its index and its config.json tell."""
+    """Raise InputError for a folder whose index or config.json is not that of a language model."""
     folder_files.refuse_empty(folder)
     folder_files.refuse_pointer(folder / INDEX)
     if is_pipeline(str(folder)):
@@ -156,16 +153,9 @@ def _refuse_others(path: str, folder: Path) -> None:
 
 
 def check_files(path: str, variant: str | None = None, *, or_configs: bool = False) -> None:
-    """Refuse a local folder whose files cannot be those of a model; no weights are loaded.
+    """Raise InputError for a local folder with missing or cut off files, or Git LFS pointers; no weights are loaded.
 
-    The hub is asked only whether it has the variant.
-
-    Args:
-        variant: word in the names of the files of weights that are read.
-        or_configs: whether it may hold no weights.
-
-    Raises:
-        InputError: there is no such model, or a file is missing, cut off, or a Git LFS pointer.
+    The hub is asked only whether it has the `variant` of the weights. With `or_configs` the folder may hold no weights.
     """
     place = Path(model_paths(path)[0])
     if not Path(embedded.place_of(path)).is_dir():
@@ -173,46 +163,40 @@ def check_files(path: str, variant: str | None = None, *, or_configs: bool = Fal
             with one_sentence(path):
                 folder_files.refuse_absent(path, variant, [file_names(path)])
         return
-    folder, components = (
-        (place.parent, PARTS) if is_pipeline(embedded.place_of(path)) else (place, {"": "transformers"})
-    )
+    pipeline = is_pipeline(embedded.place_of(path))
+    folder, components = (place.parent, PARTS) if pipeline else (place, {"": "transformers"})
     folder_files.check(folder, components, variant=variant, or_configs=or_configs)
 
 
 def config_of(place: str) -> dict[str, Any]:
-    """What the config.json of a folder or hub id says; {} where there is none."""
+    """Return the config.json of a folder or hub id; {} if there is none."""
     return transformers.PreTrainedConfig.get_config_dict(place)[0]
 
 
 def block_size_of(path: str, attention: Attention | None, block_size: int | None) -> int | None:
-    """Tokens of a block of a model that is not loaded; None if its attention is full. Arguments of `load_predictor`.
-
-    Raises:
-        InputError: there is no such model, or it attends otherwise than asked for.
-    """
+    """Return the tokens of a block of a model that is not loaded, None for full attention; see `load_predictor`."""
     return known_block_size(config_of(model_paths(path)[0]), attention, block_size)
 
 
 def is_pipeline(path: str) -> bool:
-    """Whether a local folder is that of diffusers' `LLaDA2Pipeline`."""
+    """Return whether a local folder is that of diffusers' `LLaDA2Pipeline`."""
     index = Path(path) / INDEX
     written = tables.document(index) if index.is_file() else None
     return isinstance(written, dict) and written.get("_class_name") == PIPELINE
 
 
 def load_adapter(predictor: MaskPredictor, folder: Path) -> None:
-    """Put an adapter as `flowgrpo export` writes it into a model; its names may be those of a released model's own code.
+    """Load an adapter written by `flowgrpo export`, under the model's names or those of the released code.
 
-    Raises:
-        InputError: it is of another model.
+    Raises InputError if it is of another model.
     """
     config = peft.PeftConfig.from_pretrained(str(folder))
     with safetensors.safe_open(folder / ADAPTER, "pt") as file:
         released = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in file.keys()}  # noqa: SIM118
-    own = architectures.own_paths(predictor.model, released)
-    if own:
-        config = lora_adapters.renamed(config, own)
-    names = {f"^{re.escape(path)}\\.": f"{here}." for path, here in own.items()}
+    paths = architectures.own_paths(predictor.model, released)
+    if paths:
+        config = lora_adapters.renamed(config, paths)
+    names = {f"^{re.escape(path)}\\.": f"{here}." for path, here in paths.items()}
     try:
         peft.PeftModel.from_pretrained(predictor.model, str(folder), config=config, key_mapping=names)
     except (RuntimeError, ValueError) as error:
@@ -221,7 +205,7 @@ def load_adapter(predictor: MaskPredictor, folder: Path) -> None:
 
 @contextmanager
 def _one_sentence(path: str, lacks: str | None, config: dict[str, Any], trust_remote_code: bool) -> Iterator[None]:
-    """Turn what a model's own code raises, or its files where they lack something, into one sentence."""
+    """Turn errors of a model's own code, or of incomplete files, into an InputError of one sentence."""
     try:
         yield
     except InputError:
@@ -230,8 +214,8 @@ def _one_sentence(path: str, lacks: str | None, config: dict[str, Any], trust_re
         if is_out_of_memory(error):
             raise
         reason = _reason(error)
-        own = trust_remote_code and config.get("auto_map") and architectures.architecture(config) is None
-        if own:  # anybody's code, which may raise anything
+        remote = trust_remote_code and config.get("auto_map") and architectures.architecture(config) is None
+        if remote:  # this code may raise anything
             raise InputError(
                 f"model.path: {path!r} is a {config.get('model_type')}, whose own code is of transformers "
                 f"{config.get('transformers_version', '(no version named)')} and fails with {transformers.__version__} "
@@ -239,48 +223,25 @@ def _one_sentence(path: str, lacks: str | None, config: dict[str, Any], trust_re
             ) from error
         if reason_of_hub := _hub_reason(path, error):
             raise InputError(f"model.path: {path!r} {reason_of_hub}") from error
-        if lacks:  # in its files, which may be anybody's too
+        if lacks:
             raise InputError(f"model.path: {path!r} has {lacks} ({type(error).__name__}: {reason})") from error
         raise
 
 
 def _hub_reason(path: str, error: Exception) -> str | None:
-    """Why the hub did not give a model; None of what is no hub id, or a folder, or if that was not the reason."""
-    asked = re.fullmatch(HUB_ID, path) and not Path(path).is_dir()
-    return hub.why(error, path, "set model.path to a folder") if asked else None
+    """Return why the hub did not give a model; None if the path is not a hub id or that was not the reason."""
+    from_hub = re.fullmatch(HUB_ID, path) and not Path(path).is_dir()
+    return hub.why(error, path, "set model.path to a folder") if from_hub else None
 
 
 def _reason(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0]
 
 
-def _model(
-    path: str,
-    place: str,
-    *,
-    config: dict[str, Any],
-    dtype: torch.dtype,
-    trust_remote_code: bool,
-    variant: str | None,
-) -> PreTrainedModel:
-    """The weights of a model in their class."""
-    if architectures.architecture(config) is not None:
-        return architectures.load(path, place, config, dtype, variant=variant)
-    loads = _model_class(path, config, trust_remote_code)
-    options = {"dtype": dtype, "variant": variant, "trust_remote_code": trust_remote_code}
-    with weight_check.silent():
-        model, info = loads.from_pretrained(place, output_loading_info=True, **options)
-    weight_check.refuse(weight_check.loaded(info, model), type(model).__name__, path)
-    return model
-
-
 def check_weights(path: str, variant: str | None = None, *, or_configs: bool = False) -> None:
-    """Refuse a model whose files are not whole or do not hold its weights, by their headers.
+    """Raise InputError for a model with incomplete files or without its weights, judged by their headers.
 
-    Of a model with code of its own the weights are looked at when it is loaded. Arguments as of `check_files`.
-
-    Raises:
-        InputError: as of `check_files`, or weights are missing or are of another shape.
+    A model with code of its own is checked when it is loaded. Arguments as of `check_files`.
     """
     check_files(path, variant, or_configs=or_configs)
     place, _ = model_paths(path)
@@ -294,22 +255,21 @@ def check_weights(path: str, variant: str | None = None, *, or_configs: bool = F
 
 
 def _model_class(path: str, config: dict[str, Any], trust_remote_code: bool) -> Any:
-    """The class that loads a model with its head."""
-    kind, own = config.get("model_type"), config.get("auto_map", {})
-    if kind in configuration_auto.CONFIG_MAPPING and not (trust_remote_code and own):
+    kind, remote = config.get("model_type"), config.get("auto_map", {})
+    if kind in configuration_auto.CONFIG_MAPPING and not (trust_remote_code and remote):
         known = _known_class(config)
         if known is None:
             raise InputError(f"model.path: {path!r} is a {kind}, which predicts no tokens")
         return known
-    if not own:
+    if not remote:
         raise InputError(f"model.path: {path!r} is a {kind}, which transformers does not know")
     if not trust_remote_code:
         raise InputError(f"model.path: {path!r} brings its own code, set model.trust_remote_code if you trust it")
-    return transformers.AutoModelForCausalLM if "AutoModelForCausalLM" in own else transformers.AutoModel
+    return transformers.AutoModelForCausalLM if "AutoModelForCausalLM" in remote else transformers.AutoModel
 
 
 def _known_class(config: dict[str, Any]) -> Any:
-    """The class of transformers for a config.json, with a head that predicts tokens; None if it has none."""
+    """Return the class of transformers for a config.json, with a head that predicts tokens; None if it has none."""
     if config.get("model_type") not in configuration_auto.CONFIG_MAPPING:
         return None
     kind = configuration_auto.CONFIG_MAPPING[config["model_type"]]

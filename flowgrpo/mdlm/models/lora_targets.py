@@ -1,4 +1,4 @@
-"""An adapter of a language model in peft's format, as it is exported and pushed to engines."""
+"""Adapters of a language model in peft's format, for export and engines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flowgrpo.training.weights.trained_weights import Weights
 
 
 def write_adapter(model: TextModel, network: torch.nn.Module, weights: Weights, out: Path) -> None:
-    """The adapter in peft's format, under the names of the released code where each of its layers has one there."""
+    """Write the adapter in peft's format, under the names of the released code if each of its layers has one there."""
     assert weights.lora is not None
     lora, state = copy(weights.lora["model"]), weights.adapter_state("model")
     released = released_paths(network, layers(weights))
@@ -29,10 +29,9 @@ def write_adapter(model: TextModel, network: torch.nn.Module, weights: Weights, 
 
 
 def layers(weights: Weights) -> set[str]:
-    """Paths of the layers that have adapters."""
+    """Return the paths of the layers that have adapters."""
     return {_layer(key) for key in weights.adapter_state("model")}
 
 
 def _layer(key: str) -> str:
-    """The path of the layer that a tensor of an adapter belongs to."""
     return key.partition(".lora_")[0]

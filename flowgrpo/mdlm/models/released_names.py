@@ -1,4 +1,4 @@
-"""Which released models bring code of their own, by the type in their config.json; known before transformers is imported."""
+"""The model types of released models with code of their own; needs no transformers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ TYPES = ("llada", "Dream", "sdar", "sdar_moe", "Fast_dLLM_Qwen", "llada2_moe")  
 
 
 def is_released(written: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of one of these models.
-
-    LLaDA-MoE calls itself llada too, and is another model.
-    """
+    """Return whether a config.json is that of one of these models; LLaDA-MoE, also of type llada, is not."""
     kind = written.get("model_type")
     return kind in TYPES and not (kind == "llada" and "num_experts" in written)

@@ -1,4 +1,4 @@
-"""The calls of a language model that sizes of batches are tried with: a decoding, and views of answers with gradient."""
+"""Calls of a language model that batch sizes are probed with: decoding, and views of answers with gradient."""
 
 from __future__ import annotations
 
@@ -29,16 +29,11 @@ def probe_calls(
     held_out: Sequence[Prompt] = (),
     eval_decoder: Callable[[int], Decoder] | None = None,
 ) -> ProbeCalls:
-    """The calls, on the longest of some prompts; an answer takes part in a decoding, and has a number of views.
+    """Return the calls, on the longest prompts; an answer takes part in a decoding, and has a number of views.
 
-    A decoding is tried whole, for caches, guidance and how many tokens are open at a time are a part of what it takes. Where
-    an evaluation decodes in another way, or has a longer prompt, it is tried, too: it has to fit, its time does not count.
-
-    Args:
-        weights: whose gradient an update takes.
-        decoder: of so many answers.
-        held_out: prompts that are evaluated by this process.
-        eval_decoder: of so many of their answers; None where that is the same.
+    A probe decodes the whole answer, since caches, guidance and the number of open tokens change its memory. A prompt of
+    this process's `held_out` that is longer, or decoded in another way (`eval_decoder`), is probed too: it has to fit, but
+    its time does not count.
     """
 
     def length(text: str) -> int:
@@ -48,22 +43,22 @@ def probe_calls(
         return lambda count: policy.generate([text] * count, of(count), [("probe", i) for i in range(count)], count)
 
     longest = max((prompt.text for prompt in prompts), key=length)
-    asked = max((prompt.text for prompt in held_out), key=length, default=None)
+    evaluated = max((prompt.text for prompt in held_out), key=length, default=None)
     evaluations = []
-    if asked is not None and (eval_decoder is not None or length(asked) > length(longest)):
-        evaluations = [Timed(0, decoding(asked, eval_decoder or decoder))]
+    if evaluated is not None and (eval_decoder is not None or length(evaluated) > length(longest)):
+        evaluations = [Timed(0, decoding(evaluated, eval_decoder or decoder))]
 
-    written = policy.generate([longest], decoder(1), [("probe", 0)], 1).rollout
+    rollout = policy.generate([longest], decoder(1), [("probe", 0)], 1).rollout
 
     @cache
     def viewed(count: int) -> tuple[Answers, Views]:
-        rows = torch.zeros(count, dtype=torch.long, device=written.ids.device)
+        rows = torch.zeros(count, dtype=torch.long, device=rollout.ids.device)
         answers = Answers(
-            ids=written.ids[rows],
-            attention_mask=written.attention_mask[rows],
-            scored=written.step_map[rows] != GIVEN,
+            ids=rollout.ids[rows],
+            attention_mask=rollout.attention_mask[rows],
+            scored=rollout.step_map[rows] != GIVEN,
             addresses=[("probe", i) for i in range(count)],
-            steps=written.step_map[rows],
+            steps=rollout.step_map[rows],
             block_size=policy.predictor.block_size,
         )
         return answers, likelihood.views(answers)

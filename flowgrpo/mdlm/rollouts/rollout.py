@@ -1,4 +1,4 @@
-"""Rollouts of texts: complete the prompts of an iteration, score the completions, and help groups that failed by hints."""
+"""Rollouts of texts: complete prompts, score the completions, and help groups that failed by hints."""
 
 from __future__ import annotations
 
@@ -46,33 +46,19 @@ Rolled = tuple[Rollout, Drawn | None]  # completions of an engine, and what it t
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """This process's completions of an iteration, scored.
+    """This process's scored completions of an iteration."""
 
-    Attributes:
-        iteration: counted from 0.
-        groups: of the iteration, on all processes.
-        members: (B,) group of each completion, and its index in the group.
-        rows: (B,) prompts.
-        completions: what was decoded, a completion of each row.
-        scores: their rewards.
-        decoder: that made them.
-        actions: of the schedule, or None.
-        unhelped: (B, R) the rewards before hints changed anything.
-        hinted: how many completions were replaced by ones that were given parts of a solution; None without hints.
-        engine: what an engine tells of the tokens that it drew; None where it tells nothing.
-    """
-
-    iteration: int
-    groups: Groups
-    members: list[Member]
-    rows: list[Row]
+    iteration: int  # counted from 0
+    groups: Groups  # of the iteration, on all processes
+    members: list[Member]  # (B,) group of each completion, and its index in the group
+    rows: list[Row]  # (B,) prompts
     completions: Completions
     scores: Scores
-    decoder: Decoder
-    actions: Actions | None
-    unhelped: Tensor
-    hinted: int | None
-    engine: Drawn | None = None
+    decoder: Decoder  # the decoder of the completions
+    actions: Actions | None  # of the schedule, or None
+    unhelped: Tensor  # (B, R) rewards before hints changed any
+    hinted: int | None  # number of completions that hints replaced; None without hints
+    engine: Drawn | None = None  # what an engine tells of its tokens; None where it tells nothing
 
     @property
     def group(self) -> Tensor:
@@ -81,17 +67,17 @@ class Batch:
 
     @property
     def outcomes(self) -> tuple[Tensor, list[int]]:
-        """Rewards (B, R) of what the policy made by itself, and the group of each."""
+        """Rewards (B, R) of the policy's own completions, and the group of each."""
         return self.unhelped, self.group.tolist()
 
     @property
     def decoded(self) -> int:
-        """How many completions it has."""
+        """Number of completions."""
         return len(self.rows)
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of hinted completions, where there are hints."""
+        """The number of hinted completions, if there are hints."""
         return {} if self.hinted is None else {"reward/hinted": self.hinted}
 
 
@@ -117,13 +103,10 @@ def rollout(
     assignment: Assignment | None = None,
     gather: Gather = list,
 ) -> Batch:
-    """Decode and score a completion of each row, and help the groups of which none succeeded, which are whole here then.
+    """Decode and score a completion of each row; help groups without a success by hints, which needs whole groups here.
 
-    Args:
-        members: (B,) group of each row, and its index in the group; rows of one group follow each other.
-        schedule: the policy of the decoder's numbers, or None.
-        rolled: what an engine decoded of the rows in the place of the policy; None where none did.
-        deal, gather: see `score_pieces`.
+    `members` (B,) are the group of each row and its index in the group, in the order of groups; `rolled` are completions of
+    an engine instead of the policy's; for `assignment` and `gather` see `score_pieces`.
     """
     seeds = [(config.run.seed, "answer", iteration, *member) for member in members]
     actions = None if schedule is None else schedule.draw(seeds)
@@ -161,11 +144,11 @@ def _score(
     assignment: Assignment | None = None,
     gather: Gather = list,
 ) -> Scores:
-    """Rewards of completions, a call for each group; lost where a token's log-probability is not a number."""
+    """Score completions, a call for each group; those with a token whose log-probability is not finite are lost."""
     numbered = zip(members, completions.texts, rows, strict=True)
     pieces = []
-    for group, own in groupby(numbered, key=lambda each: each[0][0]):
-        of_group, texts, rows_of_group = zip(*own, strict=True)
+    for group, completed in groupby(numbered, key=lambda each: each[0][0]):
+        of_group, texts, rows_of_group = zip(*completed, strict=True)
         pieces.append(Piece(group, [index for _, index in of_group], list(texts), rows_of_group))
     with phase("rewards"):
         scores = score_pieces(rewards, pieces, assignment, gather)
@@ -184,44 +167,44 @@ def _help(
     rewards: Sequence[Reward],
     decoder: Decoder,
 ) -> Batch:
-    """The batch with completions of failed groups replaced by ones that hints led to a success."""
+    """Replace completions of failed groups by ones that hints led to a success."""
     deciding = [reward.name for reward in rewards].index(settings.reward) if settings.reward else 0
     failed = set(failed_groups(batch.scores.values[:, deciding], batch.group.tolist(), settings.success))
-    asked = [
+    retried = [
         index
         for index, ((group, _), row) in enumerate(zip(batch.members, batch.rows, strict=True))
         if group in failed and row.columns.get(settings.column)
     ]
-    if not asked:
+    if not retried:
         return batch
-    seeds = [(config.run.seed, "hinted", batch.iteration, *batch.members[index]) for index in asked]
+    seeds = [(config.run.seed, "hinted", batch.iteration, *batch.members[index]) for index in retried]
     mask_id = policy.predictor.mask_id
     solutions = [
         torch.tensor(policy.tokens(batch.rows[index].columns[settings.column]), dtype=torch.long, device=policy.device)
-        for index in asked
+        for index in retried
     ]
     fixed = draw_hints(settings, solutions, length=policy.length, mask_id=mask_id, seeds=seeds)
-    given = (fixed != mask_id).any(1)
-    if not given.any():  # the solutions are too short for hints
+    hinted = (fixed != mask_id).any(1)
+    if not hinted.any():  # the solutions are too short for hints
         return batch
-    fixed = fixed[given]
-    asked, seeds = list(compress(asked, given.tolist())), list(compress(seeds, given.tolist()))
-    rows, members = [batch.rows[index] for index in asked], [batch.members[index] for index in asked]
+    fixed = fixed[hinted]
+    retried, seeds = list(compress(retried, hinted.tolist())), list(compress(seeds, hinted.tolist()))
+    rows, members = [batch.rows[index] for index in retried], [batch.members[index] for index in retried]
     completions = policy.generate([row.prompt for row in rows], decoder, seeds, config.train.rollout_rows, fixed=fixed)
     scores = _score(rewards, completions, rows, members)
     succeeded = scores.values[:, deciding]
     sizes = Counter(group for group, _ in batch.members)
     pairs = []
     for group in dict.fromkeys(group for group, _ in members):
-        own = [index for index, member in enumerate(members) if member[0] == group]
-        pairs += [(asked[own[a]], own[b]) for a, b in replace_failed(succeeded[own], settings, sizes[group])]
+        places = [index for index, member in enumerate(members) if member[0] == group]
+        pairs += [(retried[places[a]], places[b]) for a, b in replace_failed(succeeded[places], settings, sizes[group])]
     return _replace_completions(batch, completions, scores, pairs)
 
 
 def _replace_completions(
     batch: Batch, completions: Completions, scores: Scores, pairs: Sequence[tuple[int, int]]
 ) -> Batch:
-    """A batch with some completions (first of a pair) replaced by others (second)."""
+    """Replace some completions (first of a pair) of a batch by others (second)."""
     if not pairs:
         return batch
     into, of = (torch.tensor(indices) for indices in zip(*pairs, strict=True))
@@ -229,9 +212,9 @@ def _replace_completions(
     wider = rollout.prompt - completions.rollout.prompt  # the prompts of all completions may be padded to more
     tensors = {}
     for field in fields(Rollout):
-        own, new = getattr(rollout, field.name).clone(), getattr(completions.rollout, field.name)[of]
-        own[into] = torch.nn.functional.pad(new, (wider, 0)) if field.name in ("ids", "attention_mask") else new
-        tensors[field.name] = own
+        tensor, new = getattr(rollout, field.name).clone(), getattr(completions.rollout, field.name)[of]
+        tensor[into] = torch.nn.functional.pad(new, (wider, 0)) if field.name in ("ids", "attention_mask") else new
+        tensors[field.name] = tensor
     texts, values, lost = list(batch.completions.texts), batch.scores.values.clone(), batch.scores.lost.clone()
     for index, new in pairs:
         texts[index] = completions.texts[new]

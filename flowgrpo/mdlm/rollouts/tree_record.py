@@ -1,4 +1,4 @@
-"""The answers of a rollout as a run keeps them to be looked at: how each canvas filled, and what each answer earned."""
+"""Record the answers of a rollout for the gallery: how each canvas filled, and its rewards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.reports.samples import Text
 from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, encoded, known
 
-MOMENTS = 8  # of a decoding that are shown, beside its start
+MOMENTS = 8  # canvases of a decoding, beside its start
 MASKED = "▢"
 CELL = 4  # pixels of a token's cell
 EARLY, LATE = (232, 190, 94, 255), (66, 110, 200, 255)  # a cell's colour by when its token was committed
@@ -36,16 +36,11 @@ def parts(
     trained: torch.Tensor,
     names: Iterable[str],
 ) -> list[KeptTree]:
-    """What this process has of the answers that are kept of an iteration; nothing where none are.
+    """Return this process's answers to keep of an iteration; [] if none are due.
 
-    Each has `MOMENTS` canvases beside its start, evenly apart in its own decoding. A token counts as committed at the step
-    of its last commit, also where a decoder had masked it again before.
-
-    Args:
-        combination: of the rewards, into what is trained on.
-        advantages: (B,) of the answers.
-        trained: (B,) bool, whether each is trained on.
-        names: of the rewards.
+    Each has `MOMENTS` canvases beside its start, at equal distances in its own decoding. A token counts as committed at its
+    last commit, even if a decoder had masked it again before. `advantages` (B,) and `trained` (B,) bool are those of the
+    answers.
     """
     asked = config.run.trees
     if asked is None or not asked.due(batch.iteration, config.train.iterations):
@@ -56,10 +51,10 @@ def parts(
             by_group[group].append(place)
     texts, totals = policy.as_samples(batch.completions), combination.total(batch.scores.values).tolist()
     rewards, advantages, trained = batch.scores.values.tolist(), advantages.tolist(), trained.tolist()
-    found = []
-    for group, own in by_group.items():
+    trees = []
+    for group, places in by_group.items():
         nodes: list[KeptNode] = []
-        for place in own:
+        for place in places:
             steps = max(1, 1 + max(texts[place].steps))
             nodes += _chain(texts[place], steps, len(nodes), config.algorithm.decoder.name)
             advantage = known(advantages[place])
@@ -75,26 +70,26 @@ def parts(
                 advantage=advantage,
                 weight=float(batch.groups.weights[group]),
             )
-        height, width = cells(texts[own[0]], 0, 1).shape[:2]
+        height, width = cells(texts[places[0]], 0, 1).shape[:2]
         tree = KeptTree(
             step=batch.iteration + 1,
             group=group,
-            prompt=batch.rows[own[0]].prompt,
+            prompt=batch.rows[places[0]].prompt,
             sigmas=tuple(1 - moment / MOMENTS for moment in range(MOMENTS + 1)),
             names=tuple(names),
             size=(width, height),
             nodes=tuple(nodes),
         )
-        found.append(tree)
-    return found
+        trees.append(tree)
+    return trees
 
 
 def _chain(text: Text, steps: int, first: int, decoder: str) -> list[KeptNode]:
-    """The canvases of a text that took so many steps; `first` is the place of the first of them."""
-    found = []
+    """Return the canvases of a text of `steps` steps, the first as node `first`."""
+    nodes = []
     for column in range(MOMENTS + 1):
         moment = round(steps * column / MOMENTS)
-        found.append(
+        nodes.append(
             KeptNode(
                 parent=first + column - 1 if column else None,
                 step=column,
@@ -105,18 +100,18 @@ def _chain(text: Text, steps: int, first: int, decoder: str) -> list[KeptNode]:
                 kernel=decoder if column else None,
             )
         )
-    return found
+    return nodes
 
 
 def canvas(text: Text, moment: int) -> str:
-    """A text as it stood after so many steps, `MASKED` for what was masked; equal tokens at its end are counted."""
+    """Return a text after `moment` steps, `MASKED` for masks; equal tokens at its end are counted."""
     tokens = [token if step < moment else MASKED for token, step in zip(text.tokens, text.steps, strict=True)]
     alike = next((i for i, token in enumerate(reversed(tokens)) if token != tokens[-1]), len(tokens))
     return "".join(tokens[: len(tokens) - alike + 1]) + (f" ×{alike}" if alike > 1 else "")
 
 
 def cells(text: Text, moment: int, steps: int) -> np.ndarray:
-    """The tokens of a text after so many steps as cells, uint8 (h, w, 4): two to three times as wide as high."""
+    """Return the tokens of a text after `moment` steps as cells, uint8 (h, w, 4), two to three times as wide as high."""
     columns = max(1, 2 * math.ceil(math.sqrt(len(text.steps) / 2)))
     rows = -(-len(text.steps) // columns)
     picture = np.zeros((rows * CELL, columns * CELL, 4), dtype=np.uint8)

@@ -72,25 +72,28 @@ def trained(name, step=2):
     return runs.weights(folder(name), step)
 
 
+def asking(place, engine):
+    """The folder of a run by one process in a place, which asks an engine of its own."""
+    with furnished(place), fake_engine.serving(engine) as (url, _):
+        assert main(["train", "run.yaml", *options(url, log_probs=True), "train.iterations=2"]) == 0
+    return place / "runs" / "t"
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The folder of a run by one process, which asks an engine of its own."""
-    place, engine = tmp_path_factory.mktemp("alone"), FakeTextEngine(DECODER)
-    with furnished(place), fake_engine.serving(engine) as (url, _):
-        assert main(["train", "run.yaml", *options(url, log_probs=True), "train.iterations=2", "run.name=one"]) == 0
-    return place / "runs" / "one"
+    """The folder of a run whose engine counts steps by block."""
+    return asking(tmp_path_factory.mktemp("alone"), FakeTextEngine(DECODER))
 
 
 def generate_with_the_engines_seeds(monkeypatch):
     """Rollouts of this program draw from the seeds that an engine is told."""
     real = TextPolicy.generate
 
+    def told(seed):
+        return (seed_of(seed[0], *seed[2:4]) + seed[4],) if len(seed) == 5 and seed[1] == "answer" else seed
+
     def generate(self, texts, decoder, seeds, micro_batch, **given):
-        seeds = [
-            (seed_of(seed[0], *seed[2:4]) + seed[4],) if len(seed) == 5 and seed[1] == "answer" else seed
-            for seed in seeds
-        ]
-        return real(self, texts, decoder, seeds, micro_batch, **given)
+        return real(self, texts, decoder, list(map(told, seeds)), micro_batch, **given)
 
     monkeypatch.setattr(TextPolicy, "generate", generate)
 
@@ -108,11 +111,9 @@ def here(tmp_path_factory):
 @pytest.fixture(scope="module")
 def over_all(tmp_path_factory):
     """The folder of a run whose engine counts steps over all blocks."""
-    place, engine = tmp_path_factory.mktemp("over-all"), FakeTextEngine(DECODER)
+    engine = FakeTextEngine(DECODER)
     engine.over_all = True
-    with furnished(place), fake_engine.serving(engine) as (url, _):
-        assert main(["train", "run.yaml", *options(url, log_probs=True), "train.iterations=2", "run.name=all"]) == 0
-    return place / "runs" / "all"
+    return asking(tmp_path_factory.mktemp("over-all"), engine)
 
 
 @pytest.mark.parametrize("by_engine", ["alone", "over_all"])
@@ -217,11 +218,8 @@ def test_an_engine_that_is_lost_ends_the_run_with_what_is_done_and_a_resume_goes
     lose(engine, 1 + 2, monkeypatch)
     assert main(["train", "run.yaml", *chosen]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
-    assert re.match(
-        rf"stopped after step 1: {url}/generate could not be reached \(.+\); a checkpoint is written, go on with: "
-        r"flowgrpo train run.yaml .*run.resume=true$",
-        said,
-    )
+    lost = rf"stopped after step 1: {url}/generate could not be reached \(.+\); a checkpoint is written, go on with: "
+    assert re.match(rf"{lost}flowgrpo train run.yaml .*run.resume=true$", said)
     assert [line["step"] for line in runs.metrics(folder())] == [1]
     end()
     assert main(["train", "run.yaml", *chosen, "run.resume=true"]) == 2  # nobody is there
@@ -240,9 +238,8 @@ def test_an_engine_that_skips_a_push_ends_the_run_before_it_learns_from_old_weig
     engine.skips_pushes = True
     assert main(["train", "run.yaml", *options(url)]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
-    assert re.match(
-        rf"stopped after step 1: {url} has the adapters none, not those that were pushed, model: t-model-\w+; a", said
-    )
+    pushed = rf"stopped after step 1: {url} has the adapters none, not those that were pushed, model: t-model-\w+; a"
+    assert re.match(pushed, said)
     assert (folder() / "checkpoints/step-000001").is_dir()
 
 
@@ -266,10 +263,7 @@ def test_two_processes_ask_for_their_own_texts_and_learn_as_one(serving, alone, 
     ("chosen", "said"),
     [
         (["run.engine.timout=3"], "run.engine.timout"),
-        (
-            ["algorithm.preset=diffu_grpo", "algorithm.hints=inpainting"],
-            "algorithm.hints: an engine is given no tokens of",
-        ),
+        (["algorithm.preset=igpo"], "algorithm.hints: an engine is given no tokens of"),
         (["model.lora=null"], "model.lora: an engine is pushed adapters, not whole networks; give it a rank"),
         ([], "run.engine.url: http://127.0.0.1:9/v1/models could not be reached"),
     ],

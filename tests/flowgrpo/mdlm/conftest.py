@@ -15,6 +15,10 @@ def vowels(texts, prompts, **columns):
     return [sum(c in "ae" for c in text) / 4 for text in texts]
 
 
+def vowels_but_of_bcd(texts, prompts):
+    return [None if p == "bcd" else sum(c in "ae" for c in t) / 4 for t, p in zip(texts, prompts)]
+
+
 def solved(texts, prompts, completion):
     return [float(text[:4] == right) for text, right in zip(texts, completion)]
 
@@ -50,18 +54,9 @@ def model(tmp_path_factory):
         tokenizer_object=inner, pad_token="<pad>", mask_token="<mask>", eos_token="<end>"
     ).save_pretrained(folder)
     torch.manual_seed(0)
-    sizes = LlamaConfig(
-        vocab_size=len(WORDS),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=128,
-        pad_token_id=0,
-        eos_token_id=2,
-        mask_token_id=1,
-    )
-    LlamaForCausalLM(sizes).save_pretrained(folder)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    tokens = {"vocab_size": len(WORDS), "pad_token_id": 0, "eos_token_id": 2, "mask_token_id": 1}
+    LlamaForCausalLM(LlamaConfig(**sizes, **tokens, max_position_embeddings=128)).save_pretrained(folder)
     return folder
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from released import released
 from released_configs import VOCABULARY
+from runs import metrics
 from transformers import AutoTokenizer
 
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.data.generators.templates import TEMPLATES
-from flowgrpo.training.run.run_files import read_metrics
 
 CONFIG = "llada-8b"
 PROBLEMS = [
@@ -44,23 +44,14 @@ def workplace(tmp_path, monkeypatch):
     return tmp_path
 
 
-def jsonl(split):
-    Path("data/gsm8k").mkdir(parents=True, exist_ok=True)
-    Path(f"data/gsm8k/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROBLEMS))
+def write(*splits):
+    Path("data/gsm8k").mkdir(parents=True)
+    for split in splits:
+        Path(f"data/gsm8k/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROBLEMS))
 
 
-def parquet(split):
-    arrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    Path("data/gsm8k/main").mkdir(parents=True, exist_ok=True)
-    parquet.write_table(arrow.Table.from_pylist(PROBLEMS), f"data/gsm8k/main/{split}-00000-of-00001.parquet")
-
-
-@pytest.mark.parametrize("written", [jsonl, parquet])
-def test_it_plans_the_numbers_of_the_release(model, workplace, capsys, written):
-    written("train")
-    written("test")
+def test_it_plans_the_numbers_of_the_release(model, workplace, capsys):
+    write("train", "test")
     assert main(["plan", CONFIG, f"model.path={model}", "--format", "json"]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert planned["geometry"] | {"samples": 96, "passes": 12, "updates": 1, "steps": 128} == planned["geometry"]
@@ -70,24 +61,16 @@ def test_it_plans_the_numbers_of_the_release(model, workplace, capsys, written):
 
 
 def test_it_trains_as_written_but_for_sizes(model, workplace):
-    jsonl("train")
-    jsonl("test")
-    sizes = [
-        "model.length=32",
-        "model.lora.rank=4",
-        "model.lora.alpha=2",
-        "train.iterations=1",
-        "train.groups=1",
-        "train.micro_batch=6",
-    ]
-    assert main(["train", CONFIG, f"model.path={model}", *sizes]) == 0
-    lines = read_metrics(workplace / "runs/llada-8b")
-    (trained,) = (line for line in lines if line["phase"] == "train")
+    write("train", "test")
+    sizes = "model.length=32 model.lora.rank=4 model.lora.alpha=2 train.iterations=1 train.groups=1 train.micro_batch=6"
+    assert main(["train", CONFIG, f"model.path={model}", *sizes.split()]) == 0
+    (trained,) = metrics(workplace / "runs/llada-8b")
     assert trained["cost/rollout_evaluations"] == 6 * 32
     assert trained["policy/max_abs_log_ratio"] == 0.0
     assert trained["policy/skipped_updates"] == 0
     assert trained["policy/grad_norm"] > 0  # tags that stand once pay, so groups have something to learn from
-    assert [line["reward/gsm8k_accuracy/mean"] for line in lines if line["phase"] == "eval"] == [0.0, 0.0]
+    evaluated = metrics(workplace / "runs/llada-8b", "eval")
+    assert [line["reward/gsm8k_accuracy/mean"] for line in evaluated] == [0.0, 0.0]
     samples = [json.loads(line) for line in Path("runs/llada-8b/samples/manifest.jsonl").read_text().splitlines()]
     asked = {row["prompt"].split("\n\n")[1] for row in samples if "<reasoning>" in row["prompt"]}
     assert asked == {row["question"] for row in PROBLEMS}
@@ -107,7 +90,7 @@ def test_without_data_it_ends_in_one_sentence_before_a_model_is_loaded(workplace
 
 
 def test_any_model_is_asked_in_the_same_words_and_scored(model, workplace, capsys):
-    jsonl("test")
+    write("test")
     sampled = ["sample", str(model), "--prompts", "gsm8k:test", "--out", "answers", "chat=true", "length=8"]
     assert main([*sampled, "template=d3"]) == 2
     assert "template: 'd3' is unknown, choose one of d1, boxed, d1_boxed" in capsys.readouterr().err.replace("\n", " ")

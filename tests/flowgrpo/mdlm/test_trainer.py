@@ -3,18 +3,19 @@
 import json
 
 import pytest
+import runs
 import torch
 from in_turn import after_first_step
-from runs import background
 from safetensors.torch import load_file
 
 from flowgrpo.commands.runs import train as run
 from flowgrpo.errors import InputError
+from flowgrpo.mdlm import trainer, update
 from flowgrpo.mdlm.decoding.network import predictor
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
+from flowgrpo.mdlm.methods.likelihoods.likelihood import Autoregressive, OneStep, Trajectory
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.training.advantages import unit_selection
-from flowgrpo.training.run.run_files import read_metrics
 from flowgrpo.training.run.stop_reasons import Finished, NothingToLearn
 
 # Likelihoods of one step, of many random ones, of the decoder's; and a schedule that learns, too.
@@ -30,12 +31,28 @@ def settings(settings):
 
 
 def lines(done, phase="train"):
-    return [line for line in done.metrics if line["phase"] == phase]
+    return runs.metrics(done.folder, phase)
 
 
 def weights(done):
-    latest = max((done.folder / "checkpoints").iterdir())
-    return load_file(latest / "weights.safetensors")
+    return load_file(max((done.folder / "checkpoints").iterdir()) / "weights.safetensors")
+
+
+def same(one, other, atol=0.0):
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=atol)
+
+
+def watch_updates(monkeypatch, watch):
+    """Let a function see the configuration, the policy and the parts of each optimizer step before it."""
+    real = update.update_on
+
+    def update_on(config, policy, update_batch, batch, **options):
+        watch(config, policy, update_batch)
+        return real(config, policy, update_batch, batch, **options)
+
+    monkeypatch.setattr(trainer, "update_on", update_on)
 
 
 def untrained(settings):
@@ -49,9 +66,8 @@ def untrained(settings):
 )
 def test_every_preset_learns_from_its_reward(settings, preset):
     chosen = {"train__learning_rate": 0.02} if preset == "spg" else {}
-    done = run.train_config(
-        settings(algorithm__preset=preset, train__iterations=16, train__ema=None, train__updates=1, **chosen)
-    )
+    chosen |= {"algorithm__preset": preset, "train__iterations": 16, "train__ema": None, "train__updates": 1}
+    done = run.train_config(settings(**chosen))
     rewards = [line["reward/mean"] for line in lines(done)]
     assert sum(rewards[-4:]) > sum(rewards[:4]) + 0.2
     assert all(line["policy/skipped_updates"] == 0 for line in lines(done))
@@ -66,41 +82,27 @@ def test_nothing_has_moved_before_the_first_update(settings, preset):
 
 
 def test_the_drift_metric_sees_another_policy(settings, monkeypatch):
-    from flowgrpo.mdlm import update
-
     real = update.log_probs
     monkeypatch.setattr(update, "log_probs", lambda *arguments: real(*arguments) - 0.5)
     first = lines(run.train_config(settings(algorithm__objective__kl__beta=0.0)))[0]
     assert first["policy/max_abs_log_ratio"] == pytest.approx(0.5, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    "decoder",
-    [
-        {"name": "low_confidence", "steps": 2},
-        {"name": "left_to_right", "region": {"block_length": 2}, "eos_early_stop": True},
-        {"name": "threshold", "committer": {"threshold": 0.3}, "proposal": {"temperature": 0}},
-        {"name": "origin"},
-    ],
-)
+DECODERS = [
+    {"name": "low_confidence", "steps": 2},
+    {"name": "left_to_right", "region": {"block_length": 2}, "eos_early_stop": True},
+    {"name": "threshold", "committer": {"threshold": 0.3}, "proposal": {"temperature": 0}},
+    {"name": "origin"},
+]
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
 def test_the_decoder_s_own_numbers_are_those_of_the_old_policy(settings, monkeypatch, decoder):
     """As the old policy's evaluations are, up to the cut into calls; so a single step measures its drift, for nothing."""
-    from flowgrpo.mdlm import trainer, update
-
-    found, real = [], update.update_on
-
-    def update_on(config, policy, update_batch, batch, **options):
-        found.append((update_batch.old, update.log_probs(policy, update_batch, config)))
-        return real(config, policy, update_batch, batch, **options)
-
-    monkeypatch.setattr(trainer, "update_on", update_on)
-    choices = {
-        "algorithm__preset": "cj_grpo",
-        "algorithm__decoder": decoder,
-        "train__iterations": 1,
-        "run__patience": None,
-    }
-    done = run.train_config(settings(train__updates=1, train__micro_batch=5, **choices))
+    found = []
+    watch_updates(monkeypatch, lambda *told: found.append((told[2].old, update.log_probs(told[1], told[2], told[0]))))
+    choices = {"algorithm__preset": "cj_grpo", "algorithm__decoder": decoder, "train__iterations": 1}
+    done = run.train_config(settings(train__updates=1, train__micro_batch=5, run__patience=None, **choices))
     ((old, evaluated),) = found
     assert evaluated.abs().max() > 1
     torch.testing.assert_close(old, evaluated, rtol=0, atol=1e-5)
@@ -110,16 +112,13 @@ def test_the_decoder_s_own_numbers_are_those_of_the_old_policy(settings, monkeyp
 @pytest.mark.parametrize("preset", ["just_grpo", "trace_rl", "diffu_grpo_fast"])
 def test_fixed_views_give_every_pass_the_same_old_policy(settings, monkeypatch, preset):
     """Computing it once changes no weight."""
-    from flowgrpo.mdlm.methods.likelihoods.likelihood import Autoregressive, OneStep, Trajectory
-
     choices = {"algorithm__preset": preset, "train__passes": 2, "train__iterations": 1}
     once = run.train_config(settings(run__name="once", **choices))
     for likelihood in (Autoregressive, Trajectory, OneStep):
         monkeypatch.setattr(likelihood, "fixed", False)
     always = run.train_config(settings(run__name="always", **choices))
     assert lines(once)[0]["cost/update_evaluations"] < lines(always)[0]["cost/update_evaluations"]
-    one, other = weights(once), weights(always)
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    same(weights(once), weights(always))
 
 
 def test_two_iterations_are_one_and_a_resume_and_one(settings):
@@ -129,15 +128,15 @@ def test_two_iterations_are_one_and_a_resume_and_one(settings):
     parts = run.train_config(settings(run__name="parts", run__resume="auto", **choices))
     with pytest.raises(Finished, match="nothing is left of its 2 iterations$"):
         run.train_config(settings(run__name="parts", run__resume="auto", **choices))
-    one, other = weights(whole), weights(parts)
-    assert any(name.startswith("schedule.") for name in one)
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert any(name.startswith("schedule.") for name in weights(whole))
+    same(weights(whole), weights(parts))
 
 
 def test_the_batch_of_a_call_changes_nothing_but_rounding(settings):
-    one = weights(run.train_config(settings(run__name="one", train__micro_batch=32, train__iterations=1)))
-    other = weights(run.train_config(settings(run__name="other", train__micro_batch=3, train__iterations=1)))
+    one, other = (
+        weights(run.train_config(settings(run__name=f"by{size}", train__micro_batch=size, train__iterations=1)))
+        for size in (32, 3)
+    )
     start = untrained(settings)
     for name in one:
         moved = (one[name] - start[name]).abs().max()
@@ -179,12 +178,10 @@ def test_the_weights_of_the_groups_scale_the_loss_and_are_not_divided_out(settin
 @pytest.mark.parametrize("preset", ["diffu_grpo", "gdpo"])
 def test_answers_that_are_not_numbers_leave_the_update(settings, monkeypatch, tmp_path, preset):
     """A model that breaks on one prompt trains as one whose answers to that prompt have no reward."""
-    (tmp_path / "lost.py").write_text(
-        "def vowels(texts, prompts):\n"
-        "    return [None if p == 'bcd' else sum(c in 'ae' for c in t) / 4 for t, p in zip(texts, prompts)]\n"
-    )
     choices = {"algorithm__preset": preset, "train__iterations": 1, "train__passes": 2, "train__ema": None}
-    lost = run.train_config(settings(run__name="lost", rewards=[{"use": f"{tmp_path / 'lost.py'}:vowels"}], **choices))
+    lost = run.train_config(
+        settings(run__name="lost", rewards=[f"{tmp_path / 'mine.py'}:vowels_but_of_bcd"], **choices)
+    )
     real, prompt = MaskPredictor.logits_and_hidden, torch.tensor([4, 5, 6])  # b, c, d
 
     def broken(self, ids, *arguments, **options):
@@ -195,16 +192,14 @@ def test_answers_that_are_not_numbers_leave_the_update(settings, monkeypatch, tm
     monkeypatch.setattr(MaskPredictor, "logits_and_hidden", broken)
     broken = run.train_config(settings(run__name="broken", **choices))
     assert all(line["policy/skipped_updates"] == 0 for line in lines(broken))
-    own, other = weights(lost), weights(broken)
-    assert all(torch.allclose(own[name], other[name], atol=1e-6) for name in own)
+    same(weights(lost), weights(broken), atol=1e-6)
 
 
 def test_an_iteration_whose_rewards_are_all_lost_moves_nothing(settings, tmp_path):
     reward = {"use": f"{tmp_path / 'mine.py'}:of_nothing"}
     done = run.train_config(settings(rewards=[reward], algorithm__preset="diffu_grpo", run__patience=None))
     assert [line["cost/trained_edges"] for line in lines(done)] == [0, 0]
-    own, first = weights(done), untrained(settings)
-    assert all(torch.allclose(own[name], first[name], atol=1e-8) for name in first)
+    same(weights(done), untrained(settings), atol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -222,15 +217,8 @@ def test_a_run_of_texts_without_anything_to_learn_stops(settings, tmp_path, rewa
 
 def test_the_answers_of_one_group_are_dealt_to_several_steps(settings, monkeypatch):
     """8 answers in 4 parts of 2, the same in each pass; every answer is in one part of a pass."""
-    from flowgrpo.mdlm import trainer
-
-    met, real = [], trainer.update_on
-
-    def update_on(config, policy, update_batch, batch, **options):
-        met.append(update_batch.rows)
-        return real(config, policy, update_batch, batch, **options)
-
-    monkeypatch.setattr(trainer, "update_on", update_on)
+    met = []
+    watch_updates(monkeypatch, lambda config, policy, own: met.append(own.rows))
     choices = {"train__groups": 1, "train__updates": 4, "train__passes": 2, "train__split": "samples"}
     run.train_config(settings(algorithm__preset="diffu_grpo", train__iterations=1, **choices))
     assert [len(rows) for rows in met] == [2] * 8
@@ -242,27 +230,19 @@ def test_the_answers_of_one_group_are_dealt_to_several_steps(settings, monkeypat
 
 def test_two_processes_train_what_one_does(settings, tmp_path):
     """They share each of three groups."""
-    choices = ["algorithm.preset=diffu_grpo", "train.iterations=2", "train.passes=2", "train.split=samples"]
-    one = run.train_config(
-        settings(
-            run__name="one",
-            algorithm__preset="diffu_grpo",
-            train__passes=2,
-            train__split="samples",
-            train__groups=3,
-        )
-    )
-    choices.append("train.groups=3")
-    process = background("train", str(tmp_path / "run.yaml"), *choices, "run.processes=2", "run.name=two")
+    choices = {"algorithm__preset": "diffu_grpo", "train__passes": 2, "train__split": "samples", "train__groups": 3}
+    one = lines(run.train_config(settings(run__name="one", **choices)))
+    words = [f"{key.replace('__', '.')}={value}" for key, value in choices.items()]
+    process = runs.background("train", str(tmp_path / "run.yaml"), *words, "run.processes=2", "run.name=two")
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
-    two = run.Run(tmp_path / "runs" / "two", read_metrics(tmp_path / "runs" / "two"), None)
-    for line, other in zip(lines(one), lines(two), strict=True):
-        same = ("reward/mean", "cost/model_evaluations", "cost/trained_edges", "groups/zero_std_fraction")
-        assert [line[key] for key in same] == [other[key] for key in same]
+    two = runs.metrics(tmp_path / "runs" / "two")
+    for line, other in zip(one, two, strict=True):
+        equal = ("reward/mean", "cost/model_evaluations", "cost/trained_edges", "groups/zero_std_fraction")
+        assert [line[key] for key in equal] == [other[key] for key in equal]
         for key in ("policy/grad_norm", "policy/kl", "policy/mean_abs_log_ratio"):
             assert line[key] == pytest.approx(other[key], rel=1e-3)
-    assert lines(two)[-1]["policy/kl"] > 0
+    assert two[-1]["policy/kl"] > 0
 
 
 @pytest.mark.parametrize("targets", ["auto", "all-linear"])
@@ -283,40 +263,21 @@ def test_prompts_of_all_lengths_are_trained_on_by_a_model_that_minds_padding(set
     assert other.policy.predictor.padded_form is None
     assert [line["reward/mean"] for line in lines(one)] == [line["reward/mean"] for line in lines(other)]
     assert lines(other)[0]["policy/max_abs_log_ratio"] < 1e-5
-    own, others = weights(one), weights(other)
-    assert all(torch.allclose(own[name], others[name], atol=1e-4) for name in own)
+    same(weights(one), weights(other), atol=1e-4)
 
 
-def test_hints_replace_failed_answers_by_ones_that_succeed(settings, tmp_path):
-    hints = {"share": [1.0, 1.0], "stretch": 1.0}
-    done = run.train_config(
-        settings(
-            algorithm__preset="igpo",
-            algorithm__hints=hints,
-            rewards=[{"use": f"{tmp_path / 'mine.py'}:solved"}],
-            train__iterations=1,
-            train__group_size=16,
-        )
-    )
-    hinted = [line["reward/hinted"] for line in lines(done)]
-    assert 0 < max(hinted) <= 32  # at most half of the answers
-    assert lines(done)[0]["reward/mean"] * 64 < 3  # what the model did by itself
-
-
-@pytest.mark.parametrize(("reward", "fails"), [("solved", True), ("polite", False)])
-def test_a_group_fails_by_the_reward_that_is_named(settings, tmp_path, reward, fails):
+@pytest.mark.parametrize(
+    ("rewards", "named", "fails"),
+    [(["solved"], None, True), (["polite", "solved"], "solved", True), (["polite", "solved"], "polite", False)],
+)
+def test_hints_replace_answers_that_fail_by_the_reward_that_is_named(settings, tmp_path, rewards, named, fails):
     """All answers have 2 for their form, as a wrong but well-formed answer has of gsm8k; that solves nothing."""
-    done = run.train_config(
-        settings(
-            algorithm__preset="igpo",
-            algorithm__hints={"share": [1.0, 1.0], "stretch": 1.0, "reward": reward},
-            rewards=[{"use": f"{tmp_path / 'mine.py'}:{name}"} for name in ("polite", "solved")],
-            train__iterations=1,
-            train__group_size=16,
-            run__patience=None,
-        )
-    )
-    assert (max(line["reward/hinted"] for line in lines(done)) > 0) == fails
+    hints = {"share": [1.0, 1.0], "stretch": 1.0, "reward": named}
+    choices = {"rewards": [{"use": f"{tmp_path / 'mine.py'}:{name}"} for name in rewards], "run__patience": None}
+    choices |= {"train__iterations": 1, "train__group_size": 16}
+    (line,) = lines(run.train_config(settings(algorithm__preset="igpo", algorithm__hints=hints, **choices)))
+    assert 0 < line["reward/hinted"] <= 32 if fails else line["reward/hinted"] == 0  # at most half of the answers
+    assert line["reward/solved/mean"] * 64 < 3  # what the model did by itself
 
 
 def test_group_wise_rewards_meet_one_group_at_a_time(settings, tmp_path):
@@ -344,13 +305,10 @@ def test_python_gets_a_policy_that_answers(settings):
     assert set(first + second) <= set("abcdefgh")
 
 
-def test_evaluation_takes_its_own_decoder(settings):
+def test_evaluation_takes_its_own_decoder_which_may_be_a_word(settings):
     decoder = {"name": "low_confidence", "steps": 2}
     done = run.train_config(settings(eval__decoder=decoder, eval__prompts=4, train__iterations=1))
     assert lines(done, "eval")[0]["cost/model_evaluations"] == 4 * 2
-
-
-def test_the_decoder_of_evaluation_may_be_a_word(settings):
     assert settings(eval__decoder="threshold") == settings(eval__decoder={"name": "threshold"})
     more = {"eval__decoder": "random", "eval__decoder__steps": 2}
     assert settings(**more) == settings(eval__decoder={"name": "random", "steps": 2})

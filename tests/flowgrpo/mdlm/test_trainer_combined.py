@@ -4,8 +4,8 @@ import json
 import statistics
 
 import pytest
+import runs
 import torch
-from safetensors.torch import load_file
 
 from flowgrpo.commands.runs import train as run
 
@@ -25,21 +25,15 @@ def chosen(settings, tmp_path, form, **more):
     return settings(rewards=uses, algorithm__preset="diffu_grpo", algorithm__baseline__combine=form, **more)
 
 
-def weights(done):
-    return load_file(max((done.folder / "checkpoints").iterdir()) / "weights.safetensors")
-
-
 @pytest.mark.parametrize("form", ["worst", "cautious"])
 def test_held_out_answers_count_by_what_their_rewards_come_to(settings, tmp_path, form):
     done = run.train_config(chosen(settings, tmp_path, form))
     manifest = [json.loads(line) for line in (done.folder / "samples" / "manifest.jsonl").read_text().splitlines()]
-    metrics = [line for line in done.metrics if line["phase"] == "eval"]
-    shown = settings().eval.save
-    assert [line["reward/count"] for line in metrics] == [4, 4]
+    assert [line["reward/count"] for line in runs.metrics(done.folder, "eval")] == [4, 4]
     for line in done.metrics:
         a, b = line["reward/early/mean"], line["reward/late/mean"] / 8
         assert line["reward/mean"] < min(a, b) + 1e-12 if form == "worst" else line["reward/mean"] < (a + b) / 2
-    assert len(manifest) == 2 * shown
+    assert len(manifest) == 2 * settings().eval.save
 
 
 def test_what_is_compared_is_the_worst_of_each_answer(settings, tmp_path, monkeypatch):
@@ -48,8 +42,7 @@ def test_what_is_compared_is_the_worst_of_each_answer(settings, tmp_path, monkey
     seen, real = [], TextWing.units
     monkeypatch.setattr(TextWing, "units", lambda self, batch: seen.append((batch, real(self, batch))) or seen[-1][1])
     done = run.train_config(chosen(settings, tmp_path, "worst"))
-    lines = [line for line in done.metrics if line["phase"] == "train"]
-    for (batch, units), line in zip(seen, lines, strict=True):
+    for (batch, units), line in zip(seen, runs.metrics(done.folder), strict=True):
         expected = [min(a, b / 8) for a, b in batch.scores.values.tolist()]
         assert units.values[:, 0].tolist() == pytest.approx(expected)
         assert line["reward/mean"] == pytest.approx(statistics.mean(expected))
@@ -60,5 +53,5 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(settings, tmp_path):
     whole = run.train_config(chosen(settings, tmp_path, "worst", run__name="whole"))
     run.train_config(chosen(settings, tmp_path, "worst", run__name="parts", train__iterations=1))
     rest = run.train_config(chosen(settings, tmp_path, "worst", run__name="parts", run__resume=True))
-    own, other = weights(whole), weights(rest)
-    assert all(torch.equal(own[name], other[name]) for name in own)
+    one, other = runs.weights(whole.folder, 2), runs.weights(rest.folder, 2)
+    assert all(torch.equal(one[name], other[name]) for name in one)

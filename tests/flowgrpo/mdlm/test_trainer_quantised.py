@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from read_card import blocks
-from safetensors.torch import load_file
+from runs import weights
 
 from flowgrpo.cli import main
 from flowgrpo.commands.runs import train as run
@@ -15,13 +15,9 @@ from flowgrpo.mdlm.models.memory_estimate import memory_estimate
 CHOICES = {"model__lora": {"rank": 2, "alpha": 4.0}, "model__quantise": "int8", "eval__every": 9, "eval__save": 0}
 
 
-def kept(done):
-    return load_file(done.folder / "checkpoints" / "step-000002" / "weights.safetensors")
-
-
 def test_the_memory_estimate_is_what_the_weights_and_their_optimizer_take(settings):
-    policy, weights = setup.policy_and_weights(settings(**CHOICES), torch.device("cpu"))
-    trained = sum(p.nbytes for p in weights.parameters)
+    policy, trainable = setup.policy_and_weights(settings(**CHOICES), torch.device("cpu"))
+    trained = sum(p.nbytes for p in trainable.parameters)
     frozen = sum(p.nbytes for p in policy.predictor.model.parameters() if not p.requires_grad)
     assert memory_estimate(settings(**CHOICES))["gpu_bytes"] == frozen + 5 * trained
 
@@ -30,7 +26,7 @@ def test_two_iterations_are_one_and_a_resume_and_one_and_the_card_makes_their_an
     whole = run.train_config(settings(run__name="whole", **CHOICES))
     run.train_config(settings(run__name="parts", train__iterations=1, **CHOICES))
     parts = run.train_config(settings(run__name="parts", run__resume=True, **CHOICES))
-    one, other = kept(whole), kept(parts)
+    one, other = weights(whole.folder, 2), weights(parts.folder, 2)
     assert all(torch.equal(one[name], other[name]) for name in one)
     monkeypatch.chdir(tmp_path)
     assert main(["export", str(whole.folder), "--out", "out"]) == 0

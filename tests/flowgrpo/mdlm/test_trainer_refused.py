@@ -51,16 +51,19 @@ def test_what_is_wrong_is_said_before_anything_is_written(settings, tmp_path, ov
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_reward_for_rows_that_do_not_exist_is_refused(settings, tmp_path):
-    reward = {"use": f"{tmp_path / 'mine.py'}:vowels", "name": "mine"}
-    with pytest.raises(
-        InputError, match="'mine' is only for completion = 'aaab', no held-out prompt has that; did you mean 'aaaa'"
-    ):
-        run.train_config(settings(eval_rewards=[reward | {"only": {"completion": "aaab"}}]))
-    assert not (tmp_path / "runs").exists()
+ABSENT = "'mine' is only for completion = 'aaab', no held-out prompt has that; did you mean 'aaaa'"
 
 
-def test_a_reward_that_breaks_its_contract_is_refused_first(settings, tmp_path):
-    with pytest.raises(RewardError, match="returned 1 values for 2 samples"):
-        run.train_config(settings(rewards=[{"use": f"{tmp_path / 'mine.py'}:broken"}]))
+@pytest.mark.parametrize(
+    ("key", "function", "more", "error", "sentence"),
+    [
+        ("eval_rewards", "vowels", {"name": "mine", "only": {"completion": "aaab"}}, InputError, ABSENT),
+        ("rewards", "broken", {}, RewardError, "returned 1 values for 2 samples"),
+    ],
+)
+def test_a_reward_that_fits_no_row_or_breaks_its_contract_is_refused(
+    settings, tmp_path, key, function, more, error, sentence
+):
+    with pytest.raises(error, match=sentence):
+        run.train_config(settings(**{key: [{"use": f"{tmp_path / 'mine.py'}:{function}", **more}]}))
     assert not (tmp_path / "runs").exists()

@@ -1,6 +1,5 @@
 """A run of texts whose model diverges or whose reward dies says so and stops, and what it had learnt before is kept."""
 
-import json
 import math
 import re
 import shlex
@@ -10,12 +9,11 @@ from contextlib import ExitStack
 import pytest
 import torch
 from fakes import http_server
-from safetensors.torch import load_file
+from runs import metrics, weights
 
 from flowgrpo.cli import main
 from flowgrpo.commands.runs import train as run
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
-from flowgrpo.training.run.run_files import read_metrics
 from flowgrpo.training.run.stop_reasons import Broken, Diverged, NothingToLearn
 from flowgrpo.training.weights.trained_weights import Weights
 from rewards.served.wire import decode
@@ -57,15 +55,13 @@ def test_a_model_of_texts_that_diverges_has_nothing_to_learn(settings, monkeypat
         run__patience=2,
         run__checkpoint={"every": 1, "keep": 1},
     )
-    with pytest.raises(
-        NothingToLearn, match=f"^stopped after step 3: nothing to learn since step 1, {why}$"
-    ) as stopped:
+    said = f"^stopped after step 3: nothing to learn since step 1, {why}$"
+    with pytest.raises(NothingToLearn, match=said) as stopped:
         run.train_config(chosen)
     assert (stopped.value.status, stopped.value.rest) == (1, "go on from step 1, the last that was sound,")
     heard = [line.split(" ", 2)[2] for line in (chosen.run.folder / "log.txt").read_text().splitlines()]
     assert set(heard) == {*told, *(f"step {step}: nothing to learn, {why}" for step in (2, 3))}
-    lines = [line for line in read_metrics(chosen.run.folder) if line["phase"] == "train"]
-    assert [line["policy/updates"] for line in lines] == [2, 0, 0]
+    assert [line["policy/updates"] for line in metrics(chosen.run.folder)] == [2, 0, 0]
     kept = sorted(path.name for path in (chosen.run.folder / "checkpoints").iterdir())
     assert kept == ["step-000001", "step-000003"]
 
@@ -97,7 +93,7 @@ def test_texts_go_on_from_before_the_weights_were_no_numbers(settings, monkeypat
             run.train_config(settings(run__name="parts", **choices))
     assert (stopped.value.status, stopped.value.rest) == (1, "go on from step 2, the last that was sound,")
     parts = run.train_config(settings(run__name="parts", run__resume=True, **choices))
-    one, other = (load_file(done.folder / "checkpoints/step-000004/weights.safetensors") for done in (whole, parts))
+    one, other = (weights(done.folder, 4) for done in (whole, parts))
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
@@ -129,15 +125,10 @@ def test_a_run_whose_reward_server_dies_stops_and_goes_on_when_it_is_back(settin
         "stopped after step 3: nothing to learn since step 1, every sample was lost; go on from step 1, the last that was "
         f"sound, with: {command}"
     )
-    told = (folder / "log.txt").read_text()
-    assert re.search(
-        rf"the reward 'vowels' failed \((RewardError|NoAnswer): {url}.*\); its 8 samples are dropped", told
-    )
-    trained = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines() if '"train"' in line]
-    assert [line["reward/lost"] for line in trained] == [0, 32, 32]
+    failed = rf"the reward 'vowels' failed \((RewardError|NoAnswer): {url}.*\); its 8 samples are dropped"
+    assert re.search(failed, (folder / "log.txt").read_text())
+    assert [line["reward/lost"] for line in metrics(folder)] == [0, 32, 32]
     with http_server(vowels, int(url.rpartition(":")[2])):
         assert main(["train", path, *options, "run.resume=true"]) == 0
-    one, other = (
-        load_file(tmp_path / "runs" / n / "checkpoints/step-000004/weights.safetensors") for n in ("whole", "served")
-    )
+    one, other = (weights(tmp_path / "runs" / name, 4) for name in ("whole", "served"))
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())

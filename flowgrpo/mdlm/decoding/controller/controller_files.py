@@ -1,4 +1,4 @@
-"""Where a trained controller lies; looked for before what it computes with is imported."""
+"""Find the files of a trained controller, before what it computes with is imported."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ SIZES, WEIGHTS = "controller.json", "controller.safetensors"
 
 
 def check_there(folder: Path, place: str) -> None:
-    """See that a folder holds a controller.
-
-    Args:
-        place: the dotted key where the folder was written, for errors.
-
-    Raises:
-        InputError: it holds none.
-    """
+    """Raise InputError, naming the dotted key `place`, for a folder without a controller."""
     if not (folder / SIZES).is_file():
         others = [str(found.parent) for found in folder.parent.glob(f"*/{SIZES}")]
         hint = nearest(str(folder), others) if others else "flowgrpo mdlm tracelock writes one"

@@ -1,11 +1,11 @@
-"""Learned commitment: a small controller that judges, from hidden states, which proposals of a frozen model will last.
+"""TraceLock (arXiv 2605.24697 and its code): a small controller judges from hidden states which proposals are final.
 
-TraceLock (arXiv 2605.24697 and its code). Our readings, where the release is silent, since it lacks the controller's class:
+Our readings, since the release lacks the controller's class:
 
  1. The frozen autoencoder of the hidden states is a linear map for each layer, and one for each difference of two layers,
     trained with the controller.
  2. The summary token's threshold is one linear map of its last state.
- 3. What a controller sees ends with the last mask of the window.
+ 3. The controller sees columns up to the last mask of the window.
  4. The decay along the window is linear in the position, and weights are normalised over the batch.
 """
 
@@ -32,14 +32,10 @@ Tensor = torch.Tensor
 
 
 class Controller(torch.nn.Module):
-    """A bidirectional transformer over the features of every position, with a summary token that sets the threshold.
+    """A bidirectional transformer over the features of all positions, with a summary token that sets the threshold.
 
-    The sizes of the paper are 384 wide, 5 layers, 8 heads and 256 positions for a model of 7 billion parameters.
-
-    Attributes:
-        sizes: the arguments that it was made with.
-        hidden_layers: hidden states that it takes.
-        end_ids: tokens that end or fill up an answer, which it is told of.
+    The paper's sizes are 384 wide, 5 layers, 8 heads and 256 positions for a model of 7 billion parameters. `end_ids` are
+    the tokens that end or pad an answer; `sizes` holds the constructor's arguments.
     """
 
     def __init__(self, hidden_size: int, *, hidden_layers: int = 3, width: int = 64, layers: int = 2, heads: int = 4,
@@ -48,13 +44,13 @@ class Controller(torch.nn.Module):
         self.sizes = {"hidden_size": hidden_size, "hidden_layers": hidden_layers, "width": width, "layers": layers,
                       "heads": heads, "positions": positions, "end_ids": list(end_ids)}  # fmt: skip
         self.hidden_layers, self.end_ids = hidden_layers, tuple(end_ids)
-        part, change = width, max(width // 8, 1)
+        change = max(width // 8, 1)
         self.parts = torch.nn.ModuleList(
-            torch.nn.Sequential(torch.nn.LayerNorm(hidden_size), torch.nn.Linear(hidden_size, part))
+            torch.nn.Sequential(torch.nn.LayerNorm(hidden_size), torch.nn.Linear(hidden_size, width))
             for _ in range(hidden_layers)
         )
         self.changes = torch.nn.ModuleList(torch.nn.Linear(hidden_size, change) for _ in range(hidden_layers - 1))
-        self.embed = torch.nn.Linear(hidden_layers * part + (hidden_layers - 1) * change + 1, width)
+        self.embed = torch.nn.Linear(hidden_layers * width + (hidden_layers - 1) * change + 1, width)
         self.state = torch.nn.Embedding(4, width)
         self.position = torch.nn.Embedding(positions, width)
         self.summary = torch.nn.Parameter(torch.zeros(width))
@@ -63,7 +59,7 @@ class Controller(torch.nn.Module):
         self.judge, self.threshold = torch.nn.Linear(width, 1), torch.nn.Linear(width, 1)
 
     def forward(self, scene: Scene) -> tuple[Tensor, Tensor]:
-        """Logits (B, T) of each position's proposal being final, above a threshold (B,) that is returned too."""
+        """Return logits (B, T) that each proposal is final, relative to a threshold (B,), and the threshold."""
         hidden = [state.to(self.summary.dtype) for state in scene.hidden]
         parts = [part(state) for part, state in zip(self.parts, hidden, strict=True)]
         changes = [
@@ -74,46 +70,35 @@ class Controller(torch.nn.Module):
         positions = self.position(scene.position.clamp(max=self.position.num_embeddings - 1))
         x = self.embed(features) + self.state(scene.state) + positions * generated
         x = torch.cat([self.summary.expand(len(x), 1, -1), x], dim=1)
-        seen = torch.cat([torch.ones_like(scene.visible[:, :1]), scene.visible], dim=1)
-        x = self.encoder(x, src_key_padding_mask=~seen)
+        visible = torch.cat([torch.ones_like(scene.visible[:, :1]), scene.visible], dim=1)
+        x = self.encoder(x, src_key_padding_mask=~visible)
         threshold = self.threshold(x[:, 0])[:, 0]
         return self.judge(x[:, 1:])[..., 0] - threshold[:, None], threshold
 
     def check_fit(self, hidden_size: int, place: str) -> None:
-        """Nothing, where a model's hidden states have the width that this controller takes.
-
-        Raises:
-            InputError: they have another.
-        """
-        own = self.sizes["hidden_size"]
-        if own != hidden_size:
+        """Raise InputError for a model with hidden states of another width."""
+        width = self.sizes["hidden_size"]
+        if width != hidden_size:
             raise InputError(
-                f"{place}: it was trained on hidden states of width {own}, "
+                f"{place}: it was trained on hidden states of width {width}, "
                 f"those of this model have {hidden_size}; flowgrpo mdlm tracelock trains one for it"
             )
 
 
 @dataclass(frozen=True)
 class Learned:
-    """The scorer of a trained controller: `scorer: {name: learned, controller: folder}` of a decoder.
-
-    Proposals are to be the likeliest tokens, as they were in training.
-    """
+    """Scorer of a trained controller; it expects greedy proposals, as in training."""
 
     controller: Controller
     probability: ClassVar[bool] = True
 
     @property
     def hidden_layers(self) -> int:
-        """Hidden states that the controller takes."""
+        """Number of hidden states the controller reads."""
         return self.controller.hidden_layers
 
     def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
-        """Probability (N,) that each open proposal is final.
-
-        Raises:
-            InputError: the controller was trained for another model.
-        """
+        """Return the probability (N,) that each open proposal is final."""
         self.controller.check_fit(step.hidden[0].shape[-1], f"{step.frame.place}.scorer.controller")
         self.controller.to(step.ids.device)
         column = step.prompt + step.position
@@ -124,8 +109,7 @@ class Learned:
         masked[at] = True
         confidence = torch.ones(step.ids.shape, dtype=proposed.logits.dtype, device=step.ids.device)
         confidence[at] = proposed.logits.softmax(-1).amax(-1)
-        ends = self.controller.end_ids
-        made = scene(
+        current = scene(
             step.ids,
             step.attention_mask,
             step.prompt,
@@ -133,22 +117,19 @@ class Learned:
             proposal=proposal,
             confidence=confidence,
             hidden=step.hidden,
-            end_ids=ends,
+            end_ids=self.controller.end_ids,
         )
         last = torch.zeros_like(step.row).scatter_reduce(0, step.owner, column, "amax")  # as `window` has it
         within = torch.arange(step.ids.shape[1], device=column.device) <= last[:, None]
-        logits, _ = self.controller(replace(made, visible=made.visible & within))
+        logits, _ = self.controller(replace(current, visible=current.visible & within))
         return logits[at].sigmoid()
 
 
 def loss(controller: Controller, trace: Trace, length: Tensor) -> Tensor:
-    """Weighted binary cross-entropy of the labels within a window, plus 1e-3 times the mean square of the thresholds.
+    """Return the weighted binary cross-entropy of the labels in a window plus 1e-3 times the mean square of the thresholds.
 
-    Negatives weigh 2; positives from 1 at the window's begin to 1/2 at its end; all proposals of the end in a row together
-    weigh 1.
-
-    Args:
-        length: (B,) of each row's window.
+    `length` (B,) is the window of each row. Negatives weigh 2; positives fall from 1 at the start of the window to 1/2 at
+    its end; all end proposals of a row together weigh 1.
     """
     within = window(trace.scene, length) & trace.scene.visible
     logits, threshold = controller(replace(trace.scene, visible=within))
@@ -172,12 +153,10 @@ def train_controller(
     learning_rate: float = 1e-4,
     after: Callable[[int, float], None] | None = None,
 ) -> list[float]:
-    """Train a controller in place, one trace a step, in an order and with windows that the seed decides; its losses.
+    """Train a controller in place, one trace a step, and return the losses. AdamW with weight decay 0.01.
 
-    Windows are cut to a quarter up to the whole of their length. AdamW with weight decay 0.01.
-
-    Args:
-        after: told of each step, how many are done and its loss, while the controller is in evaluation mode.
+    The seed decides the order of the traces and each window's length, a quarter to the whole of `window_length`. `after` is
+    called after each step with the number of steps and the loss, in evaluation mode.
     """
     optimizer = torch.optim.AdamW(controller.parameters(), learning_rate, weight_decay=0.01)
     losses = []
@@ -202,10 +181,7 @@ def train_controller(
 
 @torch.no_grad()
 def f_half(controller: Controller, traces: Traces, threshold: float = 0.99, window_length: int = 128) -> float:
-    """F-score with beta 1/2, where precision weighs twice, of accepting what scores at least a threshold.
-
-    By it TraceLock chooses among checkpoints. 0 where nothing is accepted.
-    """
+    """Return the F-score with beta 1/2 (precision weighs twice) of accepting scores from a threshold on; 0 if none is."""
     hit = accepted = wanted = 0
     for trace in traces:
         length = torch.full((len(trace.label),), window_length, device=trace.label.device)
@@ -220,7 +196,7 @@ def f_half(controller: Controller, traces: Traces, threshold: float = 0.99, wind
 
 
 def save_controller(controller: Controller, folder: Path, about: Mapping[str, Any]) -> None:
-    """Write `controller.safetensors`, and `controller.json` with its sizes and what is said `about` it."""
+    """Write `controller.safetensors`, and `controller.json` with the sizes and `about`."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: t.cpu().contiguous() for name, t in controller.state_dict().items()}, folder / WEIGHTS)
     (folder / SIZES).write_text(json.dumps({"sizes": controller.sizes, **about}, indent=1) + "\n")
@@ -229,15 +205,10 @@ def save_controller(controller: Controller, folder: Path, about: Mapping[str, An
 def load_controller(
     folder: str | Path, hidden_size: int | None = None, place: str = "decoder.scorer.controller"
 ) -> Controller:
-    """A controller that `save_controller` wrote, in evaluation mode.
+    """Load a controller that `save_controller` wrote, in evaluation mode.
 
-    Args:
-        hidden_size: width of the model's hidden states; None where it is not known yet, and the first step of a decode
-            finds out whether it fits.
-        place: the dotted key where the folder was written, for errors.
-
-    Raises:
-        InputError: there is none, it is not whole, or it does not fit the model.
+    `hidden_size` is the width of the model's hidden states; None checks it at the first step of a decode. `place` is the
+    dotted key of the folder. Raises InputError if there is none, it is incomplete, or it does not fit the model.
     """
     folder = Path(folder)
     check_there(folder, place)

@@ -1,15 +1,13 @@
-"""What a decode looked like from within, step by step: the examples that a learned commitment is trained on.
+"""Training examples of TraceLock (arXiv 2605.24697 and its code): the steps of finished decodes.
 
-TraceLock (arXiv 2605.24697 and its code). A frozen predictor proposes its likeliest token for every masked position at every
-step; a proposal is worth committing if it is the token of the finished answer. No decode has to be watched for that: its
-step map tells every canvas, and one more evaluation of each gives the proposals.
+At each step a frozen predictor proposes its likeliest token for every masked position; a proposal is correct if the
+finished answer holds that token. Step maps give every canvas, so one evaluation of each canvas gives its proposals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -19,77 +17,42 @@ from samplers.noise import generator
 
 Tensor = torch.Tensor
 
-PROMPT, LOCKED, OPEN, END = range(4)  # states of a position: END is masked and proposes the end
+PROMPT, LOCKED, OPEN, END = range(4)  # states of a position; END is masked and proposes the end
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """What a controller sees of B canvases of T columns.
+    """A controller's view of B canvases of T columns."""
 
-    Attributes:
-        hidden: last hidden states (B, T, H) of the predictor, from the earlier to the later layer.
-        confidence: (B, T) probability of the proposal; 1 where there is a token.
-        state: (B, T) PROMPT, LOCKED, OPEN or END.
-        position: (B, T) place in the completion, 0 in the prompt.
-        visible: (B, T) bool, False at padding and after the window.
-    """
-
-    hidden: tuple[Tensor, ...]
-    confidence: Tensor
-    state: Tensor
-    position: Tensor
-    visible: Tensor
+    hidden: tuple[Tensor, ...]  # last hidden states (B, T, H), from the earlier to the later layer
+    confidence: Tensor  # (B, T) probability of the proposal; 1 where there is a token
+    state: Tensor  # (B, T) PROMPT, LOCKED, OPEN or END
+    position: Tensor  # (B, T) index in the completion, 0 in the prompt
+    visible: Tensor  # (B, T) bool, False at padding and behind the window
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One step of several decodes.
-
-    Attributes:
-        scene: with the whole canvas visible but padding.
-        label: (B, T) bool, whether the proposal is the token of the finished answer.
-    """
+    """One step of several decodes: whole canvases, and labels (B, T) bool, True where the answer holds the proposal."""
 
     scene: Scene
     label: Tensor
-
-
-class Traces(Protocol):
-    """Traces as a controller takes them, one by one: a list of them, or what makes them when they are asked for."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, i: int, /) -> Trace: ...
-
-    def __iter__(self) -> Iterator[Trace]: ...
-
-
-@torch.no_grad()
-def traces(predictor: MaskPredictor, rollout: Rollout, layers: int, end_ids: Sequence[int] = ()) -> list[Trace]:
-    """A trace for each step of the decodes, of the rows that took it. One evaluation for each row and step.
-
-    Args:
-        layers: hidden states to keep.
-        end_ids: tokens that end or fill up an answer.
-    """
-    found = []
-    for s in range(int(rollout.steps.max())):
-        row = (rollout.steps > s).nonzero()[:, 0]
-        found.append(trace(predictor, rollout, row=row, step=torch.full_like(row, s), layers=layers, end_ids=end_ids))
-    return found
 
 
 @torch.no_grad()
 def trace(
     predictor: MaskPredictor, rollout: Rollout, *, row: Tensor, step: Tensor, layers: int, end_ids: Sequence[int] = ()
 ) -> Trace:
-    """What some rows (R,) of the decodes looked like before steps (R,) of theirs. One evaluation for each."""
+    """Return the trace of some rows (R,) before steps (R,) of theirs, with the last `layers` hidden states.
+
+    One evaluation for each. `end_ids` are tokens that end or pad an answer.
+    """
     ids, mask = rollout.ids[row], rollout.attention_mask[row]
     ids[:, rollout.prompt :][rollout.step_map[row] >= step[:, None]] = predictor.mask_id
     logits, hidden = predictor.logits_and_hidden(ids, mask, start=0, stop=None, layers=layers)
     confidence, proposal = logits.softmax(-1).max(-1)
     masked = ids == predictor.mask_id
-    made = scene(
+    current = scene(
         ids,
         mask,
         rollout.prompt,
@@ -99,14 +62,13 @@ def trace(
         hidden=hidden,
         end_ids=end_ids,
     )
-    return Trace(made, masked & (proposal == rollout.ids[row]))
+    return Trace(current, masked & (proposal == rollout.ids[row]))
 
 
 class Replay:
-    """All steps of all rows of some decodes in an order that a seed decides, `batch` of them in a trace.
+    """All steps of all rows of some decodes in an order drawn from a seed, `batch` of them in a trace.
 
-    A trace is evaluated whenever it is asked for, and not kept: of hidden states a model of 7 billion parameters has
-    25 KB for each column of a canvas, terabytes for a thousand answers of 256 steps; tokens and step maps fit anywhere.
+    A trace is evaluated on access and not kept: hidden states of a model of 7 billion parameters take 25 KB a column.
     """
 
     def __init__(
@@ -120,12 +82,7 @@ class Replay:
         run_seed: int = 0,
         most: int | None = None,
     ):
-        """Draw the order; nothing is evaluated yet.
-
-        Args:
-            rollouts: decodes; a trace is of one of them.
-            most: traces at most, the others are left out; None for all.
-        """
+        """Draw the order of at most `most` traces; the steps of a trace come from one of the decodes."""
         self._predictor, self._layers, self._end_ids = predictor, layers, end_ids
         random = generator(run_seed, "trace_lock", "replay")
         parts = []
@@ -149,6 +106,9 @@ class Replay:
         )
 
 
+Traces = list[Trace] | Replay
+
+
 def scene(
     ids: Tensor,
     attention_mask: Tensor,
@@ -160,7 +120,7 @@ def scene(
     hidden: tuple[Tensor, ...],
     end_ids: Sequence[int],
 ) -> Scene:
-    """The scene of canvases (B, T), from the proposal (B, T) of each masked position and its probability (B, T)."""
+    """Build the scene of canvases (B, T) from the proposal (B, T) of each masked position and its probability (B, T)."""
     ends = torch.isin(proposal, torch.tensor(end_ids, dtype=torch.long, device=ids.device))
     column = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     state = torch.where(masked, torch.where(ends, END, OPEN), torch.where(column < prompt, PROMPT, LOCKED))
@@ -174,7 +134,7 @@ def scene(
 
 
 def window(scene: Scene, length: Tensor) -> Tensor:
-    """Columns (B, T) bool up to the last mask of the window of some length (B,) that begins at a row's first mask."""
+    """Return which columns (B, T) bool lie up to the last mask of the window of `length` (B,) from a row's first mask on."""
     masked = scene.state >= OPEN
     column = torch.arange(masked.shape[1], device=masked.device)
     within = masked & (column < (masked.int().argmax(1) + length)[:, None])

@@ -1,4 +1,4 @@
-"""What a model takes, found out by a few forwards of a few tokens, not believed from a class name."""
+"""Find out by a few forwards of a few tokens which attention mask and positions a model takes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch import Tensor
 from flowgrpo.errors import InputError
 
 PROBE_LENGTH, PROBE_PADDING = 8, 3
-UNCHANGED = 1e-6  # of the largest logit: a model that changes less has not seen the change
-REFUSALS = (ValueError, RuntimeError, TypeError, IndexError, AttributeError)  # of models that are called otherwise
+UNCHANGED = 1e-6  # of the largest logit: a smaller change is none
+REFUSALS = (ValueError, RuntimeError, TypeError, IndexError, AttributeError)  # of models that take other arguments
 PADDING_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a model is told what it may see: by which attention mask, and whether it is handed positions."""
+    """The inputs that tell a model what it may see: its kind of attention mask, and whether it takes positions."""
 
     attention: str  # 4d | 2d | none
     positions: bool = False
 
 
-class Probed(Protocol):
-    """What is asked of a predictor (`MaskPredictor`) that does not know its model yet."""
+class _Predictor(Protocol):
+    """The parts of a `MaskPredictor` that a probe needs."""
 
     model: Callable[..., Any]
     mask_id: int
@@ -35,44 +35,35 @@ class Probed(Protocol):
     selects: bool
 
     @property
-    def device(self) -> torch.device:
-        """Where the model is."""
+    def device(self) -> torch.device: ...
 
-    def takes(self, argument: str) -> bool:
-        """Whether the model's forward has an argument of that name."""
+    def takes(self, argument: str) -> bool: ...
 
-    def forward(self, form: Form, ids: Tensor, mask: Tensor | None) -> Any:
-        """What the model returns for tokens (B, T), told by `form` what it may see."""
+    def forward(self, form: Form, ids: Tensor, mask: Tensor | None) -> Any: ...
 
-    def logits_at(self, ids: Tensor, attention_mask: Tensor | None, where: Tensor) -> Tensor:
-        """Logits (N, V) of the tokens at `where` (B, T) bool."""
+    def logits_at(self, ids: Tensor, attention_mask: Tensor | None, where: Tensor) -> Tensor: ...
 
-    def head(self) -> torch.nn.Module | None:
-        """The layer that makes logits; None if none is known."""
+    def head(self) -> torch.nn.Module | None: ...
 
 
-def check_mask_token(predictor: Probed) -> None:
-    """See that the mask token is in the vocabulary, is not padding, and is the one that the model's config names.
-
-    Raises:
-        InputError: it is not.
-    """
+def check_mask_token(predictor: _Predictor) -> None:
+    """Raise InputError if the mask token is outside the vocabulary, is padding, or is not that of the model's config."""
     config = getattr(predictor.model, "config", None)
     size, named = getattr(config, "vocab_size", None), getattr(config, "mask_token_id", None)
-    mine = predictor.mask_id
-    if mine == predictor.pad_id:
-        raise InputError(f"model.mask_id: {mine} is the padding token too, they must differ")
-    if isinstance(size, int) and not 0 <= mine < size:
-        raise InputError(f"model.mask_id: {mine} is outside the vocabulary of {size} tokens")
-    if isinstance(named, int) and named != mine:
-        raise InputError(f"model.mask_id: {mine} is not {named}, which the model's config names")
+    mask_id = predictor.mask_id
+    if mask_id == predictor.pad_id:
+        raise InputError(f"model.mask_id: {mask_id} is the padding token too, they must differ")
+    if isinstance(size, int) and not 0 <= mask_id < size:
+        raise InputError(f"model.mask_id: {mask_id} is outside the vocabulary of {size} tokens")
+    if isinstance(named, int) and named != mask_id:
+        raise InputError(f"model.mask_id: {mask_id} is not {named}, which the model's config names")
 
 
 @torch.no_grad()
-def probe(predictor: Probed) -> tuple[int, Form, Form | None]:
-    """Size of the vocabulary, and the forms under which the model sees later tokens, and does not see padding."""
+def probe(predictor: _Predictor) -> tuple[int, Form, Form | None]:
+    """Return the vocabulary size, a form under which the model sees later tokens, and one that hides padding, if any."""
     device = predictor.device
-    a, b, *_ = (i for i in range(4) if i not in (predictor.mask_id, predictor.pad_id))
+    a, b = _two_tokens(predictor)
     ids = torch.tensor([[a, b] * (PROBE_LENGTH // 2)], device=device)
     form = _bidirectional_form(predictor, ids)
     if predictor.block_size is not None:
@@ -95,25 +86,28 @@ def probe(predictor: Probed) -> tuple[int, Form, Form | None]:
 
 
 @torch.no_grad()
-def probe_head(predictor: Probed) -> bool:
-    """Whether the logits of some tokens, asked of the head alone, are those that the whole canvas has."""
-    a, b, *_ = (i for i in range(4) if i not in (predictor.mask_id, predictor.pad_id))
+def probe_head(predictor: _Predictor) -> bool:
+    """Return whether the head alone computes the logits of some tokens as the whole canvas does."""
+    a, b = _two_tokens(predictor)
     ids = torch.tensor([[a, b] * (PROBE_LENGTH // 2), [b] * PROBE_LENGTH], device=predictor.device)
-    where = (
-        torch.tensor([[1, 0, 0, 1] * (PROBE_LENGTH // 4), [0, 1] * (PROBE_LENGTH // 2)], device=predictor.device) > 0
-    )
+    columns = [[1, 0, 0, 1] * (PROBE_LENGTH // 4), [0, 1] * (PROBE_LENGTH // 2)]
+    where = torch.tensor(columns, device=predictor.device) > 0
     whole = predictor.logits_at(ids, None, where)
     try:
         predictor.selects = predictor.head() is not None
-        asked = predictor.logits_at(ids, None, where)
+        alone = predictor.logits_at(ids, None, where)
     except REFUSALS:
         return False
-    known = whole.isfinite()
-    gap = (asked - whole)[known].abs().max() if asked.shape == whole.shape else torch.inf
-    return predictor.selects and bool(gap <= PADDING_TOLERANCE[whole.dtype] * whole[known].abs().max())
+    finite = whole.isfinite()
+    gap = (alone - whole)[finite].abs().max() if alone.shape == whole.shape else torch.inf
+    return predictor.selects and bool(gap <= PADDING_TOLERANCE[whole.dtype] * whole[finite].abs().max())
 
 
-def _bidirectional_form(predictor: Probed, ids: Tensor) -> Form:
+def _two_tokens(predictor: _Predictor) -> list[int]:
+    return [i for i in range(4) if i not in (predictor.mask_id, predictor.pad_id)][:2]
+
+
+def _bidirectional_form(predictor: _Predictor, ids: Tensor) -> Form:
     others = torch.cat([ids[:, :1], ids[:, :-1]], dim=1)  # every token but the first is another
     refused = []
     known = ("4d", "2d") if predictor.block_size is None else ("4d",)
@@ -130,12 +124,8 @@ def _bidirectional_form(predictor: Probed, ids: Tensor) -> Form:
     raise InputError(f"model: its first position sees no later token, masked diffusion needs that{hint}")
 
 
-def _check_blocks(predictor: Probed, form: Form, ids: Tensor, size: int) -> None:
-    """See that the model can be told to attend in blocks, by changing the later of two.
-
-    Raises:
-        InputError: it cannot.
-    """
+def _check_blocks(predictor: _Predictor, form: Form, ids: Tensor, size: int) -> None:
+    """Raise InputError unless the model can attend in blocks: a change of the second block must not reach the first."""
     if form.attention != "4d" or not predictor.takes("position_ids"):
         raise InputError("model.attention: blocks need a model that takes a 4-d attention mask and position_ids")
     two = ids[:, :2].repeat(1, size)
@@ -146,5 +136,5 @@ def _check_blocks(predictor: Probed, form: Form, ids: Tensor, size: int) -> None
 
 
 def logits_of(out: Any) -> Tensor:
-    """The logits of what a model returned: that itself, or its `logits`."""
+    """Return the logits of a model's output: the output itself, or its `logits`."""
     return out if isinstance(out, torch.Tensor) else out.logits

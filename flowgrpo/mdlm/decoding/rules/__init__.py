@@ -1,1 +1,1 @@
-"""Which tokens a step commits: confidence, commit rules, logit modifiers."""
+"""Rules of a decode: confidence, commit rules, logit modifiers."""

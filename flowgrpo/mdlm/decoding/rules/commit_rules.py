@@ -1,7 +1,6 @@
-"""How many positions take their token at a step: (step, scores (R, W)) -> (R, W) bool.
+"""Committers: (step, scores (R, W)) -> positions to commit (R, W) bool.
 
-Scores are -inf where nothing is open, and what is committed there is passed over. Of equal scores the first position goes
-first.
+Scores are -inf at positions that are not open, and a commit there is ignored. Of equal scores the first position wins.
 """
 
 from __future__ import annotations
@@ -15,32 +14,29 @@ from typing_extensions import override
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.tokens.regions import ascending, ascending_sizes
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep, Fraction, Frame, setting
-from flowgrpo.schema.base import Choice, Count, NotNegative
+from flowgrpo.schema.base import Choice, Count, NotNegative, named
 from flowgrpo.schema.imports.heavy import Tensor, torch
 
 
 class Committer(Choice):
-    """What every committer has."""
+    """Choice of the positions that take their token at a step."""
 
     @property
     def paced(self) -> bool:
-        """Whether a block is full after a given number of steps, not after as many as scores decide."""
+        """Return whether a block is full after a fixed number of steps."""
         return True
 
     def block_steps(self, frame: Frame) -> int | None:
-        """Steps after which a block is full; None where it takes as many as it needs."""
+        """Return the steps that fill a block; None if scores decide."""
         return frame.block_steps if self.paced else None
 
     @abstractmethod
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
-        """The positions (R, W) bool that are committed."""
+        """Return the positions (R, W) bool to commit."""
 
 
 class Even(Committer):
-    """The masks of a block are spread evenly over its steps, the first of which take what does not divide.
-
-    LLaDA's code (arXiv 2502.09992).
-    """
+    """LLaDA's code (arXiv 2502.09992): spread a block's masks evenly over its steps; the first steps take the remainder."""
 
     name: Literal["even"] = "even"
 
@@ -50,9 +46,9 @@ class Even(Committer):
 
 
 class Ascending(Committer):
-    """Steps of ascending size, where the last of a block takes the rest; see `regions.ascending_sizes`.
+    """ASS (arXiv 2509.23924 and its code): steps of ascending size, see `regions.ascending_sizes`.
 
-    ASS (arXiv 2509.23924 and its code). Fixed tokens leave the sizes as they are, so that the end comes sooner.
+    The last step of a block takes the rest. Given tokens do not change the sizes, so a row with some is full sooner.
     """
 
     name: Literal["ascending"] = "ascending"
@@ -60,16 +56,10 @@ class Ascending(Committer):
     @property
     @override
     def paced(self) -> bool:
-        """False: it takes as many steps as the length has."""
         return False
 
     @override
     def block_steps(self, frame: Frame) -> None:
-        """None: as many as it needs.
-
-        Raises:
-            InputError: the region is not the one that these steps fill.
-        """
         ends = frame.region.ends
         place = f"{frame.place}.region"
         if ascending(ends[-1], len(ends), place).ends != ends:
@@ -84,10 +74,10 @@ class Ascending(Committer):
 
 
 class Remaining(Committer):
-    """A part of the masks stays, rounded up; at the last step none.
+    """Dream's code: a share of the masks stays, rounded up; none at the last step.
 
-    Dream's code, where the ratio is that of `linear_times`, and the masks are the mean over the batch: here each row's own
-    count, so that rows are independent. It may commit nothing at a step, like the code.
+    The code takes the mean number of masks in the batch; here each row has its own count, so rows are independent. Like the
+    code, a step may commit nothing.
     """
 
     name: Literal["remaining"] = "remaining"
@@ -105,9 +95,9 @@ class Remaining(Committer):
 
 
 class Bernoulli(Committer):
-    """Each position is committed by itself with probability 1 - `ratio`, whatever its score; at the last step all.
+    """`origin` of Dream's code: commit each position with probability 1 - `ratio`, whatever its score; all at the last step.
 
-    `origin` of Dream's code, the reverse process of masked diffusion with ratio s / t.
+    The reverse process of masked diffusion, with ratio s / t.
     """
 
     name: Literal["bernoulli"] = "bernoulli"
@@ -124,10 +114,10 @@ class Bernoulli(Committer):
 
 
 class Threshold(Committer):
-    """All positions whose score reaches a threshold, and the surest one in any case.
+    """Fast-dLLM (arXiv 2505.22618): commit all positions whose score reaches a threshold, and the surest one in any case.
 
-    Fast-dLLM (arXiv 2505.22618). diffusers' `BlockRefinementScheduler`, which has `share`, compares with > where this
-    has >=; `most` is of TraceLock (arXiv 2605.24697).
+    diffusers' `BlockRefinementScheduler`, the source of `share`, compares with > instead of >=. `most` is TraceLock's
+    (arXiv 2605.24697).
     """
 
     name: Literal["threshold"] = "threshold"
@@ -153,9 +143,9 @@ class Threshold(Committer):
 
 
 class Factor(Committer):
-    """The n surest, for the largest n whose n-th score is at least 1 - factor / (n + 1); the surest one in any case.
+    """Fast-dLLM (arXiv 2505.22618): commit the n surest, n the largest with n-th score >= 1 - factor / (n + 1), or one.
 
-    Fast-dLLM (arXiv 2505.22618). Its code commits the last position of a block too wherever all before it pass: not here.
+    Its code also commits the last position of a block if all before it pass; this does not.
     """
 
     name: Literal["factor"] = "factor"
@@ -165,7 +155,6 @@ class Factor(Committer):
     @property
     @override
     def paced(self) -> bool:
-        """False: it takes as many steps as it needs."""
         return False
 
     @override
@@ -176,31 +165,31 @@ class Factor(Committer):
         return best(scores, count)
 
 
+COMMITTERS = named(Even, Ascending, Remaining, Bernoulli, Threshold, Factor)
+
+
 def stays(ratio: Fraction | None, step: DecodeStep) -> Tensor:
-    """Ratio (R,) float64 of the masks that stay; where none is given that of `linear_times`."""
-    return linear_times(step) if ratio is None else setting(ratio, step)
+    """Return the ratio (R,) float64 of masks that stay.
 
-
-def linear_times(step: DecodeStep, end: float = 1e-3) -> Tensor:
-    """The ratio s / t (R,) float64 of a step: the two times of a linspace from 1 to `end` that it leads from and to.
-
-    Dream's code.
+    By default s / t of the step's two times, of a linspace from 1 to 1e-3 (Dream's code).
     """
+    if ratio is not None:
+        return setting(ratio, step)
     steps = step.frame.block_steps
-    times = torch.linspace(1, end, steps + 1, dtype=torch.float64, device=step.open.device)
+    times = torch.linspace(1, 1e-3, steps + 1, dtype=torch.float64, device=step.open.device)
     j = min(step.in_block, steps - 1)
     return (times[j + 1] / times[j]).expand(step.row.shape)
 
 
 def best(scores: Tensor, count: Tensor) -> Tensor:
-    """Where (R, W) a score is among the `count` (R,) largest of its row."""
+    """Return where (R, W) a score is among the `count` (R,) largest of its row."""
     order = scores.argsort(dim=1, descending=True, stable=True)
     first = torch.arange(scores.shape[1], device=scores.device) < count[:, None]
     return torch.empty_like(first).scatter_(1, order, first)
 
 
 def even_share(step: DecodeStep) -> Tensor:
-    """How many (R,) of a block's masks belong to this of its steps; all at the last and after it."""
+    """Return how many (R,) of a block's masks this step commits; all from the last step on."""
     if step.last:
         return torch.full_like(step.block_masks, step.open.shape[1])
     steps = step.frame.block_steps

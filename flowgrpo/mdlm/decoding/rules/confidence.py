@@ -1,6 +1,6 @@
-"""Which open position is surest of its proposal: a score (N,) for each, larger is committed earlier.
+"""Scores (N,) of the open positions' proposals; larger ones are committed earlier.
 
-Only some score by a `probability`, which thresholds and the damping of early ends suppose.
+A `probability` score is one that thresholds and the damping of early ends can use.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flowgrpo.mdlm.decoding.controller import controller_files
 from flowgrpo.mdlm.decoding.tokens.logit_chunks import joined, portions
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep
 from flowgrpo.mdlm.decoding.tokens.token_proposals import Proposed
-from flowgrpo.schema.base import Choice
+from flowgrpo.schema.base import Choice, named
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.schema.imports.lazy import lazy
 
@@ -27,23 +27,19 @@ else:
 
 
 class Scoring(Choice):
-    """What every word for a scorer has."""
+    """A word for a scorer."""
 
     @abstractmethod
     def loaded(self, hidden_size: int | None, place: str) -> Callable[[DecodeStep, Proposed], Tensor]:
-        """What scores: (step, proposals) -> scores (N,).
+        """Return the function (step, proposals) -> scores (N,).
 
-        Args:
-            hidden_size: width of the model's hidden states; None where it is not known yet.
-            place: where the scorer was written, for errors.
-
-        Raises:
-            InputError: there is nothing to load, or it does not fit the model.
+        `hidden_size` is the width of the model's hidden states, None if not known yet; `place` the scorer's dotted key.
+        Raises InputError if there is nothing to load, or it does not fit the model.
         """
 
 
 class Scorer(Scoring):
-    """What scorers have that need nothing loaded: the word itself scores."""
+    """A scorer that loads nothing: the word itself scores."""
 
     probability: ClassVar[bool] = False  # whether scores are probabilities
     hidden_layers: ClassVar[int] = 0  # hidden states that it wants
@@ -54,14 +50,11 @@ class Scorer(Scoring):
 
     @abstractmethod
     def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
-        """The scores (N,)."""
+        """Return the scores (N,)."""
 
 
 class Confidence(Scorer):
-    """Probability of the proposed token before temperature and filters.
-
-    `low_confidence` remasking of LLaDA (arXiv 2502.09992, code).
-    """
+    """Probability of the proposed token before temperature and filters: `low_confidence` of LLaDA's code."""
 
     name: Literal["confidence"] = "confidence"
     probability: ClassVar[bool] = True
@@ -69,11 +62,11 @@ class Confidence(Scorer):
     @override
     def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
         logits, tokens = proposed.logits, proposed.tokens[:, None]
-        return _of_each(logits, lambda rows: logits[rows].softmax(-1).gather(-1, tokens[rows])[:, 0])
+        return _in_portions(logits, lambda rows: logits[rows].softmax(-1).gather(-1, tokens[rows])[:, 0])
 
 
 class Sampled(Scorer):
-    """Probability of the proposed token under the distribution that it was drawn from: `maskgit_plus` of Dream's code."""
+    """Probability of the proposed token under the distribution it was drawn from: `maskgit_plus` of Dream's code."""
 
     name: Literal["sampled"] = "sampled"
     probability: ClassVar[bool] = True
@@ -91,7 +84,7 @@ class Margin(Scorer):
 
     @override
     def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
-        best = _of_each(proposed.logits, lambda rows: proposed.log_probs(rows).exp().topk(2, dim=-1).values)
+        best = _in_portions(proposed.logits, lambda rows: proposed.log_probs(rows).exp().topk(2, dim=-1).values)
         return best[:, 0] - best[:, 1]
 
 
@@ -102,7 +95,7 @@ class Entropy(Scorer):
 
     @override
     def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
-        return -_of_each(proposed.logits, lambda rows: torch.special.entr(proposed.log_probs(rows).exp()).sum(-1))
+        return -_in_portions(proposed.logits, lambda rows: torch.special.entr(proposed.log_probs(rows).exp()).sum(-1))
 
 
 class Uniform(Scorer):
@@ -116,7 +109,7 @@ class Uniform(Scorer):
 
 
 class LeftToRight(Scorer):
-    """The first open position before the others."""
+    """First open position first."""
 
     name: Literal["left_to_right"] = "left_to_right"
 
@@ -126,7 +119,7 @@ class LeftToRight(Scorer):
 
 
 class LearnedScorer(Scoring):
-    """What a trained controller says of each position (TraceLock)."""
+    """Score of a trained controller (TraceLock)."""
 
     name: Literal["learned"] = "learned"
     controller: str
@@ -139,6 +132,8 @@ class LearnedScorer(Scoring):
         return trace_lock.Learned(trace_lock.load_controller(self.controller, hidden_size, place))
 
 
-def _of_each(logits: Tensor, found: Callable[[slice], Tensor]) -> Tensor:
-    """What is found of all positions, a portion at a time."""
-    return joined([found(rows) for rows in portions(logits)])
+SCORERS = named(Confidence, Sampled, Margin, Entropy, Uniform, LeftToRight, LearnedScorer)
+
+
+def _in_portions(logits: Tensor, compute: Callable[[slice], Tensor]) -> Tensor:
+    return joined([compute(rows) for rows in portions(logits)])

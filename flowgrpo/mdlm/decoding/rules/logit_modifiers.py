@@ -1,4 +1,4 @@
-"""What changes scores before they are compared: (step, proposals, scores (N,)) -> scores (N,)."""
+"""Modifiers of scores: (step, proposals, scores (N,)) -> scores (N,)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(strict=False)]  # or
 
 
 class Modifier(Choice):
-    """What every modifier has."""
+    """Change of the scores before they are compared."""
 
     ends: ClassVar[bool] = False  # whether it looks at the end of sequence
 
     @abstractmethod
     def __call__(self, step: DecodeStep, proposed: Proposed, scores: Tensor) -> Tensor:
-        """The changed scores (N,)."""
+        """Return the changed scores (N,)."""
 
 
 class EarlyEosDamping(Modifier):
-    """The scores of positions that propose the end are lowered early on, so that a completion does not end at once.
+    """EOSER (arXiv 2509.23924 and its code): lower the scores of end proposals early on.
 
-    EOSER (arXiv 2509.23924 and its code): score x gamma, gamma = low + (high - low) progress. At step s of S the progress is
-    s / (S - 1) where `progress` is `linear`, and (2^(s + 1) - 1) / 2^S where it is `ascending`, the fraction of the tokens
-    that steps of ascending size have committed when the step is done. A single step has gamma = high.
+    score x gamma, gamma = low + (high - low) progress. At step s of S the progress is s / (S - 1) (`linear`) or (2^(s + 1)
+    - 1) / 2^S (`ascending`: the share of tokens that steps of ascending size have committed by then). A single step has
+    gamma = high.
     """
 
     name: Literal["eoser"] = "eoser"
@@ -45,22 +45,21 @@ class EarlyEosDamping(Modifier):
 
     @override
     def __call__(self, step: DecodeStep, proposed: Proposed, scores: Tensor) -> Tensor:
-        gamma = torch.tensor([self.gamma(int(s), step.frame.steps) for s in step.index], device=scores.device)[
-            step.owner
-        ]
-        return torch.where(proposed.tokens == step.frame.end, scores * gamma.to(scores.dtype), scores)
+        gamma = torch.tensor([self.gamma(int(s), step.frame.steps) for s in step.index], device=scores.device)
+        gamma = gamma[step.owner].to(scores.dtype)
+        return torch.where(proposed.tokens == step.frame.end, scores * gamma, scores)
 
     def gamma(self, s: int, steps: int) -> float:
-        """The factor at step s of so many."""
+        """Return the factor at step s of `steps`."""
         linear = s / (steps - 1) if steps > 1 else 1.0
         done = (2 ** (s + 1) - 1) / 2**steps if self.progress == "ascending" else linear
         return self.low + (self.high - self.low) * min(done, 1.0)
 
 
 class Gumbel(Modifier):
-    """Scores are drawn: score / temperature plus Gumbel noise.
+    """`alg_temp` of Dream's code: score / temperature plus Gumbel noise.
 
-    The k largest are then k draws without replacement from softmax(score / temperature), `alg_temp` of Dream's code.
+    The k largest are k draws without replacement from softmax(score / temperature).
     """
 
     name: Literal["gumbel"] = "gumbel"
@@ -78,10 +77,9 @@ class Gumbel(Modifier):
 
 
 class HeldBack(Modifier):
-    """Positions that propose the end, padding or another of the tokens come last, until a row holds one of them.
+    """TraceLock (arXiv 2605.24697): proposals of the end, padding or `tokens` come last until the row holds one of them.
 
-    TraceLock (arXiv 2605.24697) accepts no end or padding by its threshold before there is an end. Here that is so for
-    whatever compares scores.
+    The paper does so for its threshold; here it holds for any comparison of scores.
     """
 
     name: Literal["held_back"] = "held_back"
@@ -90,7 +88,7 @@ class HeldBack(Modifier):
     """Further tokens that are held back like the end."""
 
     def held(self, frame: Frame) -> tuple[int, ...]:
-        """All tokens that are held back."""
+        """Return all tokens to hold back."""
         return (frame.end, *([] if frame.pad_id is None else [frame.pad_id]), *self.tokens)
 
     @override

@@ -1,4 +1,4 @@
-"""How many tokens' probabilities over a vocabulary are taken at once: few, so that no table of all of them is made."""
+"""Split logits into portions of rows, so that no table of all probabilities is in memory."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 from flowgrpo.schema.imports.heavy import Tensor, torch
 
-CHUNK = 256  # tokens on an accelerator: of a large vocabulary 0.15 GB in float32
-CACHED = 2**18  # numbers on a processor: they stay in its cache from one pass over them to the next
+CHUNK = 256  # rows on an accelerator: 0.15 GB in float32 for a large vocabulary
+CACHED = 2**18  # numbers on a CPU, small enough for its cache
 
 
 def portions(logits: Tensor) -> Iterator[slice]:
-    """Consecutive rows that together are those of logits (N, V), few enough at a time."""
+    """Yield slices that cover the rows of logits (N, V)."""
     size = max(1, CACHED // logits.shape[-1]) if logits.device.type == "cpu" else CHUNK
     for first in range(0, len(logits), size):
         yield slice(first, first + size)
 
 
 def joined(parts: list[Tensor]) -> Tensor:
-    """What was found of each portion, in one tensor: a single one is not copied."""
+    """Concatenate the results of all portions, without a copy of a single one."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)

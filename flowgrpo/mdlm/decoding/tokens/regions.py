@@ -1,14 +1,14 @@
-"""Where tokens may be committed: the blocks of a completion in their order, and a window within them.
+"""Regions: the blocks of a completion in their order, and a window within them.
 
-Of a block-causal model these are its own blocks, or equal parts of them. It counts them from the first token of the prompt,
-so that they lie elsewhere in each row: the first one of an answer is what the prompt has left of its last block.
+A block-causal model's blocks, or equal parts of them, are counted from the first token of the prompt. They lie elsewhere in
+each row: the first block of an answer is the rest of the prompt's last block.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal
 
 from typing_extensions import override
@@ -20,20 +20,14 @@ from flowgrpo.schema.imports.heavy import Tensor, torch
 
 @dataclass(frozen=True)
 class Region:
-    """Blocks that are filled one after the other.
+    """Blocks that are filled one after the other."""
 
-    Attributes:
-        ends: position after the last of each block; the last one is the length of the completion.
-        window: number of positions from a row's first mask on that are open; None for all of the block.
-        counted: tokens of a block that is counted from the first token of the prompt; then `ends` are those after a prompt
-            of whole blocks. None where blocks begin with the completion.
-        block_size: tokens of a block of the model, if it is block-causal; a multiple of `counted`.
-    """
-
-    ends: tuple[int, ...]
-    window: int | None = None
+    ends: tuple[int, ...]  # position after the last of each block; the last is the length of the completion
+    window: int | None = None  # number of open positions from a row's first mask on; None for the whole block
+    # Tokens of a block counted from the prompt's first token; `ends` are then those behind a prompt of whole blocks.
+    # None for blocks that begin with the completion.
     counted: int | None = None
-    block_size: int | None = None
+    block_size: int | None = None  # tokens of a block of a block-causal model; a multiple of `counted`
 
     @property
     def length(self) -> int:
@@ -46,7 +40,10 @@ class Region:
         return list(zip((0, *self.ends[:-1]), self.ends, strict=True))
 
     def parts(self, prompt: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Start and end (B,) of each block in each row, behind prompts of so many tokens (B,); equal where it has none."""
+        """Return start and end (B,) of each block in each row, behind prompts (B,) of so many tokens.
+
+        They are equal where a row does not have the block.
+        """
         if self.counted is None:
             return [(torch.full_like(prompt, start), torch.full_like(prompt, end)) for start, end in self.blocks]
         before = prompt % self.counted
@@ -57,7 +54,7 @@ class Region:
         return list(pairwise(borders))
 
     def open(self, masked: Tensor) -> Tensor:
-        """Which masked positions (R, W) of a block may be committed."""
+        """Return which masked positions (R, W) of a block may be committed."""
         if self.window is None:
             return masked
         index = torch.arange(masked.shape[1], device=masked.device)
@@ -67,14 +64,7 @@ class Region:
 def even(
     length: int, block_length: int | None = None, window: int | None = None, place: str = "decoder.region"
 ) -> Region:
-    """Blocks of one length; without it one block, the whole completion.
-
-    Args:
-        place: where the region was written, for errors.
-
-    Raises:
-        InputError: the length does not divide.
-    """
+    """Return blocks of one length, by default the whole completion; raise InputError if the length does not divide."""
     block_length = length if block_length is None else block_length
     if length % block_length:
         raise InputError(f"{place}.block_length: {block_length} does not divide the length {length}")
@@ -82,18 +72,11 @@ def even(
 
 
 class Layout(Choice):
-    """What every layout of a completion has."""
+    """Layout of a completion."""
 
     @abstractmethod
     def region(self, length: int, place: str) -> Region:
-        """The region of completions of a length.
-
-        Args:
-            place: where the region was written, for errors.
-
-        Raises:
-            InputError: the length has no such blocks.
-        """
+        """Return the region of completions of a length; raise InputError, naming `place`, if it has no such blocks."""
 
 
 class Blocks(Layout):
@@ -111,15 +94,10 @@ class Blocks(Layout):
 
 
 def ascending_sizes(length: int, blocks: int = 1, place: str = "decoder.region") -> tuple[tuple[int, ...], ...]:
-    """Tokens that each step commits, by block: 1, 2, 4, ... in floor(log2 length) steps, the last of which takes the rest.
+    """Return the tokens of each step, by block: 1, 2, 4, ... in floor(log2 length) steps; the last step takes the rest.
 
-    ASS (arXiv 2509.23924 and its code). The last blocks have one step each, the first has the remaining ones.
-
-    Args:
-        place: where the region was written, for errors.
-
-    Raises:
-        InputError: more blocks than steps.
+    ASS (arXiv 2509.23924 and its code). The last blocks have one step each, the first has the other steps. Raises
+    InputError for more blocks than steps.
     """
     steps = max(length.bit_length() - 1, 1)
     sizes = [2**i for i in range(steps - 1)]
@@ -131,12 +109,8 @@ def ascending_sizes(length: int, blocks: int = 1, place: str = "decoder.region")
 
 
 def ascending(length: int, blocks: int = 1, place: str = "decoder.region") -> Region:
-    """The blocks that steps of ascending size fill; arguments and errors as of `ascending_sizes`."""
-    ends, end = [], 0
-    for sizes in ascending_sizes(length, blocks, place):
-        end += sum(sizes)
-        ends.append(end)
-    return Region(tuple(ends))
+    """Return the blocks of steps of ascending size; see `ascending_sizes`."""
+    return Region(tuple(accumulate(map(sum, ascending_sizes(length, blocks, place)))))
 
 
 class AscendingBlocks(Layout):
@@ -152,13 +126,9 @@ class AscendingBlocks(Layout):
 
 
 def counted(region: Region, block_size: int, place: str) -> Region:
-    """The even region of a block-causal model, which fills its own blocks in their order, or equal parts of them.
+    """Fit even blocks to a block-causal model: its own blocks, or equal parts of them.
 
-    Args:
-        place: where the region was written, for errors.
-
-    Raises:
-        InputError: the region's blocks are neither such parts nor several of the model's.
+    Raises InputError if the blocks are neither such parts nor several of the model's.
     """
     size = block_size if len(region.ends) == 1 or region.ends[0] % block_size == 0 else region.ends[0]
     if block_size % size:

@@ -1,6 +1,6 @@
-"""Where the rows of a decode stand at one step: what proposals, scorers, modifiers and committers are told.
+"""The state of a decode at one step, as proposals, scorers, modifiers and committers see it.
 
-R rows are unfinished, W columns form the block that is being filled, L is the length of a completion.
+R rows are unfinished, W columns form the current block, L is the length of a completion.
 """
 
 from __future__ import annotations
@@ -22,37 +22,23 @@ if TYPE_CHECKING:
 else:
     noise = lazy("samplers.noise")
 
-Setting = NotNegative | Callable[..., Any]  # a number, or of a DecodeStep one (R,) for each of its rows
+Setting = NotNegative | Callable[..., Any]  # a number, or a function of a DecodeStep that returns one (R,) for each row
 Fraction = Rate | Callable[..., Any]  # the same, up to 1
-
-AHEAD = 4  # steps whose random numbers are drawn at once: right after a call of the model the first draw costs most
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """What stays the same from the first step of a decode to its last.
+    """Constants of a decode."""
 
-    Attributes:
-        region: the blocks that are filled, and their order.
-        steps: of a whole decode, the most where scores decide how many there are.
-        eos_id: end of sequence; None if the model has none.
-        pad_id: padding; None if there is none, or it is not known yet.
-        place: the dotted key where the decoder was written, for errors.
-    """
-
-    region: Region
-    steps: int
-    eos_id: int | None = None
-    pad_id: int | None = None
-    place: str = "decoder"
+    region: Region  # the blocks and their order
+    steps: int  # of a whole decode; the most where scores decide
+    eos_id: int | None = None  # end of sequence; None if the model has none
+    pad_id: int | None = None  # padding; None if there is none, or it is not known yet
+    place: str = "decoder"  # dotted key of the decoder in the config, for errors
 
     @property
     def block_steps(self) -> int:
-        """Steps of one block.
-
-        Raises:
-            InputError: the steps cannot be divided among the blocks.
-        """
+        """Steps of one block; raises InputError if the steps do not divide into the blocks."""
         blocks, size = len(self.region.ends), self.region.counted
         if size is not None:  # the length need not be whole blocks
             if self.steps * size % self.region.length:
@@ -67,98 +53,60 @@ class Frame:
 
     @property
     def end(self) -> int:
-        """The end of sequence.
-
-        Raises:
-            InputError: the model has none.
-        """
+        """The end of sequence; raises InputError if the model has none."""
         if self.eos_id is None:
             raise InputError(f"{self.place}: it looks at the end of sequence, and the model has no such token")
         return self.eos_id
 
 
+@dataclass(frozen=True)
 class Draws:
-    """The random numbers of a decode, addressed by row, purpose, step and position, and drawn some steps ahead."""
+    """Random numbers of a decode, addressed by row, purpose, step and position.
 
-    def __init__(self, seeds: Sequence[Address], width: int, device: torch.device | str = "cpu"):
-        """Draw nothing yet.
+    `seeds` holds an address for each row of the batch; `width` is the number of positions of a row.
+    """
 
-        Args:
-            seeds: an address for each row of the batch.
-            width: positions of a row.
-            device: where numbers are wanted.
-        """
-        self.seeds, self.width, self.device = seeds, width, device
-        self._drawn: dict[str, tuple[Tensor, dict[tuple[int, int], int]]] = {}  # tables, and their rows by row and step
+    seeds: Sequence[Address]
+    width: int
+    device: torch.device | str = "cpu"
 
     def of(self, purpose: str, row: Tensor, index: Tensor) -> Tensor:
-        """Numbers (R, L) float64 in [0, 1) of rows at their steps.
+        """Return numbers (R, L) float64 in [0, 1) for rows (R,) of the batch after `index` (R,) steps of theirs.
 
-        Args:
-            purpose: what the numbers are for; each has its own.
-            row: (R,) indices in the batch.
-            index: (R,) steps that each row has taken before.
+        Each purpose has numbers of its own.
         """
-        wanted = list(zip(row.tolist(), index.tolist(), strict=True))
-        held = self._drawn.get(purpose)
-        if held is None or any(each not in held[1] for each in wanted):
-            drawn = [(number, step + later) for later in range(AHEAD) for number, step in wanted]
-            addresses = [(self.seeds[number], purpose, step) for number, step in drawn]
-            table = noise.uniforms(addresses, self.width).to(self.device)
-            held = self._drawn[purpose] = table, {each: entry for entry, each in enumerate(drawn)}
-        table, entries = held
-        found = [entries[each] for each in wanted]
-        if found == list(range(found[0], found[0] + len(found))):  # as they were drawn
-            return table[found[0] : found[0] + len(found)]
-        return table[torch.tensor(found, device=self.device)]
+        numbered = zip(row.tolist(), index.tolist(), strict=True)
+        return noise.uniforms([(self.seeds[number], purpose, step) for number, step in numbered], self.width).to(
+            self.device
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeStep:
-    """One step of R rows in one block.
-
-    Attributes:
-        frame: what is the same at all steps.
-        row: (R,) indices in the batch.
-        index: (R,) steps that each row has taken before.
-        in_block: those of them in this block, as many for each row: one that is not full takes a step whenever another does.
-        block_masks: (R,) positions that were masked when the block began.
-        block: which block it is.
-        start: its first position in the completion.
-        open: (R, W) positions of the block that may be committed now.
-        ids: (R, T) canvas, prompt and completion.
-        attention_mask: (R, T) bool, False at padding.
-        prompt: its number of columns.
-        draws: random numbers of the rows of the batch; None for a decode that was given no seeds.
-        hidden: hidden states (R, T, H) of the canvas, as many as the scorer asked for.
-    """
+    """One step of R rows in one block."""
 
     frame: Frame
-    row: Tensor
-    index: Tensor
-    in_block: int
-    block_masks: Tensor
-    block: int
-    start: int
-    open: Tensor
-    ids: Tensor
-    attention_mask: Tensor
-    prompt: int
-    draws: Draws | None = None
-    hidden: tuple[Tensor, ...] = ()
+    row: Tensor  # (R,) indices in the batch
+    index: Tensor  # (R,) steps that each row has taken before
+    in_block: int  # steps taken in this block, the same for all rows
+    block_masks: Tensor  # (R,) positions that were masked when the block began
+    block: int  # its number
+    start: int  # its first position in the completion
+    open: Tensor  # (R, W) positions of the block that may be committed now
+    ids: Tensor  # (R, T) canvas, prompt and completion
+    attention_mask: Tensor  # (R, T) bool, False at padding
+    prompt: int  # columns of the prompt
+    draws: Draws | None = None  # random numbers of the batch; None for a decode without seeds
+    hidden: tuple[Tensor, ...] = ()  # the hidden states (R, T, H) that the scorer reads
 
     @property
     def last(self) -> bool:
-        """Whether it is the last of its block's steps, or after it.
-
-        Raises:
-            InputError: the steps cannot be divided among the blocks.
-        """
+        """True in the last step of its block, and after it."""
         return self.in_block >= self.frame.block_steps - 1
 
     @property
     def completion(self) -> Tensor:
-        """Tokens (R, L), the mask token where there is none yet."""
+        """Tokens (R, L), partly masked."""
         return self.ids[:, self.prompt :]
 
     @cached_property
@@ -169,7 +117,7 @@ class DecodeStep:
 
     @cached_property
     def position(self) -> Tensor:
-        """Position (N,) in the completion of each open position."""
+        """Index (N,) of each open position in the completion."""
         return self.place[1] + self.start
 
     @property
@@ -178,10 +126,9 @@ class DecodeStep:
         return self.place[0]
 
     def uniform(self, purpose: str) -> Tensor:
-        """A number (N,) float64 in [0, 1) for each open position, addressed by row, step and position.
+        """Return a number (N,) float64 in [0, 1) for each open position, addressed by row, step and position.
 
-        Raises:
-            ValueError: the decode was given no seeds.
+        Raises ValueError if the decode has no seeds.
         """
         if self.draws is None:
             raise ValueError("this decoder draws random numbers, give it one seed for each row")
@@ -189,7 +136,7 @@ class DecodeStep:
 
 
 def setting(value: Setting, step: DecodeStep) -> Tensor:
-    """The setting's number (R,) float64 for each row."""
+    """Return the number (R,) float64 of each row."""
     if callable(value):
         return value(step)
     return torch.full(step.row.shape, float(value), dtype=torch.float64, device=step.open.device)

@@ -1,7 +1,7 @@
-"""What each open position would become: a token drawn from the predictor's distribution, tempered and filtered.
+"""Propose a token for each open position, drawn from the predictor's distribution after temperature and filters.
 
-Every proposal is one number in [0, 1) through the inverse of the cumulated probabilities, in float64. LLaDA and others add
-Gumbel noise to each logit and take the largest: the same distribution, for V numbers a position where this takes one.
+A draw maps one number in [0, 1) through the inverse of the cumulated probabilities in float64. LLaDA and others take the
+maximum of logits with Gumbel noise: the same distribution, for V random numbers a position instead of one.
 """
 
 from __future__ import annotations
@@ -20,27 +20,20 @@ from flowgrpo.schema.imports.heavy import Tensor, torch
 
 @dataclass(frozen=True)
 class Proposed:
-    """Proposals for the N open positions of a step.
+    """Proposals for the N open positions of a step."""
 
-    Attributes:
-        tokens: (N,).
-        logits: (N, V) of the predictor.
-        log_probs: of some consecutive positions the log-probabilities (n, V) of the distribution that tokens are drawn from;
-            at temperature 0 that of temperature 1. Not a table: most scorers need none, and it is as large as the logits.
-        log_prob: (N,) of the tokens, under `log_probs`.
-    """
-
-    tokens: Tensor
-    logits: Tensor
+    tokens: Tensor  # (N,)
+    logits: Tensor  # (N, V) of the predictor
+    # Returns log-probabilities (n, V) of a slice of positions under the distribution of the draws (temperature 1 where
+    # it is 0). A function, since a table is as large as the logits and most scorers need none.
     log_probs: Callable[[slice], Tensor]
-    log_prob: Tensor
+    log_prob: Tensor  # (N,) of the tokens, under `log_probs`
 
 
 class Sample(Choice):
-    """Draws from softmax(logits / temperature), cut by `top_k`, then by `top_p`.
+    """Draw from softmax(logits / temperature), cut by `top_k`, then by `top_p`.
 
-    A position whose logits are not numbers takes the likeliest token too: never the mask, so that decoding ends, and its
-    answer leaves the update.
+    Where logits are NaN the proposal is the argmax, never the mask, so that decoding ends; the answer leaves the update.
     """
 
     name: Literal["sample"] = "sample"
@@ -52,7 +45,7 @@ class Sample(Choice):
     """Draw among the so many likeliest tokens; null: among all."""
 
     def __call__(self, step: DecodeStep, logits: Tensor) -> Proposed:
-        """Proposals from logits (N, V)."""
+        """Return proposals from logits (N, V)."""
         number, scale = self._tempered(step, logits)
 
         def log_probs(rows: slice) -> Tensor:
@@ -73,11 +66,10 @@ class Sample(Choice):
         return Proposed(joined(tokens), logits, log_probs, joined(log_prob))
 
     def _tempered(self, step: DecodeStep, logits: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """What draws each token, and what its logits are divided by.
+        """Return the random numbers of the tokens and the divisors of their logits.
 
-        Returns:
-            Numbers (N,) float64 in [0, 1), NaN where the likeliest token is taken, None where it is taken everywhere; and
-            divisors (N, 1), None for 1.
+        The numbers (N,) are NaN where the argmax is taken, None where it is taken everywhere; divisors (N, 1) are None for
+        1.
         """
         if not callable(self.temperature) and self.temperature in (0, 1):
             return step.uniform("token") if self.temperature else None, None
@@ -88,18 +80,18 @@ class Sample(Choice):
 
 
 def categorical(log_probs: Tensor, uniform: Tensor) -> Tensor:
-    """The token (N,) at which the cumulated probabilities (N, V) first exceed a part (N,) float64 in [0, 1) of their sum.
+    """Return the token (N,) where the cumulated probabilities (N, V) first exceed a share (N,) in [0, 1) of their sum.
 
-    V, which is no token, where the part or a probability is NaN. A part below 1 of a sum is below it when rounded, too.
+    Return V, no token, where the share or a probability is NaN. A share below 1 is below the sum when rounded, too.
     """
     cumulated = log_probs.to(torch.float64, copy=True).exp_().cumsum_(-1)
     return torch.searchsorted(cumulated, uniform[:, None] * cumulated[:, -1:], right=True)[:, 0]
 
 
 def filtered(log_probs: Tensor, top_p: float = 1.0, top_k: int | None = None) -> Tensor:
-    """Log-probabilities (N, V), normalised again over the tokens that stay; -inf elsewhere.
+    """Return log-probabilities (N, V), renormalised over the tokens that stay; -inf elsewhere.
 
-    Of the nucleus the token that reaches `top_p` stays too, so that one always does (Holtzman et al., arXiv 1904.09751).
+    The token that reaches `top_p` stays, so at least one does (nucleus sampling, Holtzman et al., arXiv 1904.09751).
     """
     if top_p == 1 and (top_k is None or top_k >= log_probs.shape[-1]):
         return log_probs

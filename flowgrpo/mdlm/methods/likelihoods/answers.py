@@ -1,4 +1,4 @@
-"""Finished answers: what a likelihood is estimated of."""
+"""Finished answers, whose likelihood is estimated."""
 
 from __future__ import annotations
 
@@ -17,34 +17,27 @@ Scope = Literal["eos", "canvas"]
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """B finished canvases: a prompt, padded on the left, and the L tokens of the answer.
+    """B finished canvases: a prompt, padded on the left, and the L tokens of the answer."""
 
-    Attributes:
-        ids: (B, T) int64, T = P + L, without a masked token.
-        attention_mask: (B, T) bool, False on padding.
-        scored: (B, L) bool, the tokens whose log-probability is asked for.
-        addresses: of each row, where its random masks are drawn (see `samplers.noise`). Who draws at the same addresses gets
-            the same masks, whatever the batch; the policy, the old one and the reference must.
-        steps: (B, L) int64, the step of the decoder that committed each token, -1 for one that was given; None if unknown.
-        block_size: tokens of a block of a block-causal model, which predicts each block given the earlier ones as they are
-            in the answer, whatever a view hides of them; None for full attention.
-    """
-
-    ids: Tensor
-    attention_mask: Tensor
-    scored: Tensor
+    ids: Tensor  # (B, T) int64, T = P + L, without a mask token
+    attention_mask: Tensor  # (B, T) bool, False at padding
+    scored: Tensor  # (B, L) bool, the tokens whose log-probability is estimated
+    # Of each row's random masks (see `samplers.noise`). The policy, the old policy and the reference must draw at the
+    # same addresses, which gives the same masks in any batch.
     addresses: Sequence[tuple[Address, ...]]
-    steps: Tensor | None = None
+    steps: Tensor | None = None  # (B, L) int64 step that committed each token, -1 for given ones; None if unknown
+    # Tokens of a block of a block-causal model, which predicts each block from the earlier ones as they are in the
+    # answer, even if a view hides them; None for full attention.
     block_size: int | None = None
 
     @property
     def prompt_length(self) -> int:
-        """P: where the answers begin."""
+        """P, the first column of the answers."""
         return self.ids.shape[1] - self.scored.shape[1]
 
     @property
     def given(self) -> Tensor:
-        """(B, L) bool: tokens that were there before the decoder began, and are not asked for; every view shows them."""
+        """(B, L) bool: tokens that were there before decoding and are not scored; every view shows them."""
         return torch.zeros_like(self.scored) if self.steps is None else (self.steps < 0) & ~self.scored
 
     @property
@@ -60,7 +53,7 @@ class Answers:
         return self.scored.sum(1)
 
     def of(self, rows: Tensor) -> Answers:
-        """Some of the answers, by their rows (int64)."""
+        """Select answers by their rows (int64)."""
         return Answers(
             ids=self.ids[rows],
             attention_mask=self.attention_mask[rows],
@@ -72,10 +65,10 @@ class Answers:
 
 
 def in_scope(completion: Tensor, eos_id: int, scope: Scope) -> Tensor:
-    """Which tokens (B, L) bool of completions (B, L) are scored: `eos` up to and with the first EOS, `canvas` all.
+    """Return which tokens (B, L) bool of completions are scored: `eos` up to and with the first EOS, `canvas` all.
 
-    A model that was tuned on answers padded with EOS (LLaDA's are) also has a likelihood of the padding, which `canvas`
-    counts in; it is a large part of the sum and says nothing of the answer but its length.
+    A model tuned on answers padded with EOS, such as LLaDA, also assigns a likelihood to the padding, which `canvas`
+    includes; it is a large part of the sum and depends on nothing but the answer's length.
     """
     if scope == "canvas":
         return torch.ones_like(completion, dtype=torch.bool)

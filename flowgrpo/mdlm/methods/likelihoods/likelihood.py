@@ -1,18 +1,18 @@
-"""Which masked copies of an answer its log-probability is estimated from, and with which weights.
+"""Likelihoods: the masked copies of an answer that estimate its log-probability, and their weights.
 
 Every published estimator is a weighted set of views. A view hides some tokens, the model predicts all of them at once, and
-log p of some of the hidden ones is taken; l_i(view) below. One function per estimator makes the views of a batch.
+the log-probability of some of them, l_i(view) below, is scored. One function per estimator builds the views of a batch.
 
  - L is a row's own number of scored tokens.
  - A token that is not scored is hidden in every view that draws its masks: behind an EOS it would tell the model where the
-   answer ends. What comes out is then a likelihood of the scored tokens alone, whatever follows them. A token that was given
-   (`Answers.given`) is seen in all views, like the prompt.
+   answer ends. The result is a likelihood of the scored tokens alone. A given token (`Answers.given`) is seen in all views,
+   like the prompt.
  - Masks are drawn at a row's address, for its own tokens: they do not depend on its batch, its padding or the process.
  - The ELBO is E over k ~ U{1..L} and random sets of k tokens of (L / k) sum of l_i over the set; equally the mean over all
    orders of the order's exact log-probability.
- - A block-causal model predicts each block from what a view shows of it and from the whole earlier ones
-   (`Answers.block_size`). Its likelihood is a sum over blocks, and every estimator here then estimates that sum: a random
-   set or a random order of the answer is one of each block too. Views of an order score a step of every block at once.
+ - A block-causal model predicts each block from the view of it and the whole earlier blocks (`Answers.block_size`). Its
+   likelihood is a sum over blocks, which every estimator here then estimates: a random set or order of the answer is one of
+   each block too. Views of an order score a step of every block at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from flowgrpo.mdlm.methods.likelihoods.masked_views import (
     score,
     scored_rows,
 )
-from flowgrpo.schema.base import Choice, Count, Rate
+from flowgrpo.schema.base import Choice, Count, Rate, named
 from flowgrpo.schema.imports.heavy import np, torch
 
 
@@ -46,27 +46,23 @@ class Likelihood(Choice):
 
     @property
     def fixed(self) -> bool:
-        """Whether its views are drawn by no chance, and so the same in every pass."""
+        """True if the views are the same in every pass."""
         return False
 
     def recorded(self, decoder: Decoder) -> bool:
-        """Whether each view scores what the decoder committed, from the same canvas and under the same distribution."""
+        """Return whether the views score the decoder's commits, on the same canvases and under the same distribution."""
         return False
 
     @abstractmethod
     def views(self, answers: Answers) -> Views:
-        """The views of some answers, with masks that are drawn at each row's own address.
-
-        Raises:
-            ValueError: the answers lack the steps that the views follow.
-        """
+        """Build the views of some answers; raises ValueError if they lack the steps that the views follow."""
 
 
 def one_step(answers: Answers, prompt_rate: float = 0.15) -> Views:
-    """diffu-GRPO (arXiv 2504.12216): the whole answer hidden, and each prompt token with probability `prompt_rate`.
+    """diffu-GRPO (arXiv 2504.12216): hide the whole answer, and each prompt token with probability `prompt_rate`.
 
-    sum_i l_i, as if tokens were independent given the prompt: one evaluation, but biased, and no ELBO. The paper draws a new
-    mask for each update on the same answers: put the number of the update into the addresses.
+    sum_i l_i, as if tokens were independent given the prompt: one evaluation, but biased, and no ELBO. The paper draws a
+    new mask for each update on the same answers: put the number of the update into the addresses.
     """
     hidden, weight = nothing_scored(answers, 1)
     hidden[:, :, answers.prompt_length :] = True
@@ -97,7 +93,7 @@ def coupled_as_released(answers: Answers, low: float = 0.2, high: float = 0.8) -
     """coupled-GRPO's code (DiffuCoder, arXiv 2506.20639): the whole answer, a random set of rate r ~ U(low, high), the rest.
 
     l_i = (l_i(whole) + l_i(set) / r) / 2 in the set, (l_i(whole) + l_i(rest) / (1 - r)) / 2 outside. Each token's expected
-    weight is 1/2 + 1 = 1.5, so ratios of it are inflated; see `coupled`.
+    weight is 1/2 + 1 = 1.5, so its ratios are inflated; see `coupled`.
     """
     hidden, weight = nothing_scored(answers, 3)
     for row, random, positions in scored_rows(answers, "coupled"):
@@ -113,7 +109,7 @@ def coupled(answers: Answers) -> Views:
     """The same three views, weighted so that they estimate the ELBO without bias (ours).
 
     k ~ U{1..L-1}: sum_i l_i(whole) / L + (L - 1) / 2 (sum of l_i(set of k) / k + sum of l_i(rest) / (L - k)). The whole is
-    the term k = L of the ELBO, and k and L - k are distributed alike.
+    the term k = L of the ELBO, and k and L - k have the same distribution.
     """
     hidden, weight = nothing_scored(answers, 3)
     for row, random, positions in scored_rows(answers, "coupled"):
@@ -142,7 +138,7 @@ class Coupled(Likelihood):
 def bernoulli(answers: Answers, draws: int = 1, stratified: bool = False, antithetic: bool = False) -> Views:
     """Monte Carlo ELBO: t ~ U(0, 1), each token hidden with probability t, weight 1 / t, mean over `draws`.
 
-    Unbiased, and by far the widest: a small t may hide a token at a great weight. See `exact_k`.
+    Unbiased, with by far the largest variance: a small t may hide a token at a great weight. See `exact_k`.
 
     Args:
         stratified: t_j = (j + u) / draws, one u for all.
@@ -164,11 +160,11 @@ def exact_k(answers: Answers, draws: int = 1, stratified: bool = False, antithet
     """Monte Carlo ELBO with k ~ U{1..L} hidden tokens, weight L / k, mean over `draws`. Unbiased.
 
     Args:
-        stratified: k_j = k_0 + floor(j L / draws), around the circle of 1..L, as LLaDA's evaluation spreads them; that
-            rounds j L / draws + k_0 to even, by which some k are a little likelier.
-        antithetic: ESPO's pairs (arXiv 2512.03759): k ~ U{0..L}, the set at weight (L + 1) / k and the complement at
-            (L + 1) / (L - k), halved. One of the two is empty where k is 0 or L, and then half of the sum is missing;
-            `coupled` has pairs without that.
+        stratified: k_j = k_0 + floor(j L / draws), around the circle of 1..L, like LLaDA's evaluation; that rounds j L /
+            draws + k_0 to even, which makes some k a little likelier.
+        antithetic: ESPO's pairs (arXiv 2512.03759): k ~ U{0..L}, the set at weight (L + 1) / k and the complement at (L +
+            1) / (L - k), halved. One of the two is empty for k = 0 or L, and half of the sum is missing; `coupled` has
+            pairs without that.
     """
     sides, lowest = (2, 0) if antithetic else (1, 1)
     hidden, weight = nothing_scored(answers, sides * draws)
@@ -182,9 +178,8 @@ def exact_k(answers: Answers, draws: int = 1, stratified: bool = False, antithet
             order = random.permutation(positions)
             score(hidden, weight, (sides * draw, row, order[:k]), _inverse(sides * draws * k / choices))
             if antithetic:
-                score(
-                    hidden, weight, (sides * draw + 1, row, order[k:]), _inverse(sides * draws * (length - k) / choices)
-                )
+                complement = _inverse(sides * draws * (length - k) / choices)
+                score(hidden, weight, (sides * draw + 1, row, order[k:]), complement)
     return finished(answers, hidden, weight)
 
 
@@ -208,7 +203,7 @@ class MonteCarlo(Likelihood):
 
 
 def gauss_legendre(nodes: int) -> tuple[list[float], list[float]]:
-    """Nodes in (0, 1) and weights, which sum to 1, that integrate polynomials of degree 2 nodes - 1 exactly."""
+    """Return nodes in (0, 1) and weights, which sum to 1, exact for polynomials of degree 2 nodes - 1."""
     points, weights = np.polynomial.legendre.leggauss(nodes)
     return ((points + 1) / 2).tolist(), (weights / 2).tolist()
 
@@ -218,15 +213,15 @@ def quadrature(
 ) -> Views:
     """GDPO (arXiv 2510.08554): the ELBO's integral over t at Gauss-Legendre nodes, `draws` random masks at each.
 
-    Args:
-        masks: how many tokens a node t hides.
-            `floor`: k = max(1, floor(t L)), as released, but at weight w L / k: the paper's w / t is off by k / (t L), up to
-            a half at L = 6. Biased all the same: in the ELBO's k ~ U{1..L} a node t stands for t L + 1/2 tokens, so about
-            one too few is hidden, which takes about 2 / L off where tokens tell each other.
-            `centred` (ours): k = floor(t L + 1/2 + u), u ~ U(0, 1), within 1..L, at weight w L / k. Exact where the sum over
-            hidden tokens is linear in their number but for the ends, and nearly so elsewhere.
-            `bernoulli`: each with probability t, at weight w / t. The mean is the ELBO as soon as 2 nodes >= L, for the
-            integrand is a polynomial of degree L - 1; its variance is larger.
+    `masks` sets how many tokens a node t hides:
+
+     - `floor`: k = max(1, floor(t L)), as released, but at weight w L / k: the paper's w / t is off by k / (t L), up to a
+       half at L = 6. Biased all the same: in the ELBO's k ~ U{1..L} a node t stands for t L + 1/2 tokens, so it hides about
+       one too few, which takes about 2 / L off where tokens inform each other.
+     - `centred` (ours): k = floor(t L + 1/2 + u), u ~ U(0, 1), within 1..L, at weight w L / k. Exact if the sum over hidden
+       tokens is linear in their number except at the ends, and nearly so elsewhere.
+     - `bernoulli`: each with probability t, at weight w / t. The mean is the ELBO as soon as 2 nodes >= L, for the
+       integrand is a polynomial of degree L - 1; its variance is larger.
     """
     times, shares = gauss_legendre(nodes)
     hidden, weight = nothing_scored(answers, nodes * draws)
@@ -262,7 +257,8 @@ class Quadrature(Likelihood):
 def autoregressive(answers: Answers) -> Views:
     """JustGRPO (arXiv 2601.15165): token i given all before it, all later ones hidden; L views, each scoring one token.
 
-    The exact log-probability of decoding from left to right. Of a block-causal model as many views as a block has tokens.
+    The exact log-probability of decoding from left to right. A block-causal model needs as many views as a block has
+    tokens.
     """
     order = torch.arange(answers.scored.shape[1], device=answers.ids.device).expand_as(answers.scored)
     return trajectory(replace(answers, steps=order.where(~answers.given, -1)))
@@ -284,15 +280,12 @@ class Autoregressive(Likelihood):
 
 
 def trajectory(answers: Answers, shrink: int = 1) -> Views:
-    """CJ-GRPO (arXiv 2509.23924): each token where the decoder committed it, from what it saw: later tokens are hidden.
+    """CJ-GRPO (arXiv 2509.23924): score each token where the decoder committed it, with all later tokens hidden.
 
-    With `shrink` 1 the exact log-probability of a decoder that never masks again and draws all tokens of a step at once,
-    given its order. TraceRL (arXiv 2509.06949) merges every `shrink` steps of a row into one, which are then all hidden and
-    all scored. A token of step -1 is never scored. In a block-causal model steps are counted, and merged, in each block by
-    itself, as in TraceRL's code for SDAR.
-
-    Raises:
-        ValueError: the answers have no steps.
+    With `shrink` 1 this is the exact log-probability, given the order, of a decoder that never masks again and draws all
+    tokens of a step at once. TraceRL (arXiv 2509.06949) merges every `shrink` steps of a row into one, hidden and scored
+    together. A token of step -1 is never scored. In a block-causal model steps are counted, and merged, per block, as in
+    TraceRL's code for SDAR. Raises ValueError if the answers have no steps.
     """
     if answers.steps is None:
         raise ValueError("a trajectory needs the steps at which tokens were committed")
@@ -332,20 +325,16 @@ class Trajectory(Likelihood):
 
 
 def blocks(answers: Answers, size: int = 32, draws: int = 2, prompt_rate: float = 0.15) -> Views:
-    """SPG's views (arXiv 2510.09541 and its code): a part of a block hidden, later blocks hidden, some of what is before.
+    """SPG's views (arXiv 2510.09541 and its code): a part of a block hidden, later blocks hidden, some tokens before it too.
 
-    A view has a block of the answer, none twice while the canvas has others: its blocks are shuffled, and those behind the
-    answer's n stand for the remainder of their number by n. Of the m scored tokens in it k ~ U{1..m} are hidden, all of
-    those behind it, and each before it, of the prompt and of the answer, with probability `prompt_rate`. Every hidden token
-    is scored, at weight L / (their number * draws), so that the sum over L is the mean over views of a view's mean l, and
-    `objective.Sandwich` has the bounds of the code. In the mean over full blocks a view scores
-    (m + 1 + (n - 1) m (1 + prompt_rate)) / (2 n m) of the answer: 0.568 of 256 tokens, (1 + prompt_rate) / 2 of very many.
+    Each view has a block of the answer, none twice while the canvas has others: its blocks are shuffled, and those behind
+    the answer's n stand for the remainder of their number by n. Of the block's m scored tokens k ~ U{1..m} are hidden, all
+    behind it, and each before it, of prompt and answer, with probability `prompt_rate`, drawn anew for each view. Every
+    hidden token is scored, at weight L / (their number * draws), so that the sum over L is the mean over views of a view's
+    mean l, and `objective.Sandwich` has the bounds of the code. In the mean over full blocks a view scores (m + 1 + (n - 1)
+    m (1 + prompt_rate)) / (2 n m) of the answer: 0.568 of 256 tokens, (1 + prompt_rate) / 2 of very many.
 
     No ELBO: late tokens are hidden, and so weigh, more than early ones.
-
-    Args:
-        size: tokens in a block.
-        prompt_rate: probability of hiding a token before the block, drawn anew for each view.
     """
     hidden, weight = nothing_scored(answers, draws)
     count = math.ceil(answers.scored.shape[1] / size)
@@ -379,6 +368,9 @@ class Blocks(Likelihood):
         return blocks(answers, self.size, self.draws, self.prompt_rate)
 
 
+LIKELIHOODS = named(OneStep, Coupled, MonteCarlo, Quadrature, Autoregressive, Trajectory, Blocks)
+
+
 def _inverse(value: float) -> float:
-    """1 / value; 0 for 0, the weight of an empty set."""
+    """Return 1 / value; 0 for 0, the weight of an empty set."""
     return 1 / value if value else 0.0

@@ -1,8 +1,10 @@
-"""How much each token, and each answer, weighs in the loss: weights (B, L) that replace a mean.
+"""Weights (B, L) of tokens in the loss, which replace a mean.
 
-An answer's weight in objectives of whole answers is the sum of its tokens'. Weights belong to one optimizer step: make them
-for all its rows at once, then cut into micro-batches. Rows on other processes are counted through `reduce`, the sum of a
-tensor over the processes. All sum to 1 but those of `fixed_length`.
+A whole answer weighs the sum of its tokens. Weights belong to one optimizer step: compute them for all its rows at once,
+then cut them into micro-batches. `reduce` sums a tensor over the processes. All weights sum to 1, except those of
+`fixed_length`.
+
+All functions take `scored` (B, L) bool, `advantage` (B,), and `step` (B, L) int64, the step of each token (`Views.first`).
 """
 
 from __future__ import annotations
@@ -18,28 +20,22 @@ Aggregate = Callable[["Tensor", "Tensor", "Tensor", Reduce], "Tensor"]
 
 
 def alone(total: Tensor) -> Tensor:
-    """The sum over the processes where there is one."""
+    """Return the sum over a single process."""
     return total
 
 
 def token_mean(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
-    """Every scored token alike, so that long answers weigh more (diffu-GRPO, DAPO, SPG).
-
-    Args: (of all functions here)
-        scored: (B, L) bool.
-        advantage: (B,)
-        step: (B, L) int64, the step that each token belongs to; see `Views.first`.
-    """
+    """Weigh every scored token alike, so that long answers weigh more (diffu-GRPO, DAPO, SPG)."""
     return _over(scored.float(), reduce)
 
 
 def sequence_mean(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
-    """Every answer alike, its tokens alike among themselves (GRPO, GDPO)."""
+    """Weigh every answer alike, and its tokens alike (GRPO, GDPO)."""
     return _over(scored / scored.sum(1, keepdim=True).clamp(min=1), reduce)
 
 
 def step_mean(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
-    """Every step of every answer alike, in it every token (TraceRL; CJ-GRPO, whose answers have equally many steps)."""
+    """Weigh every step of every answer alike, and its tokens alike (TraceRL; CJ-GRPO, whose answers have equal steps)."""
     last = int(step.max()) + 1 if len(step) else 0
     at = step.where(scored, last)  # what is not scored goes to a step of its own, which is dropped
     counts = torch.zeros(len(scored), last + 1, device=scored.device).scatter_add_(1, at, scored.float())
@@ -47,18 +43,18 @@ def step_mean(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = 
 
 
 def fixed_length(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
-    """1 / (N L) of the canvas for each scored token, N the answers with A != 0: no answer's own length divides anything.
+    """Weigh each scored token 1 / (N L), L of the canvas, N the answers with A != 0: no answer is divided by its own length.
 
-    JustGRPO's; Dr. GRPO has all answers for N.
+    JustGRPO's; Dr. GRPO takes all answers for N.
     """
     answers = reduce((advantage != 0).sum().float())
     return scored / (answers.clamp(min=1) * scored.shape[1])
 
 
 def balanced(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
-    """Half for the tokens of answers with A > 0, half for those with A < 0; all for the one side if the other is empty.
+    """Give tokens of answers with A > 0 half of the weight, those with A < 0 the other half; all to one if it is alone.
 
-    Good and bad answers then pull alike, however many and long they are. Answers with A = 0 weigh nothing.
+    Good and bad answers then pull alike, whatever their number and length. Answers with A = 0 weigh nothing.
     """
     sides = [scored & (advantage > 0)[:, None], scored & (advantage < 0)[:, None]]
     good, bad = (_over(side.float(), reduce) for side in sides)
@@ -66,26 +62,22 @@ def balanced(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = a
 
 
 AGGREGATIONS: dict[str, Aggregate] = {
-    "token_mean": token_mean,
-    "sequence_mean": sequence_mean,
-    "step_mean": step_mean,
-    "fixed_length": fixed_length,
-    "balanced": balanced,
+    weigh.__name__: weigh for weigh in (token_mean, sequence_mean, step_mean, fixed_length, balanced)
 }
 
 
 class Aggregation(Choice):
-    """What a token weighs in the loss, by `name`."""
+    """The weights of tokens, by `name`."""
 
     name: Literal["token_mean", "sequence_mean", "step_mean", "fixed_length", "balanced"]
 
     @property
     def weights(self) -> Aggregate:
-        """The weights (B, L) of tokens."""
+        """The function that computes the weights (B, L)."""
         return AGGREGATIONS[self.name]
 
 
 def _over(weights: Tensor, reduce: Reduce) -> Tensor:
-    """Weights over their sum on all processes; all 0 where that is 0."""
+    """Divide weights by their sum on all processes; all 0 if that is 0."""
     total = reduce(weights.sum())
     return weights / total if total > 0 else weights

@@ -1,14 +1,12 @@
-"""A schedule whose numbers are actions of a policy of their own: Co-GRPO, *reconstructed*.
+"""Co-GRPO, *reconstructed*: numbers of the decoder as actions of a policy of their own.
 
 Of Co-GRPO (arXiv 2512.22288) only the abstract and secondary texts were at hand: at each step an action holds the ratio of
-masks that stay, the temperature of tokens and of their selection, and the guidance scale; the policy of an answer is that of
-its tokens times that of its actions, and both are trained by the same advantage. What distribution the actions have is ours:
-each is normal in a squashed space, with a mean and a std for every step that look at nothing else.
+masks that stay, the temperature of tokens and of their selection, and the guidance scale; the policy of an answer is that
+of its tokens times that of its actions, and both are trained by the same advantage. The distribution of the actions is
+ours: each is normal in a squashed space, with a mean and a std for every step that depend on nothing else.
 
-A prompt's actions are all drawn before it is decoded, and the decode is the one of the tokens given them:
-
-    actions = policy.draw(seeds)
-    rollout = decode(predictor, prompt, scheduled(build("scheduled", length, ...), actions), seeds)
+All actions of a prompt are drawn before its decode, `decode(predictor, prompt, scheduled(decoder, policy.draw(seeds)),
+seeds)`.
 """
 
 from __future__ import annotations
@@ -31,29 +29,22 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Actions:
-    """The schedules of B answers over S steps, of A numbers each.
+    """The schedules of B answers over S steps, of A numbers each."""
 
-    Attributes:
-        names: of the A numbers.
-        raw: (B, S, A) before they are squashed.
-        values: (B, S, A) float64, as a decoder takes them.
-        log_prob: (B, S) of the raw numbers.
-    """
-
-    names: tuple[str, ...]
-    raw: Tensor
-    values: Tensor
-    log_prob: Tensor
+    names: tuple[str, ...]  # of the A numbers
+    raw: Tensor  # (B, S, A) before they are squashed
+    values: Tensor  # (B, S, A) float64, as a decoder takes them
+    log_prob: Tensor  # (B, S) of the raw numbers
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A setting that is read from actions: the number (R,) of each row at its step, the last one from the end on."""
+    """A setting from actions: the number (R,) of each row at its step, the last one from the end on; `values` is (B, S)."""
 
-    values: Tensor  # (B, S)
+    values: Tensor
 
     def __call__(self, step: DecodeStep) -> Tensor:
-        """Numbers (R,) of the rows of a step."""
+        """Return the numbers (R,) of the rows of a step."""
         values = self.values.to(step.row.device)
         return values[step.row, step.index.clamp(max=values.shape[1] - 1)]
 
@@ -62,15 +53,9 @@ class SchedulePolicy(torch.nn.Module):
     """A normal distribution of each action at each step; its parameters are `mean` and `log_std`, both (S, A)."""
 
     def __init__(self, start: Mapping[str, float | Sequence[float]], steps: int, std: float = 0.3):
-        """Begin around a schedule.
+        """Begin around a schedule of at most `steps` steps; `std` is that of the squashed numbers' logits.
 
-        Args:
-            start: for each name of `BOUNDS` that is to be an action its number, or one for each step, between the bounds.
-            steps: S, the most that a decode takes.
-            std: of the squashed numbers' logits.
-
-        Raises:
-            InputError: a name is unknown, or a number is not between the bounds.
+        `start` maps names of `BOUNDS` to a number, or one for each step, between the bounds; InputError otherwise.
         """
         super().__init__()
         check_start(start, steps)
@@ -85,35 +70,30 @@ class SchedulePolicy(torch.nn.Module):
 
     @torch.no_grad()
     def draw(self, seeds: Sequence[Address]) -> Actions:
-        """A schedule for each answer, from its own address."""
+        """Draw a schedule for each answer from its own address."""
         normal = torch.stack([noise(self.mean.shape, seed, "schedule") for seed in seeds]).to(self.mean)
-        raw = self.mean + self.log_std.exp() * normal
-        return Actions(self.names, raw, self._squashed(raw), self.log_prob(raw))
+        return self._actions(self.mean + self.log_std.exp() * normal)
 
     @torch.no_grad()
     def typical(self, count: int) -> Actions:
-        """The same schedule for each of some answers: the middle of the distribution."""
-        raw = self.mean.expand(count, -1, -1)
-        return Actions(self.names, raw, self._squashed(raw), self.log_prob(raw))
+        """Return the middle of the distribution as the schedule of `count` answers."""
+        return self._actions(self.mean.expand(count, -1, -1))
 
-    def _squashed(self, raw: Tensor) -> Tensor:
+    def _actions(self, raw: Tensor) -> Actions:
         low, high = torch.tensor([BOUNDS[name] for name in self.names], dtype=torch.float64, device=raw.device).T
-        return low + (high - low) * raw.double().sigmoid()
+        values = low + (high - low) * raw.double().sigmoid()
+        return Actions(self.names, raw, values, self.log_prob(raw))
 
     def log_prob(self, raw: Tensor) -> Tensor:
-        """Log-density (B, S) of raw actions (B, S, A), with gradient.
+        """Return the log-density (B, S) of raw actions (B, S, A), with gradient.
 
-        The squashing adds a term that no parameter is in, so ratios are those of the actions themselves.
+        Squashing adds a term without parameters, so ratios are those of the actions themselves.
         """
         return torch.distributions.Normal(self.mean, self.log_std.exp()).log_prob(raw).sum(-1)
 
 
 def scheduled(decoder: Decoder, actions: Actions) -> Decoder:
-    """The decoder with its numbers taken from actions.
-
-    Raises:
-        InputError: an action belongs to nothing in the decoder.
-    """
+    """Replace the numbers of a decoder by actions; raises InputError for an action that it does not have."""
     for column, name in enumerate(actions.names):
         check_action(name, decoder)
         chosen = Chosen(actions.values[:, :, column])
@@ -134,5 +114,5 @@ def scheduled(decoder: Decoder, actions: Actions) -> Decoder:
 
 
 def acted(rollout: Rollout, actions: Actions) -> Tensor:
-    """Which actions (B, S) bool took effect: those of the steps that a row took."""
+    """Return which actions (B, S) bool took effect: those of the steps that a row took."""
     return torch.arange(actions.log_prob.shape[1], device=rollout.steps.device) < rollout.steps[:, None]

@@ -1,4 +1,4 @@
-"""Are the decoder's numbers actions too?"""
+"""Schedules of a decoder's numbers: fixed, or drawn as actions."""
 
 from __future__ import annotations
 
@@ -21,23 +21,19 @@ else:
 
 
 class Schedule(Choice):
-    """What every schedule has."""
+    """A schedule of the decoder's numbers."""
 
     @abstractmethod
     def policy(self, steps: int) -> SchedulePolicy | None:
-        """The distribution of the numbers, for decodes of at most so many steps; None where they stay as they are."""
+        """Return the distribution of the numbers over at most `steps` steps; None if they are fixed."""
 
     @abstractmethod
     def check(self, decoder: Decoder, steps: int) -> None:
-        """See that the schedule goes with a decoder.
-
-        Raises:
-            InputError: it does not.
-        """
+        """Raise InputError if the schedule does not fit a decoder."""
 
 
 class Unscheduled(Schedule):
-    """The decoder's numbers stay as they are."""
+    """The decoder's numbers are fixed."""
 
     name: Literal["none"] = "none"
 
@@ -47,7 +43,7 @@ class Unscheduled(Schedule):
 
     @override
     def check(self, decoder: Decoder, steps: int) -> None:
-        """Any decoder goes with it."""
+        pass
 
 
 class LearnedSchedule(Schedule):
@@ -67,7 +63,6 @@ class LearnedSchedule(Schedule):
 
     @override
     def check(self, decoder: Decoder, steps: int) -> None:
-        """See that the decoder has these numbers, and that each lies between its bounds."""
         check_start(self.start, steps)
         for action in self.start:
             check_action(action, decoder)

@@ -1,4 +1,4 @@
-"""Which numbers of a decoder a learned schedule may draw, and between which bounds."""
+"""The numbers of a decoder that a learned schedule may draw, and their bounds."""
 
 from __future__ import annotations
 
@@ -18,14 +18,7 @@ BOUNDS = MappingProxyType(
 
 
 def check_start(start: Mapping[str, float | Sequence[float]], steps: int) -> None:
-    """See that a schedule can begin there.
-
-    Args:
-        start: for each action its number, or one for each of the steps.
-
-    Raises:
-        InputError: a name is unknown, there are not as many numbers as steps, or one is not between the bounds.
-    """
+    """Raise InputError for an unknown action, a list of numbers that is not one a step, or a number outside its bounds."""
     for name, written in start.items():
         if name not in BOUNDS:
             raise InputError(f"algorithm.schedule.start.{name}: unknown action, {nearest(name, BOUNDS)}")
@@ -40,11 +33,7 @@ def check_start(start: Mapping[str, float | Sequence[float]], steps: int) -> Non
 
 
 def check_action(name: str, decoder: Decoder) -> None:
-    """See that the action is a number of the decoder.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Raise InputError for an action that is no number of the decoder."""
     known = {
         "temperature": True,
         "cfg_scale": True,

@@ -136,10 +136,12 @@ def test_a_chat_model_is_asked_in_its_template(folder, capsys, monkeypatch):
     tokenizer.chat_template = "{% for message in messages %}m{{ message.content }}{% endfor %}l"
     tokenizer.save_pretrained("model")
     seen = []
-    whole = decode
-    monkeypatch.setattr(
-        teach, "decode", lambda p, ids, *rest, **options: seen.append(ids) or whole(p, ids, *rest, **options)
-    )
+
+    def watched(predictor, ids, *rest, **options):
+        seen.append(ids)
+        return decode(predictor, ids, *rest, **options)
+
+    monkeypatch.setattr(teach, "decode", watched)
     assert main(arguments) == 0
     for row in torch.cat(seen[:1]).tolist():
         asked = [token for token in row if token != PAD]
@@ -181,14 +183,8 @@ def test_a_controller_learns_what_confidence_cannot_tell(tmp_path):
     controller = Controller(33, width=32)
     held_out = Replay(predictor, [decode(predictor, prompts[16:], build("low_confidence", length))], batch=16, layers=3)
     assert f_half(controller.eval(), held_out, 0.99, length) == 0
-    train_controller(
-        controller,
-        Replay(predictor, [teacher], batch=16, layers=3),
-        80,
-        run_seed=0,
-        window_length=length,
-        learning_rate=6e-3,
-    )
+    lessons = Replay(predictor, [teacher], batch=16, layers=3)
+    train_controller(controller, lessons, 80, window_length=length, learning_rate=6e-3)
     accepted = sum(int((trace.scene.state >= 2).sum()) for trace in held_out)
     right = sum(int(trace.label.sum()) for trace in held_out)
     precision = right / accepted  # of confidence, which is above 0.99 everywhere

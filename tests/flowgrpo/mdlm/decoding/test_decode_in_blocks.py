@@ -46,6 +46,13 @@ class Released(torch.nn.Module):
         return SimpleNamespace(logits=logits)
 
 
+@pytest.fixture
+def pipe(predictor):
+    pipe = LLaDA2Pipeline(Released(predictor.model), BlockRefinementScheduler())
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
 def test_a_cache_is_given_by_the_name_that_the_model_has_for_it(predictor):
     """Transformers warns of the older one in every call, and will refuse it."""
     ids, mask = padded(PROMPTS)
@@ -56,9 +63,7 @@ def test_a_cache_is_given_by_the_name_that_the_model_has_for_it(predictor):
 
 
 @pytest.mark.parametrize(("steps", "threshold"), [(4, 0.5), (2, 0.5), (4, 2.0), (1, 0.9)])
-def test_tokens_are_those_of_the_pipeline_of_llada2(predictor, steps, threshold):
-    pipe = LLaDA2Pipeline(Released(predictor.model), BlockRefinementScheduler())
-    pipe.set_progress_bar_config(disable=True)
+def test_tokens_are_those_of_the_pipeline_of_llada2(predictor, pipe, steps, threshold):
     ids, mask = padded(PROMPTS)
     compared = 0
     for length in (8, 11, 13, 14):
@@ -77,9 +82,7 @@ def test_tokens_are_those_of_the_pipeline_of_llada2(predictor, steps, threshold)
     assert compared >= (1 if steps == 1 else 2)
 
 
-def test_an_answer_that_ends_is_that_of_the_pipeline_up_to_its_end(predictor):
-    pipe = LLaDA2Pipeline(Released(predictor.model), BlockRefinementScheduler())
-    pipe.set_progress_bar_config(disable=True)
+def test_an_answer_that_ends_is_that_of_the_pipeline_up_to_its_end(predictor, pipe):
     prompts = [[a, b, a, c] for a in (0, 3, 7) for b in (1, 5, 8) for c in (2, 6)]
     written = {"name": "block_refinement", "committer": {"threshold": 0.5}, "eos_early_stop": True}
     rollout = decode(predictor, torch.tensor(prompts), build(written, 16, EOS, predictor))
@@ -116,16 +119,12 @@ def shifting(shift):
 
 NAMES = ("low_confidence", "entropy", "threshold", "random", "scheduled", "origin")
 SHIFTED = ("low_confidence", "random")  # in a plain run; a decoder is given logits that are shifted already
+CASES = [(name, False) for name in NAMES] + [
+    pytest.param(name, True, marks=() if name in SHIFTED else pytest.mark.zoo) for name in NAMES
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "shift"),
-    [
-        pytest.param(name, shift, marks=pytest.mark.zoo if shift and name not in SHIFTED else ())
-        for shift in (False, True)
-        for name in NAMES
-    ],
-)
+@pytest.mark.parametrize(("name", "shift"), CASES)
 @pytest.mark.parametrize("cache", [None, "prefix"])
 def test_tokens_are_drawn_given_finished_blocks_in_any_batch(name, shift, cache):
     predictor = shifting(shift)
@@ -163,12 +162,8 @@ def test_tokens_are_drawn_given_finished_blocks_in_any_batch(name, shift, cache)
 def test_a_cached_decode_feeds_two_blocks_at_most():
     predictor, fed = MaskPredictor(llama(), MASK, PAD, block_size=SIZE), []
     predictor.model.register_forward_pre_hook(lambda module, given: fed.append(given[0].shape[1]))
-    decode(
-        predictor,
-        torch.tensor([[1, 2, 3, 4, 5, 6]]),
-        build({"name": "random", "cache": "prefix"}, 14, EOS, predictor),
-        SEEDS[:1],
-    )
+    decoder = build({"name": "random", "cache": "prefix"}, 14, EOS, predictor)
+    decode(predictor, torch.tensor([[1, 2, 3, 4, 5, 6]]), decoder, SEEDS[:1])
     # the prompt with the first block; then of each block its first step with the block before, the others alone
     assert fed == [8, 4, *[8, 4, 4, 4] * 3]
 
@@ -177,13 +172,11 @@ def test_a_row_that_waits_is_taken_up_again_with_its_cache(predictor):
     ids, mask = padded([[3, 1, 4, 1], [5, 9, 2, 6]])
     fixed = torch.full((2, 12), MASK)
     fixed[0, 4:8] = torch.tensor([1, 2, 3, 4])  # the first row has nothing to do in the second block
-    plain, kept = (
-        build({"name": "low_confidence", "proposal": {"temperature": 1.0}, "cache": cache}, 12, EOS, predictor)
-        for cache in (None, "prefix")
-    )
-    exact, cached = (
-        decode(predictor, ids, decoder, SEEDS[:2], attention_mask=mask, fixed=fixed) for decoder in (plain, kept)
-    )
+    found = []
+    for kind in (None, "prefix"):
+        decoder = build({"proposal": {"temperature": 1.0}, "cache": kind}, 12, EOS, predictor)
+        found.append(decode(predictor, ids, decoder, SEEDS[:2], attention_mask=mask, fixed=fixed))
+    exact, cached = found
     assert torch.equal(exact.ids, cached.ids)
     torch.testing.assert_close(exact.commit_logp, cached.commit_logp, rtol=0, atol=1e-9)
 
@@ -199,10 +192,9 @@ def test_the_blocks_of_a_decoder_are_those_of_its_model(predictor):
             build({"name": "low_confidence", **written}, 12, EOS, predictor)
     larger = build({"name": "low_confidence", "region": {"block_length": 8}}, 16, EOS, predictor)
     assert larger.region == build("low_confidence", 16, EOS, predictor).region
-    with pytest.raises(InputError, match="hand build the predictor"):
-        decode(predictor, torch.tensor([PROMPTS[0]]), build("low_confidence", 12))
-    with pytest.raises(InputError, match="hand build the predictor"):
-        decode(MaskPredictor(llama(), MASK), torch.tensor([PROMPTS[0]]), build("low_confidence", 12, block_size=4))
+    for model, size in ((predictor, None), (MaskPredictor(llama(), MASK), 4)):
+        with pytest.raises(InputError, match="hand build the predictor"):
+            decode(model, torch.tensor([PROMPTS[0]]), build("low_confidence", 12, block_size=size))
 
 
 def test_a_model_that_cannot_attend_in_blocks_is_refused():

@@ -7,7 +7,6 @@ import torch
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import Rollout, decode
 from flowgrpo.mdlm.decoding.decoders import build
-from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.decoding.step_maps import rollout_of
 
 LENGTH, EOS = 8, 5
@@ -16,21 +15,15 @@ SEEN = PROMPT != predictors.PAD
 SEEDS = [("row", i) for i in range(3)]
 
 
-@pytest.fixture(scope="module")
-def predictor():
-    return MaskPredictor(predictors.llama(), predictors.MASK, predictors.PAD)
-
-
 def told(rollout):
     """What an engine would send: the tokens of each row, and the steps, without what stands behind its end."""
-    sent = []
-    for tokens, steps, taken in zip(
-        rollout.completion.tolist(), rollout.step_map.tolist(), rollout.steps.tolist(), strict=True
-    ):
-        kept = sum(step < taken for step in steps)
-        assert all(step < taken for step in steps[:kept])
-        sent.append((tokens[:kept], steps[:kept]))
-    return [tokens for tokens, _ in sent], [steps for _, steps in sent]
+    before = rollout.step_map < rollout.steps[:, None]
+    assert (before[:, :-1] >= before[:, 1:]).all()
+    counts = before.sum(1).tolist()
+    return [
+        [row[:count] for row, count in zip(table.tolist(), counts, strict=True)]
+        for table in (rollout.completion, rollout.step_map)
+    ]
 
 
 def again(predictor, sent, **options):

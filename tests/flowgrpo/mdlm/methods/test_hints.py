@@ -51,14 +51,9 @@ def rollout(given):
     steps = torch.arange(6).repeat(2, 1)
     for row, places in enumerate(given):
         steps[row, places] = GIVEN
-    numbers = torch.zeros(2, 6, dtype=torch.float64)
+    six, chances = torch.full((2,), 6), torch.zeros(2, 6, dtype=torch.float64)
     return Rollout(
-        ids=made.ids,
-        attention_mask=made.attention_mask,
-        step_map=steps,
-        commit_logp=numbers,
-        nfe=torch.full((2,), 6),
-        steps=torch.full((2,), 6),
+        ids=made.ids, attention_mask=made.attention_mask, step_map=steps, commit_logp=chances, nfe=six, steps=six
     )
 
 

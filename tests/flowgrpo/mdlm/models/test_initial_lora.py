@@ -17,6 +17,7 @@ from flowgrpo.mdlm.models.load import load_adapter, load_predictor
 from flowgrpo.mdlm.outputs.export import write_weights
 from flowgrpo.mdlm.setup import policy_and_weights
 
+IDS = torch.tensor([[3, 4, 1, 5]])
 LORA = {"rank": 2, "alpha": 5.0}
 KL = {"algorithm__preset": "gdpo", "algorithm__objective__kl": {"beta": 0.5}}
 
@@ -39,11 +40,10 @@ def test_an_adapter_of_peft(model, tmp_path, options):
     network = AutoModelForCausalLM.from_pretrained(model)
     (adapter,) = initial_lora.adapters(settings, initial_lora.read(settings), network).values()
     adapter.inject(network)
-    ids = torch.tensor([[3, 4, 1, 5]])
     with torch.no_grad():
-        assert torch.equal(network(ids).logits, theirs(ids).logits)
+        assert torch.equal(network(IDS).logits, theirs(IDS).logits)
         with theirs.disable_adapter():
-            assert not torch.allclose(network(ids).logits, theirs(ids).logits, atol=1e-3)
+            assert not torch.allclose(network(IDS).logits, theirs(IDS).logits, atol=1e-3)
 
 
 def test_a_run_from_an_export_or_a_run_begins_where_that_ended(settings, tmp_path, monkeypatch):
@@ -73,10 +73,8 @@ def test_all_weights_may_be_trained_from_an_adapter_that_is_merged(settings, mod
     theirs = saved(model, tmp_path / "lora")
     chosen = settings(model__lora=None, model__merge=str(tmp_path / "lora"), train__iterations=1, **KL)
     policy, trained = policy_and_weights(chosen, torch.device("cpu"))
-    ids = torch.tensor([[3, 4, 1, 5]])
     with torch.no_grad():
-        expected = theirs(ids).logits
-        torch.testing.assert_close(policy.predictor.model(ids).logits, expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(policy.predictor.model(IDS).logits, theirs(IDS).logits, atol=1e-5, rtol=1e-4)
     assert trained.lora is None
     done = run.train_config(chosen)
     assert metrics(done.folder)[0]["policy/max_abs_log_ratio"] == 0
@@ -99,9 +97,8 @@ def test_a_resumed_run_needs_no_file_and_is_exact(settings, model, tmp_path):
 @pytest.mark.parametrize(("target", "apart"), [("reference", False), ("base", True)])
 def test_the_kl_is_from_the_start_unless_the_base_is_asked_for(settings, model, tmp_path, target, apart):
     saved(model, tmp_path / "lora")
-    kl = {"form": "k3", "beta": 0.5, "target": target}
     options = {"model__lora": {"path": str(tmp_path / "lora")}, "train__updates": 1, "train__iterations": 1}
-    done = run.train_config(settings(**options, algorithm__preset="gdpo", algorithm__objective__kl=kl))
+    done = run.train_config(settings(**options, **KL, algorithm__objective__kl__target=target))
     (line,) = metrics(done.folder)
     assert (line["policy/kl"] > 1e-9) is apart
 
@@ -137,9 +134,8 @@ def test_an_adapter_of_another_model_is_refused(model, tmp_path):
     sizes = AutoConfig.from_pretrained(model)
     sizes.hidden_size, sizes.head_dim = 64, 16
     wider = TextModel(path="wider", lora={"path": str(tmp_path / "lora")})
-    with pytest.raises(
-        InputError, match=r"its adapter of \S+up_proj is for a weight of 48 x 32, in wider it has 48 x 64"
-    ):
+    said = r"its adapter of \S+up_proj is for a weight of 48 x 32, in wider it has 48 x 64"
+    with pytest.raises(InputError, match=said):
         initial_lora.adapters(wider, initial_lora.read(wider), AutoModelForCausalLM.from_config(sizes))
 
 
@@ -161,9 +157,8 @@ def test_names_and_ranks_of_a_released_models_own_code_there_and_back(settings, 
     assert torch.equal(layer.lora_A["default"].weight, tensors[f"{block}.attn_out.lora_A.weight"])
     write_weights(chosen.model, policy, trained, tmp_path / "out")
     fresh, _ = load_predictor(str(folder))
-    ids = torch.tensor([[3, 4, 5, 6]])
     with torch.no_grad():
-        before = fresh.logits(ids)
+        before, expected = fresh.logits(IDS), policy.predictor.logits(IDS)
         load_adapter(fresh, tmp_path / "out")
-        assert torch.equal(fresh.logits(ids), policy.predictor.logits(ids))
-        assert not torch.allclose(before, policy.predictor.logits(ids), atol=1e-3)
+        assert torch.equal(fresh.logits(IDS), expected)
+        assert not torch.allclose(before, expected, atol=1e-3)

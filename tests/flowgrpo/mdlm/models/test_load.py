@@ -17,10 +17,8 @@ IDS = torch.tensor([[3, 1, 15, 1, 5]])
 @pytest.fixture
 def folder(tmp_path):
     vocabulary = {**{chr(97 + i): i for i in range(14)}, "<pad>": 14, "<mask>": 15}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="a")), pad_token="<pad>", mask_token="<mask>"
-    )
-    tokenizer.save_pretrained(tmp_path)
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
+    PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", mask_token="<mask>").save_pretrained(tmp_path)
     return tmp_path
 
 
@@ -39,11 +37,7 @@ def test_a_causal_model_is_loaded_as_a_predictor_and_dream_is_shifted(folder):
     expected = model(IDS, attention_mask=zero, use_cache=False).logits
     torch.testing.assert_close(predictor.logits(IDS)[..., :15], expected[..., :15])
     assert load_predictor(str(folder), mask_id=13, shift=True)[0].shift
-
-
-def test_a_config_whose_mask_token_is_null_leaves_it_to_the_tokenizer(folder):
-    llama().save_pretrained(folder)
-    changed(folder, mask_token_id=None)
+    changed(folder, mask_token_id=None)  # leaves it to the tokenizer
     assert load_predictor(str(folder), torch.float64)[0].mask_id == 15
 
 
@@ -63,22 +57,20 @@ def test_the_folder_of_a_diffusers_pipeline_is_loaded(folder, tmp_path_factory):
 
 
 def test_what_is_missing_is_said_in_a_sentence(folder, tmp_path_factory):
-    with pytest.raises(InputError, match="holds no model"):
-        load_predictor(str(folder))
-    llama().save_pretrained(folder)
+    def refused(place, said):
+        with pytest.raises(InputError, match=said):
+            load_predictor(str(place))
+
+    refused(folder, "holds no model")
     bare = tmp_path_factory.mktemp("bare")
-    llama().save_pretrained(bare)
-    with pytest.raises(InputError, match="no tokenizer"):
-        load_predictor(str(bare))
+    for place in (folder, bare):
+        llama().save_pretrained(place)
+    refused(bare, "no tokenizer")
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    with pytest.raises(InputError, match="names no mask token"):
-        load_predictor(str(folder))
+    refused(folder, "names no mask token")
     changed(folder, model_type="mystery")
-    with pytest.raises(InputError, match="transformers does not know"):
-        load_predictor(str(folder))
+    refused(folder, "transformers does not know")
     changed(folder, auto_map={"AutoModel": "modeling_dream.DreamModel"})
-    with pytest.raises(InputError, match=r"model\.trust_remote_code"):
-        load_predictor(str(folder))
+    refused(folder, r"model\.trust_remote_code")
     T5Config(d_model=8).save_pretrained(folder)
-    with pytest.raises(InputError, match="predicts no tokens"):
-        load_predictor(str(folder))
+    refused(folder, "predicts no tokens")

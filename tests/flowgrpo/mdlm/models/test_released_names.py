@@ -77,6 +77,18 @@ def tensors(folder):
     return {name: tensor for file in Path(folder).glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
+def change_config(folder, **keys):
+    """The folder, with other values in its config.json."""
+    file = Path(folder) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | keys))
+    return folder
+
+
+def logits(predictor, ids=IDS):
+    with torch.no_grad():
+        return predictor.logits(ids)
+
+
 @pytest.mark.parametrize("name", ["llada", "dream", "llada2", *BLOCKWISE])
 def test_the_logits_are_those_of_the_released_code(folders, name):
     path = str(folders(name))
@@ -86,8 +98,7 @@ def test_the_logits_are_those_of_the_released_code(folders, name):
     chosen = found[:, VECTORS["positions"]][..., VECTORS["tokens"]]
     torch.testing.assert_close(chosen, torch.tensor(VECTORS[name]), rtol=0, atol=2e-5)
     if name in NAMES:  # fewer tokens than a block of LLaDA2 has
-        with torch.no_grad():
-            aligned = load_predictor(path)[0].logits(IDS)
+        aligned = logits(load_predictor(path)[0])
         known = torch.arange(aligned.shape[-1]) != MASK
         about = found[:, :-1] if name == "dream" else found[:, 1:]
         torch.testing.assert_close(aligned[:, 1:, known], about[..., known])
@@ -103,9 +114,10 @@ def test_tokens_are_those_of_the_folder_and_all_are_seen_but_padding(folders, na
     assert predictor.model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize(
-    ("name", "cache"), [(n, c) for n in NAMES for c in ("prefix", "dual") if n + c != "llada2dual"]
-)
+CACHES = [pair for pair in itertools.product(NAMES, ("prefix", "dual")) if pair != ("llada2", "dual")]
+
+
+@pytest.mark.parametrize(("name", "cache"), CACHES)
 def test_a_cache_that_is_renewed_at_every_token_is_exact(folders, name, cache):
     policy = TextPolicy(*load_predictor(str(folders(name))), 8)
     decoder = {"name": "random", "region": {"block_length": 1}}  # each block's first step runs the whole canvas
@@ -137,30 +149,23 @@ def test_gradient_checkpointing_changes_no_gradient(folders, name):
     assert all(torch.equal(checkpointed[key], gradient) for key, gradient in plain.items())
 
 
-@pytest.mark.parametrize(
-    ("name", "lora"),
-    [
-        ("llada", None),
-        pytest.param("llada15", LORA, marks=pytest.mark.zoo),
-        ("dream", None),
-        ("llada2", None),
-        ("llada2", LORA),
-    ],
-)
+ZOO = pytest.param("llada15", LORA, marks=pytest.mark.zoo)
+
+
+@pytest.mark.parametrize(("name", "lora"), [("llada", None), ZOO, ("dream", None), ("llada2", None), ("llada2", LORA)])
 def test_a_run_of_each_is_sound_and_its_export_loads_back(folders, settings, monkeypatch, name, lora):
     folder = folders(name)
-    chosen = settings(folder, model__lora=lora)
+    chosen = settings(folder, model__lora=lora, eval__decoder={"name": "low_confidence", "steps": 1})
     Path("run.yaml").write_text(config.dumped(chosen))
     assert main(["doctor", "run.yaml", "--format", "json"]) == 0
     done = run.train_config(chosen)
     assert [line["policy/skipped_updates"] for line in done.metrics if line["phase"] == "train"] == [0, 0]
     assert main(["export", str(done.folder), "--out", "out"]) == 0
     policy, weights = policy_and_weights(chosen, torch.device("cpu"))
-    with torch.no_grad():
-        start = policy.predictor.logits(IDS)
+    start = logits(policy.predictor)
     checkpoint.load_weights(max((done.folder / "checkpoints").iterdir()), weights)
-    with torch.no_grad(), weights.averaged():
-        trained = policy.predictor.logits(IDS)
+    with weights.averaged():
+        trained = logits(policy.predictor)
     fresh, _ = load_predictor(str(folder) if lora else "out")
     if lora:
         load_adapter(fresh, Path("out"))
@@ -176,9 +181,7 @@ def test_a_run_of_each_is_sound_and_its_export_loads_back(folders, settings, mon
                 assert json.loads(Path("out/config.json").read_text()) == expected
             else:
                 assert (Path("out") / file.name).read_bytes() == file.read_bytes()
-    with torch.no_grad():
-        found = fresh.logits(IDS)
-    torch.testing.assert_close(found, trained, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits(fresh), trained, rtol=0, atol=1e-5)
     assert not torch.allclose(trained, start, rtol=0, atol=1e-4)
     card = Path("out/README.md").read_text()
     assert ("keeps in one matrix" in card) == (lora is not None and name == "llada2")
@@ -196,19 +199,13 @@ def test_an_adapter_of_llada_has_the_names_of_the_released_code(folders, setting
     assert sorted(json.loads(Path("out/adapter_config.json").read_text())["target_modules"]) == expected
     assert {key.rpartition(".lora_")[0] for key in tensors("out")} == {f"base_model.model.{path}" for path in expected}
 
-    class Block(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            for layer in layers:
-                setattr(self, layer, torch.nn.Linear(32, 32, bias=False))
-
     inner = torch.nn.Module()
-    inner.model = torch.nn.Module()
-    inner.model.transformer = torch.nn.ModuleDict({"blocks": torch.nn.ModuleList([Block(), Block()])})
-    inner.forward = lambda: None
+    inner.model, inner.forward = torch.nn.Module(), lambda: None
+    blocks = [torch.nn.ModuleDict({layer: torch.nn.Linear(32, 32, bias=False) for layer in layers}) for _ in range(2)]
+    inner.model.transformer = torch.nn.ModuleDict({"blocks": torch.nn.ModuleList(blocks)})
     PeftModel.from_pretrained(inner, "out")
     state = tensors("out")
-    layer = inner.model.transformer["blocks"][1].attn_out
+    layer = inner.model.transformer["blocks"][1]["attn_out"]
     name = "base_model.model.model.transformer.blocks.1.attn_out"
     torch.testing.assert_close(layer.lora_B["default"].weight, state[f"{name}.lora_B.weight"])
     assert float(state[f"{name}.lora_B.weight"].abs().max()) > 0
@@ -228,8 +225,7 @@ def test_adapters_of_llada2_are_on_its_linear_layers_not_on_stacked_experts(fold
     }  # fmt: skip
     fresh, _ = load_predictor(str(folders("llada2")))
     load_adapter(fresh, Path("out"))
-    with torch.no_grad():
-        torch.testing.assert_close(fresh.logits(IDS), policy.predictor.logits(IDS), rtol=0, atol=0)
+    assert torch.equal(logits(fresh), logits(policy.predictor))
 
 
 def test_a_pipeline_of_llada2_is_loaded_and_exported_as_one(settings, tmp_path):
@@ -244,15 +240,14 @@ def test_a_pipeline_of_llada2_is_loaded_and_exported_as_one(settings, tmp_path):
     assert tensors("out/model").keys() == tensors(model).keys()
     assert json.loads(Path("out/model/config.json").read_text())["model_type"] == "llada2_moe"
     again, _ = load_predictor(str(tmp_path / "out"))
-    with torch.no_grad():
-        torch.testing.assert_close(again.logits(IDS), policy.predictor.logits(IDS), rtol=0, atol=0)
+    assert torch.equal(logits(again), logits(policy.predictor))
 
 
-# In a plain run; the other presets take the ways through a model that these take.
+# In a plain run; the other presets take the ways through a model that these take, and llada15 those of llada.
 PLAIN = {
     ("gdpo", "llada"),
     ("igpo", "llada"),
-    *((preset, name) for preset in ("diffu_grpo", "trace_rl") for name in NAMES),
+    *itertools.product(("diffu_grpo", "trace_rl"), ("llada", "dream", "llada2")),
 }
 
 
@@ -303,9 +298,7 @@ def test_memory_is_that_of_the_weights_and_adapters_of_the_class(folders, settin
     ],
 )
 def test_a_config_of_another_model_is_refused_in_a_sentence(tmp_path, capsys, name, changed, sentence):
-    folder = released(name, tmp_path / name)
-    written = json.loads((folder / "config.json").read_text()) | changed
-    (folder / "config.json").write_text(json.dumps(written))
+    folder = change_config(released(name, tmp_path / name), **changed)
     with pytest.raises(InputError, match=sentence) as raised:
         load_predictor(str(folder))
     assert str(raised.value).startswith("model.path: ")
@@ -345,9 +338,7 @@ def test_code_of_the_folder_is_never_run_where_it_is_known(folders):
 
 
 def test_code_that_fails_under_this_transformers_is_a_sentence_with_both_versions(folders, tmp_path):
-    folder = released("llada", tmp_path / "unknown")
-    written = json.loads((folder / "config.json").read_text()) | {"model_type": "lladax"}
-    (folder / "config.json").write_text(json.dumps(written))
+    folder = change_config(released("llada", tmp_path / "unknown"), model_type="lladax")
     with pytest.raises(InputError, match=r"brings its own code, set model\.trust_remote_code"):
         load_predictor(str(folder))
     said = f"is a lladax, whose own code is of transformers 4.46.3 and fails with {transformers.__version__} (RuntimeError: "
@@ -356,13 +347,8 @@ def test_code_that_fails_under_this_transformers_is_a_sentence_with_both_version
 
 
 def test_files_of_a_hub_repository_come_along_by_its_snapshot(folders, tmp_path, monkeypatch):
-    asked = {}
-
-    def snapshot(place, **patterns):
-        asked[place] = patterns
-        return str(folders("llada2"))
-
-    monkeypatch.setattr(architectures, "snapshot_download", snapshot)
+    asked, place = {}, str(folders("llada2"))
+    monkeypatch.setattr(architectures, "snapshot_download", lambda name, **own: asked.update({name: own}) or place)
     architectures.copy_beside("inclusionAI/LLaDA2.0-mini", tmp_path, torch.bfloat16)
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
     assert (tmp_path / "modeling_llada2_moe.py").read_text() == REMOTE
@@ -373,17 +359,14 @@ def test_files_of_a_hub_repository_come_along_by_its_snapshot(folders, tmp_path,
 
 
 def test_another_model_that_calls_itself_llada_is_none(folders, tmp_path):
-    folder = tmp_path / "moe"
-    shutil.copytree(folders("llada"), folder)
-    written = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(written | {"num_experts": 64, "hidden_size": 32}))
+    folder = shutil.copytree(folders("llada"), tmp_path / "moe")
+    change_config(folder, num_experts=64, hidden_size=32)
     with pytest.raises(InputError, match=r"brings its own code, set model\.trust_remote_code"):
         load_predictor(str(folder))
 
 
 def test_leave_for_remote_code_changes_no_sentence_where_none_runs(folders, tmp_path):
-    folder = tmp_path / "bare"
-    shutil.copytree(folders("llada"), folder, ignore=shutil.ignore_patterns("tokenizer*"))
+    folder = shutil.copytree(folders("llada"), tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
     said = []
     for trusted in (False, True):
         with pytest.raises(InputError) as error:

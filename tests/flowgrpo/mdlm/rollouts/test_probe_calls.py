@@ -41,6 +41,12 @@ def numbers(done):
     return kept, load_file(checkpoint.find(done.folder / "checkpoints") / "weights.safetensors")
 
 
+def same(one, other):
+    (lines, weights), (others, theirs) = numbers(one), numbers(other)
+    assert lines == others
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in weights.items())
+
+
 def held(done):
     return json.loads((done.folder / "batches.json").read_text())["held"]
 
@@ -54,11 +60,7 @@ def test_a_run_has_the_numbers_of_one_with_the_found_sizes_written_out(settings,
     done = run.train_config(settings(run__name="auto", **chosen, **AUTO))
     assert held(done) == [{"step": 0, "micro_batch": 4, "rollout_batch": 8, "why": "found"}]
     written = {"train__micro_batch": 4, "train__rollout_batch": 8}
-    (lines, weights), (others, other) = (
-        numbers(each) for each in (done, run.train_config(settings(run__name="written", **chosen, **written)))
-    )
-    assert lines == others
-    assert all(torch.equal(tensor, other[name]) for name, tensor in weights.items())
+    same(done, run.train_config(settings(run__name="written", **chosen, **written)))
 
 
 def test_a_resume_goes_on_with_what_was_found(settings, short, monkeypatch):
@@ -67,10 +69,7 @@ def test_a_resume_goes_on_with_what_was_found(settings, short, monkeypatch):
     after_first_step(whole.folder.parent, "whole", "half")
     short |= {True: 1000, False: 1000}
     monkeypatch.setattr(batch_probing.Prober, "fits", lambda *arguments: pytest.fail("it probes"))
-    rest = run.train_config(settings(run__name="half", run__resume=True, **AUTO))
-    (lines, weights), (others, other) = numbers(whole), numbers(rest)
-    assert lines == others
-    assert all(torch.equal(tensor, other[name]) for name, tensor in weights.items())
+    same(whole, run.train_config(settings(run__name="half", run__resume=True, **AUTO)))
 
 
 @pytest.mark.parametrize(("kind", "key"), [(True, "micro_batch"), (False, "rollout_batch")])
@@ -92,12 +91,12 @@ def test_a_call_without_memory_is_made_again_in_halves(settings, short, monkeypa
     short[kind] = 1000
     monkeypatch.setattr(TextWing, "rollout", real)
     lines, weights = numbers(run.train_config(settings(run__name="plain", train__micro_batch=32, **options)))
+    found, tensors = numbers(done)
     counts = ("cost/model_evaluations", "cost/update_evaluations", "policy/updates")
-    found, others = (
-        [[line[k] for k in counts] for line in each if line["phase"] == "train"] for each in (numbers(done)[0], lines)
-    )
-    assert found == others
-    for name, tensor in numbers(done)[1].items():
+    assert [[line.get(key) for key in counts] for line in found] == [
+        [line.get(key) for key in counts] for line in lines
+    ]
+    for name, tensor in tensors.items():
         torch.testing.assert_close(tensor, weights[name], rtol=1e-3, atol=1e-4)
 
 

@@ -1,6 +1,7 @@
 """Answers that a run keeps to be looked at."""
 
 import pytest
+from runs import metrics
 
 from flowgrpo.commands.runs import train as run
 from flowgrpo.mdlm.rollouts.tree_record import CELL, EMPTY, GIVEN, canvas, cells
@@ -27,8 +28,7 @@ def test_cells_are_coloured_by_when_their_tokens_were_committed():
 
 def plain(done):
     """The training lines of a run, without its times and its memory."""
-    lines = [line for line in done.metrics if line["phase"] == "train"]
-    return [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in lines]
+    return [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in metrics(done.folder)]
 
 
 @pytest.mark.parametrize("preset", [pytest.param("diffu_grpo", marks=pytest.mark.zoo), "trace_rl", "igpo"])

@@ -3,14 +3,7 @@ import torch
 from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from predictors import MASK, PAD, VOCAB, llama, qwen, random_table
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    RobertaConfig,
-    RobertaForMaskedLM,
-)
+from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, RobertaConfig, RobertaForMaskedLM
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.network.mask_probe import Form
@@ -44,9 +37,10 @@ def test_causal_classes_become_bidirectional_and_the_mask_token_is_never_predict
     assert predictor.evaluations == 4
 
 
-@pytest.mark.parametrize(
-    "model", [llama(), qwen(), encoder(BertForMaskedLM, BertConfig), encoder(RobertaForMaskedLM, RobertaConfig)]
-)
+ENCODERS = [encoder(BertForMaskedLM, BertConfig), encoder(RobertaForMaskedLM, RobertaConfig)]
+
+
+@pytest.mark.parametrize("model", [llama(), qwen(), *ENCODERS])
 @pytest.mark.parametrize("shift", [False, True])
 def test_padding_changes_no_logit(model, shift):
     predictor = MaskPredictor(model, MASK, PAD, shift=shift)
@@ -86,13 +80,11 @@ def test_a_model_in_training_is_probed_without_its_dropout():
     assert model.training
 
 
+@pytest.mark.parametrize("make", [llama, lambda: random_table(12).model])
 @pytest.mark.parametrize(("mask_id", "pad_id", "message"), [(PAD, PAD, "padding token"), (VOCAB, None, "outside")])
-def test_a_wrong_mask_token_is_refused(mask_id, pad_id, message):
+def test_a_wrong_mask_token_is_refused(make, mask_id, pad_id, message):
     with pytest.raises(InputError, match=message):
-        MaskPredictor(llama(), mask_id, pad_id)
-    bare = random_table(12).model
-    with pytest.raises(InputError, match=message):
-        MaskPredictor(bare, mask_id, pad_id)
+        MaskPredictor(make(), mask_id, pad_id)
 
 
 def test_another_mask_token_than_the_config_names_is_refused():
@@ -134,7 +126,6 @@ def test_a_model_that_minds_padding_never_sees_it(shift, start):
             torch.testing.assert_close(one[i, -len(row) :], other[0], rtol=0, atol=1e-9)
 
 
-ENCODERS = [encoder(BertForMaskedLM, BertConfig), encoder(RobertaForMaskedLM, RobertaConfig)]
 WHERE = torch.tensor([[0, 1, 0, 0, 1, 0, 0, 1], [1, 0, 0, 1, 0, 0, 1, 1]]) > 0
 
 
@@ -143,14 +134,10 @@ WHERE = torch.tensor([[0, 1, 0, 0, 1, 0, 0, 1], [1, 0, 0, 1, 0, 0, 1, 1]]) > 0
 def test_logits_of_some_tokens_are_theirs_of_the_whole_canvas(model, shift):
     predictor = MaskPredictor(model, MASK, PAD, shift=shift)
     assert predictor.selects != isinstance(model, Ignorant)
-    padding = torch.tensor([[0, 0, 0], [1, 1, 1]]) > 0
-    longer = torch.cat([torch.full((2, 3), PAD), IDS], dim=1)
-    seen = torch.cat([padding, torch.ones_like(WHERE)], dim=1)
-    for ids, mask, where in (
-        (IDS, None, WHERE),
-        (longer, seen, torch.cat([torch.zeros_like(padding), WHERE], dim=1)),
-        (longer.flip(0), seen.flip(0), torch.cat([torch.zeros_like(padding), WHERE.flip(0)], dim=1)),
-    ):
+    longer, where = torch.nn.functional.pad(IDS, (3, 0), value=PAD), torch.nn.functional.pad(WHERE, (3, 0))
+    seen = torch.tensor([[False] * 3 + [True] * 8, [True] * 11])
+    padded = longer, seen, where
+    for ids, mask, where in ((IDS, None, WHERE), padded, [tensor.flip(0) for tensor in padded]):
         predictor.evaluations = 0
         found = predictor.logits_at(ids, mask, where)
         assert predictor.evaluations == 2
@@ -225,10 +212,8 @@ def test_a_log_probability_takes_the_memory_of_the_tokens_that_it_is_of(selects)
     assert predictor.selects
     predictor.selects = selects
     ids = torch.randint(vocabulary, (rows, 4 + length), generator=torch.Generator().manual_seed(1))
-    seen, steps = torch.ones_like(ids, dtype=torch.bool), torch.arange(length).expand(rows, -1)
-    answers = Answers(
-        ids=ids, attention_mask=seen, scored=seen[:, 4:], addresses=[("row", row) for row in range(rows)], steps=steps
-    )
+    seen, addresses = torch.ones_like(ids, dtype=torch.bool), [("row", row) for row in range(rows)]
+    answers = Answers(ids=ids, attention_mask=seen, scored=seen[:, 4:], addresses=addresses)
     call = Call(torch.tensor([3, 9, 20, 60]), torch.arange(rows))
     with Largest(vocabulary, 16) as largest, SavedTensorMeter(model.parameters()) as meter:
         found = log_probs(predictor, answers, autoregressive(answers), call)
@@ -252,15 +237,11 @@ def test_gradients_are_finite_and_adapters_are_no_hindrance():
 
 
 @pytest.mark.usefixtures("cudnn_attention")
-def test_cudnn_computes_no_attention_of_a_predictor():
-    MaskPredictor(llama(layers=1), MASK, PAD)
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
-
-
-def test_a_model_in_half_precision_gives_float32():
+def test_a_model_in_half_precision_gives_float32_without_attention_of_cudnn():
     predictor = MaskPredictor(llama().bfloat16(), MASK, PAD)
     assert predictor.padded_form is not None
     assert predictor.logits(IDS).dtype == torch.float32
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_a_block_ends_and_begins_where_a_row_s_padding_has_it():

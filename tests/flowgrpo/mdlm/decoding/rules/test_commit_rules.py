@@ -10,7 +10,6 @@ from predictors import MASK, random_table
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.decoding.rules.commit_rules import best
-from flowgrpo.mdlm.decoding.tokens.step import DecodeStep, Draws
 
 PROMPT = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6], [5, 3, 5, 8]])
 
@@ -30,62 +29,49 @@ def test_threshold_takes_one_step_at_0_and_the_order_of_confidence_above_1():
         assert (row.bincount() >= 1).all()
 
 
-def committed(spec, scores, **changes):
+SCORES = [0.7, 0.99, 0.98, 0.97, 0.96, 0.1]
+COMMITTED = [
+    # with factor 1 the n-th largest has to reach 1 - 1 / (n + 1): 1/2, 2/3, 3/4, 4/5; with 2 it is 0, 1/3, 1/2
+    ("factor", {}, [0.7, 0.76, 0.75, 0.9], [1, 2, 3]),
+    ("factor", {}, [0.81, 0.8, 0.85, 0.9], [0, 1, 2, 3]),
+    ("factor", {}, [0.3, 0.4, 0.1, 0.2], [1]),
+    ("factor", {}, [0.6, 0.6, 0.6], [0]),
+    ("factor", {"factor": 2.0}, [0.35, 0.4, 0.1, 0.2], [0, 1]),
+    ("threshold", {"threshold": 0.75}, [0.5, 0.75, 1.0], [1, 2]),
+    ("threshold", {"threshold": 0.5, "most": 4}, SCORES, [1, 2, 3, 4]),
+    # of 2 steps, so 3 positions each
+    ("block_refinement", {"threshold": 0.965}, SCORES, [1, 2, 3]),
+    ("block_refinement", {"threshold": 0.985}, SCORES, [1, 2, 3]),
+    ("block_refinement", {"threshold": 0.5}, SCORES, [0, 1, 2, 3, 4]),
+    # a ratio that leaves none
+    ("entropy", {"ratio": 0.9}, [0.1, 0.9, 0.5, 0.3], []),
+    ("entropy", {"ratio": 0.9, "least": 2}, [0.1, 0.9, 0.5, 0.3], [1, 2]),
+]
+
+
+def committed(first_step, spec, scores, **changes):
     """Which of a block's positions, all open, a committer takes at a step."""
-
-    scores = torch.tensor([scores], dtype=torch.float64)
-    number = torch.tensor([0])
-    ids = torch.full(scores.shape, MASK)
-    decoder, width = build(spec, scores.shape[1]), number + scores.shape[1]
-    step = DecodeStep(
-        frame=decoder.frame,
-        row=number,
-        index=number,
-        in_block=0,
-        block_masks=width,
-        block=0,
-        start=0,
-        open=ids == MASK,
-        ids=ids,
-        attention_mask=ids == MASK,
-        prompt=0,
-        draws=Draws(["row"], scores.shape[1]),
-    )
-    return decoder.committer(replace(step, **changes), scores)[0].nonzero()[:, 0].tolist()
+    decoder, ids = build(spec, len(scores)), torch.full((1, len(scores)), MASK)
+    step = first_step(decoder, ids, **changes)
+    return decoder.committer(step, torch.tensor([scores], dtype=torch.float64))[0].nonzero()[:, 0].tolist()
 
 
-def test_factor_takes_the_most_that_are_sure_together():
-    # with factor 1 the n-th largest has to reach 1 - 1 / (n + 1): 1/2, 2/3, 3/4, 4/5
-    assert committed("factor", [0.7, 0.76, 0.75, 0.9]) == [1, 2, 3]
-    assert committed("factor", [0.81, 0.8, 0.85, 0.9]) == [0, 1, 2, 3]
-    assert committed("factor", [0.3, 0.4, 0.1, 0.2]) == [1]
-    assert committed({"name": "factor", "committer": {"factor": 2.0}}, [0.35, 0.4, 0.1, 0.2]) == [0, 1]  # 0, 1/3, 1/2
+@pytest.mark.parametrize(("name", "committer", "scores", "expected"), COMMITTED)
+def test_the_positions_of_a_step_are_those_by_hand(first_step, name, committer, scores, expected):
+    spec = {"name": name, "committer": committer} | ({"steps": 2} if name == "block_refinement" else {})
+    assert committed(first_step, spec, scores) == expected
 
 
 def test_what_a_committer_says_of_positions_that_are_not_open_is_passed_over():
     """Two a step of 5 are three steps: at the last it names one that has its token."""
-    predictor = random_table(4 + 5)
-    decoder = replace(
-        build("low_confidence", 5), committer=lambda step, scores: best(scores, torch.full_like(step.row, 2))
-    )
-    found = decode(predictor, PROMPT, decoder)
+    predictor, plain = random_table(4 + 5), build("low_confidence", 5)
+    two = replace(plain, committer=lambda step, scores: best(scores, torch.full_like(step.row, 2)))
+    found = decode(predictor, PROMPT, two)
     assert (found.completion != predictor.mask_id).all()
     assert [row.bincount().tolist() for row in found.step_map] == [[2, 2, 1]] * 3
-    window = replace(
-        build({"name": "low_confidence", "region": {"window": 1}}, 5),
-        committer=lambda step, _: torch.ones_like(step.open),
-    )
-    assert decode(predictor, PROMPT, window).step_map.tolist() == [list(range(5))] * 3
-
-
-def test_threshold_with_a_share_and_a_limit():
-    scores = [0.7, 0.99, 0.98, 0.97, 0.96, 0.1]
-    share = {"name": "block_refinement", "steps": 2}  # 3 a step
-    assert committed({**share, "committer": {"threshold": 0.965}}, scores) == [1, 2, 3]
-    assert committed({**share, "committer": {"threshold": 0.985}}, scores) == [1, 2, 3]
-    assert committed({**share, "committer": {"threshold": 0.5}}, scores) == [0, 1, 2, 3, 4]
-    limited = {"name": "threshold", "committer": {"threshold": 0.5, "most": 4}}
-    assert committed(limited, scores) == [1, 2, 3, 4]
+    window = build({"name": "low_confidence", "region": {"window": 1}}, 5)
+    every = replace(window, committer=lambda step, _: torch.ones_like(step.open))
+    assert decode(predictor, PROMPT, every).step_map.tolist() == [list(range(5))] * 3
 
 
 @pytest.mark.parametrize("threshold", [0.2, 0.5, 0.95])
@@ -123,20 +109,6 @@ def test_the_reverse_process_commits_each_position_with_its_probability():
     assert pairs.double().mean().item() == pytest.approx(0.24975**2, abs=0.018)  # independent of each other
 
 
-def test_a_score_at_the_threshold_is_committed():
-    assert committed({"name": "threshold", "committer": {"threshold": 0.75}}, [0.5, 0.75, 1.0]) == [1, 2]
-
-
-def test_factor_compares_with_one_more_than_are_taken():
-    assert committed("factor", [0.6, 0.6, 0.6]) == [0]  # 1/2 is reached, and of two 2/3 is not
-
-
-def test_steps_of_ascending_size_take_1_2_and_the_rest():
+def test_steps_of_ascending_size_take_1_2_and_the_rest(first_step):
     scores = [0.8, 0.1, 0.2, 0.9, 0.7, 0.3, 0.4, 0.5]
-    assert [committed("ass", scores, in_block=s) for s in range(3)] == [[3], [0, 3], list(range(8))]
-
-
-def test_a_step_commits_the_least_number_where_the_ratio_leaves_none():
-    stay = {"name": "entropy", "committer": {"ratio": 0.9}}
-    least = {"name": "entropy", "committer": {"ratio": 0.9, "least": 2}}
-    assert [committed(spec, [0.1, 0.9, 0.5, 0.3]) for spec in (stay, least)] == [[], [1, 2]]
+    assert [committed(first_step, "ass", scores, in_block=s) for s in range(3)] == [[3], [0, 3], list(range(8))]

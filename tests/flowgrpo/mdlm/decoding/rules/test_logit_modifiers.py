@@ -5,7 +5,6 @@ import torch
 from predictors import MASK
 
 from flowgrpo.mdlm.decoding.decoders import build
-from flowgrpo.mdlm.decoding.tokens.step import DecodeStep, Draws
 from flowgrpo.mdlm.decoding.tokens.token_proposals import Proposed
 
 EOS, LENGTH = 13, 8
@@ -21,28 +20,14 @@ def test_the_end_is_suppressed_less_and_less():
     assert [steep.gamma(s, 8) for s in range(8)] == pytest.approx(known, abs=5e-4)
 
 
-def test_noisy_scores_are_draws_without_replacement():
+EMPTY = torch.empty(0)
 
+
+def test_noisy_scores_are_draws_without_replacement(first_step):
     rows, scores = 4000, torch.tensor([0.9, 0.5, 0.1], dtype=torch.float64)
     decoder = build({"name": "scheduled", "modifiers": [{"name": "gumbel", "temperature": 0.5}]}, 3)
-    (noisy,), frame = decoder.modifiers, decoder.frame
-    number, ids = torch.zeros(rows, dtype=torch.long), torch.full((rows, 3), MASK)
-    step = DecodeStep(
-        frame=frame,
-        row=torch.arange(rows),
-        index=number,
-        in_block=0,
-        block_masks=number + 3,
-        block=0,
-        start=0,
-        open=ids == MASK,
-        ids=ids,
-        attention_mask=ids == MASK,
-        prompt=0,
-        draws=Draws(range(rows), 3),
-    )
-    empty = torch.empty(0)
-    drawn = noisy(step, Proposed(empty, empty, empty, empty), scores.repeat(rows)).reshape(rows, 3)
+    step = first_step(decoder, torch.full((rows, 3), MASK))
+    drawn = decoder.modifiers[0](step, Proposed(*[EMPTY] * 4), scores.repeat(rows)).reshape(rows, 3)
     order = drawn.argsort(dim=1, descending=True)
     first = (scores / 0.5).softmax(0)
     found = order[:, 0].bincount(minlength=3) / rows
@@ -51,38 +36,24 @@ def test_noisy_scores_are_draws_without_replacement():
     assert both == pytest.approx((first[0] * first[1] / (1 - first[0])).item(), abs=0.03)
 
 
-def changed(modifier, proposals, scores, completion=(), **options):
+def changed(first_step, modifier, proposals, scores, completion=(), **options):
     """Scores of the open positions of one row after a modifier; the first positions have tokens already."""
     spec = {"name": "low_confidence", "modifiers": [{"name": modifier, **options}], "steps": 5}
-    decoder, number = build(spec, 5, EOS), torch.tensor([0])
-    ids = torch.tensor([[*completion, *[MASK] * (5 - len(completion))]])
-    step = DecodeStep(
-        frame=decoder.frame,
-        row=number,
-        index=number + 1,
-        in_block=1,
-        block_masks=number + 5,
-        block=0,
-        start=0,
-        open=ids == MASK,
-        ids=ids,
-        attention_mask=ids >= 0,
-        prompt=0,
-    )
-    empty = torch.empty(0)
-    proposed = Proposed(torch.tensor(proposals), empty, empty, empty)
+    decoder, ids = build(spec, 5, EOS), torch.tensor([[*completion, *[MASK] * (5 - len(completion))]])
+    step = first_step(decoder, ids, index=torch.tensor([1]), in_block=1)
+    proposed = Proposed(torch.tensor(proposals), EMPTY, EMPTY, EMPTY)
     return decoder.modifiers[0](step, proposed, torch.tensor(scores, dtype=torch.float64)).tolist()
 
 
-def test_the_end_s_scores_alone_are_lowered():
+def test_the_end_s_scores_alone_are_lowered(first_step):
     """At the second of five steps by 0.4 + 0.6 / 4."""
-    found = changed("eoser", [3, EOS, 4, EOS, 5], [0.5, 0.8, 0.6, 0.4, 0.9], low=0.4, high=1.0)
+    found = changed(first_step, "eoser", [3, EOS, 4, EOS, 5], [0.5, 0.8, 0.6, 0.4, 0.9], low=0.4, high=1.0)
     assert found == pytest.approx([0.5, 0.8 * 0.55, 0.6, 0.4 * 0.55, 0.9])
 
 
 @pytest.mark.parametrize(("completion", "held"), [((3, 4), [0, 2]), ((3, EOS), []), ((3, 7), [])])
-def test_ends_are_held_back_until_there_is_one(completion, held):
+def test_ends_are_held_back_until_there_is_one(first_step, completion, held):
     """And 7, which is held back like the end."""
     scores = [0.5, 0.8, 0.6]
-    found = changed("held_back", [EOS, 4, 7], scores, completion, tokens=[7])
+    found = changed(first_step, "held_back", [EOS, 4, 7], scores, completion, tokens=[7])
     assert found == [torch.finfo(torch.float64).min if i in held else score for i, score in enumerate(scores)]

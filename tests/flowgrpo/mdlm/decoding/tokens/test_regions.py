@@ -35,16 +35,15 @@ def test_a_window_moves_with_the_first_mask():
     assert not (step_map == torch.arange(8)).all()
 
 
+WHOLE = [(0, 4), (4, 8), (8, 10)]
+
+
 @pytest.mark.parametrize(
     ("prompt", "told"),
-    [
-        ([0, 4], [[(0, 4), (4, 8), (8, 10), (10, 10)], [(0, 4), (4, 8), (8, 10), (10, 10)]]),
-        ([3, 5], [[(0, 1), (1, 5), (5, 9), (9, 10)], [(0, 3), (3, 7), (7, 10), (10, 10)]]),
-    ],
+    [([0, 4], [WHOLE, WHOLE]), ([3, 5], [[(0, 1), (1, 5), (5, 9), (9, 10)], [(0, 3), (3, 7), (7, 10)]])],
 )
 def test_blocks_of_a_model_begin_where_the_prompt_s_end(prompt, told):
     """Of 4 tokens, counted from the prompt's first; a prompt of 3 has one token of its block left for the answer."""
     parts = counted(even(10), 4, "decoder.region").parts(torch.tensor(prompt))
     for row, blocks in enumerate(told):
-        found = [(int(start[row]), int(end[row])) for start, end in parts]
-        assert [each for each in found if each[0] < each[1]] == [each for each in blocks if each[0] < each[1]]
+        assert [(int(start[row]), int(end[row])) for start, end in parts if start[row] < end[row]] == blocks

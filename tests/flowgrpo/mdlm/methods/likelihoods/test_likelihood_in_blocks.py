@@ -35,20 +35,11 @@ def finished(scope="canvas"):
     scored = torch.ones(4, LENGTH, dtype=torch.bool)
     if scope == "eos":
         scored[1, 4:], scored[2, 6:] = False, False
-    steps = torch.rand(4, LENGTH, generator=random)
-    for row, prompt in enumerate(PROMPTS):
-        steps[row] += (len(prompt) + torch.arange(LENGTH)) // SIZE
-    steps = steps.argsort(1).argsort(1) // 2 * 2
-    for row, prompt in enumerate(PROMPTS):  # two tokens a step, but none of two blocks
-        steps[row] += (len(prompt) + torch.arange(LENGTH)) // SIZE
-    return Answers(
-        ids=ids,
-        attention_mask=ids != PAD,
-        scored=scored,
-        addresses=[("blocks", row) for row in range(4)],
-        steps=steps,
-        block_size=SIZE,
-    )
+    block = (torch.tensor([[len(prompt)] for prompt in PROMPTS]) + torch.arange(LENGTH)) // SIZE
+    order = (torch.rand(4, LENGTH, generator=random) + block).argsort(1).argsort(1)
+    steps = order // 2 * 2 + block  # two tokens a step, but none of two blocks
+    addresses = [("blocks", row) for row in range(4)]
+    return Answers(ids=ids, attention_mask=ids != PAD, scored=scored, addresses=addresses, steps=steps, block_size=SIZE)
 
 
 def one_by_one(predictor, answers, chosen):
@@ -166,14 +157,8 @@ def test_chances_of_all_answers_from_left_to_right_sum_to_one():
     every = torch.tensor(list(product(range(4), repeat=4)))
     ids = torch.cat([torch.tensor([[1, 2, 0]]).expand(len(every), -1), every], dim=1)
     ones = torch.ones_like(ids, dtype=torch.bool)
-    answers = Answers(
-        ids=ids,
-        attention_mask=ones,
-        scored=ones[:, 3:],
-        addresses=[("every", i) for i in range(len(ids))],
-        steps=None,
-        block_size=2,
-    )
+    addresses = [("every", i) for i in range(len(ids))]
+    answers = Answers(ids=ids, attention_mask=ones, scored=ones[:, 3:], addresses=addresses, block_size=2)
     chosen = likelihood.autoregressive(answers)
     assert len(chosen.weight) == 2  # of blocks of 1, 2 and 1 tokens
     chances = estimate(predictor, answers, chosen, 512).seq.exp()

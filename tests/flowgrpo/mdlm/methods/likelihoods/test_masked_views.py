@@ -13,9 +13,8 @@ from flowgrpo.mdlm.methods.likelihoods.estimate import estimate
 
 def test_no_block_is_drawn_twice_before_all_are():
     many = copies(answers(scope="canvas"), 40)
-    chosen = (
-        likelihood.blocks(many, size=2, draws=5, prompt_rate=0.0).scored.int().argmax(2) // 2
-    )  # (5, 40): first hidden
+    first = likelihood.blocks(many, size=2, draws=5, prompt_rate=0.0).scored.int().argmax(2)  # (5, 40)
+    chosen = first // 2
     assert (chosen[:3].sort(0).values == torch.arange(3)[:, None]).all()
     assert (chosen[3] != chosen[4]).all()
     assert len(chosen.T.unique(dim=0)) > 20
@@ -32,9 +31,8 @@ def test_strata_cover_all_counts():
 
 def test_strata_of_rates_are_a_quarter_apart():
     many = copies(answers(scope="canvas"), 50)
-    rates = 1 / (
-        4 * likelihood.bernoulli(many, draws=4, stratified=True).weight.amax(2).double()
-    )  # infinite where none
+    weight = likelihood.bernoulli(many, draws=4, stratified=True).weight.amax(2).double()
+    rates = 1 / (4 * weight)  # infinite where none
     for row in rates.T:
         known = row.isfinite()
         quarters = (row[known] * 4).floor()
@@ -72,9 +70,8 @@ def test_a_trajectory_sees_what_the_decoder_saw():
     ids = torch.tensor([[9, 9, 1, 2, 3, 4, 0, 0]])
     scored = torch.tensor([[True, True, True, True, False, False]])
     steps = torch.tensor([[4, 0, -1, 4, 2, 7]])
-    given = Answers(
-        ids=ids, attention_mask=torch.ones_like(ids, dtype=torch.bool), scored=scored, addresses=[("x",)], steps=steps
-    )
+    seen = torch.ones_like(ids, dtype=torch.bool)
+    given = Answers(ids=ids, attention_mask=seen, scored=scored, addresses=[("x",)], steps=steps)
     chosen = likelihood.trajectory(given)
     hidden = chosen.hidden[:, 0, 2:].int().tolist()
     assert hidden == [[1, 1, 0, 1, 1, 1], [1, 0, 0, 1, 1, 1], [1, 0, 0, 1, 0, 1]]  # of the steps 0, 2 and 4
@@ -104,6 +101,9 @@ def test_blocks_score_all_that_they_hide():
     assert torch.equal(first, perturbed.scored[0])
 
 
+ORDERS = ("autoregressive", "trajectory", "shrunk")
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_scored_tokens_are_hidden_and_the_unscored_too(name):
     given = answers(rows=6)
@@ -113,7 +113,7 @@ def test_scored_tokens_are_hidden_and_the_unscored_too(name):
     assert not (chosen.scored & ~given.scored).any()
     assert (chosen.weight >= 0).all()
     assert chosen.view_weight.sum().item() == pytest.approx(1)
-    if name not in ("autoregressive", "trajectory", "shrunk"):
+    if name not in ORDERS:
         assert (hidden | given.scored).all()
 
 
@@ -140,17 +140,14 @@ def test_estimates_know_nothing_of_batch_and_padding(name):
     other = given.of(turned)
     torch.testing.assert_close(estimate(toy, other, plan(other), 5).token, whole.token[turned])
     padding = torch.full((6, 4), EOS)
-    padded = replace(
-        given,
-        ids=torch.cat([padding, given.ids], 1),
-        attention_mask=torch.cat([torch.zeros_like(padding, dtype=torch.bool), given.attention_mask], 1),
-    )
+    seen = torch.cat([torch.zeros_like(padding, dtype=torch.bool), given.attention_mask], 1)
+    padded = replace(given, ids=torch.cat([padding, given.ids], 1), attention_mask=seen)
     torch.testing.assert_close(estimate(toy, padded, plan(padded), 3).seq, whole.seq)
     alone = given.of(torch.tensor([2]))
     torch.testing.assert_close(estimate(toy, alone, plan(alone), 1).seq, whole.seq[2:3])
 
 
-@pytest.mark.parametrize("name", [n for n in PLANS if n not in ("autoregressive", "trajectory", "shrunk")])
+@pytest.mark.parametrize("name", [name for name in PLANS if name not in ORDERS])
 def test_masks_belong_to_an_address(name):
     given = answers(rows=6)
     again, other = PLANS[name](given), PLANS[name](replace(given, addresses=[("other", i) for i in range(6)]))

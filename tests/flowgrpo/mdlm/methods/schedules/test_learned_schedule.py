@@ -36,6 +36,9 @@ def test_the_log_prob_is_normal_and_teaches_the_mean_and_the_std():
     assert policy.mean.grad[0, 0].item() == pytest.approx((1.0 - mean) / 0.09, rel=1e-5)
     assert policy.mean.grad[1, 0] == 0
     assert policy.log_std.grad[0, 0].item() == pytest.approx(((1.0 - mean) / 0.3) ** 2 - 1, rel=1e-5)
+    both = SchedulePolicy({"ratio": 0.5, "temperature": 1.0}, steps=1, std=0.5)  # in the middle: logit 0
+    each = [-0.5 * (x / 0.5) ** 2 - math.log(0.5) - 0.5 * math.log(2 * math.pi) for x in (0.3, -1.0)]
+    assert both.log_prob(torch.tensor([[[0.3, -1.0]]])).item() == pytest.approx(sum(each), rel=1e-5)
 
 
 def test_a_decode_follows_the_actions_of_each_row():
@@ -59,16 +62,8 @@ def test_rows_have_schedules_of_their_own_and_only_what_happened_counts():
 
 
 def test_an_action_without_a_place_is_refused():
-    actions = SchedulePolicy({"ratio": 0.5}, steps=4).draw(SEEDS)
     with pytest.raises(InputError, match="take the decoder scheduled"):
-        scheduled(build("low_confidence", 8), actions)
-    with pytest.raises(InputError, match="did you mean 'ratio'"):
-        SchedulePolicy({"ration": 0.5}, steps=4)
-    with pytest.raises(InputError, match=r"between 0\.0 and 1\.0"):
-        SchedulePolicy({"ratio": 1.0}, steps=4)
-
-
-def test_several_actions_of_a_step_have_the_product_of_their_densities():
-    policy = SchedulePolicy({"ratio": 0.5, "temperature": 1.0}, steps=1, std=0.5)  # both in the middle: logit 0
-    each = [-0.5 * (x / 0.5) ** 2 - math.log(0.5) - 0.5 * math.log(2 * math.pi) for x in (0.3, -1.0)]
-    assert policy.log_prob(torch.tensor([[[0.3, -1.0]]])).item() == pytest.approx(sum(each), rel=1e-5)
+        scheduled(build("low_confidence", 8), SchedulePolicy({"ratio": 0.5}, steps=4).draw(SEEDS))
+    for start, said in (({"ration": 0.5}, "did you mean 'ratio'"), ({"ratio": 1.0}, r"between 0\.0 and 1\.0")):
+        with pytest.raises(InputError, match=said):
+            SchedulePolicy(start, steps=4)
