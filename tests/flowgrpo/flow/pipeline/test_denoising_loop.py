@@ -3,9 +3,7 @@
 import pytest
 import tiny
 import torch
-from diffusers import LTXPipeline
-from zoo.base import seeded
-from zoo.ltx import LTX_CALL, LTX_SCHEDULE, ltx
+from zoo import SPECIMENS
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.denoising_loop import DenoisingLoop
@@ -86,11 +84,9 @@ def test_a_row_that_could_not_be_encoded_does_not_keep_batches_from_being_kept(m
 
 @torch.no_grad()
 def test_what_a_pipeline_draws_to_decode_is_what_it_draws_in_its_own_run():
-    pipe = seeded(
-        lambda: ltx(LTXPipeline, guided_vae=True, use_dynamic_shifting=True, shift_terminal=0.1, **LTX_SCHEDULE)
-    )
-    call = {**LTX_CALL, "guidance_scale": 1.0, "decode_timestep": 0.05, "decode_noise_scale": 0.1}
-    walk = DenoisingLoop(pipe(), call)
+    specimen = SPECIMENS["LTXPipeline"]
+    call = {**specimen.call, "guidance_scale": 1.0, "decode_timestep": 0.05, "decode_noise_scale": 0.1}
+    walk = DenoisingLoop(specimen.build(vae={"timestep_conditioning": True}), call)
     state = walk.start(ROWS)
     whole, last = walk.generate(ROWS), range(len(walk.sigmas) - 1)
     assert torch.equal(walk.generate(ROWS, state), whole)
