@@ -33,6 +33,8 @@ VOCABULARY = 512  # more than any tokenizer here has
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 WIDTHS = {"vocab_size": VOCABULARY, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 DECODER = {**WIDTHS, **IDS, "num_key_value_heads": 2, "head_dim": 8}
+PATCHES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+PATCHES |= {"image_size": 16, "patch_size": 8}  # of a picture encoder
 VISION_TOKENS = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 
 
@@ -71,14 +73,13 @@ def sentence_tokenizer(length: int = 16, padding_side: str = "right") -> PreTrai
 
 
 def qwen_tokenizer(truncation_side: str = "right") -> PreTrainedTokenizerFast:
-    """A byte tokenizer with Qwen's chat and picture tokens."""
     made = byte_tokenizer(VISION_TOKENS, length=2048, eos_token="<|im_end|>")
     made.truncation_side = truncation_side
     return made
 
 
 def vision_ids() -> dict[str, int]:
-    """The tokens of pictures of `qwen_tokenizer`, as configs name them."""
+    """Return the picture tokens of `qwen_tokenizer`, by their names in configs."""
     names = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"}
     names |= {"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"}
     tokens = qwen_tokenizer()
@@ -95,24 +96,18 @@ def clip_text(kind: str = "CLIPTextModel", length: int = 16) -> nn.Module:
 
 
 def clip_vision(kind: str = "CLIPVisionModel") -> nn.Module:
-    """A CLIP picture encoder of patches of 8."""
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "projection_dim": 16, "num_hidden_layers": 2}
-    return find(kind)(transformers.CLIPVisionConfig(**sizes, num_attention_heads=2, image_size=16, patch_size=8))
+    return find(kind)(transformers.CLIPVisionConfig(**PATCHES, projection_dim=16))
 
 
 def clip_pictures() -> CLIPImageProcessor:
-    """The processor for `clip_vision`."""
     return CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
 
 
 def siglip() -> nn.Module:
-    """A Siglip picture encoder."""
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**sizes, image_size=16, patch_size=8))
+    return transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**PATCHES))
 
 
 def siglip_pictures() -> Any:
-    """The processor for `siglip`."""
     return transformers.SiglipImageProcessor(size={"height": 16, "width": 16})
 
 
@@ -120,12 +115,10 @@ T5 = {"vocab_size": VOCABULARY, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_hea
 
 
 def t5() -> nn.Module:
-    """A T5 encoder."""
     return transformers.T5EncoderModel(transformers.T5Config(d_model=32, **T5))
 
 
 def umt5(width: int = 32) -> nn.Module:
-    """A UMT5 encoder."""
     return transformers.UMT5EncoderModel(transformers.UMT5Config(d_model=width, **T5))
 
 
@@ -150,7 +143,6 @@ def decoder(
 
 
 def t5_gemma() -> nn.Module:
-    """A T5Gemma encoder."""
     text = transformers.T5GemmaModuleConfig(hidden_size=16, query_pre_attn_scalar=8, **DECODER)
     return transformers.T5GemmaEncoderModel(
         transformers.T5GemmaConfig(encoder=text, decoder=text, is_encoder_decoder=False)
@@ -158,7 +150,6 @@ def t5_gemma() -> nn.Module:
 
 
 def t5_gemma2() -> nn.Module:
-    """A T5Gemma 2 encoder; pictures, which nothing here gives it, it would see by a SigLIP."""
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = find("transformers.models.t5gemma2.configuration_t5gemma2.T5Gemma2EncoderConfig")
     return transformers.T5Gemma2Encoder(
@@ -171,7 +162,6 @@ def t5_gemma2() -> nn.Module:
 
 
 def gemma3() -> nn.Module:
-    """A Gemma 3."""
     return transformers.Gemma3ForConditionalGeneration(
         transformers.Gemma3Config(
             text_config={**DECODER, "hidden_size": 16, "query_pre_attn_scalar": 8, "sliding_window": 16},
@@ -214,7 +204,6 @@ def mistral3(kind: str, text: dict, vision: dict, image_token: bool = False, wit
 
 
 def qwen_vl() -> nn.Module:
-    """A Qwen 2.5 VL for `qwen_tokenizer`."""
     text = {key: value for key, value in DECODER.items() if key != "head_dim"}
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
     vision = {"depth": 2, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 16}
@@ -229,19 +218,17 @@ def qwen_vl() -> nn.Module:
 
 
 def qwen_vl_language() -> nn.Module:
-    """The language model of `qwen_vl`."""
     return qwen_vl().model.language_model
 
 
 def qwen_vl_processor() -> Qwen2VLProcessor:
-    """The processor for `qwen_vl`."""
-    sizes = {"min_pixels": 28 * 28, "max_pixels": 56 * 56}
-    pictures, videos = Qwen2VLImageProcessor(**sizes), Qwen2VLVideoProcessor(**sizes)
+    pictures, videos = (
+        kind(min_pixels=28**2, max_pixels=56**2) for kind in (Qwen2VLImageProcessor, Qwen2VLVideoProcessor)
+    )
     return Qwen2VLProcessor(pictures, qwen_tokenizer(), videos, chat_template=CHAT_TEMPLATE)
 
 
 def qwen3_vl(kind: str = "Qwen3VLForConditionalGeneration", layers: int = 2) -> nn.Module:
-    """A Qwen 3 VL for `qwen_tokenizer`."""
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
     text = {key: value for key, value in DECODER.items() if key not in ("bos_token_id", "eos_token_id")}
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 16}
@@ -263,15 +250,13 @@ def qwen3_vl_processor() -> Any:
 
 
 def glm_image_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte tokenizer with the picture tokens of GLM-Image."""
     roles = {"image_token": "<|image_pad|>", "grid_bos_token": "<grid>", "grid_eos_token": "</grid>"}
     return byte_tokenizer(list(roles.values()), length=2048, **roles)
 
 
 def glm_image_processor() -> Any:
-    """The processor for `glm_image_language`."""
-    tokens = glm_image_tokenizer()
-    return transformers.GlmImageProcessor(transformers.GlmImageImageProcessor(), tokens, chat_template=CHAT_TEMPLATE)
+    pictures = transformers.GlmImageImageProcessor()
+    return transformers.GlmImageProcessor(pictures, glm_image_tokenizer(), chat_template=CHAT_TEMPLATE)
 
 
 def glm_image_language(codes: int) -> nn.Module:
@@ -322,18 +307,17 @@ class Still:
     """An autoencoder whose posterior has no width, for pipelines that draw from it without the call's generator."""
 
     def encode(self, *args, **kwargs):
-        """The posterior at its mean."""
         encoded = super().encode(*args, **kwargs)
         encoded.latent_dist.std = torch.zeros_like(encoded.latent_dist.std)
         return encoded
 
 
 class StillKL(Still, AutoencoderKL):
-    """The autoencoder of Stable Diffusion 3."""
+    pass
 
 
 class StillQwen(Still, AutoencoderKLQwenImage):
-    """The autoencoder of Qwen-Image."""
+    pass
 
 
 class PooledQwen(AutoencoderKLQwenImage):
@@ -344,11 +328,9 @@ class PooledQwen(AutoencoderKLQwenImage):
         self.temperal_downsample = [False] * (5 + len(self.temperal_downsample))
 
     def encode(self, x, **kwargs):
-        """The posterior of the small picture."""
         return super().encode(nn.functional.avg_pool3d(x, (1, 32, 32)), **kwargs)
 
     def decode(self, z, **kwargs):
-        """The small picture, enlarged."""
         return (nn.functional.interpolate(super().decode(z, return_dict=False)[0], scale_factor=(1, 32, 32)),)
 
 
@@ -379,7 +361,6 @@ def large_scale_vae(channels: int = 3, latent: int = 4) -> AutoencoderKLWan:
 
 
 def uni_pc(shift: float = 3.0, **settings) -> UniPCMultistepScheduler:
-    """The scheduler that Wan ships."""
     return UniPCMultistepScheduler(
         prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift, **settings
     )
@@ -389,15 +370,12 @@ class Unguarded:
     """A safety checker that lets all pass."""
 
     def to(self, *args, **kwargs) -> Unguarded:
-        """Stays where it is."""
         return self
 
     def check_text_safety(self, prompt: str) -> bool:
-        """Calls every prompt safe."""
         return True
 
     def check_video_safety(self, frames):
-        """Returns the frames as they are."""
         return frames
 
 
@@ -419,6 +397,5 @@ def clip(seed: int = 0, mask: bool = False) -> torch.Tensor:
 
 
 def sound() -> torch.Tensor:
-    """A stereo wave of two tones."""
     time = torch.linspace(0, 40, 320)
     return torch.stack([time.sin(), (3 * time).cos()]).mul(0.5)[None].contiguous()

@@ -68,7 +68,8 @@ def check(config: Config) -> None:
             )
         with one_sentence(config.model.path):
             written = kind.load_config(place_of(config.model.path), subfolder=name)
-        heads = _heads(kind, written)
+        default = inspect.signature(kind.__init__).parameters["num_attention_heads"].default
+        heads = written.get("num_attention_heads", default)
         if heads % degree:
             raise InputError(
                 f"{KEY}: {degree} processes cannot share the {heads} attention heads of {name} evenly, take "
@@ -105,11 +106,6 @@ def _check_attention(name: AttentionBackend | None) -> None:
     if asked.value not in shared:
         choices = ", ".join(sorted(backend for backend in shared if "sage" not in backend))
         raise InputError(f"{KEY}: calls with the attention {asked.value} cannot be shared, take {choices}")
-
-
-def _heads(kind: type[ModelMixin], written: Mapping[str, Any]) -> int:
-    default = inspect.signature(kind.__init__).parameters["num_attention_heads"].default
-    return written.get("num_attention_heads", default)
 
 
 def _nearest(number: int, degree: int) -> int:

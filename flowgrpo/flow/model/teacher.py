@@ -19,7 +19,7 @@ from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.networks.traits import TRAINED
 from flowgrpo.training.checkpoints import lora_files
 from flowgrpo.training.model_files.hub_files import one_sentence, variant_of
-from flowgrpo.training.weights.lora_adapters import Adapter, Matrices
+from flowgrpo.training.weights.lora_adapters import Adapter
 from flowgrpo.training.weights.trained_weights import Weights
 
 KEY = "model.teacher"
@@ -144,14 +144,11 @@ def put(weights: Weights, teacher: Mapping[str, Adapter]) -> None:
                     f"{KEY}: its adapter of {name} has rank {layer.rank}, the student's {len(values[down])}; take "
                     f"model.lora.rank={layer.rank}"
                 )
-            factor = _scale(layer, adapter.rslora) / student.scaling["default"]
+            scale = layer.alpha / (layer.rank**0.5 if adapter.rslora else layer.rank)
+            factor = scale / student.scaling["default"]
             values[down][: layer.rank] = layer.down.to(values[down])
             values[up][:, : layer.rank] = layer.up.to(values[up]) * factor
             if layer.bias is not None:
                 bias = f"{name}.lora_B.default.bias"
                 values[bias][:] = layer.bias.to(values[bias]) * factor
     weights.put_reference(values)
-
-
-def _scale(layer: Matrices, rslora: bool) -> float:
-    return layer.alpha / (layer.rank**0.5 if rslora else layer.rank)
