@@ -80,13 +80,12 @@ def qwen_tokenizer(truncation_side: str = "right") -> PreTrainedTokenizerFast:
 
 def vision_ids() -> dict[str, int]:
     """Return the picture tokens of `qwen_tokenizer`, by their names in configs."""
-    names = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"}
-    names |= {"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"}
-    tokens = qwen_tokenizer()
-    return {name: tokens.convert_tokens_to_ids(token) for name, token in names.items()}
+    names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    tokens = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+    return dict(zip(names, qwen_tokenizer().convert_tokens_to_ids(tokens), strict=True))
 
 
-# Encoders of texts and of pictures
+# Encoders
 
 
 def clip_text(kind: str = "CLIPTextModel", length: int = 16) -> nn.Module:
