@@ -42,7 +42,7 @@ class EmbeddingShape:
 class RestingEncoder:
     """Stands in a pipeline for a text encoder that is offloaded or freed."""
 
-    dtype: torch.dtype
+    dtype: Any
     device: torch.device
     config: Any
 
