@@ -4,9 +4,8 @@
 
 A rollout of a chain of the embedded model, of 8 and 32 rows a call, over the CPU seconds that it spends in its transformer:
 
- - `components`: a pipeline keeps the names of its components, and its device until one is replaced or moved.
+ - `device`: a pipeline keeps its device until a component is replaced or moved.
  - `embeddings`: those of a call are put together once, as long as they are asked for again.
- - `latents`: a state is an argument of the call, which then draws none.
 
 And `adapters`: to compute as the base below adapters and to go back, in the random transformer of size `wide`, whose layers
 that have adapters are looked for once. Samples are the same to the bit with each and without it, or the script ends.
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 import bench_flow
@@ -32,8 +30,8 @@ from samplers.trees import Tree
 ENTRIES = 20  # of a reference, in one turn
 
 
-def no_components(policy: DiffusersPolicy) -> tuple[object, str, object]:
-    """A pipeline of its own class, which looks for the names of its components and for its device in every call."""
+def no_device(policy: DiffusersPolicy) -> tuple[object, str, object]:
+    """A pipeline of its own class, which looks for its device in every call."""
     return policy.pipe, "__class__", type(policy.pipe).__mro__[1]
 
 
@@ -42,14 +40,8 @@ def no_embeddings(policy: DiffusersPolicy) -> tuple[object, str, object]:
     return policy.walk.embeddings._batches, "of", lambda key, make: make()
 
 
-def no_latents(policy: DiffusersPolicy) -> tuple[object, str, object]:
-    """Calls that draw latents, in the place of which the state comes."""
-    latents = policy.walk.latents
-    return latents, "slots", [replace(slot, argument=None) for slot in latents.slots]
-
-
 # What each lever is taken out by: an object, its attribute, and what that is instead.
-LEVERS = {"components": no_components, "embeddings": no_embeddings, "latents": no_latents}
+LEVERS = {"device": no_device, "embeddings": no_embeddings}
 
 
 @contextmanager

@@ -20,20 +20,20 @@ def bench(script, monkeypatch):
 
 def test_each_lever_is_taken_out_and_put_back(bench):
     found = bench.rollouts(1)
-    places = ["as it is", *(f"without {name}" for name in ("components", "embeddings", "latents"))]
+    places = ["as it is", *(f"without {name}" for name in ("device", "embeddings"))]
     assert list(found) == [f"shapes, 2 rows: rollout / transformer in it, {place}" for place in places]
     assert all(ratio["median"] > 1 for ratio in found.values())
     (ratio,) = bench.references(1).values()
     assert ratio["median"] > 0
 
 
-@pytest.mark.parametrize("name", ["components", "embeddings", "latents"])
+@pytest.mark.parametrize("name", ["device", "embeddings"])
 def test_a_lever_that_is_taken_out_does_nothing(bench, name, monkeypatch):
     policy, _ = bench.begun(bench.flow_sizes.SIZES["shapes"])
     row = bench.bench_flow.Row("a red circle", 1)
     state, sigma = policy.start([row]), policy.sigmas[0]
     policy.velocity(state, sigma, [row])
-    done = {"components": 0, "names": 0, "embeddings": 0, "latents": 0}
+    done = {"device": 0, "embeddings": 0}
 
     def counted(name, real):
         def called(*arguments, **given):
@@ -43,19 +43,14 @@ def test_a_lever_that_is_taken_out_does_nothing(bench, name, monkeypatch):
         return called
 
     base = type(policy.pipe).__mro__[1]
-    monkeypatch.setattr(base, "_execution_device", property(counted("components", base._execution_device.fget)))
-    names = counted("names", base._get_signature_keys)
-    monkeypatch.setattr(base, "_get_signature_keys", classmethod(lambda _, made: names(made)))
-    embeddings, latents = policy.walk.embeddings, policy.walk.latents
+    monkeypatch.setattr(base, "_execution_device", property(counted("device", base._execution_device.fget)))
+    embeddings = policy.walk.embeddings
     monkeypatch.setattr(embeddings, "_batch", counted("embeddings", embeddings._batch))
-    real = latents.arguments
-    monkeypatch.setattr(latents, "arguments", lambda: real() or counted("latents", dict)())
     for out in (False, True, False):
         done.update(dict.fromkeys(done, 0))
         with bench.without(name, policy) if out else nullcontext():
             policy.velocity(state, sigma, [row])
         assert bool(done[name]) == out
-        assert bool(done["names"]) == (out and name == "components")
 
 
 def test_a_lever_that_changes_samples_ends_it(bench, monkeypatch):

@@ -4,31 +4,15 @@
 than one.
 """
 
-from zoo import (
-    audio,
-    cosmos,
-    flux,
-    hunyuan_image,
-    hunyuan_video,
-    image,
-    image_to_image,
-    inpaint,
-    ltx,
-    qwen,
-    qwen_kin,
-    sd3,
-    strength,
-    video,
-    wan,
-    z_image,
-)
-from zoo.base import Specimen
+from pathlib import Path
 
-FAMILIES = (
-    *(flux, sd3, qwen, qwen_kin, z_image, hunyuan_image, image, image_to_image, inpaint),
-    *(wan, cosmos, hunyuan_video, ltx, video, audio, strength),
-)
-SPECIMENS: dict[str, Specimen] = {name: specimen for family in FAMILIES for name, specimen in family.SPECIMENS.items()}
+from zoo.base import Specimen, load_specimens
+
+SPECIMENS: dict[str, Specimen] = {
+    name: specimen
+    for file in sorted(Path(__file__).parent.glob("*.yaml"))
+    for name, specimen in load_specimens(file).items()
+}
 
 # Each large family, each modality, each way of walking in slices, each trait.
 REPRESENTATIVE = (

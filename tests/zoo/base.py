@@ -1,48 +1,29 @@
-"""What a specimen of the zoo is, and the parts that several of them share: tokenizers, encoders, conditions."""
+"""Build the pipelines of the zoo from the tables in its YAML files.
+
+A table has `sets` of components and `specimens`. A specimen has the name of its pipeline class, components of its own
+(`with`) and of sets (`like`), built in this order, and changes of their arguments (`change`). A tag is the class of a
+component, or a function of `parts`, with its arguments. Arguments that begin with `_` apply to the finished component:
+`_fill` (see `fill`), `_normal` (parameters to draw, with their standard deviation), `_dtype`, and `_config` (to register).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
+import diffusers
 import numpy as np
 import torch
+import transformers
+import yaml
 from diffusers import DiffusionPipeline
 from PIL import Image
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import (
-    CLIPImageProcessor,
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPVisionConfig,
-    CLIPVisionModel,
-    Gemma2Config,
-    Gemma2Model,
-    LlamaConfig,
-    LlamaModel,
-    PreTrainedTokenizerFast,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLImageProcessor,
-    Qwen2VLProcessor,
-    Qwen2VLVideoProcessor,
-    Qwen3Config,
-    T5Config,
-    T5EncoderModel,
-    UMT5Config,
-    UMT5EncoderModel,
-)
 
 from flowgrpo.data.prompts import Row
-
-CHAT_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
-    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
-    "{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% elif c['type'] == 'text' %}{{ c['text'] }}"
-    "{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @dataclass(frozen=True)
@@ -50,14 +31,14 @@ class Specimen:
     """A tiny pipeline and how to call it.
 
     Attributes:
-        build: makes the pipeline, the same each time.
+        build: builds the pipeline; takes changed arguments of its components.
         task: text-to-image, image-editing, text-to-video, image-to-video, text-to-audio, ...
         call: arguments of its call, as `model.call` in a config.
         columns: conditions of a row by argument name: pictures (PIL), lists of them, texts.
         prompts: two of unequal length that the pipeline understands.
     """
 
-    build: Callable[[], DiffusionPipeline]
+    build: Callable[..., DiffusionPipeline]
     task: str
     call: dict[str, Any]
     columns: dict[str, Any] = field(default_factory=dict)
@@ -70,182 +51,143 @@ class Specimen:
         return [Row(prompt, seed, self.columns) for seed, prompt in enumerate((long, long, short), start=1)]
 
 
-def byte_tokenizer(
-    *special: str,
-    length: int = 512,
-    chat_template: str | None = CHAT_TEMPLATE,
-    kind=PreTrainedTokenizerFast,
-    **names: str,
-) -> PreTrainedTokenizerFast:
-    """A tokenizer of bytes: 256 letters and the special tokens, `<pad>` first; no word is unknown to it.
+@dataclass(frozen=True)
+class Part:
+    """A component of a pipeline, or a picture of a row, given by a tag of a table."""
+
+    kind: str
+    arguments: Mapping[str, Any]
+
+    def build(self, rule: Mapping[str, Any] | None = None) -> Any:
+        """Build it; `rule` holds the arguments of `fill`."""
+        given = {name: value for name, value in self.arguments.items() if not name.startswith("_")}
+        kind = find(given.pop("kind", self.kind)) if self.kind[0].isupper() else find(self.kind)
+        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
+            made = kind(kind.config_class(**given))
+        else:
+            made = kind(**given)
+        if not isinstance(made, torch.nn.Module):
+            return made
+        if "_config" in self.arguments:
+            made.register_to_config(**self.arguments["_config"])
+        for pattern, std in self.arguments.get("_normal", {}).items():
+            for name, tensor in (*made.named_parameters(), *made.named_buffers()):
+                if pattern in f".{name}":
+                    torch.nn.init.normal_(tensor, std=std)
+        if rule:
+            fill(made, **rule)
+        if "_dtype" in self.arguments:
+            made.to(getattr(torch, self.arguments["_dtype"]))
+        return made.eval()
+
+
+def find(name: str) -> Any:
+    """Return a function or class by its path, or by its name in `parts`, diffusers or transformers."""
+    module, _, last = name.rpartition(".")
+    if module:
+        return getattr(importlib.import_module(module), last)
+    return next(getattr(place, name) for place in (_parts(), diffusers, transformers) if hasattr(place, name))
+
+
+@cache
+def _parts() -> Any:
+    return importlib.import_module("zoo.parts")
+
+
+@torch.no_grad()
+def fill(model: torch.nn.Module, zeros: float, scale: float = 1.0, *, matrices: bool = False) -> None:
+    """Draw all-zero parameters with a standard deviation, and scale the rest but for vectors, so that each input matters.
 
     Args:
-        special: further special tokens, such as `<|image_pad|>`, each one token.
-        names: tokens by role (`bos_token`, ...), beside `pad_token`, `eos_token` and `unk_token`.
+        zeros: the standard deviation.
+        matrices: scale matrices alone.
     """
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", "<unk>", *letters])}
-    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken(token, special=True) for token in special])
-    roles = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", **names}
-    made = kind(tokenizer_object=inner, model_max_length=length, **roles)
-    made.chat_template = chat_template
-    return made
+    for parameter in model.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=zeros)
+        elif parameter.ndim == 2 or (parameter.ndim > 2 and not matrices):
+            parameter *= scale
 
 
-def sentence_tokenizer(length: int = 16, kind=PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """A byte tokenizer that puts `<s>` before and `</s>` behind, as those of CLIP and T5 do."""
-    made = byte_tokenizer(length=length, chat_template=None, kind=kind)
-    made._tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A $B </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
-    )
-    return made
+@torch.no_grad()
+def redraw(pipeline: DiffusionPipeline) -> None:
+    """Draw all weights of a pipeline again, large enough that its output depends on every input."""
+    for part in pipeline.components.values():
+        for parameter in part.parameters() if isinstance(part, torch.nn.Module) else ():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
+            elif not parameter.any():
+                torch.nn.init.normal_(parameter, std=0.05)
 
 
-VOCABULARY = 512  # more than any tokenizer here has
+def build_pipeline(
+    name: str, parts: Mapping[str, Any], fill: Any, attributes: Mapping[str, Any], **change: Mapping[str, Any]
+) -> DiffusionPipeline:
+    """Build a pipeline with the same random weights each time; a control network is built first.
+
+    Args:
+        name: of its class.
+        fill: `all` to redraw all weights, or `parts` to `fill`, with its arguments.
+        attributes: set in the finished pipeline.
+        change: arguments by part.
+    """
+    rule = {} if fill == "all" else {key: value for key, value in fill.items() if key != "parts"}
+    components = {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for key in sorted(parts, key=lambda key: key != "controlnet"):
+            part = parts[key]
+            if isinstance(part, Part):
+                part = replace(part, arguments={**part.arguments, **change.get(key, {})})
+                own = part.arguments.get("_fill", bool(rule) and key in fill["parts"])
+                part = part.build(rule if own is True else own)
+            components[key] = part
+        pipeline = find(name)(**components)
+        if fill == "all":
+            redraw(pipeline)
+    for key, value in attributes.items():
+        setattr(pipeline, key, value)
+    return pipeline
 
 
-def clip_text(kind=CLIPTextModel, width: int = 16, projection: int = 16, length: int = 16):
-    """A CLIP text encoder; `kind` may be the one with a projection."""
-    return kind(
-        CLIPTextConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=width,
-            intermediate_size=32,
-            projection_dim=projection,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            max_position_embeddings=length,
-            pad_token_id=0,
-            bos_token_id=1,
-            eos_token_id=2,
-        )
-    ).eval()
-
-
-def clip_vision(kind=CLIPVisionModel, width: int = 16, side: int = 16):
-    """A CLIP picture encoder of patches of 8."""
-    return kind(
-        CLIPVisionConfig(
-            hidden_size=width,
-            intermediate_size=32,
-            projection_dim=width,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            image_size=side,
-            patch_size=8,
-        )
-    ).eval()
-
-
-def clip_pictures(side: int = 16) -> CLIPImageProcessor:
-    """The processor for `clip_vision`."""
-    return CLIPImageProcessor(size={"shortest_edge": side}, crop_size={"height": side, "width": side})
-
-
-def t5(width: int = 32, kind=T5EncoderModel) -> T5EncoderModel:
-    """A T5 encoder."""
-    return kind(
-        T5Config(vocab_size=VOCABULARY, d_model=width, d_kv=8, d_ff=32, num_layers=1, num_heads=4, pad_token_id=0)
-    ).eval()
-
-
-def umt5(width: int = 32) -> UMT5EncoderModel:
-    """A UMT5 encoder."""
-    return UMT5EncoderModel(
-        UMT5Config(vocab_size=VOCABULARY, d_model=width, d_kv=8, d_ff=32, num_layers=1, num_heads=4, pad_token_id=0)
-    ).eval()
-
-
-DECODER = {
-    "vocab_size": VOCABULARY,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-
-
-def gemma2(width: int = 16, kind=Gemma2Model):
-    """A Gemma 2."""
-    return kind(Gemma2Config(hidden_size=width, query_pre_attn_scalar=8, **DECODER)).eval()
-
-
-def llama(width: int = 16, kind=LlamaModel, layers: int = 2):
-    """A Llama."""
-    return kind(LlamaConfig(hidden_size=width, **{**DECODER, "num_hidden_layers": layers})).eval()
-
-
-def qwen3(kind, width: int = 16, layers: int = 2):
-    """A Qwen 3; `kind` is its model or its language model."""
-    return kind(Qwen3Config(hidden_size=width, **{**DECODER, "num_hidden_layers": layers})).eval()
-
-
-VISION_TOKENS = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-
-
-def qwen_tokenizer(length: int = 2048, kind=PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """A byte tokenizer with Qwen's chat and picture tokens."""
-    return byte_tokenizer(*VISION_TOKENS, length=length, kind=kind, eos_token="<|im_end|>")
-
-
-def qwen_vl(width: int = 16, kind=Qwen2_5_VLForConditionalGeneration):
-    """A Qwen 2.5 VL for `qwen_tokenizer`."""
-    ids = dict(zip(VISION_TOKENS, qwen_tokenizer().convert_tokens_to_ids(list(VISION_TOKENS)), strict=True))
-    text = {k: v for k, v in DECODER.items() if k != "head_dim"}
-    return kind(
-        Qwen2_5_VLConfig(
-            text_config={
-                **text,
-                "hidden_size": width,
-                "max_position_embeddings": 2048,
-                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, width // 4 - 2]},
-            },
-            vision_config={
-                "depth": 2,
-                "hidden_size": 16,
-                "intermediate_size": 32,
-                "num_heads": 2,
-                "out_hidden_size": width,
-                "patch_size": 14,
-                "spatial_merge_size": 2,
-                "fullatt_block_indexes": [1],
-                "window_size": 56,
-            },
-            image_token_id=ids["<|image_pad|>"],
-            video_token_id=ids["<|video_pad|>"],
-            vision_start_token_id=ids["<|vision_start|>"],
-            vision_end_token_id=ids["<|vision_end|>"],
-        )
-    ).eval()
-
-
-def qwen_vl_processor() -> Qwen2VLProcessor:
-    """The processor for `qwen_vl`."""
-    pictures = Qwen2VLImageProcessor(min_pixels=28 * 28, max_pixels=56 * 56)
-    videos = Qwen2VLVideoProcessor(min_pixels=28 * 28, max_pixels=56 * 56)
-    tokens = qwen_tokenizer()
-    return Qwen2VLProcessor(pictures, tokens, videos, chat_template=CHAT_TEMPLATE)
-
-
-def picture(seed: int = 0, width: int = 32, height: int = 32) -> Image.Image:
-    """A picture of coloured noise, smooth enough to survive resizing."""
+def picture(seed: int = 0, width: int = 32, height: int = 32, mode: str = "RGB") -> Image.Image:
+    """Return a picture of coloured noise, smooth enough to survive resizing."""
     small = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
-    return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+    return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC).convert(mode)
 
 
-def seeded(build: Callable[[], DiffusionPipeline]) -> Callable[[], DiffusionPipeline]:
-    """A builder whose random weights are the same each time."""
+class Loader(yaml.SafeLoader):
+    """Reads tables, with a `Part` for each tag and tuples for `!tuple`."""
 
-    def made() -> DiffusionPipeline:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return build()
 
-    return made
+Loader.add_multi_constructor("!", lambda self, kind, node: Part(kind, self.construct_mapping(node, deep=True)))
+Loader.add_constructor("!tuple", lambda self, node: tuple(self.construct_sequence(node, deep=True)))
+
+
+def load_specimens(file: Path) -> dict[str, Specimen]:
+    """Return the specimens of a table by name."""
+    table, specimens = yaml.load(file.read_text(), Loader), {}
+    for name, own in table["specimens"].items():
+        likes = own.get("like", [])
+        parts = dict(own.get("with", {}))
+        for like in [likes] if isinstance(likes, str) else likes:
+            parts |= {key: part for key, part in table["sets"][like].items() if key not in parts}
+        build = partial(
+            build_pipeline,
+            name.partition(" ")[0],
+            parts,
+            own.get("fill", table["fill"]),
+            own.get("set", {}),
+            **own.get("change", {}),
+        )
+        prompts = {"prompts": tuple(own["prompts"])} if "prompts" in own else {}
+        specimens[name] = Specimen(build, own["task"], own["call"], _build_columns(own.get("columns", {})), **prompts)
+    return specimens
+
+
+def _build_columns(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _build_columns(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_build_columns(item) for item in value]
+    return value.build() if isinstance(value, Part) else value

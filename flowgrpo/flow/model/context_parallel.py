@@ -1,8 +1,8 @@
-"""Context parallelism: the processes that work on one share of the data share each call of the network, along its sequence.
+"""Context parallelism: the processes of one data shard split each call of the network along its sequence.
 
-diffusers cuts what a network computes on into equal parts, exchanges heads for tokens around each attention (Ulysses,
-arXiv 2309.14509), and gathers the result, so that a pipeline sees whole latents on every process. A backward pass goes from
-the whole result through this process's part alone: each process has a part of the gradient, and their sum is the whole.
+diffusers cuts the network's input into equal parts, exchanges heads for tokens around each attention (Ulysses, arXiv
+2309.14509) and gathers the result, so that the pipeline sees whole latents on every process. The backward pass runs
+through each process's own part: every process holds a part of the gradient, and their sum is the whole.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from flowgrpo.training.model_files.hub_files import one_sentence
 
 KEY = "run.context_parallel"
 INSTEAD = "set it to 1; run.sharding shares the weights of any model"
-# Networks whose gradient was seen to be that of one process. Of LTX and LTX 2 the calls fail, and of Helios, which gathers
-# after every layer, the parts of a gradient do not add up to the whole.
+# Networks whose gradient was tested against one process. Calls of LTX and LTX 2 fail; for Helios, which gathers after every
+# layer, the parts of the gradient do not add up to the whole.
 SEEN = (
     "ChronoEditTransformer3DModel",
     "Flux2Transformer2DModel",
@@ -41,10 +41,8 @@ TEXT, MASK = "encoder_hidden_states", "encoder_hidden_states_mask"
 
 
 def check(config: Config) -> None:
-    """Refuse a run whose calls cannot be shared, from the model's configs alone.
-
-    Raises:
-        InputError: the network, its heads, its attention or a switch cannot be shared so.
+    """Refuse a run (InputError) whose network, heads, attention or switches do not allow split calls, from configs
+    alone.
     """
     degree = config.run.context_parallel
     if degree == 1:
@@ -70,7 +68,8 @@ def check(config: Config) -> None:
             )
         with one_sentence(config.model.path):
             written = kind.load_config(place_of(config.model.path), subfolder=name)
-        heads = _heads(kind, written)
+        default = inspect.signature(kind.__init__).parameters["num_attention_heads"].default
+        heads = written.get("num_attention_heads", default)
         if heads % degree:
             raise InputError(
                 f"{KEY}: {degree} processes cannot share the {heads} attention heads of {name} evenly, take "
@@ -79,21 +78,15 @@ def check(config: Config) -> None:
 
 
 def check_device(config: Config) -> None:
-    """Refuse to share calls where there is no accelerator.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Refuse to split calls (InputError) without an accelerator."""
     if config.run.context_parallel > 1 and torch.accelerator.device_count() == 0:
         raise InputError(f"{KEY}: diffusers shares calls among accelerators, and there is none here; set it to 1")
 
 
 def share_calls(networks: Mapping[str, ModelMixin], degree: int, device: torch.device) -> None:
-    """Let groups of `degree` processes, neighbours by their number, share the calls of networks from now on.
+    """Let groups of `degree` neighbouring ranks split the calls of networks from now on.
 
-    Args:
-        networks: with their adapters, if they get any: a layer that gathers must be the outermost of its name.
-        device: that they compute on.
+    Adapters must be in the networks already: a gathering layer must be the outermost of its name.
     """
     mesh = init_device_mesh(
         device.type, (distributed.get_world_size() // degree, 1, degree), mesh_dim_names=("data", "ring", "ulysses")
@@ -107,7 +100,7 @@ def share_calls(networks: Mapping[str, ModelMixin], degree: int, device: torch.d
 
 
 def _check_attention(name: AttentionBackend | None) -> None:
-    """Refuse attention that diffusers cannot share, or whose shared backward pass it does not have."""
+    """Refuse attention that diffusers cannot split, or has no split backward pass for."""
     shared = {str(backend) for backend in _AttentionBackendRegistry._supports_context_parallel} - {"_native_npu"}
     asked = AttentionBackendName(name) if name else _AttentionBackendRegistry.get_active_backend()[0]
     if asked.value not in shared:
@@ -115,19 +108,12 @@ def _check_attention(name: AttentionBackend | None) -> None:
         raise InputError(f"{KEY}: calls with the attention {asked.value} cannot be shared, take {choices}")
 
 
-def _heads(kind: type[ModelMixin], written: Mapping[str, Any]) -> int:
-    """Attention heads of a network, by its config, or as its class has them."""
-    default = inspect.signature(kind.__init__).parameters["num_attention_heads"].default
-    return written.get("num_attention_heads", default)
-
-
 def _nearest(number: int, degree: int) -> int:
-    """The largest number below a degree that divides `number`."""
+    """Return the largest divisor of `number` below `degree`."""
     return next(n for n in range(degree - 1, 0, -1) if number % n == 0)
 
 
 def _split_hooks(network: torch.nn.Module) -> Iterator[ContextParallelSplitHook]:
-    """What cuts sequences on their way into the modules of a network."""
     for module in network.modules():
         registry = getattr(module, "_diffusers_hook", None)
         hooks = () if registry is None else registry.hooks.values()
@@ -135,7 +121,7 @@ def _split_hooks(network: torch.nn.Module) -> Iterator[ContextParallelSplitHook]
 
 
 def _refuse_remainders(hook: ContextParallelSplitHook, name: str, degree: int) -> None:
-    """Say in a sentence which sequence cannot be cut into equal parts, where diffusers asserts that it can."""
+    """Raise a readable error for a sequence without equal parts, where diffusers asserts."""
     cut = hook._prepare_cp_input
 
     def checked(x: torch.Tensor, plan: Any) -> torch.Tensor:
@@ -151,7 +137,7 @@ def _refuse_remainders(hook: ContextParallelSplitHook, name: str, degree: int) -
 
 
 def _padding(degree: int) -> Callable[..., Any]:
-    """A hook that pads a network's texts to a length that can be cut, with tokens that no other attends to."""
+    """Return a hook that pads a network's texts to a divisible length, with masked tokens."""
 
     def pad(
         network: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

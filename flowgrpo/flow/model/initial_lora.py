@@ -1,4 +1,4 @@
-"""What a flow model's training starts from: the adapters of `model.lora.path`, whoever wrote them."""
+"""Adapters that a flow model's training starts from: `model.lora.path`, in any known format."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ else:
 
 
 def adapters(model: Model) -> dict[str, Adapter]:
-    """The adapters that training starts from, by network: of `model.lora.path`, or of `model.merge`; {} without either.
+    """Return the adapters of `model.lora.path` or `model.merge`, by network; {} without either.
 
-    A network for which `model.lora.path` has nothing gets new ones on the same layers, which change nothing at first.
+    A network without adapters in `model.lora.path` gets new ones on the same layers; they change nothing at first.
 
     Raises:
-        InputError: there is no such file, or its adapters are not for this model, or not those that the config names.
+        InputError: there is no such file, or its adapters do not fit this model or the config.
     """
     if model.merge is not None:
         with lora_files.named("model.merge"):
@@ -53,15 +53,11 @@ def adapters(model: Model) -> dict[str, Adapter]:
     found = read(model.lora.path, networks, model.path)
     lora_layers.refuse_shifts_alone(found.values())
     check_agrees(model.lora, found.values())
-    return {name: _completed(name, found, each) for name, each in networks.items()}
+    return {name: _complete(name, found, each) for name, each in networks.items()}
 
 
 def check_switched(found: Mapping[str, Adapter], config: Config) -> None:
-    """Refuse adapters that a run must switch off where they shift parameters, which stay shifted.
-
-    Raises:
-        InputError: names the first parameter that is shifted.
-    """
+    """Refuse adapters (InputError) that a run must switch off if they shift parameters, as a shift stays."""
     if config.eval.adapter_steps is not None:
         refuse_shifts(found, "eval.adapter_steps")
     if sharding.applies(config.run.sharding) and config.algorithm.reference == "base":
@@ -69,14 +65,7 @@ def check_switched(found: Mapping[str, Adapter], config: Config) -> None:
 
 
 def refuse_shifts(found: Mapping[str, Adapter], key: str) -> None:
-    """Refuse adapters that shift parameters.
-
-    Args:
-        key: of what asks that they can be switched off.
-
-    Raises:
-        InputError: names the first parameter that is shifted.
-    """
+    """Refuse adapters (InputError) that shift parameters; `key` is the option that switches adapters off."""
     for network, adapter in found.items():
         if adapter.shifts:
             raise InputError(
@@ -86,14 +75,10 @@ def refuse_shifts(found: Mapping[str, Adapter], key: str) -> None:
 
 
 def read(path: LoraPath, networks: Mapping[str, Outline], model: str) -> dict[str, Adapter]:
-    """The adapters of a file, or of one for each network, by network.
-
-    Args:
-        networks: of the model, see `outlines`.
-        model: what it is called in errors.
+    """Read the adapters of a file, or of one file per network, for the networks of `outlines`.
 
     Raises:
-        InputError: there is no such file, or its adapters are not for this model.
+        InputError: there is no such file, or its adapters are not for this `model`.
     """
     found: dict[str, Adapter] = {}
     for name, each in ({None: path} if isinstance(path, str) else path).items():
@@ -105,11 +90,7 @@ def read(path: LoraPath, networks: Mapping[str, Outline], model: str) -> dict[st
 
 
 def load_lora(pipe: DiffusionPipeline, path: str | Path, lora: LoraPath) -> None:
-    """Put a LoRA into the networks of a stock pipeline.
-
-    Args:
-        path: of the model: a built-in name, a local folder or a hub id.
-        lora: as `model.lora.path` takes it.
+    """Put a LoRA, given as in `model.lora.path`, into the networks of the stock pipeline of the model at `path`.
 
     Raises:
         InputError: there is no such file, or its adapters are not for this model.
@@ -119,10 +100,7 @@ def load_lora(pipe: DiffusionPipeline, path: str | Path, lora: LoraPath) -> None
 
 
 def outlines(path: str) -> dict[str, Outline]:
-    """The shapes of a model's networks that compute the velocity, by name.
-
-    The networks are built from their configurations alone, without weights.
-    """
+    """Return the shapes of a model's velocity networks by name, from their configs alone."""
     found = {}
     for name, written in load.index_of(path).items():
         kind: type[ModelMixin] | None = load.component_class(written) if name.startswith(TRAINED) else None
@@ -135,13 +113,10 @@ def outlines(path: str) -> dict[str, Outline]:
 
 
 def placed(file: LoraFile, networks: Mapping[str, Outline], path: str) -> dict[str, Adapter]:
-    """The adapters of a file by network, by the names of diffusers, of `layer_names`, or as the pipeline's class translates.
-
-    Args:
-        networks: of the model at `path`, see `outlines`.
+    """Assign a file's adapters to networks, by diffusers' names, `layer_names`, or the pipeline class's translation.
 
     Raises:
-        InputError: they are not for this model.
+        InputError: they are not for the model at `path`.
     """
     index = _index(networks)
     unknown = lora_layers.unknown(file, index)
@@ -149,9 +124,9 @@ def placed(file: LoraFile, networks: Mapping[str, Outline], path: str) -> dict[s
     if not hasattr(pipeline, "lora_state_dict"):
         return lora_layers.placed(file, index, networks, path)
     refused = InputError(f"{KEY}: {file.place} has an adapter for {unknown[0]}, and {path} has no such layer")
-    for spelled in (_for_translation(file), _respelled(file)):
-        translated = _translated(pipeline, spelled)
-        if not translated or translated.keys() == spelled.tensors.keys():  # some leave names that they do not know
+    for spelled in (_simplify_options(file), _respell(file)):
+        translated = _translate(pipeline, spelled)
+        if not translated or translated.keys() == spelled.tensors.keys():  # unknown names are left unchanged
             continue
         try:
             return lora_layers.placed(replace(spelled, tensors=translated), index, networks, path)
@@ -161,7 +136,6 @@ def placed(file: LoraFile, networks: Mapping[str, Outline], path: str) -> dict[s
 
 
 def _index(networks: Mapping[str, Outline]) -> Index:
-    """The names of diffusers and of others, and what they mean."""
     layers: dict[str, dict[str, Target]] = {}
     parameters: dict[str, dict[str, Target]] = {}
     for name, outline in networks.items():
@@ -176,8 +150,8 @@ def _index(networks: Mapping[str, Outline]) -> Index:
     return Index(layers, parameters)
 
 
-def _for_translation(file: LoraFile) -> LoraFile:
-    """A file whose options hold for names to come; none of them beside alphas of its own, which a class multiplies in."""
+def _simplify_options(file: LoraFile) -> LoraFile:
+    """Return the file with options for the translated names; without options if it has its own alphas."""
     if any(key.endswith(".alpha") for key in file.tensors):
         return replace(file, options={})
     plain = lora_layers.without_patterns(file)
@@ -187,8 +161,8 @@ def _for_translation(file: LoraFile) -> LoraFile:
     return replace(plain, options={"": options})
 
 
-def _respelled(file: LoraFile) -> LoraFile:
-    """A file as ComfyUI and kohya would write it, which is all that some classes translate."""
+def _respell(file: LoraFile) -> LoraFile:
+    """Return the file in the spelling of ComfyUI and kohya, which is all that some classes translate."""
     alphas = lora_layers.alphas(file) if file.options else {}
     tensors = {}
     for key, tensor in (alphas | dict(file.tensors)).items():
@@ -197,23 +171,19 @@ def _respelled(file: LoraFile) -> LoraFile:
     return replace(file, tensors=tensors, options={})
 
 
-def _translated(pipeline: Any, file: LoraFile) -> dict[str, torch.Tensor] | None:
-    """Tensors under diffusers' names, by the pipeline's own class; None where it does not know the names.
-
-    Raises:
-        InputError: the class leaves a tensor out. Shifts, which it does not know, are not among them.
-    """
+def _translate(pipeline: Any, file: LoraFile) -> dict[str, torch.Tensor] | None:
+    """Translate a file's names by the pipeline's class, without shifts; None if the class does not know them."""
     given = {
         key: tensor if key.endswith(".alpha") else tensor.detach().requires_grad_()
         for key, tensor in file.tensors.items()
         if not lora_files.SHIFT.fullmatch(key)
     }
     with_alphas = "return_alphas" in inspect.signature(pipeline.lora_state_dict).parameters
-    with _silent():
+    with _without_warnings():
         try:
-            passed = {key: tensor * 1 for key, tensor in given.items()}  # some change tensors in place
+            passed = {key: tensor * 1 for key, tensor in given.items()}  # some classes change tensors in place
             found = pipeline.lora_state_dict(passed, **({"return_alphas": True} if with_alphas else {}))
-        except Exception:  # whatever names of others raise in there
+        except Exception:  # foreign names raise anything
             return None
     state, alphas = found if with_alphas else (found, None)
     _check_used(file, given, state)
@@ -223,7 +193,7 @@ def _translated(pipeline: Any, file: LoraFile) -> dict[str, torch.Tensor] | None
 
 
 def _check_used(file: LoraFile, given: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
-    """Refuse a translation that does not depend on a tensor that was given: its gradient tells."""
+    """Refuse a translation that ignores a given tensor, which then has no gradient."""
     learning = {key: tensor for key, tensor in given.items() if tensor.requires_grad}
     total = sum(tensor.sum() for tensor in state.values() if torch.is_tensor(tensor) and tensor.requires_grad)
     if not torch.is_tensor(total):
@@ -235,7 +205,7 @@ def _check_used(file: LoraFile, given: Mapping[str, torch.Tensor], state: Mappin
 
 
 @contextmanager
-def _silent():
+def _without_warnings():
     before = load.diffusers.utils.logging.get_verbosity()
     load.diffusers.utils.logging.set_verbosity_error()
     with warnings.catch_warnings():
@@ -246,8 +216,8 @@ def _silent():
             load.diffusers.utils.logging.set_verbosity(before)
 
 
-def _completed(name: str, found: Mapping[str, Adapter], outline: Outline) -> Adapter:
-    """A network's own adapters; where a file has none for it, such as add nothing, on the layers of another network's."""
+def _complete(name: str, found: Mapping[str, Adapter], outline: Outline) -> Adapter:
+    """Return a network's adapters; without any, neutral ones on the layers of another network's adapters."""
     own = found.get(name, Adapter({}))
     if own.layers:
         return own

@@ -1,10 +1,10 @@
-"""What ComfyUI, kohya and the makers of a model call its layers: a table for each network, beside the names of diffusers.
+"""Layer names of ComfyUI, kohya and the makers of a model: a table per network, next to the names of diffusers.
 
-ComfyUI names the layers of some networks as diffusers does, behind a prefix. Of others it keeps the released names, where
-one matrix may hold what diffusers has in parts, such as q, k and v. Files for ComfyUI are written by these tables, and LoRA
-files of others are read by them.
+ComfyUI names the layers of some networks as diffusers does, with a prefix. For others it keeps the released names,
+where one matrix may hold several of diffusers' (q, k and v). These tables serve to write files for ComfyUI and to read
+LoRA files of others.
 
-Which names ComfyUI reads was looked up in its `comfy/lora.py`; what was tried with it: docs/export.md.
+The names that ComfyUI reads were taken from its `comfy/lora.py`; docs/export.md lists what was tried with it.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import chain, zip_longest
 
 Table = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Names:
-    """The names that others have for the layers of a network of diffusers.
+    """Foreign names of the layers of a diffusers network.
 
     Attributes:
-        prefix: what ComfyUI has before each name.
-        same: a pattern of the layers whose names are those of diffusers.
-        table: names of other layers, each with the layers of diffusers that it is made of, in order; `*` is a number.
-        parameters: the same of parameters that are of no linear or convolutional layer.
-        swapped: names of the table whose outputs, where they are a shift and a scale, are in the other order.
-        spellings: parts of names, each with how other programs spell it.
-        makers: the released names, where ComfyUI reads those of diffusers, but not their biases.
-        kohya: ComfyUI reads names with `_` for each dot, and `lora_down`, `lora_up`, as kohya's scripts write them.
+        prefix: before each name in ComfyUI.
+        same: pattern of the layers that keep diffusers' names.
+        table: other names, each with its layers in diffusers, in order; `*` is a number.
+        parameters: the same for parameters outside linear and convolutional layers.
+        swapped: names of the table whose outputs, a shift and a scale, are in the other order.
+        spellings: parts of names, each with another program's spelling.
+        makers: the released names, for networks where ComfyUI reads diffusers' names but not their biases.
+        kohya: ComfyUI reads kohya's names, with `_` for each dot, `lora_down` and `lora_up`.
     """
 
     prefix: str = "diffusion_model."
@@ -42,13 +43,13 @@ class Names:
     kohya: bool = False
 
     def find(self, layer: str) -> tuple[str, tuple[str, ...]] | None:
-        """The name of a layer, with all layers of diffusers that the name is made of; None if it has none."""
+        """Return the name of a layer, with all diffusers layers in it; None if it has none."""
         if self.same is not None and re.match(self.same, layer):
             return layer, (layer,)
         return _find(self.table, layer)
 
     def find_parameter(self, path: str) -> str | None:
-        """The name of a parameter: of its layer, and weight or bias, or one of its own; None if it has none."""
+        """Return the name of a parameter, by its layer or by itself; None if it has none."""
         layer, _, own = path.rpartition(".")
         found = _find(self.parameters, path)
         if found is not None:
@@ -57,12 +58,12 @@ class Names:
         return f"{whole[0]}.{own}" if whole is not None and len(whole[1]) == 1 else None
 
     def read_layers(self, layers: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """The layers of a network by all names that they may have elsewhere; each with what the name is made of."""
+        """Return all foreign names of a network's layers, each with its layers in diffusers."""
         own = {} if self.makers is None else self.makers.read_layers(layers)
         return own | self._spelled(self.table, layers)
 
     def read_parameters(self, paths: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """The same of parameters that are of no layer."""
+        """Return the same for parameters outside layers."""
         own = {} if self.makers is None else self.makers.read_parameters(paths)
         return own | self._spelled(self.parameters, paths)
 
@@ -73,19 +74,19 @@ class Names:
         return found
 
     def swaps(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether the two halves of the outputs of a layer, whose weight has a shape (out, in), are in the other order."""
+        """Return whether the halves of a layer's outputs, with weight of `shape` (out, in), are in the other order."""
         own = re.sub(r"\.\d+\.", ".*.", name, count=1) in self.swapped and shape[0] == 2 * shape[1]
         return own or (self.makers is not None and self.makers.swaps(name, shape))
 
     def keys(self, name: str) -> Iterator[str]:
-        """Yield the keys of a layer's down and up matrices, of its alpha and of its bias."""
+        """Yield the keys of a layer's down and up matrices, alpha and bias."""
         whole = self.prefix + (name.replace(".", "_") if self.kohya else name)
         matrices = ("lora_down", "lora_up") if self.kohya else ("lora_A", "lora_B")
         yield from (f"{whole}.{end}" for end in (*(f"{each}.weight" for each in matrices), "alpha", "diff_b"))
 
 
 def _find(table: Table, path: str) -> tuple[str, tuple[str, ...]] | None:
-    """The name in a table whose parts a path is one of, and all its parts, with the path's number in them."""
+    """Find the name in a table that has a path among its layers; return it and its layers, with the path's number."""
     pattern, numbers = re.sub(r"\.\d+\.", ".*.", path, count=1), re.findall(r"\.(\d+)\.", path)[:1]
     for name, parts in table.items():
         for part in parts:
@@ -95,150 +96,129 @@ def _find(table: Table, path: str) -> tuple[str, tuple[str, ...]] | None:
     return None
 
 
-def _attention(names: str, layers: str) -> dict[str, tuple[str, ...]]:
-    """Names of four projections, `q k v o` below one name, for `to_q` and so on below another."""
-    inner = ("to_q", "to_k", "to_v", "to_out.0")
-    return {f"{names}.{name}": (f"{layers}.{layer}",) for name, layer in zip("qkvo", inner, strict=True)}
+def _table(text: str) -> Table:
+    """Parse lines `name = layers`: the i-th choices of all `{}` go together, `[]` lists the layers of one name."""
+    table: dict[str, tuple[str, ...]] = {}
+    for line in text.split():
+        fixed, choices = re.split(r"\{.*?\}", line), re.findall(r"\{(.*?)\}", line)
+        for chosen in zip(*(choice.split(",") for choice in choices), strict=True) if choices else [()]:
+            whole = "".join(chain.from_iterable(zip_longest(fixed, chosen, fillvalue="")))
+            name, layers = whole.split("=")
+            table[name] = tuple(chain.from_iterable(map(_listed, layers.split("+"))))
+    return table
 
 
-def _streams(fused: str, output: str, layers: str) -> dict[str, tuple[str, ...]]:
-    """Names of the projections of an image and a text stream that attend to each other, q, k and v in one."""
-    own, added = ("to_q", "to_k", "to_v"), ("add_q_proj", "add_k_proj", "add_v_proj")
-    return {
-        fused.format("img"): tuple(f"{layers}.{part}" for part in own),
-        fused.format("txt"): tuple(f"{layers}.{part}" for part in added),
-        output.format("img"): (f"{layers}.to_out.0",),
-        output.format("txt"): (f"{layers}.to_add_out",),
-    }
+def _listed(layer: str) -> list[str]:
+    if "[" not in layer:
+        return [layer]
+    before, choices, after = re.split(r"[\[\]]", layer)
+    return [f"{before}{choice}{after}" for choice in choices.split(",")]
 
 
-def _wan(names: str, layers: str) -> dict[str, tuple[str, ...]]:
-    return {
-        **_attention(f"{names}.self_attn", f"{layers}.attn1"),
-        **_attention(f"{names}.cross_attn", f"{layers}.attn2"),
-        f"{names}.cross_attn.k_img": (f"{layers}.attn2.add_k_proj",),
-        f"{names}.cross_attn.v_img": (f"{layers}.attn2.add_v_proj",),
-        f"{names}.ffn.0": (f"{layers}.ffn.net.0.proj",),
-        f"{names}.ffn.2": (f"{layers}.ffn.net.2",),
-    }
-
-
-def _embedder(name: str, first: str, second: str, layers: str) -> dict[str, tuple[str, ...]]:
-    return {f"{name}.{first}": (f"{layers}.linear_1",), f"{name}.{second}": (f"{layers}.linear_2",)}
-
-
-def _norms(names: str, layers: str) -> dict[str, tuple[str, ...]]:
-    """Names of the scales of the norms of queries and keys."""
-    inner = {"query": "q", "key": "k"}
-    return {f"{names}.{word}_norm.scale": (layers.format(letter),) for word, letter in inner.items()}
-
-
-def _both(names: str, layers: str) -> dict[str, tuple[str, ...]]:
-    """Names of a norm's weight and bias."""
-    return {f"{names}.{end}": (f"{layers}.{end}",) for end in ("weight", "bias")}
-
-
-def _wan_parameters(names: str, layers: str) -> dict[str, tuple[str, ...]]:
-    found = {f"{names}.modulation": (f"{layers}.scale_shift_table",), **_both(f"{names}.norm3", f"{layers}.norm2")}
-    for attention, own in (("self_attn", "attn1"), ("cross_attn", "attn2")):
-        for norm in ("norm_q", "norm_k"):
-            found[f"{names}.{attention}.{norm}.weight"] = (f"{layers}.{own}.{norm}.weight",)
-    return found | {f"{names}.cross_attn.norm_k_img.weight": (f"{layers}.attn2.norm_added_k.weight",)}
-
-
+_WAN_BLOCKS = """
+blocks.*.self_attn.{q,k,v,o}=blocks.*.attn1.{to_q,to_k,to_v,to_out.0}
+blocks.*.cross_attn.{q,k,v,o}=blocks.*.attn2.{to_q,to_k,to_v,to_out.0}
+blocks.*.cross_attn.{k,v}_img=blocks.*.attn2.add_{k,v}_proj
+blocks.*.ffn.{0,2}=blocks.*.ffn.net.{0.proj,2}
+"""
+_WAN_PARAMETERS = """
+blocks.*.modulation=blocks.*.scale_shift_table
+blocks.*.norm3.{weight,bias}=blocks.*.norm2.{weight,bias}
+blocks.*.self_attn.norm_{q,k}.weight=blocks.*.attn1.norm_{q,k}.weight
+blocks.*.cross_attn.norm_{q,k}.weight=blocks.*.attn2.norm_{q,k}.weight
+blocks.*.cross_attn.norm_k_img.weight=blocks.*.attn2.norm_added_k.weight
+"""
 WAN = Names(
-    table={
-        **_wan("blocks.*", "blocks.*"),
-        **_wan("vace_blocks.*", "vace_blocks.*"),
-        "vace_blocks.*.before_proj": ("vace_blocks.*.proj_in",),
-        "vace_blocks.*.after_proj": ("vace_blocks.*.proj_out",),
-        **_embedder("text_embedding", "0", "2", "condition_embedder.text_embedder"),
-        **_embedder("time_embedding", "0", "2", "condition_embedder.time_embedder"),
-        "time_projection.1": ("condition_embedder.time_proj",),
-        "img_emb.proj.1": ("condition_embedder.image_embedder.ff.net.0.proj",),
-        "img_emb.proj.3": ("condition_embedder.image_embedder.ff.net.2",),
-        "patch_embedding": ("patch_embedding",),
-        "vace_patch_embedding": ("vace_patch_embedding",),
-        "head.head": ("proj_out",),
-    },
-    parameters={
-        **_wan_parameters("blocks.*", "blocks.*"),
-        **_wan_parameters("vace_blocks.*", "vace_blocks.*"),
-        **_both("img_emb.proj.0", "condition_embedder.image_embedder.norm1"),
-        **_both("img_emb.proj.4", "condition_embedder.image_embedder.norm2"),
-        "head.modulation": ("scale_shift_table",),
-    },
+    table=_table(
+        _WAN_BLOCKS
+        + _WAN_BLOCKS.replace("blocks", "vace_blocks")
+        + """
+vace_blocks.*.{before_proj,after_proj}=vace_blocks.*.{proj_in,proj_out}
+text_embedding.{0,2}=condition_embedder.text_embedder.linear_{1,2}
+time_embedding.{0,2}=condition_embedder.time_embedder.linear_{1,2}
+time_projection.1=condition_embedder.time_proj
+img_emb.proj.{1,3}=condition_embedder.image_embedder.ff.net.{0.proj,2}
+patch_embedding=patch_embedding
+vace_patch_embedding=vace_patch_embedding
+head.head=proj_out
+"""
+    ),
+    parameters=_table(
+        _WAN_PARAMETERS
+        + _WAN_PARAMETERS.replace("blocks", "vace_blocks")
+        + """
+img_emb.proj.0.{weight,bias}=condition_embedder.image_embedder.norm1.{weight,bias}
+img_emb.proj.4.{weight,bias}=condition_embedder.image_embedder.norm2.{weight,bias}
+head.modulation=scale_shift_table
+"""
+    ),
 )
 
-SINGLE = "single_transformer_blocks.*"
-STREAMS_NORMS = {
-    **_norms("double_blocks.*.img_attn.norm", "transformer_blocks.*.attn.norm_{}.weight"),
-    **_norms("double_blocks.*.txt_attn.norm", "transformer_blocks.*.attn.norm_added_{}.weight"),
-    **_norms("single_blocks.*.norm", f"{SINGLE}.attn.norm_{{}}.weight"),
-}
-STREAMS = {  # of FLUX.1 and HunyuanVideo
-    **_streams("double_blocks.*.{}_attn.qkv", "double_blocks.*.{}_attn.proj", "transformer_blocks.*.attn"),
-    "double_blocks.*.img_mlp.0": ("transformer_blocks.*.ff.net.0.proj",),
-    "double_blocks.*.img_mlp.2": ("transformer_blocks.*.ff.net.2",),
-    "double_blocks.*.txt_mlp.0": ("transformer_blocks.*.ff_context.net.0.proj",),
-    "double_blocks.*.txt_mlp.2": ("transformer_blocks.*.ff_context.net.2",),
-    "double_blocks.*.img_mod.lin": ("transformer_blocks.*.norm1.linear",),
-    "double_blocks.*.txt_mod.lin": ("transformer_blocks.*.norm1_context.linear",),
-    "single_blocks.*.linear1": (*(f"{SINGLE}.attn.to_{part}" for part in "qkv"), f"{SINGLE}.proj_mlp"),
-    "single_blocks.*.linear2": (f"{SINGLE}.proj_out",),
-    "single_blocks.*.modulation.lin": (f"{SINGLE}.norm.linear",),
-    "final_layer.linear": ("proj_out",),
-    "final_layer.adaLN_modulation.1": ("norm_out.linear",),
-    **_embedder("time_in", "in_layer", "out_layer", "time_text_embed.timestep_embedder"),
-    **_embedder("vector_in", "in_layer", "out_layer", "time_text_embed.text_embedder"),
-    **_embedder("guidance_in", "in_layer", "out_layer", "time_text_embed.guidance_embedder"),
-}
+_ATTENTION = """
+double_blocks.*.img_attn.qkv=transformer_blocks.*.attn.to_[q,k,v]
+double_blocks.*.txt_attn.qkv=transformer_blocks.*.attn.add_[q,k,v]_proj
+double_blocks.*.{img,txt}_attn.proj=transformer_blocks.*.attn.{to_out.0,to_add_out}
+"""
+STREAMS_NORMS = _table("""
+double_blocks.*.img_attn.norm.{query,key}_norm.scale=transformer_blocks.*.attn.norm_{q,k}.weight
+double_blocks.*.txt_attn.norm.{query,key}_norm.scale=transformer_blocks.*.attn.norm_added_{q,k}.weight
+single_blocks.*.norm.{query,key}_norm.scale=single_transformer_blocks.*.attn.norm_{q,k}.weight
+""")
+_STREAMS = (
+    _ATTENTION
+    + """
+double_blocks.*.img_mlp.{0,2}=transformer_blocks.*.ff.net.{0.proj,2}
+double_blocks.*.txt_mlp.{0,2}=transformer_blocks.*.ff_context.net.{0.proj,2}
+double_blocks.*.{img,txt}_mod.lin=transformer_blocks.*.{norm1,norm1_context}.linear
+single_blocks.*.linear1=single_transformer_blocks.*.attn.to_[q,k,v]+single_transformer_blocks.*.proj_mlp
+single_blocks.*.linear2=single_transformer_blocks.*.proj_out
+single_blocks.*.modulation.lin=single_transformer_blocks.*.norm.linear
+final_layer.{linear,adaLN_modulation.1}={proj_out,norm_out.linear}
+time_in.{in_layer,out_layer}=time_text_embed.timestep_embedder.linear_{1,2}
+vector_in.{in_layer,out_layer}=time_text_embed.text_embedder.linear_{1,2}
+guidance_in.{in_layer,out_layer}=time_text_embed.guidance_embedder.linear_{1,2}
+"""
+)  # of FLUX.1 and HunyuanVideo
 SWAPPED = ("final_layer.adaLN_modulation.1",)  # scale and shift
 
 FLUX = Names(
-    table={**STREAMS, "img_in": ("x_embedder",), "txt_in": ("context_embedder",)},
-    parameters=STREAMS_NORMS,
-    swapped=SWAPPED,
+    table=_table(_STREAMS + "{img_in,txt_in}={x_embedder,context_embedder}"), parameters=STREAMS_NORMS, swapped=SWAPPED
 )
 
 FLUX2 = Names(
     prefix="lora_unet_",
     kohya=True,
-    table={
-        **_streams("double_blocks.*.{}_attn.qkv", "double_blocks.*.{}_attn.proj", "transformer_blocks.*.attn"),
-        "double_blocks.*.img_mlp.0": ("transformer_blocks.*.ff.linear_in",),
-        "double_blocks.*.img_mlp.2": ("transformer_blocks.*.ff.linear_out",),
-        "double_blocks.*.txt_mlp.0": ("transformer_blocks.*.ff_context.linear_in",),
-        "double_blocks.*.txt_mlp.2": ("transformer_blocks.*.ff_context.linear_out",),
-        "single_blocks.*.linear1": (f"{SINGLE}.attn.to_qkv_mlp_proj",),
-        "single_blocks.*.linear2": (f"{SINGLE}.attn.to_out",),
-        "img_in": ("x_embedder",),
-        "txt_in": ("context_embedder",),
-        **_embedder("time_in", "in_layer", "out_layer", "time_guidance_embed.timestep_embedder"),
-        **_embedder("guidance_in", "in_layer", "out_layer", "time_guidance_embed.guidance_embedder"),
-        "single_stream_modulation.lin": ("single_stream_modulation.linear",),
-        "double_stream_modulation_img.lin": ("double_stream_modulation_img.linear",),
-        "double_stream_modulation_txt.lin": ("double_stream_modulation_txt.linear",),
-        "final_layer.linear": ("proj_out",),
-    },
+    table=_table(
+        _ATTENTION
+        + """
+double_blocks.*.img_mlp.{0,2}=transformer_blocks.*.ff.{linear_in,linear_out}
+double_blocks.*.txt_mlp.{0,2}=transformer_blocks.*.ff_context.{linear_in,linear_out}
+single_blocks.*.{linear1,linear2}=single_transformer_blocks.*.attn.{to_qkv_mlp_proj,to_out}
+{img_in,txt_in}={x_embedder,context_embedder}
+time_in.{in_layer,out_layer}=time_guidance_embed.timestep_embedder.linear_{1,2}
+guidance_in.{in_layer,out_layer}=time_guidance_embed.guidance_embedder.linear_{1,2}
+single_stream_modulation.lin=single_stream_modulation.linear
+double_stream_modulation_{img,txt}.lin=double_stream_modulation_{img,txt}.linear
+final_layer.linear=proj_out
+"""
+    ),
     parameters=STREAMS_NORMS,
 )
 
-REFINER = "context_embedder.token_refiner.refiner_blocks.*"
-TOKENS = "txt_in.individual_token_refiner.blocks.*"
 HUNYUAN_VIDEO = Names(
-    table={
-        **STREAMS,
-        "img_in.proj": ("x_embedder.proj",),
-        f"{TOKENS}.self_attn.qkv": tuple(f"{REFINER}.attn.to_{part}" for part in "qkv"),
-        f"{TOKENS}.self_attn.proj": (f"{REFINER}.attn.to_out.0",),
-        f"{TOKENS}.mlp.0": (f"{REFINER}.ff.net.0.proj",),
-        f"{TOKENS}.mlp.2": (f"{REFINER}.ff.net.2",),
-        f"{TOKENS}.adaLN_modulation.1": (f"{REFINER}.norm_out.linear",),
-        "txt_in.input_embedder": ("context_embedder.proj_in",),
-        **_embedder("txt_in.t_embedder", "in_layer", "out_layer", "context_embedder.time_text_embed.timestep_embedder"),
-        **_embedder("txt_in.c_embedder", "in_layer", "out_layer", "context_embedder.time_text_embed.text_embedder"),
-    },
+    table=_table(
+        _STREAMS
+        + """
+img_in.proj=x_embedder.proj
+txt_in.individual_token_refiner.blocks.*.self_attn.qkv=context_embedder.token_refiner.refiner_blocks.*.attn.to_[q,k,v]
+txt_in.individual_token_refiner.blocks.*.self_attn.proj=context_embedder.token_refiner.refiner_blocks.*.attn.to_out.0
+txt_in.individual_token_refiner.blocks.*.mlp.{0,2}=context_embedder.token_refiner.refiner_blocks.*.ff.net.{0.proj,2}
+txt_in.individual_token_refiner.blocks.*.adaLN_modulation.1=context_embedder.token_refiner.refiner_blocks.*.norm_out.linear
+txt_in.input_embedder=context_embedder.proj_in
+txt_in.t_embedder.{in_layer,out_layer}=context_embedder.time_text_embed.timestep_embedder.linear_{1,2}
+txt_in.c_embedder.{in_layer,out_layer}=context_embedder.time_text_embed.text_embedder.linear_{1,2}
+"""
+    ),
     parameters=STREAMS_NORMS,
     swapped=SWAPPED,
     spellings=(
@@ -247,98 +227,78 @@ HUNYUAN_VIDEO = Names(
     ),
 )
 
-_JOINT = {"x_block": ("to_{}", "to_out.0", "ff"), "context_block": ("add_{}_proj", "to_add_out", "ff_context")}
 SD3 = Names(
-    table={
-        name: tuple(f"transformer_blocks.*.{layer}" for layer in layers)
-        for block, (inner, output, feed_forward) in _JOINT.items()
-        for name, layers in {
-            f"joint_blocks.*.{block}.attn.qkv": tuple(f"attn.{inner.format(letter)}" for letter in "qkv"),
-            f"joint_blocks.*.{block}.attn.proj": (f"attn.{output}",),
-            f"joint_blocks.*.{block}.mlp.fc1": (f"{feed_forward}.net.0.proj",),
-            f"joint_blocks.*.{block}.mlp.fc2": (f"{feed_forward}.net.2",),
-        }.items()
-    }
-    | {
-        "joint_blocks.*.x_block.attn2.qkv": tuple(f"transformer_blocks.*.attn2.to_{letter}" for letter in "qkv"),
-        "joint_blocks.*.x_block.attn2.proj": ("transformer_blocks.*.attn2.to_out.0",),
-        "joint_blocks.*.x_block.adaLN_modulation.1": ("transformer_blocks.*.norm1.linear",),
-        "joint_blocks.*.context_block.adaLN_modulation.1": ("transformer_blocks.*.norm1_context.linear",),
-        "context_embedder": ("context_embedder",),
-        "x_embedder.proj": ("pos_embed.proj",),
-        **_embedder("t_embedder.mlp", "0", "2", "time_text_embed.timestep_embedder"),
-        **_embedder("y_embedder.mlp", "0", "2", "time_text_embed.text_embedder"),
-        "final_layer.linear": ("proj_out",),
-        "final_layer.adaLN_modulation.1": ("norm_out.linear",),
-    },
+    table=_table("""
+joint_blocks.*.x_block.attn.qkv=transformer_blocks.*.attn.to_[q,k,v]
+joint_blocks.*.x_block.attn.proj=transformer_blocks.*.attn.to_out.0
+joint_blocks.*.x_block.mlp.{fc1,fc2}=transformer_blocks.*.ff.net.{0.proj,2}
+joint_blocks.*.context_block.attn.qkv=transformer_blocks.*.attn.add_[q,k,v]_proj
+joint_blocks.*.context_block.attn.proj=transformer_blocks.*.attn.to_add_out
+joint_blocks.*.context_block.mlp.{fc1,fc2}=transformer_blocks.*.ff_context.net.{0.proj,2}
+joint_blocks.*.x_block.attn2.qkv=transformer_blocks.*.attn2.to_[q,k,v]
+joint_blocks.*.x_block.attn2.proj=transformer_blocks.*.attn2.to_out.0
+joint_blocks.*.{x_block,context_block}.adaLN_modulation.1=transformer_blocks.*.{norm1,norm1_context}.linear
+context_embedder=context_embedder
+x_embedder.proj=pos_embed.proj
+t_embedder.mlp.{0,2}=time_text_embed.timestep_embedder.linear_{1,2}
+y_embedder.mlp.{0,2}=time_text_embed.text_embedder.linear_{1,2}
+final_layer.{linear,adaLN_modulation.1}={proj_out,norm_out.linear}
+"""),
     swapped=(
         *SWAPPED,
         "joint_blocks.*.context_block.adaLN_modulation.1",
-    ),  # in the last block, which ends the text's stream
+    ),  # of the last block, which ends the text stream
 )
 
 LTX = Names(
     same=r"transformer_blocks\.|caption_projection\.|proj_out$|audio_proj_out$",
-    table={
-        "patchify_proj": ("proj_in",),
-        "audio_patchify_proj": ("audio_proj_in",),
-        "adaln_single.linear": ("time_embed.linear",),
-        "audio_adaln_single.linear": ("audio_time_embed.linear",),
-        **{
-            f"{name}.emb.timestep_embedder.linear_{i}": (f"{layer}.emb.timestep_embedder.linear_{i}",)
-            for name, layer in (("adaln_single", "time_embed"), ("audio_adaln_single", "audio_time_embed"))
-            for i in (1, 2)
-        },
-    },
+    table=_table("""
+{patchify_proj,audio_patchify_proj}={proj_in,audio_proj_in}
+{adaln_single,audio_adaln_single}.linear={time_embed,audio_time_embed}.linear
+adaln_single.emb.timestep_embedder.linear_{1,2}=time_embed.emb.timestep_embedder.linear_{1,2}
+audio_adaln_single.emb.timestep_embedder.linear_{1,2}=audio_time_embed.emb.timestep_embedder.linear_{1,2}
+"""),
 )
 
 Z_IMAGE = Names(
-    table={
-        name: layers
-        for blocks in ("layers.*", "noise_refiner.*", "context_refiner.*")
-        for name, layers in {
-            f"{blocks}.attention.qkv": tuple(f"{blocks}.attention.to_{letter}" for letter in "qkv"),
-            f"{blocks}.attention.out": (f"{blocks}.attention.to_out.0",),
-        }.items()
-    }
-    | {
-        "x_embedder": ("all_x_embedder.2-1",),
-        "final_layer.linear": ("all_final_layer.2-1.linear",),
-        "final_layer.adaLN_modulation.1": ("all_final_layer.2-1.adaLN_modulation.1",),
-    },
+    table=_table("""
+{layers,noise_refiner,context_refiner}.*.attention.qkv={layers,noise_refiner,context_refiner}.*.attention.to_[q,k,v]
+{layers,noise_refiner,context_refiner}.*.attention.out={layers,noise_refiner,context_refiner}.*.attention.to_out.0
+x_embedder=all_x_embedder.2-1
+final_layer.{linear,adaLN_modulation.1}=all_final_layer.2-1.{linear,adaLN_modulation.1}
+""")
 )
 
-_KREA2 = {
-    **{f"attn.w{letter}": f"attn.to_{letter}" for letter in "qkv"},
-    **{"attn.wo": "attn.to_out.0", "attn.gate": "attn.to_gate"},
-    **{f"mlp.{name}": f"ff.{name}" for name in ("gate", "up", "down")},
-}
+_KREA2_BLOCKS = """
+NAMES.*.attn.{wq,wk,wv,wo,gate}=LAYERS.*.attn.{to_q,to_k,to_v,to_out.0,to_gate}
+NAMES.*.mlp.{gate,up,down}=LAYERS.*.ff.{gate,up,down}
+"""
 KREA2 = Names(
-    table={
-        f"{names}.*.{name}": (f"{layers}.*.{layer}",)
-        for names, layers in (
-            ("blocks", "transformer_blocks"),
-            ("txtfusion.layerwise_blocks", "text_fusion.layerwise_blocks"),
-            ("txtfusion.refiner_blocks", "text_fusion.refiner_blocks"),
+    table=_table(
+        "".join(
+            _KREA2_BLOCKS.replace("NAMES", names).replace("LAYERS", layers)
+            for names, layers in (
+                ("blocks", "transformer_blocks"),
+                ("txtfusion.layerwise_blocks", "text_fusion.layerwise_blocks"),
+                ("txtfusion.refiner_blocks", "text_fusion.refiner_blocks"),
+            )
         )
-        for name, layer in _KREA2.items()
-    }
-    | {
-        "first": ("img_in",),
-        "last.linear": ("final_layer.linear",),
-        **_embedder("tmlp", "0", "2", "time_embed"),
-        "tproj.1": ("time_mod_proj",),
-        **_embedder("txtmlp", "1", "3", "txt_in"),
-        "txtfusion.projector": ("text_fusion.projector",),
-    },
+        + """
+first=img_in
+last.linear=final_layer.linear
+tmlp.{0,2}=time_embed.linear_{1,2}
+tproj.1=time_mod_proj
+txtmlp.{1,3}=txt_in.linear_{1,2}
+txtfusion.projector=text_fusion.projector
+"""
+    )
 )
 
 ACE_STEP = Names(
-    table={
-        f"decoder.layers.*.{attention}.{name}_proj": (f"layers.*.{attention}.{layer}",)
-        for attention in ("self_attn", "cross_attn")
-        for name, layer in {"q": "to_q", "k": "to_k", "v": "to_v", "o": "to_out.0"}.items()
-    },
+    table=_table("""
+decoder.layers.*.self_attn.{q,k,v,o}_proj=layers.*.self_attn.{to_q,to_k,to_v,to_out.0}
+decoder.layers.*.cross_attn.{q,k,v,o}_proj=layers.*.cross_attn.{to_q,to_k,to_v,to_out.0}
+"""),
     spellings=(("decoder.layers", "layers"),),
 )
 

@@ -1,4 +1,6 @@
-"""The teacher of a distillation, in the place of the reference: a LoRA over the student's base, or a pipeline like it."""
+"""The teacher of a distillation, as the reference: a LoRA on the student's base, or a pipeline of the same
+architecture.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,17 @@ from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.networks.traits import TRAINED
 from flowgrpo.training.checkpoints import lora_files
 from flowgrpo.training.model_files.hub_files import one_sentence, variant_of
-from flowgrpo.training.weights.lora_adapters import Adapter, Matrices
+from flowgrpo.training.weights.lora_adapters import Adapter
 from flowgrpo.training.weights.trained_weights import Weights
 
 KEY = "model.teacher"
 
 
 def check(config: Config) -> dict[str, Adapter]:
-    """The adapters of a teacher that is a LoRA, by network; {} of one that is a pipeline, or where nobody asks for one.
+    """Return a LoRA teacher's adapters by network; {} for a pipeline teacher, or if none is needed.
 
     Raises:
-        InputError: there is none, or it is not for this model.
+        InputError: there is no teacher, or it does not fit this model.
     """
     model = config.model
     if config.algorithm.reference != "teacher":
@@ -37,18 +39,17 @@ def check(config: Config) -> dict[str, Adapter]:
             f"{KEY}: algorithm.objective.kl.reference=teacher needs one; name a LoRA over {model.path}, a run's folder, or "
             "a pipeline like it"
         )
-    with _as_teacher(), lora_files.named(KEY):
+    with _naming_teacher(), lora_files.named(KEY):
         if load.is_pipeline(model.teacher):
             _check_pipeline(config, model.teacher)
             return {}
         if model.lora is None:
-            load.index_of(model.teacher)  # which says why it is no pipeline; a LoRA needs a base that stays
+            load.index_of(model.teacher)  # says why it is no pipeline; a LoRA needs a fixed base
         return initial_lora.read(model.teacher, initial_lora.outlines(model.path), model.path)
 
 
 @contextmanager
-def _as_teacher() -> Iterator[None]:
-    """Name the teacher where an error names a model."""
+def _naming_teacher() -> Iterator[None]:
     try:
         yield
     except InputError as error:
@@ -56,7 +57,6 @@ def _as_teacher() -> Iterator[None]:
 
 
 def _check_pipeline(config: Config, teacher: str) -> None:
-    """Refuse a pipeline whose networks cannot stand where the student's do."""
     model = config.model
     if model.lora is not None and model.quantise is not None:
         raise InputError(
@@ -69,7 +69,7 @@ def _check_pipeline(config: Config, teacher: str) -> None:
             "run.sharding=none, or name a LoRA"
         )
     load.check_weights(teacher, model.variant, TRAINED, or_plain=True)
-    own, other = _built(model.path, model.variant), _built(teacher, model.variant)
+    own, other = _describe_networks(model.path, model.variant), _describe_networks(teacher, model.variant)
     for name, here in own.items():
         if name not in other:
             raise InputError(f"{KEY}: {teacher} has no {name}, as {model.path} has")
@@ -82,8 +82,8 @@ def _check_pipeline(config: Config, teacher: str) -> None:
             )
 
 
-def _built(path: str, variant: str | None) -> dict[str, dict[str, Any]]:
-    """What each network of a pipeline is built by: its class, its config, which may leave some out, and shapes."""
+def _describe_networks(path: str, variant: str | None) -> dict[str, dict[str, Any]]:
+    """Return class, config and weight shapes of each network of a pipeline."""
     built, shapes = {}, memory_estimate.component_shapes(path, TRAINED, variant)
     for name, named in load.index_of(path).items():
         kind: type[ModelMixin] | None = load.component_class(named) if name.startswith(TRAINED) else None
@@ -96,12 +96,9 @@ def _built(path: str, variant: str | None) -> dict[str, dict[str, Any]]:
 
 
 def put_pipeline(weights: Weights, path: str, variant: str | None = None) -> None:
-    """Make the networks of a pipeline the reference: in place of trained weights, or of the base with adapters off.
+    """Make the networks of a pipeline the reference: in place of the trained weights, or of the base without adapters.
 
-    Args:
-        weights: with a reference that is a teacher.
-        path: of the pipeline; its networks have the shapes of the student's, see `check`.
-        variant: of its files, where there are such.
+    The networks must have the student's shapes, see `check`, and `weights` a teacher as their reference.
     """
     values: dict[str, torch.Tensor] = {}
     kinds = load.index_of(path)
@@ -120,13 +117,11 @@ def put_pipeline(weights: Weights, path: str, variant: str | None = None) -> Non
 
 
 def put(weights: Weights, teacher: Mapping[str, Adapter]) -> None:
-    """Make a teacher the reference, exactly: its matrices, scaled as the student's are, and zeros up to the student's rank.
-
-    Args:
-        weights: with adapters, and a reference that is a teacher.
+    """Make a LoRA teacher the reference, exactly: its matrices, rescaled to the student's scaling and zero-padded to
+    its rank.
 
     Raises:
-        InputError: it has an adapter that the student's cannot hold.
+        InputError: the student's adapters cannot hold one of its adapters.
     """
     values = {name: torch.zeros_like(p) for name, p in weights.named.items()}
     for network, adapter in teacher.items():
@@ -149,14 +144,11 @@ def put(weights: Weights, teacher: Mapping[str, Adapter]) -> None:
                     f"{KEY}: its adapter of {name} has rank {layer.rank}, the student's {len(values[down])}; take "
                     f"model.lora.rank={layer.rank}"
                 )
-            factor = _scale(layer, adapter.rslora) / student.scaling["default"]
+            scale = layer.alpha / (layer.rank**0.5 if adapter.rslora else layer.rank)
+            factor = scale / student.scaling["default"]
             values[down][: layer.rank] = layer.down.to(values[down])
             values[up][:, : layer.rank] = layer.up.to(values[up]) * factor
             if layer.bias is not None:
                 bias = f"{name}.lora_B.default.bias"
                 values[bias][:] = layer.bias.to(values[bias]) * factor
     weights.put_reference(values)
-
-
-def _scale(layer: Matrices, rslora: bool) -> float:
-    return layer.alpha / (layer.rank**0.5 if rslora else layer.rank)

@@ -1,11 +1,12 @@
-"""Adapters that act on a part of the schedule, with the base model on its other steps.
+"""Adapters that act in a part of the schedule only; the base model takes the other steps.
 
-It is MixGRPO's remedy against reward hacking (arXiv 2507.21802): the trained model takes the first steps, and the model from
-before training takes the others. Step k of n is taken with the adapters if first <= k / n < end, with k counted from 0. How
-that departs from MixGRPO's code:
+This is MixGRPO's remedy against reward hacking (arXiv 2507.21802): the trained model takes the first steps and the
+model before training takes the rest. Step k of n, counted from 0, uses the adapters if first <= k / n < end. Departures
+from MixGRPO's code:
 
- 1. Its option is a number of first steps, 30 of 50 in its script, which is the part 0:0.6 here. Here a part may begin later.
- 2. It holds two whole networks. Here one network computes, with its adapters switched on and off.
+ 1. Its option is a number of first steps, 30 of 50 in its script, which is the part 0:0.6 here. Here a part may begin
+     later.
+ 2. It holds two whole networks. Here one network switches its adapters on and off.
 """
 
 from __future__ import annotations
@@ -29,21 +30,20 @@ Switch = Callable[[bool], object]
 
 @contextmanager
 def limited(pipe: DiffusionPipeline, part: Sequence[float], switch: Switch, key: str = KEY) -> Iterator[None]:
-    """Compute without adapters at the steps outside a part of the schedule, in whole calls of a pipeline.
+    """Return a context in which whole calls of a pipeline use adapters in a part of the schedule only.
 
     Args:
-        part: first and end, fractions of the steps from the start.
+        part: first and end, as fractions of the steps.
         switch: switches the adapters of all networks on (True) or off.
-        key: the place named in errors.
 
     Raises:
-        InputError: the pipeline keeps something of a step for later ones, or does not tell which step it is at.
+        InputError: the pipeline reuses values of an earlier step, or hides its current step.
     """
     limit = _Limit(pipe, part, switch, key)
     handles = limit.hook()
     try:
         yield
-        limit.check()
+        limit.refuse_unreported_steps()
     finally:
         for handle in handles:
             handle.remove()
@@ -51,7 +51,7 @@ def limited(pipe: DiffusionPipeline, part: Sequence[float], switch: Switch, key:
 
 
 def limit_adapters(pipe: DiffusionPipeline, first: float, end: float) -> None:
-    """Let the adapters of a stock pipeline act on a part of its schedule only, from now on; for model cards."""
+    """Limit the adapters of a stock pipeline to a part of its schedule, from now on; for model cards."""
     _Limit(pipe, (first, end), lambda on: enable(traits.networks(pipe).values(), on), KEY).hook()
 
 
@@ -64,14 +64,14 @@ def enable(networks: Iterable[torch.nn.Module], on: bool) -> None:
 
 
 class _Limit:
-    """A hook before each call of a network that switches adapters where the part of the schedule begins or ends."""
+    """A pre-forward hook that switches adapters at the borders of the part."""
 
     def __init__(self, pipe: DiffusionPipeline, part: Sequence[float], switch: Switch, key: str):
         self._pipe, (self._first, self._end), self._switch, self._key = pipe, part, switch, key
-        self._on, self._seen = True, {0: 0}  # the last step that was seen, by the number of steps
+        self._on, self._last_steps = True, {0: 0}  # last step, by the number of steps
 
     def hook(self) -> list[RemovableHandle]:
-        """Hang the hook on all that a step calls and that may have adapters."""
+        """Register the hook on all components that a step calls and that may have adapters."""
         called = {
             name: m for name, m in self._pipe.components.items() if name.startswith((*traits.TRAINED, traits.SHARING))
         }
@@ -84,7 +84,7 @@ class _Limit:
     def __call__(self, network: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if stands_in():
             return
-        on = self._first <= self._place() < self._end
+        on = self._first <= self._progress() < self._end
         if on != self._on and kwargs.get("kv_cache_mode") == "cached":
             raise InputError(
                 f"{self._key}: {type(self._pipe).__name__} keeps keys and values of its first step for the others, which "
@@ -93,23 +93,22 @@ class _Limit:
         self.set(on)
 
     def set(self, on: bool) -> None:
-        """Switch the adapters unless they are so."""
+        """Switch the adapters if needed."""
         if on != self._on:
             self._switch(on)
             self._on = on
 
-    def _place(self) -> float:
-        """The fraction of the steps that are behind, of those that the call makes."""
+    def _progress(self) -> float:
         scheduler = self._pipe.scheduler
-        begin = scheduler.begin_index or 0  # not 0 where a pipeline starts from a noised picture
+        begin = scheduler.begin_index or 0  # above 0 if the pipeline starts from a noised picture
         index = begin if scheduler.step_index is None else scheduler.step_index
         done, count = index - begin, len(scheduler.timesteps) - begin
-        self._seen[count] = max(done, self._seen.get(count, 0))
+        self._last_steps[count] = max(done, self._last_steps.get(count, 0))
         return done / count
 
-    def check(self) -> None:
-        """Refuse a pipeline whose scheduler has not told that its steps went on."""
-        count, last = max(self._seen.items())
+    def refuse_unreported_steps(self) -> None:
+        """Raise an InputError if the scheduler did not report its steps."""
+        count, last = max(self._last_steps.items())
         if last < count - 1:
             raise InputError(
                 f"{self._key}: {type(self._pipe).__name__} counts its steps where nobody sees it, remove it"

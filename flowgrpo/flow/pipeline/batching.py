@@ -1,4 +1,4 @@
-"""Cutting rows into batches that one call of a pipeline can take, and joining what the calls return."""
+"""Cut rows into batches for single calls of a pipeline, and join the results."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from samplers.kernels import State
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a pipeline can do, found by running it (see `probe`); the defaults are the most that one can.
+    """Abilities of a pipeline, found by running it (see `probe`); the defaults are the most general.
 
     Attributes:
-        pads_prompts: whether rows whose prompts have unequal lengths may share a call.
-        max_batch: most rows of a call, None for any number.
-        decodes_by_landing: whether decoding needs a last step of the loop, which lands on the state.
-        starts_alone: whether each row needs a call of its own to start, as together they draw other numbers than alone.
+        pads_prompts: whether rows with prompts of unequal lengths may share a call.
+        max_batch: largest number of rows of a call, None for any.
+        decodes_by_landing: whether decoding needs a last step of the loop that lands on the state.
+        starts_alone: whether each row needs its own call to start, because a batch draws other numbers.
     """
 
     pads_prompts: bool = True
@@ -33,9 +33,9 @@ class Capabilities:
 def cut(
     walk: DenoisingLoop, capabilities: Capabilities, rows: Sequence[Row], state: State = ()
 ) -> list[tuple[Sequence[Row], State]]:
-    """Neighbouring rows that one call can take, in their order, each batch with its part of the state (B, ...).
+    """Cut rows, in order, into batches of neighbours that may share a call; each with its part of the state (B, ...).
 
-    One call has one picture, one negative prompt, ... for all its rows, so these must be equal in a batch.
+    A call has one picture, one negative prompt, ... for all its rows, so these are equal within a batch.
     """
     pads = capabilities.pads_prompts
     kinds = [(walk.conditions_key(row), [shape.batch_key(pads) for shape in walk.encode(row)]) for row in rows]
@@ -47,5 +47,5 @@ def cut(
 
 
 def join(states: Sequence[State]) -> State:
-    """The rows of several states (B, ...) as one state."""
+    """Concatenate several states (B, ...) to one."""
     return states[0] if len(states) == 1 else tuple(torch.cat(column) for column in zip(*states, strict=True))

@@ -1,4 +1,4 @@
-"""What the call of a pipeline takes; read from diffusers' source, where that tells, before diffusers is imported."""
+"""Arguments of a pipeline's call, read from diffusers' source where possible, without importing diffusers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from flowgrpo.errors import InputError
 from rewards.base import nearest
 
-# Arguments of a pipeline's call that are set here, and by no config.
+# Call arguments that flowgrpo sets; a config must not.
 RESERVED = (
     "prompt",
     "latents",
@@ -24,10 +24,10 @@ RESERVED = (
     "sigmas",
     "timesteps",
 )
-SIZES = ("height", "width", "num_frames")  # numbers also where their default is None
-MOST_STEPS = 10_000  # a plan grows a tree of them
+SIZES = ("height", "width", "num_frames")  # numbers even if their default is None
+MOST_STEPS = 10_000  # a plan builds a tree of them
 GUIDED = "do_classifier_free_guidance"
-# What switches a guidance argument of diffusers' pipelines off; None leaves it out of the call.
+# Values that switch guidance arguments off; None removes one from the call.
 OFF = {
     "true_cfg_scale": 1.0,
     "guidance_scale": 1.0,
@@ -45,48 +45,37 @@ OFF = {
 
 @cache
 def outline(name: str) -> type | None:
-    """Return a stand-in for a diffusers pipeline class, with its name, its call's arguments, whether it is guided, and
-    whether it encodes prompts apart.
+    """Return a stand-in for a diffusers pipeline class, built from its source: importing such a class takes seconds.
 
-    To import such a class takes seconds; what a plan asks of it stands in its own file. The call does nothing; whether it is
-    guided is the pipeline's own property. None where the file does not tell: the class inherits from another pipeline, a
-    default is no plain value, or the property looks at more than the pipeline.
+    It has the class's name, the arguments of its call (which does nothing), its property `do_classifier_free_guidance` and,
+    if the class has one, an `encode_prompt`. Returns None where the source does not tell: the class inherits from another
+    pipeline, a default is no literal, or the property reads more than the pipeline.
     """
     node = _class_node(name)
-    if node is None or any(not _plain(base) for base in node.bases):
+    if node is None or not all(map(_is_plain_base, node.bases)):
         return None
     methods = {method.name: method for method in node.body if isinstance(method, ast.FunctionDef)}
-    if "__call__" not in methods:
-        return None
-    call, guided = methods["__call__"], methods.get(GUIDED)
-    taken = call.args
-    if not all(map(_literal, (*taken.defaults, *filter(None, taken.kw_defaults)))):
+    call, guided = methods.get("__call__"), methods.get(GUIDED)
+    if call is None or not all(map(_is_literal, (*call.args.defaults, *filter(None, call.args.kw_defaults)))):
         return None
     call.body, call.decorator_list = [ast.Pass()], []
-    kept = [call]
+    node.bases, node.keywords, node.decorator_list, node.body = [], [], [], [call]
     if guided is not None:
         names = {inner.id for inner in ast.walk(ast.Module(guided.body, [])) if isinstance(inner, ast.Name)}
         if names - {"self"} or [getattr(mark, "id", None) for mark in guided.decorator_list] != ["property"]:
             return None
-        kept.append(guided)
+        node.body.append(guided)
     if "encode_prompt" in methods:
-        encoding = ast.parse("def encode_prompt(self): ...")
-        kept += [method for method in encoding.body if isinstance(method, ast.FunctionDef)]
-    for method in kept:
-        method.returns = None
-        for argument in (*method.args.posonlyargs, *method.args.args, *method.args.kwonlyargs):
-            argument.annotation = None
-        for rest in filter(None, (method.args.vararg, method.args.kwarg)):
-            rest.annotation = None
-    node.bases, node.keywords, node.decorator_list, node.body = [], [], [], [*kept]
-    made: dict[str, Any] = {}
+        node.body += ast.parse("encode_prompt = None").body
+    namespace: dict[str, Any] = {}
     tree = ast.fix_missing_locations(ast.Module([node], []))
-    exec(compile(tree, f"the outline of {name}", "exec"), made)
-    return made[name]
+    # Annotations name classes that are not imported here; as strings they are not evaluated.
+    exec(compile(tree, f"outline of {name}", "exec", flags=annotations.compiler_flag), namespace)
+    return namespace[name]
 
 
 def _class_node(name: str) -> ast.ClassDef | None:
-    """The definition of a class that diffusers offers, in the one file of its pipelines that has it."""
+    """Find the definition of a class among the files of diffusers' pipelines."""
     spec = find_spec("diffusers")
     assert spec is not None
     root = Path(str(spec.origin)).parent
@@ -99,12 +88,11 @@ def _class_node(name: str) -> ast.ClassDef | None:
     return None
 
 
-def _plain(base: ast.expr) -> bool:
-    """Whether a base class says nothing of a call."""
+def _is_plain_base(base: ast.expr) -> bool:
     return isinstance(base, ast.Name) and (base.id == "DiffusionPipeline" or base.id.endswith("Mixin"))
 
 
-def _literal(node: ast.expr) -> bool:
+def _is_literal(node: ast.expr) -> bool:
     try:
         ast.literal_eval(node)
     except ValueError:
@@ -113,10 +101,10 @@ def _literal(node: ast.expr) -> bool:
 
 
 def checked_call(pipeline: type, call: dict[str, Any], key: str = "model.call") -> dict[str, Any]:
-    """Return `call` if the pipeline takes all of its arguments; errors name `key`, where it stands in the config.
+    """Return `call` if the pipeline takes all of its arguments; errors name `key`, its place in the config.
 
     Raises:
-        InputError: an unknown argument, or one that is set by flowgrpo.
+        InputError: an argument is unknown, has a wrong value, or is set by flowgrpo.
     """
     known = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
     for name in call:
@@ -139,11 +127,9 @@ def checked_call(pipeline: type, call: dict[str, Any], key: str = "model.call") 
 
 
 def unguided(pipeline: type, embedded: bool = False) -> dict[str, Any]:
-    """The call arguments that switch a pipeline's guidance off, None for one to be left out.
+    """Return the call arguments that switch a pipeline's guidance off; None stands for an argument to remove.
 
-    Args:
-        pipeline: the class.
-        embedded: whether `guidance_scale` is an input of its transformer (guidance-distilled models); it stays as it is.
+    With `embedded`, `guidance_scale` is an input of the transformer (guidance-distilled) and stays.
     """
     takes = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
     off = {name: value for name, value in OFF.items() if name in takes}
@@ -153,7 +139,7 @@ def unguided(pipeline: type, embedded: bool = False) -> dict[str, Any]:
     elif isinstance(declared, property):
         try:
             if declared.__get__(SimpleNamespace(_guidance_scale=1.0, guidance_scale=1.0)):
-                off["guidance_scale"] = 0.0  # pipelines that add guidance_scale * (cond - uncond) to cond
-        except AttributeError:  # it reads more of the pipeline than its scale
+                off["guidance_scale"] = 0.0  # for cond + guidance_scale * (cond - uncond)
+        except AttributeError:  # it reads more than the scale
             pass
     return off

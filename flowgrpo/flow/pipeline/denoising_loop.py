@@ -1,7 +1,7 @@
-"""An unmodified diffusers pipeline that runs any slice of its schedule, on rows that may share one call.
+"""An unmodified diffusers pipeline that runs any slice of its schedule.
 
-Our scheduler sits in the pipeline, and its own `__call__` runs for whatever slice is asked for; so rollout and update are
-the same code on the same numbers. Which rows may share a call is not known here: see `probe` and `batching`.
+`FlowSDEScheduler` replaces the pipeline's scheduler, and the pipeline's own `__call__` runs each slice. Rollout and
+update therefore run the same code on the same numbers. `slice_probe` and `batching` decide which rows may share a call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flowgrpo.flow.pipeline.inputs.latents import LatentSlot, LatentSlots, Sourc
 from flowgrpo.flow.pipeline.inputs.masked_state import Watch
 from flowgrpo.flow.pipeline.inputs.prompt_embeddings import EmbeddingCache, EmbeddingShape, fingerprint
 from flowgrpo.flow.pipeline.networks import attention, traits
-from flowgrpo.flow.pipeline.networks.switches import remember_components, silence
+from flowgrpo.flow.pipeline.networks.switches import remember_device
 from flowgrpo.training.distributed.fsdp_lockstep import stands_in
 from flowgrpo.training.run.random_states import seeded
 from samplers.kernels import State
@@ -35,27 +35,22 @@ LOGGER = logging.getLogger(__name__)
 
 
 class DenoisingLoop:
-    """A pipeline that is called for one slice of its schedule at a time.
+    """A pipeline that runs one slice of its schedule per call.
 
     Attributes:
-        pipe: the pipeline, with `scheduler` in place of its `stock_scheduler`.
-        call: arguments of its call.
-        takes: names of the call's arguments that rows may give as columns.
+        takes: names of the call arguments that rows may give as columns.
         modules: the networks that compute the velocity, by name.
-        evaluations: how many samples the modules have processed so far; a guided sample in two branches counts 2.
-        embeddings: the cache of its text encoders.
-        pictures: that of its VAEs.
-        latents: what stands for its own latents.
-        pins: whether its loop puts something else in place of a part of what each step moved to, as painting in a mask does.
+        evaluations: samples that the modules have processed so far; a guided sample with two branches counts 2.
+        pins: whether the loop overwrites a part of the state after each step, as inpainting does.
 
     Args:
-        pipe: changed in place: its scheduler is replaced, its text encoder calls are cached, its weights are frozen.
-        call: arguments for the pipeline's `__call__`, handed through as they are.
-        autocast: dtype in which the modules compute when it differs from that of their weights.
+        pipe: changed in place: the scheduler is replaced, text encoder calls are cached, weights are frozen.
+        call: arguments for the pipeline's `__call__`.
+        autocast: dtype in which the modules compute, if it is not the dtype of their weights.
         text_encoders: `keep`, `offload` or `free`; see `EmbeddingCache`.
 
     Raises:
-        InputError: the pipeline is not a flow pipeline, or `call` names an argument it does not have.
+        InputError: the pipeline is not a flow pipeline, or `call` names an unknown argument.
     """
 
     def __init__(
@@ -74,30 +69,30 @@ class DenoisingLoop:
             raise InputError(f"model.path: {type(pipe).__name__} cannot be trained here: {error}") from None
         pipe.scheduler = self.scheduler
         strength.follow(pipe, self.scheduler)
-        silence(pipe)
+        pipe.set_progress_bar_config(disable=True)
         self._run = inspect.unwrap(type(pipe).__call__)  # without its torch.no_grad
         self.call = checked_call(type(pipe), call or {})
-        remember_components(pipe)
+        remember_device(pipe)
         self.takes = set(inspect.signature(self._run).parameters) - {"self", *RESERVED}
         self.embeddings = EmbeddingCache(pipe, text_encoders)
         self.pictures = EncodedPictures(pipe)
         self.latents = LatentSlots(pipe)
-        self._located: dict[str, tuple[list[LatentSlot], bool]] = {}  # its slots, and whether its loop pins, by call
+        self._located: dict[str, tuple[list[LatentSlot], bool]] = {}  # slots and `pins`, by call
         self.pins = self._spared = False
-        self._painted: set[str] = set()  # the conditions of rows of which a step with pins was looked at
+        self._checked_masks: set[str] = set()  # conditions whose mask was checked
         self.evaluations = 0
         self.modules: dict[str, torch.nn.Module] = {}
         self.take_networks()
         self._sigmas: tuple[float, ...] | None = None
-        self._first_state: State = ()  # initial state of some row, which all rows must equal in shape
+        self._first_state: State = ()  # of the first row; all rows must have its shapes
         self._embedding_shapes: dict[Any, tuple[EmbeddingShape, ...]] = {}
-        self._prepared_before: dict[str, list[dict[Source, torch.Tensor]]] = {}  # by call, before the slots were known
+        self._prepared_before: dict[str, list[dict[Source, torch.Tensor]]] = {}  # by call, before the slots are located
 
     def take_networks(self) -> None:
-        """Freeze the pipeline's networks and count their evaluations; again when others have come in their place.
+        """Freeze the pipeline's networks and count their evaluations; call it again after networks are replaced.
 
         Raises:
-            InputError: there are none, or their output depends on more than their input; see `attention.refuse_inexact`.
+            InputError: there are none, or `attention.refuse_inexact` refuses them.
         """
         self.modules.clear()
         self.modules |= traits.networks(self.pipe)
@@ -114,7 +109,7 @@ class DenoisingLoop:
 
     @property
     def sigmas(self) -> tuple[float, ...]:
-        """The pipeline's own schedule for its call arguments: float32 sigmas that descend to 0; found by starting a row."""
+        """The schedule for the current call arguments: float32 sigmas that descend to 0."""
         if self._sigmas is None:
             self.start([Row("", 0)])
         assert self._sigmas is not None
@@ -122,7 +117,7 @@ class DenoisingLoop:
 
     @contextmanager
     def call_overrides(self, **call: Any) -> Iterator[None]:
-        """Other call arguments within a `with` block, as evaluation may want them; None removes one."""
+        """Return a context with other call arguments, for example for evaluation; None removes one."""
         before = self.call, self._sigmas, self.latents.slots, self._first_state, self.pins
         merged = {k: v for k, v in {**self.call, **call}.items() if v is not None}
         checked_call(type(self.pipe), call, "eval.call")
@@ -135,7 +130,7 @@ class DenoisingLoop:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Context that leaves `evaluations` as it was: probing a pipeline, and decoding, are not counted."""
+        """Return a context that does not change `evaluations`, for probing and decoding."""
         before = self.evaluations
         try:
             yield
@@ -153,26 +148,25 @@ class DenoisingLoop:
         record: bool = False,
         watch: Watch | None = None,
     ) -> tuple[Any, list[StepRecord]]:
-        """Call the pipeline once, iterating a part of its schedule; return its output and its recorded steps.
+        """Call the pipeline once for a part of its schedule; return its output and its recorded steps.
 
-        Every call gets freshly seeded generators, so what a pipeline samples of its conditioning is the same each time.
+        Each call gets freshly seeded generators, so whatever the pipeline draws for its conditions is the same each
+        time.
 
         Args:
-            rows: prompts, seeds and conditions, of which the call takes the conditions of the first.
+            rows: prompts and seeds; the call takes the conditions of the first row.
             steps: see `FlowSDEScheduler.restrict`.
             state: replaces the latents that the pipeline prepares.
-            landing: what the steps return instead of moving.
+            landing: returned by the steps in place of their result.
             output_type: `latent`, or `pt` to decode.
-            record: whether to record the steps of a whole run, too.
+            record: record the steps of a whole run, too.
             watch: called after each step of the loop.
         """
         self.scheduler.restrict(steps, landing)
         self.scheduler.recording = record or steps is not None
         self.latents.reset(state)
-        # Not of a whole call: where its latents are given a pipeline draws other noise later on, as some do to decode.
-        latents = self.latents.arguments() if output_type == "latent" else {}
-        given = {**latents, **self.call, **self._conditions(rows[0])}
-        if len(rows) > 1:  # a text that stands for all rows is one of each for some pipelines, and one alone for others
+        given = {**self.call, **self._conditions(rows[0])}
+        if len(rows) > 1:  # some pipelines need one text per row, others take one for all
             given = {k: [v] * len(rows) if "prompt" in k and isinstance(v, str) else v for k, v in given.items()}
         if watch is not None:
             given["callback_on_step_end"] = watch
@@ -180,9 +174,9 @@ class DenoisingLoop:
         device = self.pipe._execution_device.type
         devices = [torch.cuda.current_device()] if device == "cuda" else []
         with (
-            # Its cache would keep a copy of every weight until the call ends.
+            # The cache of autocast would keep a copy of every weight until the call ends.
             torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None, cache_enabled=False),
-            seeded(devices),  # for what is drawn past the generators
+            seeded(devices),  # for draws without a generator
             self.pictures.at_hand(),
         ):
             try:
@@ -195,26 +189,26 @@ class DenoisingLoop:
                     **given,
                 )
                 return output[0], list(self.scheduler.history)
-            finally:  # a call that ran out of memory holds nothing either
+            finally:  # also free it after an out-of-memory error
                 self.scheduler.history.clear()
 
     @torch.no_grad()
     def locate_latents(self, rows: Sequence[Row]) -> None:
-        """Find out, with the first row, where the pipeline keeps its state; does nothing where that is known."""
+        """Find where the pipeline keeps its state by running the first row, unless this is known."""
         if not self.latents.slots:
             with self.uncounted():
                 self.latents.locate(lambda: [step.sample for step in self.run_slice(rows[:1], range(1))[1]])
-                self._look_at_a_step(rows[:1])
+                self._find_pins(rows[:1])
             self._located[self._call_key] = self.latents.slots, self.pins
             for prepared in self._prepared_before.pop(self._call_key, []):
                 self._check_shapes(self.latents.initial(prepared))
 
     @torch.no_grad()
     def start(self, rows: Sequence[Row]) -> State:
-        """Initial states (B, ...) of the pipeline's own making, from each row's seed.
+        """Return the initial states (B, ...) that the pipeline draws from each row's seed.
 
         Raises:
-            InputError: a row asks for another schedule than those before it.
+            InputError: a row needs another schedule than earlier rows.
         """
         self.locate_latents(rows)
         self.run_slice(rows, range(0))
@@ -228,9 +222,9 @@ class DenoisingLoop:
         return self.latents.initial()
 
     def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
-        """What the pipeline hands to its scheduler at `sigma`: one step of its own loop.
+        """Return the velocity that the pipeline hands to its scheduler at `sigma`, by one step of its loop.
 
-        Where the loop pins a part of the state, the velocity of that part is 0: nothing that it moves to is ever seen.
+        It is 0 where the loop pins the state, because the step's result is overwritten there.
         """
         steps: range | tuple[float, ...] = (sigma, 0.0)
         if sigma in self.sigmas:
@@ -239,16 +233,16 @@ class DenoisingLoop:
         recorded, watch = self.step(rows, steps, state)
         if watch is None:
             return tuple(step.velocity for step in recorded)
-        if (key := self.conditions_key(rows[0])) not in self._painted:  # a GPU is asked once for each picture
-            self._painted.add(key)
+        if (key := self.conditions_key(rows[0])) not in self._checked_masks:  # once per picture: it synchronises
+            self._checked_masks.add(key)
             if not watch.frees(recorded[0]):
                 LOGGER.warning(masked_state.whole(rows[0]))
         return (watch.free(recorded[0]),)
 
     def finish(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
-        """Where ODE steps from the first to the last of some sigmas take a state, in one call: to the bit as step by step.
+        """Take ODE steps from the first to the last of `sigmas` in one call; bit-identical to single steps.
 
-        Not where the loop pins a part of the state: the first step would not begin with a landing.
+        Not valid if the loop pins a part of the state.
         """
         steps: range | tuple[float, ...] = tuple(sigmas)
         if steps[0] in self.sigmas:
@@ -260,12 +254,9 @@ class DenoisingLoop:
     def step(
         self, rows: Sequence[Row], steps: range | tuple[float, ...], state: State
     ) -> tuple[list[StepRecord], Watch | None]:
-        """Run one step of the loop from a state; return its records, one for each tensor, and who watched it, if pins are.
+        """Run one step from a state; return its records, one per tensor, and the `Watch` if the loop pins.
 
-        Args:
-            rows: as `run_slice` takes them.
-            steps: the index of the step, as a range of 1, or the sigmas between which it is.
-            state: from which it begins.
+        `steps` is the index of the step as a range of length 1, or the two sigmas of the step.
         """
         if not self.pins:
             return self.run_slice(rows, steps, state)[1], None
@@ -278,11 +269,10 @@ class DenoisingLoop:
         return recorded[-1:], watch
 
     def decode(self, state: State, rows: Sequence[Row], by_landing: bool) -> torch.Tensor:
-        """The pipeline's own decoding of final states.
+        """Decode final states with the pipeline's own code; its evaluations are not counted.
 
-        Args:
-            by_landing: run a last step that lands on the given state, for a pipeline whose loop does to its latents what
-                decoding needs (puts a picture's frame back, say); its evaluation is not counted.
+        `by_landing` runs a last step that returns the given state, for loops that prepare their latents for decoding,
+        for example by restoring the frame of a given picture.
         """
         last = len(self.sigmas) - 2
         steps = range(last, last + 1) if by_landing else range(0)
@@ -290,15 +280,15 @@ class DenoisingLoop:
             return self.run_slice(rows, steps, state, landing=state if by_landing else (), output_type="pt")[0]
 
     def generate(self, rows: Sequence[Row], state: State | None = None) -> torch.Tensor:
-        """Decoded samples of whole ODE runs, from a state or from those of the pipeline's own making."""
+        """Return decoded samples of whole ODE runs, from a given state or from the rows' seeds."""
         return self.run_slice(rows, None, state, output_type="pt")[0]
 
     def encode(self, row: Row) -> tuple[EmbeddingShape, ...]:
-        """Encode a row's prompt, the first time it is asked for; return the shapes of its embeddings.
+        """Encode a row's prompt at its first use; return the shapes of its embeddings.
 
         Raises:
-            InputError: its latents have another shape than those of rows before it. Before it is known which they are, this
-                is for `locate_latents` to say.
+            InputError: its latents have another shape than those of earlier rows; before they are located,
+                `locate_latents` raises.
         """
         key = (row.prompt, self.conditions_key(row), self._call_key)
         if key not in self._embedding_shapes:
@@ -324,48 +314,37 @@ class DenoisingLoop:
         check_equal_shapes([self._first_state, state])
 
     def conditions_key(self, row: Row) -> str:
-        """Equal for rows whose conditions are: the picture, the negative prompt, ... that one call has for all its rows."""
+        """Return a key of the row's conditions (picture, negative prompt, ...); rows of one call share it."""
         return repr({k: fingerprint(v) for k, v in row.columns.items() if k in self.takes})
 
     def _conditions(self, row: Row) -> dict[str, Any]:
-        """The columns of a row that the pipeline takes."""
         return {k: conditions.loaded(v) for k, v in row.columns.items() if k in self.takes and v is not None}
 
-    def _look_at_a_step(self, rows: Sequence[Row]) -> None:
-        """Find out whether the loop pins something after its first step, and whether the call takes latents as an argument.
-
-        The state is not what the pipeline would draw, so that all that it makes of its latents is seen.
-        """
-        state = tuple(-x for x in self.latents.initial())
-        watch = Watch() if len(self.latents.slots) == 1 and "callback_on_step_end" in self.takes else None
-        _, expected = self.run_slice(rows, range(1), state, watch=watch)
-        if watch is not None and watch.sees_pins(expected[0]):
-            if not watch.frees(expected[0]):
-                raise InputError(masked_state.whole(rows[0]))
-            self.pins = True
-            for module in self.modules.values():
-                if not self._spared:
-                    masked_state.spare(module, lambda: self.scheduler.lands)
-            self._spared = True
+    def _find_pins(self, rows: Sequence[Row]) -> None:
+        """Look whether the loop pins a part of the state, negated to differ from what the pipeline draws."""
+        if len(self.latents.slots) > 1 or "callback_on_step_end" not in self.takes:
             return
-        takes, velocities = inspect.signature(self._run).parameters, [step.velocity for step in expected]
-        self.latents.hand_over(
-            takes, velocities, lambda: [x.velocity for x in self.run_slice(rows, range(1), state)[1]]
-        )
+        state, watch = tuple(-x for x in self.latents.initial()), Watch()
+        _, recorded = self.run_slice(rows, range(1), state, watch=watch)
+        if not watch.sees_pins(recorded[0]):
+            return
+        if not watch.frees(recorded[0]):
+            raise InputError(masked_state.whole(rows[0]))
+        self.pins = True
+        if not self._spared:
+            for module in self.modules.values():
+                masked_state.spare(module, lambda: self.scheduler.lands)
+        self._spared = True
 
     def _count(self, module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        if stands_in() or (self.pins and self.scheduler.lands):  # it is thrown away, or spared
+        if stands_in() or (self.pins and self.scheduler.lands):  # its result is not used
             return
         batch = next(value for value in (*args, *kwargs.values()) if isinstance(value, (torch.Tensor, list)))
         self.evaluations += len(batch)
 
 
 def check_equal_shapes(states: Sequence[State]) -> None:
-    """Rows are stacked, so their states must have one shape.
-
-    Raises:
-        InputError: their shapes differ.
-    """
+    """Refuse states of unequal shapes (InputError), which cannot be stacked."""
     shapes = {tuple(tuple(x.shape[1:]) for x in state) for state in states}
     if len(shapes) > 1:
         found = " and ".join(" with ".join(str(shape) for shape in one) for one in sorted(shapes)[:2])

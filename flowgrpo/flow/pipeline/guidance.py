@@ -1,4 +1,4 @@
-"""Branches of guidance, and switching them off."""
+"""Guidance branches, and the call arguments that switch them off."""
 
 from __future__ import annotations
 
@@ -18,26 +18,20 @@ if TYPE_CHECKING:
 
 
 def training_call(guidance: str, policy: Policy) -> dict[str, Any]:
-    """Return the call arguments over `model.call` in rollouts: none, or those that switch guidance off.
-
-    Args:
-        guidance: `model.guidance`.
-    """
+    """Return the call arguments for rollouts, on top of `model.call`; `guidance` is `model.guidance`."""
     return policy.unguided() if guidance == "none" else {}
 
 
 def update_call(guidance: str, policy: Policy) -> dict[str, Any]:
-    """Return the call arguments over `model.call` in updates; arguments as of `training_call`."""
+    """Return the call arguments for updates, on top of `model.call`; `guidance` is `model.guidance`."""
     return {} if guidance == "pipeline" else policy.unguided()
 
 
 @contextmanager
 def updating(guidance: str, policy: Policy, rows: Sequence[Row]) -> Iterator[None]:
-    """Context in which the policy is called as an update calls it, inside the `training_call`.
+    """Return a context, to be used inside that of `training_call`, in which the policy has the call of an update.
 
-    Args:
-        guidance: `model.guidance`.
-        rows: one of training, whose prompt is encoded, by which the schedule is found.
+    The first of `rows` is encoded to find the schedule.
     """
     if guidance != "rollout":
         yield
@@ -48,11 +42,7 @@ def updating(guidance: str, policy: Policy, rows: Sequence[Row]) -> Iterator[Non
 
 
 def check_unguided(policy: DiffusersPolicy, rows: Sequence[Row]) -> None:
-    """Refuse a pipeline that evaluates several branches though its guidance is switched off.
-
-    Raises:
-        InputError: a step evaluates more than one branch.
-    """
+    """Refuse a pipeline (InputError) that evaluates several branches although its guidance is off."""
     state, before = policy.start(rows[:1]), policy.evaluations
     with torch.no_grad(), policy.walk.uncounted():
         policy.velocity(state, policy.sigmas[0], rows[:1])
@@ -65,9 +55,9 @@ def check_unguided(policy: DiffusersPolicy, rows: Sequence[Row]) -> None:
 
 
 def guidance_branches(pipeline: type, call: dict[str, Any]) -> int:
-    """Return how many samples the model evaluates for one guided sample: 2 under classifier-free guidance, otherwise 1.
+    """Return the network evaluations per sample and step: 2 with classifier-free guidance, otherwise 1.
 
-    Read off the class: its own property where it has one, and `true_cfg_scale` where the call takes it.
+    Uses `true_cfg_scale` if the call takes it, else the pipeline's own property.
     """
     parameters = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
     value = {name: call.get(name, p.default) for name, p in parameters.items()}

@@ -1,7 +1,7 @@
 """The policy: the model that samples and is trained.
 
-A policy is a velocity field under conditions, with a start and a decoder. `DiffusersPolicy` is any diffusers flow pipeline,
-unmodified (see `walk`), for any number of rows at once.
+A policy is a conditional velocity field with a start and a decoder. `DiffusersPolicy` wraps any diffusers flow
+pipeline, for any number of rows at once.
 """
 
 from __future__ import annotations
@@ -25,80 +25,63 @@ from samplers.kernels import State
 
 
 class Policy(Protocol):
-    """The protocol of a model that can be trained: what rollout, update and evaluation call.
-
-    Attributes:
-        modules: the networks that compute the velocity, by name; these are trained.
-        evaluations: how many samples the modules have processed so far; a guided sample in two branches counts 2.
-    """
+    """Protocol of a trainable model; `modules` are its trained networks, `evaluations` the samples they processed."""
 
     modules: dict[str, torch.nn.Module]
     evaluations: int
 
     @property
     def call(self) -> dict[str, Any]:
-        """The arguments of the model's call."""
+        """Return the arguments of the model's call."""
 
     @property
     def sigmas(self) -> tuple[float, ...]:
-        """The schedule, float32 values from (about) 1 down to 0."""
+        """Return the schedule: float32 values from (about) 1 down to 0."""
 
     @property
     def pins(self) -> bool:
-        """Whether something else stands in place of a part of each state; known once a row was started."""
+        """Return whether the loop overwrites a part of each state; known once a row was started."""
 
     def prepare(self, rows: Sequence[Row], key: str = "model.call") -> None:
-        """Compute once what depends on the rows' conditions only (embeddings), before training starts.
-
-        Args:
-            key: the place of the call arguments in the config.
-        """
+        """Compute what depends on the rows' conditions alone (embeddings); `key` names the call arguments in errors."""
 
     def offload(self) -> None:
-        """Free the device memory of what is not needed once all rows are prepared."""
+        """Free the device memory that is not needed after all rows are prepared."""
 
     def start(self, rows: Sequence[Row]) -> State:
-        """Initial states (B, ...) in the storage dtype, each from its row's seed alone."""
+        """Return initial states (B, ...) in the storage dtype, each from its row's seed alone."""
 
     def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
-        """Velocity of each tensor of `state` at `sigma`; carries gradients unless under `torch.no_grad`."""
+        """Return the velocity of each tensor of `state` at `sigma`; differentiable unless under `torch.no_grad`."""
 
     def finish(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
-        """Where ODE steps from the first to the last of some sigmas take `state`."""
+        """Take ODE steps from the first to the last of `sigmas`."""
 
     def decode(self, state: State, rows: Sequence[Row]) -> torch.Tensor:
-        """Samples of final states: float32 images (B, 3, H, W) in [0, 1], or what the model makes instead."""
+        """Return samples of final states: float32 images (B, 3, H, W) in [0, 1], or another modality."""
 
     def generate(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Decoded samples of whole ODE runs, as the user would get them."""
+        """Return decoded samples of whole ODE runs."""
 
     def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
-        """Return a context in which the model's call has other arguments, as in evaluation."""
+        """Return a context with other call arguments, for example for evaluation."""
 
     def unguided(self) -> dict[str, Any]:
-        """The call arguments that switch guidance off."""
+        """Return the call arguments that switch guidance off."""
 
     def limited(self, part: Sequence[float] | None, switch: Callable[[bool], object]) -> AbstractContextManager[None]:
-        """Return a context in which `generate` takes steps outside a part of the schedule with its training off."""
+        """Return a context in which `generate` runs steps outside a part of the schedule untrained."""
 
 
 class DiffusersPolicy:
-    """An unmodified diffusers flow pipeline as the policy: rows are cut into batches that it can take in one call.
+    """An unmodified diffusers flow pipeline as the policy; rows are cut into batches that share a call.
 
-    Where one is made, PyTorch leaves cuDNN's attention out in the whole process; see `leave_out_cudnn_attention`.
+    The constructor disables cuDNN attention in the whole process; see `leave_out_cudnn_attention`.
 
     Attributes:
-        walk: the pipeline, one call at a time; `pipe`, `modules`, `embeddings`, `takes` and the schedulers are its own.
-        capabilities: which rows may share a call, and how final states are decoded; found by `check`, or when rows of one
-            prompt, or of several, first come together. What was found is only ever tightened.
-
-    Args:
-        pipe: the pipeline; its scheduler is replaced, its text encoder calls are cached.
-        call: arguments for the pipeline's `__call__`, handed through as they are.
-        options: `autocast` and `text_encoders`, see `DenoisingLoop`.
-
-    Raises:
-        InputError: the pipeline is not a flow pipeline, or `call` names an argument it does not have.
+        walk: the `DenoisingLoop`, which also describes the constructor's arguments.
+        capabilities: which rows may share a call, and how final states are decoded. `check` finds it out, or the first
+            rows of one prompt, or of several prompts, that come together. Later findings only tighten it.
     """
 
     def __init__(self, pipe: DiffusionPipeline, call: dict[str, Any] | None = None, **options: Any):
@@ -108,21 +91,21 @@ class DiffusersPolicy:
         self.scheduler, self.stock_scheduler = walk.scheduler, walk.stock_scheduler
         self.autocast, self.takes = walk.autocast, walk.takes
         self.capabilities = Capabilities()
-        self._probed: set[bool] = set()  # for rows of one prompt (False), of several (True)
+        self._probed: set[bool] = set()  # rows of one prompt (False), of several (True)
 
     @property
     def call(self) -> dict[str, Any]:
-        """The arguments of the pipeline's call."""
+        """Return the arguments of the pipeline's call."""
         return self.walk.call
 
     @property
     def sigmas(self) -> tuple[float, ...]:
-        """The pipeline's own schedule for its call arguments: float32 sigmas that descend to 0."""
+        """Return the schedule for the current call arguments: float32 sigmas that descend to 0."""
         return self.walk.sigmas
 
     @property
     def evaluations(self) -> int:
-        """How many samples the modules have processed so far; a guided sample in two branches counts 2."""
+        """Return how many samples the modules have processed; a guided sample with two branches counts 2."""
         return self.walk.evaluations
 
     @evaluations.setter
@@ -131,17 +114,15 @@ class DiffusersPolicy:
 
     @property
     def pins(self) -> bool:
-        """Whether the pipeline's loop puts something else in place of a part of what each step moved to; see
-        `DenoisingLoop`.
-        """
+        """Return whether the loop overwrites a part of each state; see `DenoisingLoop`."""
         return self.walk.pins
 
     def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
-        """Return a context in which the call has other arguments, as in evaluation; None removes one."""
+        """Return a context with other call arguments; None removes one."""
         return self.walk.call_overrides(**call)
 
     def unguided(self) -> dict[str, Any]:
-        """The call arguments that switch guidance off; a guidance-distilled model is told the same scale as before."""
+        """Return the call arguments that switch guidance off; a guidance-distilled model keeps its scale."""
         networks: Iterable[ModelMixin] = self.modules.values()
         embedded = any(network.config.get("guidance_embeds") for network in networks)
         return unguided(type(self.pipe), embedded)
@@ -149,18 +130,11 @@ class DiffusersPolicy:
     def limited(
         self, part: Sequence[float] | None, switch: Callable[[bool], object], key: str = adapter_steps.KEY
     ) -> AbstractContextManager[None]:
-        """Return a context in which whole runs take steps outside a part of the schedule with adapters off; None: no step.
-
-        Args:
-            part, switch, key: see `adapter_steps.limited`.
-        """
+        """Return a context in which whole runs use adapters in a part of the schedule only; None for all of it."""
         return nullcontext() if part is None else adapter_steps.limited(self.pipe, part, switch, key)
 
     def prepare(self, rows: Sequence[Row], key: str = "model.call") -> None:
         """Encode the prompts of rows; this needs no network of the pipeline.
-
-        Args:
-            key: the place of the call arguments in the config.
 
         Raises:
             InputError: the pipeline refuses its call arguments, or the text encoders were freed.
@@ -172,14 +146,14 @@ class DiffusersPolicy:
         self.embeddings.cut.tell(len({row.prompt for row in rows}))
 
     def offload(self) -> None:
-        """Free the text encoders' device memory, until a new prompt needs them."""
+        """Free the text encoders' device memory until a new prompt needs them."""
         self.embeddings.offload()
 
     def start(self, rows: Sequence[Row]) -> State:
-        """Initial states of the pipeline's own making, from each row's seed.
+        """Return initial states that the pipeline draws from each row's seed.
 
         Raises:
-            InputError: the rows start from states of unequal shapes, or walk unequal schedules.
+            InputError: the rows have states of unequal shapes, or unequal schedules.
         """
         self.walk.locate_latents(rows)
         batches = [batch for batch, _ in self._cut(rows)]
@@ -190,48 +164,45 @@ class DiffusersPolicy:
         return join(states)
 
     def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
-        """What the pipeline hands to its scheduler at `sigma`: one step of its own loop."""
+        """Return the velocity that the pipeline hands to its scheduler at `sigma`."""
         return join([self.walk.velocity(part, sigma, batch) for batch, part in self._cut(rows, state)])
 
     @torch.no_grad()
     def finish(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
-        """Where ODE steps take a state, all of them in one call of the pipeline; see `DenoisingLoop.finish`."""
+        """Take ODE steps in one call of the pipeline; see `DenoisingLoop.finish`."""
         return join([self.walk.finish(part, sigmas, batch) for batch, part in self._cut(rows, state)])
 
     @torch.no_grad()
     def decode(self, state: State, rows: Sequence[Row]) -> torch.Tensor:
-        """The pipeline's own decoding of final states; none of its evaluations are counted."""
+        """Decode final states with the pipeline's own code; its evaluations are not counted."""
         batches, by_landing = self._cut(rows, state), self.capabilities.decodes_by_landing
         return torch.cat([self.walk.decode(part, batch, by_landing) for batch, part in batches]).float()
 
     @torch.no_grad()
     def generate(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Decoded samples of whole ODE runs of the pipeline."""
+        """Return decoded samples of whole ODE runs of the pipeline."""
         batches = self._cut(rows)
         if self.capabilities.starts_alone:
             batches = self._cut(rows, self.start(rows))
         return torch.cat([self.walk.generate(batch, part or None) for batch, part in batches]).float()
 
     def sample(self, prompts: Sequence[str], seed: int = 0) -> torch.Tensor:
-        """Images float32 (B, 3, H, W) in [0, 1] of B prompts, by the pipeline's own ODE; prompt i starts from seed + i."""
+        """Return images float32 (B, 3, H, W) in [0, 1] of B prompts; prompt i starts from seed + i."""
         return self.generate([Row(prompt, seed + i) for i, prompt in enumerate(prompts)])
 
     def check(self, rows: Sequence[Row], key: str = "model.call") -> None:
-        """Run a few samples, to see that the pipeline can run in slices, and how; see `probe`.
-
-        Args:
-            rows: some of those to come, best of unequal prompts.
-            key: the place of the call arguments in the config.
+        """Run a few samples of `rows`, best with unequal prompts, to find out how the pipeline runs in slices; see
+        `probe`.
 
         Raises:
-            InputError: the pipeline refuses its call arguments, or counts its own steps (skip-layer guidance and the like).
+            InputError: the pipeline refuses its call arguments, or its steps depend on each other.
         """
         with phase("trial"):
             self.capabilities = probe(self.walk, rows, key, self.capabilities)
         self._probed |= {False, _unequal(rows)}
 
     def _cut(self, rows: Sequence[Row], state: State = ()) -> list[tuple[Sequence[Row], State]]:
-        """Rows and state cut into batches; the first time that rows come together, how far they can is probed."""
+        """Cut rows and state into batches; the first time that rows come together, probe how they may share a call."""
         if len(rows) > 1 and _unequal(rows) not in self._probed:
             other = max(rows, key=lambda row: abs(len(row.prompt) - len(rows[0].prompt)))
             self.capabilities = probe_batching(self.walk, [rows[0], other], self.capabilities)
@@ -240,5 +211,4 @@ class DiffusersPolicy:
 
 
 def _unequal(rows: Sequence[Row]) -> bool:
-    """Whether rows have several prompts among them."""
     return len({row.prompt for row in rows}) > 1

@@ -1,14 +1,14 @@
-"""Pictures to a pipeline's latents: its VAE's encoder, and the inverse of what its decoding does to final latents.
+"""Encode pictures to a pipeline's latents: the VAE's encoder, and the inverse of the steps before its decoder.
 
-What that is, an order of the elements, a scale and a shift, is found by looking: digits go through the pipeline's own
-decoding in place of latents, and what reaches the VAE is read off. Nothing about any pipeline is written down here.
+Before decoding, pipelines reorder, scale and shift their latents. This is found by probing: known digits pass through
+the pipeline's own decoding, and the VAE's input shows where they arrive. No pipeline is hard-coded here.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,25 +19,22 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from samplers.kernels import State
 
-BASE = 16  # of the digits that an element's number is sent in: small enough for half precision
+BASE = 16  # of the digits of an element's index: exact in half precision
 
 
-class _Arrived(Exception):
-    """The VAE was asked to decode these latents."""
-
-    def __init__(self, latents: torch.Tensor):
-        self.latents = latents
+class _DecodingStopped(Exception):
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
-    """From pictures to the final states of a policy.
+    """Encodes pictures to final states of a policy.
 
     Attributes:
         shape, dtype: of one state.
-        order: (n,) which element of a state each element of the VAE's latents is made of.
-        scale, shift: (n,) of it there: latents = scale state + shift.
-        latents: shape of the VAE's own.
+        order: (n,) for each element of the VAE's latents, its index in a state.
+        scale, shift: (n,) with latents = scale * state + shift.
+        latents: shape of the VAE's latents.
         size: height and width of the pictures.
     """
 
@@ -52,15 +49,15 @@ class Encoder:
 
     @torch.no_grad()
     def encode(self, pictures: torch.Tensor) -> State:
-        """Final states (B, ...) of pictures (B, 3, H, W) in [0, 1], of the mode of the VAE's posterior.
+        """Return final states (B, ...) of pictures (B, 3, H, W) in [0, 1], from the mode of the VAE's posterior.
 
         Raises:
-            InputError: the VAE's encoder gives latents of another shape than its decoder takes.
+            InputError: the VAE's encoder and decoder have latents of unequal shapes.
         """
         pipe = self.policy.pipe
         weight = next(pipe.vae.parameters())
         pixels = pipe.image_processor.preprocess(pictures).to(self.policy.pipe._execution_device, weight.dtype)
-        if len(self.latents) == 4:  # of a video's VAE, to which a picture is one frame
+        if len(self.latents) == 4:  # a video VAE: a picture is one frame
             pixels = pixels.unsqueeze(2)
         encoded = pipe.vae.encode(pixels)
         latents = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latent
@@ -76,13 +73,13 @@ class Encoder:
 
 @torch.no_grad()
 def encoder(policy: DiffusersPolicy, row: Row) -> Encoder:
-    """What encodes pictures for a policy.
+    """Build the picture encoder of a policy.
 
     Args:
-        row: some row, whose call says the pictures' size.
+        row: any row; its call gives the size of the pictures.
 
     Raises:
-        InputError: the pipeline has no encoder, or its decoding does more than to order, scale and shift its latents.
+        InputError: the pipeline has no VAE encoder, or does more to its latents than reorder, scale and shift them.
     """
     pipe, name = policy.pipe, type(policy.pipe).__name__
     vae = getattr(pipe, "vae", None)
@@ -99,27 +96,26 @@ def encoder(policy: DiffusersPolicy, row: Row) -> Encoder:
     (state,) = start
     count = state[0].numel()
 
-    def arrived(values: torch.Tensor) -> torch.Tensor:
-        sent = values.to(state).view_as(state)
-        with _caught(vae) as seen:
-            policy.decode((sent,), [row])
-        (latents,) = seen
+    def vae_input(values: torch.Tensor) -> torch.Tensor:
+        with _capture_decoding(vae) as captured:
+            policy.decode((values.to(state).view_as(state),), [row])
+        (latents,) = captured
         return latents
 
-    zeros = arrived(torch.zeros(count))
+    zeros = vae_input(torch.zeros(count))
     if zeros[0].numel() != count:
         raise InputError(
             f"model.path: {name} decodes other numbers than its latents, so pictures cannot become its latents"
         )
     shift = zeros[0].flatten().float()
-    scale = arrived(torch.ones(count))[0].flatten().float() - shift
+    scale = vae_input(torch.ones(count))[0].flatten().float() - shift
     numbers, order = torch.arange(count), torch.zeros(count, dtype=torch.long)
     for place in range(math.ceil(math.log(max(count, 2), BASE))):
         digits = numbers // BASE**place % BASE
-        found = (arrived(digits.float())[0].flatten().float() - shift) / scale
-        if not torch.allclose(found, found.round(), atol=0.25):
+        arrived = (vae_input(digits.float())[0].flatten().float() - shift) / scale
+        if not torch.allclose(arrived, arrived.round(), atol=0.25):
             raise _mixes(name)
-        order += found.round().long().cpu() * BASE**place
+        order += arrived.round().long().cpu() * BASE**place
     if not torch.equal(order.sort().values, numbers):
         raise _mixes(name)
     return Encoder(
@@ -141,23 +137,21 @@ def _mixes(name: str) -> InputError:
 
 
 @contextmanager
-def _caught(vae: Any) -> Iterator[list[torch.Tensor]]:
-    """Within it a VAE decodes nothing; the latents that it was asked to decode are in the list afterwards."""
-    seen: list[torch.Tensor] = []
-    own = vars(vae).get("decode")
-    decode = vae.decode
+def _capture_decoding(vae: Any) -> Iterator[list[torch.Tensor]]:
+    """Collect the latents that the VAE should decode, and stop there."""
+    captured: list[torch.Tensor] = []
+    before = vars(vae).get("decode")
 
-    def noted(latents: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        seen.append(latents)
-        raise _Arrived(latents)
+    def capture(latents: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        captured.append(latents)
+        raise _DecodingStopped
 
-    vae.decode = noted
+    vae.decode = capture
     try:
-        yield seen
-    except _Arrived:
-        pass
+        with suppress(_DecodingStopped):
+            yield captured
     finally:
-        if own is None:
+        if before is None:
             del vae.decode
         else:
-            vae.decode = decode
+            vae.decode = before

@@ -1,4 +1,4 @@
-"""Any `nn.Module` velocity field as a policy."""
+"""A velocity field (any `nn.Module`) as a policy."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from samplers.kernels import State
 
 
 class FieldPolicy:
-    """Any velocity field as the policy: `field(x, sigma, rows)` with x (B, ...), sigma (B,) gives the velocity (B, ...).
+    """A velocity field as the policy: `field(x, sigma, rows)` maps x (B, ...) and sigma (B,) to a velocity (B, ...).
 
     Args:
         field: the network.
         shape: shape of one state, without the batch.
-        sigmas: the schedule, float32 values from 1 down to 0, as `samplers.schedule.linear_sigmas` makes them.
-        decode: states to samples; by default a state is its own sample.
+        sigmas: the schedule, float32 values from 1 down to 0; see `samplers.schedule.linear_sigmas`.
+        decode: maps states to samples; the identity by default.
     """
 
     def __init__(
@@ -38,50 +38,42 @@ class FieldPolicy:
         self._decode = decode
 
     def prepare(self, rows: Sequence[Row], key: str = "model.call") -> None:
-        """Do nothing: a field has no embeddings of prompts."""
+        """Do nothing: a field has no prompt embeddings."""
 
     def offload(self) -> None:
         """Do nothing: a field has no text encoders."""
 
     def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
-        """Return a context that changes nothing: a field has no call arguments.
-
-        Raises:
-            InputError: some are given.
-        """
+        """Return an empty context; InputError for any argument, as a field has none."""
         if call:
             raise InputError(f"eval.call.{next(iter(call))}: a velocity field takes no call arguments")
         return nullcontext()
 
     def unguided(self) -> dict[str, Any]:
-        """Nothing: a field has no guidance."""
+        """Return no arguments: a field has no guidance."""
         return {}
 
     def limited(self, part: Sequence[float] | None, switch: Callable[[bool], object]) -> AbstractContextManager[None]:
-        """Return a context that changes nothing.
-
-        Raises:
-            InputError: a part of the schedule is asked for.
-        """
+        """Return an empty context; InputError if a part of the schedule is given."""
         if part is not None:
             raise InputError("eval.adapter_steps: a velocity field is sampled with all of its training, take null")
         return nullcontext()
 
     def start(self, rows: Sequence[Row]) -> State:
-        """Standard normal states, from each row's seed."""
+        """Return standard normal states, each from its row's seed."""
         device = next(self.modules["field"].parameters()).device
         noise = [torch.randn(self.shape, generator=torch.Generator().manual_seed(row.seed)) for row in rows]
         return (torch.stack(noise).to(device),)
 
     def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
-        """The field at `sigma`."""
+        """Return the field at `sigma`."""
         (x,) = state
         self.evaluations += len(x)
         return (self.modules["field"](x, torch.full((len(x),), sigma, device=x.device), rows),)
 
     @torch.no_grad()
     def finish(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
-        """Where Euler steps take a state."""
+        """Take Euler steps from the first to the last of `sigmas`."""
         (x,) = state
         for sigma, following in pairwise(sigmas):
             x = x + self.velocity((x,), sigma, rows)[0] * (following - sigma)
@@ -89,10 +81,10 @@ class FieldPolicy:
 
     @torch.no_grad()
     def decode(self, state: State, rows: Sequence[Row]) -> torch.Tensor:
-        """The given decoder, or the states themselves."""
+        """Return the decoded states, or the states themselves without a decoder."""
         return state[0].float() if self._decode is None else self._decode(state[0])
 
     @torch.no_grad()
     def generate(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Whole runs by Euler's method."""
+        """Return decoded samples of whole Euler runs."""
         return self.decode(self.finish(self.start(rows), self.sigmas, rows), rows)

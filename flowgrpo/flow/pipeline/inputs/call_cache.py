@@ -1,4 +1,4 @@
-"""What a pipeline asks for in each of its calls, kept from one to the next."""
+"""A cache of tensors that a pipeline needs in each of its calls."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import torch
 
 from flowgrpo.data.tensor_maps import map_tensors
 
-# Bytes of tensors. With larger ones a step takes so long that making them anew is nothing.
+# Bytes. The step of a call with larger tensors takes so long that computing them again costs little.
 KEPT = 64 * 2**20
 
 
 class CallCache:
-    """The results that were asked for last, on their device, of `KEPT` bytes at most; none that is larger by itself."""
+    """The latest results, on their device, up to `KEPT` bytes together."""
 
     def __init__(self) -> None:
-        self._results: dict[Hashable, tuple[Any, int]] = {}  # and their bytes
+        self._results: dict[Hashable, tuple[Any, int]] = {}  # with their bytes, oldest first
 
     def of(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """A copy of a key's result, which is made where it is not there: pipelines may write into what they are given."""
-        found = self._results.pop(key, None) or _with_size(make())
-        if found[1] <= KEPT:
-            self._results[key] = found  # the last that will be dropped
+        """Return a copy of a key's result, computed by `make` if needed; a copy, because pipelines may overwrite it."""
+        entry = self._results.pop(key, None) or _with_size(make())
+        if entry[1] <= KEPT:
+            self._results[key] = entry
             while sum(size for _, size in self._results.values()) > KEPT:
                 del self._results[next(iter(self._results))]
-        return map_tensors(torch.clone, found[0])
+        return map_tensors(torch.clone, entry[0])
 
 
 def _with_size(result: Any) -> tuple[Any, int]:

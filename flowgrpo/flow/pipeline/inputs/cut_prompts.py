@@ -1,4 +1,4 @@
-"""Prompts that a text encoder cuts: counted, in the place of the page that diffusers prints of each."""
+"""Count prompts that a text encoder truncates, and silence diffusers' warning about each."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 
 LOGGER = logging.getLogger(__name__)
 CUT = re.compile(r"was truncated because .*?(\d+)\s+tokens")
-LONG = "Token indices sequence length is longer"  # of transformers, which then cuts nothing
+LONG = "Token indices sequence length is longer"  # from transformers, which truncates nothing then
 
 
 class CutPrompts:
-    """The prompts that were cut, by the number of tokens at which they were."""
+    """Truncated prompts, by the number of tokens that are kept."""
 
     def __init__(self) -> None:
         self._texts: dict[int, set[str]] = defaultdict(set)
 
     @contextmanager
     def counted(self, prompt: Any) -> Iterator[None]:
-        """Note the prompt of a call, a text or a list of one, where a library says that it cuts it; that is not printed."""
+        """Return a context that notes the prompt of one call if a library logs its truncation, and hides that log."""
         text = "".join(prompt) if isinstance(prompt, list) else str(prompt)
 
         def heard(record: logging.LogRecord) -> bool:
@@ -38,7 +38,7 @@ class CutPrompts:
             yield
 
     def tell(self, among: int) -> None:
-        """Say in one line how many of some prompts were cut, and forget them."""
+        """Log in one line how many of `among` prompts were truncated, and forget them."""
         if cut := set().union(*self._texts.values()):
             places = ", ".join(f"{len(texts)} at {limit} tokens" for limit, texts in sorted(self._texts.items()))
             LOGGER.warning(

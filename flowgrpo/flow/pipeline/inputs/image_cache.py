@@ -1,4 +1,4 @@
-"""Pictures and clips of a condition are encoded by the VAE once, where pipelines ask for it in each of their calls."""
+"""Cache what a VAE encodes: editing pipelines encode the same picture in each of their calls."""
 
 from __future__ import annotations
 
@@ -14,17 +14,14 @@ from flowgrpo.flow.pipeline.inputs.call_cache import CallCache
 from flowgrpo.flow.pipeline.inputs.prompt_embeddings import fingerprint
 from flowgrpo.flow.pipeline.networks.switches import decoders
 
-STATES = ("use_tiling", "use_slicing")  # which a VAE may have, and which change what it computes
+STATES = ("use_tiling", "use_slicing")  # switches of a VAE that change its result
 
 
 class EncodedPictures:
-    """What the VAEs of a pipeline made of pictures, by the bytes of these.
+    """Encodings by a pipeline's VAEs, by the bytes of the pictures.
 
-    A step is a call of the whole pipeline, and an editing pipeline encodes its picture at the beginning of each. What is
-    drawn from an encoding is drawn anew by every call.
-
-    Args:
-        pipe: left as it is.
+    Each step is a call of the whole pipeline, and an editing pipeline encodes its picture at the start of each. Only
+    the posterior is cached; each call still samples from it.
     """
 
     def __init__(self, pipe: DiffusionPipeline):
@@ -33,7 +30,7 @@ class EncodedPictures:
 
     @contextmanager
     def at_hand(self) -> Iterator[None]:
-        """Context in which the VAEs encode no picture that they have encoded before."""
+        """Return a context in which the VAEs encode each picture only once."""
         before = []
         try:
             for name in self._names:
@@ -49,7 +46,6 @@ class EncodedPictures:
                     vae.encode = own
 
     def _sparing(self, vae: torch.nn.Module, encode: Callable[..., Any]) -> Callable[..., Any]:
-        """A VAE's `encode`, which computes what it has not computed before."""
 
         @functools.wraps(encode)
         def spared(*args: Any, **kwargs: Any) -> Any:

@@ -1,54 +1,43 @@
-"""Putting a state into a pipeline's loop, whatever the loop does to its latents before the first step.
+"""Put a state into a pipeline's loop, whatever the loop does to its latents before the first step.
 
-A pipeline makes its latents in a `prepare_latents` (or `prepare_audio_latents`, ...). That method runs as ever, for its ids,
-masks and conditions; what it returns is then changed so that the loop works on our state. Which of the returned tensors that
-is, and how its elements reach the scheduler, is found by looking: nothing about any pipeline is written down here.
-
-A method that is handed latents draws none, which the host would do while a GPU waits. So where a call takes them, and where
-nothing else comes of it, the state is that argument, too.
+A pipeline makes its latents in a `prepare_latents` (or `prepare_audio_latents`, ...). That method runs unchanged, for
+its ids, masks and conditions; then the state replaces the latents that it returned. Which returned tensor holds them,
+and how its elements reach the scheduler, is found by probing: no pipeline is hard-coded here.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
-from typing_extensions import override
 
 from flowgrpo.errors import InputError
-from flowgrpo.training.run.stop_reasons import is_lost
-from rewards.memory import is_out_of_memory
 from samplers.kernels import State
 
-Source = tuple[str, int, int]  # method, how many times it had run before, item of what it returned
+Source = tuple[str, int, int]  # method, its number of earlier runs, item of its output
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentSlot:
-    """Where one tensor of the state comes from.
+    """Where one tensor of the state comes from; `shape` (of one row) and `dtype` are those at the scheduler.
 
     Attributes:
         source: the prepared tensor.
-        order: (n,) which elements of a prepared row reach the scheduler, in its order; None when all do, as they are.
-        shape: of one row at the scheduler.
-        dtype: at the scheduler.
-        argument: of the pipeline's call, by which it takes such a tensor and draws none; None where it takes none.
+        order: (n,) indices of the elements of a prepared row that reach the scheduler, in its order; None for all of
+            them.
     """
 
     source: Source
     order: torch.Tensor | None
     shape: torch.Size
     dtype: torch.dtype
-    argument: str | None = None
 
     def extract(self, prepared: torch.Tensor) -> torch.Tensor:
-        """Return the state (B, *shape) that is in a prepared tensor (B, ...)."""
+        """Return the state (B, *shape) in a prepared tensor (B, ...)."""
         if self.order is not None:
             prepared = prepared.flatten(1)[:, self.order.to(prepared.device)].unflatten(1, self.shape)
         return prepared.to(self.dtype)
@@ -63,11 +52,11 @@ class LatentSlot:
 
 
 class LatentSlots:
-    """What a pipeline's `prepare_*latents*` methods return, seen and, where a state is given, replaced.
+    """Wrap a pipeline's `prepare_*latents*` methods: record what they return and put a given state into it.
 
     Attributes:
-        state: handed to the next call of the pipeline in place of its own latents; None hands nothing.
-        prepared: all float tensors those methods returned in the last call.
+        state: replaces the latents of the next call; None keeps them.
+        prepared: all float tensors that those methods returned in the last call.
         slots: where each tensor of the state is among them; empty until `locate` has run.
     """
 
@@ -81,17 +70,16 @@ class LatentSlots:
                 setattr(pipe, name, self._wrap(name, getattr(pipe, name)))
 
     def reset(self, state: State | None) -> None:
-        """Before a call of the pipeline."""
+        """Set the state for the next call of the pipeline, and forget the last call."""
         self.state, self.prepared = state, {}
 
     def locate(self, first_samples: Callable[[], Sequence[torch.Tensor]]) -> None:
-        """Find the slots by running the pipeline to its first step.
+        """Find the slots by running the pipeline to its first step, by `first_samples`.
 
-        Args:
-            first_samples: runs it for one row, and returns what reached the scheduler (1, ...), one tensor per `step`.
+        That returns what reached the scheduler for one row (1, ...), one tensor per `step`.
 
         Raises:
-            InputError: what reaches the scheduler is no selection of anything prepared.
+            InputError: what reaches the scheduler is no selection of elements of a prepared tensor.
         """
         samples = [sample.clone() for sample in first_samples()]
         prepared = dict(self.prepared)
@@ -101,7 +89,7 @@ class LatentSlots:
                 s for s, t in prepared.items() if t.shape == sample.shape and torch.equal(t.to(sample.dtype), sample)
             ]
             order = None
-            if len(same) > 1:  # the picture's noise, say, of which nothing but noise is made
+            if len(same) > 1:  # for example the noise of a picture
                 source = self._find_moving(number, same, first_samples)
             elif same:
                 source = same[0]
@@ -110,64 +98,18 @@ class LatentSlots:
             self.slots.append(LatentSlot(source=source, order=order, shape=sample.shape[1:], dtype=sample.dtype))
 
     def initial(self, prepared: Mapping[Source, torch.Tensor] | None = None) -> State:
-        """The state (B, ...) that the pipeline prepared in its last call, or in the one that `prepared` is of."""
+        """Return the state (B, ...) in `prepared`, by default in what the last call prepared."""
         prepared = self.prepared if prepared is None else prepared
         return tuple(slot.extract(prepared[slot.source]) for slot in self.slots)
 
-    def hand_over(
-        self, takes: Container[str], expected: Sequence[torch.Tensor], again: Callable[[], Sequence[torch.Tensor]]
-    ) -> None:
-        """Let calls take the state as arguments where a step has the same velocities so, prepares the rest as it did, and
-        warns of nothing.
-
-        Not where the pipeline refuses them, in whatever way: it is then called without, as it was.
-
-        Args:
-            takes: names of the arguments of a call.
-            expected: velocities of the step that was run last, in which the state was no argument.
-            again: runs it once more, and returns them.
-        """
-        drawing, prepared = self.slots, self._beside()
-        self.slots = self._taking(takes)
-        if self.slots == drawing:
-            return
-        try:
-            with _warnings_heard() as heard:
-                found = again()
-        except Exception as error:
-            if is_out_of_memory(error) or is_lost(error):
-                raise
-            found = []
-        tensors, others = [*found, *self._beside()], [*expected, *prepared]
-        if heard or len(tensors) != len(others) or not all(map(torch.equal, tensors, others)):
-            self.slots = drawing
-
-    def _beside(self) -> list[torch.Tensor]:
-        """What else the pipeline prepared in its last call, of which the state is no part."""
-        sources = {slot.source for slot in self.slots}
-        return [tensor for source, tensor in self.prepared.items() if source not in sources]
-
-    def _taking(self, takes: Container[str]) -> list[LatentSlot]:
-        """The slots, with the arguments of a call that takes some: of `prepare_latents` it is `latents`."""
-        named = [(slot, slot.source[0].removeprefix("prepare_")) for slot in self.slots]
-        return [
-            replace(slot, argument=name) if slot.order is None and slot.source[1] == 0 and name in takes else slot
-            for slot, name in named
-        ]
-
-    def arguments(self) -> dict[str, torch.Tensor]:
-        """The state as arguments of the next call, as far as it takes it so."""
-        state = () if self.state is None or not self.slots else zip(self.slots, self.state, strict=True)
-        return {slot.argument: tensor for slot, tensor in state if slot.argument is not None}
-
     def outlines(self) -> dict[Source, torch.Tensor]:
-        """What was prepared in the last call, on the meta device: shapes alone."""
+        """Return what the last call prepared, as meta tensors."""
         return {source: tensor.to("meta") for source, tensor in self.prepared.items()}
 
     def _find_moving(
         self, number: int, sources: Sequence[Source], first_samples: Callable[[], Sequence[torch.Tensor]]
     ) -> Source:
-        """Return the last of some prepared tensors that reaches the scheduler as its sample `number` when it is changed."""
+        """Return the last of equal prepared tensors whose change reaches the scheduler as its sample `number`."""
         before = {source: self.prepared[source] + 1 for source in sources}
         for source in reversed(sources):
             self._substitute = (source, before[source])
@@ -182,9 +124,9 @@ class LatentSlots:
     def _find_permutation(
         self, number: int, first_samples: Callable[[], Sequence[torch.Tensor]]
     ) -> tuple[Source, torch.Tensor]:
-        """Return which prepared tensor reaches the scheduler as its sample `number`, and its elements' order there (n,).
+        """Return the prepared tensor that reaches the scheduler as sample `number`, and its elements' order there (n,).
 
-        The numbers 0, 1, 2, ... go through the pipeline in place of its latents, and which ones arrive where is read off.
+        The numbers 0, 1, 2, ... pass through the pipeline in place of its latents and show the order.
         """
         candidates = {s: t.shape for s, t in self.prepared.items()}
         for source, shape in candidates.items():
@@ -208,7 +150,6 @@ class LatentSlots:
         )
 
     def _wrap(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the method, noting what it returns, and with the given state in that."""
 
         @functools.wraps(method)
         def prepare(*args: Any, **kwargs: Any) -> Any:
@@ -226,7 +167,6 @@ class LatentSlots:
         return prepare
 
     def _swap(self, source: Source, item: torch.Tensor) -> torch.Tensor:
-        """Return what the pipeline gets for a prepared tensor: the numbers of a search, our state, or the tensor itself."""
         if self._substitute is not None and self._substitute[0] == source:
             return self._substitute[1].to(item.device)
         if self.state is not None:
@@ -234,24 +174,3 @@ class LatentSlots:
                 if slot.source == source:
                     item = slot.insert(item, own)
         return item
-
-
-class _Listener(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.heard: list[str] = []
-
-    @override
-    def emit(self, record: logging.LogRecord) -> None:
-        self.heard.append(record.getMessage())
-
-
-@contextmanager
-def _warnings_heard() -> Iterator[list[str]]:
-    """Collect what diffusers warns of, and nobody else hears."""
-    listener, logger = _Listener(), logging.getLogger("diffusers")
-    before, logger.handlers = logger.handlers, [listener]
-    try:
-        yield listener.heard
-    finally:
-        logger.handlers = before

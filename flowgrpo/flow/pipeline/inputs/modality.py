@@ -1,4 +1,4 @@
-"""Modalities: what a pipeline makes (images, videos or audio), in which shape, and at which sampling rate."""
+"""Modality of a pipeline (images, videos or audio), and the shape and rate of its samples."""
 
 from __future__ import annotations
 
@@ -13,33 +13,18 @@ from flowgrpo.training.reports.samples import FRAME_RATE, SAMPLING_RATE
 FRAMES = ("num_frames", "frames")  # what pipelines call the length of a video
 DURATIONS = ("duration", "audio_duration", "audio_duration_s", "audio_end_in_s", "audio_length_in_s")  # and of a sound
 RATES = ("frame_rate", "fps")  # and its frames per second, which is then an input of the model
-# Frames per second that released video models were trained on, by how the names of their pipelines begin.
+# Pipelines by the frame rate of their released models; a longer beginning of a class name goes before a shorter one.
 FRAME_RATES = {
-    "Allegro": 15,
-    "AnyFlow": 16,
-    "ChronoEdit": 16,
-    "CogVideoX": 8,
-    "ConsisID": 8,
-    "Cosmos2_5_Predict": 16,
-    "Cosmos2_5_Transfer": 30,
-    "EasyAnimate": 8,
-    "Helios": 24,
-    "Hunyuan": 24,
-    "HunyuanVideoFramepack": 30,
-    "Kandinsky5": 24,
-    "LucyEdit": 24,
-    "Mochi": 30,
-    "MotifVideo": 24,
-    "SanaImageToVideo": 16,
-    "SanaVideo": 16,
-    "SkyReels": 24,
-    "Wan": 16,
-    "WanAnimate": 30,
+    8: ("CogVideoX", "ConsisID", "EasyAnimate"),
+    15: ("Allegro",),
+    16: ("AnyFlow", "ChronoEdit", "Cosmos2_5_Predict", "SanaImageToVideo", "SanaVideo", "Wan"),
+    24: ("Helios", "Hunyuan", "Kandinsky5", "LucyEdit", "MotifVideo", "SkyReels"),
+    30: ("Cosmos2_5_Transfer", "HunyuanVideoFramepack", "Mochi", "WanAnimate"),
 }
 
 
 def modality_of(pipeline: type) -> Literal["image", "video", "audio"]:
-    """Return what a pipeline class makes, by the arguments of its call; conditions of another modality do not matter."""
+    """Return what a pipeline class makes, from the arguments of its call."""
     arguments = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
     if any(name in arguments for name in (*FRAMES, "num_videos_per_prompt")):
         return "video"
@@ -47,14 +32,7 @@ def modality_of(pipeline: type) -> Literal["image", "video", "audio"]:
 
 
 def task_of(pipeline: type, given: Collection[str]) -> str:
-    """What the hub calls what a pipeline class does.
-
-    Args:
-        given: the arguments of its call that are given pictures, videos or sounds.
-
-    Returns:
-        `text-to-image`, `image-to-video` and so on; sounds are made by `text-to-audio` or `audio-to-audio`.
-    """
+    """Return the hub's name for a pipeline's task (`image-to-video`, ...); `given` are its arguments with media."""
     made = modality_of(pipeline)
     if made == "audio":
         return "audio-to-audio" if given else "text-to-audio"
@@ -64,9 +42,9 @@ def task_of(pipeline: type, given: Collection[str]) -> str:
 
 
 def expected_shape(pipeline: type, call: dict[str, Any]) -> tuple[int, ...]:
-    """The shape of one sample, known before any weights are: (3, H, W) of an image, (F, 3, H, W), or (C, N) of audio.
+    """Return the shape of one sample before weights are loaded: (3, H, W), (F, 3, H, W), or (C, N) of audio.
 
-    Sizes are those of `call`, else the defaults of the class, else 64 pixels and 8 frames. Audio is a second in stereo.
+    Sizes come from `call`, else from the class's defaults, else 64 pixels and 8 frames. Audio is a second of stereo.
     """
     kind = modality_of(pipeline)
     if kind == "audio":
@@ -82,7 +60,7 @@ def expected_shape(pipeline: type, call: dict[str, Any]) -> tuple[int, ...]:
 
 
 def sampling_rate(pipe: DiffusionPipeline) -> int | None:
-    """Samples per second of what an audio pipeline makes, as one of its components says; None for other modalities."""
+    """Return samples per second of an audio pipeline, from its components' configs; None for other modalities."""
     if modality_of(type(pipe)) != "audio":
         return None
     for component in pipe.components.values():
@@ -93,7 +71,7 @@ def sampling_rate(pipe: DiffusionPipeline) -> int | None:
 
 
 def frame_rate(pipe: DiffusionPipeline, call: Mapping[str, Any]) -> float:
-    """Frames per second of a pipeline's videos: what its call is told, else what its model was trained on, else 8."""
+    """Return frames per second of a pipeline's videos: from the call, else as the model was trained, else 8."""
     arguments = inspect.signature(inspect.unwrap(type(pipe).__call__)).parameters
     for name in RATES:
         told = call.get(name, arguments[name].default) if name in arguments else None
@@ -102,5 +80,5 @@ def frame_rate(pipe: DiffusionPipeline, call: Mapping[str, Any]) -> float:
     if pipe.config.get("expand_timesteps"):  # Wan 2.2 of 5B, alone among the pipelines of its class
         return 24.0
     name = type(pipe).__name__
-    known = max((start for start in FRAME_RATES if name.startswith(start)), key=len, default=None)
-    return FRAME_RATE if known is None else float(FRAME_RATES[known])
+    known = [(len(start), rate) for rate, starts in FRAME_RATES.items() for start in starts if name.startswith(start)]
+    return float(max(known)[1]) if known else FRAME_RATE

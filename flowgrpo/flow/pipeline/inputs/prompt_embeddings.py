@@ -1,4 +1,4 @@
-"""A cache around a pipeline's `encode_prompt`: text encoders run once per prompt row, and can leave the device then."""
+"""A cache around a pipeline's `encode_prompt`: each prompt is encoded once, then the encoders may leave the device."""
 
 from __future__ import annotations
 
@@ -26,49 +26,39 @@ class EmbeddingShape:
     """Shapes of one row's embeddings.
 
     Attributes:
-        parts: the shape of each tensor, in their order; `list` for a list and None for None.
-        masked: whether a mask is among them, so that embeddings of other rows can be padded to a common length.
+        parts: the shape of each tensor, in order; `list` for a list and None for None.
+        masked: whether there is a mask, so that embeddings can be padded to a common length.
     """
 
     parts: tuple[Any, ...]
     masked: bool
 
     def batch_key(self, pads_prompts: bool) -> Any:
-        """Return what must be equal for rows to share a batch.
-
-        Args:
-            pads_prompts: whether rows of unequal length may.
-        """
+        """Return what must be equal for rows to share a batch; `pads_prompts` allows unequal lengths."""
         return tuple(type(p) for p in self.parts) if pads_prompts and self.masked else self.parts
 
 
 @dataclass(frozen=True)
-class Resting:
-    """What stands in a pipeline for a text encoder that is not there."""
+class RestingEncoder:
+    """Stands in a pipeline for a text encoder that is offloaded or freed."""
 
-    dtype: torch.dtype
+    dtype: Any
     device: torch.device
     config: Any
 
-    @classmethod
-    def of(cls, encoder: Any, device: torch.device) -> Resting:
-        """What stands for an encoder of a pipeline that is on a device."""
-        return cls(encoder.dtype, device, encoder.config)
-
 
 class EmbeddingCache:
-    """Encodes each prompt row alone, keeps the result on the CPU, and assembles batches from it.
+    """Encodes each prompt row alone, keeps the result on the CPU, and assembles batches from these.
 
-    A row is encoded by itself so that its embedding never depends on which batch it came in.
+    A row is encoded alone so that its embedding does not depend on its batch. The cache replaces `pipe.encode_prompt`.
 
     Args:
-        pipe: its `encode_prompt` is replaced by the cached one.
-        after_encoding: what `offload` does with the text encoders: `keep` leaves them, `offload` keeps them in host memory
-            and brings them back for a new prompt, `free` drops them.
+        after_encoding: what `offload` does with the text encoders: `keep` leaves them, `offload` moves them to host
+            memory and back for a new prompt, `free` drops them.
 
     Attributes:
-        cut: the prompts that an encoder has cut.
-        seen: collects the `EmbeddingShape`s of the rows that are asked for while it is a list, not None.
+        cut: the prompts that an encoder truncated.
+        seen: if a list, collects the `EmbeddingShape`s of requested rows.
     """
 
     def __init__(self, pipe: DiffusionPipeline, after_encoding: str = "keep"):
@@ -85,7 +75,7 @@ class EmbeddingCache:
             pipe.encode_prompt = self
 
     def __call__(self, *args, **kwargs):
-        """What the pipeline's own `encode_prompt` returns for these arguments."""
+        """Return what the pipeline's own `encode_prompt` returns for these arguments."""
         place = kwargs.get("device") or self.pipe._execution_device
         key = _hashable((args, kwargs, place)) if self.seen is None else None
         if key is None:
@@ -93,7 +83,6 @@ class EmbeddingCache:
         return self._batches.of(key, lambda: self._batch(args, kwargs))
 
     def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The outputs of single rows, put together on the device."""
         arguments = dict(self._signature.bind(*args, **kwargs).arguments)
         for name, parameter in self._signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
@@ -115,24 +104,22 @@ class EmbeddingCache:
         return _to(_assemble(outputs), arguments.get("device") or self.pipe._execution_device)
 
     def offload(self) -> None:
-        """Free device memory: do with the text encoders what `after_encoding` says, until a new prompt needs them."""
+        """Free device memory: treat the text encoders as `after_encoding` says, until a new prompt needs them."""
         if self.after_encoding == "keep":
             return
         for name, module in self.pipe.components.items():
             if name.startswith(ENCODERS) and isinstance(module, torch.nn.Module):
                 if self.after_encoding == "offload":
                     self._offloaded[name] = module.to("cpu")
-                # Past diffusers' own, which would rewrite the pipeline's config. Some pipelines read these of an idle one.
-                object.__setattr__(self.pipe, name, Resting.of(module, self.pipe.device))
+                # diffusers' own `__setattr__` would rewrite the pipeline's config.
+                resting = RestingEncoder(module.dtype, self.pipe.device, module.config)
+                object.__setattr__(self.pipe, name, resting)
         self._freed = self.after_encoding == "free"
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # for what comes in their place
+            torch.cuda.empty_cache()
 
     def restore(self, device: torch.device | str | None = None) -> None:
-        """Put the text encoders back into the pipeline.
-
-        Args:
-            device: where they are then; by default where the pipeline is.
+        """Put the text encoders back into the pipeline, by default on its device.
 
         Raises:
             InputError: they were freed.
@@ -141,18 +128,14 @@ class EmbeddingCache:
             raise InputError("the text encoders were freed: set model.text_encoders=offload to have them again")
         device = device or self.pipe.device
         for name, module in self._offloaded.items():
-            # Before it is moved: `offload` finds it there if only a part of it was.
+            # Set before the move, so that `offload` finds it even if the move fails halfway.
             object.__setattr__(self.pipe, name, module)
             module.to(device)
         self._offloaded = {}
 
     @contextmanager
     def at_hand(self) -> Iterator[None]:
-        """Context in which the pipeline has its text encoders, where they rest: to be saved, not to encode.
-
-        Raises:
-            InputError: they were freed.
-        """
+        """Return a context like `restore`, with the encoders on the host: to save them, not to encode."""
         were_offloaded = bool(self._offloaded)
         self.restore("cpu")
         try:
@@ -162,7 +145,7 @@ class EmbeddingCache:
                 self.offload()
 
     def _encode_row(self, arguments: dict[str, Any]) -> Any:
-        """Return what the pipeline's `encode_prompt` returned for one row, on the CPU; it runs at the first call only."""
+        """Return the output of `encode_prompt` for one row, on the CPU; it runs at the first call only."""
         key = repr([(name, fingerprint(value)) for name, value in arguments.items()])
         if key not in self._outputs:
             were_offloaded = bool(self._offloaded) or self._freed
@@ -184,7 +167,7 @@ def _shape(output: Any) -> EmbeddingShape:
 
 
 def fingerprint(value: Any) -> Any:
-    """Return something whose repr tells arguments apart by content; tensors and images by a digest of their bytes."""
+    """Return a value whose repr identifies the content of arguments; tensors and images become digests."""
     if isinstance(value, (list, tuple)):
         return [fingerprint(item) for item in value]
     if isinstance(value, torch.Tensor):
@@ -196,7 +179,7 @@ def fingerprint(value: Any) -> Any:
 
 
 def _hashable(value: Any) -> Any:
-    """The arguments of a call as a key; None where pictures or tensors are among them."""
+    """Return call arguments as a key; None if they contain pictures or tensors."""
     if isinstance(value, dict):
         value = list(value.items())
     if isinstance(value, (list, tuple)):
@@ -206,7 +189,7 @@ def _hashable(value: Any) -> Any:
 
 
 def _assemble(rows: list[Any]) -> Any:
-    """Join the outputs of single rows as the pipeline would have returned them for the batch; always new tensors."""
+    """Join the outputs of single rows like the pipeline's output for the batch; tensors are always new."""
     first = rows[0]
     if isinstance(first, tuple):
         return tuple(_assemble(list(column)) for column in zip(*rows, strict=True))
@@ -214,7 +197,7 @@ def _assemble(rows: list[Any]) -> Any:
         return [item for row in rows for item in row]
     if not isinstance(first, torch.Tensor):
         return first
-    if any(row.shape[0] != 1 for row in rows):  # not per row: position ids, say
+    if any(row.shape[0] != 1 for row in rows):  # not per row, such as position ids
         return max(rows, key=len).clone()
     if first.ndim > 1:
         longest = max(row.shape[1] for row in rows)

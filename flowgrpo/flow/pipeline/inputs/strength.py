@@ -1,7 +1,7 @@
-"""Pipelines that cut their schedule by a `strength`, because they begin from a noised picture and not from noise.
+"""Pipelines that cut their schedule by a `strength`, because they start from a noised picture.
 
-Such a pipeline cuts the scheduler's table in a `get_timesteps` of its own. That method runs as ever, on the whole table; a
-slice of the schedule then counts from where the pipeline begins.
+Their own `get_timesteps` cuts the scheduler's table. It always runs on the whole table; a slice of the schedule then
+counts from the first remaining step.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ from samplers.scheduler import FlowSDEScheduler
 
 
 def follow(pipe: DiffusionPipeline, scheduler: FlowSDEScheduler) -> None:
-    """Have the pipeline's `get_timesteps` cut the whole table of `scheduler`; do nothing where it has none.
-
-    A call then raises an InputError where the cut leaves no step.
-    """
+    """Make the pipeline's `get_timesteps`, if any, cut the whole table of `scheduler`; InputError if no step remains."""
     method = getattr(pipe, "get_timesteps", None)
     if method is None or not {"num_inference_steps", "strength"} <= set(inspect.signature(method).parameters):
         return

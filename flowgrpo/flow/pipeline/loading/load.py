@@ -1,4 +1,4 @@
-"""From a name, a folder or a hub id to a stock pipeline, and to a policy."""
+"""Load a stock pipeline, or a policy, from a built-in name, a local folder or a hub id."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rewards.base import nearest
 from rewards.compute import DTYPES, default_device
 from rewards.memory import keep_freed_memory
 
-if TYPE_CHECKING:  # what a plan does without is imported by who loads a model
+if TYPE_CHECKING:  # imported lazily: planning does without them
     import diffusers
     import peft
     import safetensors
@@ -66,19 +66,16 @@ def load_pipeline(
     *,
     variant: str | None = None,
 ) -> DiffusionPipeline:
-    """The stock pipeline of a built-in name, a local folder or a hub id.
-
-    Args:
-        given: components by name that are not loaded, but taken as they are.
-        variant: of the files of weights, see `check_files`.
+    """Load the stock pipeline of a built-in name, a local folder or a hub id; `given` components replace those of the
+    files.
 
     Raises:
-        InputError: there is no such model, its files lack weights, or it cannot be loaded.
+        InputError: there is no such model or `variant`, weights are missing, or it cannot be loaded.
     """
     check_weights(path, variant)
     absent = dict.fromkeys(absent_components(path))
     with one_sentence(path), without_progress_bars("diffusers", "transformers"):
-        # The common class does not know which components of this one may be given though they have defaults.
+        # DiffusionPipeline does not know the optional components of its subclasses.
         kind = pipeline_class(path) if given else diffusers.DiffusionPipeline
         pipe = kind.from_pretrained(place_of(path), dtype=dtype, variant=variant, **absent, **given)
     _check_downloaded(path, set(pipe.components) - set(given), variant)
@@ -86,7 +83,7 @@ def load_pipeline(
 
 
 def _check_downloaded(path: str, names: Collection[str], variant: str | None) -> None:
-    """Hold components of a hub's model against files that have no header which could be read before they were here."""
+    """Check downloaded weight files whose headers could not be read before the download."""
     for name in sorted(names & index_of(path).keys() if not Path(place_of(path)).is_dir() else ()):
         kind = component_class(index_of(path)[name])
         if weight_check.is_checked(kind):
@@ -103,14 +100,11 @@ def check_weights(
     or_plain: bool = False,
     or_configs: bool = False,
 ) -> None:
-    """Refuse a pipeline whose files are not whole or do not hold its components' weights, by headers; see `weight_check`.
-
-    Args:
-        beginning: of the names of components whose weights are looked at.
-        variant, or_plain, or_configs: see `check_files`.
+    """Refuse a pipeline whose files lack weights of components named `beginning...`, from the headers; see
+    `weight_check`.
 
     Raises:
-        InputError: as of `check_files`, or weights are missing or are of another shape.
+        InputError: see `check_files`; or weights are missing or have another shape.
     """
     check_files(path, variant, or_plain=or_plain, or_configs=or_configs)
     if path in EMBEDDED:
@@ -122,7 +116,7 @@ def check_weights(
 
 
 def component_class(written: Any) -> type | None:
-    """The class of a component as a pipeline's index names it, [library, class]; None for what is no class known here."""
+    """Return the class of an entry [library, class] of a pipeline's index; None if it is not known here."""
     if not isinstance(written, (list, tuple)) or not all(isinstance(word, str) for word in written):
         return None
     library, name = written
@@ -131,10 +125,10 @@ def component_class(written: Any) -> type | None:
 
 
 def load_lora(pipe: DiffusionPipeline, folder: Path) -> None:
-    """Load what `flowgrpo export` wrote into a stock pipeline, by its own method, and then into what that left out."""
+    """Load what `flowgrpo export` wrote into a stock pipeline: by its own method, then into components it left out."""
     if traits.loads_lora(pipe):
         before = diffusers.utils.logging.get_verbosity()
-        diffusers.utils.logging.set_verbosity_error()  # it warns of each component that the file has nothing for
+        diffusers.utils.logging.set_verbosity_error()  # it warns of components without adapters in the file
         pipe.load_lora_weights(str(folder))
         diffusers.utils.logging.set_verbosity(before)
     with safetensors.safe_open(folder / LORA_FILE, "pt") as file:
@@ -150,7 +144,7 @@ def load_lora(pipe: DiffusionPipeline, folder: Path) -> None:
 
 
 def _inject(module: torch.nn.Module, file: Path, prefix: str) -> None:
-    """Load a LoRA into a module without a `load_lora_adapter` of its own, as that method does."""
+    """Load a LoRA into a module without its own `load_lora_adapter`, as that method does."""
     with safetensors.safe_open(file, "pt") as opened:
         config = json.loads(opened.metadata()["lora_adapter_metadata"])
     options = {key.removeprefix(f"{prefix}."): value for key, value in config.items() if key.startswith(f"{prefix}.")}
@@ -165,11 +159,7 @@ def _inject(module: torch.nn.Module, file: Path, prefix: str) -> None:
 
 
 def index_of(path: str) -> dict[str, Any]:
-    """A model's index (model_index.json): its class and its components, without their weights.
-
-    Raises:
-        InputError: there is no such model.
-    """
+    """Return a model's index (model_index.json): its class and its components; InputError if there is no such model."""
     source = place_of(path)
     if path in EMBEDDED and EMBEDDED[path].kind == "mdlm":
         raise InputError(f"model.path: {path} is a language model, set kind: mdlm")
@@ -192,16 +182,16 @@ def index_of(path: str) -> dict[str, Any]:
 
 
 def check_files(path: str, variant: str | None = None, *, or_plain: bool = False, or_configs: bool = False) -> None:
-    """Refuse a local folder whose files cannot be those of a pipeline; no weights are loaded.
+    """Refuse a local folder that lacks files of a pipeline; no weights are loaded.
 
-    The hub is asked only whether it has the variant.
+    For a hub id it only checks that the hub has the variant.
 
     Args:
-        variant: word in the names of the files of weights that are read (`fp16`); components without such have plain ones.
+        variant: word in the names of the weight files to read (`fp16`); components without such files have plain ones.
         or_plain, or_configs: see `training.model_files.folder_files.check`.
 
     Raises:
-        InputError: there is no such model, or a file is missing, cut off, or a Git LFS pointer.
+        InputError: there is no such model, or a file is missing, truncated, or a Git LFS pointer.
     """
     components, folder = components_of(path), Path(place_of(path))
     if folder.is_dir():
@@ -217,61 +207,54 @@ def check_files(path: str, variant: str | None = None, *, or_plain: bool = False
 
 
 def components_of(path: str) -> dict[str, tuple[str, str]]:
-    """The components that a model has, each with its library and its class; errors as of `index_of`."""
+    """Return the components of a model, each with its library and class; errors as of `index_of`."""
     pairs = {name: kind for name, kind in index_of(path).items() if isinstance(kind, (list, tuple)) and len(kind) == 2}
     return {name: tuple(kind) for name, kind in pairs.items() if all(isinstance(word, str) for word in kind)}
 
 
 def loaded_components(path: str) -> set[str]:
-    """The components that diffusers loads of a model's folder; some classes make one, a scheduler say, themselves."""
+    """Return the components that diffusers loads from the folder; some classes build one, such as a scheduler."""
     kind = pipeline_class(path)
     return set(kind._get_signature_keys(kind)[0])
 
 
 def is_pipeline(path: str) -> bool:
-    """Whether there is a pipeline of this built-in name, in this folder or of this hub id, with a model_index.json."""
+    """Return whether this built-in name, folder or hub id has a model_index.json."""
     try:
         return _has_index(path)
     except InputError:
         return False
 
 
-@cache  # of a yes alone: what is not there may be there later
+@cache  # caches only success, as an error is raised
 def _has_index(path: str) -> bool:
     return bool(index_of(path))
 
 
 @cache
 def stands_in(path: str) -> bool:
-    """Whether the hub does not give a model's index, now, and the configs that are known here stand in; see `data.known`.
-
-    Raises:
-        InputError: there is no such model, and it is not known here.
-    """
+    """Return whether the hub gives no index and `data.known` has the model's configs; InputError if it has not."""
     return stands_in_for(path, known.models(), "model_index.json", lambda: index_of(path))
 
 
 def scheduler_config(path: str) -> dict[str, Any] | None:
-    """The configuration of a model's scheduler; None unless it is `FlowMatchEulerDiscreteScheduler`."""
+    """Return a model's scheduler config; None unless it is a `FlowMatchEulerDiscreteScheduler`."""
     _, name = index_of(path).get("scheduler", (None, None))
     if name != EULER:
         return None
     source = place_of(path)
     if Path(source).is_dir():
-        return _map(Path(source) / "scheduler" / "scheduler_config.json")
+        file = Path(source) / "scheduler" / "scheduler_config.json"
+        written = tables.document(file)
+        if not isinstance(written, dict):
+            raise InputError(f"model.path: {file} holds {type(written).__name__}, not a map")
+        return written
     with one_sentence(path):
         return dict(diffusers.FlowMatchEulerDiscreteScheduler.load_config(source, subfolder="scheduler"))
 
 
-def _map(file: Path) -> dict[str, Any]:
-    written = tables.document(file)
-    if not isinstance(written, dict):
-        raise InputError(f"model.path: {file} holds {type(written).__name__}, not a map")
-    return written
-
-
 def absent_components(path: str) -> list[str]:
-    """Return the components that a saved pipeline was without (SD3 without T5), which diffusers wants named again."""
+    """Return the components that a saved pipeline lacks (SD3 without T5); loading must name them as None."""
     return [
         name for name, kind in index_of(path).items() if isinstance(kind, (list, tuple)) and list(kind) == [None, None]
     ]
@@ -290,20 +273,20 @@ def load_policy(
     on_host: bool = False,
     **options: Any,
 ) -> DiffusersPolicy:
-    """A pipeline as a policy; see `DenoisingLoop` for `options`.
+    """Load a pipeline as a policy; see `DenoisingLoop` for `options`.
 
     Args:
         path: a built-in name, a local folder or a hub id.
         dtype: `float32`, `bfloat16` or `float16`.
-        call: arguments for the pipeline's call; a built-in model has defaults.
-        device: by default the first GPU, if there is one.
-        adapter: a folder that `flowgrpo export` wrote, for its transformer.
-        quantise: `int8` or `nf4` for its transformer, before it is put on the device.
-        variant: of the files of weights that are read, such as `fp16`; see `check_files`.
-        encode: prepares the rows to come. Unless `text_encoders` is `keep`, it is called before the networks are loaded,
-            and these come onto the device when the text encoders have left it; so the policy can do nothing else yet.
-            Pipelines that cannot (`loads_later`) are loaded whole.
-        on_host: whether networks that `loads_later` stay in host memory, for who puts them on the device in parts.
+        call: arguments for the pipeline's call, over the defaults of a built-in model.
+        device: the first GPU by default, if there is one.
+        adapter: a folder from `flowgrpo export`, for the transformer.
+        quantise: `int8` or `nf4` for the transformer, before it moves to the device.
+        variant: of the weight files, such as `fp16`; see `check_files`.
+        encode: prepares the coming rows. Unless `text_encoders` is `keep`, it runs before the networks are loaded, and
+            these come onto the device after the text encoders have left it. Meanwhile the policy can do nothing else.
+            Pipelines that cannot do so (`loads_later`) are loaded whole.
+        on_host: keep networks that `loads_later` in host memory, for a caller that moves them in parts.
 
     Raises:
         InputError: there is no such model or dtype, or it cannot be loaded or quantised.
@@ -312,35 +295,33 @@ def load_policy(
         raise InputError(f"dtype: {dtype!r} is unknown, {nearest(str(dtype), DTYPES)}")
     check_files(path, variant)
     call, device = {**embedded.call_of(path), **(call or {})}, torch.device(device or default_device())
-    first = encode is not None and options.get("text_encoders", "keep") != "keep" and loads_later(path)
-    later = weightless_networks.classes(index_of(path)) if first else {}
-    if encode is None or not later:
-        pipe = load_pipeline(path, DTYPES[dtype], variant=variant)
-        stay = on_host and loads_later(path)  # prompts are encoded without them
-        _finish(pipe, device, adapter, quantise, on_host=traits.networks(pipe) if stay else ())
-        policy = policies.DiffusersPolicy(pipe, call, **options)
-        if encode is not None:
-            encode(policy)
-        return policy
-    kept_in = (
-        torch.float32 if options.get("autocast") else DTYPES[dtype]
-    )  # that of the weights when prompts are sampled
-    with one_sentence(path):
-        absent = weightless_networks.networks(later, place_of(path), kept_in, device)
-    pipe = load_pipeline(path, DTYPES[dtype], absent, variant=variant)
-    pipe.to(device)
+    waits = encode is not None and options.get("text_encoders", "keep") != "keep"
+    can_wait = (waits or on_host) and loads_later(path)
+    later = weightless_networks.classes(index_of(path)) if waits and can_wait else {}
+    hollow: dict[str, Any] = {}
+    if later:
+        stored = torch.float32 if options.get("autocast") else DTYPES[dtype]  # dtype of the weights in sampling
+        with one_sentence(path):
+            hollow = weightless_networks.networks(later, place_of(path), stored, device)
+    pipe = load_pipeline(path, DTYPES[dtype], hollow, variant=variant)
+    if later:
+        pipe.to(device)
+    else:
+        _finish(pipe, device, adapter, quantise, on_host=traits.networks(pipe) if on_host and can_wait else ())
     policy = policies.DiffusersPolicy(pipe, call, **options)
-    encode(policy)
-    policy.offload()
-    with one_sentence(path), without_progress_bars("diffusers"):
-        weightless_networks.fill(pipe, later, place_of(path), DTYPES[dtype], variant=variant)
-    _finish(pipe, device, adapter, quantise, on_host=traits.networks(pipe) if on_host else ())
-    policy.walk.take_networks()
+    if encode is not None:
+        encode(policy)
+    if later:
+        policy.offload()
+        with one_sentence(path), without_progress_bars("diffusers"):
+            weightless_networks.fill(pipe, later, place_of(path), DTYPES[dtype], variant=variant)
+        _finish(pipe, device, adapter, quantise, on_host=traits.networks(pipe) if on_host else ())
+        policy.walk.take_networks()
     return policy
 
 
 def loads_later(path: str) -> bool:
-    """Whether a model's networks can be loaded when its prompts are encoded; otherwise it is loaded whole."""
+    """Return whether a model's networks can be loaded after its prompts are encoded."""
     return traits.encodes_first(index_of(path)) and hasattr(planned_class(path), "encode_prompt")
 
 
@@ -352,8 +333,8 @@ def _finish(
     *,
     on_host: Iterable[str] = (),
 ) -> None:
-    """Load an adapter, quantise the networks, and put everything on the device but what stays in host memory."""
-    if adapter is not None:  # before the base is quantised: some pipelines compare its weights' shapes
+    """Load an adapter, quantise the networks, and move all components to the device except those of `on_host`."""
+    if adapter is not None:  # before quantisation: some pipelines compare weight shapes
         load_lora(pipe, adapter)
     if quantise:
         for network in traits.networks(pipe).values():
@@ -369,11 +350,7 @@ def _finish(
 
 
 def pipeline_class(path: str) -> type[DiffusionPipeline]:
-    """The class of a model, from its index alone.
-
-    Raises:
-        InputError: there is no such model, or diffusers has no such class.
-    """
+    """Return the class that a model's index names; InputError if there is no such model or class."""
     name = index_of(path).get("_class_name")
     pipeline = getattr(diffusers, str(name), None)
     if pipeline is None:
@@ -384,5 +361,5 @@ def pipeline_class(path: str) -> type[DiffusionPipeline]:
 
 
 def planned_class(path: str) -> type:
-    """The class of a model, or its outline, for what can be asked of either; errors as of `pipeline_class`."""
+    """Return the class of a model, or its `outline` if there is one; errors as of `pipeline_class`."""
     return outline(str(index_of(path).get("_class_name"))) or pipeline_class(path)

@@ -1,4 +1,4 @@
-"""A pipeline from its configs alone, with its networks on the device meta."""
+"""Build a pipeline from its configs alone, with its networks on the meta device."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ FILES = ["*.json", "*.txt", "*.model", "*.jinja"]  # configs and tokenizers
 
 @contextmanager
 def configs(path: str) -> Iterator[str]:
-    """A local folder with the configs of a built-in name, a local folder or a hub id, of which no weights are fetched.
-
-    Where the hub does not give them, those that are known here stand in; see `data.known`.
+    """Return a context with a local folder of the model's configs, from `data.known` if the hub gives none.
 
     Raises:
         InputError: there is no such model, and it is not known here.
@@ -41,26 +39,20 @@ def configs(path: str) -> Iterator[str]:
 
 
 def pipeline(folder: str, dtype: torch.dtype) -> DiffusionPipeline:
-    """The stock pipeline of a local folder, of which only the configs are read.
-
-    Its networks are in `dtype`, but for what their classes keep in float32.
-
-    Raises:
-        InputError: the folder holds no diffusers pipeline.
-    """
+    """Build the stock pipeline of a local folder from its configs, in `dtype` except for what classes keep in float32."""
     index = load.index_of(folder)
     components: dict[str, Any] = {}
     for name, written in index.items():
         kind = load.component_class(written)
         if kind is not None:
             components[name] = _component(kind, Path(folder) / name, dtype)
-        elif not name.startswith("_"):  # an absent component, or a number, such as the boundary between two experts
+        elif not name.startswith("_"):  # an absent component, or a plain value
             components[name] = None if written == [None, None] else written
     return load.pipeline_class(folder)(**components)
 
 
 def network(kind: type[Any], folder: Path, dtype: torch.dtype) -> torch.nn.Module:
-    """A network from the config in its folder."""
+    """Build a network on the meta device from the config in its folder."""
     if issubclass(kind, ConfigMixin):
         return meta_networks.built(lambda: kind.from_config(kind.load_config(folder)), dtype)
     return meta_networks.built(lambda: kind(kind.config_class.from_pretrained(folder)), dtype)

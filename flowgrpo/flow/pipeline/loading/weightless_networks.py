@@ -1,12 +1,11 @@
-"""Networks without weights: in their place a pipeline encodes its prompts, before they are loaded.
+"""Hollow networks: a pipeline encodes its prompts with them before its networks are loaded.
 
-What a pipeline reads of a network before its loop is its class, config, dtype and device, and these a hollow network has.
-Its weights are on the meta device and cannot compute.
+A hollow network has the class, config, dtype and device that a pipeline reads before its loop. Its weights are on the
+meta device and cannot compute.
 """
 
 from __future__ import annotations
 
-import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,13 +21,13 @@ from flowgrpo.training.model_files.hub_files import variant_of
 
 
 class _Hollow:
-    """What goes before a network's own class: it says that it is where the pipeline computes, and cannot be moved."""
+    """Mixed in before a network's class: reports the pipeline's device and ignores moves."""
 
     pretended_device: torch.device
 
     @property
     def device(self) -> torch.device:
-        """The device that the pipeline computes on."""
+        """Return the device that the pipeline computes on."""
         return self.pretended_device
 
     def _apply(self, *_: Any, **__: Any) -> _Hollow:
@@ -36,11 +35,7 @@ class _Hollow:
 
 
 def classes(index: Mapping[str, Any]) -> dict[str, type[diffusers.ModelMixin]]:
-    """Return the classes of a pipeline's networks by name; none where one is not of diffusers, and all are loaded at once.
-
-    Args:
-        index: the pipeline's model_index.json.
-    """
+    """Return the classes of the networks in a pipeline's index, by name; {} if one is not a diffusers class."""
     found: dict[str, Any] = {}
     for name, kind in index.items():
         if is_network(name) and isinstance(kind, (list, tuple)) and kind[0] is not None:
@@ -54,14 +49,7 @@ def classes(index: Mapping[str, Any]) -> dict[str, type[diffusers.ModelMixin]]:
 def networks(
     kinds: Mapping[str, type[diffusers.ModelMixin]], source: str, dtype: torch.dtype, device: torch.device
 ) -> dict[str, diffusers.ModelMixin]:
-    """Return hollow networks by name, from their configs alone.
-
-    Args:
-        kinds: their classes by name; see `classes`.
-        source: folder or hub id of the pipeline.
-        dtype: of the weights that they stand for.
-        device: that they say they are on.
-    """
+    """Build hollow networks of `classes` from the configs of `source`; `dtype` and `device` are what they report."""
     return {name: _network(kind, source, name, dtype=dtype, device=device) for name, kind in kinds.items()}
 
 
@@ -75,7 +63,7 @@ def _network(
     for path, p in network.named_parameters():
         if p.is_floating_point():
             p.data = p.data.float() if any(part in path.split(".") for part in in_float32) else p.data.to(dtype)
-    network.pretended_device = torch.empty(0, device=device).device  # with its index
+    network.pretended_device = torch.empty(0, device=device).device  # device with its index
 
     def refuse(module: torch.nn.Module, *_: Any) -> None:
         raise InputError(
@@ -85,13 +73,10 @@ def _network(
 
     for module in network.modules():
         module.register_forward_pre_hook(refuse)
-    made = type(network)
-    network.__class__ = types.new_class(made.__name__, (_Hollow, made), exec_body=lambda own: own.update(_names(made)))
+    real = type(network)
+    names = {"__module__": real.__module__, "__qualname__": real.__qualname__}
+    network.__class__ = type(real.__name__, (_Hollow, real), names)
     return network
-
-
-def _names(made: type) -> dict[str, str]:
-    return {"__module__": made.__module__, "__qualname__": made.__qualname__}
 
 
 def fill(
@@ -102,13 +87,7 @@ def fill(
     *,
     variant: str | None = None,
 ) -> None:
-    """Load the weights of a pipeline's hollow networks into host memory, and put the real networks in their place.
-
-    Args:
-        kinds, source: see `networks`.
-        dtype: of the weights.
-        variant: of their files, where they have such.
-    """
+    """Load the weights of hollow networks into host memory, and replace them by the real networks."""
     for name, kind in kinds.items():
         own = variant_of(source, name, variant)
         setattr(pipe, name, kind.from_pretrained(source, subfolder=name, dtype=dtype, variant=own))
@@ -116,13 +95,11 @@ def fill(
 
 
 def _construct_again(pipe: DiffusionPipeline) -> None:
-    """Run a pipeline's constructor once more on what it has now: some set up their networks there."""
+    """Run a pipeline's constructor again on its components: some set up their networks there."""
     written, scheduler = pipe._internal_dict, pipe.scheduler
     given = {**pipe.components, **pipe.parameters}
-    for name in pipe.parameters:
-        vars(pipe).pop(
-            name, None
-        )  # diffusers takes a tuple that is set a second time (Krea 2's layers) for a component
+    for name in pipe.parameters:  # diffusers takes a tuple that is set again (Krea 2's layers) for a component
+        vars(pipe).pop(name, None)
     pipe.__init__(**given)
-    object.__setattr__(pipe, "scheduler", scheduler)  # some make one of their own
-    pipe._internal_dict = written  # with the classes of text encoders that rest
+    object.__setattr__(pipe, "scheduler", scheduler)  # some build their own
+    pipe._internal_dict = written  # still names the classes of resting text encoders

@@ -1,4 +1,4 @@
-"""Which attention may compute a rollout, and setting it."""
+"""Check and set the attention backend of networks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ from rewards.compute import DTYPES
 
 
 def refuse_inexact(pipe: DiffusionPipeline) -> None:
-    """Refuse a pipeline whose output at a step depends on other steps, or whose attention quantises.
-
-    Raises:
-        InputError: a cache is enabled in a transformer, or a lossy attention backend is set.
-    """
+    """Refuse a pipeline (InputError) whose step depends on other steps, by a cache, or whose attention quantises."""
     for name, module in pipe.components.items():
         if not name.startswith(("transformer", "unet")) or not isinstance(module, torch.nn.Module):
             continue
@@ -35,32 +31,24 @@ def refuse_inexact(pipe: DiffusionPipeline) -> None:
 
 
 def set_attention(modules: Iterable[ModelMixin], name: str) -> None:
-    """Compute the attention of modules with one of diffusers' backends, and no other module's.
-
-    Raises:
-        InputError: a module calls PyTorch's attention directly, past diffusers' choice (SD3 does).
-    """
+    """Set a diffusers attention backend for these modules only; InputError if one bypasses diffusers' dispatch (SD3)."""
     for module in modules:
         if not _dispatching(module):
             raise InputError(
                 f"model.attention: {type(module).__name__} has its attention fixed to PyTorch's own, remove model.attention"
             )
-        with attention_backend(name):  # gives back the choice for the whole process, which the next line also sets
+        with attention_backend(name):  # restores the process-wide choice, which the next line sets
             module.set_attention_backend(name)
 
 
 def _dispatching(module: torch.nn.Module) -> list[Any]:
-    """The attention processors that let their backend be chosen."""
+    """Return the attention processors whose backend can be set."""
     processors = [getattr(m, "processor", None) for m in module.modules()]
     return [p for p in processors if hasattr(p, "_attention_backend")]
 
 
 def try_attention(name: str, dtype: str, device: torch.device, *, learns: bool = True) -> None:
-    """Run one small attention, with its gradient if the model `learns`, to see that package, device and dtype go together.
-
-    Raises:
-        InputError: they do not, or the package is missing.
-    """
+    """Refuse (InputError) a backend that fails here in a small attention, with gradient if the model `learns`."""
     if name == "xformers" and device.type == "cpu":
         raise InputError("model.attention: xformers computes on a GPU only, and there is none here; leave it out")
     if name == "xformers" and find_spec("xformers") is None:
@@ -71,7 +59,7 @@ def try_attention(name: str, dtype: str, device: torch.device, *, learns: bool =
             out = dispatch_attention_fn(q, k, v).sum()
             if learns:
                 out.backward()
-    except Exception as error:  # kernels of other packages raise anything; what was raised is reported
+    except Exception as error:  # kernels of other packages raise anything
         reason, what = " ".join(str(error).split())[:300], "train" if learns else "compute"
         raise InputError(
             f"model.attention: {name} cannot {what} in {dtype} on {device.type} here ({type(error).__name__}: {reason})"

@@ -1,4 +1,4 @@
-"""The attention backends of diffusers that may compute a rollout, by name; known before diffusers is imported."""
+"""Names of the diffusers attention backends that may compute a rollout; usable without importing diffusers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from flowgrpo.errors import InputError
 
-# diffusers' attention backends that compute attention as it is defined; the others quantise.
+# Backends without quantisation.
 AttentionBackend = Literal[
     "native",
     "_native_cudnn",
@@ -32,15 +32,7 @@ AttentionBackend = Literal[
 
 
 def refuse_lossy_attention(name: str, key: str) -> None:
-    """Refuse an attention backend that quantises.
-
-    Args:
-        name: of a backend, known or not.
-        key: where it was set.
-
-    Raises:
-        InputError: the name is that of a quantising backend.
-    """
+    """Refuse an attention backend (InputError) that quantises; `key` is where it was set."""
     if re.search("sage|int8|fp8|fp4", name):
         raise InputError(
             f"{key}: {name!r} quantises, so the log-probs of a rollout would not be the model's; it may serve previews "

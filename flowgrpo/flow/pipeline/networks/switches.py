@@ -1,6 +1,6 @@
-"""Switches of memory and speed, applied to a pipeline; none of them changes what a log-prob means.
+"""Switches for memory and speed of a pipeline; none of them changes what a log-prob means.
 
-What would change it (caches of activations, attention that quantises) is refused here.
+`attention` refuses what would change it: caches of activations, and attention that quantises.
 """
 
 from __future__ import annotations
@@ -16,15 +16,11 @@ from diffusers import DiffusionPipeline, ModelMixin
 from flowgrpo.errors import InputError
 
 DECODERS = ("vae", "audio_vae", "vocoder")
-ENTRANCES = ("encode", "_encode", "decode", "forward")  # of a decoder; pipelines call one of these
+ENTRANCES = ("encode", "_encode", "decode", "forward")  # the methods of a decoder that pipelines call
 
 
 def checkpoint_gradients(modules: Iterable[ModelMixin]) -> None:
-    """Keep only the inputs of blocks for the backward pass, and compute the rest again there: the same numbers.
-
-    Raises:
-        InputError: a module does not support it.
-    """
+    """Recompute blocks from their inputs in the backward pass, with the same numbers; InputError if unsupported."""
     for module in modules:
         if not getattr(module, "_supports_gradient_checkpointing", False):
             raise InputError(
@@ -34,14 +30,10 @@ def checkpoint_gradients(modules: Iterable[ModelMixin]) -> None:
 
 
 def tile(pipe: DiffusionPipeline) -> None:
-    """Decode in overlapping tiles, which bounds the memory of large pictures and videos.
+    """Decode in overlapping tiles, which bounds the memory for large pictures; InputError without tiling.
 
-    The decoded picture changes slightly at the seams, and with it possibly a reward; latents and log-probs are computed
-    before it and never change. (A pipeline that encodes a picture as its condition encodes it in tiles too, in the rollout
-    and in the update alike.)
-
-    Raises:
-        InputError: no decoder of the pipeline has tiling.
+    The seams change the decoded picture slightly, and so perhaps a reward; latents and log-probs do not change. A
+    pipeline that encodes a picture as its condition also encodes it in tiles, both in rollout and update.
     """
     modules = decoders(pipe).values()
     tiling: list[Any] = [
@@ -55,10 +47,9 @@ def tile(pipe: DiffusionPipeline) -> None:
 
 
 def offload(module: torch.nn.Module, device: torch.device) -> None:
-    """Keep a decoder in host memory, and on `device` only while it encodes or decodes.
+    """Keep a decoder in host memory and move it to `device` only while it encodes or decodes.
 
-    Its config and dtype can be read as ever. Each visit costs the transfer of its weights; a picture that a pipeline encodes
-    is encoded once, see `pictures`.
+    Its config and dtype stay readable. Each use costs a transfer of its weights.
     """
 
     def visiting(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,7 +57,7 @@ def offload(module: torch.nn.Module, device: torch.device) -> None:
         def run(*args: Any, **kwargs: Any) -> Any:
             away = next(module.parameters()).device != device
             try:
-                if away:  # and not inside another of its methods, or on a machine without a GPU
+                if away:  # not inside another of its methods
                     module.to(device)
                 return method(*args, **kwargs)
             finally:
@@ -81,31 +72,15 @@ def offload(module: torch.nn.Module, device: torch.device) -> None:
     module.to("cpu")
 
 
-def silence(pipe: DiffusionPipeline) -> None:
-    """Have a pipeline show no progress, by one bar that says nothing instead of a new one at every call.
+def remember_device(pipe: DiffusionPipeline) -> None:
+    """Let a pipeline cache its device until a component is replaced or moved; its class becomes a subclass.
 
-    Args:
-        pipe: changed in place.
+    diffusers otherwise inspects every module in each call, that is, in each step of a policy.
     """
-    pipe.set_progress_bar_config(disable=True)
-    shows, nothing = pipe.progress_bar, pipe.progress_bar(total=1)
-    pipe.progress_bar = lambda iterable=None, total=None: nothing if iterable is None else shows(iterable)
-
-
-def remember_components(pipe: DiffusionPipeline) -> None:
-    """Have a pipeline keep the names of its components, and its device until a component is replaced or moved.
-
-    Else diffusers asks each module of each component for hooks two times a call, and at the end of each reads the names off
-    the signature of the pipeline's constructor; a policy calls its pipeline for every step.
-
-    Args:
-        pipe: changed in place: its class becomes one of the same name below its own.
-    """
-    kind = type(pipe)
-    known: dict[str, Any] = {}
-    if getattr(kind, "remembers_components", False):
+    kind, names = type(pipe), list(pipe.components)
+    if getattr(kind, "remembers_device", False):
         return
-    names, keys = list(pipe.components), kind._get_signature_keys(pipe)
+    known: dict[str, Any] = {}
 
     def device(self: DiffusionPipeline) -> torch.device:
         places = tuple(_place(getattr(self, name, None)) for name in names)
@@ -113,16 +88,14 @@ def remember_components(pipe: DiffusionPipeline) -> None:
             known.update(places=places, device=kind._execution_device.fget(self))
         return known["device"]
 
-    def signature_keys(_: type, made: Any) -> tuple[list[str], list[str]]:
-        return keys if type(made) is changed else kind._get_signature_keys(made)
-
-    own = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    own |= {"_execution_device": property(device), "_get_signature_keys": classmethod(signature_keys)}
-    pipe.__class__ = changed = type(kind.__name__, (kind,), {**own, "remembers_components": True})
+    copied = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    pipe.__class__ = type(
+        kind.__name__, (kind,), {**copied, "_execution_device": property(device), "remembers_device": True}
+    )
 
 
 def _place(component: Any) -> tuple[Any, ...]:
-    """Changes where a component is another, or its first weight is elsewhere, or is given a hook that moves it."""
+    """Return a value that changes if a component is replaced or moved, or gets a hook that moves it."""
     found: list[Any] = [id(component)]
     for part in component.modules() if isinstance(component, torch.nn.Module) else ():
         found += [id(vars(part).get(name)) for name in ("_hf_hook", "_diffusers_hook")]
@@ -133,13 +106,10 @@ def _place(component: Any) -> tuple[Any, ...]:
 
 
 def compile_blocks(modules: Iterable[ModelMixin], backend: str | Callable[..., Any] = "inductor") -> None:
-    """Compile the repeated blocks of modules in place, so that they stay the objects which peft and diffusers know.
+    """Compile the repeated blocks of modules in place, so that peft and diffusers still see the same objects.
 
-    The blocks compile at their first call. Rollout and update are compiled apart (one without gradient, one with), so the
-    drift of a compiled model need not be exactly 0; on the tiny models of our tests it was, on a CPU.
-
-    Args:
-        backend: of `torch.compile`.
+    Blocks compile at their first call. Rollout (no gradient) and update (gradient) compile separately, so the drift of
+    a compiled model need not be exactly 0; it was 0 for our tiny test models on a CPU.
     """
     for module in modules:
         if getattr(module, "_repeated_blocks", None):
@@ -149,5 +119,5 @@ def compile_blocks(modules: Iterable[ModelMixin], backend: str | Callable[..., A
 
 
 def decoders(pipe: DiffusionPipeline) -> dict[str, torch.nn.Module]:
-    """The components of a pipeline that decode, by name."""
+    """Return the decoders among a pipeline's components, by name."""
     return {n: m for n, m in pipe.components.items() if n in DECODERS and isinstance(m, torch.nn.Module)}

@@ -1,7 +1,4 @@
-"""Traits: what a few pipeline classes need and what cannot be found out by running them.
-
-One row per class: what differs, and why. A class without a row, as nearly all are, is taken as it is.
-"""
+"""Traits: the few peculiarities of pipeline classes that cannot be found by running them."""
 
 from __future__ import annotations
 
@@ -15,20 +12,20 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 
-TRAINED = ("transformer", "unet")  # how the names of the components begin that compute the velocity
-SHARING = "controlnet"  # how the names of the components begin that may take layers from these when a pipeline is made
+TRAINED = ("transformer", "unet")  # prefixes of the components that compute the velocity
+SHARING = "controlnet"  # prefix of components that may share layers with these
 ENCODERS = "text_encoder"
 
 
 @dataclass(frozen=True)
 class Trait:
-    """What differs in one pipeline class.
+    """Peculiarities of one pipeline class.
 
     Attributes:
-        why: the reason, for `flowgrpo models`.
-        training_mode: submodules, by the name of their class, that must stay in training mode to pass gradients on.
+        why: the reason, shown by `flowgrpo models`.
+        training_mode: classes of submodules that must stay in training mode to pass gradients on.
         loads_lora: whether the pipeline's own `load_lora_weights` works.
-        undeclared: attributes that its networks read and do not have, with the value that changes nothing.
+        undeclared: attributes that its networks read but lack, with neutral values.
     """
 
     why: str
@@ -50,7 +47,7 @@ TRAITS: dict[str, Trait] = {
 
 
 def apply(pipe: DiffusionPipeline) -> None:
-    """Set up a pipeline, already in evaluation mode, as its trait says."""
+    """Set up a pipeline, already in evaluation mode, by its trait."""
     trait = TRAITS.get(type(pipe).__name__)
     if trait is None:
         return
@@ -66,28 +63,24 @@ def apply(pipe: DiffusionPipeline) -> None:
 
 
 def loads_lora(pipe: DiffusionPipeline) -> bool:
-    """Whether `pipe.load_lora_weights` exists and works."""
+    """Return whether `pipe.load_lora_weights` exists and works."""
     trait = TRAITS.get(type(pipe).__name__)
     return hasattr(pipe, "load_lora_weights") and (trait is None or trait.loads_lora)
 
 
 def is_network(name: str) -> bool:
-    """Whether a component is one of the large networks of a pipeline, trained or not; not needed to encode prompts."""
+    """Return whether a component is one of a pipeline's large networks; these are not needed to encode prompts."""
     return name.startswith(TRAINED) or name.endswith("transformer")
 
 
 def encodes_first(index: Mapping[str, Any]) -> bool:
-    """Whether the prompts of a pipeline can be encoded before its networks are loaded.
-
-    Args:
-        index: its model_index.json.
-    """
+    """Return whether a pipeline's prompts can be encoded before its networks are loaded, from its index."""
     names = [name for name, kind in index.items() if isinstance(kind, (list, tuple)) and kind[0] is not None]
     encoders = any(name.startswith(ENCODERS) for name in names)
     return encoders and not any(name.startswith(SHARING) for name in names)
 
 
 def networks(pipe: DiffusionPipeline) -> dict[str, torch.nn.Module]:
-    """The networks of a pipeline that compute the velocity, by name."""
+    """Return the networks of a pipeline that compute the velocity, by name."""
     components = pipe.components.items()
     return {name: m for name, m in components if name.startswith(TRAINED) and isinstance(m, torch.nn.Module)}

@@ -156,8 +156,8 @@ def test_a_pipeline_looks_for_its_device_when_a_component_has_come_or_moved(monk
     kind = type(pipe)
     found = kind._execution_device
     monkeypatch.setattr(kind, "_execution_device", property(lambda self: asked.append(1) or found.fget(self)))
-    switches.remember_components(pipe)
-    switches.remember_components(pipe)
+    switches.remember_device(pipe)
+    switches.remember_device(pipe)
     assert type(pipe).__bases__ == (kind,)
     assert type(pipe).__name__ == kind.__name__
     changes = [
@@ -171,27 +171,6 @@ def test_a_pipeline_looks_for_its_device_when_a_component_has_come_or_moved(monk
         change()
         assert {pipe._execution_device for _ in range(3)} == {torch.device("cpu")}
         assert len(asked) == times
-
-
-def test_a_pipeline_knows_the_names_of_its_components(monkeypatch):
-    pipe, other = tiny.sd3(), tiny.flux()
-    before, kind, asked = pipe.components, type(pipe), []
-    found = kind._get_signature_keys
-    monkeypatch.setattr(kind, "_get_signature_keys", classmethod(lambda _, made: asked.append(made) or found(made)))
-    switches.remember_components(pipe)
-    asked.clear()
-    pipe.vae = tiny.sd3().vae
-    for _ in range(2):
-        assert pipe.components == {**before, "vae": pipe.vae}
-    assert not asked
-    assert type(pipe)._get_signature_keys(other) == found(other)
-    assert asked == [other]
-
-    class OfVae(type(pipe)):
-        def __init__(self, vae):
-            super().__init__(**before)
-
-    assert OfVae._get_signature_keys(object.__new__(OfVae)) == (["vae"], [])
 
 
 def test_networks_without_what_a_switch_needs_are_refused():
