@@ -1,4 +1,4 @@
-"""Built-in configs, listed and written to files for editing."""
+"""`flowgrpo init`: list the built-in configs, or write one to a file for editing."""
 
 from __future__ import annotations
 
@@ -9,28 +9,25 @@ from flowgrpo.errors import InputError
 from flowgrpo.training.run import run_folder
 
 
-def listed() -> list[dict[str, str]]:
-    """One row for each built-in config: its name, what it is about, and what its labels say."""
+def list_configs() -> list[dict[str, str]]:
+    """Return the name, the summary and the labels of each built-in config."""
     return [{"name": name, **configs.head(name)} for name in configs.names()]
 
 
 def lines() -> list[str]:
-    """The same for people: a line with the name, and below it, set in, one for what it is about and one for each label."""
-    said = []
-    for row in listed():
-        name, about, *labelled = row.items()
-        said += [name[1], f"  {about[1]}", *(f"  {label + ':':8} {words}" for label, words in labelled)]
-    return said
+    """Return the list of configs as text: each name, and its summary and labels indented below."""
+    text = []
+    for row in list_configs():
+        name, about, *labels = row.items()
+        text += [name[1], f"  {about[1]}", *(f"  {label + ':':8} {words}" for label, words in labels)]
+    return text
 
 
 def write(name: str, out: Path | None) -> Path:
-    """Write a built-in config to a file, by default `NAME.yaml` in this folder, and return the file.
-
-    Args:
-        name: its name, or a short one.
+    """Write a built-in config to `out`, by default `NAME.yaml` in the working directory, and return the file.
 
     Raises:
-        InputError: there is no such config or several, or the file exists or cannot be written.
+        InputError: no config or several have this name, or the file exists or cannot be written.
     """
     name = configs.whole(name)
     file = out or Path(f"{name}.yaml")

@@ -1,4 +1,4 @@
-"""What each command calls for each kind of run and model: the one place that asks for the kind."""
+"""The two kinds of runs and models, `flow` and `mdlm`: their modules, and how a model's kind is found."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ from rewards.base import nearest
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """The modules of a kind, each imported by the command that uses it.
+    """Modules of a kind, each imported when a command first uses it.
 
     Attributes:
-        setup: `check_model`, what can be refused of a model by its folder; `check`, what can be refused without the model,
-            before training; `trainer`, the loop with its model.
-        plan: `plan`, the plan of a run, and `table`, its lines for people, and `drawn`, its picture; `reached`, the config
-            of a run after a step.
-        budget: `fit`, whether a run fits a GPU, `lines`, the same for people, and `budget_of`, the memory it takes.
-        cost: `work`, what an iteration computes and sends.
-        export: `check`, what can be refused of one without the model; `export`, a checkpoint's weights, written.
-        sampling: `sampler`, a model that is ready to sample.
-        doctor: `defaults`, the config, as one would write it, of a model alone; `examine`, the doctor's checks.
+        setup: `check_model` checks a model's folder, `check` the rest of a run before training, `trainer` builds the loop.
+        plan: `plan` plans a run, `table` and `drawn` show the plan, `reached` returns the config of a run after a step.
+        budget: `budget_of` measures the memory of a run, `fit` compares it with a GPU.
+        cost: `work` counts what an iteration computes and sends.
+        export: `check` checks an export without the model, `export` writes a checkpoint's weights.
+        sampling: `sampler` loads a model that is ready to sample.
+        doctor: `defaults` returns the config of a model alone, `examine` runs the checks.
     """
 
     setup: Any
@@ -64,7 +62,7 @@ KINDS = {
 
 
 def kind_of(path: str) -> str:
-    """The kind of a model, `flow` or `mdlm`, by what lies in its folder or at the hub.
+    """Return the kind of a built-in model, a model folder or a hub id: `flow` or `mdlm`.
 
     Raises:
         InputError: there is no such model.
@@ -80,11 +78,11 @@ def kind_of(path: str) -> str:
         )
     from transformers.utils import cached_file
 
-    unless = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    optional = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     with one_sentence(path):
-        index = cached_file(path, "model_index.json", **unless)
+        index = cached_file(path, "model_index.json", **optional)
         if index is None:
-            cached_file(path, "config.json")  # refuses what is not a model
+            cached_file(path, "config.json")  # raises for a repository without a model
             return "mdlm"
         return _kind_of_pipeline(Path(index))
 
@@ -101,7 +99,7 @@ def _kind_of_folder(folder: Path) -> str:
         raise InputError(
             f"model.path: {folder} holds no model, neither a pipeline's model_index.json nor a config.json"
         )
-    return "flow" if folder_files.is_network(folder) else "mdlm"  # a network alone is refused there
+    return "flow" if folder_files.is_network(folder) else "mdlm"  # a flow network alone is refused later
 
 
 def _kind_of_pipeline(index: Path) -> str:

@@ -1,4 +1,4 @@
-"""The pipeline classes that were tried, as `scripts/certify_models.py` measured them."""
+"""`flowgrpo models`: the pipeline classes that `scripts/certify_models.py` has measured."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from flowgrpo.commands.terminal import out
+from flowgrpo.commands.terminal import out, print_line
 
 FILE = Path(__file__).parents[1] / "data" / "models.json"
 
 
-def listed() -> list[dict[str, Any]]:
-    """One row for each class, and each variant of one: its task, drift, whether it is certified, and if not, why."""
+def read_models() -> list[dict[str, Any]]:
+    """Return a row for each class, and for each variant of one: task, drift, whether it is certified, and a note."""
     return json.loads(FILE.read_text())
 
 
 def show() -> None:
-    """Print a table of all classes, and below it why some are not certified."""
+    """Print a table of all classes, then why some are not certified."""
     table = Table(Column("class", overflow="fold"), "task", "drift", "certified", box=None, padding=(0, 2))
     refused = []
-    for row in listed():
+    for row in read_models():
         name = row["class"] + (f" ({row['variant']})" if row["variant"] else "")
         drift = "" if row["drift"] is None else f"{row['drift']:g}"
         table.add_row(name, row["task"], drift, "yes" if row["certified"] else "no")
-        refused += [] if row["certified"] else [f"{name}: {row['note']}"]
+        if not row["certified"]:
+            refused.append(f"- {name}: {row['note']}")
     out.print(table)
     out.print("\nNot certified, because of what was measured:\n")
     for line in refused:
-        out.print(f"- {line}", soft_wrap=True)
+        print_line(line)

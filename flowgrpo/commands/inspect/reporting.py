@@ -1,15 +1,15 @@
-"""The commands that look at a run: `explain`, `report`, `watch` and `vote`, each a page, written or served."""
+"""Command-line signatures of `flowgrpo explain`, `report`, `watch` and `vote`."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from flowgrpo.commands import options
 from flowgrpo.commands.scores.serve import check_packages
-from flowgrpo.commands.terminal import Format, out, table_lines
+from flowgrpo.commands.terminal import Format, print_json, print_line, table_lines
 from flowgrpo.errors import InputError
 from flowgrpo.training.run.run_folder import LOCK
 
@@ -27,7 +27,7 @@ def explain(
     ] = None,
     redraws: Annotated[int, typer.Option("--redraws", metavar="K", min=2, help="of the noise of each step")] = 16,
     chains: Annotated[int, typer.Option("--chains", min=3, help="that tell how much each step decides")] = 128,
-    step: Annotated[int | None, typer.Option("--step", help="a checkpoint's step; by default the last")] = None,
+    step: options.Step = None,
     out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="by default in RUN")] = None,
     form: Format = "human",
 ) -> None:
@@ -36,10 +36,10 @@ def explain(
 
     told, page = command.explain(run, out_file, prompt=prompt, seed=seed, step=step, redraws=redraws, chains=chains)
     if form == "json":
-        print(json.dumps({**told.told, "page": str(page)}, indent=1))
+        print_json({**told.told, "page": str(page)})
         return
     for line in (*told.sentences, *table_lines(command.lines(told)), str(page)):
-        out.print(line, soft_wrap=True)
+        print_line(line)
 
 
 def report(
@@ -55,13 +55,10 @@ def report(
         raise InputError(f"--out: a report is written as .html or .md, and {file.name} ends in neither")
     from flowgrpo.commands.report import write_report
 
-    out.print(str(write_report(run, file)), soft_wrap=True)
+    print_line(str(write_report(run, file)))
 
 
-def watch(
-    run: Run,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one")] = 8200,
-) -> None:
+def watch(run: Run, port: options.Port = 8200) -> None:
     """Serve the report of a run that goes on, on this machine; the page refreshes itself."""
     _check(run, (*OF_RUN, LOCK))
     check_packages("watch")
@@ -75,7 +72,7 @@ def vote(
     out_file: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="by default votes.jsonl in the first")
     ] = None,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one")] = 8300,
+    port: options.Port = 8300,
 ) -> None:
     """Ask a person which of two samples is better, on a page of this machine; the reward `votes` learns from the file."""
     for folder in folders:

@@ -174,8 +174,8 @@ def test_the_best_and_the_worst_are_of_the_last_step_by_what_is_trained_on(tmp_p
     rewards = [0.5, None, 0.1, 0.9, 0.3, 0.8, 0.2, 0.7, 0.4, 0.6]
     found = extremes(with_samples(run_of(tmp_path / "r"), rewards), CONFIG)
     assert (found.step, found.count) == (2, 9)
-    assert [sample.total for sample in found.best] == [0.9, 0.8, 0.7, 0.6]
-    assert [sample.total for sample in found.worst] == [0.1, 0.2, 0.3, 0.4]
+    assert [card.samples[0].reward for card in found.best] == [0.9, 0.8, 0.7, 0.6]
+    assert [card.samples[0].reward for card in found.worst] == [0.1, 0.2, 0.3, 0.4]
     assert [sample.seed for sample in found.best] == [3, 5, 7, 9]
 
 

@@ -31,7 +31,6 @@ def test_a_step_s_row_orders_its_redraws_and_counts_the_better_ones():
     assert (first.bar, second.bar) == (62.5, 0.0)
     assert first.whisker == (50.0, 75.0)
     assert second.whisker == (0.0, 6.25)
-    assert first.rise == "+0.200"
 
 
 def test_sentences_name_the_step_that_decides_and_the_best_redraw():

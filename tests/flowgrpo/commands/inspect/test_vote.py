@@ -12,7 +12,7 @@ import uvicorn
 from PIL import Image
 
 from flowgrpo.cli import main
-from flowgrpo.commands.inspect.vote import Ballot, Pair, _alone, application, pairs_of
+from flowgrpo.commands.inspect.vote import Ballot, Pair, _lock, application, pairs_of
 from flowgrpo.errors import InputError
 from rewards.models.votes import read_votes
 from rewards.served import guard
@@ -96,9 +96,9 @@ def test_a_vote_on_other_pictures_is_not_taken_back_and_one_shown_the_other_way_
 
 def test_two_ballots_do_not_write_one_file(tmp_path):
     file = tmp_path / "votes.jsonl"
-    with _alone(file), pytest.raises(InputError, match="another flowgrpo vote writes it"), _alone(file):
+    with _lock(file), pytest.raises(InputError, match="another flowgrpo vote writes it"), _lock(file):
         pass
-    with _alone(file):
+    with _lock(file):
         pass  # it is free again
 
 
