@@ -12,20 +12,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from flowgrpo import config
-from flowgrpo.commands import mdlm, options
+from flowgrpo.commands import init, mdlm, models, options
 from flowgrpo.commands.inspect import reporting
 from flowgrpo.commands.samples import sampling
+from flowgrpo.commands.scores import rewards as catalogue
 from flowgrpo.commands.scores import serve as serving
 from flowgrpo.commands.terminal import Commands, Format, out, print_json, print_line, say, table_lines
 from flowgrpo.data import configs
 from flowgrpo.errors import InputError, UploadFailed
 from flowgrpo.training.run.out_of_memory import OutOfMemory
-from rewards import BUILT_IN as BUILT_IN_REWARDS
 from rewards import RewardError
-from rewards.base import nearest
 from rewards.memory import is_out_of_memory
 
 app = typer.Typer(
@@ -68,29 +66,7 @@ def _options(
     """Take the options of the command line as a whole."""
 
 
-@app.command()
-def init(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
-    out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="by default NAME.yaml here")] = None,
-    form: Format = "human",
-) -> None:
-    """List the configs for real models that come with the package, or write one to a file for editing."""
-    from flowgrpo.commands import init as command
-
-    if name is not None:
-        file = str(command.write(name, out_file))
-        if form == "json":
-            print_json({"name": configs.whole(name), "file": file})
-        else:
-            print_line(file)
-    elif out_file is not None:
-        raise InputError("--out: say which config to write, flowgrpo init lists them")
-    elif form == "json":
-        print_json(command.list_configs())
-    else:
-        for line in command.lines():
-            print_line(line)
-        say("flowgrpo init NAME writes one to a file; flowgrpo plan NAME and flowgrpo train NAME take it as it is")
+app.command()(init.init)
 
 
 @app.command()
@@ -212,30 +188,7 @@ def score(
         out.print(table(scored))
 
 
-@app.command()
-def rewards(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None, form: Format = "human") -> None:
-    """List the rewards that can be used by name, or describe one."""
-    from flowgrpo.commands.scores.rewards import catalogue, reward_help
-
-    rows = catalogue()
-    if name is not None:
-        rows = [row for row in rows if row["name"] == name]
-        if not rows:
-            raise InputError(f"there is no reward {name!r}, {nearest(name, BUILT_IN_REWARDS)}")
-    if form == "json":
-        print_json(rows)
-    elif name is not None:
-        for key in ("inputs", "range", "weights", "licence"):
-            print_line(f"{key:8} {rows[0][key] or 'none'}")
-        print_line("\n" + reward_help(name))
-    else:
-        table = Table("name", "inputs", "range", box=None, padding=(0, 2))
-        for row in rows:
-            table.add_row(*(row[key] or "" for key in ("name", "inputs", "range")))
-        out.print(table)
-        say("flowgrpo rewards NAME tells of weights, licence and options")
-
-
+app.command()(catalogue.rewards)
 app.command()(serving.serve)
 
 
@@ -297,15 +250,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command()
-def models(form: Format = "human") -> None:
-    """List the pipeline classes that were tried, each with its certificate (docs/models.md explains it)."""
-    from flowgrpo.commands import models as command
-
-    if form == "json":
-        print_json(command.read_models())
-    else:
-        command.show()
+app.command()(models.models)
 
 
 def main(arguments: list[str] | None = None) -> Any:

@@ -23,11 +23,7 @@ MAY_BE_ALONE = (DiskFull, EngineLostAlone, RanOutOfMemory)  # another process th
 
 @contextmanager
 def stops_told(path: Path, overrides: Sequence[str]) -> Iterator[None]:
-    """Say in one line why `flowgrpo train PATH OVERRIDES` stopped, and the command that resumes it.
-
-    Raises:
-        typer.Exit: with the status of the stop.
-    """
+    """Say why `flowgrpo train PATH OVERRIDES` stopped and how to resume it, and raise `typer.Exit` with its status."""
     try:
         yield
     except Stopped as stopped:

@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from flowgrpo.commands.terminal import Format, print_json, print_line, say
 from flowgrpo.data import configs
 from flowgrpo.errors import InputError
 from flowgrpo.training.run import run_folder
 
 
-def list_configs() -> list[dict[str, str]]:
-    """Return the name, the summary and the labels of each built-in config."""
-    return [{"name": name, **configs.head(name)} for name in configs.names()]
+def init(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
+    out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="by default NAME.yaml here")] = None,
+    form: Format = "human",
+) -> None:
+    """List the configs for real models that come with the package, or write one to a file for editing."""
+    if name is not None:
+        name = configs.whole(name)
+        file = str(_write(name, out_file))
+        if form == "json":
+            print_json({"name": name, "file": file})
+        else:
+            print_line(file)
+        return
+    if out_file is not None:
+        raise InputError("--out: say which config to write, flowgrpo init lists them")
+    rows = {name: configs.head(name) for name in configs.names()}
+    if form == "json":
+        print_json([{"name": name, **head} for name, head in rows.items()])
+        return
+    for name, head in rows.items():
+        about, *labels = head.items()
+        for line in (name, f"  {about[1]}", *(f"  {label + ':':8} {words}" for label, words in labels)):
+            print_line(line)
+    say("flowgrpo init NAME writes one to a file; flowgrpo plan NAME and flowgrpo train NAME take it as it is")
 
 
-def lines() -> list[str]:
-    """Return the list of configs as text: each name, and its summary and labels indented below."""
-    text = []
-    for row in list_configs():
-        name, about, *labels = row.items()
-        text += [name[1], f"  {about[1]}", *(f"  {label + ':':8} {words}" for label, words in labels)]
-    return text
-
-
-def write(name: str, out: Path | None) -> Path:
-    """Write a built-in config to `out`, by default `NAME.yaml` in the working directory, and return the file.
-
-    Raises:
-        InputError: no config or several have this name, or the file exists or cannot be written.
-    """
-    name = configs.whole(name)
+def _write(name: str, out: Path | None) -> Path:
     file = out or Path(f"{name}.yaml")
     if file.exists():
         place, remedy = (f"--out {file}", "choose another file") if out else (file, "write to another with --out FILE")

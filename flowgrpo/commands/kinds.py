@@ -62,11 +62,7 @@ KINDS = {
 
 
 def kind_of(path: str) -> str:
-    """Return the kind of a built-in model, a model folder or a hub id: `flow` or `mdlm`.
-
-    Raises:
-        InputError: there is no such model.
-    """
+    """Return `flow` or `mdlm` for a built-in model, a model folder or a hub id; raise InputError if there is none."""
     if path in EMBEDDED:
         return EMBEDDED[path].kind
     folder_files.refuse_file(path)

@@ -67,11 +67,7 @@ LOGGER = logging.getLogger(__name__)
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Refuse settings that `accelerate launch` passes in the environment and that a run would ignore.
-
-    Raises:
-        InputError: names these settings and their replacements.
-    """
+    """Refuse settings that `accelerate launch` passes in the environment and that a run would ignore."""
     asked = [
         f"{name} ({variable}={environment[variable]}; {instead})"
         for variable, off, name, instead in UNHEARD
@@ -157,11 +153,7 @@ def needed(processes: int) -> bool:
 
 
 def check_gpus(processes: int) -> None:
-    """Refuse more processes than this machine has GPUs, if it has any.
-
-    Raises:
-        InputError: there are fewer GPUs.
-    """
+    """Refuse more processes than this machine has GPUs, if it has any."""
     gpus = torch.accelerator.device_count()
     if 0 < gpus < processes and os.environ.get("ACCELERATE_USE_CPU", "").lower() in OFF:
         raise InputError(

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from rich.table import Column, Table
 
-from flowgrpo.commands.terminal import out, print_line
+from flowgrpo.commands.terminal import Format, out, print_json, print_line
 
 FILE = Path(__file__).parents[1] / "data" / "models.json"
 
 
-def read_models() -> list[dict[str, Any]]:
-    """Return a row for each class, and for each variant of one: task, drift, whether it is certified, and a note."""
-    return json.loads(FILE.read_text())
-
-
-def show() -> None:
-    """Print a table of all classes, then why some are not certified."""
+def models(form: Format = "human") -> None:
+    """List the pipeline classes that were tried, each with its certificate (docs/models.md explains it)."""
+    rows = json.loads(FILE.read_text())
+    if form == "json":
+        print_json(rows)
+        return
     table = Table(Column("class", overflow="fold"), "task", "drift", "certified", box=None, padding=(0, 2))
     refused = []
-    for row in read_models():
+    for row in rows:
         name = row["class"] + (f" ({row['variant']})" if row["variant"] else "")
         drift = "" if row["drift"] is None else f"{row['drift']:g}"
         table.add_row(name, row["task"], drift, "yes" if row["certified"] else "no")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from flowgrpo.commands.compare.differences import Difference, differences
+from flowgrpo.commands.compare.differences import differences
 from flowgrpo.commands.compare.matches import Match, changes, disagreements, matches, shown_steps
 from flowgrpo.commands.compare.runs import Run, counts_alike, read_runs, redefined
 from flowgrpo.commands.gallery.curve import HEIGHT, PART, WIDTH, Series, chart
@@ -22,36 +22,8 @@ WORDS = {"settings": ("setting", "settings"), "environment": ("fact of the envir
 HELD_OUT = {"prompts.eval", "eval.prompts"}  # keys that select the prompts of a held-out mean
 
 
-@dataclass(frozen=True)
-class Curves:
-    """Mean held-out rewards of all runs, as an SVG for each axis; the total has an empty name.
-
-    Attributes:
-        watched: letters of the runs that do not train on the reward.
-    """
-
-    reward: str
-    watched: list[str]
-    charts: dict[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """Differences between the runs that have a config or an environment; `one` and `many` are words for its keys."""
-
-    one: str
-    many: str
-    runs: list[Run]
-    differing: list[Difference]
-    agreeing: int
-
-
 def comparison(folders: Sequence[Path]) -> str:
-    """Return the page of two or more runs or folders of samples, as HTML.
-
-    Raises:
-        InputError: a folder holds no samples, or files that cannot be read.
-    """
+    """Return the page of two or more runs or folders of samples; raise InputError if one cannot be read."""
     runs = read_runs(folders)
     rows = matches(runs)
     comparable = counts_alike(runs) and not redefined(runs)
@@ -92,14 +64,15 @@ def _facts(run: Run) -> list[str]:
     ]
 
 
-def _curves(runs: Sequence[Run], axes: Sequence[str], every_reward: bool) -> list[Curves]:
-    """Draw the total, and each of several rewards, if a run was evaluated by it twice."""
+def _curves(runs: Sequence[Run], axes: Sequence[str], every_reward: bool) -> list[dict[str, Any]]:
+    """Draw the total, and each of several rewards, over each axis, if a run was evaluated by it twice."""
     names = list(dict.fromkeys(name for run in runs for name in (*run.trained.names, *run.watched)))
     curves = []
     for name in ["", *(names if every_reward or len(names) > 1 else ())]:
         if any(len(run.held_out(name, "step")) > 1 for run in runs):
             watched = [run.letter for run in runs if name in run.watched]
-            curves.append(Curves(name, watched, {axis: _chart(runs, name, axis) for axis in axes}))
+            charts = {axis: _chart(runs, name, axis) for axis in axes}
+            curves.append({"reward": name, "watched": watched, "charts": charts})
     return curves
 
 
@@ -108,17 +81,17 @@ def _chart(runs: Sequence[Run], reward: str, axis: str) -> str:
     return chart(series, PART if reward else (WIDTH, HEIGHT), axis)
 
 
-def _table(runs: Sequence[Run], attribute: str) -> Table | None:
+def _table(runs: Sequence[Run], attribute: str) -> dict[str, Any] | None:
     """Compare an attribute of the runs; return None if fewer than two have it."""
     having = [run for run in runs if getattr(run, attribute)]
     if len(having) < 2:
         return None
     differing, agreeing = differences([getattr(run, attribute) for run in having], UNASKED[attribute])
     one, many = WORDS[attribute]
-    return Table(one=one, many=many, runs=having, differing=differing, agreeing=agreeing)
+    return {"one": one, "many": many, "runs": having, "differing": differing, "agreeing": agreeing}
 
 
-def _notes(runs: Sequence[Run], rows: Sequence[Match], settings: Table | None) -> list[str]:
+def _notes(runs: Sequence[Run], rows: Sequence[Match], settings: dict[str, Any] | None) -> list[str]:
     """Return sentences on what cannot be compared."""
     notes = []
     if not counts_alike(runs):
@@ -129,7 +102,7 @@ def _notes(runs: Sequence[Run], rows: Sequence[Match], settings: Table | None) -
     notes += [
         f"{name} is set up differently in some runs, so its values cannot be compared." for name in redefined(runs)
     ]
-    if settings and HELD_OUT & {each.key for each in settings.differing}:
+    if settings and HELD_OUT & {each.key for each in settings["differing"]}:
         notes.append("The runs were evaluated on different prompts, so their means are not of the same samples.")
     silent = [run.letter for run in runs if run.means and not run.costs]
     if silent:

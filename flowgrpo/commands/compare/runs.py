@@ -83,11 +83,7 @@ class Run:
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read runs and folders of samples.
-
-    Raises:
-        InputError: one holds no samples, or files that cannot be read.
-    """
+    """Read runs and folders of samples; raise InputError if one holds no samples or cannot be read."""
     named = zip(folders, names(folders), strict=True)
     return [_read(folder, index, name, len(folders)) for index, (folder, name) in enumerate(named)]
 

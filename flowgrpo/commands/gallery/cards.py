@@ -28,15 +28,7 @@ Key = tuple[str, int | None, int]  # prompt, seed, and a count that tells equal 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """An embedded sample.
-
-    Attributes:
-        reward: the total.
-        bounds: of the total.
-        url: data URL of a picture, video or sound.
-        outline: SVG path of a sound.
-        answer: HTML of a text.
-    """
+    """An embedded sample: its total with bounds, and a data URL, the SVG path of a sound, or the HTML of a text."""
 
     file: Path
     step: int
@@ -179,11 +171,7 @@ def _select_lines(samples: Path, lines: list[dict[str, Any]], folders: int) -> l
 
 
 def show(samples: Path, line: Mapping[str, Any], trained: Totals, bounds: tuple[float, float]) -> Shown:
-    """Embed the sample of a manifest's line.
-
-    Args:
-        bounds: of the total, where the rewards themselves have none.
-    """
+    """Embed the sample of a manifest's line; `bounds` stand in for rewards that have none."""
     rewards, file = line["rewards"], samples / line["file"]
     text = suffixes.suffix_of(file) in suffixes.TEXTS
     return Shown(

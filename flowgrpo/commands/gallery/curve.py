@@ -121,12 +121,7 @@ def chart(
 
 
 def marks(heights: dict[str, float], lowest: float) -> dict[str, float]:
-    """Return the heights of the marks at line ends, in pixels from above, moved so that no two overlap.
-
-    Args:
-        heights: of the line ends.
-        lowest: limit for a mark; marks that do not all fit above it stand closer together.
-    """
+    """Return the heights of marks at line ends, in pixels from above, moved so that none overlap or pass `lowest`."""
     levels = dict(sorted(heights.items(), key=lambda item: item[1]))
     order = list(levels)
     apart = min(APART, (lowest - TOP) / max(len(order) - 1, 1))

@@ -13,11 +13,7 @@ from rewards.files.media import MediaError
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the resolved config of a run; empty for a folder of samples.
-
-    Raises:
-        InputError: it cannot be read, or is not a map.
-    """
+    """Return the resolved config of a run, empty for a folder of samples; raise InputError if it is damaged."""
     return read_map(folder / "config.yaml") if (folder / "config.yaml").is_file() else {}
 
 
@@ -39,11 +35,7 @@ def trained_weights(lora: dict[str, Any] | None) -> str:
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """Turn errors of reading a folder, which may hold anything, into one sentence.
-
-    Raises:
-        InputError: a sample cannot be read, or the config or the metrics are not those of a run.
-    """
+    """Turn errors of reading a folder, which may hold anything, into an InputError."""
     try:
         yield
     except MediaError as error:

@@ -23,12 +23,7 @@ class Rise:
 
 @dataclass(frozen=True)
 class Spread:
-    """Effect of the noise of one step on the reward.
-
-    Attributes:
-        deviation: standard deviation among siblings, pooled over their parents.
-        parents: number of parents with several measured children.
-    """
+    """Standard deviation of siblings' rewards after a step, pooled over `parents` with several measured children."""
 
     step: int
     deviation: float

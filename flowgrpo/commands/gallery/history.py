@@ -37,11 +37,7 @@ def points(metrics: Metrics, phase: str, key: str) -> list[tuple[int, float]]:
 def part_curves(
     metrics: Metrics, trained: Sequence[str], watched: Sequence[str], label: str = "reward by training step"
 ) -> list[PartCurve]:
-    """Return a curve of each reward that was evaluated twice; none if there is only one reward.
-
-    Args:
-        label: for screen readers, in which `{}` stands for the name of the reward.
-    """
+    """Return a curve of each of several rewards that was evaluated twice; `{}` in `label` stands for its name."""
     names = [*trained, *watched]
     curves = []
     for name in names if len(names) > 1 else []:

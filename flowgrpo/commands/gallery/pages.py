@@ -19,14 +19,7 @@ def template(name: str, package: str = "flowgrpo.commands.gallery") -> Template:
 
 
 def check_out(out: Path, example: str) -> None:
-    """Refuse an output file that is a folder or a device, or that cannot be written.
-
-    Args:
-        example: file name that the error suggests.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Refuse an output that cannot be written, or is a folder or a device; the error suggests an `example` name."""
     if out.exists() and not out.is_file():
         raise InputError(f"--out: {out} is there and no ordinary file; name one, such as {example}")
     check_writable(out.parent, str(out))

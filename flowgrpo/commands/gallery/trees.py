@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from flowgrpo.commands.gallery.folder import read_config
 from flowgrpo.commands.gallery.forest import Forest
@@ -20,37 +20,6 @@ SIDE = 56  # pixels of a picture's longer side
 GAP = 30  # pixels between two columns
 BELOW = 14  # pixels between two rows, which hold the bar of a reward
 LEFT, TOP = 24, 8
-
-
-class Spot(NamedTuple):
-    """A drawn node: pixels, its level from 1, its picture in base64, the bar of its reward in percent, its label."""
-
-    place: int
-    x: float
-    y: float
-    level: int
-    picture: str | None
-    bar: int | None
-    label: str
-    kind: str
-
-
-class Line(NamedTuple):
-    """A drawn edge: an SVG path, its class and its width."""
-
-    place: int
-    path: str
-    kind: str
-    width: float
-
-
-class Column(NamedTuple):
-    """A step of the schedule: its noise level and what the noise of the step before it decided, in words."""
-
-    x: float
-    step: int
-    level: str
-    spread: str | None
 
 
 @dataclass(frozen=True)
@@ -81,12 +50,13 @@ class Drawing:
         return self.x(steps) - GAP + LEFT, TOP + (max(self.forest.rows) + 1) * (self.tile[1] + BELOW)
 
     @property
-    def columns(self) -> list[Column]:
-        """The steps of the schedule."""
+    def columns(self) -> list[dict[str, Any]]:
+        """Each step of the schedule: its noise level, and the spread after the step before it."""
         spreads = {spread.step + 1: number(spread.deviation, 2) for spread in self.forest.spreads}
+        levels = [f"{sigma:.0%}" if self.texts else f"σ {sigma:.2f}" for sigma in self.forest.tree.sigmas]
         return [
-            Column(self.x(step), step, f"{sigma:.0%}" if self.texts else f"σ {sigma:.2f}", spreads.get(step))
-            for step, sigma in enumerate(self.forest.tree.sigmas)
+            {"x": self.x(step), "step": step, "level": level, "spread": spreads.get(step)}
+            for step, level in enumerate(levels)
         ]
 
     @property
@@ -95,28 +65,28 @@ class Drawing:
         return self.forest.nodes[0].text is not None
 
     @property
-    def spots(self) -> list[Spot]:
-        """The nodes."""
+    def spots(self) -> list[dict[str, Any]]:
+        """Each node: where it stands in pixels, its level from 1, its picture, its reward's bar, and its label."""
         spots = []
         for place, node in enumerate(self.forest.nodes):
             what = "sample" if not node.estimated else "canvas" if self.texts else "foretold"
             earned = "" if node.advantage is None else f", advantage {number(node.advantage)}"
-            spot = Spot(
-                place,
-                self.x(node.step),
-                self.y(place),
-                level=len(self.forest.path(place)),
-                picture=node.picture,
-                bar=share(node.total, *self.forest.bounds),
-                label=f"step {node.step}, {what}, reward {number(node.total)}{earned}",
-                kind=f"{what}{' twig' if node.twig else ''}{'' if node.picture else ' unseen'}",
-            )
+            spot = {
+                "place": place,
+                "x": self.x(node.step),
+                "y": self.y(place),
+                "level": len(self.forest.path(place)),
+                "picture": node.picture,
+                "bar": share(node.total, *self.forest.bounds),
+                "label": f"step {node.step}, {what}, reward {number(node.total)}{earned}",
+                "kind": f"{what}{' twig' if node.twig else ''}{'' if node.picture else ' unseen'}",
+            }
             spots.append(spot)
         return spots
 
     @property
-    def lines(self) -> list[Line]:
-        """The edges, those with the largest advantages last and so on top."""
+    def lines(self) -> list[dict[str, Any]]:
+        """Each edge, those with the largest advantages last and so on top."""
         width, height = self.tile
         lines = []
         for place, node in enumerate(self.forest.nodes):
@@ -127,8 +97,9 @@ class Drawing:
             x1, y1 = self.x(node.step), self.y(place) + height / 2
             middle = x1 - GAP / 2
             path = f"M{x0:.1f} {y0:.1f}H{middle - GAP / 2:.1f}C{middle:.1f} {y0:.1f} {middle:.1f} {y1:.1f} {x1:.1f} {y1:.1f}"
-            lines.append(Line(place, path, _edge_kind(node), 1.2 + 3.8 * self._strength(node)))
-        return sorted(lines, key=lambda line: line.width)
+            thickness = 1.2 + 3.8 * self._strength(node)
+            lines.append({"place": place, "path": path, "kind": _edge_kind(node), "width": thickness})
+        return sorted(lines, key=lambda line: line["width"])
 
     def _strength(self, node: KeptNode) -> float:
         largest = self.forest.largest_advantage
@@ -217,11 +188,7 @@ def _edge_kind(node: KeptNode) -> str:
 
 
 def shown_steps(sizes: dict[int, int]) -> set[int]:
-    """Return the iterations to show: all, or as many, evenly spaced, as a page can hold, with the first and the last.
-
-    Args:
-        sizes: bytes of each iteration's trees.
-    """
+    """Return the iterations to show by their bytes: all, or as many evenly spaced ones as fit, with both ends."""
     steps = sorted(sizes)
     most = len(steps) if not sizes else min(len(steps), LARGEST // max(1, min(sizes.values())))
     for count in range(most, 2, -1):
@@ -232,22 +199,14 @@ def shown_steps(sizes: dict[int, int]) -> set[int]:
 
 
 def check_trees(run: Path) -> None:
-    """Check the kept trees that the page would show, one iteration at a time.
-
-    Raises:
-        InputError: a file is damaged.
-    """
+    """Refuse damaged trees among those that the page would show, read one iteration at a time."""
     folder = TreeFolder(run)
     for step in shown_steps(folder.sizes()):
         folder.read([step])
 
 
 def write_trees(run: Path, out: Path) -> Path:
-    """Write the page of a run's trees to `out`.
-
-    Raises:
-        InputError: the run kept no trees, a tree is damaged, or the page cannot be written.
-    """
+    """Write the page of a run's trees; raise InputError if there are none, one is damaged, or it cannot be written."""
     check_out(out, "trees.html")
     folder = TreeFolder(run)
     trees = folder.read(shown_steps(folder.sizes()))

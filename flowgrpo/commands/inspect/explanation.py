@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,58 +32,37 @@ class Tile:
         return number(self.look.reward)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepRow:
-    """A step of the sample, formatted; shares are of the variance of the reward."""
+    """A step of the sample, formatted; shares are of the variance of the reward, in percent."""
 
     step: Step
-    sample: Look
+    share: str  # with its standard error
+    bar: float  # length of the share's bar
+    whisker: tuple[float, float]  # start and end of its standard error
+    spread: str  # standard deviation of the redraws' rewards
+    advantage: str
+    foretold: tuple[Tile, Tile]  # predictions of the clean sample before and after the step
+    tiles: list[Tile]  # the redraws and the sample, those without a reward first, then from the worst to the best
+    better: int  # redraws with a larger reward than the sample's
 
-    @property
-    def share(self) -> str:
-        """Share with its standard error, in percent; an en dash without variance."""
-        own = self.step.share
-        return "–" if own is None else f"{100 * own.share:.0f}% ± {100 * own.error:.0f}".replace("-", "−")
-
-    @property
-    def bar(self) -> float:
-        """Length of the share's bar, in percent."""
-        return 0.0 if self.step.share is None else _percent(self.step.share.share)
-
-    @property
-    def whisker(self) -> tuple[float, float]:
-        """Start and end of the share's standard error, in percent."""
-        own = self.step.share
-        return (0.0, 0.0) if own is None else (_percent(own.share - own.error), _percent(own.share + own.error))
-
-    @property
-    def spread(self) -> str:
-        """Standard deviation of the rewards of the redraws."""
-        return number(self.step.deviation, 2)
-
-    @property
-    def advantage(self) -> str:
-        """The method's advantage."""
-        own = self.step.advantage
-        return "–" if own is None else f"{'+' if own > 0 else ''}{number(own, 2)}"
-
-    @property
-    def foretold(self) -> tuple[Tile, Tile]:
-        """Predictions of the clean sample before and after the step."""
-        return Tile(self.step.before), Tile(self.step.after)
-
-    @property
-    def tiles(self) -> list[Tile]:
-        """The redraws and the sample, those without a reward first, then from the worst to the best."""
-        every = [*map(Tile, self.step.redraws), Tile(self.sample, own=True)]
-        return sorted(every, key=lambda tile: float("-inf") if tile.look.reward is None else tile.look.reward)
-
-    @property
-    def better(self) -> int:
-        """Number of redraws with a larger reward than the sample's."""
-        own = self.sample.reward
-        known = [look.reward for look in self.step.redraws if look.reward is not None]
-        return 0 if own is None else sum(reward > own for reward in known)
+    @classmethod
+    def of(cls, step: Step, sample: Look) -> StepRow:
+        """Format a step of a sample."""
+        own, advantage = step.share, step.advantage
+        tiles = [*map(Tile, step.redraws), Tile(sample, own=True)]
+        known = [look.reward for look in step.redraws if look.reward is not None]
+        return cls(
+            step=step,
+            share="–" if own is None else f"{100 * own.share:.0f}% ± {100 * own.error:.0f}".replace("-", "−"),
+            bar=0.0 if own is None else _percent(own.share),
+            whisker=(0.0, 0.0) if own is None else (_percent(own.share - own.error), _percent(own.share + own.error)),
+            spread=number(step.deviation, 2),
+            advantage="–" if advantage is None else f"{'+' if advantage > 0 else ''}{number(advantage, 2)}",
+            foretold=(Tile(step.before), Tile(step.after)),
+            tiles=sorted(tiles, key=lambda tile: -math.inf if tile.look.reward is None else tile.look.reward),
+            better=0 if sample.reward is None else sum(reward > sample.reward for reward in known),
+        )
 
 
 def _percent(share: float) -> float:
@@ -102,7 +82,7 @@ class Explained:
     @property
     def rows(self) -> list[StepRow]:
         """The steps."""
-        return [StepRow(step, self.of.sample) for step in self.of.steps]
+        return [StepRow.of(step, self.of.sample) for step in self.of.steps]
 
     @property
     def total(self) -> tuple[float, float] | None:

@@ -4,44 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from flowgrpo.commands.compare.page import comparison
-from flowgrpo.commands.gallery.cards import Card, gaps, read_cards
+from flowgrpo.commands.gallery.cards import gaps, read_cards
 from flowgrpo.commands.gallery.curve import curve
 from flowgrpo.commands.gallery.folder import read_config, read_log, readable, trained_weights
-from flowgrpo.commands.gallery.history import PartCurve, held_out_means, of_phase, part_curves, points, spent
+from flowgrpo.commands.gallery.history import held_out_means, of_phase, part_curves, points, spent
 from flowgrpo.commands.gallery.media import LONGEST
-from flowgrpo.commands.gallery.numbers import Mean, counts, difference, minutes, number
+from flowgrpo.commands.gallery.numbers import counts, difference, minutes, number
 from flowgrpo.commands.gallery.pages import check_out, template, write_page
 from flowgrpo.commands.gallery.totals import Totals, watched_names
 from flowgrpo.commands.gallery.trees import TREES, check_trees
 from flowgrpo.training.run.run_files import read_metrics
 from rewards.base import one_line
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """Content of the page of one run or folder of samples."""
-
-    name: str
-    cards: list[Card]
-    steps: list[int]
-    facts: list[tuple[str, str]]
-    headline: tuple[Mean, Mean] | None  # held-out reward before and after
-    curve: str | None
-    parts: list[PartCurve]
-    watched: list[str]  # rewards that are evaluated but not trained on
-    gaps: list[float]  # of the cards
-    texts: bool  # whether the samples are texts
-
-    @property
-    def sounds(self) -> bool:
-        """Whether the samples are sounds."""
-        return bool(self.cards) and self.cards[0].samples[0].outline is not None
 
 
 def write_gallery(folders: Sequence[Path], out: Path) -> Path:
@@ -55,11 +33,7 @@ def write_gallery(folders: Sequence[Path], out: Path) -> Path:
 
 
 def check_readable(folder: Path) -> None:
-    """Check the metrics, the samples and the trees that the pages of a run show.
-
-    Raises:
-        InputError: a file is damaged.
-    """
+    """Refuse a run whose metrics, samples or trees are damaged, so that its pages could not be written."""
     _read(folder)
     check_trees(folder)
 
@@ -76,7 +50,8 @@ def _page(folder: Path, out: Path) -> str:
     )
 
 
-def _read(folder: Path) -> Section:
+def _read(folder: Path) -> dict[str, Any]:
+    """Return what the page shows of a folder."""
     with readable(folder):
         config = read_config(folder)
         trained, watched = Totals.of(config), watched_names(config)
@@ -85,18 +60,19 @@ def _read(folder: Path) -> Section:
         metrics = read_metrics(folder)
         held_out, train = points(metrics, "eval", "reward/mean"), points(metrics, "train", "reward/mean")
         means = held_out_means(metrics)
-        return Section(
-            name=folder.resolve().name,
-            cards=cards,
-            steps=sorted({sample.step for sample in samples}),
-            facts=[*_facts(config, metrics), *_warnings(folder)],
-            headline=(means[0], means[1]) if len(means) > 1 else None,
-            curve=curve(held_out, train) if len(held_out) > 1 or len(train) > 1 else None,
-            parts=part_curves(metrics, trained.names, watched),
-            watched=watched,
-            gaps=gaps(cards, watched),
-            texts=config.get("kind") == "mdlm" or any(sample.answer is not None for sample in samples),
-        )
+        return {
+            "name": folder.resolve().name,
+            "cards": cards,
+            "steps": sorted({sample.step for sample in samples}),
+            "facts": [*_facts(config, metrics), *_warnings(folder)],
+            "headline": means if len(means) > 1 else None,
+            "curve": curve(held_out, train) if len(held_out) > 1 or len(train) > 1 else None,
+            "parts": part_curves(metrics, trained.names, watched),
+            "watched": watched,
+            "gaps": gaps(cards, watched),
+            "texts": config.get("kind") == "mdlm" or any(sample.answer is not None for sample in samples),
+            "sounds": bool(cards) and cards[0].samples[0].outline is not None,
+        }
 
 
 def _warnings(folder: Path) -> list[tuple[str, str]]:

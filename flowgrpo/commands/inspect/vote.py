@@ -94,11 +94,7 @@ def pairs_of(folders: Sequence[Path]) -> list[Pair]:
 
 
 class Ballot:
-    """Pairs, and the file of their votes, which may exist already.
-
-    Raises:
-        InputError: the file cannot be written, or holds something else than votes.
-    """
+    """Pairs, and the file of their votes; raise InputError if the file cannot be written or holds something else."""
 
     def __init__(self, pairs: Sequence[Pair], file: Path):
         check_out(file, "votes.jsonl")
@@ -121,11 +117,7 @@ class Ballot:
         return {"pair": number, "prompt": prompt, "votes": len(self._lines), "left": len(self._left)}
 
     def vote(self, number: int, choice: str) -> None:
-        """Write a vote on the next pair.
-
-        Raises:
-            ValueError: the number is that of another pair, as with two open pages, or the choice is unknown.
-        """
+        """Write a vote on the next pair; raise ValueError for another pair (of a second page) or a wrong choice."""
         if choice not in OUTCOMES or not self._left or number != self._left[0]:
             raise ValueError("another pair is asked now")
         pair = self.pairs[number]
@@ -201,11 +193,7 @@ def application(ballot: Ballot, name: str) -> guard.Guard:
 
 
 async def _json(request: Request) -> Any:
-    """Return the body of a request.
-
-    Raises:
-        HTTPException: it is too large, or is not JSON or not declared as JSON.
-    """
+    """Return the body of a request; raise HTTPException if it is too large, or not declared as JSON, or not JSON."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise HTTPException(415, "the content type must be application/json")
     body = b""
@@ -245,11 +233,7 @@ def vote(folders: Sequence[Path], file: Path | None, port: int) -> None:
 
 @contextmanager
 def _lock(file: Path) -> Iterator[None]:
-    """Lock a file of votes; the kernel releases the lock when the process ends.
-
-    Raises:
-        InputError: another process holds the lock, or the lock's file cannot be written.
-    """
+    """Lock a file of votes, or raise InputError if another process has; the lock ends with the process."""
     check_writable(file.parent, str(file))
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_name(f".{file.name}.lock").open("w") as lock:

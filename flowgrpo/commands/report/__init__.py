@@ -11,11 +11,7 @@ from flowgrpo.commands.report.read import read
 
 
 def write_report(run: Path, out: Path) -> Path:
-    """Write the report of a run and return its path: Markdown if it ends in .md, else HTML.
-
-    Raises:
-        InputError: a file of the run is damaged, or the report cannot be written.
-    """
+    """Write the report as Markdown (.md) or HTML and return its path; raise InputError if the run is damaged."""
     check_out(out, "report.html")
     report = read(run)
     return write_page(out, markdown(report, out.parent) if out.suffix == ".md" else page(report))

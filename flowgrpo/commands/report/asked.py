@@ -17,11 +17,7 @@ AXES = ("tree", "kernel", "likelihood", "decoder", "credit", "baseline", "object
 
 
 def asked(config: Mapping[str, Any]) -> Facts:
-    """Return the main settings of a run's config.yaml as pairs of a label and a text; none of an empty one.
-
-    Raises:
-        KeyError: it is not of a run.
-    """
+    """Return the labelled main settings of a config.yaml; raise KeyError if it is not of a run."""
     if not config:
         return []
     model, train, algorithm, run = (config[key] for key in ("model", "train", "algorithm", "run"))
@@ -64,11 +60,7 @@ def _count(number: int, word: str, ending: str = "s") -> str:
 
 
 def versions(run: Path) -> Facts:
-    """Return the facts of a run's environment.json as pairs of a label and a text; none without the file.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """Return labelled facts of environment.json, if it exists; raise InputError if it is damaged."""
     file = run / "environment.json"
     if not file.is_file():
         return []

@@ -36,14 +36,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Cost of a run.
-
-    Attributes:
-        phases: only those that the run had.
-        rewards: seconds in rewards, which are part of the rollout.
-        per_iteration: mean seconds of a rollout and an update.
-        peak: bytes of memory on the process that used most.
-    """
+    """Cost of a run: seconds in rewards (in the rollout) and per iteration, and peak bytes of memory on one process."""
 
     phases: list[Phase]
     total: Phase

@@ -11,11 +11,7 @@ PACKAGE = "flowgrpo.commands.report"
 
 
 def page(report: Report, *, live: str | None = None) -> str:
-    """Return the HTML of a report.
-
-    Args:
-        live: digest of the run's state, for a page that `flowgrpo watch` refreshes.
-    """
+    """Return the HTML of a report; `live` is the digest of the run's state for `flowgrpo watch`."""
     return template("report.html.jinja", PACKAGE).render(
         report=report,
         drawn=[signal for signal in report.signals if not signal.constant],

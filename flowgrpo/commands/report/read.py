@@ -68,11 +68,7 @@ class Report:
 
 
 def read(run: Path) -> Report:
-    """Read the files of a run.
-
-    Raises:
-        InputError: a file is damaged, or not of a run.
-    """
+    """Read the files of a run; raise InputError if one is damaged or not of a run."""
     with readable(run):
         return _read(run)
 

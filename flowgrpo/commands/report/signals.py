@@ -69,11 +69,7 @@ class Signal:
 
 
 def signals(metrics: Metrics, *, clips: bool) -> list[Signal]:
-    """Return the statistics that a run measured.
-
-    Args:
-        clips: whether the objective clips a ratio; if not, a ratio that is always 0 was not measured.
-    """
+    """Return the measured statistics; if the objective clips no ratio, a ratio that is always 0 was not measured."""
     measured = []
     for key, name, meaning in KNOWN:
         values = points(metrics, "train", key)

@@ -25,13 +25,7 @@ NO_SIBLINGS = (
 
 @dataclass(frozen=True)
 class Bar:
-    """Effect of the noise of one step.
-
-    Attributes:
-        step: counted from 1.
-        level: noise level at the start of the step, in words.
-        deviation: standard deviation of siblings' rewards, mean over the trees.
-    """
+    """Noise level at the start of a step, counted from 1, and the mean over trees of siblings' standard deviation."""
 
     step: int
     level: str
@@ -71,11 +65,7 @@ class Spectrum:
 
 
 def spectrum(run: Path) -> Spectrum:
-    """Return the spectrum of the last trees that a run kept.
-
-    Raises:
-        InputError: a tree is damaged.
-    """
+    """Return the spectrum of the last trees that a run kept; raise InputError if one is damaged."""
     folder = TreeFolder(run)
     last = max(folder.sizes(), default=None)
     trees = [] if last is None else folder.read([last])

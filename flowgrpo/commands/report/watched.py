@@ -16,11 +16,7 @@ NONE = (
 
 @dataclass(frozen=True)
 class Watched:
-    """A watched reward with its first and last held-out means.
-
-    Attributes:
-        streak: evaluations in a row, up to the last, in which it fell while the trained reward rose.
-    """
+    """Held-out means of a reward, and the evaluations in a row up to the last in which it fell while the total rose."""
 
     name: str
     first: float
@@ -38,12 +34,7 @@ class Verdict:
 
 
 def verdict(metrics: Metrics, names: Sequence[str], times: int) -> Verdict:
-    """Return the verdict of the run's own watch on its last evaluation.
-
-    Args:
-        names: of the watched rewards.
-        times: evaluations in a row after which it warns.
-    """
+    """Return the run's own watch after its last evaluation; it warns after `times` evaluations in a row."""
     if not names:
         return Verdict([], [], NONE)
     evaluated = of_phase(metrics, "eval")

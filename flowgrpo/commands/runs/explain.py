@@ -18,11 +18,7 @@ WIDTH = 120
 
 
 def explained(settings: Strict, key: str) -> list[tuple[str, str]]:
-    """Return the meaning, the default and the uses of a key, as pairs of a label and a text.
-
-    Raises:
-        InputError: the config has no such key.
-    """
+    """Return the meaning, default and uses of a key as pairs of a label and a text; raise InputError if unknown."""
     entry = explain.explain(settings, key)
     lines = [(key, entry.meaning), ("takes", entry.takes)]
     if entry.default is not PydanticUndefined:

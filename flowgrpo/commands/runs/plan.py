@@ -27,13 +27,7 @@ from flowgrpo.training.weights import sharding
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """The GPUs that seconds are estimated for.
-
-    Attributes:
-        gpu_type: a name of `training.planning.gpu_types`.
-        of_node: GPUs of a machine.
-        fixed: seconds of an iteration that no GPU saves.
-    """
+    """GPUs to estimate seconds for: their type, number per machine, and seconds of an iteration that no GPU saves."""
 
     gpus: int
     gpu_type: str
@@ -68,11 +62,7 @@ def machines(gpus: int | None, asked: dict[str, Any]) -> Machines | None:
 
 
 def of_run(folder: Path, overrides: Iterable[str]) -> RunConfig:
-    """Return the config of a run at its last checkpoint, with overrides.
-
-    Raises:
-        InputError: there is no run, it cannot be read, or an override is wrong.
-    """
+    """Return the config of a run at its last checkpoint, with overrides; raise InputError if it cannot be read."""
     settings = config.overridden(config.of_run(folder).model_dump(), overrides)
     checkpoints = folder / "checkpoints"
     step = checkpoint.chosen(checkpoints).step
@@ -147,11 +137,7 @@ def _measure(
 
 
 def show_meaning(settings: RunConfig, key: str, form: str) -> None:
-    """Print the meaning of a config key.
-
-    Raises:
-        InputError: there is no such key, or `form` is JSON.
-    """
+    """Print the meaning of a config key; raise InputError for an unknown key, or if `form` is JSON."""
     if form == "json":
         raise InputError("--explain: it is for people, leave --format json out")
     for label, words in explained(settings, key):

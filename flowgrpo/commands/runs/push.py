@@ -46,11 +46,7 @@ def open_repository(name: str, *, private: bool = False) -> None:
 
 
 def upload(folder: Path, name: str, message: str) -> str:
-    """Upload a folder as one commit and return the URL of the repository.
-
-    Raises:
-        UploadFailed: the upload failed.
-    """
+    """Upload a folder as one commit and return the URL of the repository; raise UploadFailed if it fails."""
     api = huggingface_hub.HfApi()
     try:
         api.upload_folder(repo_id=name, folder_path=folder, commit_message=message)

@@ -21,11 +21,7 @@ from samplers.batches import batched
 
 
 def sample_to_folder(use: ModelUse, rows: Sequence[Row], out: Path, batch_size: int) -> list[dict[str, Any]]:
-    """Sample every row once, `batch_size` in one call, and return the manifest's lines.
-
-    Raises:
-        InputError: there is no such model, adapter or option, or `out` holds samples already or is not writable.
-    """
+    """Sample every row once, `batch_size` in one call, and return the manifest's lines."""
     if (out / "manifest.jsonl").exists():
         raise InputError(f"--out {out}: holds samples already (manifest.jsonl), choose another folder")
     run_folder.check_writable(out, "--out")

@@ -154,11 +154,7 @@ def is_config(target: str) -> bool:
 
 
 def _of_config(context: typer.Context, path: str, overrides: list[str]) -> RunConfig:
-    """Load a config that takes the place of the command's options.
-
-    Raises:
-        InputError: one of these options is given, or the config is wrong.
-    """
+    """Load a config that takes the place of the command's options; refuse those that were given."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if name not in BESIDE_CONFIG and source is not None and source.name == "COMMANDLINE":

@@ -10,12 +10,38 @@ from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+from rich.table import Table
+
+from flowgrpo.commands.terminal import Format, out, print_json, print_line, say
+from flowgrpo.errors import InputError
 from rewards import BUILT_IN
-from rewards.base import ENTRY_POINTS, find
+from rewards.base import ENTRY_POINTS, find, nearest
 
 Options = Mapping[str, Any]  # name -> default, or `inspect.Parameter.empty`
+
+
+def rewards(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None, form: Format = "human") -> None:
+    """List the rewards that can be used by name, or describe one."""
+    rows = catalogue()
+    if name is not None:
+        rows = [row for row in rows if row["name"] == name]
+        if not rows:
+            raise InputError(f"there is no reward {name!r}, {nearest(name, BUILT_IN)}")
+    if form == "json":
+        print_json(rows)
+    elif name is not None:
+        for key in ("inputs", "range", "weights", "licence"):
+            print_line(f"{key:8} {rows[0][key] or 'none'}")
+        print_line("\n" + reward_help(name))
+    else:
+        table = Table("name", "inputs", "range", box=None, padding=(0, 2))
+        for row in rows:
+            table.add_row(*(row[key] or "" for key in ("name", "inputs", "range")))
+        out.print(table)
+        say("flowgrpo rewards NAME tells of weights, licence and options")
 
 
 def catalogue() -> list[dict[str, Any]]:
@@ -48,11 +74,7 @@ def reward_help(name: str) -> str:
 
 
 def options_of(use: str) -> Options | None:
-    """Return the options that a reward takes; None for a function.
-
-    Raises:
-        RewardError: there is no such reward.
-    """
+    """Return the options of a reward, None for a function; raise RewardError if there is no such reward."""
     return _describe(use)[1]
 
 

@@ -125,11 +125,7 @@ def _cell(value: float | None) -> str:
 
 
 def listed(folder: Path) -> list[File]:
-    """Return the files of a folder, by its manifest or by their names.
-
-    Raises:
-        InputError: the folder is missing or empty, or its manifest names a file that is missing or not a sample.
-    """
+    """Return the files of a folder, by its manifest or by their names; raise InputError if some or all are missing."""
     if not folder.is_dir():
         raise InputError(f"--samples: there is no folder {folder}")
     if lines := read_manifest(folder):

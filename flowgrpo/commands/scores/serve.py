@@ -17,11 +17,7 @@ PACKAGES = ("uvicorn", "starlette", "h11")  # of the extra `serve`
 
 
 def check_packages(command: str) -> None:
-    """Refuse a command that serves pages or rewards if the packages for it are not installed.
-
-    Raises:
-        InputError: a package is missing.
-    """
+    """Refuse a command that serves pages or rewards if the packages for it are not installed."""
     for package in PACKAGES:
         if find_spec(package) is None:
             raise InputError(f"flowgrpo {command} needs the package {package}: pip install 'flowgrpo[serve]'")
