@@ -257,12 +257,9 @@ def main(arguments: list[str] | None = None) -> Any:
     """Run the command line and return the exit status."""
     try:
         status = app(args=arguments, prog_name="flowgrpo", standalone_mode=False)
-    except (InputError, RewardError) as error:
+    except (InputError, RewardError, UploadFailed) as error:
         say(f"flowgrpo: {error}")
-        return 2
-    except UploadFailed as error:
-        say(f"flowgrpo: {error}")
-        return 1
+        return 1 if isinstance(error, UploadFailed) else 2
     except UsageError as error:
         say(f"flowgrpo: {error.format_message()}")
         return 2

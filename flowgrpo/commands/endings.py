@@ -58,11 +58,7 @@ def advised(settings: RunConfig) -> Iterator[None]:
 
 @contextmanager
 def remedied(options: Mapping[str, bool]) -> Iterator[None]:
-    """Add the first available option to an `OutOfMemory`.
-
-    Args:
-        options: command-line options, the one that saves most first, and whether each is available.
-    """
+    """Add the first option that is still free to an `OutOfMemory`; the one that saves most comes first."""
     try:
         yield
     except OutOfMemory as error:

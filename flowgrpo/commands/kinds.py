@@ -18,25 +18,15 @@ from rewards.base import nearest
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """Modules of a kind, each imported when a command first uses it.
+    """Modules of a kind, each imported when a command first uses it."""
 
-    Attributes:
-        setup: `check_model` checks a model's folder, `check` the rest of a run before training, `trainer` builds the loop.
-        plan: `plan` plans a run, `table` and `drawn` show the plan, `reached` returns the config of a run after a step.
-        budget: `budget_of` measures the memory of a run, `fit` compares it with a GPU.
-        cost: `work` counts what an iteration computes and sends.
-        export: `check` checks an export without the model, `export` writes a checkpoint's weights.
-        sampling: `sampler` loads a model that is ready to sample.
-        doctor: `defaults` returns the config of a model alone, `examine` runs the checks.
-    """
-
-    setup: Any
-    plan: Any
-    budget: Any
-    cost: Any
-    export: Any
-    sampling: Any
-    doctor: Any
+    setup: Any  # `check_model` and `check` refuse wrong input, `trainer` builds the training loop
+    plan: Any  # `plan` plans a run, `table` and `drawn` show the plan, `reached` returns the config after a step
+    budget: Any  # `budget_of` measures the memory of a run, `fit` compares it with a GPU
+    cost: Any  # `work` counts what an iteration computes and sends
+    export: Any  # `check` refuses wrong input, `export` writes a checkpoint's weights
+    sampling: Any  # `sampler` loads a model that is ready to sample
+    doctor: Any  # `defaults` returns the config of a model alone, `examine` runs the checks
 
 
 KINDS = {

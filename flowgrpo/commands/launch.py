@@ -84,9 +84,6 @@ def check_alone(environment: Mapping[str, str]) -> None:
 
     Without a GPU for each process (`--cpu`, `MULTI_CPU`) accelerate starts only one and leaves the others to mpirun. The
     number asked for is only in its command line and its config.
-
-    Raises:
-        InputError: several processes were asked for.
     """
     waits = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= environment.keys()
     if not waits or not environment.keys().isdisjoint({"WORLD_SIZE", *MPI}):
@@ -174,8 +171,7 @@ def command() -> list[str]:
 def is_restarted(begun_by: str | None) -> bool:
     """Return whether torchrun restarted this process, or replaced one that vanished, to resume its run.
 
-    Args:
-        begun_by: `TORCHELASTIC_RUN_ID` of the run's start; "none" stands for a run without an id.
+    `begun_by` is the `TORCHELASTIC_RUN_ID` that the run began with; torchrun sets "none" without an id.
     """
     again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     return again or (begun_by not in (None, "none") and begun_by == os.environ.get("TORCHELASTIC_RUN_ID"))
@@ -191,9 +187,6 @@ def relaunch(processes: int, folder: Path) -> int:
 
     Ctrl-C and SIGTERM are passed on, so that each process finishes its iteration. When one process dies, the others are
     ended and its stderr is shown. When this process dies, they get SIGTERM (`end_with_launcher`).
-
-    Args:
-        folder: of the run.
 
     Raises:
         InputError: this machine has fewer GPUs.

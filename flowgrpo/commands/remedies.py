@@ -34,11 +34,8 @@ PLANNED = {  # phase of a run -> phase of its plan
 def remedy(phase: str | None, settings: RunConfig, prefixes: tuple[str, ...] = ("",)) -> str | None:
     """Return the unset override that saves most memory in a phase, such as `train.micro_batch=4`, or None.
 
-    On a GPU this plans the run on the host, which takes up to a minute.
-
-    Args:
-        phase: where memory ran out, a key of `memory_advice.SWITCHES`.
-        prefixes: of overrides to prefer; if none of those is left, any override is taken.
+    On a GPU this plans the run on the host, which takes up to a minute. Overrides that start with one of `prefixes` are
+    preferred. The phases are the keys of `memory_advice.SWITCHES`.
     """
     plan, first = None, memory_advice.advice(phase, settings, prefixes=prefixes)
     if first is not None and first.startswith("train.replay="):  # a plan does not know which graphs `auto` kept

@@ -115,9 +115,8 @@ def shown_steps(rows: Sequence[Match]) -> list[int]:
 def disagreements(rows: Sequence[Match], comparable: bool) -> list[float]:
     """Return the standard deviation over runs of each match's last rewards; 0 where fewer than two are known.
 
-    Args:
-        comparable: whether totals are. If not, return the mean over the rewards that all runs have, each in units of its
-            standard deviation over all last samples.
+    If totals are not comparable, return the mean over the rewards that all runs have, each in units of its standard
+    deviation over all last samples.
     """
     finals = [[column.final for column in match.columns if column.final] for match in rows]
     if comparable:
@@ -143,8 +142,7 @@ def _shared_rewards(rows: Sequence[Match]) -> list[str]:
 def changes(rows: Sequence[Match], comparable: bool) -> list[float]:
     """Return how much each match changed in the run that changed most: its reward, or its pixels if no gain is known.
 
-    Args:
-        comparable: whether totals are. If not, gains are in units of their standard deviation in a run.
+    If totals are not comparable, gains are in units of their standard deviation in a run.
     """
     by_run: dict[int, list[float | None]] = {}
     for column in (column for match in rows for column in match.columns):

@@ -24,30 +24,19 @@ COLOURS = 6  # of a page; a seventh run has the first one's, and a dashed line
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run, or a folder of samples without config, metrics and environment.
+    """A run, or a folder of samples without config, metrics and environment."""
 
-    Attributes:
-        index: its place on the page.
-        name: unique on the page.
-        settings: the config, flat and in words.
-        environment: versions, device and git commit, flat and in words.
-        method: the preset; None for a folder.
-        means: see `held_out_means`.
-        costs: of training, by the keys of `COSTS`; empty without iterations.
-        watched: rewards that it evaluates but does not train on.
-    """
-
-    index: int
-    name: str
+    index: int  # place on the page
+    name: str  # unique on the page
     config: dict[str, Any]
-    settings: dict[str, str]
-    environment: dict[str, str]
+    settings: dict[str, str]  # the config, flat and in words
+    environment: dict[str, str]  # versions, device and git commit, flat and in words
     metrics: Metrics
     trained: Totals
-    method: str | None
-    means: list[Mean]
-    costs: dict[str, float]
-    watched: list[str]
+    method: str | None  # the preset
+    means: list[Mean]  # see `held_out_means`
+    costs: dict[str, float]  # of training, by the keys of `COSTS`; empty without iterations
+    watched: list[str]  # rewards that it evaluates but does not train on
     cards: dict[Key, Card]
 
     @property
@@ -72,12 +61,7 @@ class Run:
         return how.form, how.caution if how.form == "cautious" else None, members
 
     def held_out(self, reward: str, axis: str) -> list[tuple[float, float]]:
-        """Return the mean reward of each evaluation over its step, or over the cost of training up to it.
-
-        Args:
-            reward: its name; empty for the total.
-            axis: `step`, or a key of `COSTS`.
-        """
+        """Return the mean reward (the total, without a name) of each evaluation over `step` or a key of `COSTS`."""
         evaluations = points(self.metrics, "eval", f"reward/{reward}/mean" if reward else "reward/mean")
         return [(step if axis == "step" else spent(self.metrics, axis, step), value) for step, value in evaluations]
 

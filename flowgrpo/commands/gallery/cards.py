@@ -116,10 +116,7 @@ def _standardise(gains: Sequence[float | None]) -> list[float | None]:
 
 
 def read_cards(folder: Path, trained: Totals, folders: int = 1) -> dict[Key, Card]:
-    """Return the cards of a run, or of a folder of samples with a manifest.jsonl; none of a run that keeps no samples.
-
-    Args:
-        folders: how many share the page and its limits of size.
+    """Return the cards of a run, which may have none, or of a folder of samples; `folders` share the page's size limits.
 
     Raises:
         InputError: the manifest is broken, a file is missing, or a folder that is not a run's has no samples.

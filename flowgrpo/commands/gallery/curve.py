@@ -41,13 +41,7 @@ def curve(
     bands: Mapping[str, Band] = NO_BANDS,
     label: str = "reward by training step",
 ) -> str:
-    """Draw the held-out and the training rewards as (step, reward) points; the page's CSS sets the colours.
-
-    Args:
-        size: width and height in pixels.
-        bands: spread of `train` and `held-out`.
-        label: for screen readers.
-    """
+    """Draw the held-out and the training rewards by step, as `chart` does; bands are of `train` and `held-out`."""
     series = [Series(points=train, kind="train"), Series(points=held_out, kind="held-out", dotted=True)]
     return chart(series, size, bands=bands, label=label)
 

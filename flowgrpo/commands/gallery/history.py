@@ -74,13 +74,6 @@ def held_out_words(metrics: Metrics) -> str | None:
 
 
 def spent(metrics: Metrics, cost: str, step: int | None = None) -> float:
-    """Return what training cost up to and including a step, by default the last; evaluations are not counted.
-
-    Args:
-        cost: `evaluations` of the model, or `seconds` of rollouts and updates.
-
-    Raises:
-        KeyError: a line does not give its cost.
-    """
+    """Return what training cost, by a key of `COSTS`, up to and including a step; raise KeyError if a line lacks it."""
     train = of_phase(metrics, "train")
     return sum(m[key] for m in train for key in COSTS[cost] if step is None or m["step"] <= step)

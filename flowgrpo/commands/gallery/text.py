@@ -15,13 +15,9 @@ SPACES = {" ": "·", "\n": "↵", "\r": "␍", "\t": "⇥"}
 
 
 def answer(path: Path) -> Markup:
-    """Return the answer and its heat strip.
+    """Return the answer and its heat strip; raise InputError if the file is not of its form.
 
-    Args:
-        path: a .json file with `text`, `tokens` and `steps`: the 0-based step that committed each token, -1 if given.
-
-    Raises:
-        InputError: the file is not of this form.
+    The file is JSON with `text`, `tokens` and `steps`: the 0-based step that committed each token, -1 if it was given.
     """
     try:
         sample = tables.document(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from flowgrpo import config
 from flowgrpo.commands.endings import remedied
@@ -19,12 +18,9 @@ from flowgrpo.training.reports.progress import shown
 def explain(
     run: Path, out: Path | None, *, prompt: int, seed: int | None, step: int | None, redraws: int, chains: int
 ) -> tuple[Explained, Path]:
-    """Explain a sample of a run and write the page; return the explanation and the page's path.
+    """Explain a sample of a run's checkpoint, by default the last; return the explanation and the page's path.
 
-    Args:
-        out: the page, by default in the run's folder.
-        step: of the checkpoint, by default the last.
-        prompt, seed, redraws, chains: see `diagnostics.explain_sample.explain_sample`.
+    Other arguments are those of `diagnostics.explain_sample.explain_sample`.
 
     Raises:
         InputError: there is no such run, checkpoint or prompt, it is a run of texts, or the page cannot be written.
@@ -48,11 +44,3 @@ def explain(
         method=settings.algorithm.preset,
     )
     return told, write_page(page, told.page())
-
-
-def lines(told: Explained) -> list[dict[str, Any]]:
-    """Return a table row for each step."""
-    return [
-        {"step": str(row.step.index + 1), "decides": row.share, "redraws": f"±{row.spread}", "advantage": row.advantage}
-        for row in told.rows
-    ]

@@ -32,13 +32,17 @@ def explain(
     form: Format = "human",
 ) -> None:
     """Explain one sample: what other noise at each step would have given, what each decides, and what credit it got."""
-    from flowgrpo.commands.inspect import explained as command
+    from flowgrpo.commands.inspect import explained
 
-    told, page = command.explain(run, out_file, prompt=prompt, seed=seed, step=step, redraws=redraws, chains=chains)
+    told, page = explained.explain(run, out_file, prompt=prompt, seed=seed, step=step, redraws=redraws, chains=chains)
     if form == "json":
         print_json({**told.told, "page": str(page)})
         return
-    for line in (*told.sentences, *table_lines(command.lines(told)), str(page)):
+    steps = [
+        {"step": f"{row.step.index + 1}", "decides": row.share, "redraws": f"±{row.spread}", "advantage": row.advantage}
+        for row in told.rows
+    ]
+    for line in (*told.sentences, *table_lines(steps), str(page)):
         print_line(line)
 
 

@@ -58,12 +58,9 @@ class Pair:
 
 
 def pairs_of(folders: Sequence[Path]) -> list[Pair]:
-    """Return all pairs of samples of one prompt, with the prompts in turn; files of equal bytes are no pair.
+    """Return all pairs of different pictures of one prompt, with the prompts in turn.
 
-    The order of the pairs, and which of two samples comes first, is drawn.
-
-    Args:
-        folders: runs, or folders of samples.
+    The order of the pairs, and which of two pictures comes first, is drawn.
 
     Raises:
         InputError: there are no pairs, or a sample is no picture.
@@ -208,17 +205,11 @@ async def _json(request: Request) -> Any:
 
 
 def vote(folders: Sequence[Path], file: Path | None, port: int) -> None:
-    """Ask for votes on 127.0.0.1 until interrupted, and print the page's address.
-
-    Args:
-        folders: runs, or folders of samples with a manifest.
-        file: of votes; by default votes.jsonl in the first folder.
-        port: 0 takes a free one.
+    """Print the address of a page on 127.0.0.1 and ask for votes there until interrupted (KeyboardInterrupt).
 
     Raises:
         InputError: there is nothing to vote on, or the file cannot be written or holds something else.
         RewardError: the port is not available.
-        KeyboardInterrupt: it was interrupted.
     """
     pairs, file = pairs_of(folders), file or folders[0] / "votes.jsonl"
     with _lock(file):

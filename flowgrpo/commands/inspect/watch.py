@@ -117,14 +117,10 @@ def guarded(routes: Sequence[Route]) -> guard.Guard:
 
 
 def watch(run: Path, port: int) -> None:
-    """Serve the report of a run on 127.0.0.1 until interrupted, and print its address.
-
-    Args:
-        port: 0 takes a free one.
+    """Print the address of a run's report on 127.0.0.1 and serve it until interrupted (KeyboardInterrupt).
 
     Raises:
         RewardError: the port is not available.
-        KeyboardInterrupt: it was interrupted.
     """
     listening = guard.listen("127.0.0.1", port, None)
     server = uvicorn.Server(guard.configured(application(run, lambda: server.should_exit)))

@@ -25,38 +25,28 @@ LAST = 50  # shown warnings
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Content of a report.
-
-    Attributes:
-        done: iterations so far.
-        iterations: of the whole run, if known.
-        written: time of the last metrics, UTC.
-        headline: held-out reward before training and now.
-        config: text of config.yaml.
-        names: of the rewards in `evaluations`.
-        warnings: the last of all `warned` lines of log.txt.
-    """
+    """Content of a report."""
 
     name: str
-    done: int
-    iterations: int | None
-    written: str
-    headline: tuple[Mean, Mean] | None
+    done: int  # iterations so far
+    iterations: int | None  # of the whole run
+    written: str  # time of the last metrics, UTC
+    headline: tuple[Mean, Mean] | None  # held-out reward before training and now
     asked: Facts
     versions: Facts
-    config: str
+    config: str  # text of config.yaml
     cost: Cost | None
     curve: str | None
     parts: list[PartCurve]
-    names: list[str]
+    names: list[str]  # of the rewards in `evaluations`
     evaluations: list[curves.Evaluation]
     signals: list[Signal]
     by_step: list[OfStep]
     verdict: Verdict
     extremes: Extremes | None
     spectrum: Spectrum
-    warnings: list[str]
-    warned: int
+    warnings: list[str]  # last lines of log.txt
+    warned: int  # number of all lines
 
     @property
     def state(self) -> str:

@@ -23,18 +23,14 @@ def export(
     push_to_hub: str | None = None,
     private: bool = False,
 ) -> Exported:
-    """Write the evaluated weights (the average, if one is kept) of a checkpoint to `out`.
+    """Write the evaluated weights (the average, if one is kept) of a checkpoint, by default the last, to `out`.
 
-    Args:
-        step: of the checkpoint, by default the last.
-        comfyui: write a LoRA for ComfyUI as well.
-        push_to_hub: repository OWNER/NAME at the model hub that the folder is uploaded to.
-        private: make that repository a private one.
+    `comfyui` writes a LoRA for ComfyUI as well. `push_to_hub` uploads the folder to OWNER/NAME at the model hub, which is
+    made `private` if it does not exist.
 
     Raises:
-        InputError: there is no such run or checkpoint, it cannot be read, `out` is not empty or not writable, ComfyUI has no
-            names for the trained layers, the model or the evaluation prompts are missing, or the hub refuses this user.
-            Nothing is written, and no repository is made.
+        InputError: the run or `out` cannot be used, ComfyUI has no names for the trained layers, the model or the evaluation
+            prompts are missing, or the hub refuses this user. Nothing is written, and no repository is made.
         UploadFailed: the folder is complete, but its upload failed.
     """
     settings = config.of_run(run)

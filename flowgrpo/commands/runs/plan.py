@@ -36,13 +36,10 @@ class Machines:
 
 
 def machines(gpus: int | None, asked: dict[str, Any]) -> Machines | None:
-    """Return the machines that command-line options describe; None without a number of GPUs.
-
-    Args:
-        asked: the other options by name, None if not given.
+    """Return the machines that options describe, None without a number of GPUs.
 
     Raises:
-        InputError: one of them is given without a number of GPUs, or is invalid.
+        InputError: one of the other options is given without that number, or is invalid.
     """
     given = {option: value for option, value in asked.items() if value is not None}
     if gpus is None:
@@ -75,13 +72,9 @@ def of_run(folder: Path, overrides: Iterable[str]) -> RunConfig:
 def show(
     settings: RunConfig, gpu_memory: float | None, machines: Machines | None, form: str, *, full: bool = False
 ) -> None:
-    """Print the plan of a run.
+    """Print the plan of a run, whether it fits a GPU of `gpu_memory` GiB, and its seconds on `machines`.
 
-    Args:
-        gpu_memory: GiB of a GPU that it should fit, or None.
-        machines: to estimate seconds for, or None.
-        form: `human` or `json`.
-        full: print the resolved config as well; JSON always has it.
+    `full` adds the resolved config, which JSON always has.
 
     Raises:
         InputError: the config cannot be run.

@@ -22,10 +22,7 @@ LOGIN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may wri
 
 
 def open_repository(name: str, *, private: bool = False) -> None:
-    """Make a model repository at the hub unless it exists, and check that this user may write to it.
-
-    Args:
-        name: OWNER/NAME.
+    """Make a model repository OWNER/NAME at the hub unless it exists, and check that this user may write to it.
 
     Raises:
         InputError: the name is invalid, nobody is logged in, this user may not write there, the hub cannot be reached, or an

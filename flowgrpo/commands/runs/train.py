@@ -91,10 +91,7 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
 
 
 def train_config(settings: RunConfig, source: Path | None = None) -> Run:
-    """Train a config in a folder that no other process uses and return the finished run; see `train`.
-
-    Args:
-        source: the config file, of which the run keeps a copy.
+    """Train a config, of which `source` is the file, and return the finished run; see `train`.
 
     Raises:
         Finished: with `run.resume: auto`, nothing is left to do; no model is loaded.
@@ -182,7 +179,8 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
     timeout = InitProcessGroupKwargs(timeout=LONGEST)
     accelerator = Accelerator(cpu=cpu, project_dir=str(folder), kwargs_handlers=[timeout])
     _check_processes(settings, accelerator.num_processes)
-    _check_alike(settings)
+    if len({*gather_object([settings.run.resume])}) > 1:
+        raise InputError(f"run.resume: some processes see a run in {folder} and others see none; look at its disk")
     set_seed(settings.run.seed)
     display.begin(f"run      {folder}")
     with phase("loading"):
@@ -272,14 +270,6 @@ def _check_processes(settings: RunConfig, processes: int) -> None:
     check_geometry(
         settings.train, settings.algorithm, trainers, sharing=run.context_parallel, generators=run.generators
     )
-
-
-def _check_alike(settings: RunConfig) -> None:
-    """Refuse processes that disagree on whether the folder holds a run."""
-    if len({*gather_object([settings.run.resume])}) > 1:
-        raise InputError(
-            f"run.resume: some processes see a run in {settings.run.folder} and others see none; look at its disk"
-        )
 
 
 def _check_left(settings: RunConfig) -> None:

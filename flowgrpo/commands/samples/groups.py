@@ -22,9 +22,7 @@ from flowgrpo.training.scoring import scorer
 def write(settings: RunConfig, rows: Sequence[Row] | None, folder: Path, pairs: Path | None) -> dict[str, Any]:
     """Write groups, or continue where writing was interrupted, and return the folder's manifest.
 
-    Args:
-        rows: prompts to sample; by default those of `prompts.train`.
-        pairs: file of preference pairs that become the groups, instead of samples.
+    They are samples of `rows`, by default of `prompts.train`, or the preferences in the file `pairs`.
 
     Raises:
         InputError: the model is a language model, there is nothing to sample, or the folder holds something else.

@@ -40,10 +40,7 @@ def sample_to_folder(use: ModelUse, rows: Sequence[Row], out: Path, batch_size: 
 
 
 def asked(texts: Sequence[str] | None, prompts_file: str | None, seed: int, column: str = "prompt") -> list[Row]:
-    """Return the rows to sample, prompt i with seed + i: given texts, or the prompts of a file or a built-in set.
-
-    Args:
-        column: holds the prompts in a table or in a hub dataset.
+    """Return the rows to sample, prompt i with seed + i: given texts, or a column of a file or a built-in set.
 
     Raises:
         InputError: there is no such file, or a text cannot be encoded.

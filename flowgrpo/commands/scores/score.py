@@ -47,11 +47,9 @@ class File:
 def load_rewards(
     uses: Sequence[str], *, dtype: str | None = None, batch_size: int | None = None, device: str | None = None
 ) -> list[Reward]:
-    """Load rewards onto a device, by default the first GPU.
+    """Load rewards, each named as in a config or by a map in braces, onto a device, by default the first GPU.
 
-    Args:
-        uses: as in a config, or maps `{use: ..., options: ...}`.
-        dtype, batch_size: options for every reward that takes them and whose map does not set them.
+    `dtype` and `batch_size` are options for every reward that takes them and whose map does not set them.
 
     Raises:
         InputError: a map is wrong, or no reward takes the dtype.
@@ -85,10 +83,6 @@ def score_folder(folder: Path, rewards: Sequence[Reward], batch_size: int = BATC
 
     Returns:
         a row per file with `file`, `prompt` and `rewards`, a map from names to numbers, None where a reward does not apply.
-
-    Raises:
-        InputError: there is nothing to score, or a file cannot be read.
-        RewardError: a reward fails, or breaks its contract.
     """
     files = listed(folder)
     scores: list[dict[str, float | None]] = [{} for _ in files]
@@ -216,14 +210,10 @@ def _score(reward: Reward, files: Sequence[File], samples: Sequence[Sample]) -> 
 
 
 def read(path: Path) -> Sample:
-    """Return the sample of a file, as rewards receive it.
+    """Return the sample of a file as rewards receive it; raise InputError if it cannot be read.
 
-    Returns:
-        a picture (3, H, W) or, of several frames, a video (F, 3, H, W), float32 in [0, 1]; audio (C, N) in [-1, 1]; or the
-            text of a `.json` with the fields of `flowgrpo.training.reports.samples.Text`.
-
-    Raises:
-        InputError: it cannot be read.
+    A picture is (3, H, W) and a video (F, 3, H, W), float32 in [0, 1]; audio is (C, N) in [-1, 1]; of a .json file, with the
+    fields of `flowgrpo.training.reports.samples.Text`, it is the text.
     """
     suffix = suffixes.suffix_of(path)
     if suffix in suffixes.TEXTS:
