@@ -54,10 +54,7 @@ def test_the_file_that_was_written_is_named_in_json(capsys):
     [
         (["init", "flux1-dve"], "there is no built-in config 'flux1-dve', did you mean 'flux1-dev'?"),
         (["init", "--out", "a.yaml"], "--out: say which config to write"),
-        (
-            ["plan", "flux1-dve"],
-            "flux1-dve: no such config file and no built-in config of that name, did you mean",
-        ),
+        (["plan", "flux1-dve"], "flux1-dve: no such config file and no built-in config of that name, did you mean"),
         (["init", "flux1-dev", "--out", "/proc/none/a.yaml"], "--out"),
         (["train", "d"], "d: no such config file and no built-in config"),  # a word, or more, and not a letter
         (["init", "sd35-"], "'sd35-' is short for several built-in configs: sd35-large, sd35-medium"),

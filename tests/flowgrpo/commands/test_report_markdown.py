@@ -40,12 +40,7 @@ def test_links_start_where_the_report_lies(tmp_path):
 
 def test_what_was_not_measured_is_left_out(tmp_path):
     text = markdown(tmp_path, run_of(tmp_path / "r", []))
-    assert list(sections(text)) == [
-        "What was asked",
-        "Watched rewards",
-        "The spectrum of its trees",
-        "Open warnings",
-    ]
+    assert list(sections(text)) == ["What was asked", "Watched rewards", "The spectrum of its trees", "Open warnings"]
     assert "no iteration yet" in text
     assert "None in log.txt." in text
 
