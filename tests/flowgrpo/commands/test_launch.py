@@ -135,7 +135,16 @@ def test_what_accelerate_was_asked_for_stands_in_its_command_line_and_config(cpu
         (["--num_processes", "4"], 4, "flowgrpo train ... run.processes=4"),
         (["--config_file", "cpus.yaml"], 3, "flowgrpo train ... run.processes=3"),
         (
-            ["--num_processes", "8", "--num_machines", "2", "--main_process_ip", "node1", "--main_process_port", "29500"],
+            [
+                "--num_processes",
+                "8",
+                "--num_machines",
+                "2",
+                "--main_process_ip",
+                "node1",
+                "--main_process_port",
+                "29500",
+            ],
             8,
             "torchrun --nnodes 2 --nproc-per-node 4 ... -m flowgrpo train ...",
         ),
