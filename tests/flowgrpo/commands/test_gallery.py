@@ -18,7 +18,6 @@ from flowgrpo.commands.gallery.curve import _ticks, curve
 from flowgrpo.commands.gallery.media import data_url, outline
 from flowgrpo.commands.gallery.numbers import Mean, difference, number
 from flowgrpo.commands.inspect.gallery import write_gallery
-from flowgrpo.errors import InputError
 from flowgrpo.training.reports import video_files
 from flowgrpo.training.reports.samples import save_sample
 from rewards import BUILT_IN
@@ -70,18 +69,6 @@ def test_a_run_s_warnings_are_counted_and_the_last_is_shown(tmp_path):
     assert said in page_of(folder)
 
 
-def test_steps_between_can_be_scrubbed_to(tmp_path):
-    page = page_of(folder_of_samples(tmp_path / "s", {0: [0.2], 4: [0.4], 8: [None]}))
-    assert [(frame["step"], frame["reward"]) for frame in frames(page)] == [(0, 0.2), (4, 0.4), (8, None)]
-    assert 'type="range"' in page
-
-
-def test_an_empty_folder_is_refused(tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="there are no samples to show"):
-        write_gallery([tmp_path / "empty"], tmp_path / "g.html")
-
-
 def test_videos_move_on_the_page(tmp_path):
     folder = folder_of_samples(tmp_path / "s", {0: [0.2], 4: [0.9]}, (5, 3, 8, 12))
     page = page_of(folder)
@@ -94,12 +81,9 @@ def test_videos_move_on_the_page(tmp_path):
 
 def test_without_ffmpeg_videos_move_as_webp(tmp_path, monkeypatch):
     monkeypatch.setattr(video_files, "ffmpeg", lambda: None)
-    folder = folder_of_samples(tmp_path / "s", {0: [0.2], 4: [0.9]}, (5, 3, 8, 12))
-    page = page_of(folder)
-    before, after = (embedded(url) for url in re.findall(r'<img src="([^"]*)"', page))
-    for kind, data in (before, after):
-        assert kind == "image/webp"
-        assert Image.open(data).n_frames == 5
+    page = page_of(folder_of_samples(tmp_path / "s", {0: [0.2], 4: [0.9]}, (5, 3, 8, 12)))
+    found = [embedded(url) for url in re.findall(r'<img src="([^"]*)"', page)]
+    assert [(kind, Image.open(data).n_frames) for kind, data in found] == [("image/webp", 5)] * 2
 
 
 def test_audio_is_heard_on_the_page_and_a_step_between_can_be_scrubbed_to(tmp_path):
@@ -116,7 +100,7 @@ def test_audio_is_heard_on_the_page_and_a_step_between_can_be_scrubbed_to(tmp_pa
     assert "<img" not in page
 
 
-def test_long_audio_is_cut_and_thinned_and_does_not_wrap_around(tmp_path):
+def test_long_audio_is_cut_and_thinned_and_does_not_wrap_around_and_short_audio_is_as_it_is(tmp_path):
     square = torch.tensor([1.0, -1.0]).repeat_interleave(50).repeat(16 * 480).unsqueeze(0)  # 16 s at 48 kHz, full scale
     _, data = embedded(data_url(save_sample(square, tmp_path / "a", sampling_rate=48000)))
     with wave.open(data) as sound:
@@ -125,11 +109,8 @@ def test_long_audio_is_cut_and_thinned_and_does_not_wrap_around(tmp_path):
     up, down = values[10000:10050].reshape(2, 25)  # one period, its edges smoothed
     assert (up[2:-2] > 0).all()
     assert (down[2:-2] < 0).all()
-
-
-def test_short_audio_is_embedded_as_it_is(tmp_path):
-    file = save_sample(torch.rand(1, 500), tmp_path / "a", sampling_rate=8000)
-    assert embedded(data_url(file))[1].getvalue() == file.read_bytes()
+    short = save_sample(torch.rand(1, 500), tmp_path / "b", sampling_rate=8000)
+    assert embedded(data_url(short))[1].getvalue() == short.read_bytes()
 
 
 def test_the_outline_of_a_sound_follows_its_peaks(tmp_path):
@@ -155,22 +136,23 @@ def test_ticks_are_round_enclose_the_data_and_are_few(low, high):
     assert ticks[0] <= low + 1e-9
     assert ticks[-1] >= high - 1e-9
     assert 2 <= len(ticks) <= 8
-    steps = {round(b - a, 12) for a, b in itertools.pairwise(ticks)}
-    assert len(steps) == 1
+    assert len({round(b - a, 12) for a, b in itertools.pairwise(ticks)}) == 1
 
 
-def test_the_curve_places_its_points_inside_the_frame():
+def test_the_curve_places_its_points_inside_the_frame_that_it_fills():
     svg = curve([(0, 0.4), (10, 0.6)], [(i, 0.4 + i / 50) for i in range(1, 11)])
-    numbers = [
-        tuple(map(float, pair.split(","))) for pair in re.search(r'train" points="([^"]*)"', svg).group(1).split()
-    ]
+    points = re.search(r'train" points="([^"]*)"', svg).group(1).split()
+    numbers = [tuple(map(float, pair.split(","))) for pair in points]
     assert len(numbers) == 10
     assert all(0 <= x <= 640 and 0 <= y <= 240 for x, y in numbers)
     assert [y for _, y in numbers] == sorted((y for _, y in numbers), reverse=True)  # rising rewards go up the page
+    small = curve([(0, 0.0), (10, 1.0)], [], (300, 150))
+    assert 'viewBox="0 0 300 150"' in small
+    assert max(map(float, re.findall(r'cx="([\d.]*)"', small))) == pytest.approx(300 - 12)  # the margin on the right
 
 
 def test_several_rewards_are_told_apart_on_the_card_and_follow_the_slider(tmp_path):
-    folder = folder_of_samples(tmp_path / "s", {0: [0.2], 4: [0.4], 8: [0.9]})
+    folder = folder_of_samples(tmp_path / "s", {0: [0.2], 4: [0.4], 6: [None], 8: [0.9]})
     lines = [{**line, "rewards": line["rewards"] | {"other": line["step"] / 10}} for line in lines_of(folder)]
     (folder / "manifest.jsonl").write_text(written(lines))
     page = page_of(folder)
@@ -178,16 +160,12 @@ def test_several_rewards_are_told_apart_on_the_card_and_follow_the_slider(tmp_pa
         r'<th scope="row">(.*?)</th><td>(.*?)</td><td class="now">(.*?)</td><td class="more">(.*?)<', page
     )
     assert rows == [("mine", "0.200", "0.900", "+0.700"), ("other", "0.00", "0.800", "+0.800")]
+    assert 'type="range"' in page
+    told = [(frame["step"], frame["reward"]) for frame in frames(page)]
+    assert told == [(0, 0.2), (4, pytest.approx(0.8)), (6, 0.6), (8, pytest.approx(1.7))]  # one of two is known at 6
     between = frames(page)[1]
     assert between["parts"] == {"mine": ["0.400", "+0.200"], "other": ["0.400", "+0.400"]}
     assert between["total"] == ["0.800", "+0.600"]
-
-
-def test_a_curve_fills_the_size_it_is_given():
-    svg = curve([(0, 0.0), (10, 1.0)], [], (300, 150))
-    assert 'viewBox="0 0 300 150"' in svg
-    xs = [float(x) for x in re.findall(r'cx="([\d.]*)"', svg)]
-    assert max(xs) == pytest.approx(300 - 12)  # up to the margin on the right
 
 
 @pytest.mark.parametrize(
@@ -205,8 +183,7 @@ def test_a_change_that_two_decimals_hide_is_told(tmp_path):
     page = page_of(folder_of_samples(tmp_path / "s", {0: [0.2734], 4: [0.2741]}))
     assert re.findall(r"<b>([^<]*)</b>", page) == ["0.273", "0.274"]
     assert 'class="gain">+0.000700<' in page
-    assert difference(0.5, 0.5) == "±0"
-    assert difference(None, 0.5) == difference(0.5, None) == ""
+    assert [difference(*pair) for pair in ((0.5, 0.5), (None, 0.5), (0.5, None))] == ["±0", "", ""]
 
 
 def run_of_pictures(path, uses, rewards_by_step):
@@ -327,7 +304,7 @@ def test_a_click_on_a_picture_enlarges_it(tmp_path):
     assert "dialog.showModal()" in page.split("<script>")[1]
 
 
-def test_a_gallery_replaces_a_file_and_no_folder(tmp_path, monkeypatch, printed, refused):
+def test_a_gallery_replaces_a_file_and_no_folder_and_is_not_of_an_empty_one(tmp_path, monkeypatch, printed, refused):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run" / "gallery.html").mkdir(parents=True)
     (tmp_path / "run" / "metrics.jsonl").touch()
@@ -335,6 +312,8 @@ def test_a_gallery_replaces_a_file_and_no_folder(tmp_path, monkeypatch, printed,
         said = "is there and no ordinary file; name one, such as gallery.html"
         assert refused("gallery", "run", *arguments).endswith(said)
     assert {path.name for path in tmp_path.rglob("*")} == {"run", "gallery.html", "metrics.jsonl"}
+    (tmp_path / "empty").mkdir()
+    assert "there are no samples to show" in refused("gallery", "empty")
     (tmp_path / "page.html").write_text("old")
     printed("gallery", "run", "--out", "page.html")
     assert (tmp_path / "page.html").read_text() != "old"

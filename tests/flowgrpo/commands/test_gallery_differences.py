@@ -9,6 +9,8 @@ def test_keys_are_the_way_to_a_value():
     nested = {"a": {"b": 1, "c": {}}, "d": [{"e": 2}, {"f": None}], "g": [1, 2], "h": [], 3: "x"}
     assert flat(nested) == {"a.b": 1, "a.c": {}, "d.0.e": 2, "d.1.f": None, "g": [1, 2], "h": [], "3": "x"}
     assert flat({}) == {}
+    words = in_words({"a": {"when": datetime.date(2026, 1, 31)}, "b": ["é", None]})
+    assert words == {"a.when": '"2026-01-31"', "b": '["é", null]'}
 
 
 def test_what_differs_is_listed_and_what_agrees_is_counted():
@@ -23,14 +25,4 @@ def test_what_differs_is_listed_and_what_agrees_is_counted():
         Difference("only", ["null", "–"]),
     ]
     assert agreeing == 2  # run.seed, same
-
-
-def test_a_value_that_two_of_three_share_differs():
     assert differences([{"a": "1"}, {"a": "1"}, {"a": "2"}]) == ([Difference("a", ["1", "1", "2"])], 0)
-
-
-def test_dates_which_yaml_knows_are_words():
-    assert in_words({"a": {"when": datetime.date(2026, 1, 31)}, "b": ["é", None]}) == {
-        "a.when": '"2026-01-31"',
-        "b": '["é", null]',
-    }
