@@ -59,11 +59,10 @@ def test_more_processes_than_gpus_are_refused_before_any_starts(workplace, refus
     assert not Path("runs/t").exists()
 
 
-@pytest.mark.parametrize(("gpus", "environment"), [(2, {}), (3, {}), (0, {}), (1, {"ACCELERATE_USE_CPU": "true"})])
-def test_processes_that_have_a_gpu_each_or_none_may_start(monkeypatch, gpus, environment):
+@pytest.mark.parametrize(("gpus", "cpu"), [(2, "false"), (3, "false"), (0, "false"), (1, "true")])
+def test_processes_that_have_a_gpu_each_or_none_may_start(monkeypatch, gpus, cpu):
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
-    for key, value in environment.items():
-        monkeypatch.setenv(key, value)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", cpu)
     launch.check_gpus(2)
 
 
@@ -109,42 +108,34 @@ def cpus(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "asked"),
     [
-        ([*LAUNCH, "--cpu", "--num_processes", "2", *TRAIN], (2, 1)),
-        ([*LAUNCH, "--num_processes=4", *TRAIN], (4, 1)),
-        ([*LAUNCH, "--config_file", "{cpus}", *TRAIN], (3, 1)),
-        ([*LAUNCH, "--config_file", "{cpus}", "--num_processes", "2", *TRAIN], (2, 1)),
-        ([*LAUNCH, "--num_processes", "8", "--num_machines", "2", *TRAIN], (8, 2)),
-        ([*LAUNCH, "--cpu", *TRAIN], (1, 1)),  # as many as there are GPUs, which nobody asked for
-        (["python", "/usr/bin/accelerate-launch", "--num_processes", "2", *TRAIN], (2, 1)),
-        (["python", "-m", "accelerate.commands.launch", "--num_processes", "2", *TRAIN], (2, 1)),
-        (["python", "-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes", "2", *TRAIN], (2, 1)),
-        (["bash", "run.sh", "--num_processes", "2"], None),
-        (["/usr/bin/accelerate", "launch"], None),
-        (["python", "launch.py", "--num_processes", "2"], None),
-        ([], None),
+        ("{accelerate} --cpu --num_processes 2 {train}", (2, 1)),
+        ("{accelerate} --num_processes=4 {train}", (4, 1)),
+        ("{accelerate} --config_file {cpus} {train}", (3, 1)),
+        ("{accelerate} --config_file {cpus} --num_processes 2 {train}", (2, 1)),
+        ("{accelerate} --num_processes 8 --num_machines 2 {train}", (8, 2)),
+        ("{accelerate} --cpu {train}", (1, 1)),  # as many as there are GPUs, which nobody asked for
+        ("python /usr/bin/accelerate-launch --num_processes 2 {train}", (2, 1)),
+        ("python -m accelerate.commands.launch --num_processes 2 {train}", (2, 1)),
+        ("python -m accelerate.commands.accelerate_cli launch --num_processes 2 {train}", (2, 1)),
+        ("bash run.sh --num_processes 2", None),
+        ("/usr/bin/accelerate launch", None),
+        ("python launch.py --num_processes 2", None),
+        ("", None),
     ],
 )
 def test_what_accelerate_was_asked_for_stands_in_its_command_line_and_config(cpus, words, asked):
-    assert launch.accelerate_asked([word.format(cpus=cpus) for word in words]) == asked
+    words = words.format(accelerate=" ".join(LAUNCH), cpus=cpus, train=" ".join(TRAIN))
+    assert launch.accelerate_asked(words.split()) == asked
 
 
 @pytest.mark.parametrize(
     ("asked", "processes", "way"),
     [
-        (["--cpu", "--num_processes", "2"], 2, "flowgrpo train ... run.processes=2"),
-        (["--num_processes", "4"], 4, "flowgrpo train ... run.processes=4"),
-        (["--config_file", "cpus.yaml"], 3, "flowgrpo train ... run.processes=3"),
+        ("--cpu --num_processes 2", 2, "flowgrpo train ... run.processes=2"),
+        ("--num_processes 4", 4, "flowgrpo train ... run.processes=4"),
+        ("--config_file cpus.yaml", 3, "flowgrpo train ... run.processes=3"),
         (
-            [
-                "--num_processes",
-                "8",
-                "--num_machines",
-                "2",
-                "--main_process_ip",
-                "node1",
-                "--main_process_port",
-                "29500",
-            ],
+            "--num_processes 8 --num_machines 2 --main_process_ip node1 --main_process_port 29500",
             8,
             "torchrun --nnodes 2 --nproc-per-node 4 ... -m flowgrpo train ...",
         ),
@@ -153,8 +144,9 @@ def test_what_accelerate_was_asked_for_stands_in_its_command_line_and_config(cpu
 def test_one_process_of_several_that_accelerate_was_asked_for_is_refused(
     workplace, cpus, unloaded, monkeypatch, refused, *, asked, processes, way
 ):
-    monkeypatch.setattr(launch, "_ancestors", lambda: iter([["bash", "run.sh"], [*LAUNCH, *asked, *TRAIN], ["init"]]))
-    chosen, *_ = _validate_launch_command(launch_command_parser().parse_args([*asked, *TRAIN]))
+    words = [*asked.split(), *TRAIN]
+    monkeypatch.setattr(launch, "_ancestors", lambda: iter([["bash", "run.sh"], [*LAUNCH, *words], ["init"]]))
+    chosen, *_ = _validate_launch_command(launch_command_parser().parse_args(words))
     assert not chosen.multi_gpu  # on a machine with a GPU for each it would start all
     for name, value in prepare_simple_launcher_cmd_env(chosen)[1].items():
         monkeypatch.setenv(name, value)
@@ -238,12 +230,6 @@ def test_wrong_input_in_several_processes_is_still_status_2(workplace):
     assert "Traceback" not in said
 
 
-def ending(*statuses):
-    """Processes that end with a status after some seconds each."""
-    code = "import sys, time; time.sleep(float(sys.argv[1])); sys.exit(int(sys.argv[2]))"
-    return [subprocess.Popen([sys.executable, "-S", "-c", code, str(after), str(status)]) for after, status in statuses]
-
-
 @pytest.mark.parametrize(
     ("statuses", "failed"),
     [
@@ -254,8 +240,10 @@ def ending(*statuses):
     ],
 )
 def test_the_process_that_failed_is_the_one_that_is_to_blame(monkeypatch, statuses, failed):
+    """Processes end with a status after some seconds each."""
     monkeypatch.setattr(launch, "GRACE", 1)
-    children = ending(*statuses)
+    code = "import sys, time; time.sleep(float(sys.argv[1])); sys.exit(int(sys.argv[2]))"
+    children = [subprocess.Popen([sys.executable, "-S", "-c", code, *map(str, each)]) for each in statuses]
     assert launch._first_failure(children) == failed
     assert all(child.returncode is not None for child in children)
 
@@ -288,21 +276,19 @@ def test_what_one_process_says_of_its_memory_is_shown_and_the_others_end(workpla
 
 
 @pytest.mark.parametrize(
-    ("name", "machines", "of_each"), [("one", 1, None), ("two", 1, 2), ("eight", 1, 8), ("nodes", 4, 8)]
+    ("name", "machines", "each"), [("one", 1, None), ("two", 1, 2), ("eight", 1, 8), ("nodes", 4, 8)]
 )
-def test_a_launch_config_asks_for_nothing_that_a_run_does_not_get(name, machines, of_each):
+def test_a_launch_config_asks_for_nothing_that_a_run_does_not_get(name, machines, each):
     words = ["--config_file", str(ROOT / "configs" / "launch" / f"{name}.yaml"), "-m", "flowgrpo"]
     asked, *_ = _validate_launch_command(launch_command_parser().parse_args(words))
     environment = prepare_multi_gpu_env(asked) if asked.multi_gpu else prepare_simple_launcher_cmd_env(asked)[1]
     launch.check_environment(environment)
     assert asked.num_machines == machines
-    assert getattr(asked, "nproc_per_node", None) in (of_each, str(of_each))
+    assert getattr(asked, "nproc_per_node", None) in (each, str(each))
 
 
-@pytest.mark.parametrize(
-    ("restarts", "shares", "said"),
-    [("3", "True", True), ("3", "False", False), ("0", "True", False), (None, None, False)],
-)
+@pytest.mark.parametrize(("restarts", "shares", "said"), [(3, True, True), (3, False, False), (0, True, False)])
 def test_a_store_that_attempts_share_is_told(restarts, shares, said):
-    environment = {"TORCHELASTIC_MAX_RESTARTS": restarts, "TORCHELASTIC_USE_AGENT_STORE": shares}
-    assert launch.shares_store({k: v for k, v in environment.items() if v is not None}) == said
+    environment = {"TORCHELASTIC_MAX_RESTARTS": f"{restarts}", "TORCHELASTIC_USE_AGENT_STORE": f"{shares}"}
+    assert launch.shares_store(environment) is said
+    assert launch.shares_store({}) is False
