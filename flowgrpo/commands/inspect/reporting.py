@@ -13,7 +13,6 @@ from flowgrpo.commands.terminal import Format, print_json, print_line, table_lin
 from flowgrpo.errors import InputError
 from flowgrpo.training.run.run_folder import LOCK
 
-SUFFIXES = (".html", ".md")
 OF_RUN = ("config.yaml", "metrics.jsonl")
 Run = Annotated[Path, typer.Argument(metavar="RUN")]
 
@@ -55,7 +54,7 @@ def report(
     """Write one page, or Markdown, of what a run was asked, what it cost and what came of it."""
     _check(run, OF_RUN)
     file = run / "report.html" if out_file is None else out_file
-    if file.suffix not in SUFFIXES:
+    if file.suffix not in (".html", ".md"):
         raise InputError(f"--out: a report is written as .html or .md, and {file.name} ends in neither")
     from flowgrpo.commands.report import write_report
 

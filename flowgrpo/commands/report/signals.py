@@ -25,12 +25,7 @@ KNOWN = (
     ("reward/lost", "lost samples", "whose reward failed, or that are not finite"),
     ("policy/skipped_updates", "skipped updates", "whose gradient is not finite"),
 )
-RATIO = (
-    "policy/clip_fraction",
-    "policy/clip_fraction_high",
-    "policy/clip_fraction_low",
-    "policy/mean_abs_log_ratio",
-)  # 0 in all lines where the objective has no ratio
+RATIO = ("policy/clip_fraction", "policy/mean_abs_log_ratio")  # prefixes; always 0 if the objective has no ratio
 COUNTS = ("reward/lost", "policy/skipped_updates")  # shown only if there are any
 
 
@@ -73,7 +68,7 @@ def signals(metrics: Metrics, *, clips: bool) -> list[Signal]:
     measured = []
     for key, name, meaning in KNOWN:
         values = points(metrics, "train", key)
-        absent = key in COUNTS or (key in RATIO and not clips)
+        absent = key in COUNTS or (key.startswith(RATIO) and not clips)
         if values and not (absent and not any(value for _, value in values)):
             measured.append(Signal(name, meaning, values))
     return measured

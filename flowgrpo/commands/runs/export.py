@@ -46,6 +46,6 @@ def export(
     if push_to_hub is not None:  # after all checks, for it makes the repository
         push.open_repository(push_to_hub, private=private)
     done = exporter.export(settings, run, folder, out, comfyui=comfyui)
-    if push_to_hub is None:
-        return done
-    return replace(done, url=push.upload(done.folder, push_to_hub, f"{settings.run.name}, step {done.step}"))
+    if push_to_hub is not None:
+        done = replace(done, url=push.upload(done.folder, push_to_hub, f"{settings.run.name}, step {done.step}"))
+    return done

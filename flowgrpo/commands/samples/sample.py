@@ -33,7 +33,8 @@ def sample_to_folder(use: ModelUse, rows: Sequence[Row], out: Path, batch_size: 
         for part in batched(sampler.rows, batch_size):
             for row, sample in zip(part, sampler.generate(part), strict=True):
                 file = save_sample(sample, out / f"{len(lines):04d}", sampler.sampling_rate, sampler.frame_rate)
-                lines.append(_manifest_line(file, row, sampler.word))
+                own = manifest_line(file.name, Sample(0, row, {}, None), 0, sampler.word)
+                lines.append(own | row.columns | own)  # a column does not replace a key of the manifest
                 manifest.write(json.dumps(lines[-1]) + "\n")
             sampling.advance(len(part))
     return lines
@@ -65,9 +66,3 @@ def as_options() -> Iterator[None]:
         names = "|".join(("variant", *vars(Switches())))
         sentence = re.sub(rf"\bmodel\.({names})\b", lambda key: f"--{key[1].replace('_', '-')}", str(error))
         raise InputError(sentence) from error
-
-
-def _manifest_line(file: Path, row: Row, sampler: str) -> dict[str, Any]:
-    """Return a line of the manifest: its own keys, then the prompt's columns except those of the same names."""
-    line = manifest_line(file.name, Sample(0, row, {}, None), 0, sampler)
-    return line | row.columns | line
