@@ -82,8 +82,7 @@ def check_environment(environment: Mapping[str, str]) -> None:
 def check_alone(environment: Mapping[str, str]) -> None:
     """Refuse a single process that `accelerate launch` started where several were asked for.
 
-    Without a GPU for each process (`--cpu`, `MULTI_CPU`) accelerate starts only one and leaves the others to mpirun. The
-    number asked for is only in its command line and its config.
+    Without a GPU for each process accelerate starts only one; its command line and its config give the number asked for.
     """
     waits = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= environment.keys()
     if not waits or not environment.keys().isdisjoint({"WORLD_SIZE", *MPI}):
