@@ -56,6 +56,8 @@ def test_a_strip_has_a_cell_per_token_that_tells_its_step_and_is_coloured_by_it(
     assert "<b>" not in strip
     assert re.findall("<br>", strip) == ["<br>"]  # after the line's end
     assert 'role="img" aria-label="order of decoding: 8 tokens in 5 steps"' in strip
+    one = Reader(str(answer(written(tmp_path / "b.json", "ab", ["a", "b"], [0, 0]))))
+    assert [cell[1:3] for cell in one.cells] == [["step 1 of 1", 0]] * 2  # one step for all is early
 
 
 @pytest.mark.parametrize(
@@ -70,11 +72,6 @@ def test_a_strip_has_a_cell_per_token_that_tells_its_step_and_is_coloured_by_it(
 def test_only_the_ends_that_the_canvas_closes_with_are_muted(tmp_path, text, tokens, muted):
     cells = Reader(str(answer(written(tmp_path / "a.json", text, tokens, list(range(len(tokens))))))).cells
     assert ["end" in cell[3] for cell in cells] == [False] * (len(tokens) - muted) + [True] * muted
-
-
-def test_one_step_for_all_tokens_is_early(tmp_path):
-    cells = Reader(str(answer(written(tmp_path / "a.json", "ab", ["a", "b"], [0, 0])))).cells
-    assert [cell[1:3] for cell in cells] == [["step 1 of 1", 0]] * 2
 
 
 def run_of_texts(path):

@@ -50,13 +50,9 @@ def test_a_frame_after_the_first_that_is_broken_is_one_sentence(tmp_path):
 
 def test_names_of_files_are_prompts(folder):
     asked = []
-    found = score_folder(
-        folder, [Reward("redness", lambda images, prompts: asked.extend(prompts) or redness(images, 0))]
-    )
-    assert [(line["file"], line["rewards"]["redness"]) for line in found] == [
-        ("a_blue_thing.png", 0.0),
-        ("a_red_thing.png", 1.0),
-    ]
+    reward = Reward("redness", lambda images, prompts: asked.extend(prompts) or redness(images, prompts))
+    found = {line["file"]: line["rewards"]["redness"] for line in score_folder(folder, [reward])}
+    assert found == {"a_blue_thing.png": 0.0, "a_red_thing.png": 1.0}
     assert asked == ["a blue thing", "a red thing"]
 
 
@@ -111,11 +107,8 @@ def test_one_line_says_which_files_are_left_out(folder, capsys):
 
 
 def test_of_a_folder_of_other_files_the_first_are_named(tmp_path):
-    for name, said in (
-        (None, "$"),
-        ("._a.png", "$"),
-        ("a.heic", r"; left out 1 of .*: a\.heic \(only \.png, .* are read\)"),
-    ):
+    left_out = r"; left out 1 of .*: a\.heic \(only \.png, .* are read\)"
+    for name, said in ((None, "$"), ("._a.png", "$"), ("a.heic", left_out)):
         if name is not None:
             (tmp_path / name).write_bytes(APPLE_DOUBLE)
         with pytest.raises(InputError, match=NOTHING + said):
