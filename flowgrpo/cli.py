@@ -77,7 +77,7 @@ def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Ov
     from flowgrpo.training.run import run_folder as folders
 
     launch.end_with_launcher()
-    if launch.needed(settings.run.processes):
+    if launch.needs_relaunch(settings.run.processes):
         with folders.held(settings.run.folder):
             pass  # fails here if it is in use; in the new processes only rank 0 would fail, and the others wait for it
         with endings.stops_told(path, overrides or []):
@@ -117,10 +117,10 @@ def plan(
     settings = None if is_run else config.load(path, overrides or [])  # refused before anything heavy is imported
     from flowgrpo.commands.runs import plan as command
 
-    settings = settings or command.of_run(path, overrides or [])
+    settings = settings or command.load_run_config(path, overrides or [])
     asked = {"--gpu-type": gpu_type, "--gpus-per-node": gpus_per_node, "--fixed-seconds": fixed_seconds}
     if explain is None:
-        command.show(settings, gpu_memory, command.machines(gpus, asked), form, full=full)
+        command.show(settings, gpu_memory, command.choose_machines(gpus, asked), form, full=full)
     else:
         command.show_meaning(settings, explain, form)
 
@@ -175,12 +175,12 @@ def score(
     form: Format = "human",
 ) -> None:
     """Score existing pictures, videos, sounds or texts."""
-    from flowgrpo.commands.endings import remedied
+    from flowgrpo.commands.endings import suggest_option
     from flowgrpo.commands.scores.score import BATCH, load_rewards, score_folder, table
 
     used = load_rewards(uses, dtype=dtype, batch_size=batch_size, device=device)
     rows = batch_size or BATCH
-    with remedied({f"--batch-size {rows // 2}": rows > 1}):
+    with suggest_option({f"--batch-size {rows // 2}": rows > 1}):
         scored = score_folder(samples, used, rows)
     if form == "json":
         print_json(scored)
@@ -222,7 +222,7 @@ def doctor(
     form: Format = "human",
 ) -> None:
     """Check a model or a config before spending GPU hours on it; exit status 1 if a check fails."""
-    from flowgrpo.commands.endings import advised
+    from flowgrpo.commands.endings import suggest_override
     from flowgrpo.commands.kinds import KINDS, kind_of
     from flowgrpo.training.reports.progress import shown
     from flowgrpo.training.run.phases import phase
@@ -232,7 +232,7 @@ def doctor(
     else:
         settings = config.overridden(KINDS[kind_of(target)].doctor.defaults(target), overrides or [])
     checks = []
-    with shown(), advised(settings), phase("checking"):
+    with shown(), suggest_override(settings), phase("checking"):
         for check in KINDS[settings.kind].doctor.examine(settings):
             checks.append(check)
             if form == "human":

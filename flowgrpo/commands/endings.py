@@ -47,7 +47,7 @@ def stops_told(path: Path, overrides: Sequence[str]) -> Iterator[None]:
 
 
 @contextmanager
-def advised(settings: RunConfig) -> Iterator[None]:
+def suggest_override(settings: RunConfig) -> Iterator[None]:
     """Add the override that saves most memory to an `OutOfMemory`."""
     try:
         yield
@@ -57,7 +57,7 @@ def advised(settings: RunConfig) -> Iterator[None]:
 
 
 @contextmanager
-def remedied(options: Mapping[str, bool]) -> Iterator[None]:
+def suggest_option(options: Mapping[str, bool]) -> Iterator[None]:
     """Add the first option that is still free to an `OutOfMemory`; the one that saves most comes first."""
     try:
         yield

@@ -143,7 +143,7 @@ def shares_store(environment: Mapping[str, str]) -> bool:
     return restarts > 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def needed(processes: int) -> bool:
+def needs_relaunch(processes: int) -> bool:
     """Return whether this process has to start others: several are asked for and no launcher has started this one."""
     return processes > 1 and "WORLD_SIZE" not in os.environ
 

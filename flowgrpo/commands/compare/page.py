@@ -8,7 +8,7 @@ from typing import Any
 
 from flowgrpo.commands.compare.differences import differences
 from flowgrpo.commands.compare.matches import Match, changes, disagreements, matches, shown_steps
-from flowgrpo.commands.compare.runs import Run, counts_alike, read_runs, redefined
+from flowgrpo.commands.compare.runs import Run, find_redefined, have_same_totals, read_runs
 from flowgrpo.commands.gallery.curve import HEIGHT, PART, WIDTH, Series, chart
 from flowgrpo.commands.gallery.history import COSTS
 from flowgrpo.commands.gallery.media import LONGEST
@@ -26,7 +26,7 @@ def comparison(folders: Sequence[Path]) -> str:
     """Return the page of two or more runs or folders of samples; raise InputError if one cannot be read."""
     runs = read_runs(folders)
     rows = matches(runs)
-    comparable = counts_alike(runs) and not redefined(runs)
+    comparable = have_same_totals(runs) and not find_redefined(runs)
     axes = ["step", *(COSTS if all(run.costs for run in runs if run.means) else ())]
     tables = [_table(runs, "settings"), _table(runs, "environment")]
     steps = shown_steps(rows)
@@ -94,13 +94,13 @@ def _table(runs: Sequence[Run], attribute: str) -> dict[str, Any] | None:
 def _notes(runs: Sequence[Run], rows: Sequence[Match], settings: dict[str, Any] | None) -> list[str]:
     """Return sentences on what cannot be compared."""
     notes = []
-    if not counts_alike(runs):
+    if not have_same_totals(runs):
         counted = "; ".join(f"{run.letter}: {_counted(run)}" for run in runs)
         notes.append(
             f"The totals are of different rewards and cannot be compared ({counted}); rewards of the same name can."
         )
     notes += [
-        f"{name} is set up differently in some runs, so its values cannot be compared." for name in redefined(runs)
+        f"{name} is set up differently in some runs, so its values cannot be compared." for name in find_redefined(runs)
     ]
     if settings and HELD_OUT & {each.key for each in settings["differing"]}:
         notes.append("The runs were evaluated on different prompts, so their means are not of the same samples.")

@@ -11,7 +11,7 @@ from typing import Any
 
 from flowgrpo.commands.compare.differences import in_words
 from flowgrpo.commands.gallery.cards import Card, Key, read_cards
-from flowgrpo.commands.gallery.folder import read_config, readable
+from flowgrpo.commands.gallery.folder import input_errors, read_config
 from flowgrpo.commands.gallery.history import COSTS, Metrics, held_out_means, of_phase, points, spent
 from flowgrpo.commands.gallery.numbers import Mean
 from flowgrpo.commands.gallery.totals import Totals, name_of, watched_names
@@ -68,11 +68,11 @@ class Run:
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
     """Read runs and folders of samples; raise InputError if one holds no samples or cannot be read."""
-    named = zip(folders, names(folders), strict=True)
+    named = zip(folders, unique_names(folders), strict=True)
     return [_read(folder, index, name, len(folders)) for index, (folder, name) in enumerate(named)]
 
 
-def names(folders: Sequence[Path]) -> list[str]:
+def unique_names(folders: Sequence[Path]) -> list[str]:
     """Return the last part of each folder's path, or as many parts as it takes to tell them apart."""
     ways = [folder.resolve().parts for folder in folders]
     lengths = [1] * len(ways)
@@ -87,12 +87,12 @@ def names(folders: Sequence[Path]) -> list[str]:
         lengths = longer
 
 
-def counts_alike(runs: Sequence[Run]) -> bool:
+def have_same_totals(runs: Sequence[Run]) -> bool:
     """Return whether the totals of all runs combine rewards of the same names in the same way."""
     return len({run.counted for run in runs}) == 1
 
 
-def redefined(runs: Sequence[Run]) -> list[str]:
+def find_redefined(runs: Sequence[Run]) -> list[str]:
     """Return the rewards that are not the same function with the same options in all runs that use them."""
     uses = [use for run in runs for key in ("rewards", "eval_rewards") for use in run.config.get(key, [])]
     defined = {(name_of(use), repr([use["use"], use.get("options"), use.get("only")])) for use in uses}
@@ -100,7 +100,7 @@ def redefined(runs: Sequence[Run]) -> list[str]:
 
 
 def _read(folder: Path, index: int, name: str, folders: int) -> Run:
-    with readable(folder):
+    with input_errors(folder):
         config = read_config(folder)
         trained = Totals.of(config)
         cards = read_cards(folder, trained, folders)

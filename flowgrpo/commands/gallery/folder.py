@@ -34,7 +34,7 @@ def trained_weights(lora: dict[str, Any] | None) -> str:
 
 
 @contextmanager
-def readable(folder: Path) -> Iterator[None]:
+def input_errors(folder: Path) -> Iterator[None]:
     """Turn errors of reading a folder, which may hold anything, into an InputError."""
     try:
         yield

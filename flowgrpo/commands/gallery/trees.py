@@ -106,7 +106,7 @@ class Drawing:
         return abs(node.advantage) / largest if node.updated and node.advantage is not None and largest else 0.0
 
     @property
-    def told(self) -> list[dict[str, Any]]:
+    def details(self) -> list[dict[str, Any]]:
         """Data that the page shows of a selected node and of the path to it."""
         return [self._tell(place, node) for place, node in enumerate(self.forest.nodes)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flowgrpo import config
-from flowgrpo.commands.endings import remedied
+from flowgrpo.commands.endings import suggest_option
 from flowgrpo.commands.gallery.pages import check_out, write_page
 from flowgrpo.commands.inspect.explanation import Explained
 from flowgrpo.errors import InputError
@@ -33,7 +33,7 @@ def explain(
     folder = checkpoint.find(run / "checkpoints", step)
     checkpoint.check(folder)
     smaller = {f"a smaller train.rollout_batch in {run / 'config.yaml'}": settings.train.rollout_rows > 1}
-    with shown(), remedied(smaller):
+    with shown(), suggest_option(smaller):
         explanation = explain_sample.explain_sample(
             settings, run, folder, prompt=prompt, seed=seed, redraws=redraws, chains=chains
         )

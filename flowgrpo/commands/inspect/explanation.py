@@ -118,7 +118,7 @@ class Explained:
         return words
 
     @property
-    def told(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """All numbers, for JSON: steps are counted from 0, and the sum of the shares is 1 but for its error."""
         explanation, rows, total = self.of, self.rows, self.total
         return {

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from flowgrpo.commands.compare.page import comparison
 from flowgrpo.commands.gallery.cards import gaps, read_cards
 from flowgrpo.commands.gallery.curve import curve
-from flowgrpo.commands.gallery.folder import read_config, read_log, readable, trained_weights
+from flowgrpo.commands.gallery.folder import input_errors, read_config, read_log, trained_weights
 from flowgrpo.commands.gallery.history import held_out_means, of_phase, part_curves, points, spent
 from flowgrpo.commands.gallery.media import LONGEST
 from flowgrpo.commands.gallery.numbers import counts, difference, minutes, number
@@ -52,7 +52,7 @@ def _page(folder: Path, out: Path) -> str:
 
 def _read(folder: Path) -> dict[str, Any]:
     """Return what the page shows of a folder."""
-    with readable(folder):
+    with input_errors(folder):
         config = read_config(folder)
         trained, watched = Totals.of(config), watched_names(config)
         cards = list(read_cards(folder, trained).values())

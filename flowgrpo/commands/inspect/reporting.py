@@ -35,7 +35,7 @@ def explain(
 
     told, page = explained.explain(run, out_file, prompt=prompt, seed=seed, step=step, redraws=redraws, chains=chains)
     if form == "json":
-        print_json({**told.told, "page": str(page)})
+        print_json({**told.document, "page": str(page)})
         return
     steps = [
         {"step": f"{row.step.index + 1}", "decides": row.share, "redraws": f"±{row.spread}", "advantage": row.advantage}

@@ -34,7 +34,7 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Respon
 from starlette.routing import Route
 
 from flowgrpo.commands.gallery.pages import check_out, template, write_page
-from flowgrpo.commands.inspect.watch import HEADERS, guarded
+from flowgrpo.commands.inspect.watch import HEADERS, build_guarded_app
 from flowgrpo.commands.terminal import print_line
 from flowgrpo.errors import InputError
 from flowgrpo.training.run.run_files import read_manifest
@@ -178,7 +178,7 @@ def application(ballot: Ballot, name: str) -> guard.Guard:
         ballot.undo()
         return JSONResponse(ballot.told, headers=headers)
 
-    return guarded(
+    return build_guarded_app(
         [
             Route("/", get_page, methods=["GET"]),
             Route("/pair", get_pair, methods=["GET"]),

@@ -106,10 +106,10 @@ def application(run: Path, ends: Callable[[], bool]) -> guard.Guard:
     async def get_events(request: Request) -> StreamingResponse:
         return StreamingResponse(states(), media_type="text/event-stream", headers=HEADERS)
 
-    return guarded([Route("/", get_page, methods=["GET"]), Route("/events", get_events, methods=["GET"])])
+    return build_guarded_app([Route("/", get_page, methods=["GET"]), Route("/events", get_events, methods=["GET"])])
 
 
-def guarded(routes: Sequence[Route]) -> guard.Guard:
+def build_guarded_app(routes: Sequence[Route]) -> guard.Guard:
     """Build an application that answers only requests to a name of this machine."""
     app = Starlette(routes=routes)
     app.router.redirect_slashes = False  # a redirect would go to an address that the client names

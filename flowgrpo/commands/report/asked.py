@@ -16,7 +16,7 @@ Facts = list[tuple[str, str]]
 AXES = ("tree", "kernel", "likelihood", "decoder", "credit", "baseline", "objective")
 
 
-def asked(config: Mapping[str, Any]) -> Facts:
+def describe_settings(config: Mapping[str, Any]) -> Facts:
     """Return the labelled main settings of a config.yaml; raise KeyError if it is not of a run."""
     if not config:
         return []
@@ -59,7 +59,7 @@ def _count(number: int, word: str, ending: str = "s") -> str:
     return f"{number} {word}{ending * (number != 1)}"
 
 
-def versions(run: Path) -> Facts:
+def describe_environment(run: Path) -> Facts:
     """Return labelled facts of environment.json, if it exists; raise InputError if it is damaged."""
     file = run / "environment.json"
     if not file.is_file():

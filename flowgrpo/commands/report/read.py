@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from flowgrpo.commands.gallery.folder import read_config, read_log, readable
+from flowgrpo.commands.gallery.folder import input_errors, read_config, read_log
 from flowgrpo.commands.gallery.history import PartCurve, held_out_means, of_phase, part_curves
 from flowgrpo.commands.gallery.numbers import Mean
 from flowgrpo.commands.gallery.totals import Totals, watched_names
 from flowgrpo.commands.report import curves
-from flowgrpo.commands.report.asked import Facts, asked, clips, versions
+from flowgrpo.commands.report.asked import Facts, clips, describe_environment, describe_settings
 from flowgrpo.commands.report.cost import Cost, cost
 from flowgrpo.commands.report.extremes import Extremes, extremes
 from flowgrpo.commands.report.signals import OfStep, Signal, by_step, signals
@@ -59,7 +59,7 @@ class Report:
 
 def read(run: Path) -> Report:
     """Read the files of a run; raise InputError if one is damaged or not of a run."""
-    with readable(run):
+    with input_errors(run):
         return _read(run)
 
 
@@ -77,8 +77,8 @@ def _read(run: Path) -> Report:
         if written.is_file()
         else "",
         headline=(means[0], means[1]) if len(means) > 1 else None,
-        asked=asked(config),
-        versions=versions(run),
+        asked=describe_settings(config),
+        versions=describe_environment(run),
         config=(run / "config.yaml").read_text(encoding="utf-8") if config else "",
         cost=cost(metrics),
         curve=curves.total_curve(metrics),

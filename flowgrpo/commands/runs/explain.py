@@ -17,18 +17,18 @@ COLUMN = 34  # of the comments on the page
 WIDTH = 120
 
 
-def explained(settings: Strict, key: str) -> list[tuple[str, str]]:
+def explain_key(settings: Strict, key: str) -> list[tuple[str, str]]:
     """Return the meaning, default and uses of a key as pairs of a label and a text; raise InputError if unknown."""
     entry = explain.explain(settings, key)
     lines = [(key, entry.meaning), ("takes", entry.takes)]
     if entry.default is not PydanticUndefined:
-        lines.append(("default", written(entry.default)))
-    lines.append(("here", written(entry.value)))
+        lines.append(("default", to_yaml(entry.default)))
+    lines.append(("here", to_yaml(entry.value)))
     lines += [(f"{key}.{name}", meaning) for name, meaning in entry.below.items()]
-    return [*lines, *(("used in", place) for place in used(key, entry.home))]
+    return [*lines, *(("used in", place) for place in find_uses(key, entry.home))]
 
 
-def used(key: str, home: str = "") -> list[str]:
+def find_uses(key: str, home: str = "") -> list[str]:
     """Return the files and lines that read a key: as an attribute of its section, or of `self` in the module `home`."""
     root = Path(__file__).parents[2]
     *section, name = key.split(".")[-2:]
@@ -54,7 +54,7 @@ def _last_name(node: ast.expr) -> str | None:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
 
 
-def written(value: Any) -> str:
+def to_yaml(value: Any) -> str:
     """Return a value as YAML in one line."""
     line = yaml.safe_dump(to_jsonable_python(value), default_flow_style=True, sort_keys=False, width=10_000)
     return line.removesuffix("\n").removesuffix("\n...")
@@ -81,7 +81,7 @@ def _lines(section: Strict, indent: int) -> list[str]:
             below = [line.replace(" " * (indent + 2), " " * indent + "# ", 1) for line in _lines(inner(), indent + 2)]
             lines += [*_line(f"{name}: null", meaning, indent), *below]
         else:
-            lines += _line(f"{name}: {written(value)}", meaning, indent)
+            lines += _line(f"{name}: {to_yaml(value)}", meaning, indent)
     return lines
 
 

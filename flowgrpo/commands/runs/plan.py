@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from flowgrpo import config
-from flowgrpo.commands.runs.explain import explained
+from flowgrpo.commands.runs.explain import explain_key
 from flowgrpo.commands.kinds import KINDS
 from flowgrpo.commands.terminal import out, print_json, print_line
 from flowgrpo.errors import InputError
@@ -35,7 +35,7 @@ class Machines:
     fixed: float
 
 
-def machines(gpus: int | None, asked: dict[str, Any]) -> Machines | None:
+def choose_machines(gpus: int | None, asked: dict[str, Any]) -> Machines | None:
     """Return the machines that options describe, None without a number of GPUs.
 
     Raises:
@@ -58,7 +58,7 @@ def machines(gpus: int | None, asked: dict[str, Any]) -> Machines | None:
     return machines
 
 
-def of_run(folder: Path, overrides: Iterable[str]) -> RunConfig:
+def load_run_config(folder: Path, overrides: Iterable[str]) -> RunConfig:
     """Return the config of a run at its last checkpoint, with overrides; raise InputError if it cannot be read."""
     settings = config.overridden(config.of_run(folder).model_dump(), overrides)
     checkpoints = folder / "checkpoints"
@@ -133,5 +133,5 @@ def show_meaning(settings: RunConfig, key: str, form: str) -> None:
     """Print the meaning of a config key; raise InputError for an unknown key, or if `form` is JSON."""
     if form == "json":
         raise InputError("--explain: it is for people, leave --format json out")
-    for label, words in explained(settings, key):
+    for label, words in explain_key(settings, key):
         print_line(f"{label:28} {words}")

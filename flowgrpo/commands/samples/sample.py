@@ -40,7 +40,7 @@ def sample_to_folder(use: ModelUse, rows: Sequence[Row], out: Path, batch_size: 
     return lines
 
 
-def asked(texts: Sequence[str] | None, prompts_file: str | None, seed: int, column: str = "prompt") -> list[Row]:
+def choose_rows(texts: Sequence[str] | None, prompts_file: str | None, seed: int, column: str = "prompt") -> list[Row]:
     """Return the rows to sample, prompt i with seed + i: given texts, or a column of a file or a built-in set.
 
     Raises:

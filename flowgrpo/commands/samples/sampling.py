@@ -86,9 +86,9 @@ def sample(
         raise InputError("--adapter-steps: it is for samples of an adapter, give --adapter DIR and --out DIR, too")
     if groups is not None and is_config(model):
         settings = _of_config(context, model, call or [])
-        from flowgrpo.commands.endings import advised
+        from flowgrpo.commands.endings import suggest_override
 
-        with advised(settings):
+        with suggest_override(settings):
             _write_groups(settings, None, groups, pairs=pairs, form=form)
         return
     if pairs is None and (prompt is None) == (prompts_file is None):
@@ -102,8 +102,8 @@ def sample(
         "--vae-tiling": not vae_tiling,
         "--quantise int8": quantise is None,
     }
-    from flowgrpo.commands.endings import remedied
-    from flowgrpo.commands.samples.sample import as_options, asked, sample_to_folder
+    from flowgrpo.commands.endings import suggest_option
+    from flowgrpo.commands.samples.sample import as_options, choose_rows, sample_to_folder
     from flowgrpo.training.reports.samples import ModelUse, Switches
 
     if groups is not None:
@@ -119,8 +119,8 @@ def sample(
         if pairs is None:
             written["rewards"] = [_parse_map(text, "REWARD") for text in reward or []]
         settings = config.validated(written)
-        rows = None if pairs is not None else asked(prompt, prompts_file, 0, column)
-        with remedied(spare), as_options():
+        rows = None if pairs is not None else choose_rows(prompt, prompts_file, 0, column)
+        with suggest_option(spare), as_options():
             _write_groups(settings, rows, groups, pairs=pairs, form=form)
         return
     assert out_folder is not None
@@ -134,8 +134,8 @@ def sample(
         adapter_steps=part,
         switches=Switches(**switches),
     )
-    rows = asked(prompt, prompts_file, seed, column)
-    with remedied(spare), as_options():
+    rows = choose_rows(prompt, prompts_file, seed, column)
+    with suggest_option(spare), as_options():
         lines = sample_to_folder(use, rows, out_folder, batch_size)
     if form == "json":
         print_json({"folder": str(out_folder), "samples": lines})

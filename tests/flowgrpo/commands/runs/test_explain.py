@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flowgrpo import config
-from flowgrpo.commands.runs.explain import page, used
+from flowgrpo.commands.runs.explain import find_uses, page
 from flowgrpo.data import yaml_maps
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
@@ -126,7 +126,7 @@ def test_no_such_key(key, sentence):
 
 
 def test_where_a_key_is_used():
-    places = used("train.group_size")
+    places = find_uses("train.group_size")
     for place in places:
         file, numbers = place.split(":")
         lines = (ROOT / file).read_text().splitlines()
