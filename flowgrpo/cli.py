@@ -1,31 +1,29 @@
 """Fine-tune image, video, sound and masked-diffusion language models with online reinforcement learning.
 
-Exit status: 0 done; 2 the input is wrong (one sentence on stderr); 130 interrupted; 1 anything else, such as a run that had
+Exit status: 0 done; 2 wrong input (one sentence on stderr); 130 interrupted; 1 any other failure, such as a run that had
 nothing to learn.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from flowgrpo import config
-from flowgrpo.commands import mdlm, options
+from flowgrpo.commands import init, mdlm, models, options
 from flowgrpo.commands.inspect import reporting
 from flowgrpo.commands.samples import sampling
-from flowgrpo.commands.terminal import Commands, Format, out, say, table_lines
+from flowgrpo.commands.scores import rewards as catalogue
+from flowgrpo.commands.scores import serve as serving
+from flowgrpo.commands.terminal import Commands, Format, out, print_json, print_line, say, table_lines
 from flowgrpo.data import configs
 from flowgrpo.errors import InputError, UploadFailed
 from flowgrpo.training.run.out_of_memory import OutOfMemory
-from rewards import BUILT_IN as BUILT_IN_REWARDS
 from rewards import RewardError
-from rewards.base import nearest
 from rewards.memory import is_out_of_memory
 
 app = typer.Typer(
@@ -36,8 +34,13 @@ app = typer.Typer(
     help=__doc__.splitlines()[0],
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# What the file system says of names that nobody could know: too long, forbidden, a circle of links.
-UNUSABLE = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EROFS)
+UNUSABLE = (
+    errno.ENAMETOOLONG,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ELOOP,
+    errno.EROFS,
+)  # errors of a path that a user gave
 UsageError: Any = typer.BadParameter.__base__  # click's, which typer ships under a private name
 
 Overrides = Annotated[
@@ -63,30 +66,7 @@ def _options(
     """Take the options of the command line as a whole."""
 
 
-@app.command()
-def init(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
-    out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="by default NAME.yaml here")] = None,
-    form: Format = "human",
-) -> None:
-    """List the configs for real models that come with the package, or write one to a file for editing."""
-    from flowgrpo.commands import init as command
-
-    if name is not None:
-        written = command.write(name, out_file)
-        if form == "json":
-            print(json.dumps({"name": configs.whole(name), "file": str(written)}, indent=1))
-        else:
-            out.print(str(written), soft_wrap=True)
-        return
-    if out_file is not None:
-        raise InputError("--out: say which config to write, flowgrpo init lists them")
-    if form == "json":
-        print(json.dumps(command.listed(), indent=1))
-        return
-    for line in command.lines():
-        out.print(line, soft_wrap=True)
-    say("flowgrpo init NAME writes one to a file; flowgrpo plan NAME and flowgrpo train NAME take it as it is")
+app.command()(init.init)
 
 
 @app.command()
@@ -97,9 +77,9 @@ def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Ov
     from flowgrpo.training.run import run_folder as folders
 
     launch.end_with_launcher()
-    if launch.needed(settings.run.processes):
+    if launch.needs_relaunch(settings.run.processes):
         with folders.held(settings.run.folder):
-            pass  # it is free; the others would wait for the process that finds it is not
+            pass  # fails here if it is in use; in the new processes only rank 0 would fail, and the others wait for it
         with endings.stops_told(path, overrides or []):
             raise typer.Exit(launch.relaunch(settings.run.processes, settings.run.folder))
     from flowgrpo.commands.gallery import history
@@ -108,10 +88,10 @@ def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Ov
     with endings.stops_told(path, overrides or []):
         run = train_config(settings, configs.place_of(path))
     if launch.is_main():
-        if (said := history.held_out_words(run.metrics)) is not None:
-            out.print(said, soft_wrap=True)
-        out.print(f"run      {run.folder}", soft_wrap=True)
-        out.print(f"gallery  {run.folder / 'gallery.html'}", soft_wrap=True)
+        if (sentence := history.held_out_words(run.metrics)) is not None:
+            print_line(sentence)
+        print_line(f"run      {run.folder}")
+        print_line(f"gallery  {run.folder / 'gallery.html'}")
 
 
 @app.command()
@@ -137,10 +117,10 @@ def plan(
     settings = None if is_run else config.load(path, overrides or [])  # refused before anything heavy is imported
     from flowgrpo.commands.runs import plan as command
 
-    settings = settings or command.of_run(path, overrides or [])
+    settings = settings or command.load_run_config(path, overrides or [])
     asked = {"--gpu-type": gpu_type, "--gpus-per-node": gpus_per_node, "--fixed-seconds": fixed_seconds}
     if explain is None:
-        command.show(settings, gpu_memory, command.machines(gpus, asked), form, full=full)
+        command.show(settings, gpu_memory, command.choose_machines(gpus, asked), form, full=full)
     else:
         command.show_meaning(settings, explain, form)
 
@@ -151,7 +131,7 @@ app.command()(sampling.sample)
 @app.command()
 def gallery(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN|DIR ...")],
-    out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE")] = None,
+    out_file: options.OutFile = None,
     trees: Annotated[bool, typer.Option("--trees", help="the trees that a run kept (run.trees), of one run")] = False,
 ) -> None:
     """Write one self-contained page: a run before and after at the same seeds, several runs compared, or a run's trees."""
@@ -165,12 +145,13 @@ def gallery(
             raise InputError(f"--trees: the page is of one run, and {len(folders)} are named; name one")
         from flowgrpo.commands.gallery.trees import TREES, write_trees
 
-        out.print(str(write_trees(folders[0], out_file or folders[0] / TREES)), soft_wrap=True)
-        return
-    from flowgrpo.commands.inspect.gallery import write_gallery
+        page = write_trees(folders[0], out_file or folders[0] / TREES)
+    else:
+        from flowgrpo.commands.inspect.gallery import write_gallery
 
-    page = "compare.html" if len(folders) > 1 else "gallery.html"
-    out.print(str(write_gallery(folders, out_file or folders[0] / page)), soft_wrap=True)
+        name = "compare.html" if len(folders) > 1 else "gallery.html"
+        page = write_gallery(folders, out_file or folders[0] / name)
+    print_line(str(page))
 
 
 app.command()(reporting.explain)
@@ -194,75 +175,21 @@ def score(
     form: Format = "human",
 ) -> None:
     """Score existing pictures, videos, sounds or texts."""
-    from flowgrpo.commands.endings import remedied
-    from flowgrpo.commands.scores.score import BATCH, loaded, score_folder, table
+    from flowgrpo.commands.endings import suggest_option
+    from flowgrpo.commands.scores.score import BATCH, load_rewards, score_folder, table
 
-    used = loaded(uses, dtype=dtype, batch_size=batch_size, device=device)
+    used = load_rewards(uses, dtype=dtype, batch_size=batch_size, device=device)
     rows = batch_size or BATCH
-    with remedied({f"--batch-size {rows // 2}": rows > 1}):
-        found = score_folder(samples, used, rows)
+    with suggest_option({f"--batch-size {rows // 2}": rows > 1}):
+        scored = score_folder(samples, used, rows)
     if form == "json":
-        print(json.dumps(found, indent=1))
-        return
-    out.print(table(found))
+        print_json(scored)
+    else:
+        out.print(table(scored))
 
 
-@app.command()
-def rewards(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
-    form: Format = "human",
-) -> None:
-    """List the rewards that can be used by name, or describe one."""
-    from flowgrpo.commands.scores.rewards import catalogue, reward_help
-
-    rows = catalogue()
-    if name is not None:
-        rows = [row for row in rows if row["name"] == name]
-        if not rows:
-            raise InputError(f"there is no reward {name!r}, {nearest(name, BUILT_IN_REWARDS)}")
-    if form == "json":
-        print(json.dumps(rows, indent=1))
-        return
-    if name is not None:
-        for key in ("inputs", "range", "weights", "licence"):
-            out.print(f"{key:8} {rows[0][key] or 'none'}", soft_wrap=True)
-        out.print("\n" + reward_help(name), soft_wrap=True)
-        return
-    table = Table("name", "inputs", "range", box=None, padding=(0, 2))
-    for row in rows:
-        table.add_row(*(row[key] or "" for key in ("name", "inputs", "range")))
-    out.print(table)
-    say("flowgrpo rewards NAME tells of weights, licence and options")
-
-
-@app.command()
-def serve(
-    uses: Annotated[
-        list[str],
-        typer.Argument(metavar="REWARD ...", help="as a config uses them; or maps, '{use: ..., options: ...}'"),
-    ],
-    *,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one")] = 8100,
-    host: Annotated[str, typer.Option("--host")] = "127.0.0.1",
-    token_env: Annotated[
-        str | None, typer.Option("--token-env", metavar="NAME", help="environment variable with a token to ask for")
-    ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="waiting requests are joined up to it")] = 64,
-    max_mib: Annotated[int, typer.Option("--max-mib", min=1, help="largest request")] = 256,
-    device: Annotated[str | None, typer.Option("--device", help="by default the first GPU, if there is one")] = None,
-) -> None:
-    """Serve rewards over HTTP; a run uses them by their URLs."""
-    from flowgrpo.commands.scores.serve import serve as serve_rewards
-
-    serve_rewards(
-        uses,
-        host=host,
-        port=port,
-        token_env=token_env,
-        batch_size=batch_size,
-        max_bytes=max_mib << 20,
-        device=device,
-    )
+app.command()(catalogue.rewards)
+app.command()(serving.serve)
 
 
 @app.command()
@@ -270,7 +197,7 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN")],
     out_folder: Annotated[Path, typer.Option("--out", metavar="DIR")],
     *,
-    step: Annotated[int | None, typer.Option("--step", help="a checkpoint's step; by default the last")] = None,
+    step: options.Step = None,
     comfyui: Annotated[bool, typer.Option("--comfyui", help="write the LoRA under ComfyUI's names, too")] = False,
     push_to_hub: Annotated[str | None, typer.Option("--push-to-hub", metavar="OWNER/NAME", help="upload it")] = None,
     private: Annotated[bool, typer.Option("--private", help="make that repository a private one")] = False,
@@ -281,9 +208,9 @@ def export(
 
     done = export_run(run, out_folder, step, comfyui=comfyui, push_to_hub=push_to_hub, private=private)
     if form == "json":
-        print(json.dumps({**asdict(done), "folder": str(done.folder)}, indent=1))
+        print_json({**asdict(done), "folder": str(done.folder)})
     else:
-        out.print(f"step {done.step} ({done.kind}) in {done.folder}" + f", {done.url}" * bool(done.url), soft_wrap=True)
+        print_line(f"step {done.step} ({done.kind}) in {done.folder}" + f", {done.url}" * bool(done.url))
 
 
 @app.command()
@@ -295,56 +222,44 @@ def doctor(
     form: Format = "human",
 ) -> None:
     """Check a model or a config before spending GPU hours on it; exit status 1 if a check fails."""
-    from flowgrpo.commands.endings import advised
+    from flowgrpo.commands.endings import suggest_override
     from flowgrpo.commands.kinds import KINDS, kind_of
     from flowgrpo.training.reports.progress import shown
     from flowgrpo.training.run.phases import phase
 
-    is_config = not Path(target).is_dir() and configs.place_of(target).suffix in (".yaml", ".yml")
-    if is_config:
+    if sampling.is_config(target):
         settings = config.load(target, overrides or [])
     else:
         settings = config.overridden(KINDS[kind_of(target)].doctor.defaults(target), overrides or [])
     checks = []
-    with shown(), advised(settings), phase("checking"):
+    with shown(), suggest_override(settings), phase("checking"):
         for check in KINDS[settings.kind].doctor.examine(settings):
             checks.append(check)
             if form == "human":
                 out.print("ok  " if check.ok else "FAIL", style="green" if check.ok else "red", end="")
                 out.print(f" {check.name:13} ", end="")
-                out.print(check.value, soft_wrap=True)
+                print_line(check.value)
                 if not check.ok:
-                    out.print(f"     {check.advice}", soft_wrap=True)
+                    print_line(f"     {check.advice}")
                 for line in table_lines(check.table):
                     out.print(f"     {line}")
     ok = all(check.ok for check in checks)
     if form == "json":
-        print(json.dumps({"ok": ok, "checks": [asdict(check) for check in checks]}, indent=1))
+        print_json({"ok": ok, "checks": [asdict(check) for check in checks]})
     if not ok:
         raise typer.Exit(1)
 
 
-@app.command()
-def models(form: Format = "human") -> None:
-    """List the pipeline classes that were tried, each with its certificate (docs/models.md explains it)."""
-    from flowgrpo.commands import models as command
-
-    if form == "json":
-        print(json.dumps(command.listed(), indent=1))
-    else:
-        command.show()
+app.command()(models.models)
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """Run the command line; returns the exit status."""
+    """Run the command line and return the exit status."""
     try:
         status = app(args=arguments, prog_name="flowgrpo", standalone_mode=False)
-    except (InputError, RewardError) as error:
+    except (InputError, RewardError, UploadFailed) as error:
         say(f"flowgrpo: {error}")
-        return 2
-    except UploadFailed as error:
-        say(f"flowgrpo: {error}")
-        return 1
+        return 1 if isinstance(error, UploadFailed) else 2
     except UsageError as error:
         say(f"flowgrpo: {error.format_message()}")
         return 2

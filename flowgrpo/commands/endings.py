@@ -1,4 +1,4 @@
-"""How commands end that do not come to their end: what is said then, and with which status."""
+"""Messages and exit statuses of commands that stop early."""
 
 from __future__ import annotations
 
@@ -17,33 +17,26 @@ from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.run.out_of_memory import OutOfMemory, last_resort
 from flowgrpo.training.run.stop_reasons import DiskFull, RanOutOfMemory, Stopped, is_lost
 
-AS_ASKED = "run.resume=auto"  # which goes on as true does, and is said again where it was said
-MAY_BE_ALONE = (DiskFull, RanOutOfMemory)  # which one process can meet and the main one not
+RESUME_AUTO = "run.resume=auto"  # resumes as run.resume=true does, so a command that has it keeps it
+MAY_BE_ALONE = (DiskFull, RanOutOfMemory)  # another process than the main one may stop for these
 
 
 @contextmanager
 def stops_told(path: Path, overrides: Sequence[str]) -> Iterator[None]:
-    """Say why a run stopped and how to go on with it, in one line.
-
-    Args:
-        path, overrides: of its command.
-
-    Raises:
-        typer.Exit: with its status.
-    """
+    """Say why `flowgrpo train PATH OVERRIDES` stopped and how to resume it, and raise `typer.Exit` with its status."""
     try:
         yield
     except Stopped as stopped:
-        replaced = tuple(f"{written.partition('=')[0]}=" for written in (*stopped.overrides, "run.resume="))
-        kept = [written for written in overrides if not written.startswith(replaced)]
-        end = [AS_ASKED if word == "run.resume=true" and AS_ASKED in overrides else word for word in stopped.overrides]
+        replaced = tuple(f"{override.partition('=')[0]}=" for override in (*stopped.overrides, "run.resume="))
+        kept = [override for override in overrides if not override.startswith(replaced)]
+        end = [RESUME_AUTO if o == "run.resume=true" and RESUME_AUTO in overrides else o for o in stopped.overrides]
         command = shlex.join([*launch.command(), "train", str(path), *kept, *end])
         if launch.is_main() or isinstance(stopped, MAY_BE_ALONE):
             say(f"{stopped}; {stopped.rest} with: {command}")
             if isinstance(stopped, RanOutOfMemory) and torch.cuda.is_available():
-                room = torch.cuda.get_device_properties(0).total_memory // 2**30
-                planned = shlex.join(["flowgrpo", "plan", str(path), *overrides, "--gpu-memory", str(room)])
-                say(f"what each switch spares on this GPU says: {planned}")
+                gib = torch.cuda.get_device_properties(0).total_memory // 2**30
+                plan = shlex.join(["flowgrpo", "plan", str(path), *overrides, "--gpu-memory", str(gib)])
+                say(f"what each switch spares on this GPU says: {plan}")
         raise typer.Exit(stopped.status) from None
     except RuntimeError as error:
         if not is_lost(error):
@@ -54,8 +47,8 @@ def stops_told(path: Path, overrides: Sequence[str]) -> Iterator[None]:
 
 
 @contextmanager
-def advised(settings: RunConfig) -> Iterator[None]:
-    """Add what helps most to an error of memory that ran out."""
+def suggest_override(settings: RunConfig) -> Iterator[None]:
+    """Add the override that saves most memory to an `OutOfMemory`."""
     try:
         yield
     except OutOfMemory as error:
@@ -64,14 +57,10 @@ def advised(settings: RunConfig) -> Iterator[None]:
 
 
 @contextmanager
-def remedied(options: Mapping[str, bool]) -> Iterator[None]:
-    """Add the first option of a command that would spare memory to an error of memory that ran out.
-
-    Args:
-        options: from the one that helps most, and whether each is left to be set.
-    """
+def suggest_option(options: Mapping[str, bool]) -> Iterator[None]:
+    """Add the first option that is still free to an `OutOfMemory`; the one that saves most comes first."""
     try:
         yield
     except OutOfMemory as error:
-        error.remedy = next((option for option, left in options.items() if left), last_resort(error.phase))
+        error.remedy = next((option for option, free in options.items() if free), last_resort(error.phase))
         raise

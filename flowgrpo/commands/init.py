@@ -1,38 +1,46 @@
-"""Built-in configs, listed and written to files for editing."""
+"""`flowgrpo init`: list the built-in configs, or write one to a file for editing."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from flowgrpo.commands.terminal import Format, print_json, print_line, say
 from flowgrpo.data import configs
 from flowgrpo.errors import InputError
 from flowgrpo.training.run import run_folder
 
 
-def listed() -> list[dict[str, str]]:
-    """One row for each built-in config: its name, what it is about, and what its labels say."""
-    return [{"name": name, **configs.head(name)} for name in configs.names()]
+def init(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
+    out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="by default NAME.yaml here")] = None,
+    form: Format = "human",
+) -> None:
+    """List the configs for real models that come with the package, or write one to a file for editing."""
+    if name is not None:
+        name = configs.whole(name)
+        file = str(_write(name, out_file))
+        if form == "json":
+            print_json({"name": name, "file": file})
+        else:
+            print_line(file)
+        return
+    if out_file is not None:
+        raise InputError("--out: say which config to write, flowgrpo init lists them")
+    rows = {name: configs.head(name) for name in configs.names()}
+    if form == "json":
+        print_json([{"name": name, **head} for name, head in rows.items()])
+        return
+    for name, head in rows.items():
+        about, *labels = head.items()
+        for line in (name, f"  {about[1]}", *(f"  {label + ':':8} {words}" for label, words in labels)):
+            print_line(line)
+    say("flowgrpo init NAME writes one to a file; flowgrpo plan NAME and flowgrpo train NAME take it as it is")
 
 
-def lines() -> list[str]:
-    """The same for people: a line with the name, and below it, set in, one for what it is about and one for each label."""
-    said = []
-    for row in listed():
-        name, about, *labelled = row.items()
-        said += [name[1], f"  {about[1]}", *(f"  {label + ':':8} {words}" for label, words in labelled)]
-    return said
-
-
-def write(name: str, out: Path | None) -> Path:
-    """Write a built-in config to a file, by default `NAME.yaml` in this folder, and return the file.
-
-    Args:
-        name: its name, or a short one.
-
-    Raises:
-        InputError: there is no such config or several, or the file exists or cannot be written.
-    """
-    name = configs.whole(name)
+def _write(name: str, out: Path | None) -> Path:
     file = out or Path(f"{name}.yaml")
     if file.exists():
         place, remedy = (f"--out {file}", "choose another file") if out else (file, "write to another with --out FILE")

@@ -1,4 +1,4 @@
-"""What each command calls for each kind of run and model: the one place that asks for the kind."""
+"""The two kinds of runs and models, `flow` and `mdlm`: their modules, and how a model's kind is found."""
 
 from __future__ import annotations
 
@@ -21,29 +21,16 @@ from rewards.base import nearest
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """The modules of a kind, each imported by the command that uses it.
+    """Modules of a kind, each imported when a command first uses it."""
 
-    Attributes:
-        setup: `check_model`, what can be refused of a model by its folder; `check`, what can be refused without the model,
-            before training; `trainer`, the loop with its model.
-        plan: `plan`, the plan of a run, and `table`, its lines for people, and `drawn`, its picture; `reached`, the config
-            of a run after a step.
-        budget: `fit`, whether a run fits a GPU, `lines`, the same for people, and `budget_of`, the memory it takes.
-        cost: `work`, what an iteration computes and sends.
-        export: `check`, what can be refused of one without the model; `export`, a checkpoint's weights, written.
-        sampling: `sampler`, a model that is ready to sample.
-        doctor: `defaults`, the config, as one would write it, of a model alone; `examine`, the doctor's checks.
-        engines: module of the package flowgrpo-engine: `check`, whether an engine can roll out for a run; `build`.
-    """
-
-    setup: Any
-    plan: Any
-    budget: Any
-    cost: Any
-    export: Any
-    sampling: Any
-    doctor: Any
-    engines: str
+    setup: Any  # `check_model` and `check` refuse wrong input, `trainer` builds the training loop
+    plan: Any  # `plan` plans a run, `table` and `drawn` show the plan, `reached` returns the config after a step
+    budget: Any  # `budget_of` measures the memory of a run, `fit` compares it with a GPU
+    cost: Any  # `work` counts what an iteration computes and sends
+    export: Any  # `check` refuses wrong input, `export` writes a checkpoint's weights
+    sampling: Any  # `sampler` loads a model that is ready to sample
+    doctor: Any  # `defaults` returns the config of a model alone, `examine` runs the checks
+    engines: str  # of flowgrpo-engine: `check` refuses a run, `greet` asks who is there, `build` returns what rolls out
 
 
 KINDS = {
@@ -84,11 +71,7 @@ def engines_of(settings: RunConfig) -> Any:
 
 
 def kind_of(path: str) -> str:
-    """The kind of a model, `flow` or `mdlm`, by what lies in its folder or at the hub.
-
-    Raises:
-        InputError: there is no such model.
-    """
+    """Return `flow` or `mdlm` for a built-in model, a model folder or a hub id; raise InputError if there is none."""
     if path in EMBEDDED:
         return EMBEDDED[path].kind
     folder_files.refuse_file(path)
@@ -100,11 +83,11 @@ def kind_of(path: str) -> str:
         )
     from transformers.utils import cached_file
 
-    unless = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    optional = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     with one_sentence(path):
-        index = cached_file(path, "model_index.json", **unless)
+        index = cached_file(path, "model_index.json", **optional)
         if index is None:
-            cached_file(path, "config.json")  # refuses what is not a model
+            cached_file(path, "config.json")  # raises for a repository without a model
             return "mdlm"
         return _kind_of_pipeline(Path(index))
 
@@ -121,7 +104,7 @@ def _kind_of_folder(folder: Path) -> str:
         raise InputError(
             f"model.path: {folder} holds no model, neither a pipeline's model_index.json nor a config.json"
         )
-    return "flow" if folder_files.is_network(folder) else "mdlm"  # a network alone is refused there
+    return "flow" if folder_files.is_network(folder) else "mdlm"  # a flow network alone is refused later
 
 
 def _kind_of_pipeline(index: Path) -> str:

@@ -1,4 +1,4 @@
-"""Several processes from one command: the same command line once per process, with the environment accelerate reads."""
+"""Multi-process runs: start the same command line once per process, with the environment that accelerate reads."""
 
 from __future__ import annotations
 
@@ -37,22 +37,20 @@ else:
     torch = lazy("torch")
     distributed = lazy("torch.distributed")
 
-GRACE = 20  # seconds
-OURS = "FLOWGRPO_LAUNCHED"  # in the environment of processes that `relaunch` started: the launcher's number
+GRACE = 20  # seconds that the other processes have to end after one failed
+OURS = "FLOWGRPO_LAUNCHED"  # environment variable of the processes that `relaunch` starts: the launcher's process id
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
-INTERRUPTED = 130  # the status of one that Ctrl-C ended
-LOST = 3  # the status of a process that ends because another has; `relaunch` never returns it
+INTERRUPTED = 130  # exit status after Ctrl-C
+LOST = 3  # exit status of a process that ends because another has ended; `relaunch` never returns it
 
-OURS_ALONE = "there is run.sharding instead"
 OFF = ("", "0", "false", "no", "off", "n", "f")
-# What accelerate's environment may ask for and a run would not get: the variable, the values that ask for nothing, what it
-# is, and what there is instead.
+# Settings of accelerate's environment that a run ignores: variable, values that switch it off, name, replacement.
 UNHEARD = (
     ("ACCELERATE_MIXED_PRECISION", OFF, "mixed precision", "set model.dtype"),
     ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", (*OFF, "1"), "gradient accumulation", "set train.micro_batch"),
     ("ACCELERATE_USE_FSDP", OFF, "FSDP", "set run.sharding"),
-    ("ACCELERATE_USE_DEEPSPEED", OFF, "DeepSpeed", OURS_ALONE),
-    ("ACCELERATE_USE_MEGATRON_LM", OFF, "Megatron-LM", OURS_ALONE),
+    ("ACCELERATE_USE_DEEPSPEED", OFF, "DeepSpeed", "there is run.sharding instead"),
+    ("ACCELERATE_USE_MEGATRON_LM", OFF, "Megatron-LM", "there is run.sharding instead"),
     (
         "ACCELERATE_USE_PARALLELISM_CONFIG",
         OFF,
@@ -61,22 +59,18 @@ UNHEARD = (
     ),
     ("ACCELERATE_DYNAMO_BACKEND", OFF, "compilation", "flow models have model.compile"),
 )
-MPI = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # mpirun tells its processes how many there are
-# The beginning of accelerate's command line: accelerate launch, accelerate-launch or python -m accelerate.commands.launch.
+MPI = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # number of processes, set by mpirun
+# Start of accelerate's command line: accelerate launch, accelerate-launch or python -m accelerate.commands.launch.
 LAUNCHER = re.compile(r"\baccelerate(-launch|\.commands\.launch|/commands/launch\.py|\S* launch)$")
 
 LOGGER = logging.getLogger(__name__)
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Refuse what `accelerate launch` or its config asks for by the environment and a run would not do.
-
-    Raises:
-        InputError: names all of it, and what to set instead.
-    """
+    """Refuse settings that `accelerate launch` passes in the environment and that a run would ignore."""
     asked = [
-        f"{what} ({variable}={environment[variable]}; {instead})"
-        for variable, off, what, instead in UNHEARD
+        f"{name} ({variable}={environment[variable]}; {instead})"
+        for variable, off, name, instead in UNHEARD
         if environment.get(variable, "").strip().lower() not in off
     ]
     if asked:
@@ -86,13 +80,9 @@ def check_environment(environment: Mapping[str, str]) -> None:
 
 
 def check_alone(environment: Mapping[str, str]) -> None:
-    """Refuse a process that `accelerate launch` has started alone where it was asked for several.
+    """Refuse a single process that `accelerate launch` started where several were asked for.
 
-    Without a GPU for each (`--cpu`, `MULTI_CPU`) it starts one, tells it where all would meet, and leaves the others to
-    mpirun. What it was asked for stands in its own command line and its config alone.
-
-    Raises:
-        InputError: it was asked for several.
+    Without a GPU for each process accelerate starts only one; its command line and its config give the number asked for.
     """
     waits = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= environment.keys()
     if not waits or not environment.keys().isdisjoint({"WORLD_SIZE", *MPI}):
@@ -116,13 +106,9 @@ def check_alone(environment: Mapping[str, str]) -> None:
 
 
 def accelerate_asked(words: Sequence[str]) -> tuple[int, int] | None:
-    """Return the processes and machines that a command line of `accelerate launch` asks for, itself or by its config.
+    """Return the processes and machines that a command line of `accelerate launch`, or its config, asks for.
 
-    Args:
-        words: of a command line.
-
-    Returns:
-        1 each where nothing is asked for; None if it is another command line.
+    Both are 1 by default. Return None for any other command line.
     """
     heads = [end for end in range(1, len(words) + 1) if LAUNCHER.search(" ".join(words[:end]))]
     if not heads:
@@ -131,43 +117,39 @@ def accelerate_asked(words: Sequence[str]) -> tuple[int, int] | None:
     from accelerate.commands.launch import launch_command_parser
 
     try:
-        asked, written = launch_command_parser().parse_args(words[heads[0] :]), None
+        options, config = launch_command_parser().parse_args(words[heads[0] :]), None
     except SystemExit:  # another program of that name
         return None
-    if asked.config_file is not None or (os.path.isfile(default_config_file) and not asked.cpu):
-        written = load_config_from_file(asked.config_file)
+    if options.config_file is not None or (os.path.isfile(default_config_file) and not options.cpu):
+        config = load_config_from_file(options.config_file)
     processes, machines = (
-        getattr(asked, key) or getattr(written, key, 1) or 1 for key in ("num_processes", "num_machines")
+        getattr(options, key) or getattr(config, key, 1) or 1 for key in ("num_processes", "num_machines")
     )
     return processes, machines
 
 
 def _ancestors() -> Iterator[list[str]]:
-    """The command lines of the process that started this one, of the one that started that, and so on."""
+    """Yield the command lines of the parent process, of its parent, and so on."""
     with suppress(psutil.Error):  # one may end meanwhile
         yield from (process.cmdline() for process in psutil.Process().parents())
 
 
 def shares_store(environment: Mapping[str, str]) -> bool:
-    """Whether torchrun may start this run again with the store of the attempt before, as torch 2.15 does.
+    """Return whether a restart by torchrun would reuse the store of the attempt before, as torch 2.15 does.
 
-    The new processes then find addresses of those that have ended there, and wait for them or are refused.
+    The store still holds addresses of processes that have ended, so the new ones would wait or be refused.
     """
     restarts = int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0"))
     return restarts > 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def needed(processes: int) -> bool:
-    """Whether this process should start others: several are asked for, and no launcher has started this one."""
+def needs_relaunch(processes: int) -> bool:
+    """Return whether this process has to start others: several are asked for and no launcher has started this one."""
     return processes > 1 and "WORLD_SIZE" not in os.environ
 
 
 def check_gpus(processes: int) -> None:
-    """Refuse to start more processes on this machine than it has GPUs, if it has any: each computes on a GPU of its own.
-
-    Raises:
-        InputError: there are fewer.
-    """
+    """Refuse more processes than this machine has GPUs, if it has any."""
     gpus = torch.accelerator.device_count()
     if 0 < gpus < processes and os.environ.get("ACCELERATE_USE_CPU", "").lower() in OFF:
         raise InputError(
@@ -177,67 +159,62 @@ def check_gpus(processes: int) -> None:
 
 
 def command() -> list[str]:
-    """The words that begin a command line like this one: of accelerate's launcher, where one has started this process."""
+    """Return the first words of a command line that starts this run again, with accelerate's launcher if it was used."""
     if "WORLD_SIZE" not in os.environ or OURS in os.environ:
         return ["flowgrpo"]
-    several = os.environ["WORLD_SIZE"] != "1"  # without --multi_gpu it starts one where there is no GPU for each
+    several = os.environ["WORLD_SIZE"] != "1"  # without --multi_gpu accelerate starts one where GPUs are too few
     switch = ["--multi_gpu"] if several else []
     return ["accelerate", "launch", *switch, "--num_processes", os.environ["WORLD_SIZE"], "-m", "flowgrpo"]
 
 
 def is_restarted(begun_by: str | None) -> bool:
-    """Whether torchrun has started this process again, or in a place of one that vanished, to go on with its run.
+    """Return whether torchrun restarted this process, or replaced one that vanished, to resume its run.
 
-    Args:
-        begun_by: the `TORCHELASTIC_RUN_ID` that a run was begun under; "none" is what torchrun calls a run without an id.
+    `begun_by` is the `TORCHELASTIC_RUN_ID` that the run began with; torchrun sets "none" without an id.
     """
     again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     return again or (begun_by not in (None, "none") and begun_by == os.environ.get("TORCHELASTIC_RUN_ID"))
 
 
 def is_main() -> bool:
-    """Whether this process is the one that speaks."""
+    """Return whether this process is rank 0, which prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def relaunch(processes: int, folder: Path) -> int:
-    """Run this command line in so many processes and wait; returns the status of the first that did not end well, or 0.
+    """Run this command line in several processes that talk over loopback; return the first failure's status, or 0.
 
-    They talk over loopback alone.
-    Ctrl-C and SIGTERM are passed on, so each process finishes its iteration. When one dies, the others are ended, and
-    what it said is shown. When this process dies, they get SIGTERM; see `end_with_launcher`.
-
-    Args:
-        folder: of the run.
+    Ctrl-C and SIGTERM are passed on, so that each process finishes its iteration. When one process dies, the others are
+    ended and its stderr is shown. When this process dies, they get SIGTERM (`end_with_launcher`).
 
     Raises:
         InputError: this machine has fewer GPUs.
-        Killed: the first that did not end well was ended by a signal.
+        Killed: a signal ended the process that failed first.
     """
     check_gpus(processes)
-    store = _store(processes)
+    store = _open_store(processes)
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     shared = {
         OURS: str(os.getpid()),
         "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),  # accelerate would write 1 there
+        "LOCAL_WORLD_SIZE": str(processes),  # accelerate would set 1
         "MASTER_ADDR": store.host,
         "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is here, and no process opens one
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is in this process, so rank 0 opens none
         "GLOO_SOCKET_IFNAME": loopback,
         "NCCL_SOCKET_IFNAME": loopback,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes))),
     }
-    shared["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     with tempfile.TemporaryDirectory() as place:
-        heard = [open(os.path.join(place, str(rank)), "w+") for rank in range(processes)]  # noqa: SIM115
+        logs = [open(os.path.join(place, str(rank)), "w+") for rank in range(processes)]  # noqa: SIM115
         children: list[subprocess.Popen] = []
-        with _passed_on(children):
+        with _passing_signals(children):
             children += [
                 subprocess.Popen(
                     [sys.executable, "-m", "flowgrpo", *sys.argv[1:]],
                     env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stderr=None if rank == 0 else heard[rank],
-                    start_new_session=True,  # a Ctrl-C reaches this process alone, which passes it on once
+                    stderr=None if rank == 0 else logs[rank],
+                    start_new_session=True,  # Ctrl-C reaches this process only, which passes it on once
                 )
                 for rank in range(processes)
             ]
@@ -246,21 +223,21 @@ def relaunch(processes: int, folder: Path) -> int:
             return 0
         status = children[failed].returncode
         if children[0].returncode != status:
-            heard[failed].seek(0)
-            words = heard[failed].read()
+            logs[failed].seek(0)
+            words = logs[failed].read()
             head = "" if status == INTERRUPTED or not words else f"process {failed} of {processes} failed:\n"
             sys.stderr.write(head + words)
         if status < 0:
             rest, overrides = checkpoint.way_on(folder)
-            said = f"process {failed} of {processes} was ended by {signal.Signals(-status).name}"
-            raise Killed(said, rest, overrides, status=128 - status)
+            sentence = f"process {failed} of {processes} was ended by {signal.Signals(-status).name}"
+            raise Killed(sentence, rest, overrides, status=128 - status)
         return 1 if status == LOST else status
 
 
 def end_with_launcher() -> None:
-    """In a process that `relaunch` started: get SIGTERM when the launcher dies, so that the step is finished and saved.
+    """Get SIGTERM when the launcher dies, in a process that `relaunch` started, so that the run saves and ends.
 
-    Nobody would end it otherwise, and it would hold the run's folder.
+    Otherwise nobody would end it, and it would hold the run's folder.
     """
     if OURS not in os.environ:
         return
@@ -271,8 +248,8 @@ def end_with_launcher() -> None:
 
 
 @contextmanager
-def _passed_on(children: Sequence[subprocess.Popen]) -> Iterator[None]:
-    """Start processes in which Ctrl-C waits until they can hear it (see `__main__`), and pass signals on to them then."""
+def _passing_signals(children: Sequence[subprocess.Popen]) -> Iterator[None]:
+    """Block SIGINT while children start (see `__main__`), then pass SIGINT and SIGTERM on to them."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         for child in children:
@@ -287,8 +264,8 @@ def _passed_on(children: Sequence[subprocess.Popen]) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _store(processes: int) -> TCPStore:
-    """The store where the processes find each other; torch's own would listen on all interfaces and ask for no token."""
+def _open_store(processes: int) -> TCPStore:
+    """Open the rendezvous store on loopback; the one that torch opens listens on all interfaces without a token."""
     listening = socket.create_server(("127.0.0.1", 0))
     return distributed.TCPStore(
         "127.0.0.1",
@@ -301,19 +278,19 @@ def _store(processes: int) -> TCPStore:
 
 
 def _first_failure(children: list[subprocess.Popen]) -> int | None:
-    """Wait for all processes and return the rank that failed first, or None; the others then have `GRACE` seconds.
+    """Wait for all processes, at most `GRACE` seconds after one failed; return the rank that failed first, or None.
 
-    Those that only lost another (`LOST`) did not fail by themselves.
+    A process with the status `LOST` only followed another one.
     """
     failed, deadline = None, math.inf
     while True:
-        waiting = None in [child.poll() for child in children]  # each is asked, one may have died beside a living one
+        running = None in [child.poll() for child in children]  # polls all, for one may have died beside a living one
         ended = [rank for rank, child in enumerate(children) if child.returncode]
         if ended and deadline == math.inf:
             deadline = time.monotonic() + GRACE
         if failed is None:
             failed = next((rank for rank in ended if children[rank].returncode != LOST), None)
-        if not waiting:
+        if not running:
             return failed if failed is not None or not ended else ended[0]
         if time.monotonic() > deadline:
             for child in children:

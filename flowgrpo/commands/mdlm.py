@@ -1,8 +1,7 @@
-"""Commands that only language models have: `flowgrpo mdlm tracelock`."""
+"""Commands for language models only: `flowgrpo mdlm tracelock`."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,7 +10,7 @@ import typer
 from rich.table import Table
 
 from flowgrpo.commands.options import Variant
-from flowgrpo.commands.terminal import Format, out
+from flowgrpo.commands.terminal import Format, out, print_json, print_line
 from flowgrpo.data import yaml_maps
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What only language models have.")
@@ -52,17 +51,15 @@ def tracelock(
     from flowgrpo.mdlm.controller.train_controller import Judged, teach
     from rewards.compute import DTYPES
 
-    def tell(judged: Judged) -> None:
+    def show_progress(judged: Judged) -> None:
         out.print(f"step {judged.step} of {steps}: loss {judged.loss:.3f}, F-half {judged.f_half:.3f}")
 
-    written = yaml_maps.parse_yaml(decoder, "--decoder")
-    watch = tell if form == "human" else None
     taught = teach(
         model,
         source,
         out_folder,
         length=length,
-        decoder=written,
+        decoder=yaml_maps.parse_yaml(decoder, "--decoder"),
         prompt_count=prompt_count,
         steps=steps,
         seed=seed,
@@ -70,10 +67,10 @@ def tracelock(
         variant=variant,
         trust_remote_code=trust_remote_code,
         chat=chat,
-        watch=watch,
+        watch=show_progress if form == "human" else None,
     )
     if form == "json":
-        print(json.dumps(asdict(taught), indent=1))
+        print_json(asdict(taught))
         return
     out.print(f"learned from {taught.learned} prompts; on {taught.held_out} others:")
     table = Table("decoder", "evaluations", "same tokens", "same answers", box=None, padding=(0, 2))
@@ -81,7 +78,5 @@ def tracelock(
         table.add_row(row.decoder, f"{row.evaluations:.1f}", f"{row.same_tokens:.3f}", f"{row.same_answers:.3f}")
     out.print(table)
     kept = taught.kept
-    out.print(f"kept that of step {kept.step}, F-half {kept.f_half:.3f} at {taught.threshold:g}, in {taught.folder}",
-              soft_wrap=True)  # fmt: skip
-    spec = f"decoder: {{name: trace_lock, scorer: {{controller: {taught.folder}}}}}"
-    out.print(f"in a config: {spec}", soft_wrap=True)
+    print_line(f"kept that of step {kept.step}, F-half {kept.f_half:.3f} at {taught.threshold:g}, in {taught.folder}")
+    print_line(f"in a config: decoder: {{name: trace_lock, scorer: {{controller: {taught.folder}}}}}")

@@ -1,11 +1,15 @@
-"""Options of the command line: what to sample, switches of memory and speed, and the GPUs of a plan."""
+"""Command-line options that several commands share, or that would crowd the command that has them."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+OutFile = Annotated[Path | None, typer.Option("--out", metavar="FILE")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one")]
+Step = Annotated[int | None, typer.Option("--step", help="a checkpoint's step; by default the last")]
 PromptsFile = Annotated[
     str | None,
     typer.Option(
@@ -35,8 +39,7 @@ RewardDtype = Annotated[
     typer.Option("--dtype", help="for the rewards that hold a model; by default their own"),
 ]
 Quantise = Annotated[
-    Literal["int8", "nf4"] | None,
-    typer.Option("--quantise", help="keep the base so, as model.quantise does"),
+    Literal["int8", "nf4"] | None, typer.Option("--quantise", help="keep the base so, as model.quantise does")
 ]
 TextEncoders = Annotated[
     Literal["keep", "offload", "free"],

@@ -1,4 +1,4 @@
-"""What to set when memory ran out: on a GPU what the plan says spares most there, else the first of a fixed order."""
+"""The override that helps most when memory runs out: from a plan on a GPU, else from a fixed order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ else:
     memory_budget = lazy("flowgrpo.training.planning.memory_budget")
 
 LOGGER = logging.getLogger(__name__)
-PLANNED = {  # phases of a run -> those of its plan
+PLANNED = {  # phase of a run -> phase of its plan
     "encoding": "encode",
     "calibrating": "rollout",
     "rollout": "rollout",
@@ -32,30 +32,26 @@ PLANNED = {  # phases of a run -> those of its plan
 
 
 def remedy(phase: str | None, settings: RunConfig, prefixes: tuple[str, ...] = ("",)) -> str | None:
-    """The override that helps most in a phase and is not set yet, as `train.micro_batch=4`; None if nobody knows one.
+    """Return the unset override that saves most memory in a phase, such as `train.micro_batch=4`, or None.
 
-    A plan takes up to a minute, on the host, and is of a GPU's memory; where there is none, or the plan knows nothing that
-    helps, `memory_advice.advice` has a word.
-
-    Args:
-        phase: where memory ran out, a key of `memory_advice.SWITCHES`.
-        prefixes: of overrides to choose from; where none of them is left, from all.
+    On a GPU this plans the run on the host, which takes up to a minute. Overrides that start with one of `prefixes` are
+    preferred. The phases are the keys of `memory_advice.SWITCHES`.
     """
-    planned, first = None, memory_advice.advice(phase, settings, prefixes=prefixes)
-    if first is not None and first.startswith("train.replay="):  # a plan does not know what `auto` kept
+    plan, first = None, memory_advice.advice(phase, settings, prefixes=prefixes)
+    if first is not None and first.startswith("train.replay="):  # a plan does not know which graphs `auto` kept
         return first
     if torch.cuda.is_available() and phase in PLANNED:
         say(f"out of memory in the {phase} phase; planning on the host what helps most there")
-        planned = _planned(phase, settings, prefixes)
-    return planned or first
+        plan = _plan_remedy(phase, settings, prefixes)
+    return plan or first
 
 
-def _planned(phase: str, settings: RunConfig, prefixes: tuple[str, ...]) -> str | None:
+def _plan_remedy(phase: str, settings: RunConfig, prefixes: tuple[str, ...]) -> str | None:
     run = settings.run.model_copy(update={"processes": int(os.environ.get("WORLD_SIZE", settings.run.processes))})
     try:
         with KINDS[settings.kind].budget.budget_of(settings.model_copy(update={"run": run})) as memory:
-            found = memory_budget.relief(memory, PLANNED[phase], prefixes)
-    except Exception as error:  # whatever it is, the run must end with its own reason and its command
+            switch = memory_budget.relief(memory, PLANNED[phase], prefixes)
+    except Exception as error:  # the run must still end with its own message
         LOGGER.warning("the memory of this run cannot be planned (%s: %s)", type(error).__name__, error)
         return None
-    return None if found is None else memory_budget.written(dict([found]))
+    return None if switch is None else memory_budget.written(dict([switch]))

@@ -1,7 +1,8 @@
-"""What commands print, and in which form: others' words, too, so nothing in them is markup or steers the terminal."""
+"""Terminal output of the commands. Texts that others wrote cannot act as markup or as control sequences."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -18,7 +19,7 @@ Format = Annotated[Literal["human", "json"], typer.Option("--format", help="json
 
 
 class Commands(TyperGroup):
-    """Commands of which a Ctrl-C is heard outside, where typer would say nothing."""
+    """Command group that raises `typer.Abort` on Ctrl-C, which typer itself would swallow."""
 
     @override
     def invoke(self, ctx: Any) -> Any:
@@ -36,15 +37,25 @@ class _Readable(Console):
 out = _Readable(highlight=False, markup=False, emoji=False)
 
 
+def print_line(line: str) -> None:
+    """Print a line on stdout without wrapping it."""
+    out.print(line, soft_wrap=True)
+
+
+def print_json(document: Any) -> None:
+    """Print a JSON document on stdout."""
+    print(json.dumps(document, indent=1))
+
+
+def say(sentence: str) -> None:
+    """Print a sentence on stderr, as one line."""
+    print(one_line(sentence), file=sys.stderr)
+
+
 def table_lines(rows: Sequence[Mapping[str, str | float]]) -> list[str]:
-    """Rows of the same keys as lines of equal columns, below their keys; none without rows."""
+    """Return a header line and a line for each row, in aligned columns; no lines without rows."""
     if not rows:
         return []
     cells = [list(rows[0]), *([v if isinstance(v, str) else f"{v:.3f}" for v in row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-
-
-def say(sentence: str) -> None:
-    """Print one line on stderr, whatever is in the sentence."""
-    print(one_line(sentence), file=sys.stderr)

@@ -45,7 +45,10 @@ def importing(folder, *options):
     return interpreter("train", "tiny.yaml", *options, PYTHONPATH=os.pathsep.join((str(folder), str(ROOT))))
 
 
-@pytest.mark.parametrize("module", ["pydantic", "torch._C", "diffusers.models.transformers.transformer_sd3"])
+@pytest.mark.parametrize(
+    "module",
+    ["pydantic", pytest.param("torch._C", marks=pytest.mark.zoo), "diffusers.models.transformers.transformer_sd3"],
+)
 def test_while_others_are_imported(workplace, module):
     (workplace / "sitecustomize.py").write_text(AT_IMPORT.format(module=module, pid="os.getpid()", alone=1))
     assert interrupted(importing(workplace)) == "flowgrpo: interrupted\n"
@@ -80,9 +83,9 @@ def test_a_process_in_the_background_that_ignores_it_goes_on_ignoring_it(workpla
     (workplace / "mine.py").write_text(AT_CALL.format(calls=[1, 4], pid="os.getpid()", alone=1))
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        process = background("train", "tiny.yaml")
+        process = background("train", "tiny.yaml", "train.iterations=1", "train.updates=1", "eval.every=9")
     finally:
         signal.signal(signal.SIGINT, before)
     process.communicate(timeout=300)
     assert process.returncode == 0
-    assert [line["step"] for line in metrics(workplace / "runs" / "t")] == [1, 2]
+    assert [line["step"] for line in metrics(workplace / "runs" / "t")] == [1]

@@ -1,4 +1,4 @@
-"""The runs and folders of samples that a page compares, each with its letter and its points."""
+"""Read the runs and folders of samples that a page compares."""
 
 from __future__ import annotations
 
@@ -10,48 +10,33 @@ from string import ascii_uppercase
 from typing import Any
 
 from flowgrpo.commands.compare.differences import in_words
-from flowgrpo.commands.gallery.cards import Card, read_cards, read_config, readable
-from flowgrpo.commands.gallery.history import COSTS, Metrics, held_out_means, points, spent, trained_lines
+from flowgrpo.commands.gallery.cards import Card, Key, read_cards
+from flowgrpo.commands.gallery.folder import input_errors, read_config
+from flowgrpo.commands.gallery.history import COSTS, Metrics, held_out_means, of_phase, points, spent
 from flowgrpo.commands.gallery.numbers import Mean
-from flowgrpo.commands.gallery.totals import Totals, name_of
+from flowgrpo.commands.gallery.totals import Totals, name_of, watched_names
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 from flowgrpo.training.run.run_files import read_metrics
 
-COLOURS = 6  # that a page has; a seventh run has the first one's, and a dashed line
-
-Key = tuple[str, int | None, int]  # prompt, seed, and which of several alike
+COLOURS = 6  # of a page; a seventh run has the first one's, and a dashed line
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run, or a folder of samples, which has neither config nor metrics nor environment.
+    """A run, or a folder of samples without config, metrics and environment."""
 
-    Attributes:
-        index: its place among the compared ones.
-        name: which no other of them has.
-        config: as resolved.
-        settings: the same by flat keys, in words.
-        environment: versions, device and git commit, as the settings.
-        trained: the rewards that count.
-        method: its preset; None of a folder.
-        means: of the held-out reward, see `held_out_means`.
-        costs: what training took, by cost; none where no iteration says it.
-        watched: names of the rewards that it does not train on.
-        cards: of its samples.
-    """
-
-    index: int
-    name: str
+    index: int  # place on the page
+    name: str  # unique on the page
     config: dict[str, Any]
-    settings: dict[str, str]
-    environment: dict[str, str]
+    settings: dict[str, str]  # the config, flat and in words
+    environment: dict[str, str]  # versions, device and git commit, flat and in words
     metrics: Metrics
     trained: Totals
-    method: str | None
-    means: list[Mean]
-    costs: dict[str, float]
-    watched: list[str]
+    method: str | None  # the preset
+    means: list[Mean]  # see `held_out_means`
+    costs: dict[str, float]  # of training, by the keys of `COSTS`; empty without iterations
+    watched: list[str]  # rewards that it evaluates but does not train on
     cards: dict[Key, Card]
 
     @property
@@ -62,12 +47,12 @@ class Run:
 
     @property
     def kind(self) -> str:
-        """CSS classes of its colour."""
+        """CSS classes of the run's colour."""
         return f"c{self.index % COLOURS}{' dashed' if self.index >= COLOURS else ''}"
 
     @property
     def counted(self) -> tuple[Any, ...]:
-        """How its total is made of which rewards; of a folder the sum of all that its samples have."""
+        """Form and rewards of the total; for a folder the sum of all rewards that its samples have."""
         if not self.config:
             names = {name for card in self.cards.values() for one in card.samples for name in one.rewards}
             return "sum", None, frozenset((name, 1.0, 0.0) for name in names)
@@ -76,64 +61,49 @@ class Run:
         return how.form, how.caution if how.form == "cautious" else None, members
 
     def held_out(self, reward: str, axis: str) -> list[tuple[float, float]]:
-        """Points of a curve: what training had cost up to each evaluation, or its step, and the mean reward there.
-
-        Args:
-            reward: the metric's name without `reward/` and `/mean`; empty for the total.
-            axis: `step`, or a cost.
-        """
-        found = points(self.metrics, "eval", f"reward/{reward}/mean" if reward else "reward/mean")
-        return [(step if axis == "step" else spent(self.metrics, axis, step), value) for step, value in found]
+        """Return the mean reward (the total, without a name) of each evaluation over `step` or a key of `COSTS`."""
+        evaluations = points(self.metrics, "eval", f"reward/{reward}/mean" if reward else "reward/mean")
+        return [(step if axis == "step" else spent(self.metrics, axis, step), value) for step, value in evaluations]
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs and folders of samples, in their order.
-
-    Raises:
-        InputError: one holds no samples, or files that cannot be read.
-    """
-    return [
-        _read(folder, index, name, len(folders))
-        for index, (folder, name) in enumerate(zip(folders, names(folders), strict=True))
-    ]
+    """Read runs and folders of samples; raise InputError if one holds no samples or cannot be read."""
+    named = zip(folders, unique_names(folders), strict=True)
+    return [_read(folder, index, name, len(folders)) for index, (folder, name) in enumerate(named)]
 
 
-def names(folders: Sequence[Path]) -> list[str]:
-    """The last part of each folder's path, or as many more as it takes to tell it from the others."""
+def unique_names(folders: Sequence[Path]) -> list[str]:
+    """Return the last part of each folder's path, or as many parts as it takes to tell them apart."""
     ways = [folder.resolve().parts for folder in folders]
     lengths = [1] * len(ways)
     while True:
-        found = ["/".join(way[-length:]) for way, length in zip(ways, lengths, strict=True)]
-        count = Counter(found)
+        names = ["/".join(way[-length:]) for way, length in zip(ways, lengths, strict=True)]
+        count = Counter(names)
         longer = [
-            min(length + (count[name] > 1), len(way)) for way, length, name in zip(ways, lengths, found, strict=True)
+            min(length + (count[name] > 1), len(way)) for way, length, name in zip(ways, lengths, names, strict=True)
         ]
         if longer == lengths:
-            return found
+            return names
         lengths = longer
 
 
-def counts_alike(runs: Sequence[Run]) -> bool:
-    """Whether the totals of the runs are made of rewards of the same names in the same way."""
+def have_same_totals(runs: Sequence[Run]) -> bool:
+    """Return whether the totals of all runs combine rewards of the same names in the same way."""
     return len({run.counted for run in runs}) == 1
 
 
-def redefined(runs: Sequence[Run]) -> list[str]:
-    """Names of rewards that are not the same function with the same options in all runs that train on them or watch them."""
+def find_redefined(runs: Sequence[Run]) -> list[str]:
+    """Return the rewards that are not the same function with the same options in all runs that use them."""
     uses = [use for run in runs for key in ("rewards", "eval_rewards") for use in run.config.get(key, [])]
-    made = {(name_of(use), repr([use["use"], use.get("options"), use.get("only")])) for use in uses}
-    return [name for name, count in Counter(name for name, _ in made).items() if count > 1]
+    defined = {(name_of(use), repr([use["use"], use.get("options"), use.get("only")])) for use in uses}
+    return [name for name, count in Counter(name for name, _ in defined).items() if count > 1]
 
 
 def _read(folder: Path, index: int, name: str, folders: int) -> Run:
-    with readable(folder):
+    with input_errors(folder):
         config = read_config(folder)
         trained = Totals.of(config)
-        cards: dict[Key, Card] = {}
-        seen: Counter[tuple[str, int | None]] = Counter()
-        for card in read_cards(folder, trained, folders):
-            cards[card.prompt, card.seed, seen[card.prompt, card.seed]] = card
-            seen[card.prompt, card.seed] += 1
+        cards = read_cards(folder, trained, folders)
         metrics = read_metrics(folder)
         return Run(
             index=index,
@@ -145,8 +115,8 @@ def _read(folder: Path, index: int, name: str, folders: int) -> Run:
             trained=trained,
             method=config["algorithm"]["preset"] if config else None,
             means=held_out_means(metrics),
-            costs={cost: spent(metrics, cost) for cost in COSTS} if trained_lines(metrics) else {},
-            watched=[name_of(use) for use in config.get("eval_rewards", [])],
+            costs={cost: spent(metrics, cost) for cost in COSTS} if of_phase(metrics, "train") else {},
+            watched=watched_names(config),
             cards=cards,
         )
 

@@ -1,4 +1,4 @@
-"""Reward curves as an inline SVG with axes that read: a run's held-out points over its training reward, or several runs'."""
+"""Draw reward curves with axes as inline SVG."""
 
 from __future__ import annotations
 
@@ -14,25 +14,18 @@ from flowgrpo.commands.gallery.numbers import compact, number
 
 WIDTH, HEIGHT = 640, 240
 PART = 340, 180  # the size of one of several
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 14, 30  # the left margin holds labels of five letters
+LEFT, RIGHT, TOP, BOTTOM = 46, 12, 14, 30  # margins; the left one holds labels of five letters
 LETTER = 7.5
-APART = 18  # pixels between two marks at the ends of lines
+APART = 18  # pixels between two marks at line ends
 
 Points = Sequence[tuple[float, float]]
-Band = Sequence[tuple[float, float, float]]  # a place on the x axis, and a low and a high value there
+Band = Sequence[tuple[float, float, float]]  # x, low y, high y
 NO_BANDS: Mapping[str, Band] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One line of a chart.
-
-    Attributes:
-        points: of it, (x, y).
-        kind: its CSS classes.
-        dotted: whether each point is a dot, which tells its numbers to who points at it.
-        mark: a letter at the end of the line; None without one.
-    """
+    """A line of a chart with CSS classes `kind`, optional dots with tooltips, and an optional letter at its end."""
 
     points: Points
     kind: str
@@ -48,13 +41,7 @@ def curve(
     bands: Mapping[str, Band] = NO_BANDS,
     label: str = "reward by training step",
 ) -> str:
-    """An SVG element of two series of (step, reward); colours come from the page's CSS variables.
-
-    Args:
-        size: its width and height in pixels, at which its letters are as large as the page's small ones.
-        bands: the spread of `train` and `held-out`, of the class `band`.
-        label: what a reader without eyes for it is told.
-    """
+    """Draw the held-out and the training rewards by step, as `chart` does; bands are of `train` and `held-out`."""
     series = [Series(points=train, kind="train"), Series(points=held_out, kind="held-out", dotted=True)]
     return chart(series, size, bands=bands, label=label)
 
@@ -67,20 +54,20 @@ def chart(
     bands: Mapping[str, Band] = NO_BANDS,
     label: str | None = None,
 ) -> str:
-    """An SVG element of several series on one pair of axes, of which one at least has points.
+    """Draw several series on one pair of axes; at least one of them has points.
 
     Args:
-        size: as of `curve`.
-        unit: of x: `step`, which are whole, or another word that stands behind its number.
-        bands: by the kind of a series its spread.
-        label: as of `curve`; by default that x is of this unit.
+        size: width and height in pixels.
+        unit: of x; `step` is a whole number.
+        bands: spread of a series, by its kind.
+        label: for screen readers; by default "reward by `unit`".
     """
     width, height = size
     edges = [(x, y) for band in bands.values() for x, *ends in band for y in ends]
-    everything = [*(point for each in series for point in each.points), *edges]
-    ticks_x = _ticks(0, max(x for x, _ in everything), 6, whole=unit == "step")
-    ticks_y = _ticks(min(y for _, y in everything), max(y for _, y in everything), 5)
-    span_x = ticks_x[0], max(ticks_x[-1], max(x for x, _ in everything))
+    every_point = [*(point for each in series for point in each.points), *edges]
+    ticks_x = _ticks(0, max(x for x, _ in every_point), 6, whole=unit == "step")
+    ticks_y = _ticks(min(y for _, y in every_point), max(y for _, y in every_point), 5)
+    span_x = ticks_x[0], max(ticks_x[-1], max(x for x, _ in every_point))
     span_y = ticks_y[0], ticks_y[-1]
 
     left = LEFT + LETTER * max(0, max(len(f"{y:g}") for y in ticks_y) - 5)
@@ -105,18 +92,20 @@ def chart(
             path = " ".join(f"{px:.1f},{py:.1f}" for px, py in (place(*p) for p in around))
             parts.append(f'<polygon class="band {name}" points="{path}"/>')
     placed = [[place(*point) for point in each.points] for each in series]
-    for each, way in zip(series, placed, strict=True):
-        if way:
-            path = " ".join(f"{px:.1f},{py:.1f}" for px, py in way)
+    for each, pixels in zip(series, placed, strict=True):
+        if pixels:
+            path = " ".join(f"{px:.1f},{py:.1f}" for px, py in pixels)
             parts.append(f'<polyline class="{each.kind}" points="{path}"/>')
-    for each, way in zip(series, placed, strict=True):
-        for (x, y), (px, py) in zip(each.points, way, strict=True) if each.dotted else ():
+    for each, pixels in zip(series, placed, strict=True):
+        for (x, y), (px, py) in zip(each.points, pixels, strict=True) if each.dotted else ():
             where = f"step {x:g}" if unit == "step" else f"{x:,.0f} {unit}"
-            told = f"{where}: {number(y)}" if each.mark is None else f"{each.mark}, {where}: {number(y)}"
+            title = f"{where}: {number(y)}" if each.mark is None else f"{each.mark}, {where}: {number(y)}"
             parts.append(
-                f'<circle class="{each.kind}" cx="{px:.1f}" cy="{py:.1f}" r="3.5"><title>{told}</title></circle>'
+                f'<circle class="{each.kind}" cx="{px:.1f}" cy="{py:.1f}" r="3.5"><title>{title}</title></circle>'
             )
-    ends = {each.mark: (*way[-1], each.kind) for each, way in zip(series, placed, strict=True) if each.mark and way}
+    ends = {
+        each.mark: (*pixels[-1], each.kind) for each, pixels in zip(series, placed, strict=True) if each.mark and pixels
+    }
     levels = marks({mark: py for mark, (_, py, _) in ends.items()}, height - BOTTOM)
     for mark, level in levels.items():
         px, _, kind = ends[mark]
@@ -126,26 +115,21 @@ def chart(
 
 
 def marks(heights: dict[str, float], lowest: float) -> dict[str, float]:
-    """Where the marks of line ends stand, in pixels from above: at the ends, or apart until none covers another.
-
-    Args:
-        heights: of the ends.
-        lowest: where a mark may stand. Marks that do not all fit above it stand closer.
-    """
-    found = dict(sorted(heights.items(), key=lambda each: each[1]))
-    order = list(found)
+    """Return the heights of marks at line ends, in pixels from above, moved so that none overlap or pass `lowest`."""
+    levels = dict(sorted(heights.items(), key=lambda item: item[1]))
+    order = list(levels)
     apart = min(APART, (lowest - TOP) / max(len(order) - 1, 1))
     for above, below in pairwise(order):
-        found[below] = max(found[below], found[above] + apart)
+        levels[below] = max(levels[below], levels[above] + apart)
     limit = lowest
     for mark in reversed(order):
-        found[mark] = min(found[mark], limit)
-        limit = found[mark] - apart
-    return found
+        levels[mark] = min(levels[mark], limit)
+        limit = levels[mark] - apart
+    return levels
 
 
 def _ticks(low: float, high: float, count: int, whole: bool = False) -> list[float]:
-    """Round values that enclose [low, high], about `count` of them."""
+    """Return about `count` round values that enclose [low, high]."""
     raw = max(high - low, 1e-9) / (count - 1)
     power = 10 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)

@@ -1,4 +1,4 @@
-"""Where the nodes of a kept tree stand on a page, and what can be said of it: columns are steps, rows are ends."""
+"""Layout and statistics of a kept tree; on the page a column is a step and a row ends in a sample."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flowgrpo.training.reports.tree_store import KeptNode, KeptTree
 
 @dataclass(frozen=True)
 class Rise:
-    """How the reward of what is shown changed along one step of a path."""
+    """Change of the shown reward along the edge to a node."""
 
     node: int
     before: float
@@ -23,13 +23,7 @@ class Rise:
 
 @dataclass(frozen=True)
 class Spread:
-    """What the noise of one step decided: how far the rewards of siblings lie from their parent's mean.
-
-    Attributes:
-        step: of the schedule, that the siblings were drawn in.
-        deviation: standard deviation among siblings, pooled over their parents.
-        parents: with several children that could be measured.
-    """
+    """Standard deviation of siblings' rewards after a step, pooled over `parents` with several measured children."""
 
     step: int
     deviation: float
@@ -38,31 +32,27 @@ class Spread:
 
 @dataclass(frozen=True)
 class Forest:
-    """The trees of one prompt in one iteration, laid out.
-
-    Attributes:
-        tree: as it was kept.
-    """
+    """The trees of one prompt in one iteration; lists have an entry per node."""
 
     tree: KeptTree
 
     @property
     def nodes(self) -> Sequence[KeptNode]:
-        """Of the tree, parents before children."""
+        """Nodes, parents before children."""
         return self.tree.nodes
 
     @cached_property
     def children(self) -> list[list[int]]:
-        """Of each node."""
-        found: list[list[int]] = [[] for _ in self.nodes]
+        """Children of each node."""
+        children: list[list[int]] = [[] for _ in self.nodes]
         for place, node in enumerate(self.nodes):
             if node.parent is not None:
-                found[node.parent].append(place)
-        return found
+                children[node.parent].append(place)
+        return children
 
     @cached_property
     def rows(self) -> list[float]:
-        """Of each node: ends have whole numbers from the top, a parent stands in the middle of its children."""
+        """Row of each node: ends have whole numbers from the top, a parent stands in the middle of its children."""
         rows = [0.0] * len(self.nodes)
         ends = 0
         order: list[int] = []
@@ -71,20 +61,17 @@ class Forest:
             place = waiting.pop()
             order.append(place)
             waiting += self.children[place][::-1]
-        for place in order:
             if not self.children[place]:
                 rows[place] = float(ends)
                 ends += 1
         for place in reversed(order):
-            if self.children[place]:
-                rows[place] = statistics.mean(
-                    rows[child] for child in (self.children[place][0], self.children[place][-1])
-                )
+            if own := self.children[place]:
+                rows[place] = statistics.mean((rows[own[0]], rows[own[-1]]))
         return rows
 
     @cached_property
     def ends(self) -> dict[int, float]:
-        """The ends of trajectories whose reward is known, with it; twigs are none."""
+        """Ends of trajectories, except twigs, with their rewards where these are known."""
         return {
             place: node.total
             for place, node in enumerate(self.nodes)
@@ -93,11 +80,10 @@ class Forest:
 
     @cached_property
     def values(self) -> list[float | None]:
-        """Of each node: the mean reward of the ends beyond it, its own of an end; twigs count for nothing but themselves."""
+        """Mean reward of the ends below each node, of an end its own; twigs do not count for their parents."""
         sums = [0.0] * len(self.nodes)
         counts = [0] * len(self.nodes)
-        for place in range(len(self.nodes) - 1, -1, -1):
-            node = self.nodes[place]
+        for place, node in reversed([*enumerate(self.nodes)]):
             if not self.children[place] and not node.estimated and node.total is not None:
                 sums[place], counts[place] = node.total, 1
             if node.parent is not None and not node.twig:
@@ -107,62 +93,61 @@ class Forest:
 
     @cached_property
     def ode_values(self) -> list[float | None]:
-        """Of each node: the reward of the sample that steps without noise lead to from it, by a twig where there is one."""
-        found: list[float | None] = [None] * len(self.nodes)
+        """Reward of the sample that steps without noise reach from each node; by a twig where there is one."""
+        values: list[float | None] = [None] * len(self.nodes)
         by_twig = [False] * len(self.nodes)
-        for place in range(len(self.nodes) - 1, -1, -1):
-            node = self.nodes[place]
+        for place, node in reversed([*enumerate(self.nodes)]):
             if not self.children[place] and not node.estimated:
-                found[place] = node.total
-            if node.parent is None or node.noise > 0 or found[place] is None or by_twig[node.parent]:
+                values[place] = node.total
+            if node.parent is None or node.noise > 0 or values[place] is None or by_twig[node.parent]:
                 continue
-            found[node.parent], by_twig[node.parent] = found[place], node.twig
-        return found
+            values[node.parent], by_twig[node.parent] = values[place], node.twig
+        return values
 
     @cached_property
     def mates(self) -> Counter[tuple[int, ...]]:
-        """How many units each comparison set has."""
+        """Number of units in each comparison set."""
         units = {(node.compared, node.unit) for node in self.nodes if node.unit is not None}
         return Counter(compared for compared, _ in units)
 
     @cached_property
     def bounds(self) -> tuple[float, float]:
-        """The smallest and the largest reward of all that is shown."""
+        """Smallest and largest shown reward."""
         known = [node.total for node in self.nodes if node.total is not None]
         return (min(known), max(known)) if known else (0.0, 0.0)
 
     @cached_property
     def largest_advantage(self) -> float:
-        """The largest absolute advantage of its edges."""
+        """Largest absolute advantage of an edge."""
         return max((abs(node.advantage) for node in self.nodes if node.advantage is not None), default=0.0)
 
     @cached_property
     def best(self) -> int | None:
-        """The end with the largest reward."""
+        """End with the largest reward."""
         return max(self.ends, key=self.ends.__getitem__, default=None)
 
     def path(self, place: int) -> list[int]:
-        """The nodes from the root to one, which is among them."""
-        found: list[int] = []
+        """Return the nodes from the root to a node, both included."""
+        path: list[int] = []
         at: int | None = place
         while at is not None:
-            found.append(at)
+            path.append(at)
             at = self.nodes[at].parent
-        return found[::-1]
+        return path[::-1]
 
     def rises(self, place: int) -> list[Rise]:
-        """How the reward of what is shown changed on the way to a node; steps that were not scored are passed over."""
+        """Return the changes of the shown reward on the path to a node, without nodes that have none."""
         scored = [(each, total) for each in self.path(place) if (total := self.nodes[each].total) is not None]
         return [Rise(node, before, after) for (_, before), (node, after) in pairwise(scored)]
 
     def largest_rise(self, place: int) -> Rise | None:
-        """The step on the way to a node at which the reward rose most; None where it never did."""
+        """Return the largest rise on the path to a node; None if the reward never rose."""
         rise = max(self.rises(place), key=lambda rise: rise.after - rise.before, default=None)
         return rise if rise is not None and rise.after > rise.before else None
 
     @cached_property
     def spreads(self) -> list[Spread]:
-        """Of each step in which some state has several children that lead to known rewards."""
+        """Spread of each step after which some state has several children with known rewards."""
         squares: dict[int, list[tuple[float, int]]] = defaultdict(list)
         for place, node in enumerate(self.nodes):
             drawn = [child for child in self.children[place] if self.nodes[child].noise > 0]

@@ -1,38 +1,68 @@
-"""What the metric lines of a run tell: its held-out means, the points of its curves, and what each step had cost."""
+"""Evaluate the metric lines of a run: held-out means, points of curves, and costs up to a step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from flowgrpo.commands.gallery.curve import PART, curve
 from flowgrpo.commands.gallery.numbers import Mean, counts
 
 Metrics = Sequence[dict[str, Any]]
 
-COSTS = {  # keys of the training lines that add up to each cost; rewards are computed within the rollout
+COSTS = {  # keys of training lines that add up to a cost; rewards are computed within the rollout
     "evaluations": ("cost/model_evaluations",),
     "seconds": ("time/rollout", "time/update"),
 }
 
 
+class PartCurve(NamedTuple):
+    """Curve of one reward as an SVG element; nobody trains on a `watched` reward."""
+
+    name: str
+    watched: bool
+    svg: str
+
+
+def of_phase(metrics: Metrics, phase: str) -> list[dict[str, Any]]:
+    """Return the lines of a phase: `calibration`, `train` or `eval`."""
+    return [m for m in metrics if m["phase"] == phase]
+
+
 def points(metrics: Metrics, phase: str, key: str) -> list[tuple[int, float]]:
-    """The step and the value of each line of a phase that has a value."""
-    return [(m["step"], m[key]) for m in metrics if m["phase"] == phase and m.get(key) is not None]
+    """Return the step and the value of each line of a phase that has a value."""
+    return [(m["step"], m[key]) for m in of_phase(metrics, phase) if m.get(key) is not None]
+
+
+def part_curves(
+    metrics: Metrics, trained: Sequence[str], watched: Sequence[str], label: str = "reward by training step"
+) -> list[PartCurve]:
+    """Return a curve of each of several rewards that was evaluated twice; `{}` in `label` stands for its name."""
+    names = [*trained, *watched]
+    curves = []
+    for name in names if len(names) > 1 else []:
+        held_out, train = (points(metrics, phase, f"reward/{name}/mean") for phase in ("eval", "train"))
+        if len(held_out) > 1:
+            curves.append(PartCurve(name, name in watched, curve(held_out, train, PART, label=label.format(name))))
+    return curves
 
 
 def held_out_means(metrics: Metrics) -> list[Mean]:
-    """The mean held-out reward of the first evaluation and the last, or of the only one; none where one has no value."""
-    evaluated = [m for m in metrics if m["phase"] == "eval"]
+    """Return the mean held-out rewards of the first and the last evaluation, or of the only one.
+
+    The list is empty if one of them has no mean.
+    """
+    evaluated = of_phase(metrics, "eval")
     ends = [evaluated[0], evaluated[-1]] if len(evaluated) > 1 else evaluated
     return [Mean.of(m) for m in ends] if all(m["reward/mean"] is not None for m in ends) else []
 
 
 def held_out_words(metrics: Metrics) -> str | None:
-    """What a run says of its held-out rewards at its end; None before the second evaluation.
+    """Return the sentence on held-out rewards that ends a run; None before the second evaluation.
 
-    A mean of other samples than the first one's is marked as one: where rewards failed or samples were lost, say.
+    It gives both sample counts where they differ, for example because rewards failed.
     """
-    evaluated = [m for m in metrics if m["phase"] == "eval"]
+    evaluated = of_phase(metrics, "eval")
     if len(evaluated) < 2:
         return None
     before, after = (
@@ -43,18 +73,7 @@ def held_out_words(metrics: Metrics) -> str | None:
     return f"held-out reward {before} -> {after}" + (f" ({counts(*means)})" if unlike else "")
 
 
-def trained_lines(metrics: Metrics) -> list[dict[str, Any]]:
-    """The lines of training iterations, which know what they cost."""
-    return [m for m in metrics if m["phase"] == "train"]
-
-
 def spent(metrics: Metrics, cost: str, step: int | None = None) -> float:
-    """What training had cost up to a step, and with it; by default up to the last one.
-
-    Args:
-        cost: `evaluations` of the model, or `seconds` of rollouts and updates. Held-out evaluations are not counted.
-
-    Raises:
-        KeyError: a line does not say what it cost.
-    """
-    return sum(m[key] for m in trained_lines(metrics) for key in COSTS[cost] if step is None or m["step"] <= step)
+    """Return what training cost, by a key of `COSTS`, up to and including a step; raise KeyError if a line lacks it."""
+    train = of_phase(metrics, "train")
+    return sum(m[key] for m in train for key in COSTS[cost] if step is None or m["step"] <= step)

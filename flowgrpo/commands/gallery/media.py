@@ -1,4 +1,4 @@
-"""What the page embeds of a sample: its picture, video or sound, small enough for a page of many."""
+"""Embed pictures, videos and sounds in a page, small enough for many of them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from rewards.files import films, media, suffixes
 
 LARGEST_SIDE = 384  # pixels of an embedded picture or video
 LONGEST = 15  # seconds of embedded sound
-HIGHEST_RATE = 24000  # samples per second of it
+HIGHEST_RATE = 24000  # samples per second
 BARS = 72  # of a sound's outline
 
 
 def data_url(path: Path) -> str:
-    """A picture as WebP, a film as MP4, at most `LARGEST_SIDE` wide and high, or the beginning of a sound as WAV.
+    """Return a picture as WebP, a film as MP4 (both at most `LARGEST_SIDE` wide and high), or the start of a sound as WAV.
 
-    It is kept for the next page: a run writes one at every evaluation, of files that stay as they are.
+    URLs are cached, for a run writes a page of the same files at every evaluation.
     """
     return _data_url(path, path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=4096)
-def _data_url(path: Path, changed: int) -> str:
+def _data_url(path: Path, modified: int) -> str:
     suffix = suffixes.suffix_of(path)
     if suffix in suffixes.SOUNDS:
         kind, data = "audio/wav", _sound(path)
@@ -42,7 +42,7 @@ def _data_url(path: Path, changed: int) -> str:
 
 
 def outline(path: Path) -> str | None:
-    """The peaks of a sound as an SVG path of upright bars, each in 3 x 40 units; None of anything else."""
+    """Return the peaks of a sound as an SVG path of upright bars, 3 x 40 units each; None for other files."""
     if suffixes.suffix_of(path) not in suffixes.SOUNDS:
         return None
     _, samples = _read(path)
@@ -52,9 +52,9 @@ def outline(path: Path) -> str | None:
 
 
 def pixel_difference(before: Path, after: Path) -> float | None:
-    """The mean absolute difference of two pictures, in [0, 1]; the second is scaled to the first's size.
+    """Return the mean absolute difference of two pictures in [0, 1]; None if one is a film, a sound or a text.
 
-    Of moving pictures the first frames count. None where one of the files is a film, a sound or a text.
+    The second is scaled to the size of the first. Of animations the first frames are compared.
     """
     if {suffixes.suffix_of(before), suffixes.suffix_of(after)} & {*suffixes.FILMS, *suffixes.SOUNDS, *suffixes.TEXTS}:
         return None
@@ -83,16 +83,16 @@ def _picture(path: Path) -> bytes:
 
 
 def _film(path: Path) -> bytes:
-    """An MP4 as it is; another film, or one that is too large, as a small MP4."""
+    """Return a small MP4 unchanged, and any other film as a small MP4."""
     program, is_mp4 = video_files.ffmpeg(), suffixes.suffix_of(path) == ".mp4"
     if is_mp4 and program is None:
         return path.read_bytes()
     fits = max(media.film(path)[0].size) <= LARGEST_SIDE
     if is_mp4 and fits:
         return path.read_bytes()
-    assert program is not None  # or `media.film` had said so
+    assert program is not None  # else `media.film` has raised
     sides = f"'min(iw,{LARGEST_SIDE})':'min(ih,{LARGEST_SIDE})'"
-    colours = "out_color_matrix=bt709:out_range=tv"  # as `video_files.run` says that they are
+    colours = "out_color_matrix=bt709:out_range=tv"  # as `video_files.run` tags them
     scale = f"scale={sides}:force_original_aspect_ratio=decrease:force_divisible_by=2:{colours}"
     with path.open("rb") as opened, tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "small.mp4"
@@ -107,7 +107,7 @@ def _film(path: Path) -> bytes:
 def _sound(path: Path) -> bytes:
     rate, samples = _read(path)
     if rate > HIGHEST_RATE:
-        from scipy.signal import resample_poly  # here, for its import takes a second, and few pages have sounds
+        from scipy.signal import resample_poly  # imported here, for it takes a second
 
         samples, rate = resample_poly(samples, HIGHEST_RATE, rate), HIGHEST_RATE
     buffer = io.BytesIO()
@@ -116,7 +116,7 @@ def _sound(path: Path) -> bytes:
 
 
 def _read(path: Path) -> tuple[int, np.ndarray]:
-    """The rate and the beginning of a .wav file, float32 (N, C) in [-1, 1]."""
+    """Return the rate and the first `LONGEST` seconds of a .wav file, float32 (N, C) in [-1, 1]."""
     rate, samples = media.sound(path)
     samples = samples[: LONGEST * rate]
     scale = np.iinfo(samples.dtype).max if np.issubdtype(samples.dtype, np.integer) else 1

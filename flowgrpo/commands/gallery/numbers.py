@@ -1,4 +1,4 @@
-"""Numbers as the page shows them: significant digits, differences with a sign, means with their standard errors."""
+"""Format numbers for pages: significant digits, signed differences, means with their standard errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number with so many significant digits, or as many as it has before the point; an en dash for None."""
+    """Format a number with `digits` significant digits, but with all digits before the point; None is an en dash."""
     if value is None:
         return "–"
     large = abs(value) >= 10**digits - 0.5
@@ -18,19 +18,19 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def difference(before: float | None, after: float | None) -> str:
-    """The difference with its sign; empty where one of them is unknown."""
+    """Format `after - before` with its sign; empty if one of them is None."""
     if before is None or after is None:
         return ""
     return f"+{number(after - before)}" if after > before else "±0" if after == before else number(after - before)
 
 
 def minutes(seconds: float) -> str:
-    """A time in minutes and whole seconds."""
+    """Format a time in minutes and whole seconds."""
     return f"{int(seconds) // 60} min {int(seconds) % 60} s"
 
 
 def compact(value: float) -> str:
-    """A number of an axis: as it is below 10,000, in thousands (k), millions (M) or billions (G) above."""
+    """Format a number of an axis: from 10,000 in thousands (k), millions (M) or billions (G)."""
     for power, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= power:
             return f"{value / (1e3 if letter == 'k' else power):g}{letter}"
@@ -39,12 +39,7 @@ def compact(value: float) -> str:
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean of samples.
-
-    Attributes:
-        error: its standard error; None where it is unknown, or has no value because the sample is one.
-        count: of samples; None where it is unknown.
-    """
+    """Mean of `count` samples with its standard error; both may be unknown, and one sample has no error."""
 
     value: float
     error: float | None
@@ -52,7 +47,7 @@ class Mean:
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Mean:
-        """The mean reward of a metric line; its standard deviation is that of the samples themselves, divided by n."""
+        """Return the mean reward of a metric line, whose standard deviation is the population's (divided by n)."""
         count, deviation = line.get("reward/count"), line.get("reward/std")
         error = None
         if count is not None and count > 1 and deviation is not None:
@@ -61,7 +56,7 @@ class Mean:
 
 
 def counts(before: Mean, after: Mean) -> str:
-    """How many samples two means are of; empty where that is unknown."""
+    """Format the sample counts of two means; empty if the second is unknown."""
     if after.count is None:
         return ""
     if before.count in (None, after.count):
@@ -70,7 +65,7 @@ def counts(before: Mean, after: Mean) -> str:
 
 
 def share(value: float | None, low: float, high: float) -> int | None:
-    """How far a value is between two bounds, in percent; None where that says nothing."""
+    """Return where a value lies between two bounds, in percent; None if it is None or the bounds are equal."""
     if value is None or high <= low:
         return None
     return round(100 * min(1.0, max(0.0, (value - low) / (high - low))))

@@ -1,4 +1,4 @@
-"""What the page shows of a text: the answer, and under it each token of its canvas by the step that committed it."""
+"""HTML of a sampled text: the answer, and each token of its canvas coloured by the step that committed it."""
 
 from __future__ import annotations
 
@@ -15,35 +15,25 @@ SPACES = {" ": "·", "\n": "↵", "\r": "␍", "\t": "⇥"}
 
 
 def answer(path: Path) -> Markup:
-    """The HTML of a text: the answer and its heat strip.
+    """Return the answer and its heat strip; raise InputError if the file is not of its form.
 
-    Args:
-        path: a .json file of `text`, `tokens` and `steps`; see `strip`.
-
-    Raises:
-        InputError: the file is not of this form.
+    The file is JSON with `text`, `tokens` and `steps`: the 0-based step that committed each token, -1 if it was given.
     """
     try:
         sample = tables.document(path)
         text, tokens = sample["text"], sample["tokens"]
-        cells = strip(tokens, sample["steps"], _ends(text, tokens))
+        strip = _strip(tokens, sample["steps"], _end_count(text, tokens))
     except (ValueError, KeyError, TypeError):
         raise InputError(
             f"{path} is not a text as flowgrpo sample writes them, an object with the keys text, tokens and steps"
         ) from None
-    return Markup('<p class="text">{}</p>{}').format(text, cells)
+    return Markup('<p class="text">{}</p>{}').format(text, strip)
 
 
-def strip(tokens: Sequence[str], steps: Sequence[int], ends: int) -> Markup:
-    """The heat strip of a canvas: one cell per token.
-
-    Args:
-        tokens: their texts.
-        steps: that committed them, 0-based; -1: given from the start.
-        ends: how many tokens, the last ones, are drawn small and without text.
-    """
+def _strip(tokens: Sequence[str], steps: Sequence[int], end_count: int) -> Markup:
+    """Return one cell per token; the last `end_count` are small and without text."""
     count = max(steps, default=-1) + 1
-    answered = len(tokens) - ends
+    answered = len(tokens) - end_count
     cells = [_cell(*cell, count, index >= answered) for index, cell in enumerate(zip(tokens, steps, strict=True))]
     label = f"order of decoding: {len(tokens)} tokens in {count} steps"
     return Markup('<div class="strip" role="img" aria-label="{}">{}</div>').format(label, Markup().join(cells))
@@ -57,16 +47,12 @@ def _cell(token: str, step: int, count: int, end: bool) -> Markup:
     if end:
         return Markup('<i{}{} title="{}, {}"></i>').format(kind, heat, token, when)
     line = Markup("<br>") if "\n" in token else ""
-    return Markup('<i{}{} title="{}">{}</i>{}').format(kind, heat, when, _visible(token), line)
+    visible = Markup().join(Markup("<u>{}</u>").format(SPACES[c]) if c in SPACES else c for c in token)
+    return Markup('<i{}{} title="{}">{}</i>{}').format(kind, heat, when, visible, line)
 
 
-def _ends(text: str, tokens: Sequence[str]) -> int:
-    """How many tokens are the end of sequence: equal ones, the last of the canvas, that the answer does not hold."""
+def _end_count(text: str, tokens: Sequence[str]) -> int:
+    """Return how many equal tokens at the end of the canvas are the end of sequence, which the answer leaves out."""
     if not tokens or tokens[-1].strip() in text:
         return 0
     return sum(1 for _ in takewhile(tokens[-1].__eq__, reversed(tokens)))
-
-
-def _visible(token: str) -> Markup:
-    """A token whose white space can be seen."""
-    return Markup().join(Markup("<u>{}</u>").format(SPACES[c]) if c in SPACES else c for c in token)

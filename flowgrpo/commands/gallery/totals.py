@@ -1,4 +1,4 @@
-"""What the rewards of a shown sample come to together, and the bounds of that, as a batch has them in training."""
+"""Combine the rewards of a shown sample into the total that training used, and bound that total."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from rewards import BUILT_IN
 
 @dataclass(frozen=True)
 class Member:
-    """A reward that a run is trained on: weight x (reward - offset) counts.
-
-    Attributes:
-        bounds: of its values; None where nobody has stated any.
-    """
+    """A trained reward; weight x (reward - offset) counts. `bounds` are those of the reward itself, if known."""
 
     name: str
     weight: float
@@ -24,19 +20,13 @@ class Member:
     bounds: tuple[float, float] | None
 
     def of(self, value: float) -> float:
-        """What a value counts."""
+        """Return what a reward counts."""
         return self.weight * (value - self.offset)
 
 
 @dataclass(frozen=True)
 class Totals:
-    """The rewards that a run is trained on.
-
-    Attributes:
-        members: of the sum; none without a config.
-        form: how they are put together, as `algorithm.baseline.combine`.
-        caution: of the form `cautious`.
-    """
+    """The trained rewards of a run; `form` and `caution` are those of `algorithm.baseline`."""
 
     members: list[Member]
     form: str
@@ -44,7 +34,7 @@ class Totals:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Totals:
-        """Those of a run's config.yaml; of an empty one, for samples without a run."""
+        """Return the totals of a run's config.yaml, or of samples without a run (an empty config)."""
         baseline = config.get("algorithm", {}).get("baseline", {})
         members = [
             Member(
@@ -55,16 +45,15 @@ class Totals:
             )
             for use in config.get("rewards", [])
         ]
-        # a run before there was the key has no caution
-        return cls(members, baseline.get("combine", "sum"), baseline.get("caution", 0.0))
+        return cls(members, baseline.get("combine", "sum"), baseline.get("caution", 0.0))  # old runs lack caution
 
     @property
     def names(self) -> list[str]:
-        """Of the rewards."""
+        """Names of the trained rewards."""
         return [member.name for member in self.members]
 
     def total(self, rewards: Mapping[str, float | None]) -> float | None:
-        """What counts for a sample; without a config the sum of all its rewards. None where none is known."""
+        """Return the total of a sample, the plain sum without a config; None if no reward is known."""
         known = {name: value for name, value in rewards.items() if value is not None}
         if not self.members:
             return sum(known.values()) if known else None
@@ -78,15 +67,20 @@ class Totals:
         return sum(counted)
 
     def total_bounds(self, rewards: Mapping[str, float | None]) -> tuple[float, float] | None:
-        """The bounds of that total; None where a part has none, or where a mean is cautious."""
+        """Return the bounds of the total; None if a reward has none, or if the form is `cautious`."""
         parts = [member for member in self.members if rewards.get(member.name) is not None]
         ends = [sorted(map(member.of, member.bounds)) for member in parts if member.bounds is not None]
         if not parts or self.form == "cautious" or len(ends) < len(parts):
             return None
-        together = min if self.form == "worst" else sum
-        return together(low for low, _ in ends), together(high for _, high in ends)
+        combine = min if self.form == "worst" else sum
+        return combine(low for low, _ in ends), combine(high for _, high in ends)
 
 
 def name_of(use: Mapping[str, Any]) -> str:
-    """Name of a config's reward in the metrics."""
+    """Return a reward's name in the metrics."""
     return use["name"] or use["use"].rpartition(":")[2]
+
+
+def watched_names(config: Mapping[str, Any]) -> list[str]:
+    """Return the names of the rewards that a run evaluates but does not train on."""
+    return [name_of(use) for use in config.get("eval_rewards", [])]

@@ -1,136 +1,94 @@
-"""The page of trees: how they grew, which branch earned what, and what the update was told of each edge."""
+"""The page of a run's trees: how they grew, the reward of each branch, and the advantage of each edge."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flowgrpo.commands.gallery.folder import read_config
 from flowgrpo.commands.gallery.forest import Forest
 from flowgrpo.commands.gallery.numbers import difference, number, share
-from flowgrpo.commands.gallery.pages import template
-from flowgrpo.data.yaml_maps import read_map
+from flowgrpo.commands.gallery.pages import check_out, template, write_page
 from flowgrpo.errors import InputError
 from flowgrpo.training.reports.tree_store import KeptNode, TreeFolder
-from flowgrpo.training.run.run_folder import check_writable, replace_text
 
-LARGEST = 12 << 20  # bytes of kept trees, above which the page has fewer iterations than were kept
+LARGEST = 12 << 20  # bytes of kept trees; of more, the page shows fewer iterations
 TREES = "trees.html"  # in a run's folder
-SIDE = 56  # of a picture in a tree, pixels
-GAP = 30  # between two columns
-BELOW = 14  # between two rows, with the bar of a reward
+SIDE = 56  # pixels of a picture's longer side
+GAP = 30  # pixels between two columns
+BELOW = 14  # pixels between two rows, which hold the bar of a reward
 LEFT, TOP = 24, 8
 
 
 @dataclass(frozen=True)
-class Spot:
-    """A node as it is drawn, in pixels.
-
-    Attributes:
-        level: how deep in its tree, from 1.
-        picture: WebP in base64; None without one.
-        bar: how long the bar of its reward is, in percent; None without one.
-        label: what a reader without eyes for it is told.
-    """
-
-    place: int
-    x: float
-    y: float
-    _: KW_ONLY
-    level: int
-    picture: str | None
-    bar: int | None
-    label: str
-    kind: str
-
-
-@dataclass(frozen=True)
-class Line:
-    """An edge as it is drawn: an SVG path, its class, and how wide it is."""
-
-    place: int
-    path: str
-    kind: str
-    width: float
-
-
-@dataclass(frozen=True)
-class Column:
-    """The states after so many steps: their noise level in words, and what the noise of the last step decided."""
-
-    x: float
-    step: int
-    level: str
-    spread: str | None
-
-
-@dataclass(frozen=True)
 class Drawing:
-    """A forest as it is drawn."""
+    """A forest, drawn."""
 
     forest: Forest
 
     @property
     def tile(self) -> tuple[float, float]:
-        """Width and height of a picture on the page."""
+        """Width and height of a picture in pixels."""
         width, height = self.forest.tree.size
         scale = SIDE / max(width, height)
         return width * scale, height * scale
 
     def x(self, step: int) -> float:
-        """The left side of a column."""
+        """Return the left side of a column."""
         return LEFT + step * (self.tile[0] + GAP)
 
     def y(self, place: int) -> float:
-        """The upper side of a node."""
+        """Return the upper side of a node."""
         return TOP + self.forest.rows[place] * (self.tile[1] + BELOW)
 
     @property
     def size(self) -> tuple[float, float]:
-        """Width and height."""
+        """Width and height of the drawing."""
         steps = len(self.forest.tree.sigmas)
         return self.x(steps) - GAP + LEFT, TOP + (max(self.forest.rows) + 1) * (self.tile[1] + BELOW)
 
     @property
-    def columns(self) -> list[Column]:
-        """Of the schedule."""
+    def columns(self) -> list[dict[str, Any]]:
+        """Each step of the schedule: its noise level, and the spread after the step before it."""
         spreads = {spread.step + 1: number(spread.deviation, 2) for spread in self.forest.spreads}
+        levels = [f"{sigma:.0%}" if self.texts else f"σ {sigma:.2f}" for sigma in self.forest.tree.sigmas]
         return [
-            Column(self.x(step), step, f"{sigma:.0%}" if self.texts else f"σ {sigma:.2f}", spreads.get(step))
-            for step, sigma in enumerate(self.forest.tree.sigmas)
+            {"x": self.x(step), "step": step, "level": level, "spread": spreads.get(step)}
+            for step, level in enumerate(levels)
         ]
 
     @property
     def texts(self) -> bool:
-        """Whether its states are canvases of texts."""
+        """Whether the states are canvases of texts."""
         return self.forest.nodes[0].text is not None
 
     @property
-    def spots(self) -> list[Spot]:
-        """Its nodes."""
-        found = []
+    def spots(self) -> list[dict[str, Any]]:
+        """Each node: where it stands in pixels, its level from 1, its picture, its reward's bar, and its label."""
+        spots = []
         for place, node in enumerate(self.forest.nodes):
             what = "sample" if not node.estimated else "canvas" if self.texts else "foretold"
             earned = "" if node.advantage is None else f", advantage {number(node.advantage)}"
-            spot = Spot(
-                place,
-                self.x(node.step),
-                self.y(place),
-                level=len(self.forest.path(place)),
-                picture=node.picture,
-                bar=share(node.total, *self.forest.bounds),
-                label=f"step {node.step}, {what}, reward {number(node.total)}{earned}",
-                kind=f"{what}{' twig' if node.twig else ''}{'' if node.picture else ' unseen'}",
-            )
-            found.append(spot)
-        return found
+            spot = {
+                "place": place,
+                "x": self.x(node.step),
+                "y": self.y(place),
+                "level": len(self.forest.path(place)),
+                "picture": node.picture,
+                "bar": share(node.total, *self.forest.bounds),
+                "label": f"step {node.step}, {what}, reward {number(node.total)}{earned}",
+                "kind": f"{what}{' twig' if node.twig else ''}{'' if node.picture else ' unseen'}",
+            }
+            spots.append(spot)
+        return spots
 
     @property
-    def lines(self) -> list[Line]:
-        """Its edges, those that earned most last, so that they lie on top."""
+    def lines(self) -> list[dict[str, Any]]:
+        """Each edge, those with the largest advantages last and so on top."""
         width, height = self.tile
-        found = []
+        lines = []
         for place, node in enumerate(self.forest.nodes):
             if node.parent is None:
                 continue
@@ -139,34 +97,38 @@ class Drawing:
             x1, y1 = self.x(node.step), self.y(place) + height / 2
             middle = x1 - GAP / 2
             path = f"M{x0:.1f} {y0:.1f}H{middle - GAP / 2:.1f}C{middle:.1f} {y0:.1f} {middle:.1f} {y1:.1f} {x1:.1f} {y1:.1f}"
-            found.append((self._strength(node), Line(place, path, _kind(node), 1.2 + 3.8 * self._strength(node))))
-        return [line for _, line in sorted(found, key=lambda each: each[0])]
+            thickness = 1.2 + 3.8 * self._strength(node)
+            lines.append({"place": place, "path": path, "kind": _edge_kind(node), "width": thickness})
+        return sorted(lines, key=lambda line: line["width"])
 
     def _strength(self, node: KeptNode) -> float:
         largest = self.forest.largest_advantage
         return abs(node.advantage) / largest if node.updated and node.advantage is not None and largest else 0.0
 
     @property
-    def told(self) -> list[dict[str, Any]]:
-        """What the page tells of each node that is asked for, and what of the way to it, in words."""
-        found = []
-        for place, node in enumerate(self.forest.nodes):
-            way, most = self.forest.rises(place), self.forest.largest_rise(place)
-            steps = [f"step {self.forest.nodes[rise.node].step}" for rise in way]
-            told = {
-                "parent": node.parent,
-                "step": node.step,
-                "row": self.forest.rows[place],
-                "text": node.text,
-                "facts": self._facts(place, node),
-                "most": None if most is None else most.node,
-                "way": [
-                    [rise.node, step, number(rise.after), difference(rise.before, rise.after)]
-                    for rise, step in zip(way, steps, strict=True)
-                ],
-            }
-            found.append(told)
-        return found
+    def details(self) -> list[dict[str, Any]]:
+        """Data that the page shows of a selected node and of the path to it."""
+        return [self._tell(place, node) for place, node in enumerate(self.forest.nodes)]
+
+    def _tell(self, place: int, node: KeptNode) -> dict[str, Any]:
+        largest = self.forest.largest_rise(place)
+        return {
+            "parent": node.parent,
+            "step": node.step,
+            "row": self.forest.rows[place],
+            "text": node.text,
+            "facts": self._facts(place, node),
+            "most": None if largest is None else largest.node,
+            "way": [
+                [
+                    rise.node,
+                    f"step {self.forest.nodes[rise.node].step}",
+                    number(rise.after),
+                    difference(rise.before, rise.after),
+                ]
+                for rise in self.forest.rises(place)
+            ],
+        }
 
     def _facts(self, place: int, node: KeptNode) -> list[tuple[str, str]]:
         forest = self.forest
@@ -200,7 +162,7 @@ class Drawing:
 
     @property
     def sentence(self) -> str:
-        """What a look at the tree tells first."""
+        """Summary of the tree."""
         forest = self.forest
         if forest.best is None:
             return "No sample of it has a reward."
@@ -217,8 +179,7 @@ class Drawing:
         )
 
 
-def _kind(node: KeptNode) -> str:
-    """The class of an edge."""
+def _edge_kind(node: KeptNode) -> str:
     if not node.trained:
         return "plain"
     if not node.updated:
@@ -226,19 +187,8 @@ def _kind(node: KeptNode) -> str:
     return "plus" if (node.advantage or 0) > 0 else "minus" if (node.advantage or 0) < 0 else "zero"
 
 
-@dataclass(frozen=True)
-class Iteration:
-    """The drawings of one iteration."""
-
-    step: int
-    drawings: Sequence[Drawing]
-
-
 def shown_steps(sizes: dict[int, int]) -> set[int]:
-    """The iterations to show, of those with their sizes in bytes: all, or as many, evenly apart, as a page can hold.
-
-    The first and the last are among them, however large they are.
-    """
+    """Return the iterations to show by their bytes: all, or as many evenly spaced ones as fit, with both ends."""
     steps = sorted(sizes)
     most = len(steps) if not sizes else min(len(steps), LARGEST // max(1, min(sizes.values())))
     for count in range(most, 2, -1):
@@ -249,45 +199,32 @@ def shown_steps(sizes: dict[int, int]) -> set[int]:
 
 
 def check_trees(run: Path) -> None:
-    """Refuse a run of which the page of trees cannot be written.
-
-    Raises:
-        InputError: a file that the page shows is damaged.
-    """
+    """Refuse damaged trees among those that the page would show, read one iteration at a time."""
     folder = TreeFolder(run)
     for step in shown_steps(folder.sizes()):
         folder.read([step])
 
 
 def write_trees(run: Path, out: Path) -> Path:
-    """Write the page of a run's trees to `out`, all at once.
-
-    Raises:
-        InputError: the run kept none, one is damaged, or the page cannot be written.
-    """
-    if out.exists() and not out.is_file():  # a folder, or a device, which would be replaced
-        raise InputError(f"--out: {out} is there and no ordinary file; name one, such as trees.html")
+    """Write the page of a run's trees; raise InputError if there are none, one is damaged, or it cannot be written."""
+    check_out(out, "trees.html")
     folder = TreeFolder(run)
-    kept = folder.read(shown_steps(folder.sizes()))
-    if not kept:
+    trees = folder.read(shown_steps(folder.sizes()))
+    if not trees:
         raise InputError(
             f"{run}: it kept no trees; train with run.trees={{every: 8}}, and it keeps those of every 8th iteration, unless "
             "run.engine or data.groups make the samples of a flow model"
         )
-    check_writable(out.parent, str(out))
-    by_step: dict[int, list[Drawing]] = {}
-    for tree in kept:
-        by_step.setdefault(tree.step, []).append(Drawing(Forest(tree)))
-    iterations = [Iteration(step, drawings) for step, drawings in sorted(by_step.items())]
-    config = read_map(run / "config.yaml") if (run / "config.yaml").is_file() else {}
-    algorithm = config.get("algorithm")
-    asked = {
-        "name": run.resolve().name,
-        "method": algorithm.get("preset") if isinstance(algorithm, dict) else None,
-        "iterations": iterations,
-        "texts": iterations[0].drawings[0].texts,
-        "number": number,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(out, template("trees.html.jinja").render(asked))
-    return out
+    by_step = defaultdict(list)
+    for tree in trees:
+        by_step[tree.step].append(Drawing(Forest(tree)))
+    iterations = [{"step": step, "drawings": drawings} for step, drawings in sorted(by_step.items())]
+    algorithm = read_config(run).get("algorithm")
+    page = template("trees.html.jinja").render(
+        name=run.resolve().name,
+        method=algorithm.get("preset") if isinstance(algorithm, dict) else None,
+        iterations=iterations,
+        texts=Drawing(Forest(trees[0])).texts,
+        number=number,
+    )
+    return write_page(out, page)

@@ -1,11 +1,12 @@
-"""The page of one sample: what the noise of each step decided, and what other noise would have given."""
+"""The page of one explained sample: what the noise of each step decided, and what other noise would have given."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
-from flowgrpo.commands.gallery.numbers import difference, number
+from flowgrpo.commands.gallery.numbers import number
 from flowgrpo.commands.gallery.pages import template
 from flowgrpo.training.reports.tree_store import encoded
 
@@ -15,85 +16,62 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tile:
-    """A picture as the page shows it, `own` where it is that of the sample itself."""
+    """A picture with its reward; `own` marks the explained sample."""
 
     look: Look
     own: bool = False
 
     @property
     def url(self) -> str:
-        """Its data."""
+        """Data URL of the picture."""
         return f"data:image/webp;base64,{encoded(self.look.picture)}"
 
     @property
     def reward(self) -> str:
-        """In digits."""
+        """The reward as text."""
         return number(self.look.reward)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepRow:
-    """A step as the page shows it."""
+    """A step of the sample, formatted; shares are of the variance of the reward, in percent."""
 
     step: Step
-    sample: Look
+    share: str  # with its standard error
+    bar: float  # length of the share's bar
+    whisker: tuple[float, float]  # start and end of its standard error
+    spread: str  # standard deviation of the redraws' rewards
+    advantage: str
+    foretold: tuple[Tile, Tile]  # predictions of the clean sample before and after the step
+    tiles: list[Tile]  # the redraws and the sample, those without a reward first, then from the worst to the best
+    better: int  # redraws with a larger reward than the sample's
 
-    @property
-    def share(self) -> str:
-        """Its share of the variance with its standard error, in percent; an en dash where there is no variance."""
-        own = self.step.share
-        return "–" if own is None else f"{100 * own.share:.0f}% ± {100 * own.error:.0f}".replace("-", "−")
+    @classmethod
+    def of(cls, step: Step, sample: Look) -> StepRow:
+        """Format a step of a sample."""
+        own, advantage = step.share, step.advantage
+        tiles = [*map(Tile, step.redraws), Tile(sample, own=True)]
+        known = [look.reward for look in step.redraws if look.reward is not None]
+        return cls(
+            step=step,
+            share="–" if own is None else f"{100 * own.share:.0f}% ± {100 * own.error:.0f}".replace("-", "−"),
+            bar=0.0 if own is None else _percent(own.share),
+            whisker=(0.0, 0.0) if own is None else (_percent(own.share - own.error), _percent(own.share + own.error)),
+            spread=number(step.deviation, 2),
+            advantage="–" if advantage is None else f"{'+' if advantage > 0 else ''}{number(advantage, 2)}",
+            foretold=(Tile(step.before), Tile(step.after)),
+            tiles=sorted(tiles, key=lambda tile: -math.inf if tile.look.reward is None else tile.look.reward),
+            better=0 if sample.reward is None else sum(reward > sample.reward for reward in known),
+        )
 
-    @property
-    def bar(self) -> float:
-        """How long the bar of the share is, in percent."""
-        return 0.0 if self.step.share is None else min(100.0, max(0.0, 100 * self.step.share.share))
 
-    @property
-    def whisker(self) -> tuple[float, float]:
-        """Where the share's standard error begins and ends, in percent."""
-        own = self.step.share
-        low, high = (0.0, 0.0) if own is None else (own.share - own.error, own.share + own.error)
-        return min(100.0, max(0.0, 100 * low)), min(100.0, max(0.0, 100 * high))
-
-    @property
-    def spread(self) -> str:
-        """Standard deviation of the rewards of its redraws."""
-        return number(self.step.deviation, 2)
-
-    @property
-    def advantage(self) -> str:
-        """What the method gave."""
-        own = self.step.advantage
-        return "–" if own is None else f"{'+' if own > 0 else ''}{number(own, 2)}"
-
-    @property
-    def foretold(self) -> tuple[Tile, Tile]:
-        """What was foretold before the step and after it."""
-        return Tile(self.step.before), Tile(self.step.after)
-
-    @property
-    def rise(self) -> str:
-        """How the reward of what is foretold changed over the step."""
-        return difference(self.step.before.reward, self.step.after.reward)
-
-    @property
-    def tiles(self) -> list[Tile]:
-        """The redraws and the sample itself, from the worst to the best; those without a reward first."""
-        every = [*map(Tile, self.step.redraws), Tile(self.sample, own=True)]
-        return sorted(every, key=lambda tile: float("-inf") if tile.look.reward is None else tile.look.reward)
-
-    @property
-    def better(self) -> int:
-        """How many redraws have a larger reward than the sample."""
-        own = self.sample.reward
-        known = [look.reward for look in self.step.redraws if look.reward is not None]
-        return 0 if own is None else sum(reward > own for reward in known)
+def _percent(share: float) -> float:
+    return min(100.0, max(0.0, 100 * share))
 
 
 @dataclass(frozen=True)
 class Explained:
-    """An explanation, of a checkpoint of a run."""
+    """An explanation `of` a sample, with its run, the step of its checkpoint and the run's method."""
 
     of: Explanation
     _: KW_ONLY
@@ -103,18 +81,18 @@ class Explained:
 
     @property
     def rows(self) -> list[StepRow]:
-        """Its steps."""
-        return [StepRow(step, self.of.sample) for step in self.of.steps]
+        """The steps."""
+        return [StepRow.of(step, self.of.sample) for step in self.of.steps]
 
     @property
     def total(self) -> tuple[float, float] | None:
-        """What the shares add up to, and the standard error of that; None without any variance."""
+        """Sum of the shares and its standard error; None without variance."""
         left = self.of.residual
         return None if left is None else (1 - left.share, left.error)
 
     @property
     def sentences(self) -> list[str]:
-        """What a look at the page should tell first."""
+        """Summary of the page."""
         shared = [(row, row.step.share) for row in self.rows if row.step.share is not None]
         if not shared and self.of.lost:
             return [f"{self.of.lost} samples have no reward, so that the steps cannot be told apart."]
@@ -123,31 +101,26 @@ class Explained:
         most, share = max(shared, key=lambda each: each[1].share)
         if share.share > 2 * share.error:
             where = f"step {most.step.index + 1}"
-            found = [
+            words = [
                 f"The noise of {where} has the largest share of the reward's variance from this start: {most.share}."
             ]
         else:
-            found = ["No step stands out: the shares are small beside their errors, which more --chains make smaller."]
-        chances = [(look.reward, row) for row in self.rows for look in row.step.redraws if look.reward is not None]
+            words = ["No step stands out: the shares are small beside their errors, which more --chains make smaller."]
+        redraws = [(look.reward, row) for row in self.rows for look in row.step.redraws if look.reward is not None]
         own = self.of.sample.reward
-        if chances and own is not None:
-            best, row = max(chances, key=lambda each: each[0])
+        if redraws and own is not None:
+            best, row = max(redraws, key=lambda each: each[0])
             if best > own:
-                words = f"would have given reward {number(best)} in place of {number(own)}"
-                found.append(f"The best of all redraws, other noise in step {row.step.index + 1} alone, {words}.")
+                gain = f"would have given reward {number(best)} in place of {number(own)}"
+                words.append(f"The best of all redraws, other noise in step {row.step.index + 1} alone, {gain}.")
             else:
-                found.append(f"No redraw of a single step is better than this sample, of reward {number(own)}.")
-        return found
+                words.append(f"No redraw of a single step is better than this sample, of reward {number(own)}.")
+        return words
 
     @property
-    def told(self) -> dict[str, Any]:
-        """All numbers, as JSON.
-
-        `shares`, of the variance over the noise of all steps with their standard errors, `total_variance` itself, `credit`
-        and `redraws` by step, counted from 0; `sum` of the shares, which is 1 but for its error.
-        """
-        explanation, rows = self.of, self.rows
-        total = self.total
+    def document(self) -> dict[str, Any]:
+        """All numbers, for JSON: steps are counted from 0, and the sum of the shares is 1 but for its error."""
+        explanation, rows, total = self.of, self.rows, self.total
         return {
             "run": self.run,
             "checkpoint": self.step,
@@ -172,12 +145,7 @@ class Explained:
         }
 
     def page(self) -> str:
-        """The page, as HTML that needs nothing beside itself."""
-        asked = {
-            "told": self,
-            "of": self.of,
-            "sample": Tile(self.of.sample, own=True),
-            "still": Tile(self.of.still),
-            "number": number,
-        }
-        return template("explanation.html.jinja").render(asked)
+        """Return the page as self-contained HTML."""
+        return template("explanation.html.jinja").render(
+            told=self, of=self.of, sample=Tile(self.of.sample, own=True), still=Tile(self.of.still), number=number
+        )

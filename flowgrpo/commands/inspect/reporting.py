@@ -1,19 +1,18 @@
-"""The commands that look at a run: `explain`, `report`, `watch` and `vote`, each a page, written or served."""
+"""Command-line signatures of `flowgrpo explain`, `report`, `watch` and `vote`."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from flowgrpo.commands import options
 from flowgrpo.commands.scores.serve import check_packages
-from flowgrpo.commands.terminal import Format, out, table_lines
+from flowgrpo.commands.terminal import Format, print_json, print_line, table_lines
 from flowgrpo.errors import InputError
 from flowgrpo.training.run.run_folder import LOCK
 
-SUFFIXES = (".html", ".md")
 OF_RUN = ("config.yaml", "metrics.jsonl")
 Run = Annotated[Path, typer.Argument(metavar="RUN")]
 
@@ -27,19 +26,23 @@ def explain(
     ] = None,
     redraws: Annotated[int, typer.Option("--redraws", metavar="K", min=2, help="of the noise of each step")] = 16,
     chains: Annotated[int, typer.Option("--chains", min=3, help="that tell how much each step decides")] = 128,
-    step: Annotated[int | None, typer.Option("--step", help="a checkpoint's step; by default the last")] = None,
+    step: options.Step = None,
     out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="by default in RUN")] = None,
     form: Format = "human",
 ) -> None:
     """Explain one sample: what other noise at each step would have given, what each decides, and what credit it got."""
-    from flowgrpo.commands.inspect import explained as command
+    from flowgrpo.commands.inspect import explained
 
-    told, page = command.explain(run, out_file, prompt=prompt, seed=seed, step=step, redraws=redraws, chains=chains)
+    told, page = explained.explain(run, out_file, prompt=prompt, seed=seed, step=step, redraws=redraws, chains=chains)
     if form == "json":
-        print(json.dumps({**told.told, "page": str(page)}, indent=1))
+        print_json({**told.document, "page": str(page)})
         return
-    for line in (*told.sentences, *table_lines(command.lines(told)), str(page)):
-        out.print(line, soft_wrap=True)
+    steps = [
+        {"step": f"{row.step.index + 1}", "decides": row.share, "redraws": f"±{row.spread}", "advantage": row.advantage}
+        for row in told.rows
+    ]
+    for line in (*told.sentences, *table_lines(steps), str(page)):
+        print_line(line)
 
 
 def report(
@@ -51,17 +54,14 @@ def report(
     """Write one page, or Markdown, of what a run was asked, what it cost and what came of it."""
     _check(run, OF_RUN)
     file = run / "report.html" if out_file is None else out_file
-    if file.suffix not in SUFFIXES:
+    if file.suffix not in (".html", ".md"):
         raise InputError(f"--out: a report is written as .html or .md, and {file.name} ends in neither")
     from flowgrpo.commands.report import write_report
 
-    out.print(str(write_report(run, file)), soft_wrap=True)
+    print_line(str(write_report(run, file)))
 
 
-def watch(
-    run: Run,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one")] = 8200,
-) -> None:
+def watch(run: Run, port: options.Port = 8200) -> None:
     """Serve the report of a run that goes on, on this machine; the page refreshes itself."""
     _check(run, (*OF_RUN, LOCK))
     check_packages("watch")
@@ -75,7 +75,7 @@ def vote(
     out_file: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="by default votes.jsonl in the first")
     ] = None,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one")] = 8300,
+    port: options.Port = 8300,
 ) -> None:
     """Ask a person which of two samples is better, on a page of this machine; the reward `votes` learns from the file."""
     for folder in folders:

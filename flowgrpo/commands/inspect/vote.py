@@ -1,15 +1,14 @@
-"""Pairs of samples shown to a person on this machine, who says which is better; the votes go to a file.
+"""`flowgrpo vote`: show pairs of samples to a person on this machine and write the votes to a file.
 
     GET  /            the page
     GET  /pair        the next pair as JSON, or that none is left
     GET  /media/PAIR/SIDE  a sample of a pair, SIDE a or b
     POST /vote        {"pair": number, "vote": "a" | "b" | "neither"}; answers with the next pair
-    POST /undo        takes the last vote of this file back; answers with its pair
+    POST /undo        takes back the last vote in the file; answers with its pair
 
-Each vote is a line that is on the disk before the next pair is shown, so that nothing is lost when the page or the server
-ends; what was voted on is not asked again. The file is locked, so that no other ballot writes over it. Only who asks by a
-name of this machine is answered, and no page of another origin can vote: a request to vote must be JSON, which such a page
-cannot send unasked.
+Each vote is on disk before the next pair is shown, so none is lost when the page or the server ends. A pair that has a vote
+is not shown again. A lock keeps a second server from writing the same file. Only requests to a name of this machine are
+answered. Votes must be JSON, which a page of another origin cannot send without permission.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import hashlib
 import json
 import os
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,25 +28,24 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from flowgrpo.commands.gallery.pages import template
-from flowgrpo.commands.inspect.watch import HEADERS
-from flowgrpo.commands.terminal import out
+from flowgrpo.commands.gallery.pages import check_out, template, write_page
+from flowgrpo.commands.inspect.watch import HEADERS, build_guarded_app
+from flowgrpo.commands.terminal import print_line
 from flowgrpo.errors import InputError
 from flowgrpo.training.run.run_files import read_manifest
-from flowgrpo.training.run.run_folder import check_writable, replace_text
+from flowgrpo.training.run.run_folder import check_writable
 from rewards.base import RewardError
 from rewards.files import suffixes
 from rewards.models.votes import OUTCOMES, read_votes
 from rewards.served import guard
 
-SEED = 0  # of the order of the pairs
-LARGEST = 1 << 12  # bytes of a vote
+SEED = 0  # for the order of the pairs
+LARGEST = 1 << 12  # bytes of a request
 
 
 @dataclass(frozen=True)
@@ -60,14 +58,14 @@ class Pair:
 
 
 def pairs_of(folders: Sequence[Path]) -> list[Pair]:
-    """All pairs of samples of one prompt in runs and folders of samples, in an order that meets every prompt by turns.
+    """Return all pairs of different pictures of one prompt, with the prompts in turn.
 
-    Which of two is shown first is drawn; pictures of the same bytes are no pair.
+    The order of the pairs, and which of two pictures comes first, is drawn.
 
     Raises:
-        InputError: there are none, or a sample is no picture.
+        InputError: there are no pairs, or a sample is no picture.
     """
-    by_prompt: dict[str, dict[bytes, Path]] = defaultdict(dict)  # by what digests the picture
+    by_prompt: dict[str, dict[bytes, Path]] = defaultdict(dict)  # by digest of the file
     for folder in folders:
         samples = folder / "samples" if (folder / "samples" / "manifest.jsonl").is_file() else folder
         for line in read_manifest(samples):
@@ -85,27 +83,18 @@ def pairs_of(folders: Sequence[Path]) -> list[Pair]:
         drawn.shuffle(own)
         columns.append(own)
     drawn.shuffle(columns)
-    found = [pair for row in zip_longest(*columns) for pair in row if pair is not None]
-    if not found:
+    pairs = [pair for row in zip_longest(*columns) for pair in row if pair is not None]
+    if not pairs:
         names = ", ".join(map(str, folders))
         raise InputError(f"{names}: there are no two different pictures of one prompt to vote on")
-    return found
+    return pairs
 
 
 class Ballot:
-    """Pairs, and the file of votes on them.
-
-    Args:
-        file: of votes, which may be there already.
-
-    Raises:
-        InputError: it cannot be written, or holds something else than votes.
-    """
+    """Pairs, and the file of their votes; raise InputError if the file cannot be written or holds something else."""
 
     def __init__(self, pairs: Sequence[Pair], file: Path):
-        if file.exists() and not file.is_file():
-            raise InputError(f"--out: {file} is there and no ordinary file; name one, such as votes.jsonl")
-        check_writable(file.parent, str(file))
+        check_out(file, "votes.jsonl")
         self.pairs, self.file = list(pairs), file
         self._lines = []
         if file.is_file():
@@ -114,42 +103,33 @@ class Ballot:
             except RewardError as error:
                 raise InputError(f"{error}; name another file by --out") from error
             self._lines = file.read_text(encoding="utf-8").splitlines()
-        voted = self._voted()
-        self._left = [number for number, pair in enumerate(self.pairs) if self._key(pair) not in voted]
+        voted = {frozenset((vote["a"], vote["b"])) for vote in map(json.loads, self._lines)}
+        self._left = [number for number, pair in enumerate(self.pairs) if frozenset(self._key(pair)) not in voted]
 
     @property
     def told(self) -> dict[str, Any]:
-        """The next pair, as the page is told; `pair` is None where none is left."""
+        """The next pair for the page; `pair` is None if none is left."""
         number = self._left[0] if self._left else None
         prompt = None if number is None else self.pairs[number].prompt
         return {"pair": number, "prompt": prompt, "votes": len(self._lines), "left": len(self._left)}
 
     def vote(self, number: int, choice: str) -> None:
-        """Write the vote on the next pair.
-
-        Raises:
-            ValueError: it is another pair that is asked, as where two pages are open, or the choice is none.
-        """
+        """Write a vote on the next pair; raise ValueError for another pair (of a second page) or a wrong choice."""
         if choice not in OUTCOMES or not self._left or number != self._left[0]:
             raise ValueError("another pair is asked now")
         pair = self.pairs[number]
         a, b = self._key(pair)
-        line = {
-            "prompt": pair.prompt,
-            "a": a,
-            "b": b,
-            "vote": choice,
-            "time": datetime.now(UTC).isoformat("T", "seconds"),
-        }
+        time = datetime.now(UTC).isoformat("T", "seconds")
+        line = {"prompt": pair.prompt, "a": a, "b": b, "vote": choice, "time": time}
         self._write([*self._lines, json.dumps(line)])
         del self._left[0]
 
     def undo(self) -> bool:
-        """Take the last vote back, so that its pair is the next; False where there is none, or it is on other pictures."""
+        """Take the last vote back, so that its pair comes next; return False if it is on other pairs, or without votes."""
         if not self._lines:
             return False
-        told = json.loads(self._lines[-1])
-        again = [n for n, pair in enumerate(self.pairs) if {*self._key(pair)} == {told["a"], told["b"]}]
+        last = json.loads(self._lines[-1])
+        again = [n for n, pair in enumerate(self.pairs) if {*self._key(pair)} == {last["a"], last["b"]}]
         if not again:
             return False
         self._write(self._lines[:-1])
@@ -157,70 +137,60 @@ class Ballot:
         return True
 
     def _write(self, lines: Sequence[str]) -> None:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(self.file, "".join(f"{line}\n" for line in lines))
+        write_page(self.file, "".join(f"{line}\n" for line in lines))
         self._lines = list(lines)
 
-    def _voted(self) -> set[tuple[str, str]]:
-        told = map(json.loads, self._lines)
-        return {pair for each in told for pair in ((each["a"], each["b"]), (each["b"], each["a"]))}
-
     def _key(self, pair: Pair) -> tuple[str, str]:
-        """The files as the file of votes names them, from where it lies."""
+        """Return the paths of both samples relative to the folder of the votes."""
         a, b = (Path(os.path.relpath(file, self.file.parent)).as_posix() for file in (pair.a, pair.b))
         return a, b
 
 
 def application(ballot: Ballot, name: str) -> guard.Guard:
-    """The ASGI application that asks for votes; `name` stands in the head of its page."""
+    """Build the ASGI application that asks for votes; `name` is in the title of its page."""
     page = template("vote.html.jinja").render(name=name)
     policy = HEADERS["Content-Security-Policy"].replace("img-src", "img-src 'self'")
     headers = {**HEADERS, "Content-Security-Policy": policy}
 
-    async def shown(request: Request) -> Response:
+    async def get_page(request: Request) -> Response:
         return HTMLResponse(page, headers=headers)
 
-    async def pair(request: Request) -> Response:
+    async def get_pair(request: Request) -> Response:
         return JSONResponse(ballot.told, headers=headers)
 
-    async def media(request: Request) -> Response:
+    async def get_media(request: Request) -> Response:
         number, side = request.path_params["number"], request.path_params["side"]
         if number >= len(ballot.pairs) or side not in ("a", "b"):
             return JSONResponse({"error": "there is no such picture"}, 404, headers)
         file = getattr(ballot.pairs[number], side)
         return FileResponse(file, media_type=suffixes.BROWSER_PICTURES[suffixes.suffix_of(file)], headers=headers)
 
-    async def voted(request: Request) -> Response:
-        asked = await _json(request)
+    async def post_vote(request: Request) -> Response:
+        body = await _json(request)
         try:
-            ballot.vote(asked["pair"], asked["vote"])
+            ballot.vote(body["pair"], body["vote"])
         except (ValueError, KeyError, TypeError):
             return JSONResponse({**ballot.told, "error": "another pair is asked now"}, 409, headers)
         return JSONResponse(ballot.told, headers=headers)
 
-    async def undone(request: Request) -> Response:
+    async def post_undo(request: Request) -> Response:
         await _json(request)
         ballot.undo()
         return JSONResponse(ballot.told, headers=headers)
 
-    routes = [
-        Route("/", shown, methods=["GET"]),
-        Route("/pair", pair, methods=["GET"]),
-        Route("/media/{number:int}/{side}", media, methods=["GET"]),
-        Route("/vote", voted, methods=["POST"]),
-        Route("/undo", undone, methods=["POST"]),
-    ]
-    served = Starlette(routes=routes)
-    served.router.redirect_slashes = False
-    return guard.Guard(served, None, Counter())
+    return build_guarded_app(
+        [
+            Route("/", get_page, methods=["GET"]),
+            Route("/pair", get_pair, methods=["GET"]),
+            Route("/media/{number:int}/{side}", get_media, methods=["GET"]),
+            Route("/vote", post_vote, methods=["POST"]),
+            Route("/undo", post_undo, methods=["POST"]),
+        ]
+    )
 
 
 async def _json(request: Request) -> Any:
-    """The body of a request, which is small and says that it is JSON.
-
-    Raises:
-        HTTPException: it is something else.
-    """
+    """Return the body of a request; raise HTTPException if it is too large, or not declared as JSON, or not JSON."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise HTTPException(415, "the content type must be application/json")
     body = b""
@@ -235,36 +205,26 @@ async def _json(request: Request) -> Any:
 
 
 def vote(folders: Sequence[Path], file: Path | None, port: int) -> None:
-    """Ask for votes until interrupted, and print the page's address.
-
-    Args:
-        folders: runs, or folders of samples with a manifest.
-        file: of votes; by default votes.jsonl in the first folder.
-        port: on 127.0.0.1; 0 takes a free one.
+    """Print the address of a page on 127.0.0.1 and ask for votes there until interrupted (KeyboardInterrupt).
 
     Raises:
         InputError: there is nothing to vote on, or the file cannot be written or holds something else.
-        RewardError: the port cannot be listened on.
-        KeyboardInterrupt: it was interrupted.
+        RewardError: the port is not available.
     """
     pairs, file = pairs_of(folders), file or folders[0] / "votes.jsonl"
-    with _alone(file):
+    with _lock(file):
         ballot = Ballot(pairs, file)
         listening = guard.listen("127.0.0.1", port, None)
-        served = application(ballot, folders[0].resolve().name)
-        out.print(f"votes    {ballot.file}", soft_wrap=True)
-        out.print(f"page     http://127.0.0.1:{listening.getsockname()[1]}/", soft_wrap=True)
-        uvicorn.Server(guard.configured(served)).run(sockets=[listening])
+        app = application(ballot, folders[0].resolve().name)
+        print_line(f"votes    {ballot.file}")
+        print_line(f"page     http://127.0.0.1:{listening.getsockname()[1]}/")
+        uvicorn.Server(guard.configured(app)).run(sockets=[listening])
         raise KeyboardInterrupt  # uvicorn returns for no other reason
 
 
 @contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """Hold the lock of a file of votes, which the kernel takes away with the process.
-
-    Raises:
-        InputError: another ballot holds it, or it cannot be made.
-    """
+def _lock(file: Path) -> Iterator[None]:
+    """Lock a file of votes, or raise InputError if another process has; the lock ends with the process."""
     check_writable(file.parent, str(file))
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_name(f".{file.name}.lock").open("w") as lock:

@@ -1,9 +1,9 @@
-"""The report of a run that goes on, served on this machine: a page that refreshes itself when the run's files change.
+"""`flowgrpo watch`: serve the report of a running run on this machine; the page refreshes when the run's files change.
 
     GET /         the page
-    GET /events   server-sent events: {"state": ..., "age": seconds} now and whenever the run's files have changed
+    GET /events   server-sent events: {"state": ..., "age": seconds}, now and after each change of the run's files
 
-It only reads, takes no lock, and answers only who asks by a name of this machine (`rewards.served.guard`).
+The server only reads, takes no lock, and answers only requests to a name of this machine (`rewards.served.guard`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -26,12 +26,12 @@ from starlette.routing import Route
 
 from flowgrpo.commands.report.page import page, unreadable
 from flowgrpo.commands.report.read import read
-from flowgrpo.commands.terminal import out
+from flowgrpo.commands.terminal import print_line
 from flowgrpo.errors import InputError
 from rewards.served import guard
 
 PAUSE = 0.5  # seconds between two looks at the files
-QUIET = 15.0  # seconds after which something is sent, so that either side learns that the other is gone
+QUIET = 15.0  # seconds until a comment is sent, so that both sides notice a lost connection
 FILES = ("config.yaml", "environment.json", "metrics.jsonl", "log.txt", "samples/manifest.jsonl")
 HEADERS = {
     "Cache-Control": "no-store",
@@ -45,7 +45,7 @@ HEADERS = {
 
 
 class Watched:
-    """A run that is looked at, and its page as long as nothing changes."""
+    """A watched run, with its page cached until a file changes."""
 
     def __init__(self, run: Path):
         self.run = run
@@ -54,27 +54,27 @@ class Watched:
         self._lock = threading.Lock()
 
     def look(self) -> tuple[str, float | None]:
-        """What names the state of the run's files, and the seconds since the last change; None without any."""
-        found = []
+        """Return a digest of the state of the run's files, and the seconds since the last change, None without files."""
+        files = []
         for path in (*(self.run / name for name in FILES), *sorted((self.run / "trees").glob("step-*"))[-1:]):
             try:
                 status = path.stat()
             except OSError:  # not yet there, or just being replaced
                 continue
-            found.append((str(path), status.st_mtime_ns, status.st_size))
-        state = hashlib.sha256(json.dumps([self.run.is_dir(), *found]).encode()).hexdigest()[:16]
-        newest = max((changed for _, changed, _ in found), default=None)
+            files.append((str(path), status.st_mtime_ns, status.st_size))
+        state = hashlib.sha256(json.dumps([self.run.is_dir(), *files]).encode()).hexdigest()[:16]
+        newest = max((changed for _, changed, _ in files), default=None)
         return state, None if newest is None else max(0.0, time.time() - newest / 1e9)
 
     def page(self) -> str:
-        """The HTML of the run as it is; of one that cannot be read, why."""
+        """Return the HTML of the run's report, or of the reason why the run cannot be read."""
         with self._lock:
             state, _ = self.look()
             if self._page is None or self._page[0] != state:
-                self._page = state, self._written(state)
+                self._page = state, self._build_page(state)
             return self._page[1]
 
-    def _written(self, state: str) -> str:
+    def _build_page(self, state: str) -> str:
         if not self.run.is_dir():
             return unreadable(self._name, f"{self.run}: the folder is not there any more", state)
         try:
@@ -84,53 +84,48 @@ class Watched:
 
 
 def application(run: Path, ends: Callable[[], bool]) -> guard.Guard:
-    """The ASGI application.
-
-    Args:
-        run: its folder.
-        ends: whether the server is to end, and its events with it.
-    """
+    """Build the ASGI application; `ends` returns whether the server, and with it the events, have to end."""
     watched = Watched(run)
 
-    def shown(request: Request) -> HTMLResponse:
+    def get_page(request: Request) -> HTMLResponse:
         return HTMLResponse(watched.page(), headers=HEADERS)
 
-    async def told() -> AsyncIterator[str]:
-        said, spoken = None, time.monotonic()
+    async def states() -> AsyncIterator[str]:
+        sent, at = None, time.monotonic()
         yield "retry: 1000\n\n"
         while not ends():
             state, age = await asyncio.to_thread(watched.look)
-            if state != said:
+            if state != sent:
                 yield f"event: state\ndata: {json.dumps({'state': state, 'age': age})}\n\n"
-                said, spoken = state, time.monotonic()
-            elif time.monotonic() - spoken > QUIET:
+                sent, at = state, time.monotonic()
+            elif time.monotonic() - at > QUIET:
                 yield ": nothing new\n\n"
-                spoken = time.monotonic()
+                at = time.monotonic()
             await asyncio.sleep(PAUSE)
 
-    async def events(request: Request) -> StreamingResponse:
-        return StreamingResponse(told(), media_type="text/event-stream", headers=HEADERS)
+    async def get_events(request: Request) -> StreamingResponse:
+        return StreamingResponse(states(), media_type="text/event-stream", headers=HEADERS)
 
-    routes = [Route("/", shown, methods=["GET"]), Route("/events", events, methods=["GET"])]
-    served = Starlette(routes=routes)
-    served.router.redirect_slashes = False  # to an address that the client names
-    return guard.Guard(served, None, Counter())
+    return build_guarded_app([Route("/", get_page, methods=["GET"]), Route("/events", get_events, methods=["GET"])])
+
+
+def build_guarded_app(routes: Sequence[Route]) -> guard.Guard:
+    """Build an application that answers only requests to a name of this machine."""
+    app = Starlette(routes=routes)
+    app.router.redirect_slashes = False  # a redirect would go to an address that the client names
+    return guard.Guard(app, None, Counter())
 
 
 def watch(run: Path, port: int) -> None:
-    """Serve the report of a run until interrupted, and print its address.
-
-    Args:
-        port: on 127.0.0.1; 0 takes a free one.
+    """Print the address of a run's report on 127.0.0.1 and serve it until interrupted (KeyboardInterrupt).
 
     Raises:
-        RewardError: the port cannot be listened on.
-        KeyboardInterrupt: it was interrupted.
+        RewardError: the port is not available.
     """
     listening = guard.listen("127.0.0.1", port, None)
     server = uvicorn.Server(guard.configured(application(run, lambda: server.should_exit)))
-    out.print(f"{run.resolve().name}  http://127.0.0.1:{listening.getsockname()[1]}/", soft_wrap=True)
+    print_line(f"{run.resolve().name}  http://127.0.0.1:{listening.getsockname()[1]}/")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of a last line that is being written
+        warnings.simplefilter("ignore", UserWarning)  # a last line may be half written
         server.run(sockets=[listening])
-    raise KeyboardInterrupt  # uvicorn returns for no other reason, and now and then without raising it again
+    raise KeyboardInterrupt  # uvicorn returns for no other reason, but does not always raise it again

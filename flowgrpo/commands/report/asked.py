@@ -1,4 +1,4 @@
-"""What was asked of a run: its model, its method, its rewards and its seeds, and with which versions it ran."""
+"""Settings of a run for its report: model, method, rewards, seeds, and the versions that it ran with."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.commands.gallery.totals import name_of
-from flowgrpo.commands.gallery.words import trained_weights
+from flowgrpo.commands.gallery.folder import trained_weights
+from flowgrpo.commands.gallery.totals import name_of, watched_names
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 
@@ -16,12 +16,8 @@ Facts = list[tuple[str, str]]
 AXES = ("tree", "kernel", "likelihood", "decoder", "credit", "baseline", "objective")
 
 
-def asked(config: Mapping[str, Any]) -> Facts:
-    """Return what a run's config.yaml asks for, as pairs of a label and its text; nothing of an empty one.
-
-    Raises:
-        KeyError: it is not of a run.
-    """
+def describe_settings(config: Mapping[str, Any]) -> Facts:
+    """Return the labelled main settings of a config.yaml; raise KeyError if it is not of a run."""
     if not config:
         return []
     model, train, algorithm, run = (config[key] for key in ("model", "train", "algorithm", "run"))
@@ -36,7 +32,7 @@ def asked(config: Mapping[str, Any]) -> Facts:
         ("axes", ", ".join(axes)),
         ("clip and KL", _objective(algorithm.get("objective", {}))),
         ("rewards", ", ".join(f"{name_of(use)} × {use['weight']:g}" for use in config["rewards"])),
-        ("watched only", ", ".join(name_of(use) for use in config["eval_rewards"])),
+        ("watched only", ", ".join(watched_names(config))),
         ("prompts", f"{config['prompts']['train']}; held out {config['prompts']['eval']}"),
         ("iterations", str(train["iterations"])),
         ("batch", f"{train['groups']} prompts × {train['group_size']} samples, {_count(train['updates'], 'update')}"),
@@ -48,40 +44,36 @@ def asked(config: Mapping[str, Any]) -> Facts:
 
 
 def clips(config: Mapping[str, Any]) -> bool:
-    """Whether the objective of a run clips a ratio."""
+    """Return whether the objective of a run clips a ratio."""
     return "clip_range" in config.get("algorithm", {}).get("objective", {})
 
 
 def _objective(objective: Mapping[str, Any]) -> str:
     kl = objective.get("kl") or {}
-    said = [f"clip range {objective['clip_range']}"] if "clip_range" in objective else []
-    said += [f"KL {kl.get('form', '')} × {kl['beta']:g}".replace("  ", " ")] if kl.get("beta") else []
-    return ", ".join(said)
+    parts = [f"clip range {objective['clip_range']}"] if "clip_range" in objective else []
+    parts += [f"KL {kl.get('form', '')} × {kl['beta']:g}".replace("  ", " ")] if kl.get("beta") else []
+    return ", ".join(parts)
 
 
 def _count(number: int, word: str, ending: str = "s") -> str:
     return f"{number} {word}{ending * (number != 1)}"
 
 
-def versions(run: Path) -> Facts:
-    """Return what a run's environment.json tells, as pairs of a label and its text; nothing without the file.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+def describe_environment(run: Path) -> Facts:
+    """Return labelled facts of environment.json, if it exists; raise InputError if it is damaged."""
     file = run / "environment.json"
     if not file.is_file():
         return []
-    found = tables.document(file)
+    environment = tables.document(file)
     try:
-        commit = found["git"] and found["git"][:12] + ", with changes that were not committed" * bool(
-            found["git_dirty"]
-        )
+        commit = environment["git"]
+        if commit:
+            commit = commit[:12] + ", with changes that were not committed" * bool(environment["git_dirty"])
         facts = [
-            ("device", f"{found['device']}, {_count(found['processes'], 'process', 'es')}"),
-            ("python", f"{found['python']} on {found['platform']}"),
-            ("packages", ", ".join(f"{name} {version}" for name, version in found["versions"].items())),
-            ("commit", commit or ""),
+            ("device", f"{environment['device']}, {_count(environment['processes'], 'process', 'es')}"),
+            ("python", f"{environment['python']} on {environment['platform']}"),
+            ("packages", ", ".join(f"{name} {version}" for name, version in environment["versions"].items())),
+            ("commit", commit),
         ]
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{file}: it is not of a run ({error!r})") from error

@@ -1,16 +1,14 @@
-"""What a run cost: seconds, model evaluations and samples by phase, and the most memory."""
+"""Cost of a run: seconds, model evaluations and samples by phase, and peak memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from flowgrpo.commands.gallery.history import Metrics, of_phase
 from flowgrpo.training.reports.progress import duration
 
-Lines = Sequence[Mapping[str, Any]]
-
-# The phases: in which lines, and under which keys, their seconds, model evaluations and decoded samples stand.
+# Name, phase of the metric lines, and their keys of seconds, model evaluations and decoded samples.
 PHASES = (
     ("calibration", "calibration", "time/calibration", "cost/model_evaluations", "cost/decoded"),
     ("rollout", "train", "time/rollout", "cost/rollout_evaluations", "cost/decoded"),
@@ -21,13 +19,7 @@ PHASES = (
 
 @dataclass(frozen=True)
 class Phase:
-    """What one phase took in all iterations.
-
-    Attributes:
-        share: of the seconds of all phases, in percent.
-        evaluations: of the model.
-        decoded: samples.
-    """
+    """Cost of one phase in all iterations; `share` is of the seconds of all phases, in percent."""
 
     name: str
     seconds: float
@@ -38,21 +30,13 @@ class Phase:
 
     @property
     def time(self) -> str:
-        """Its seconds as a clock shows them."""
+        """The seconds as hours, minutes and seconds."""
         return duration(self.seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a run cost.
-
-    Attributes:
-        phases: those that the run had.
-        total: of them.
-        rewards: seconds in rewards, which are among those of the rollout.
-        per_iteration: mean seconds of a rollout and an update; None without an iteration.
-        peak: most bytes of memory on one process; None where it is unknown.
-    """
+    """Cost of a run: seconds in rewards (in the rollout) and per iteration, and peak bytes of memory on one process."""
 
     phases: list[Phase]
     total: Phase
@@ -62,43 +46,39 @@ class Cost:
 
     @property
     def sentence(self) -> str:
-        """What the table does not say."""
-        said = []
+        """Sentences beside the table."""
+        sentences = []
         if self.per_iteration is not None:
-            said.append(f"An iteration took {self.per_iteration:.1f} s on average.")
+            sentences.append(f"An iteration took {self.per_iteration:.1f} s on average.")
         if self.rewards >= 0.1:
-            said.append(f"Rewards took {self.rewards:.1f} s, within the rollout.")
+            sentences.append(f"Rewards took {self.rewards:.1f} s, within the rollout.")
         if self.peak is not None:
-            said.append(f"The most memory on one process was {self.peak / 2**30:.2f} GiB.")
-        return " ".join(said)
+            sentences.append(f"The most memory on one process was {self.peak / 2**30:.2f} GiB.")
+        return " ".join(sentences)
 
 
-def cost(lines: Lines) -> Cost | None:
-    """Return what the iterations and evaluations of some metric lines cost; None without any."""
-    sums: list[tuple[str, float, int, int]] = []
-    for name, phase, seconds_key, evaluations_key, decoded_key in PHASES:
-        own = [line for line in lines if line["phase"] == phase]
-        if own:
-            sums.append((name, _sum(own, seconds_key), _sum(own, evaluations_key), _sum(own, decoded_key)))
+def cost(metrics: Metrics) -> Cost | None:
+    """Return the cost of the iterations and evaluations in metric lines; None if there are none."""
+    sums = {
+        name: [_sum(lines, key) for key in keys] for name, phase, *keys in PHASES if (lines := of_phase(metrics, phase))
+    }
     if not sums:
         return None
-    seconds = sum(each[1] for each in sums)
-    train = [line for line in lines if line["phase"] == "train"]
+    seconds, evaluations, decoded = map(sum, zip(*sums.values(), strict=True))
+    train = of_phase(metrics, "train")
     spent = [line.get("time/rollout", 0) + line.get("time/update", 0) for line in train]
     return Cost(
         phases=[
-            Phase(name, s, round(100 * s / (seconds or 1)), evaluations=n, decoded=decoded)
-            for name, s, n, decoded in sums
+            Phase(name, own, round(100 * own / (seconds or 1)), evaluations=evaluations, decoded=decoded)
+            for name, (own, evaluations, decoded) in sums.items()
         ],
-        total=Phase(
-            "total", seconds, 100, evaluations=sum(each[2] for each in sums), decoded=sum(each[3] for each in sums)
-        ),
+        total=Phase("total", seconds, 100, evaluations=evaluations, decoded=decoded),
         rewards=_sum(train, "time/reward"),
         per_iteration=sum(spent) / len(train) if train else None,
         peak=max((line["memory/peak_bytes"] for line in train if line.get("memory/peak_bytes")), default=None),
     )
 
 
-def _sum(lines: Lines, key: str | None) -> Any:
-    """The sum of a number of some lines, of which one may lack it; 0 without a key."""
-    return 0 if key is None else sum(line.get(key) or 0 for line in lines)
+def _sum(metrics: Metrics, key: str | None) -> Any:
+    """Return the sum of a value over the lines that have it; 0 without a key."""
+    return 0 if key is None else sum(line.get(key) or 0 for line in metrics)

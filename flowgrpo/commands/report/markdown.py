@@ -1,4 +1,4 @@
-"""The report as Markdown, for a model card or a pull request: the page's tables and sentences, without its curves."""
+"""The report as Markdown, for a model card or a pull request: tables and sentences without curves."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from flowgrpo.commands.gallery.cards import Card
 from flowgrpo.commands.gallery.numbers import Mean, counts, difference, number
-from flowgrpo.commands.report.asked import Facts
 from flowgrpo.commands.report.cost import Cost
-from flowgrpo.commands.report.extremes import Extremes, Sample
+from flowgrpo.commands.report.extremes import Extremes
 from flowgrpo.commands.report.read import Report
 from flowgrpo.commands.report.signals import Signal
 from flowgrpo.commands.report.watched import Verdict
@@ -18,15 +18,11 @@ from flowgrpo.data import tables
 from flowgrpo.training.reports.markdown import escaped, fenced, table_row
 from rewards.files import suffixes
 
-LONGEST = 600  # characters of a text, of which the rest is left out
+LONGEST = 600  # characters of a text; the rest is cut off
 
 
 def markdown(report: Report, folder: Path) -> str:
-    """Return a report as Markdown.
-
-    Args:
-        folder: that it will lie in, where links to samples start.
-    """
+    """Return a report as Markdown whose links to samples are relative to `folder`."""
     return "\n".join(_lines(report, folder))
 
 
@@ -38,7 +34,8 @@ def _lines(report: Report, folder: Path) -> Iterator[str]:
         gain = difference(before.value, after.value)
         of = f"; {counts(before, after)}" if before.count != after.count else ""
         yield f"Mean held-out reward: {_mean(before)} before training, **{_mean(after)}** now ({gain}{of}).\n"
-    yield from _facts("What was asked", [*report.asked, *report.versions])
+    if facts := [*report.asked, *report.versions]:
+        yield from _table("What was asked", ["", ""], [[label, escaped(text)] for label, text in facts])
     if report.config:
         yield f"<details><summary>config.yaml</summary>\n\n{fenced('yaml', report.config.rstrip())}\n\n</details>\n"
     if report.cost is not None:
@@ -65,18 +62,14 @@ def _mean(mean: Mean | None) -> str:
     return number(mean.value) + (f" ± {number(mean.error, 2)}" if mean.error is not None else "")
 
 
-def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A section of one table, of cells in Markdown."""
-    yield f"## {title}\n"
+def _table(title: str | None, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table of Markdown cells, with or without a heading."""
+    if title is not None:
+        yield f"## {title}\n"
     yield table_row(head)
     yield table_row(["---"] * len(head))
     yield from map(table_row, rows)
     yield ""
-
-
-def _facts(title: str, facts: Facts) -> Iterator[str]:
-    if facts:
-        yield from _table(title, ["", ""], [[label, escaped(text)] for label, text in facts])
 
 
 def _cost(cost: Cost) -> Iterator[str]:
@@ -100,49 +93,40 @@ def _verdict(verdict: Verdict) -> Iterator[str]:
     if not verdict.alarms:
         yield f"{verdict.sentence}\n"
     if verdict.watched:
-        yield table_row(["watched only", "first", "last", "falls in a row while the trained reward rises"])
-        yield table_row(["---"] * 4)
-        for each in verdict.watched:
-            yield table_row([escaped(each.name), number(each.first), number(each.last), str(each.streak)])
-        yield ""
+        head = ["watched only", "first", "last", "falls in a row while the trained reward rises"]
+        rows = [[escaped(w.name), number(w.first), number(w.last), str(w.streak)] for w in verdict.watched]
+        yield from _table(None, head, rows)
 
 
 def _spectrum(report: Report) -> Iterator[str]:
     yield f"## The spectrum of its trees\n\n{report.spectrum.sentence}\n"
     if report.spectrum.bars:
-        yield table_row(["step", "noise", "standard deviation"])
-        yield table_row(["---"] * 3)
-        for bar in report.spectrum.bars:
-            yield table_row([str(bar.step), escaped(bar.level), number(bar.deviation, 2)])
-        yield ""
+        rows = [[str(bar.step), escaped(bar.level), number(bar.deviation, 2)] for bar in report.spectrum.bars]
+        yield from _table(None, ["step", "noise", "standard deviation"], rows)
 
 
 def _extremes(extremes: Extremes, folder: Path) -> Iterator[str]:
-    for title, samples in (("Best samples", extremes.best), ("Worst samples", extremes.worst)):
-        if samples:
-            rows = [
-                [
-                    _shown(sample, folder),
-                    escaped(_cut(sample.prompt)),
-                    "–" if sample.seed is None else str(sample.seed),
-                    number(sample.total),
-                    ", ".join(f"{escaped(name)} {number(value)}" for name, value in sample.rewards.items()),
-                ]
-                for sample in samples
-            ]
-            yield from _table(
-                f"{title} of {extremes.count} after iteration {extremes.step}",
-                ["sample", "prompt", "seed", "reward", "rewards"],
-                rows,
-            )
+    for title, cards in (("Best samples", extremes.best), ("Worst samples", extremes.worst)):
+        if cards:
+            title = f"{title} of {extremes.count} after iteration {extremes.step}"
+            head = ["sample", "prompt", "seed", "reward", "rewards"]
+            yield from _table(title, head, [_sample_row(card, folder) for card in cards])
 
 
-def _shown(sample: Sample, folder: Path) -> str:
-    """A sample in a cell: a text as it is, a picture or a link."""
+def _sample_row(card: Card, folder: Path) -> list[str]:
+    (sample,) = card.samples
     if sample.answer is not None:
-        return escaped(_cut(str(tables.document(sample.file)["text"])))
-    link = quote(os.path.relpath(sample.file, folder))
-    return f"![sample]({link})" if suffixes.suffix_of(sample.file) in suffixes.BROWSER_PICTURES else f"[sample]({link})"
+        shown = escaped(_cut(str(tables.document(sample.file)["text"])))
+    else:
+        is_picture = suffixes.suffix_of(sample.file) in suffixes.BROWSER_PICTURES
+        shown = f"{'!' * is_picture}[sample]({quote(os.path.relpath(sample.file, folder))})"
+    return [
+        shown,
+        escaped(_cut(card.prompt)),
+        "–" if card.seed is None else str(card.seed),
+        number(sample.reward),
+        ", ".join(f"{escaped(name)} {number(value)}" for name, value in sample.rewards.items()),
+    ]
 
 
 def _cut(text: str) -> str:

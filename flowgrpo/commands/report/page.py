@@ -11,16 +11,11 @@ PACKAGE = "flowgrpo.commands.report"
 
 
 def page(report: Report, *, live: str | None = None) -> str:
-    """Return the HTML of a report.
-
-    Args:
-        live: what names this state of the run, of a page that `flowgrpo watch` refreshes; None of one that stays.
-    """
-    signals = report.signals
+    """Return the HTML of a report; `live` is the digest of the run's state for `flowgrpo watch`."""
     return template("report.html.jinja", PACKAGE).render(
         report=report,
-        drawn=[signal for signal in signals if not signal.constant],
-        constant=[signal for signal in signals if signal.constant],
+        drawn=[signal for signal in report.signals if not signal.constant],
+        constant=[signal for signal in report.signals if signal.constant],
         live=live,
         longest=LONGEST,
         number=number,
@@ -30,10 +25,5 @@ def page(report: Report, *, live: str | None = None) -> str:
 
 
 def unreadable(name: str, sentence: str, live: str) -> str:
-    """Return the HTML of a live page whose run cannot be read now.
-
-    Args:
-        sentence: why.
-        live: what names this state of the run.
-    """
+    """Return the HTML of a live page whose run cannot be read now; `sentence` says why."""
     return template("report.html.jinja", PACKAGE).render(name=name, sentence=sentence, live=live)

@@ -1,69 +1,56 @@
-"""What a report tells of a run, read from the files in its folder."""
+"""Read the content of a report from the files of a run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from flowgrpo.commands.gallery.history import held_out_means
+from flowgrpo.commands.gallery.folder import input_errors, read_config, read_log
+from flowgrpo.commands.gallery.history import PartCurve, held_out_means, of_phase, part_curves
 from flowgrpo.commands.gallery.numbers import Mean
-from flowgrpo.commands.gallery.totals import Totals, name_of
+from flowgrpo.commands.gallery.totals import Totals, watched_names
 from flowgrpo.commands.report import curves
-from flowgrpo.commands.report.asked import Facts, asked, clips, versions
+from flowgrpo.commands.report.asked import Facts, clips, describe_environment, describe_settings
 from flowgrpo.commands.report.cost import Cost, cost
 from flowgrpo.commands.report.extremes import Extremes, extremes
 from flowgrpo.commands.report.signals import OfStep, Signal, by_step, signals
 from flowgrpo.commands.report.spectrum import Spectrum, spectrum
 from flowgrpo.commands.report.watched import Verdict, verdict
-from flowgrpo.data.yaml_maps import read_map
-from flowgrpo.errors import InputError
 from flowgrpo.training.run.run_files import read_metrics
 from rewards.base import one_line
-from rewards.files.media import MediaError
 
-LAST = 50  # warnings that are told
+LAST = 50  # shown warnings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a report tells of a run.
-
-    Attributes:
-        done: iterations so far.
-        iterations: of the whole run; None where it is unknown.
-        written: when the run wrote its metrics last, UTC; empty before it did.
-        headline: held-out reward before training and now; None before the second evaluation, or where one has none.
-        config: config.yaml, as it stands there.
-        names: of the rewards in `evaluations`.
-        warnings: the last of `warned`, that is all, lines of log.txt.
-    """
+    """Content of a report."""
 
     name: str
-    done: int
-    iterations: int | None
-    written: str
-    headline: tuple[Mean, Mean] | None
+    done: int  # iterations so far
+    iterations: int | None  # of the whole run
+    written: str  # time of the last metrics, UTC
+    headline: tuple[Mean, Mean] | None  # held-out reward before training and now
     asked: Facts
     versions: Facts
-    config: str
+    config: str  # text of config.yaml
     cost: Cost | None
     curve: str | None
-    parts: list[curves.Curve]
-    names: list[str]
+    parts: list[PartCurve]
+    names: list[str]  # of the rewards in `evaluations`
     evaluations: list[curves.Evaluation]
     signals: list[Signal]
     by_step: list[OfStep]
     verdict: Verdict
     extremes: Extremes | None
     spectrum: Spectrum
-    warnings: list[str]
-    warned: int
+    warnings: list[str]  # last lines of log.txt
+    warned: int  # number of all lines
 
     @property
     def state(self) -> str:
-        """How far the run is, in words."""
+        """Progress of the run in words."""
         if not self.done:
             return "no iteration yet"
         of = "" if self.iterations is None else f" of {self.iterations}"
@@ -71,46 +58,38 @@ class Report:
 
 
 def read(run: Path) -> Report:
-    """Return what the files of a run tell.
-
-    Raises:
-        InputError: one is damaged, or not of a run.
-    """
-    try:
+    """Read the files of a run; raise InputError if one is damaged or not of a run."""
+    with input_errors(run):
         return _read(run)
-    except MediaError as error:
-        raise InputError(f"{run}: {error}") from error
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{run}: its config.yaml or metrics.jsonl is not of a run ({error!r})") from error
 
 
 def _read(run: Path) -> Report:
-    file, told = run / "config.yaml", run / "metrics.jsonl"
-    config: dict[str, Any] = read_map(file) if file.is_file() else {}
-    lines = read_metrics(run)
-    trained, watched = Totals.of(config).names, [name_of(use) for use in config.get("eval_rewards", [])]
-    means = held_out_means(lines)
-    log = run / "log.txt"
-    warnings = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    config, metrics = read_config(run), read_metrics(run)
+    trained, watched = Totals.of(config).names, watched_names(config)
+    means = held_out_means(metrics)
+    log = read_log(run)
+    written = run / "metrics.jsonl"
     return Report(
         name=run.resolve().name,
-        done=max((line["step"] for line in lines if line["phase"] == "train"), default=0),
+        done=max((line["step"] for line in of_phase(metrics, "train")), default=0),
         iterations=config["train"]["iterations"] if config else None,
-        written=f"{datetime.fromtimestamp(told.stat().st_mtime, UTC):%Y-%m-%d %H:%M} UTC" if told.is_file() else "",
+        written=f"{datetime.fromtimestamp(written.stat().st_mtime, UTC):%Y-%m-%d %H:%M} UTC"
+        if written.is_file()
+        else "",
         headline=(means[0], means[1]) if len(means) > 1 else None,
-        asked=asked(config),
-        versions=versions(run),
-        config=file.read_text(encoding="utf-8") if config else "",
-        cost=cost(lines),
-        curve=curves.total_curve(lines),
-        parts=curves.part_curves(lines, trained, watched),
+        asked=describe_settings(config),
+        versions=describe_environment(run),
+        config=(run / "config.yaml").read_text(encoding="utf-8") if config else "",
+        cost=cost(metrics),
+        curve=curves.total_curve(metrics),
+        parts=part_curves(metrics, trained, watched, "{} by iteration"),
         names=[*trained, *watched],
-        evaluations=curves.evaluations(lines, [*trained, *watched]),
-        signals=signals(lines, clips=clips(config)),
-        by_step=by_step(lines),
-        verdict=verdict(lines, watched, config["eval"]["watch"] if config else 1),
+        evaluations=curves.evaluations(metrics, [*trained, *watched]),
+        signals=signals(metrics, clips=clips(config)),
+        by_step=by_step(metrics),
+        verdict=verdict(metrics, watched, config["eval"]["watch"] if config else 1),
         extremes=extremes(run, config),
         spectrum=spectrum(run),
-        warnings=[one_line(line) for line in warnings[-LAST:]],
-        warned=len(warnings),
+        warnings=[one_line(line) for line in log[-LAST:]],
+        warned=len(log),
     )

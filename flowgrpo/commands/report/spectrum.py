@@ -1,4 +1,4 @@
-"""The spectrum of a run's trees: how much of the reward the noise of each step decided."""
+"""The spectrum of a run's trees: how much the noise of each step decided about the reward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flowgrpo.commands.gallery.numbers import number
 from flowgrpo.training.reports.tree_store import TreeFolder
 
 WIDTH, HEIGHT, TOP, BOTTOM = 640, 180, 22, 40
-LABELS = 12  # below at most so many bars
+LABELS = 12  # most bars with a label
 
 NO_TREES = (
     "The run kept no trees. With run.trees={every: 8} it keeps those of every 8th iteration, and this tells more."
@@ -25,13 +25,7 @@ NO_SIBLINGS = (
 
 @dataclass(frozen=True)
 class Bar:
-    """What the noise of one step decided.
-
-    Attributes:
-        step: counted from 1.
-        level: of noise that the step starts from, in words.
-        deviation: standard deviation of siblings' rewards, mean over the trees.
-    """
+    """Noise level at the start of a step, counted from 1, and the mean over trees of siblings' standard deviation."""
 
     step: int
     level: str
@@ -40,14 +34,14 @@ class Bar:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The spectrum of the trees of one iteration; without bars, `sentence` says why."""
+    """The spectrum of one iteration; without bars, `sentence` says why."""
 
     bars: list[Bar]
     sentence: str
 
     @property
     def svg(self) -> str:
-        """Its bars, as an SVG element."""
+        """The bars, as an SVG element."""
         most = max(bar.deviation for bar in self.bars) or 1.0
         width = WIDTH / len(self.bars)
         parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="standard deviation by step">']
@@ -71,11 +65,7 @@ class Spectrum:
 
 
 def spectrum(run: Path) -> Spectrum:
-    """Return the spectrum of the trees that a run kept last.
-
-    Raises:
-        InputError: a file of them is damaged.
-    """
+    """Return the spectrum of the last trees that a run kept; raise InputError if one is damaged."""
     folder = TreeFolder(run)
     last = max(folder.sizes(), default=None)
     trees = [] if last is None else folder.read([last])

@@ -1,11 +1,11 @@
-"""The rewards that a run only watches, and what the watch for reward hacking says of them."""
+"""Rewards that a run only watches, and the warnings of its watch for reward hacking."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flowgrpo.commands.report.cost import Lines
+from flowgrpo.commands.gallery.history import Metrics, of_phase
 from flowgrpo.training.reports.reward_hacking import overoptimization_streak, overoptimized
 
 NONE = (
@@ -16,12 +16,7 @@ NONE = (
 
 @dataclass(frozen=True)
 class Watched:
-    """A reward that is only watched.
-
-    Attributes:
-        first, last: its held-out means.
-        streak: evaluations in a row, up to the last, in which it fell while the trained reward rose.
-    """
+    """Held-out means of a reward, and the evaluations in a row up to the last in which it fell while the total rose."""
 
     name: str
     first: float
@@ -31,28 +26,18 @@ class Watched:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the watch says after the last evaluation.
-
-    Attributes:
-        alarms: its warnings.
-        sentence: what it says where it does not warn.
-    """
+    """Warnings of the watch after the last evaluation; `sentence` stands for no warnings."""
 
     watched: list[Watched]
     alarms: list[str]
     sentence: str
 
 
-def verdict(lines: Lines, names: Sequence[str], times: int) -> Verdict:
-    """Return what the run's own watch says of its last evaluation.
-
-    Args:
-        names: of the rewards that are only watched.
-        times: evaluations in a row from which on it warns.
-    """
+def verdict(metrics: Metrics, names: Sequence[str], times: int) -> Verdict:
+    """Return the run's own watch after its last evaluation; it warns after `times` evaluations in a row."""
     if not names:
         return Verdict([], [], NONE)
-    evaluated = [line for line in lines if line["phase"] == "eval"]
+    evaluated = of_phase(metrics, "eval")
     trained = [line.get("reward/mean") for line in evaluated]
     watched = []
     for name in names:

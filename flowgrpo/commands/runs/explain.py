@@ -1,4 +1,4 @@
-"""`flowgrpo plan CONFIG --explain KEY`, and the page of all keys with their defaults."""
+"""Explain config keys: one (`flowgrpo plan CONFIG --explain KEY`), or all with their defaults on a page."""
 
 from __future__ import annotations
 
@@ -8,35 +8,31 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic_core import PydanticUndefined
+from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from flowgrpo.schema import explain
 from flowgrpo.schema.base import Choice, Strict
 
-COLUMN = 34  # of the comments of a page
+COLUMN = 34  # of the comments on the page
 WIDTH = 120
 
 
-def explained(settings: Strict, key: str) -> list[tuple[str, str]]:
-    """Return what a key means, as pairs of a label and its text.
-
-    Raises:
-        InputError: the configuration has no such key.
-    """
+def explain_key(settings: Strict, key: str) -> list[tuple[str, str]]:
+    """Return the meaning, default and uses of a key as pairs of a label and a text; raise InputError if unknown."""
     entry = explain.explain(settings, key)
     lines = [(key, entry.meaning), ("takes", entry.takes)]
     if entry.default is not PydanticUndefined:
-        lines.append(("default", written(entry.default)))
-    lines.append(("here", written(entry.value)))
+        lines.append(("default", to_yaml(entry.default)))
+    lines.append(("here", to_yaml(entry.value)))
     lines += [(f"{key}.{name}", meaning) for name, meaning in entry.below.items()]
-    return [*lines, *(("used in", place) for place in used(key, entry.home))]
+    return [*lines, *(("used in", place) for place in find_uses(key, entry.home))]
 
 
-def used(key: str, home: str = "") -> list[str]:
-    """Files and lines of the package that read a key, by the name of its section, or as `self` in the module `home`."""
+def find_uses(key: str, home: str = "") -> list[str]:
+    """Return the files and lines that read a key: as an attribute of its section, or of `self` in the module `home`."""
     root = Path(__file__).parents[2]
     *section, name = key.split(".")[-2:]
-    found = []
+    places = []
     for file in sorted(root.rglob("*.py")):
         text = file.read_text(encoding="utf-8")
         if name not in text:
@@ -46,32 +42,26 @@ def used(key: str, home: str = "") -> list[str]:
         lines = sorted(
             node.lineno
             for node in ast.walk(ast.parse(text))
-            if isinstance(node, ast.Attribute) and node.attr == name and _last(node.value) in owners
+            if isinstance(node, ast.Attribute) and node.attr == name and _last_name(node.value) in owners
         )
         if lines:
-            found.append(f"{place}:{', '.join(map(str, dict.fromkeys(lines)))}")
-    return found
+            places.append(f"{place}:{', '.join(map(str, dict.fromkeys(lines)))}")
+    return places
 
 
-def _last(node: ast.expr) -> str | None:
-    """The name that an expression ends with: c of c and of a.b.c."""
+def _last_name(node: ast.expr) -> str | None:
+    """Return the name that an expression ends with: c for c and for a.b.c."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
 
 
-def written(value: Any) -> str:
-    """A value as a config has it, in one line."""
-    if isinstance(value, Strict):
-        value = value.model_dump()
-    elif isinstance(value, list):
-        value = [item.model_dump() if isinstance(item, Strict) else item for item in value]
-    elif isinstance(value, dict):
-        value = {key: item.model_dump() if isinstance(item, Strict) else item for key, item in value.items()}
-    line = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
+def to_yaml(value: Any) -> str:
+    """Return a value as YAML in one line."""
+    line = yaml.safe_dump(to_jsonable_python(value), default_flow_style=True, sort_keys=False, width=10_000)
     return line.removesuffix("\n").removesuffix("\n...")
 
 
 def page(settings: Strict) -> str:
-    """A configuration as YAML with the sentence of every key beside it; what is null, or a preset's, stands in comments."""
+    """Return a config as YAML, each key with its meaning; sections that are null, or a preset's, are commented out."""
     return "\n".join(_lines(settings, 0)) + "\n"
 
 
@@ -91,7 +81,7 @@ def _lines(section: Strict, indent: int) -> list[str]:
             below = [line.replace(" " * (indent + 2), " " * indent + "# ", 1) for line in _lines(inner(), indent + 2)]
             lines += [*_line(f"{name}: null", meaning, indent), *below]
         else:
-            lines += _line(f"{name}: {written(value)}", meaning, indent)
+            lines += _line(f"{name}: {to_yaml(value)}", meaning, indent)
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Copies of the files that a run is made from, in `inputs/` of its folder, so that the run is whole."""
+"""Copy the files that a run is made from into `inputs/` of its folder."""
 
 from __future__ import annotations
 
@@ -19,24 +19,22 @@ LARGEST = 16 << 20  # bytes of a file that is copied
 
 
 def keep(run: Path, settings: RunConfig, source: Path | None) -> None:
-    """Copy the config, the files of prompts and the files of code that a run is made from into its folder.
+    """Copy the config, the prompts and the code that a run is made from into its folder.
 
-    `inputs/files.jsonl` has a line for each: `key`, of the configuration; `path`; `bytes`; `modified`, its time; `sha256`;
-    and `copy`, the name in `inputs`. The last two are null for a file of more than `LARGEST` bytes, which is neither read
-    nor copied. When a run goes on, files that have changed since are added.
+    `inputs/files.jsonl` has a line for each file: `key` of the config, `path`, `bytes`, time `modified`, `sha256`, and the
+    name of its `copy`. The last two are null for a file of more than `LARGEST` bytes. A resumed run adds changed files.
 
     Args:
-        source: the file of the configuration.
+        source: the config file.
     """
     folder = run / FOLDER
     folder.mkdir(exist_ok=True)
     lines = [line for _, line in tables.log(folder / LIST)]
     for key, path in _files(settings, source):
         line = _line(key, path)
-        if any(_content(line) == _content(other) for other in lines):
-            continue
-        copy = None if line["sha256"] is None else _copied(path, line["sha256"], folder)
-        lines.append({**line, "copy": copy})
+        if all(_content(line) != _content(other) for other in lines):
+            copy = None if line["sha256"] is None else _copy(path, line["sha256"], folder)
+            lines.append({**line, "copy": copy})
     replace_text(folder / LIST, "".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -61,7 +59,7 @@ def _line(key: str, path: Path) -> dict[str, Any]:
 
 
 def _content(line: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What lines of the same content have in common."""
+    """Return what identifies the content of a line's file."""
     if line["sha256"] is not None:
         return line["key"], line["sha256"]
     return line["key"], Path(line["path"]).name, line["bytes"], line["modified"]
@@ -72,8 +70,8 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _copied(path: Path, digest: str, folder: Path) -> str:
-    """Copy a file, unless a copy of the same content has its name, and return the name of the copy."""
+def _copy(path: Path, digest: str, folder: Path) -> str:
+    """Copy a file under its name, numbered if other content has that name; return the name of the copy."""
     name, number = path.name, 1
     while name == LIST or ((folder / name).exists() and _digest(folder / name) != digest):
         number += 1

@@ -1,4 +1,4 @@
-"""Uploads to the model hub: whether one will be taken is asked before anything expensive."""
+"""Upload to the model hub; permissions are checked before anything expensive."""
 
 from __future__ import annotations
 
@@ -22,18 +22,15 @@ LOGIN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may wri
 
 
 def open_repository(name: str, *, private: bool = False) -> None:
-    """Make a repository for a model at the hub, unless it is there, and see that this user may write to it.
-
-    Args:
-        name: OWNER/NAME, the user's own or that of an organisation.
-        private: make it a private one.
+    """Make a model repository OWNER/NAME at the hub unless it exists, and check that this user may write to it.
 
     Raises:
-        InputError: the name is none, nobody is logged in, this user has no right to it, the hub cannot be reached, or a
-            repository that should be private is there and is public.
+        InputError: the name is invalid, nobody is logged in, this user may not write there, the hub cannot be reached, or an
+            existing repository is public but `private` is asked for.
     """
     if not re.fullmatch(HUB_ID, name):
-        raise InputError(f"{KEY} {name}: a repository is named OWNER/NAME, such as {_example(name)}")
+        plain = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "my-lora"
+        raise InputError(f"{KEY} {name}: a repository is named OWNER/NAME, such as your-name/{plain}")
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         raise InputError(f"{KEY} {name}: HF_HUB_OFFLINE is set; unset it, or leave {KEY} out")
     api = huggingface_hub.HfApi()
@@ -46,11 +43,7 @@ def open_repository(name: str, *, private: bool = False) -> None:
 
 
 def upload(folder: Path, name: str, message: str) -> str:
-    """Upload a folder as one commit and return the address of the repository.
-
-    Raises:
-        UploadFailed: the upload failed.
-    """
+    """Upload a folder as one commit and return the URL of the repository; raise UploadFailed if it fails."""
     api = huggingface_hub.HfApi()
     try:
         api.upload_folder(repo_id=name, folder_path=folder, commit_message=message)
@@ -63,24 +56,19 @@ def upload(folder: Path, name: str, message: str) -> str:
     return f"{api.endpoint}/{name}"
 
 
-def _example(name: str) -> str:
-    plain = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "my-lora"
-    return f"your-name/{plain}"
-
-
 @contextmanager
 def _one_sentence(name: str) -> Iterator[None]:
-    """Turn what the hub and the way to it raise into one sentence."""
+    """Turn errors of the hub and of the network into one sentence."""
     import httpx2 as httpx  # the hub's library
 
-    said = huggingface_hub.errors
+    errors = huggingface_hub.errors
     try:
         yield
-    except said.HFValidationError as error:
+    except errors.HFValidationError as error:
         raise InputError(f"{KEY} {name}: {' '.join(str(error).split())}") from error
-    except said.LocalTokenNotFoundError:
+    except errors.LocalTokenNotFoundError:
         raise InputError(f"{KEY} {name}: nobody is logged in to the model hub; {LOGIN}") from None
-    except said.HfHubHTTPError as error:
+    except errors.HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else None
         if status == 401:
             raise InputError(f"{KEY} {name}: the model hub does not know this token; {LOGIN}") from error

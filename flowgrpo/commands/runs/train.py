@@ -1,4 +1,4 @@
-"""One run from its configuration: check everything, prepare the folder, train, and leave a gallery."""
+"""Train one run from its config: check everything, prepare the folder, train, and write the pages."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MAY_DIFFER = (
         for key in ("gradient_checkpointing", "offload_activations", "vae", "vae_tiling", "text_encoders")
     ),
     *(f"run.{key}" for key in sections.Run.model_fields if key not in ("seed", "staleness")),
-    "train.micro_batch",  # this and the next, for a run that ran out of memory; they only round otherwise
+    "train.micro_batch",  # batch sizes, for a run that ran out of memory; results differ by rounding
     "train.rollout_batch",
     "train.replay",
 )
@@ -69,7 +69,7 @@ MAY_DIFFER = (
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its folder, its metric lines, and the policy with the weights that evaluation uses (the average)."""
+    """A finished run: its folder, its metric lines, and the policy with the evaluated weights (the average)."""
 
     folder: Path
     metrics: list[dict[str, Any]]
@@ -81,62 +81,58 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
 
     Raises:
         InputError, RewardError: the input is wrong; nothing expensive has happened.
-        Stopped: asked to stop, nothing to learn, diverged, out of memory or disk; a checkpoint is written, or was before.
+        Stopped: by a signal, or for nothing to learn, divergence, or lack of memory or disk; the last checkpoint remains.
     """
     settings, source = config.load(path, overrides), configs.place_of(path)
     try:
         return train_config(settings, source)
-    except Finished:  # its policy is wanted
+    except Finished:  # load its policy
         return train_config(_resuming(settings, True), source)
 
 
 def train_config(settings: RunConfig, source: Path | None = None) -> Run:
-    """Run a configuration, in a folder that no other run is in, and return the finished run; see `train`.
-
-    Args:
-        source: the file that the configuration comes from, which the run keeps a copy of.
+    """Train a config, of which `source` is the file, and return the finished run; see `train`.
 
     Raises:
-        Finished: with `run.resume: auto` there is nothing left to do; no model is loaded.
+        Finished: with `run.resume: auto`, nothing is left to do; no model is loaded.
     """
     ends = settings.run.resume == resume.AUTO
-    settings = _decided(settings)
+    settings = _decide_resume(settings)
     with run_folder.held(settings.run.folder) if launch.is_main() else nullcontext():
         try:
             with progress.shown(launch.is_main()) as display:
                 return _train(settings, source, display, ends=ends)
         except OutOfMemory as error:
-            raise _ran_out(error, settings) from error
+            raise _out_of_memory(error, settings) from error
         except Exception as error:
-            if (said := run_folder.disk_full(error)) is None:
+            if (reason := run_folder.disk_full(error)) is None:
                 raise
             there, overrides = checkpoint.way_on(settings.run.folder)
             room = run_folder.disk_room(settings.run.folder)
-            sentence = f"stopped, {settings.run.folder} cannot be written to ({said}; {room})"
+            sentence = f"stopped, {settings.run.folder} cannot be written to ({reason}; {room})"
             raise DiskFull(sentence, f"{there}, once there is room,", overrides) from error
 
 
-def _decided(settings: RunConfig) -> RunConfig:
-    """The configuration with what `run.resume: auto` comes to, and true where torchrun starts a run again that has begun."""
+def _decide_resume(settings: RunConfig) -> RunConfig:
+    """Set `run.resume` to true or false: by the folder for `auto`, and to true if torchrun restarted this run."""
     folder = settings.run.folder
     if settings.run.resume is not False or not run_folder.is_begun(folder):
         return _resuming(settings, resume.decide(settings.run.resume, folder))
     place = folder / "environment.json"
     environment = tables.document(place) if place.is_file() else {}
-    return _resuming(
-        settings, launch.is_restarted(environment.get("torchrun") if isinstance(environment, dict) else None)
-    )
+    begun_by = environment.get("torchrun") if isinstance(environment, dict) else None
+    return _resuming(settings, launch.is_restarted(begun_by))
 
 
 def _resuming(settings: RunConfig, resumes: bool) -> RunConfig:
     return settings.model_copy(update={"run": settings.run.model_copy(update={"resume": resumes})})
 
 
-def _ran_out(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
-    """How a run without memory ends: with the switch that helps most, and how to go on with it, where that can be."""
+def _out_of_memory(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
+    """Return the stop that names the override that helps most, and how to resume the run, or begin again, with it."""
     folder = settings.run.folder
     settings = batch_sizes.with_sizes(batch_sizes.settled(settings, folder), error.sizes)
-    if not error.kept_graphs:  # what `train.replay` spares is spared already
+    if not error.kept_graphs:  # `train.replay` would not save more
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"replay": "always"})})
     begun, step = run_folder.is_begun(folder), checkpoint.latest(folder / "checkpoints")
     switch = remedy(error.phase, settings, ("",) if step is None else MAY_DIFFER)
@@ -182,11 +178,12 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
         engines.greet(begun.run.engine)
     kind.setup.check(begun, data)
 
-    cpu = not torch.accelerator.is_available()  # unless told, accelerate leaves several CPU processes unconnected
-    patient = InitProcessGroupKwargs(timeout=LONGEST)
-    accelerator = Accelerator(cpu=cpu, project_dir=str(folder), kwargs_handlers=[patient])
+    cpu = not torch.accelerator.is_available()  # accelerate connects several CPU processes only if told
+    timeout = InitProcessGroupKwargs(timeout=LONGEST)
+    accelerator = Accelerator(cpu=cpu, project_dir=str(folder), kwargs_handlers=[timeout])
     _check_processes(settings, accelerator.num_processes)
-    _check_alike(settings)
+    if len({*gather_object([settings.run.resume])}) > 1:
+        raise InputError(f"run.resume: some processes see a run in {folder} and others see none; look at its disk")
     set_seed(settings.run.seed)
     display.begin(f"run      {folder}")
     with phase("loading"):
@@ -198,7 +195,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
     trainer.evaluation.after_evaluation = _write_gallery
     trainer.state.report.forwards = kind.plan.forwards(settings)
 
-    accelerator.wait_for_everyone()  # nobody makes the folder before all have looked for it
+    accelerator.wait_for_everyone()  # all have looked for the folder
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         if trainer.state.weights.begun and not settings.run.resume:
@@ -208,13 +205,13 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
         run_folder.replace_text(folder / "environment.json", json.dumps(environment, indent=1) + "\n")
         inputs.keep(folder, settings, source)
     accelerator.wait_for_everyone()
-    trainer.state.weights.begun = {}  # the file has them
+    trainer.state.weights.begun = {}  # they are in the file
     if settings.run.resume:
         trainer.checkpoints.resume()
     try:
         trackers.start(accelerator, settings, folder, trainer.state.done)
         trainer.run()
-    except Stopped as stopped:  # on every process, but where one is lost
+    except Stopped as stopped:  # on every process, unless one is lost
         if accelerator.is_main_process:
             _write_gallery(folder)
         trackers.finish(accelerator, together=not isinstance(stopped, Lost))
@@ -235,14 +232,14 @@ def _write_gallery(folder: Path) -> None:
         if TreeFolder(folder).sizes():
             write_trees(folder, folder / TREES)
         else:
-            (folder / TREES).unlink(missing_ok=True)  # of trees that a resume has dropped
+            (folder / TREES).unlink(missing_ok=True)  # its trees were dropped by a resume
     except InputError as error:
         LOGGER.warning("the page of trees is not written: %s", error)
     write_gallery([folder], folder / "gallery.html")
 
 
 def _check_only(uses: Sequence[RewardUse], every: Sequence[Prompt], key: str, which: str) -> None:
-    """Refuse a reward whose `only` none of the prompts it will meet matches."""
+    """Refuse a reward whose `only` matches no prompt."""
     for use in uses:
         name = use.name or last_part(use.use)
         if any(matches(prompt.columns, use.only) for prompt in every):
@@ -264,7 +261,7 @@ def _check_only(uses: Sequence[RewardUse], every: Sequence[Prompt], key: str, wh
 
 
 def _check_processes(settings: RunConfig, processes: int) -> None:
-    """Check the geometry for the processes that really run, whoever started them."""
+    """Check the batch for the number of processes that run."""
     if settings.run.processes not in (1, processes):
         raise InputError(
             f"run.processes: {settings.run.processes} processes are started by the command flowgrpo train, here "
@@ -278,20 +275,8 @@ def _check_processes(settings: RunConfig, processes: int) -> None:
     )
 
 
-def _check_alike(settings: RunConfig) -> None:
-    """Refuse processes of which some see a run in the folder that others do not."""
-    if len({*gather_object([settings.run.resume])}) > 1:
-        raise InputError(
-            f"run.resume: some processes see a run in {settings.run.folder} and others see none; look at its disk"
-        )
-
-
 def _check_left(settings: RunConfig) -> None:
-    """End a run that `run.resume: auto` would go on with where nothing is left to do.
-
-    Raises:
-        Finished: nothing is.
-    """
+    """Raise `Finished` if a run that is resumed has nothing left to do."""
     run, iterations = settings.run, settings.train.iterations
     if run.resume and resume.is_finished(run.folder, iterations=iterations, patience=run.patience):
         sentence = f"{run.folder} is finished, nothing is left of its {iterations} iterations"
@@ -300,7 +285,7 @@ def _check_left(settings: RunConfig) -> None:
 
 
 def _check_folder(settings: RunConfig, folder: Path) -> None:
-    """Refuse to overwrite a run, and to resume one that is not there, was another, or has files that cannot be read."""
+    """Refuse to overwrite a run, and to resume one that is missing, damaged, or has other settings."""
     if not settings.run.resume:
         if not run_folder.is_empty(folder):
             raise InputError(
@@ -321,8 +306,8 @@ def _check_folder(settings: RunConfig, folder: Path) -> None:
         _flat(config_paths.absolute(each.model_dump())) for each in (config.of_run(folder), settings)
     )
     for key in sorted({*before, *now}):
-        alike = before.get(key) == now.get(key) or places_before.get(key) == places_now.get(key)
-        if not alike and not key.startswith(MAY_DIFFER):
+        same = before.get(key) == now.get(key) or places_before.get(key) == places_now.get(key)
+        if not same and not key.startswith(MAY_DIFFER):
             raise InputError(
                 f"run.resume: {key} was {before.get(key)!r} in {folder} and is {now.get(key)!r} now; "
                 "a run goes on as it began"

@@ -1,4 +1,4 @@
-"""Groups of samples, or of preferred pictures, written to a folder that `data.groups` of a run names."""
+"""Write groups of samples, or of preferred pictures, to a folder that `data.groups` of a run names."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ from flowgrpo.training.scoring import scorer
 
 
 def write(settings: RunConfig, rows: Sequence[Row] | None, folder: Path, pairs: Path | None) -> dict[str, Any]:
-    """Write groups by a configuration, or go on where it was cut off; return the folder's manifest.
+    """Write groups, or continue where writing was interrupted, and return the folder's manifest.
 
-    Args:
-        rows: of whose prompts; None takes those of `prompts.train`.
-        pairs: preference pairs, of which the groups are made in place of samples.
+    They are samples of `rows`, by default of `prompts.train`, or the preferences in the file `pairs`.
 
     Raises:
-        InputError: the model is a language model, or there is nothing to sample, or the folder holds something else.
-        RewardError: a reward cannot be found, or fails on synthetic samples.
+        InputError: the model is a language model, there is nothing to sample, or the folder holds something else.
+        RewardError: a reward does not exist, or fails on synthetic samples.
     """
     if not isinstance(settings, Config):
         raise InputError(

@@ -1,8 +1,7 @@
-"""The command `flowgrpo sample`: its options, and what they make."""
+"""`flowgrpo sample`: the options of the command, and the config that they stand for."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,7 @@ import typer
 
 from flowgrpo import config
 from flowgrpo.commands import options
-from flowgrpo.commands.terminal import Format, out
+from flowgrpo.commands.terminal import Format, print_json, print_line
 from flowgrpo.data import configs, yaml_maps
 from flowgrpo.errors import InputError
 from flowgrpo.schema.schedule import read_part
@@ -20,8 +19,7 @@ from flowgrpo.schema.sections import RunConfig
 if TYPE_CHECKING:
     from flowgrpo.data.prompts import Row
 
-
-BESIDE_CONFIG = ("model", "call", "groups", "pairs", "form")  # all else is a key of a config
+BESIDE_CONFIG = ("model", "call", "groups", "pairs", "form")  # options that go with a config
 
 
 def sample(
@@ -86,12 +84,13 @@ def sample(
     part = read_part(adapter_steps, "--adapter-steps")
     if part is not None and (adapter is None or groups is not None):
         raise InputError("--adapter-steps: it is for samples of an adapter, give --adapter DIR and --out DIR, too")
-    if groups is not None and _is_config(model):
+    if groups is not None and is_config(model):
         settings = _of_config(context, model, call or [])
-        from flowgrpo.commands.endings import advised
+        from flowgrpo.commands.endings import suggest_override
 
-        with advised(settings):
-            return _write_groups(settings, None, groups, pairs=pairs, form=form)
+        with suggest_override(settings):
+            _write_groups(settings, None, groups, pairs=pairs, form=form)
+        return
     if pairs is None and (prompt is None) == (prompts_file is None):
         raise InputError("give either --prompt TEXT (once or more) or --prompts FILE")
     arguments = dict(config.override(text) for text in call or [])
@@ -103,64 +102,59 @@ def sample(
         "--vae-tiling": not vae_tiling,
         "--quantise int8": quantise is None,
     }
-    from flowgrpo.commands.endings import remedied
-    from flowgrpo.commands.samples.sample import as_options, asked, sample_to_folder
+    from flowgrpo.commands.endings import suggest_option
+    from flowgrpo.commands.samples.sample import as_options, choose_rows, sample_to_folder
     from flowgrpo.training.reports.samples import ModelUse, Switches
 
     if groups is not None:
         if pairs is None and reward is None:
             raise InputError("--reward: groups are scored as they are sampled, name a reward (once or more)")
+        keys = {"path": model, "call": arguments, "dtype": dtype, "quantise": quantise, "variant": variant, **switches}
         written: dict[str, Any] = {
-            "model": {"path": model, "call": arguments, "dtype": dtype, "quantise": quantise, "variant": variant}
-            | switches,
-            "rewards": [_written(text, "REWARD") for text in reward or []],
-            "algorithm": {"preset": "rwr"},  # whose rollouts are Euler's, as the pipeline's own
+            "model": keys | ({"lora": {"path": _parse_map(adapter, "--adapter")}} if adapter is not None else {}),
+            "algorithm": {"preset": "rwr"},  # its rollouts are Euler's, as the pipeline's own
             "train": {"group_size": group_size or 16, "micro_batch": batch_size},
             "run": {"seed": seed},
         }
-        if adapter is not None:
-            written["model"]["lora"] = {"path": _written(adapter, "--adapter")}
-        if pairs is not None:
-            del written["rewards"]
+        if pairs is None:
+            written["rewards"] = [_parse_map(text, "REWARD") for text in reward or []]
         settings = config.validated(written)
-        rows = None if pairs is not None else asked(prompt, prompts_file, 0, column)
-        with remedied(spare), as_options():
-            return _write_groups(settings, rows, groups, pairs=pairs, form=form)
+        rows = None if pairs is not None else choose_rows(prompt, prompts_file, 0, column)
+        with suggest_option(spare), as_options():
+            _write_groups(settings, rows, groups, pairs=pairs, form=form)
+        return
     assert out_folder is not None
     use = ModelUse(
         path=model,
         call=arguments,
-        adapter=_written(adapter, "--adapter"),
+        adapter=_parse_map(adapter, "--adapter"),
         dtype=dtype,
         quantise=quantise,
         variant=variant,
         adapter_steps=part,
         switches=Switches(**switches),
     )
-    rows = asked(prompt, prompts_file, seed, column)
-    with remedied(spare), as_options():
+    rows = choose_rows(prompt, prompts_file, seed, column)
+    with suggest_option(spare), as_options():
         lines = sample_to_folder(use, rows, out_folder, batch_size)
     if form == "json":
-        print(json.dumps({"folder": str(out_folder), "samples": lines}, indent=1))
+        print_json({"folder": str(out_folder), "samples": lines})
     else:
-        out.print(f"{len(lines)} samples in {out_folder}", soft_wrap=True)
+        print_line(f"{len(lines)} samples in {out_folder}")
 
 
-def _written(text: str | None, place: str) -> Any:
-    """A name or path, or the map that a text in braces is; `place` is what errors call it."""
+def _parse_map(text: str | None, place: str) -> Any:
+    """Return the map in a text in braces, or the text itself; errors name `place`."""
     return yaml_maps.parse_yaml(text, place) if text is not None and text.startswith("{") else text
 
 
-def _is_config(model: str) -> bool:
-    return not Path(model).is_dir() and configs.place_of(model).suffix in (".yaml", ".yml")
+def is_config(target: str) -> bool:
+    """Return whether a target is a config, not a model."""
+    return not Path(target).is_dir() and configs.place_of(target).suffix in (".yaml", ".yml")
 
 
 def _of_config(context: typer.Context, path: str, overrides: list[str]) -> RunConfig:
-    """The configuration that says what to sample, in place of the command's own options.
-
-    Raises:
-        InputError: one of these is given, or the config is wrong.
-    """
+    """Load a config that takes the place of the command's options; refuse those that were given."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if name not in BESIDE_CONFIG and source is not None and source.name == "COMMANDLINE":
@@ -172,17 +166,12 @@ def _of_config(context: typer.Context, path: str, overrides: list[str]) -> RunCo
 def _write_groups(
     settings: RunConfig, rows: Sequence[Row] | None, folder: Path, *, pairs: Path | None, form: str
 ) -> None:
-    """Write groups, and say what was written.
-
-    Args:
-        rows: of whose prompts; None takes those that the config trains on.
-        pairs: of which the groups are made, in place of samples.
-    """
+    """Write groups (see `groups.write`) and print a summary."""
     from flowgrpo.commands.samples.groups import write
 
     manifest = write(settings, rows, folder, pairs)
     if form == "json":
-        print(json.dumps({"folder": str(folder), "manifest": manifest}, indent=1))
+        print_json({"folder": str(folder), "manifest": manifest})
     else:
         words = "pairs" if pairs is not None else f"groups of {manifest['group_size']}"
-        out.print(f"{manifest['groups']} {words} in {folder}", soft_wrap=True)
+        print_line(f"{manifest['groups']} {words} in {folder}")

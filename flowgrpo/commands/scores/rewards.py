@@ -1,4 +1,4 @@
-"""The rewards that can be used by name: built in, and those that installed packages announce."""
+"""`flowgrpo rewards`: describe built-in rewards and those that installed packages register."""
 
 from __future__ import annotations
 
@@ -10,16 +10,42 @@ from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+from rich.table import Table
+
+from flowgrpo.commands.terminal import Format, out, print_json, print_line, say
+from flowgrpo.errors import InputError
 from rewards import BUILT_IN
-from rewards.base import ENTRY_POINTS, find
+from rewards.base import ENTRY_POINTS, find, nearest
 
-Options = Mapping[str, Any]  # name -> default, `inspect.Parameter.empty` where it has none
+Options = Mapping[str, Any]  # name -> default, or `inspect.Parameter.empty`
+
+
+def rewards(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None, form: Format = "human") -> None:
+    """List the rewards that can be used by name, or describe one."""
+    rows = catalogue()
+    if name is not None:
+        rows = [row for row in rows if row["name"] == name]
+        if not rows:
+            raise InputError(f"there is no reward {name!r}, {nearest(name, BUILT_IN)}")
+    if form == "json":
+        print_json(rows)
+    elif name is not None:
+        for key in ("inputs", "range", "weights", "licence"):
+            print_line(f"{key:8} {rows[0][key] or 'none'}")
+        print_line("\n" + reward_help(name))
+    else:
+        table = Table("name", "inputs", "range", box=None, padding=(0, 2))
+        for row in rows:
+            table.add_row(*(row[key] or "" for key in ("name", "inputs", "range")))
+        out.print(table)
+        say("flowgrpo rewards NAME tells of weights, licence and options")
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """One row per reward: name, inputs, range, weights, licence; None where an installed package does not say."""
+    """Return a row per reward: name, inputs, range, weights and licence; these are None for installed packages."""
     built_in = [{"name": name, **asdict(card)} for name, card in BUILT_IN.items()]
     for row in built_in:
         del row["target"], row["options"]
@@ -29,16 +55,16 @@ def catalogue() -> list[dict[str, Any]]:
 
 
 def reward_help(name: str) -> str:
-    """Return a reward's docstring, its options, and a line for a config, as text.
+    """Return a reward's docstring, its options and a line for a config, as text.
 
-    Of a built-in reward both are read from its source, so that nothing it needs is imported.
+    Those of a built-in reward are read from its source, so that no optional package is imported.
     """
-    said, options = _told(name)
-    settled = BUILT_IN[name].options if name in BUILT_IN else {}
-    lines = [said or "It has no docstring.", "".join(f"{key}: {value}\n" for key, value in settled.items())]
+    docstring, options = _describe(name)
+    preset = BUILT_IN[name].options if name in BUILT_IN else {}
+    lines = [docstring or "It has no docstring.", "".join(f"{key}: {value}\n" for key, value in preset.items())]
     use = f"{{use: {name}}}"
     if options is not None:
-        options = {**options, **settled}
+        options = {**options, **preset}
         empty = inspect.Parameter.empty
         shown = [key if default is empty else f"{key} ({default})" for key, default in options.items()]
         needed = ", ".join(f"{key}: ..." for key, default in options.items() if default is empty)
@@ -48,20 +74,16 @@ def reward_help(name: str) -> str:
 
 
 def options_of(use: str) -> Options | None:
-    """The options that a reward takes, by whatever it is used; None of a function.
-
-    Raises:
-        RewardError: there is no such reward.
-    """
-    return _told(use)[1]
+    """Return the options of a reward, None for a function; raise RewardError if there is no such reward."""
+    return _describe(use)[1]
 
 
-def _told(use: str) -> tuple[str | None, Options | None]:
+def _describe(use: str) -> tuple[str | None, Options | None]:
     return _read(BUILT_IN[use].target) if use in BUILT_IN else _imported(find(use))
 
 
 def _imported(reward: Any) -> tuple[str | None, Options | None]:
-    """The docstring of a function or a class, and the options of a class; None of a function."""
+    """Return the docstring of a function or a class, and the options of a class; None for a function."""
     if not inspect.isclass(reward):
         return inspect.getdoc(reward), None
     kinds: list[Any] = [kind for kind in reward.__mro__ if "__init__" in vars(kind) and kind is not object]
@@ -70,7 +92,7 @@ def _imported(reward: Any) -> tuple[str | None, Options | None]:
         ({p.name: p.default for p in own if p.kind is not p.VAR_KEYWORD}, any(p.kind is p.VAR_KEYWORD for p in own))
         for own in parameters
     )
-    return inspect.getdoc(reward), _taken(constructors)
+    return inspect.getdoc(reward), _merge_options(constructors)
 
 
 def _read(target: str) -> tuple[str | None, Options | None]:
@@ -79,21 +101,21 @@ def _read(target: str) -> tuple[str | None, Options | None]:
     node = _defined(module)[name]
     if not isinstance(node, ast.ClassDef):
         return ast.get_docstring(node), None
-    return ast.get_docstring(node), _taken(_constructors(module, name))
+    return ast.get_docstring(node), _merge_options(_constructors(module, name))
 
 
-def _taken(constructors: Iterable[tuple[Options, bool]]) -> Options:
-    """The options of a class: those of its constructor and, as long as one hands further ones on, of the next base's."""
+def _merge_options(constructors: Iterable[tuple[Options, bool]]) -> Options:
+    """Merge the options of a constructor and, while one accepts **kwargs, of the next base's."""
     options: dict[str, Any] = {}
-    for own, hands_on in constructors:
+    for own, has_kwargs in constructors:
         options |= {key: default for key, default in own.items() if key not in options}
-        if not hands_on:
+        if not has_kwargs:
             break
     return options
 
 
 def _constructors(module: str, name: str) -> Iterator[tuple[Options, bool]]:
-    """Options of each `__init__` of a class and, after it, of its bases; and whether it hands further ones on."""
+    """Yield the options of each `__init__` of a class, then of its bases, and whether it accepts **kwargs."""
     names = _defined(module)
     for node in names[name].body:
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
@@ -118,7 +140,7 @@ def _constructors(module: str, name: str) -> Iterator[tuple[Options, bool]]:
 
 
 def _value(node: ast.expr | None, names: Mapping[str, Any]) -> Any:
-    """Return the value of a default that is written out, or that names a constant of the module."""
+    """Return the value of a default that is a literal or a constant of the module."""
     if node is None:
         return inspect.Parameter.empty
     return ast.literal_eval(names[node.id].value if isinstance(node, ast.Name) else node)
@@ -126,7 +148,7 @@ def _value(node: ast.expr | None, names: Mapping[str, Any]) -> Any:
 
 @cache
 def _defined(module: str) -> dict[str, Any]:
-    """What each name of a module stands for in its source: a function, a class, an assignment, an import."""
+    """Return the function, class, assignment or import that defines each name of a module."""
     definitions: dict[str, Any] = {}
     spec = find_spec(module)
     assert spec is not None

@@ -1,4 +1,4 @@
-"""Score pictures, videos, sounds and texts that exist as files."""
+"""`flowgrpo score`: score pictures, videos, sounds and texts in files."""
 
 from __future__ import annotations
 
@@ -31,32 +31,29 @@ from rewards.memory import is_out_of_memory
 from samplers.batches import batched
 
 BATCH = 16
-NAMED = 3  # files that are left out, of which the names are said
+NAMED = 3  # files whose names are given when files are left out
 Sample = torch.Tensor | str
 
 
 @dataclass(frozen=True)
 class File:
-    """One file to score: its name relative to the folder, its prompt, further columns."""
+    """A file to score: its name relative to the folder, its prompt and further columns."""
 
     name: str
     prompt: str
     columns: dict[str, Any]
 
 
-def loaded(
+def load_rewards(
     uses: Sequence[str], *, dtype: str | None = None, batch_size: int | None = None, device: str | None = None
 ) -> list[Reward]:
-    """Rewards as the command line names them, on a device.
+    """Load rewards, each named as in a config or by a map in braces, onto a device, by default the first GPU.
 
-    Args:
-        uses: as a config uses them; or maps, `{use: ..., options: ...}`.
-        dtype, batch_size: given to every reward whose options have these names, unless its map has its own.
-        device: by default the first GPU, if there is one.
+    `dtype` and `batch_size` are options for every reward that takes them and whose map does not set them.
 
     Raises:
-        InputError: a map is wrong, or a dtype is given and no reward takes one.
-        RewardError: there is no such reward, or it cannot be made.
+        InputError: a map is wrong, or no reward takes the dtype.
+        RewardError: there is no such reward, or it cannot be loaded.
     """
     rewards, took_dtype = [], False
     for text in uses:
@@ -79,17 +76,13 @@ def loaded(
 
 
 def score_folder(folder: Path, rewards: Sequence[Reward], batch_size: int = BATCH) -> list[dict[str, Any]]:
-    """Rewards of every sample of a folder, of which a reward gets `batch_size` at once.
+    """Score every sample of a folder in batches of `batch_size`; group-wise rewards get all files of a prompt at once.
 
-    Prompts, and further columns, come from its manifest.jsonl; without one a file's name is its prompt, `_` for a space.
-    Group-wise rewards meet all files of one prompt together. One line on stderr says which files are left out.
+    Prompts and columns come from manifest.jsonl; without it a file's name is its prompt, with `_` for a space. A line on
+    stderr names files that are left out.
 
     Returns:
-        for each file `file`, `prompt` and `rewards`, a map from names to numbers, None where a reward does not apply.
-
-    Raises:
-        InputError: there is nothing to score, or a file cannot be read.
-        RewardError: a reward fails, or breaks its contract.
+        a row per file with `file`, `prompt` and `rewards`, a map from names to numbers, None where a reward does not apply.
     """
     files = listed(folder)
     scores: list[dict[str, float | None]] = [{} for _ in files]
@@ -97,58 +90,53 @@ def score_folder(folder: Path, rewards: Sequence[Reward], batch_size: int = BATC
         with shown(), phase(f"scoring by {reward.name}", len(files)) as scoring:
             for indices in batches(files, reward.group_wise, batch_size):
                 samples = [read(folder / files[i].name) for i in indices]
-                for alike in _of_one_shape(indices, samples, reward):
-                    values = _scored(reward, files, alike=alike, indices=indices, samples=samples)
+                for alike in _by_shape(indices, samples, reward):
+                    values = _score(reward, [files[i] for i in alike], list(alike.values()))
                     for i, value in zip(alike, values, strict=True):
                         scores[i][reward.name] = value
                 scoring.advance(len(indices))
-    if said := left_out(folder, files):
-        say(f"--samples: {said}")
+    if sentence := left_out(folder, files):
+        say(f"--samples: {sentence}")
     return [
         {"file": file.name, "prompt": file.prompt, "rewards": values}
         for file, values in zip(files, scores, strict=True)
     ]
 
 
-def table(found: Sequence[Mapping[str, Any]]) -> Table:
-    """What `score_folder` found, for people: a line for each file, and the means."""
-    names = list(found[0]["rewards"])
-    shown = Table(Column("file", overflow="fold"), Column("prompt", overflow="fold"), *names, box=None, padding=(0, 2))
-    for line in found:
-        shown.add_row(line["file"], line["prompt"], *(_shown(line["rewards"][name]) for name in names))
-    known = [[line["rewards"][name] for line in found if line["rewards"][name] is not None] for name in names]
-    shown.add_row("mean", f"{len(found)} samples", *(_shown(sum(own) / len(own) if own else None) for own in known))
-    return shown
+def table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the rows of `score_folder` and their means as a table."""
+    names = list(rows[0]["rewards"])
+    table = Table(Column("file", overflow="fold"), Column("prompt", overflow="fold"), *names, box=None, padding=(0, 2))
+    for row in rows:
+        table.add_row(row["file"], row["prompt"], *(_cell(row["rewards"][name]) for name in names))
+    known = [[row["rewards"][name] for row in rows if row["rewards"][name] is not None] for name in names]
+    table.add_row("mean", f"{len(rows)} samples", *(_cell(sum(own) / len(own) if own else None) for own in known))
+    return table
 
 
-def _shown(value: float | None) -> str:
+def _cell(value: float | None) -> str:
     return "none" if value is None else f"{value:.3f}"
 
 
 def listed(folder: Path) -> list[File]:
-    """The files of a folder, by its manifest or by their names.
-
-    Raises:
-        InputError: there is no such folder, nothing in it, or its manifest names a file that is missing or of another kind.
-    """
+    """Return the files of a folder, by its manifest or by their names; raise InputError if some or all are missing."""
     if not folder.is_dir():
         raise InputError(f"--samples: there is no folder {folder}")
     if lines := read_manifest(folder):
-        return [_named(folder, line) for line in lines]
+        return [_file_of(folder, line) for line in lines]
     names = sorted(path.name for path in folder.iterdir() if _is_sample(path.name))
     for name in names:
         check_inside(folder, name, "--samples")
     if not names:
-        said = left_out(folder, [])
         nothing = f"--samples: {folder} holds no manifest.jsonl and no picture, video or sound"
-        raise InputError(f"{nothing}; {said}" if said else nothing)
+        raise InputError("; ".join(filter(None, (nothing, left_out(folder, [])))))
     return [File(name, Path(name).stem.replace("_", " "), {}) for name in names]
 
 
 def left_out(folder: Path, files: Sequence[File]) -> str | None:
-    """Which files of a folder are not scored, and why, without the hidden ones; None if there are none.
+    """Return a sentence on the files that are not scored, except hidden ones; None if there are none.
 
-    Beside a manifest only files of the kinds that are read count: a run writes others.
+    Beside a manifest only samples count, because a run writes other files too.
     """
     known = {file.name for file in files} | {"manifest.jsonl"}
     names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name not in known)
@@ -167,8 +155,7 @@ def _is_sample(name: str) -> bool:
     return conditions.is_file_name(name) and not suffixes.is_apple_double(name)
 
 
-def _named(folder: Path, line: Mapping[str, Any]) -> File:
-    """The file of a line of a manifest."""
+def _file_of(folder: Path, line: Mapping[str, Any]) -> File:
     name, place = line["file"], folder / "manifest.jsonl"
     if suffixes.suffix_of(name) not in suffixes.MEDIA | suffixes.TEXTS:
         raise InputError(f"{place}: {name} is no sample, only {conditions.KINDS} and .json are read; convert it to one")
@@ -179,7 +166,7 @@ def _named(folder: Path, line: Mapping[str, Any]) -> File:
 
 
 def batches(files: Sequence[File], group_wise: bool, batch_size: int = BATCH) -> list[list[int]]:
-    """Indices of files that are scored together: all of one prompt for a group-wise reward, else `batch_size`."""
+    """Return the indices of files in each batch: all of one prompt for a group-wise reward, else `batch_size`."""
     if not group_wise:
         return [list(batch) for batch in batched(range(len(files)), batch_size)]
     by_prompt = defaultdict(list)
@@ -188,10 +175,11 @@ def batches(files: Sequence[File], group_wise: bool, batch_size: int = BATCH) ->
     return list(by_prompt.values())
 
 
-def _of_one_shape(indices: Sequence[int], samples: Sequence[Sample], reward: Reward) -> list[list[int]]:
-    by_shape = defaultdict(list)
+def _by_shape(indices: Sequence[int], samples: Sequence[Sample], reward: Reward) -> list[dict[int, Sample]]:
+    """Group samples of one shape, by their indices."""
+    by_shape: defaultdict[tuple[int, ...], dict[int, Sample]] = defaultdict(dict)
     for i, sample in zip(indices, samples, strict=True):
-        by_shape[() if isinstance(sample, str) else tuple(sample.shape)].append(i)
+        by_shape[() if isinstance(sample, str) else tuple(sample.shape)][i] = sample
     if reward.group_wise and len(by_shape) > 1:
         raise InputError(
             f"--samples: {reward.name} compares the samples of a prompt, but here they have the shapes "
@@ -200,47 +188,41 @@ def _of_one_shape(indices: Sequence[int], samples: Sequence[Sample], reward: Rew
     return list(by_shape.values())
 
 
-def _scored(
-    reward: Reward, files: Sequence[File], *, alike: list[int], indices: list[int], samples: list[Sample]
-) -> list[float | None]:
-    chosen = [files[i] for i in alike]
-    names = dict.fromkeys(name for file in chosen for name in file.columns)
-    columns = {name: [file.columns.get(name) for file in chosen] for name in names}
-    batch = [samples[indices.index(i)] for i in alike]
-    texts = [sample for sample in batch if isinstance(sample, str)]
-    tensors = [sample for sample in batch if isinstance(sample, torch.Tensor)]
+def _score(reward: Reward, files: Sequence[File], samples: Sequence[Sample]) -> list[float | None]:
+    """Score samples of one shape in one call."""
+    names = dict.fromkeys(name for file in files for name in file.columns)
+    columns = {name: [file.columns.get(name) for file in files] for name in names}
+    texts = [sample for sample in samples if isinstance(sample, str)]
+    tensors = [sample for sample in samples if isinstance(sample, torch.Tensor)]
     try:
-        values = reward(
-            texts or torch.stack(tensors),
-            [file.prompt for file in chosen],
-            columns,
-        )
+        values = reward(texts or torch.stack(tensors), [file.prompt for file in files], columns)
     except RewardError:
         raise
     except (Exception, SystemExit) as error:  # a plug-in may raise anything
         if is_out_of_memory(error):
             raise OutOfMemory("rewards", error, f"the reward {reward.name!r}") from error
-        said = told(error, reward.function)
-        raise RewardError(f"the reward {reward.name!r} failed on {chosen[0].name}: {said}") from error
+        sentence = told(error, reward.function)
+        raise RewardError(f"the reward {reward.name!r} failed on {files[0].name}: {sentence}") from error
     if values.isinf().any():
-        bad = chosen[int(values.isinf().nonzero()[0])].name
+        bad = files[int(values.isinf().nonzero()[0])].name
         raise RewardError(f"the reward {reward.name!r} returned NaN or infinity for {bad}, not a float or None")
     return [None if value != value else value for value in values.tolist()]
 
 
 def read(path: Path) -> Sample:
-    """A sample from a file, as rewards receive it.
+    """Return the sample of a file as rewards receive it; raise InputError if it cannot be read.
 
-    Returns:
-        a picture (3, H, W) or, of several frames, a video (F, 3, H, W), float32 in [0, 1]; audio (C, N) in [-1, 1]; or a
-            text, of a `.json` with the fields of `flowgrpo.training.reports.samples.Text`.
-
-    Raises:
-        InputError: it cannot be read.
+    A picture is (3, H, W) and a video (F, 3, H, W), float32 in [0, 1]; audio is (C, N) in [-1, 1]; of a .json file, with the
+    fields of `flowgrpo.training.reports.samples.Text`, it is the text.
     """
     suffix = suffixes.suffix_of(path)
     if suffix in suffixes.TEXTS:
-        return _text(path)
+        document = tables.document(path)
+        if not isinstance(document, dict) or not isinstance(document.get("text"), str):
+            raise InputError(
+                f"--samples: {path} is not a text as flowgrpo sample writes them, an object with the key text"
+            )
+        return document["text"]
     try:
         loaded = media.frames(path) if suffix in suffixes.MULTI_FRAME else conditions.loaded(str(path))
     except media.MediaError as error:
@@ -250,10 +232,3 @@ def read(path: Path) -> Sample:
     frames = loaded if isinstance(loaded, list) else [loaded]
     video = torch.from_numpy(np.stack([np.asarray(frame) for frame in frames])).permute(0, 3, 1, 2).float() / 255
     return video if len(video) > 1 else video[0]
-
-
-def _text(path: Path) -> str:
-    written = tables.document(path)
-    if not isinstance(written, dict) or not isinstance(written.get("text"), str):
-        raise InputError(f"--samples: {path} is not a text as flowgrpo sample writes them, an object with the key text")
-    return written["text"]

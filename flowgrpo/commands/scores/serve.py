@@ -1,12 +1,15 @@
-"""Rewards served over HTTP, for runs in other environments or on other machines."""
+"""`flowgrpo serve`: serve rewards over HTTP for runs in other environments or on other machines."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import Annotated
+
+import typer
 
 from flowgrpo import config
-from flowgrpo.commands.terminal import out
+from flowgrpo.commands import options
+from flowgrpo.commands.terminal import print_line
 from flowgrpo.data import yaml_maps
 from flowgrpo.errors import InputError
 
@@ -14,42 +17,28 @@ PACKAGES = ("uvicorn", "starlette", "h11")  # of the extra `serve`
 
 
 def check_packages(command: str) -> None:
-    """Refuse a command that serves where the packages of servers are not installed.
-
-    Raises:
-        InputError: one is not.
-    """
+    """Refuse a command that serves pages or rewards if the packages for it are not installed."""
     for package in PACKAGES:
         if find_spec(package) is None:
             raise InputError(f"flowgrpo {command} needs the package {package}: pip install 'flowgrpo[serve]'")
 
 
 def serve(
-    uses: Sequence[str],
+    uses: Annotated[
+        list[str],
+        typer.Argument(metavar="REWARD ...", help="as a config uses them; or maps, '{use: ..., options: ...}'"),
+    ],
     *,
-    host: str,
-    port: int,
-    token_env: str | None,
-    batch_size: int,
-    max_bytes: int,
-    device: str | None,
+    port: options.Port = 8100,
+    host: Annotated[str, typer.Option("--host")] = "127.0.0.1",
+    token_env: Annotated[
+        str | None, typer.Option("--token-env", metavar="NAME", help="environment variable with a token to ask for")
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="waiting requests are joined up to it")] = 64,
+    max_mib: Annotated[int, typer.Option("--max-mib", min=1, help="largest request")] = 256,
+    device: options.Device = None,
 ) -> None:
-    """Serve rewards until interrupted, and print the address of each.
-
-    Args:
-        uses: rewards as a config uses them, or maps in YAML with `use` and `options`.
-        host: the address to listen on.
-        port: there; 0 takes a free one.
-        token_env: an environment variable with a token to ask for.
-        batch_size: samples up to which waiting requests are joined.
-        max_bytes: largest request.
-        device: where rewards compute; by default the first GPU, if there is one.
-
-    Raises:
-        InputError: a reward is written wrongly, or the packages of the server are not installed.
-        RewardError: a reward cannot be had, or the address cannot be listened on.
-        KeyboardInterrupt: it was interrupted.
-    """
+    """Serve rewards over HTTP; a run uses them by their URLs."""
     written = [yaml_maps.parse_yaml(text, "REWARD") if text.startswith("{") else text for text in uses]
     settings = config.validated({"model": {"path": "shapes"}, "rewards": written})
     for use in settings.rewards:
@@ -69,8 +58,8 @@ def serve(
     served = [load(use.use, use.weight, use.options, use.name) for use in settings.rewards]
     for reward in served:
         reward.to(device)
-    application = server.app(served, token, batch_size=batch_size, max_bytes=max_bytes, device=device)
+    application = server.app(served, token, batch_size=batch_size, max_bytes=max_mib << 20, device=device)
     host = f"[{host}]" if ":" in host else host
     for reward in served:
-        out.print(f"{reward.name}  http://{host}:{listening.getsockname()[1]}/{reward.name}", soft_wrap=True)
+        print_line(f"{reward.name}  http://{host}:{listening.getsockname()[1]}/{reward.name}")
     server.run(application, listening)

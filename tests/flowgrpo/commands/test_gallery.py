@@ -11,14 +11,13 @@ import torch
 import yaml
 from data_urls import embedded
 from PIL import Image
+from planted_run import written
 
-from flowgrpo.cli import main
 from flowgrpo.commands.gallery import cards, media
 from flowgrpo.commands.gallery.curve import _ticks, curve
 from flowgrpo.commands.gallery.media import data_url, outline
 from flowgrpo.commands.gallery.numbers import Mean, difference, number
 from flowgrpo.commands.inspect.gallery import write_gallery
-from flowgrpo.errors import InputError
 from flowgrpo.training.reports import video_files
 from flowgrpo.training.reports.samples import save_sample
 from rewards import BUILT_IN
@@ -32,33 +31,29 @@ def folder_of_samples(path, rewards_by_step, shape=(3, 8, 8)):
             file = save_sample(torch.rand(shape), path / f"{step}-{index}").name
             line = {"file": file, "prompt": f"<b> & {index}", "seed": index, "step": step, "sampler": "ode"}
             lines.append({**line, "rewards": {"mine": reward}})
-    (path / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (path / "manifest.jsonl").write_text(written(lines))
     return path
 
 
-def test_the_page_is_self_contained_and_escapes_prompts(tmp_path):
-    page = write_gallery(
-        [folder_of_samples(tmp_path / "s", {0: [0.2, 0.5], 4: [0.9, 0.1]})], tmp_path / "g.html"
-    ).read_text()
+def lines_of(folder):
+    return [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
+
+
+def page_of(folder):
+    return write_gallery([folder], folder.parent / "g.html").read_text()
+
+
+def frames(page):
+    return json.loads(re.search(r'<script type="application/json">(.*?)</script>', page).group(1))
+
+
+def test_pairs_are_before_and_after_on_a_self_contained_page_that_escapes_prompts(tmp_path):
+    page = page_of(folder_of_samples(tmp_path / "s", {0: [0.2, 0.5], 4: [0.9, 0.1]}))
     assert "<b> &" not in page
     assert "&lt;b&gt; &amp; 1" in page
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
     assert "http" not in page
     assert len(re.findall(r'<img src="data:image/webp', page)) == 4
-
-
-def test_a_run_s_warnings_are_counted_and_the_last_is_shown(tmp_path):
-    folder = folder_of_samples(tmp_path / "s", {0: [0.2]})
-    assert "warnings" not in write_gallery([folder], tmp_path / "g.html").read_text()
-    (folder / "log.txt").write_text("12:00 the reward failed\n12:01 <b>again</b>\x1b[2J\n")
-    page = write_gallery([folder], tmp_path / "g.html").read_text()
-    assert "<dt>warnings</dt><dd>2 in log.txt, the last: 12:01 &lt;b&gt;again&lt;/b&gt; [2J</dd>" in page
-
-
-def test_pairs_are_before_and_after_and_know_their_gain(tmp_path):
-    page = write_gallery(
-        [folder_of_samples(tmp_path / "s", {0: [0.2, 0.5], 4: [0.9, 0.1]})], tmp_path / "g.html"
-    ).read_text()
     first, second = page.split("<figure")[1:3]
     assert 'class="up"' in first
     assert 'class="down"' in second
@@ -66,23 +61,17 @@ def test_pairs_are_before_and_after_and_know_their_gain(tmp_path):
     assert [re.findall(r'class="gain">([^<]*)<', card) for card in (first, second)] == [["+0.700"], ["−0.400"]]
 
 
-def test_steps_between_can_be_scrubbed_to(tmp_path):
-    folder = folder_of_samples(tmp_path / "s", {0: [0.2], 4: [0.4], 8: [None]})
-    page = write_gallery([folder], tmp_path / "g.html").read_text()
-    frames = json.loads(re.search(r'<script type="application/json">(.*?)</script>', page).group(1))
-    assert [(frame["step"], frame["reward"]) for frame in frames] == [(0, 0.2), (4, 0.4), (8, None)]
-    assert 'type="range"' in page
-
-
-def test_an_empty_folder_is_refused(tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="there are no samples to show"):
-        write_gallery([tmp_path / "empty"], tmp_path / "g.html")
+def test_a_run_s_warnings_are_counted_and_the_last_is_shown(tmp_path):
+    folder = folder_of_samples(tmp_path / "s", {0: [0.2]})
+    assert "warnings" not in page_of(folder)
+    (folder / "log.txt").write_text("12:00 the reward failed\n12:01 <b>again</b>\x1b[2J\n")
+    said = "<dt>warnings</dt><dd>2 in log.txt, the last: 12:01 &lt;b&gt;again&lt;/b&gt; [2J</dd>"
+    assert said in page_of(folder)
 
 
 def test_videos_move_on_the_page(tmp_path):
     folder = folder_of_samples(tmp_path / "s", {0: [0.2], 4: [0.9]}, (5, 3, 8, 12))
-    page = write_gallery([folder], tmp_path / "g.html").read_text()
+    page = page_of(folder)
     found = re.findall(r'<video src="([^"]*)" aria-label="[^"]*" autoplay loop muted playsinline>', page)
     assert [embedded(url)[0] for url in found] == ["video/mp4"] * 2
     assert embedded(found[0])[1].getvalue() == (folder / "0-0.mp4").read_bytes()
@@ -92,30 +81,26 @@ def test_videos_move_on_the_page(tmp_path):
 
 def test_without_ffmpeg_videos_move_as_webp(tmp_path, monkeypatch):
     monkeypatch.setattr(video_files, "ffmpeg", lambda: None)
-    folder = folder_of_samples(tmp_path / "s", {0: [0.2], 4: [0.9]}, (5, 3, 8, 12))
-    page = write_gallery([folder], tmp_path / "g.html").read_text()
-    before, after = (embedded(url) for url in re.findall(r'<img src="([^"]*)"', page))
-    for kind, data in (before, after):
-        assert kind == "image/webp"
-        assert Image.open(data).n_frames == 5
+    page = page_of(folder_of_samples(tmp_path / "s", {0: [0.2], 4: [0.9]}, (5, 3, 8, 12)))
+    found = [embedded(url) for url in re.findall(r'<img src="([^"]*)"', page)]
+    assert [(kind, Image.open(data).n_frames) for kind, data in found] == [("image/webp", 5)] * 2
 
 
 def test_audio_is_heard_on_the_page_and_a_step_between_can_be_scrubbed_to(tmp_path):
     folder = folder_of_samples(tmp_path / "s", {0: [0.2], 4: [0.4], 8: [0.9]}, (2, 500))
-    page = write_gallery([folder], tmp_path / "g.html").read_text()
+    page = page_of(folder)
     urls = re.findall(r'<audio controls preload="metadata" src="([^"]*)"', page)
     assert len(urls) == 2
     kind, data = embedded(urls[0])
     assert kind == "audio/wav"
     with wave.open(data) as sound:
         assert (sound.getframerate(), sound.getnchannels(), sound.getnframes()) == (24000, 2, 273)  # of 44.1 kHz
-    frames = json.loads(re.search(r'<script type="application/json">(.*?)</script>', page).group(1))
-    assert [frame["url"] for frame in (frames[0], frames[-1])] == urls
-    assert all(frame["outline"] for frame in frames)
+    assert [frame["url"] for frame in (frames(page)[0], frames(page)[-1])] == urls
+    assert all(frame["outline"] for frame in frames(page))
     assert "<img" not in page
 
 
-def test_long_audio_is_cut_and_thinned_and_does_not_wrap_around(tmp_path):
+def test_long_audio_is_cut_and_thinned_and_does_not_wrap_around_and_short_audio_is_as_it_is(tmp_path):
     square = torch.tensor([1.0, -1.0]).repeat_interleave(50).repeat(16 * 480).unsqueeze(0)  # 16 s at 48 kHz, full scale
     _, data = embedded(data_url(save_sample(square, tmp_path / "a", sampling_rate=48000)))
     with wave.open(data) as sound:
@@ -124,11 +109,8 @@ def test_long_audio_is_cut_and_thinned_and_does_not_wrap_around(tmp_path):
     up, down = values[10000:10050].reshape(2, 25)  # one period, its edges smoothed
     assert (up[2:-2] > 0).all()
     assert (down[2:-2] < 0).all()
-
-
-def test_short_audio_is_embedded_as_it_is(tmp_path):
-    file = save_sample(torch.rand(1, 500), tmp_path / "a", sampling_rate=8000)
-    assert embedded(data_url(file))[1].getvalue() == file.read_bytes()
+    short = save_sample(torch.rand(1, 500), tmp_path / "b", sampling_rate=8000)
+    assert embedded(data_url(short))[1].getvalue() == short.read_bytes()
 
 
 def test_the_outline_of_a_sound_follows_its_peaks(tmp_path):
@@ -143,7 +125,7 @@ def test_the_outline_of_a_sound_follows_its_peaks(tmp_path):
 def test_of_heavy_samples_only_the_first_and_the_last_step_are_shown(tmp_path, monkeypatch):
     folder = folder_of_samples(tmp_path / "s", {0: [0.2], 4: [0.4], 8: [0.9]}, (2, 500))
     monkeypatch.setattr(cards, "LARGEST_MEDIA", 3 * 2000)  # 500 moments of two channels of 2 bytes, and headers
-    page = write_gallery([folder], tmp_path / "g.html").read_text()
+    page = page_of(folder)
     assert page.count("<audio controls") == 2
     assert 'type="range"' not in page
 
@@ -154,41 +136,36 @@ def test_ticks_are_round_enclose_the_data_and_are_few(low, high):
     assert ticks[0] <= low + 1e-9
     assert ticks[-1] >= high - 1e-9
     assert 2 <= len(ticks) <= 8
-    steps = {round(b - a, 12) for a, b in itertools.pairwise(ticks)}
-    assert len(steps) == 1
+    assert len({round(b - a, 12) for a, b in itertools.pairwise(ticks)}) == 1
 
 
-def test_the_curve_places_its_points_inside_the_frame():
+def test_the_curve_places_its_points_inside_the_frame_that_it_fills():
     svg = curve([(0, 0.4), (10, 0.6)], [(i, 0.4 + i / 50) for i in range(1, 11)])
-    numbers = [
-        tuple(map(float, pair.split(","))) for pair in re.search(r'train" points="([^"]*)"', svg).group(1).split()
-    ]
+    points = re.search(r'train" points="([^"]*)"', svg).group(1).split()
+    numbers = [tuple(map(float, pair.split(","))) for pair in points]
     assert len(numbers) == 10
     assert all(0 <= x <= 640 and 0 <= y <= 240 for x, y in numbers)
     assert [y for _, y in numbers] == sorted((y for _, y in numbers), reverse=True)  # rising rewards go up the page
+    small = curve([(0, 0.0), (10, 1.0)], [], (300, 150))
+    assert 'viewBox="0 0 300 150"' in small
+    assert max(map(float, re.findall(r'cx="([\d.]*)"', small))) == pytest.approx(300 - 12)  # the margin on the right
 
 
 def test_several_rewards_are_told_apart_on_the_card_and_follow_the_slider(tmp_path):
-    folder = folder_of_samples(tmp_path / "s", {0: [0.2], 4: [0.4], 8: [0.9]})
-    lines = [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
-    for line in lines:
-        line["rewards"]["other"] = line["step"] / 10
-    (folder / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    page = write_gallery([folder], tmp_path / "g.html").read_text()
+    folder = folder_of_samples(tmp_path / "s", {0: [0.2], 4: [0.4], 6: [None], 8: [0.9]})
+    lines = [{**line, "rewards": line["rewards"] | {"other": line["step"] / 10}} for line in lines_of(folder)]
+    (folder / "manifest.jsonl").write_text(written(lines))
+    page = page_of(folder)
     rows = re.findall(
         r'<th scope="row">(.*?)</th><td>(.*?)</td><td class="now">(.*?)</td><td class="more">(.*?)<', page
     )
     assert rows == [("mine", "0.200", "0.900", "+0.700"), ("other", "0.00", "0.800", "+0.800")]
-    frames = json.loads(re.search(r'<script type="application/json">(.*?)</script>', page).group(1))
-    assert frames[1]["parts"] == {"mine": ["0.400", "+0.200"], "other": ["0.400", "+0.400"]}
-    assert frames[1]["total"] == ["0.800", "+0.600"]
-
-
-def test_a_curve_fills_the_size_it_is_given():
-    svg = curve([(0, 0.0), (10, 1.0)], [], (300, 150))
-    assert 'viewBox="0 0 300 150"' in svg
-    xs = [float(x) for x in re.findall(r'cx="([\d.]*)"', svg)]
-    assert max(xs) == pytest.approx(300 - 12)  # up to the margin on the right
+    assert 'type="range"' in page
+    told = [(frame["step"], frame["reward"]) for frame in frames(page)]
+    assert told == [(0, 0.2), (4, pytest.approx(0.8)), (6, 0.6), (8, pytest.approx(1.7))]  # one of two is known at 6
+    between = frames(page)[1]
+    assert between["parts"] == {"mine": ["0.400", "+0.200"], "other": ["0.400", "+0.400"]}
+    assert between["total"] == ["0.800", "+0.600"]
 
 
 @pytest.mark.parametrize(
@@ -203,13 +180,10 @@ def test_numbers_have_three_significant_digits_and_no_powers_of_ten(value, shown
 
 
 def test_a_change_that_two_decimals_hide_is_told(tmp_path):
-    page = write_gallery(
-        [folder_of_samples(tmp_path / "s", {0: [0.2734], 4: [0.2741]})], tmp_path / "g.html"
-    ).read_text()
+    page = page_of(folder_of_samples(tmp_path / "s", {0: [0.2734], 4: [0.2741]}))
     assert re.findall(r"<b>([^<]*)</b>", page) == ["0.273", "0.274"]
     assert 'class="gain">+0.000700<' in page
-    assert difference(0.5, 0.5) == "±0"
-    assert difference(None, 0.5) == difference(0.5, None) == ""
+    assert [difference(*pair) for pair in ((0.5, 0.5), (None, 0.5), (0.5, None))] == ["±0", "", ""]
 
 
 def run_of_pictures(path, uses, rewards_by_step):
@@ -217,10 +191,10 @@ def run_of_pictures(path, uses, rewards_by_step):
     path.mkdir()
     samples = path / "samples"
     folder_of_samples(samples, {step: [0, 0] for step in rewards_by_step})
-    lines = [json.loads(line) for line in (samples / "manifest.jsonl").read_text().splitlines()]
+    lines = lines_of(samples)
     for line in lines:
         line["rewards"] = {name: values[line["seed"]] for name, values in rewards_by_step[line["step"]].items()}
-    (samples / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (samples / "manifest.jsonl").write_text(written(lines))
     config = {
         "kind": "flow",
         "model": {"path": "tiny", "lora": None},
@@ -230,10 +204,6 @@ def run_of_pictures(path, uses, rewards_by_step):
     }
     (path / "config.yaml").write_text(yaml.safe_dump(config))
     return path
-
-
-def widths(page):
-    return [int(width) for width in re.findall(r'style="width:(\d+)%"', page)]
 
 
 @pytest.mark.parametrize(
@@ -251,8 +221,8 @@ def widths(page):
     ],
 )
 def test_bars_lie_in_the_rewards_own_range(tmp_path, uses, rewards, expected):
-    page = write_gallery([run_of_pictures(tmp_path / "run", uses, rewards)], tmp_path / "g.html").read_text()
-    assert widths(page) == expected
+    page = page_of(run_of_pictures(tmp_path / "run", uses, rewards))
+    assert [int(width) for width in re.findall(r'style="width:(\d+)%"', page)] == expected
 
 
 def test_the_bounds_of_every_built_in_reward():
@@ -274,9 +244,8 @@ def test_the_headline_tells_how_many_and_how_sure(tmp_path):
         {"step": step, "phase": "eval", "reward/mean": mean, "reward/std": std, "reward/count": 65}
         for step, mean, std in ((0, 0.25, 0.48), (4, 0.75, 0.32))
     ]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
-    page = write_gallery([run], tmp_path / "g.html").read_text()
-    headline = re.search(r'<p class="headline">(.*?)</p>\s*<p class="caption">(.*?)</p>', page)
+    (run / "metrics.jsonl").write_text(written(metrics))
+    headline = re.search(r'<p class="headline">(.*?)</p>\s*<p class="caption">(.*?)</p>', page_of(run))
     words = [" ".join(re.sub("<[^>]*>", "", part).split()) for part in headline.groups()]
     assert words == [
         "0.250 → 0.750 +0.500",
@@ -289,9 +258,8 @@ def test_the_standard_error_of_a_mean_is_the_unbiased_one():
     line = {"reward/mean": 0.45, "reward/std": statistics.pstdev(values), "reward/count": 4}
     assert Mean.of(line).error == pytest.approx(statistics.stdev(values) / 2)
     assert Mean.of({**line, "reward/count": 1}).error is None
-    assert Mean.of({"reward/mean": 0.45, "reward/std": 0.1}) == Mean(
-        0.45, None, None
-    )  # a run from before they were counted
+    before = {"reward/mean": 0.45, "reward/std": 0.1}  # a run from before they were counted
+    assert Mean.of(before) == Mean(0.45, None, None)
 
 
 def test_a_picture_is_encoded_once_until_it_changes(tmp_path, monkeypatch):
@@ -305,21 +273,20 @@ def test_a_picture_is_encoded_once_until_it_changes(tmp_path, monkeypatch):
 
 def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     folder = folder_of_samples(tmp_path / "s", {0: [0.2]})
-    page = write_gallery([folder], tmp_path / "g.html")
-    before = page.read_text()
+    before = page_of(folder)
 
     def full(*words, **options):
         raise OSError("no space left on device")
 
     monkeypatch.setattr("pathlib.Path.write_text", full)
     with pytest.raises(OSError, match="no space"):
-        write_gallery([folder], page)
-    assert page.read_text() == before
+        page_of(folder)
+    assert (tmp_path / "g.html").read_text() == before
 
 
 def test_nothing_on_the_page_insists_on_more_than_a_phones_width(tmp_path):
     """Columns may shrink to the width there is, and words break anywhere."""
-    page = write_gallery([folder_of_samples(tmp_path / "s", {0: [0.2]})], tmp_path / "g.html").read_text()
+    page = page_of(folder_of_samples(tmp_path / "s", {0: [0.2]}))
     style = page.split("<style>")[1].split("</style>")[0]
     least = re.findall(r"minmax\((min\([^)]*\)|[^,]*),", style)
     assert len(least) > 6
@@ -329,7 +296,7 @@ def test_nothing_on_the_page_insists_on_more_than_a_phones_width(tmp_path):
 
 
 def test_a_click_on_a_picture_enlarges_it(tmp_path):
-    page = write_gallery([folder_of_samples(tmp_path / "s", {0: [0.2], 1: [0.4]})], tmp_path / "g.html").read_text()
+    page = page_of(folder_of_samples(tmp_path / "s", {0: [0.2], 1: [0.4]}))
     pictures = re.findall(r"<img [^>]*>", page.split("<script>")[0])
     buttons = re.findall(r'<button type="button" class="picture" title="enlarge"><img [^>]*></button>', page)
     assert len(pictures) == len(buttons) == 2
@@ -337,15 +304,16 @@ def test_a_click_on_a_picture_enlarges_it(tmp_path):
     assert "dialog.showModal()" in page.split("<script>")[1]
 
 
-def test_a_gallery_replaces_a_file_and_no_folder(tmp_path, monkeypatch, capsys):
+def test_a_gallery_replaces_a_file_and_no_folder_and_is_not_of_an_empty_one(tmp_path, monkeypatch, printed, refused):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run" / "gallery.html").mkdir(parents=True)
     (tmp_path / "run" / "metrics.jsonl").touch()
     for arguments in ([], ["--out", "run"], ["--out", ""]):
-        assert main(["gallery", "run", *arguments]) == 2
-        said = "is there and no ordinary file; name one, such as gallery.html\n"
-        assert capsys.readouterr().err.endswith(said)
+        said = "is there and no ordinary file; name one, such as gallery.html"
+        assert refused("gallery", "run", *arguments).endswith(said)
     assert {path.name for path in tmp_path.rglob("*")} == {"run", "gallery.html", "metrics.jsonl"}
+    (tmp_path / "empty").mkdir()
+    assert "there are no samples to show" in refused("gallery", "empty")
     (tmp_path / "page.html").write_text("old")
-    assert main(["gallery", "run", "--out", "page.html"]) == 0
+    printed("gallery", "run", "--out", "page.html")
     assert (tmp_path / "page.html").read_text() != "old"

@@ -7,8 +7,8 @@ import re
 import pytest
 import torch
 from planted import sampled, trained_run
+from planted_run import written
 
-from flowgrpo.cli import main
 from flowgrpo.commands.gallery import cards
 from flowgrpo.commands.inspect.gallery import write_gallery
 from flowgrpo.training.reports.samples import save_sample
@@ -40,20 +40,22 @@ def notes(page):
     return plain(found.group(1)) if found else ""
 
 
-def test_the_head_tells_of_each_run_what_it_reached_and_took(tmp_path):
-    """The standard error is 0.6 / sqrt(37 - 1); four iterations take 100 evaluations and 2.5 seconds each."""
+@pytest.fixture
+def page(tmp_path):
+    """Of a run of four iterations and one of two."""
     a = trained_run(tmp_path / "a", samples(0.7, 0.9), evaluated(0.25, 0.5, 0.75))
-    b = trained_run(tmp_path / "b", samples(0.4), evaluated(0.25, 0.125))
-    first, second = re.findall(r"<li><span class=\"badge.*?</li>", page_of(tmp_path, a, b), re.DOTALL)
+    return page_of(tmp_path, a, trained_run(tmp_path / "b", samples(0.4), evaluated(0.25, 0.125)))
+
+
+def test_the_head_tells_of_each_run_what_it_reached_and_took(page):
+    """The standard error is 0.6 / sqrt(37 - 1); four iterations take 100 evaluations and 2.5 seconds each."""
+    first, second = re.findall(r"<li><span class=\"badge.*?</li>", page, re.DOTALL)
     method = "flow_grpo · standard errors 0.10 and 0.10"
     assert plain(first) == f"A a 0.250 → 0.750 +0.500 {method} · 400 model evaluations · 0 min 10 s"
     assert plain(second) == f"B b 0.250 → 0.125 −0.125 {method} · 200 model evaluations · 0 min 5 s"
 
 
-def test_samples_stand_side_by_side_with_what_they_gained(tmp_path):
-    a = trained_run(tmp_path / "a", samples(0.7, 0.9), evaluated(0.25, 0.5, 0.75))
-    b = trained_run(tmp_path / "b", samples(0.4), evaluated(0.25, 0.125))
-    page = page_of(tmp_path, a, b)
+def test_samples_stand_side_by_side_with_what_they_gained(page):
     (card,) = re.findall("<figure.*?</figure>", page, re.DOTALL)
     assert plain(card.split('class="column run"')[0].split('class="row">')[1]).startswith("before step 0 0.500")
     views = re.findall(r'<div class="view" data-step="(\d+)"( hidden)?>(.*?)</div>\s*</div>', card, re.DOTALL)
@@ -68,17 +70,13 @@ def test_samples_stand_side_by_side_with_what_they_gained(tmp_path):
     assert float(re.search(r'data-change="([^"]*)"', card).group(1)) == pytest.approx(0.4)
 
 
-def test_curves_can_be_had_over_steps_evaluations_and_seconds(tmp_path):
-    a = trained_run(tmp_path / "a", [], evaluated(0.25, 0.5, 0.75))
-    b = trained_run(tmp_path / "b", [], evaluated(0.25, 0.125))
-    page = page_of(tmp_path, a, b)
+def test_curves_can_be_had_over_steps_evaluations_and_seconds(page):
     assert re.findall(r'type="radio" name="axis" value="(\w+)"', page) == ["step", "evaluations", "seconds"]
     assert re.findall(r"<title>B, ([^<]*)</title>", page) == [
         "step 0: 0.250", "step 2: 0.125",
         "0 evaluations: 0.250", "200 evaluations: 0.125",
         "0 seconds: 0.250", "5 seconds: 0.125",
     ]  # fmt: skip
-    assert notes(page) == "No samples were kept of A, B."
 
 
 def test_rewards_that_differ_are_said_and_drawn_one_by_one(tmp_path):
@@ -88,16 +86,13 @@ def test_rewards_that_differ_are_said_and_drawn_one_by_one(tmp_path):
     def means(*names):
         return {step: {f"reward/{name}/mean": 0.5 for name in names} | {"reward/mean": 1.0} for step in (0, 2)}
 
-    a = trained_run(
-        tmp_path / "a",
-        samples(0.7),
-        means("r", "s"),
-        config={"rewards": [use("r", 1.0)], "eval_rewards": [use("s", 1.0)]},
-    )
-    b = trained_run(tmp_path / "b", samples(0.4), means("r", "s"), config={"rewards": [use("r", 1.0), use("s", 0.5)]})
+    watching = {"rewards": [use("r", 1.0)], "eval_rewards": [use("s", 1.0)]}
+    a = trained_run(tmp_path / "a", samples(0.7), means("r", "s"), config=watching)
+    b = trained_run(tmp_path / "b", [], means("r", "s"), config={"rewards": [use("r", 1.0), use("s", 0.5)]})
     page = page_of(tmp_path, a, b)
     assert notes(page) == (
-        "The totals are of different rewards and cannot be compared (A: r; B: r, 0.500 × s); rewards of the same name can."
+        "The totals are of different rewards and cannot be compared (A: r; B: r, 0.500 × s); rewards of the same name can. "
+        "No samples were kept of B. No prompt and seed is in two of the folders, so no samples stand side by side."
     )
     legends = [plain(each) for each in re.findall(r'<p class="legend">(.*?)</p>', page)]
     assert legends == ["held-out reward of each run, its own total", "r", "s , watched only by A"]
@@ -115,10 +110,8 @@ def test_settings_that_differ_are_listed_and_the_others_counted(tmp_path):
     page = page_of(tmp_path, a, alone, b)
     (table,) = re.findall("<details.*?</details>", page, re.DOTALL)
     assert plain(table) == "1 setting differs , 9 agree, in A, C A C train.rate 0.1 0.25"
-    assert (
-        plain(re.search(r'<p class="agree">.*?</p>', page).group())
-        == "No facts of the environment differ, 1 agrees, in A, C."
-    )
+    agree = plain(re.search(r'<p class="agree">.*?</p>', page).group())
+    assert agree == "No facts of the environment differ, 1 agrees, in A, C."
 
 
 def test_held_out_prompts_that_differ_are_said(tmp_path):
@@ -168,7 +161,7 @@ def test_sounds_and_texts_are_compared_too(tmp_path):
         save_sample(torch.rand(1, 500), folder / "sound", sampling_rate=8000)
         (folder / "text.json").write_text(json.dumps({"text": last, "tokens": [last], "steps": [0]}))
         lines = [{"file": "sound.wav", "prompt": "bark", "seed": 0}, {"file": "text.json", "prompt": "add", "seed": 0}]
-        (folder / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / "manifest.jsonl").write_text(written(lines))
     page = page_of(tmp_path, tmp_path / "a", tmp_path / "b")
     assert page.count("<audio controls") == 2
     assert re.findall(r'<p class="text">(.)</p>', page) == ["1", "2"]
@@ -181,19 +174,16 @@ def test_runs_share_what_a_page_may_hold(tmp_path, monkeypatch):
         folder.mkdir()
         files = [save_sample(torch.rand(1, 500), folder / f"{step}", sampling_rate=8000) for step in (0, 2, 4)]
         lines = [{"file": file.name, "prompt": "bark", "seed": 0, "step": int(file.stem)} for file in files]
-        (folder / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / "manifest.jsonl").write_text(written(lines))
     monkeypatch.setattr(cards, "LARGEST_MEDIA", 2 * 3 * 1044)
     assert page_of(tmp_path, tmp_path / "a", tmp_path / "b").count("<audio controls") == 2 * 3
     monkeypatch.setattr(cards, "LARGEST_MEDIA", 2 * 3 * 1044 - 1)
     assert page_of(tmp_path, tmp_path / "a", tmp_path / "b").count("<audio controls") == 2 * 2
 
 
-def test_the_command_writes_beside_the_first_run_s_own_gallery(tmp_path, capsys):
+def test_the_command_writes_beside_the_first_run_s_own_gallery(tmp_path, printed, refused):
     a, b = (sampled(tmp_path / name, samples(0.7)) for name in "ab")
-    assert main(["gallery", str(a), str(b)]) == 0
-    assert capsys.readouterr().out.strip() == str(a / "compare.html")
-    assert main(["gallery", str(a), f"{b}/../a"]) == 2
-    assert capsys.readouterr().err == f"flowgrpo: {b}/../a: this folder is named twice; name each run once\n"
+    assert printed("gallery", a, b).strip() == str(a / "compare.html")
+    assert refused("gallery", a, f"{b}/../a") == f"{b}/../a: this folder is named twice; name each run once"
     (b / "manifest.jsonl").write_text("{}\n")
-    assert main(["gallery", str(a), str(b)]) == 2
-    assert "a line needs a file and a prompt" in capsys.readouterr().err
+    assert "a line needs a file and a prompt" in refused("gallery", a, b)

@@ -28,22 +28,16 @@ def test_runs_share_both_axes():
     assert x1 - x0 == pytest.approx((y1 - y0) / 2, abs=0.1)
     assert "<title>A, 100 evaluations: 1.00</title>" in svg
     assert "<title>B, 200 evaluations: 0.00</title>" in svg
+    alone = chart(two([]))  # without points there is neither line nor mark
+    assert alone.count("<polyline") == 1
+    assert re.findall(r'class="mark (\w+)"[^>]*>(\w)<', alone) == [("c0", "A")]
 
 
-def test_a_run_without_points_has_neither_line_nor_mark():
-    svg = chart(two([]))
-    assert svg.count("<polyline") == 1
-    assert re.findall(r'class="mark (\w+)"[^>]*>(\w)<', svg) == [("c0", "A")]
-
-
-def test_marks_of_lines_that_end_alike_do_not_cover_each_other():
+def test_marks_of_lines_do_not_cover_each_other_and_stay_on_the_page():
     assert marks({"A": 50.0, "B": 48.0, "C": 150.0}, 200) == {"B": 48.0, "A": 48.0 + APART, "C": 150.0}
     assert marks({}, 200) == {}
-
-
-def test_marks_at_the_bottom_are_pushed_up_and_many_stand_closer():
     assert marks({"A": 195.0, "B": 195.0}, 200) == {"A": 200.0 - APART, "B": 200.0}
-    many = marks(dict.fromkeys("ABCDEFGHIJKLMNOPQRSTU", 100.0), TOP + 200)  # 21 marks, 10 pixels apart
+    many = marks(dict.fromkeys("ABCDEFGHIJKLMNOPQRSTU", 100.0), TOP + 200)  # 21 marks stand closer, 10 pixels apart
     assert sorted(many.values()) == pytest.approx([TOP + 10.0 * i for i in range(21)])
 
 

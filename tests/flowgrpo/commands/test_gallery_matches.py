@@ -59,10 +59,8 @@ def test_each_run_shows_its_latest_step_that_is_not_after_the_chosen_one(tmp_pat
     assert shown == [[1, 1, 1, 4], [0, 0, 3, 3], [None, 2, 2, 4]]
     views = [[sample.step for sample in column.views([1, 2, 3, 4])] for column in found[0].columns]
     assert views == [[1, 4], [0, 3], [2, 4]]
-
-
-def test_folders_without_training_have_the_one_step_that_they_have(tmp_path):
-    assert shown_steps(read(tmp_path, a=[line("cat", 0, 10)], b=[line("cat", 0, 20)])) == [0]
+    without_training = read(tmp_path, d=[line("cat", 0, 10)], e=[line("cat", 0, 20)])
+    assert shown_steps(without_training) == [0]
 
 
 def test_disagreement_is_the_standard_deviation_of_the_last_rewards(tmp_path):
@@ -88,11 +86,8 @@ def test_runs_of_different_rewards_disagree_by_those_they_share_each_in_its_own_
         b=[line("cat", 4, 20, big=400, r=1), line("dog", 4, 20, big=100, r=1)],
     )
     assert disagreements(found, False) == pytest.approx([2 / 3, 0.25 / (3 / 16) ** 0.5])
-
-
-def test_nothing_shared_is_no_disagreement(tmp_path):
-    found = read(tmp_path, a=[line("cat", 4, 10, mine=1)], b=[line("cat", 4, 20, yours=2)])
-    assert disagreements(found, False) == [0]
+    nothing_shared = read(tmp_path, c=[line("cat", 4, 10, mine=1)], d=[line("cat", 4, 20, yours=2)])
+    assert disagreements(nothing_shared, False) == [0]
 
 
 def test_what_changed_most_did_so_in_one_of_the_runs_up_or_down(tmp_path):

@@ -1,11 +1,9 @@
 """The runs that a page compares: names, letters, curves, and whether their totals mean the same."""
 
-import json
-
 import pytest
 from planted import sampled, trained_run
 
-from flowgrpo.commands.compare.runs import counts_alike, names, read_runs, redefined
+from flowgrpo.commands.compare.runs import find_redefined, have_same_totals, read_runs, unique_names
 from flowgrpo.commands.gallery.history import spent
 from flowgrpo.errors import InputError
 
@@ -25,8 +23,8 @@ def runs_of(tmp_path, *rewards, **baseline):
 
 def test_a_name_is_as_much_of_a_path_as_tells_it_from_the_others(tmp_path):
     folders = [tmp_path / way for way in ("x/one/a", "y/one/a", "y/two/a", "b")]
-    assert names(folders) == ["x/one/a", "y/one/a", "two/a", "b"]
-    assert names([tmp_path / "a", tmp_path / "a"])[0] == names([tmp_path / "a", tmp_path / "a"])[1]
+    assert unique_names(folders) == ["x/one/a", "y/one/a", "two/a", "b"]
+    assert unique_names([tmp_path / "a", tmp_path / "a"])[0] == unique_names([tmp_path / "a", tmp_path / "a"])[1]
 
 
 def test_letters_and_colours_begin_again(tmp_path):
@@ -56,48 +54,42 @@ def test_held_out_evaluations_are_no_cost_of_training():
 
 
 def test_totals_compare_where_the_same_rewards_are_added_alike(tmp_path):
-    assert counts_alike(runs_of(tmp_path / "a", [use("r"), use("s")], [use("s"), use("r")]))
-    assert not counts_alike(runs_of(tmp_path / "b", [use("r")], [use("r", weight=2.0)]))
-    assert not counts_alike(runs_of(tmp_path / "c", [use("r")], [use("r", offset=0.5)]))
-    assert not counts_alike(runs_of(tmp_path / "d", [use("r")], [use("s")]))
+    assert have_same_totals(runs_of(tmp_path / "a", [use("r"), use("s")], [use("s"), use("r")]))
+    assert not have_same_totals(runs_of(tmp_path / "b", [use("r")], [use("r", weight=2.0)]))
+    assert not have_same_totals(runs_of(tmp_path / "c", [use("r")], [use("r", offset=0.5)]))
+    assert not have_same_totals(runs_of(tmp_path / "d", [use("r")], [use("s")]))
 
 
 def test_a_folder_of_samples_counts_the_sum_of_what_they_have(tmp_path):
     lines = [{"prompt": "a", "shade": 1, "rewards": {"r": 0.5}}]
     alone = sampled(tmp_path / "alone", lines)
-    run = trained_run(tmp_path / "run", lines, EVALUATED)
     weighted = trained_run(tmp_path / "weighted", lines, EVALUATED, config={"rewards": [use("r", weight=3.0)]})
-    assert counts_alike(read_runs([alone, run]))
-    assert not counts_alike(read_runs([alone, weighted]))
+    assert have_same_totals(read_runs([alone, trained_run(tmp_path / "run", lines, EVALUATED)]))
+    assert not have_same_totals(read_runs([alone, weighted]))
 
 
-def test_a_reward_with_other_options_is_another_reward(tmp_path):
-    runs = runs_of(tmp_path, [use("r"), use("s")], [use("r", options={"strict": True}), use("s")])
-    assert counts_alike(runs)
-    assert redefined(runs) == ["r"]
-
-
-def test_a_reward_that_one_run_watches_with_other_options_is_another_reward(tmp_path):
-    configs = [
-        {"rewards": [use("s"), use("r")]},
-        {"rewards": [use("s")], "eval_rewards": [use("r", options={"strict": True})]},
-    ]
+def test_a_reward_with_other_options_is_another_reward_though_one_run_only_watches_it(tmp_path):
+    strict = use("r", options={"strict": True})
+    runs = runs_of(tmp_path / "a", [use("r"), use("s")], [strict, use("s")])
+    assert have_same_totals(runs)
+    assert find_redefined(runs) == ["r"]
+    configs = [{"rewards": [use("s"), use("r")]}, {"rewards": [use("s")], "eval_rewards": [strict]}]
     runs = read_runs([trained_run(tmp_path / f"{i}", [], EVALUATED, config=c) for i, c in enumerate(configs)])
-    assert redefined(runs) == ["r"]
+    assert find_redefined(runs) == ["r"]
 
 
-@pytest.mark.parametrize("content", ["[]", "1"])
-def test_an_environment_that_is_no_object_is_refused(tmp_path, content):
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("environment.json", "[]", "environment.json: it holds no object"),
+        ("environment.json", "1", "environment.json: it holds no object"),
+        ("metrics.jsonl", '{"step": 1, "phase": "train", "reward/mean": 0.5}\n', "metrics.jsonl is not of a run"),
+    ],
+)
+def test_files_that_are_not_of_a_run_are_refused(tmp_path, file, content, said):
     run = trained_run(tmp_path / "a", [], EVALUATED)
-    (run / "environment.json").write_text(content)
-    with pytest.raises(InputError, match="environment.json: it holds no object"):
-        read_runs([run])
-
-
-def test_metrics_without_their_costs_are_refused(tmp_path):
-    run = trained_run(tmp_path / "a", [], EVALUATED)
-    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "phase": "train", "reward/mean": 0.5}) + "\n")
-    with pytest.raises(InputError, match="metrics.jsonl is not of a run"):
+    (run / file).write_text(content)
+    with pytest.raises(InputError, match=said):
         read_runs([run])
 
 
@@ -105,6 +97,5 @@ def test_metrics_without_their_costs_are_refused(tmp_path):
     "config", [{"algorithm": {}}, {"algorithm": 3}, {"rewards": [{"use": "r"}]}, {"eval_rewards": [3]}, {"rewards": 3}]
 )
 def test_a_config_that_is_not_of_a_run_is_refused(tmp_path, config):
-    run = trained_run(tmp_path / "a", [], EVALUATED, config=config)
     with pytest.raises(InputError, match="is not of a run"):
-        read_runs([run])
+        read_runs([trained_run(tmp_path / "a", [], EVALUATED, config=config)])

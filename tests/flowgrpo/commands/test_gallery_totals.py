@@ -29,10 +29,13 @@ def test_a_total_is_that_of_the_run(form, expected):
     assert of(form).total({"shapes": 1.0, "small": -4.0, "watched": 100.0}) == pytest.approx(expected)
 
 
-def test_what_is_not_known_leaves_the_total():
+def test_what_is_not_known_leaves_the_total_and_without_a_run_the_sum_of_all_counts():
     assert of("worst").total({"shapes": 1.0, "small": None}) == 1
     assert of("sum").total({"shapes": None, "small": None}) is None
     assert of("sum").total({"watched": 1.0}) is None
+    assert Totals.of({}).total({"a": 1.0, "b": 2.5, "c": None}) == 3.5
+    assert Totals.of({}).total({"a": None}) is None
+    assert Totals.of({}).total_bounds({"a": 1.0}) is None
 
 
 def test_bounds_are_those_of_the_members():
@@ -43,12 +46,6 @@ def test_bounds_are_those_of_the_members():
     assert of("cautious", BOUNDED).total_bounds(rewards) is None
     assert of("worst", BOUNDED).total_bounds({**rewards, "shapes": None, "hpsv2": None}) == (0, 5)
     assert of("sum").total_bounds({"shapes": 1.0, "small": -4.0}) is None  # of a size nobody has stated any
-
-
-def test_samples_without_a_run_count_by_the_sum_of_all():
-    assert Totals.of({}).total({"a": 1.0, "b": 2.5, "c": None}) == 3.5
-    assert Totals.of({}).total({"a": None}) is None
-    assert Totals.of({}).total_bounds({"a": 1.0}) is None
 
 
 @pytest.mark.parametrize("form", ["sum", "per_reward", "decoupled", "worst", "cautious"])

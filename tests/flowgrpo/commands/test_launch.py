@@ -32,58 +32,37 @@ def test_processes_meet_on_loopback_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("asked", "said"),
     [
-        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "mixed precision (ACCELERATE_MIXED_PRECISION=bf16; set model.dtype)"),
-        (
-            {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
-            "gradient accumulation (ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4; set train.micro_batch)",
-        ),
-        (
-            {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_MIXED_PRECISION": "fp16"},
-            "mixed precision (ACCELERATE_MIXED_PRECISION=fp16; set model.dtype) and FSDP (ACCELERATE_USE_FSDP=true; set ",
-        ),
-        (
-            {"ACCELERATE_USE_DEEPSPEED": "true"},
-            "DeepSpeed (ACCELERATE_USE_DEEPSPEED=true; there is run.sharding instead)",
-        ),
-        (
-            {"ACCELERATE_USE_MEGATRON_LM": "true"},
-            "Megatron-LM (ACCELERATE_USE_MEGATRON_LM=true; there is run.sharding instead)",
-        ),
-        (
-            {"ACCELERATE_USE_PARALLELISM_CONFIG": "true"},
-            "a parallelism config (ACCELERATE_USE_PARALLELISM_CONFIG=true; ",
-        ),
-        (
-            {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"},
-            "compilation (ACCELERATE_DYNAMO_BACKEND=INDUCTOR; flow models have mo",
-        ),
+        ("MIXED_PRECISION=bf16", "mixed precision ({}; set model.dtype)"),
+        ("GRADIENT_ACCUMULATION_STEPS=4", "gradient accumulation ({}; set train.micro_batch)"),
+        ("MIXED_PRECISION=fp16 USE_FSDP=true", "mixed precision ({}; set model.dtype) and FSDP ({}; set "),
+        ("USE_DEEPSPEED=true", "DeepSpeed ({}; there is run.sharding instead)"),
+        ("USE_MEGATRON_LM=true", "Megatron-LM ({}; there is run.sharding instead)"),
+        ("USE_PARALLELISM_CONFIG=true", "a parallelism config ({}; "),
+        ("DYNAMO_BACKEND=INDUCTOR", "compilation ({}; flow models have mo"),
     ],
 )
-def test_what_accelerate_s_environment_asks_for_in_vain_is_refused(workplace, capsys, monkeypatch, environment, said):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert main(["train", "tiny.yaml"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"flowgrpo: accelerate's environment asks for {said}")
-    assert told.count("\n") == 1
+def test_what_accelerate_s_environment_asks_for_in_vain_is_refused(workplace, refused, monkeypatch, asked, said):
+    settings = [f"ACCELERATE_{setting}" for setting in asked.split()]
+    for setting in settings:
+        monkeypatch.setenv(*setting.split("="))
+    told = refused("train", "tiny.yaml")
+    assert told.startswith(f"accelerate's environment asks for {said.format(*settings)}")
     assert not (workplace / "runs").exists()
 
 
-def test_more_processes_than_gpus_are_refused_before_any_starts(workplace, capsys, monkeypatch):
+def test_more_processes_than_gpus_are_refused_before_any_starts(workplace, refused, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
-    assert main(["train", "tiny.yaml", "run.processes=2"]) == 2
     said = "run.processes: 2 need a GPU each, and this machine has 1; set run.processes=1"
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert refused("train", "tiny.yaml", "run.processes=2").startswith(said)
     assert not Path("runs/t").exists()
 
 
-@pytest.mark.parametrize(("gpus", "environment"), [(2, {}), (3, {}), (0, {}), (1, {"ACCELERATE_USE_CPU": "true"})])
-def test_processes_that_have_a_gpu_each_or_none_may_start(monkeypatch, gpus, environment):
+@pytest.mark.parametrize(("gpus", "cpu"), [(2, "false"), (3, "false"), (0, "false"), (1, "true")])
+def test_processes_that_have_a_gpu_each_or_none_may_start(monkeypatch, gpus, cpu):
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
-    for key, value in environment.items():
-        monkeypatch.setenv(key, value)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", cpu)
     launch.check_gpus(2)
 
 
@@ -129,58 +108,50 @@ def cpus(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "asked"),
     [
-        ([*LAUNCH, "--cpu", "--num_processes", "2", *TRAIN], (2, 1)),
-        ([*LAUNCH, "--num_processes=4", *TRAIN], (4, 1)),
-        ([*LAUNCH, "--config_file", "{cpus}", *TRAIN], (3, 1)),
-        ([*LAUNCH, "--config_file", "{cpus}", "--num_processes", "2", *TRAIN], (2, 1)),
-        ([*LAUNCH, "--num_processes", "8", "--num_machines", "2", *TRAIN], (8, 2)),
-        ([*LAUNCH, "--cpu", *TRAIN], (1, 1)),  # as many as there are GPUs, which nobody asked for
-        (["python", "/usr/bin/accelerate-launch", "--num_processes", "2", *TRAIN], (2, 1)),
-        (["python", "-m", "accelerate.commands.launch", "--num_processes", "2", *TRAIN], (2, 1)),
-        (["python", "-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes", "2", *TRAIN], (2, 1)),
-        (["bash", "run.sh", "--num_processes", "2"], None),
-        (["/usr/bin/accelerate", "launch"], None),
-        (["python", "launch.py", "--num_processes", "2"], None),
-        ([], None),
+        ("{accelerate} --cpu --num_processes 2 {train}", (2, 1)),
+        ("{accelerate} --num_processes=4 {train}", (4, 1)),
+        ("{accelerate} --config_file {cpus} {train}", (3, 1)),
+        ("{accelerate} --config_file {cpus} --num_processes 2 {train}", (2, 1)),
+        ("{accelerate} --num_processes 8 --num_machines 2 {train}", (8, 2)),
+        ("{accelerate} --cpu {train}", (1, 1)),  # as many as there are GPUs, which nobody asked for
+        ("python /usr/bin/accelerate-launch --num_processes 2 {train}", (2, 1)),
+        ("python -m accelerate.commands.launch --num_processes 2 {train}", (2, 1)),
+        ("python -m accelerate.commands.accelerate_cli launch --num_processes 2 {train}", (2, 1)),
+        ("bash run.sh --num_processes 2", None),
+        ("/usr/bin/accelerate launch", None),
+        ("python launch.py --num_processes 2", None),
+        ("", None),
     ],
 )
 def test_what_accelerate_was_asked_for_stands_in_its_command_line_and_config(cpus, words, asked):
-    assert launch.accelerate_asked([word.format(cpus=cpus) for word in words]) == asked
+    words = words.format(accelerate=" ".join(LAUNCH), cpus=cpus, train=" ".join(TRAIN))
+    assert launch.accelerate_asked(words.split()) == asked
 
 
 @pytest.mark.parametrize(
     ("asked", "processes", "way"),
     [
-        (["--cpu", "--num_processes", "2"], 2, "flowgrpo train ... run.processes=2"),
-        (["--num_processes", "4"], 4, "flowgrpo train ... run.processes=4"),
-        (["--config_file", "cpus.yaml"], 3, "flowgrpo train ... run.processes=3"),
+        ("--cpu --num_processes 2", 2, "flowgrpo train ... run.processes=2"),
+        ("--num_processes 4", 4, "flowgrpo train ... run.processes=4"),
+        ("--config_file cpus.yaml", 3, "flowgrpo train ... run.processes=3"),
         (
-            [
-                "--num_processes",
-                "8",
-                "--num_machines",
-                "2",
-                "--main_process_ip",
-                "node1",
-                "--main_process_port",
-                "29500",
-            ],
+            "--num_processes 8 --num_machines 2 --main_process_ip node1 --main_process_port 29500",
             8,
             "torchrun --nnodes 2 --nproc-per-node 4 ... -m flowgrpo train ...",
         ),
     ],
 )
 def test_one_process_of_several_that_accelerate_was_asked_for_is_refused(
-    workplace, cpus, unloaded, monkeypatch, capsys, *, asked, processes, way
+    workplace, cpus, unloaded, monkeypatch, refused, *, asked, processes, way
 ):
-    monkeypatch.setattr(launch, "_ancestors", lambda: iter([["bash", "run.sh"], [*LAUNCH, *asked, *TRAIN], ["init"]]))
-    chosen, *_ = _validate_launch_command(launch_command_parser().parse_args([*asked, *TRAIN]))
+    words = [*asked.split(), *TRAIN]
+    monkeypatch.setattr(launch, "_ancestors", lambda: iter([["bash", "run.sh"], [*LAUNCH, *words], ["init"]]))
+    chosen, *_ = _validate_launch_command(launch_command_parser().parse_args(words))
     assert not chosen.multi_gpu  # on a machine with a GPU for each it would start all
     for name, value in prepare_simple_launcher_cmd_env(chosen)[1].items():
         monkeypatch.setenv(name, value)
-    assert main(["train", "tiny.yaml"]) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        f"flowgrpo: accelerate launch was asked for {processes} processes and has started this one alone, as it does "
+    assert refused("train", "tiny.yaml") == (
+        f"accelerate launch was asked for {processes} processes and has started this one alone, as it does "
         f"without a GPU for each; {way} starts them"
     )
     assert not (workplace / "runs").exists()
@@ -205,29 +176,16 @@ def test_a_process_that_is_alone_by_right_is_let_through(cpus, monkeypatch, capl
     assert ("flowgrpo train ... run.processes=N starts N" in caplog.text) is warned
 
 
+VGPO = ["algorithm.preset=vgpo", "algorithm.tree.root=true", "algorithm.kernel.calibrate={rounds: 2}"]
+BRANCHES = ["algorithm.preset=branch_grpo", "algorithm.tree.prune={rule: extremes}", "model.call.num_inference_steps=4"]
+
+
 @pytest.mark.parametrize(
     ("method", "drift"),
     [
         pytest.param(["algorithm.preset=flow_grpo"], 0.0, marks=pytest.mark.zoo),
-        (
-            [
-                "algorithm.preset=vgpo",
-                "algorithm.tree.root=true",
-                "algorithm.kernel.calibrate={rounds: 2}",
-                "train.split=samples",
-            ],
-            0.0,
-        ),
-        (
-            [
-                "algorithm.preset=branch_grpo",
-                "algorithm.tree.prune={rule: extremes}",
-                "model.call.num_inference_steps=4",
-                "train.split=edges",
-                "train.updates=3",
-            ],
-            1e-6,
-        ),
+        ([*VGPO, "train.split=samples"], 0.0),
+        ([*BRANCHES, "train.split=edges", "train.updates=3"], 1e-6),
     ],
 )
 def test_two_processes_give_the_weights_of_one(workplace, method, drift):
@@ -272,12 +230,6 @@ def test_wrong_input_in_several_processes_is_still_status_2(workplace):
     assert "Traceback" not in said
 
 
-def ending(*statuses):
-    """Processes that end with a status after some seconds each."""
-    code = "import sys, time; time.sleep(float(sys.argv[1])); sys.exit(int(sys.argv[2]))"
-    return [subprocess.Popen([sys.executable, "-S", "-c", code, str(after), str(status)]) for after, status in statuses]
-
-
 @pytest.mark.parametrize(
     ("statuses", "failed"),
     [
@@ -288,8 +240,10 @@ def ending(*statuses):
     ],
 )
 def test_the_process_that_failed_is_the_one_that_is_to_blame(monkeypatch, statuses, failed):
+    """Processes end with a status after some seconds each."""
     monkeypatch.setattr(launch, "GRACE", 1)
-    children = ending(*statuses)
+    code = "import sys, time; time.sleep(float(sys.argv[1])); sys.exit(int(sys.argv[2]))"
+    children = [subprocess.Popen([sys.executable, "-S", "-c", code, *map(str, each)]) for each in statuses]
     assert launch._first_failure(children) == failed
     assert all(child.returncode is not None for child in children)
 
@@ -322,21 +276,19 @@ def test_what_one_process_says_of_its_memory_is_shown_and_the_others_end(workpla
 
 
 @pytest.mark.parametrize(
-    ("name", "machines", "of_each"), [("one", 1, None), ("two", 1, 2), ("eight", 1, 8), ("nodes", 4, 8)]
+    ("name", "machines", "each"), [("one", 1, None), ("two", 1, 2), ("eight", 1, 8), ("nodes", 4, 8)]
 )
-def test_a_launch_config_asks_for_nothing_that_a_run_does_not_get(name, machines, of_each):
+def test_a_launch_config_asks_for_nothing_that_a_run_does_not_get(name, machines, each):
     words = ["--config_file", str(ROOT / "configs" / "launch" / f"{name}.yaml"), "-m", "flowgrpo"]
     asked, *_ = _validate_launch_command(launch_command_parser().parse_args(words))
     environment = prepare_multi_gpu_env(asked) if asked.multi_gpu else prepare_simple_launcher_cmd_env(asked)[1]
     launch.check_environment(environment)
     assert asked.num_machines == machines
-    assert getattr(asked, "nproc_per_node", None) in (of_each, str(of_each))
+    assert getattr(asked, "nproc_per_node", None) in (each, str(each))
 
 
-@pytest.mark.parametrize(
-    ("restarts", "shares", "said"),
-    [("3", "True", True), ("3", "False", False), ("0", "True", False), (None, None, False)],
-)
+@pytest.mark.parametrize(("restarts", "shares", "said"), [(3, True, True), (3, False, False), (0, True, False)])
 def test_a_store_that_attempts_share_is_told(restarts, shares, said):
-    environment = {"TORCHELASTIC_MAX_RESTARTS": restarts, "TORCHELASTIC_USE_AGENT_STORE": shares}
-    assert launch.shares_store({k: v for k, v in environment.items() if v is not None}) == said
+    environment = {"TORCHELASTIC_MAX_RESTARTS": f"{restarts}", "TORCHELASTIC_USE_AGENT_STORE": f"{shares}"}
+    assert launch.shares_store(environment) is said
+    assert launch.shares_store({}) is False

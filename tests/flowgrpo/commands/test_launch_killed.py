@@ -75,12 +75,11 @@ def whole(tiny_model, tmp_path_factory):
 def same(run, whole):
     assert weights(run, 3).keys() == weights(whole, 3).keys()
     assert all(torch.equal(tensor, weights(run, 3)[name]) for name, tensor in weights(whole, 3).items())
-    kept = [
-        [{k: v for k, v in line.items() if k[:5] not in ("time/", "memor")} for line in metrics(x)]
-        for x in (run, whole)
-    ]
-    assert kept[0] == kept[1]
-    assert [line["step"] for line in kept[0]] == [1, 2, 3]
+    one, two = (
+        [{k: v for k, v in m.items() if k[:5] not in ("time/", "memor")} for m in metrics(x)] for x in (run, whole)
+    )
+    assert one == two
+    assert [line["step"] for line in one] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -100,10 +99,8 @@ def test_a_killed_process_ends_the_run_in_a_sentence_and_a_resume_is_the_undistu
     assert process.returncode == 128 + signal.SIGKILL, said
     assert "Traceback" not in said
     # Which checkpoint is written by then is for the disk to say: the run goes on while it is.
-    sentence = (
-        f"process {rank} of 2 was ended by SIGKILL; a checkpoint of step [12] is there, go on with: flowgrpo train "
-    )
-    assert re.match(sentence, said.splitlines()[-1])
+    ended = f"process {rank} of 2 was ended by SIGKILL; a checkpoint of step [12] is there, go on with: flowgrpo train "
+    assert re.match(ended, said.splitlines()[-1])
     assert said.rstrip().endswith(f"run.resume={asked}")
     if rank:
         assert "flowgrpo: another process of this run has ended, so this one ends too" in said

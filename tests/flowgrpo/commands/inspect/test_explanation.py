@@ -5,7 +5,7 @@ from planted_explanation import SEVERAL, explained, step
 
 
 def test_its_numbers_are_those_that_were_found():
-    told = explained(*SEVERAL).told
+    told = explained(*SEVERAL).document
     assert (told["run"], told["checkpoint"], told["prompt"], told["seed"]) == ("mine", 20, "a cat", 7)
     assert (told["reward"], told["reward_without_noise"], told["total_variance"]) == (0.5, 0.4, 0.04)
     assert told["shares"] == [
@@ -31,7 +31,6 @@ def test_a_step_s_row_orders_its_redraws_and_counts_the_better_ones():
     assert (first.bar, second.bar) == (62.5, 0.0)
     assert first.whisker == (50.0, 75.0)
     assert second.whisker == (0.0, 6.25)
-    assert first.rise == "+0.200"
 
 
 def test_sentences_name_the_step_that_decides_and_the_best_redraw():
@@ -47,8 +46,8 @@ def test_sentences_name_the_step_that_decides_and_the_best_redraw():
     assert same.sentences == ["Other noise changes nothing: all samples from this start have the same reward."]
     lost = explained(step(0, [None, None]), variance=0.0, residual=None, lost=9)
     assert lost.sentences == ["9 samples have no reward, so that the steps cannot be told apart."]
-    assert same.told["sum"] is None
-    assert same.told["shares"] == []
+    assert same.document["sum"] is None
+    assert same.document["shares"] == []
 
 
 def test_the_page_needs_nothing_beside_itself_and_shows_what_there_is():

@@ -12,7 +12,6 @@ from planted_run import LINES, run_of, trained, with_samples, with_trees, writte
 from serving import here
 from watching import watching
 
-from flowgrpo.cli import main
 from flowgrpo.commands.inspect import watch
 from flowgrpo.training.run.run_folder import LOCK
 
@@ -21,21 +20,20 @@ def client(run):
     return here(watch.application(run, lambda: False))
 
 
-def shown(run):
-    answer = client(run).get("/")
-    assert answer.status_code == 200
-    return answer.text
+@pytest.fixture
+def run(tmp_path):
+    return run_of(tmp_path / "r")
 
 
 def test_a_run_without_metrics_has_no_iteration_yet(tmp_path):
     (tmp_path / LOCK).touch()
-    page = shown(tmp_path)
-    assert "no iteration yet" in page
-    assert 'id="live"' in page
+    answer = client(tmp_path).get("/")
+    assert answer.status_code == 200
+    assert "no iteration yet" in answer.text
+    assert 'id="live"' in answer.text
 
 
-def test_a_line_that_is_being_written_is_left_out_until_it_is_whole(tmp_path):
-    run = run_of(tmp_path / "r")
+def test_a_line_that_is_being_written_is_left_out_until_it_is_whole(run):
     same = client(run)
     line = json.dumps(trained(3, 0.6)) + "\n"
     with warnings.catch_warnings():
@@ -46,8 +44,7 @@ def test_a_line_that_is_being_written_is_left_out_until_it_is_whole(tmp_path):
     assert "iteration 3 of 4" in same.get("/").text
 
 
-def test_a_run_that_is_resumed_goes_back_and_one_that_is_gone_is_told(tmp_path):
-    run = run_of(tmp_path / "r")
+def test_a_run_that_is_resumed_goes_back_and_one_that_is_gone_is_told(run, tmp_path):
     same = client(run)
     assert "iteration 2 of 4" in same.get("/").text
     (run / "metrics.jsonl").write_text(written(LINES[:2]))
@@ -59,8 +56,7 @@ def test_a_run_that_is_resumed_goes_back_and_one_that_is_gone_is_told(tmp_path):
     assert "iteration 1 of 4" in same.get("/").text
 
 
-def test_a_run_that_cannot_be_read_says_why_and_recovers(tmp_path):
-    run = run_of(tmp_path / "r")
+def test_a_run_that_cannot_be_read_says_why_and_recovers(run):
     same = client(run)
     (run / "metrics.jsonl").write_text('{"<b>": \n' + written(LINES))
     page = same.get("/").text
@@ -82,8 +78,7 @@ def test_each_file_that_the_page_shows_is_looked_at(tmp_path, file):
     assert watched.look()[0] != before
 
 
-def test_a_page_is_made_once_for_each_state(tmp_path, monkeypatch):
-    run = run_of(tmp_path / "r")
+def test_a_page_is_made_once_for_each_state(run, monkeypatch):
     read, count = watch.read, []
     monkeypatch.setattr(watch, "read", lambda folder: count.append(folder) or read(folder))
     same = client(run)
@@ -95,16 +90,16 @@ def test_a_page_is_made_once_for_each_state(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8200", "192.168.0.2", "localhost.evil.example", ""])
-def test_other_names_of_this_machine_are_not_answered(tmp_path, host):
-    same = client(run_of(tmp_path / "r"))
+def test_other_names_of_this_machine_are_not_answered(run, host):
+    same = client(run)
     for path in ("/", "/events"):
         answer = same.get(path, headers={"host": host})
         assert answer.status_code == 421
         assert "iteration" not in answer.text
 
 
-def test_it_answers_get_alone_at_two_addresses(tmp_path):
-    same = client(run_of(tmp_path / "r"))
+def test_it_answers_get_alone_at_two_addresses(run):
+    same = client(run)
     for method in ("post", "put", "delete", "patch", "options"):
         assert getattr(same, method)("/").status_code == 405
     for path in ("/metrics.jsonl", "/..%2fconfig.yaml", "/events/"):
@@ -121,8 +116,7 @@ def states(lines):
             yield json.loads(line.removeprefix("data: "))
 
 
-def test_events_tell_each_change_until_it_is_interrupted(tmp_path):
-    run = run_of(tmp_path / "r")
+def test_events_tell_each_change_until_it_is_interrupted(run):
     with (
         (run / LOCK).open("w") as lock,
         watching(run) as url,
@@ -144,24 +138,14 @@ def test_events_tell_each_change_until_it_is_interrupted(tmp_path):
         (run / "trees").mkdir()
         (run / "trees/step-000003").mkdir()
         assert next(told)["state"] != second["state"]
-    assert sorted(path.name for path in run.iterdir()) == [
-        LOCK,
-        "config.yaml",
-        "environment.json",
-        "log.txt",
-        "metrics.jsonl",
-        "trees",
-    ]
+    left = [LOCK, "config.yaml", "environment.json", "log.txt", "metrics.jsonl", "trees"]
+    assert sorted(path.name for path in run.iterdir()) == left
 
 
-def test_what_cannot_be_served_is_refused_in_one_sentence(tmp_path, capsys, monkeypatch):
-    run = run_of(tmp_path / "r")
+def test_what_cannot_be_served_is_refused_in_one_sentence(run, refused, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert main(["watch", str(run), "--port", str(taken.getsockname()[1])]) == 2
-    assert "--port: cannot listen on 127.0.0.1" in capsys.readouterr().err
+        assert "--port: cannot listen on 127.0.0.1" in refused("watch", run, "--port", taken.getsockname()[1])
     find = util.find_spec
-    monkeypatch.setattr(
-        "flowgrpo.commands.scores.serve.find_spec", lambda name: None if name == "uvicorn" else find(name)
-    )
-    assert main(["watch", str(run)]) == 2
-    assert "flowgrpo watch needs the package uvicorn: pip install 'flowgrpo[serve]'" in capsys.readouterr().err
+    module = "flowgrpo.commands.scores.serve"
+    monkeypatch.setattr(f"{module}.find_spec", lambda name: None if name == "uvicorn" else find(name))
+    assert refused("watch", run) == "flowgrpo watch needs the package uvicorn: pip install 'flowgrpo[serve]'"

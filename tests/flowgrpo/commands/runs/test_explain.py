@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from flowgrpo import cli, config
-from flowgrpo.commands.runs.explain import page, used
+from flowgrpo import config
+from flowgrpo.commands.runs.explain import find_uses, page
 from flowgrpo.data import yaml_maps
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
@@ -86,13 +86,10 @@ def unsaid(words, row):
     return {word for word in words if not re.search(rf"\b{word}\b", row)}
 
 
-def test_the_table_of_options_has_every_option():
+def test_the_tables_of_options_have_every_option():
     rows = rows_of_options("config.md")
     for axis, choices in CHOICES.items():
         assert not unsaid(options(choices), rows[axis]), axis
-
-
-def test_the_table_of_options_of_texts_has_every_option():
     rows = rows_of_options("mdlm.md")
     for axis, choices in TEXT_CHOICES.items():
         assert "as for flows" in rows[axis] if axis == "baseline" else not unsaid(options(choices), rows[axis]), axis
@@ -104,9 +101,8 @@ def test_a_key_is_explained():
     found = explain(config.validated(SHAPES), "train.rollout_batch")
     assert (found.takes, found.default, found.value) == ("an integer or auto or null", None, None)
     assert found.meaning.endswith("null: micro_batch; auto: found.")
-    found = explain(
-        config.validated({**SHAPES, "rewards": ["shapes", {"use": "jpeg_size", "weight": 2.0}]}), "rewards.weight"
-    )
+    two = config.validated({**SHAPES, "rewards": ["shapes", {"use": "jpeg_size", "weight": 2.0}]})
+    found = explain(two, "rewards.weight")
     assert (found.default, found.value) == (1.0, [1.0, 2.0])
     chosen = config.validated({**SHAPES, "algorithm": {"preset": "tempflow"}, "train": {"group_size": 24}})
     assert explain(chosen, "algorithm.tree.branches").value == 6
@@ -130,7 +126,7 @@ def test_no_such_key(key, sentence):
 
 
 def test_where_a_key_is_used():
-    places = used("train.group_size")
+    places = find_uses("train.group_size")
     for place in places:
         file, numbers = place.split(":")
         lines = (ROOT / file).read_text().splitlines()
@@ -140,11 +136,9 @@ def test_where_a_key_is_used():
     assert "flowgrpo/flow/methods/presets.py" not in files  # a word in a text is no use of it
 
 
-def test_plan_explains(capsys):
-    assert cli.main(["plan", str(ROOT / "configs/mdlm.yaml"), "--explain", "train.passes"]) == 0
-    told = capsys.readouterr().out
+def test_plan_explains(printed, refused):
+    plan = ["plan", ROOT / "configs/mdlm.yaml", "--explain"]
+    told = printed(*plan, "train.passes")
     assert all(words in told for words in ("train.passes ", "masks of its own", "used in"))
-    assert cli.main(["plan", str(ROOT / "configs/mdlm.yaml"), "--explain", "train.pases"]) == 2
-    assert capsys.readouterr().err == (
-        "flowgrpo: --explain train.pases: there is no such key, did you mean 'train.passes'?\n"
-    )
+    said = "--explain train.pases: there is no such key, did you mean 'train.passes'?"
+    assert refused(*plan, "train.pases") == said

@@ -1,7 +1,6 @@
 """What is exported of a run goes into stock pipelines, and its card tells how."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 import yaml
 from conftest import copy_run
 from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
+from PIL import Image, ImageChops
 from runs import CALL
 from safetensors.torch import save_file
 
@@ -17,16 +17,13 @@ from flowgrpo.cli import main
 
 
 @pytest.mark.parametrize("lora", [True, False])
-def test_an_export_loads_into_a_fresh_stock_pipeline(workplace, finished, tiny_model, capsys, lora):
+def test_an_export_loads_into_a_fresh_stock_pipeline(workplace, finished, tiny_model, printed, lora):
     if lora:
         copy_run(finished, workplace)
     else:
         assert main(["train", "tiny.yaml", "model.lora=null", "train.learning_rate=0.001"]) == 0
-    capsys.readouterr()
-    assert main(["export", "runs/t", "--out", "out", "--format", "json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["step"] == 2
-    assert printed["kind"] == ("lora" if lora else "full")
+    done = printed("export", "runs/t", "--out", "out", "--format", "json")
+    assert (done["step"], done["kind"]) == (2, "lora" if lora else "full")
     place = tiny_model if lora else workplace / "out"
     pipe = StableDiffusion3Pipeline.from_pretrained(place, text_encoder_3=None, tokenizer_3=None)
     pipe.set_progress_bar_config(disable=True)
@@ -89,17 +86,10 @@ def test_the_settings_tell_the_largest_rank_of_a_lora_that_a_run_started_from(wo
     assert json.loads(Path("out/sampler.json").read_text())["lora"] == {"rank": 5, "strength": 1.0}
 
 
-def test_the_cards_code_reproduces_the_cards_picture(trained):
+def test_the_cards_code_reproduces_the_cards_picture(trained, monkeypatch):
     main(["export", "runs/t", "--out", "out"])
-    code = (trained / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
     names = {}
-    here = Path.cwd()
-    os.chdir("out")
-    try:
-        exec(code, names)
-    finally:
-        os.chdir(here)
-    from PIL import Image, ImageChops
-
-    expected = Image.open("out/sample-0.png").convert("RGB")
+    monkeypatch.chdir("out")
+    exec(Path("README.md").read_text().split("```python\n")[1].split("```")[0], names)
+    expected = Image.open("sample-0.png").convert("RGB")
     assert max(high for _, high in ImageChops.difference(names["image"].convert("RGB"), expected).getextrema()) <= 1

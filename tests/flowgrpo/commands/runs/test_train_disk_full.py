@@ -9,7 +9,7 @@ from flowgrpo.cli import main
 
 OPTIONS = [
     "model.call.num_inference_steps=2",
-    "train.iterations=4",
+    "train.iterations=3",
     "train.updates=1",
     "train.group_size=2",
     "run.checkpoint={every: 1, keep: 2}",
@@ -55,8 +55,8 @@ def stopped(process):
 @pytest.mark.parametrize(
     ("file", "processes"),
     [
-        ("checkpoints/step-000004/weights.safetensors", 1),
-        ("checkpoints/step-000004/optimizer.pt", 1),
+        ("checkpoints/step-000003/weights.safetensors", 1),
+        pytest.param("checkpoints/step-000003/optimizer.pt", 1, marks=pytest.mark.zoo),
         pytest.param("metrics.jsonl", 1, marks=pytest.mark.zoo),
         ("metrics.jsonl", 2),
     ],
@@ -74,6 +74,6 @@ def test_a_run_without_room_ends_in_a_sentence_and_goes_on_when_there_is(workpla
     (workplace / "limit").unlink()
     assert main(["train", "tiny.yaml", *options[:-1], "run.resume=true"]) == 0
     if processes == 1:
-        again = weights(run, 4)
-        assert all(torch.equal(tensor, again[name]) for name, tensor in weights(whole, 4).items())
-    assert [line["step"] for line in metrics(run)] == [1, 2, 3, 4]
+        again = weights(run, 3)
+        assert all(torch.equal(tensor, again[name]) for name, tensor in weights(whole, 3).items())
+    assert [line["step"] for line in metrics(run)] == [1, 2, 3]

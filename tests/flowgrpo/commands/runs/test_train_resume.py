@@ -18,20 +18,22 @@ from flowgrpo.training.run import random_states, run_folder
 from flowgrpo.training.weights.trained_weights import Weights
 
 
-@pytest.mark.parametrize("resume", ["false", "true"])
-def test_a_second_run_in_a_folder_ends_with_status_2_before_its_model(workplace, unloaded, capsys, resume):
-    with run_folder.held(workplace / "runs" / "t"):
-        (workplace / "runs" / "t" / "config.yaml").write_text(yaml.safe_dump(config.load("tiny.yaml").model_dump()))
-        assert main(["train", "tiny.yaml", f"run.resume={resume}"]) == 2
-    said = f"flowgrpo: run.name: another run goes on in runs/t, process {os.getpid()}; wait for its end"
-    assert capsys.readouterr().err.startswith(said)
+def begin(run, *overrides):
+    """Write the config of a run that has only begun."""
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "config.yaml").write_text(yaml.safe_dump(config.load("tiny.yaml", [*overrides]).model_dump()))
+    return run
 
 
-def test_several_processes_are_not_even_started(workplace, monkeypatch, capsys):
-    monkeypatch.setattr("flowgrpo.commands.launch.relaunch", lambda processes, folder: pytest.fail("they were"))
+@pytest.mark.parametrize("options", [["run.resume=false"], ["run.resume=true"], ["run.processes=2", "train.groups=4"]])
+def test_a_second_run_in_a_folder_ends_with_status_2_before_its_model_or_other_processes(
+    workplace, unloaded, monkeypatch, refused, options
+):
+    monkeypatch.setattr("flowgrpo.commands.launch.relaunch", lambda processes, folder: pytest.fail("they were started"))
     with run_folder.held(workplace / "runs" / "t"):
-        assert main(["train", "tiny.yaml", "run.processes=2", "train.groups=4"]) == 2
-    assert "another run goes on in runs/t" in capsys.readouterr().err
+        begin(workplace / "runs" / "t")
+        said = f"run.name: another run goes on in runs/t, process {os.getpid()}; wait for its end"
+        assert refused("train", "tiny.yaml", *options).startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -43,31 +45,17 @@ def test_several_processes_are_not_even_started(workplace, monkeypatch, capsys):
         ("config.yaml", "a: &a [*a]", "config.yaml: not valid YAML (*a stands in what it stands for)"),
         ("metrics.jsonl", '{"step": 1, "phase": "eval"}\n', "metrics.jsonl is not of a run (KeyError('reward/mean'))"),
         ("samples/manifest.jsonl", '{"file": "a.png", "prompt": "b"}\n', "there is no file runs/t/samples/a.png"),
+        ("samples/manifest.jsonl", '{"file": "b.png", "prompt": "b"}\n', "samples/b.png cannot be read"),
     ],
 )
-def test_a_resume_reads_everything_before_its_model(workplace, unloaded, capsys, file, written, said):
-    folder = workplace / "runs" / "t"
-    (folder / file).parent.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(config.load("tiny.yaml").model_dump()))
+def test_a_resume_reads_everything_before_its_model(workplace, unloaded, refused, file, written, said):
+    """At its first evaluation it would write a page of the samples."""
+    folder = begin(workplace / "runs" / "t")
+    (folder / file).parent.mkdir(parents=True, exist_ok=True)
     (folder / file).write_text(written)
-    assert main(["train", "tiny.yaml", "run.resume=true"]) == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert told.count("\n") == 1
-
-
-def test_a_resume_reads_the_samples_before_its_model(workplace, unloaded, capsys):
-    """At its first evaluation it would write a page of them."""
-    samples = workplace / "runs" / "t" / "samples"
-    samples.mkdir(parents=True)
-    (samples.parent / "config.yaml").write_text(yaml.safe_dump(config.load("tiny.yaml").model_dump()))
-    (samples / "manifest.jsonl").write_text('{"file": "a.png", "prompt": "b"}\n')
-    (samples / "a.png").write_bytes(b"\x89PNG")
-    assert main(["train", "tiny.yaml", "run.resume=true"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("flowgrpo: runs/t: ")
-    assert "a.png" in told
-    assert told.count("\n") == 1
+    (folder / "samples").mkdir(exist_ok=True)
+    (folder / "samples" / "b.png").write_bytes(b"\x89PNG")
+    assert said in refused("train", "tiny.yaml", "run.resume=true")
 
 
 DENSE = ["algorithm={preset: dense_grpo}", "train={group_size: 4, groups: 2, micro_batch: 4}", "run.resume=true"]
@@ -95,15 +83,11 @@ LINE = '{"step": 0, "phase": "calibration", "cost/model_evaluations": 1, "cost/d
         f'{{"levels": [0.7], "metrics": {LINE.replace("0.5", "null")}}}',
     ],
 )
-def test_a_resume_reads_its_calibration_before_its_model(workplace, unloaded, capsys, written):
-    folder = workplace / "runs" / "t"
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(config.load("tiny.yaml", DENSE).model_dump()))
+def test_a_resume_reads_its_calibration_before_its_model(workplace, unloaded, refused, written):
+    folder = begin(workplace / "runs" / "t", *DENSE)
     (folder / "calibration.json").write_text(written)
-    assert main(["train", "tiny.yaml", *DENSE]) == 2
-    told = capsys.readouterr().err
-    assert re.match(r"flowgrpo: runs/t/calibration\.json(: not valid JSON| is not what a calibration writes)", told)
-    assert told.count("\n") == 1
+    said = refused("train", "tiny.yaml", *DENSE)
+    assert re.match(r"runs/t/calibration\.json(: not valid JSON| is not what a calibration writes)", said)
     (folder / "calibration.json").unlink()
     weights = Weights({"net": torch.nn.Linear(3, 2)}, None)
     optimizer, scaler = torch.optim.AdamW(weights.parameters), torch.amp.GradScaler("cpu", enabled=False)
@@ -117,8 +101,7 @@ def test_a_resume_reads_its_calibration_before_its_model(workplace, unloaded, ca
         prompt_stats={},
     )
     snapshot.write(folder / "checkpoints", taken, keep=1)
-    assert main(["train", "tiny.yaml", *DENSE]) == 2
-    assert "calibration.json is missing, which holds the noise levels" in capsys.readouterr().err
+    assert "calibration.json is missing, which holds the noise levels" in refused("train", "tiny.yaml", *DENSE)
 
 
 @pytest.mark.filterwarnings("ignore:.*cut off, and left out")
@@ -138,19 +121,12 @@ def test_what_a_full_disk_cut_off_ends_no_command(trained):
     assert (run / "gallery.html").stat().st_size > 0
 
 
-def test_an_existing_run_is_not_overwritten_and_a_resume_goes_on_as_it_began(trained, capsys):
-    assert main(["train", "tiny.yaml"]) == 2
-    assert "runs/t exists already; set run.resume=true" in capsys.readouterr().err
-    assert main(["train", "tiny.yaml", "run.resume=true", "train.learning_rate=0.5"]) == 2
-    assert "train.learning_rate was 0.01 in runs/t and is 0.5 now" in capsys.readouterr().err
-    assert main(["train", "tiny.yaml", "run.resume=true", "run.seed=5"]) == 2
-    assert "run.seed was 0 in runs/t and is 5 now" in capsys.readouterr().err
-    assert main(["train", "tiny.yaml", "run.resume=true", "train.iterations=3"]) == 0
-    assert [line["step"] for line in metrics(trained / "runs" / "t")] == [1, 2, 3]
+def test_an_existing_run_is_not_overwritten(trained, refused):
+    assert "runs/t exists already; set run.resume=true" in refused("train", "tiny.yaml")
 
 
 def test_five_iterations_equal_two_and_a_kill_and_three(workplace):
-    steps = ["train.iterations=5", "run.checkpoint.every=2"]
+    steps = ["train.iterations=5", "run.checkpoint.every=2", "train.updates=1", "eval.prompts=2"]
     assert main(["train", "tiny.yaml", *steps, "run.name=whole"]) == 0
     run = workplace / "runs" / "killed"
     process = background("train", "tiny.yaml", *steps, "run.name=killed")

@@ -18,6 +18,7 @@ def redness(images, prompts):
         time.sleep(600)
     return images[:, 0].mean((1, 2))
 """
+NO_ANSWER = r"did not answer within (1|0\.9\d*) s"
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def url(workplace):
 def test_a_server_that_hangs_costs_two_time_limits_an_iteration_and_ends_the_run_by_patience(
     workplace, url, capfd, monkeypatch
 ):
-    rewards = f"rewards=[{{use: '{url}', name: redness, options: {{timeout: 1.5, retries: 0}}}}]"
+    rewards = f"rewards=[{{use: '{url}', name: redness, options: {{timeout: 1, retries: 0}}}}]"
     options = [rewards, "train.groups=4", "eval={every: 9, prompts: 1}", "run.patience=2", "run.checkpoint.keep=10"]
     run = workplace / "runs" / "t"
 
@@ -45,9 +46,9 @@ def test_a_server_that_hangs_costs_two_time_limits_an_iteration_and_ends_the_run
     # Of four groups of four the first two are asked for, each for the time limit, and the others are not.
     log = (run / "log.txt").read_text()
     assert log.count("the reward 'redness' was not asked any more; 8 more samples are dropped") == 2
-    assert len(re.findall(r"did not answer within 1\.\d+ s\); its 4 samples are dropped", log)) == 2 * 2
+    assert len(re.findall(rf"{NO_ANSWER}\); its 4 samples are dropped", log)) == 2 * 2
     assert json.loads((run / "checkpoints" / "step-000003" / "state.json").read_text())["sound"] is False
     assert "go on from step 1, the last that was sound, with: flowgrpo train tiny.yaml" in said
 
     assert main(["train", "tiny.yaml", *options, "run.resume=true"]) == 2
-    assert re.search(rf"flowgrpo: {re.escape(url)} did not answer within 1\.\d+ s", capfd.readouterr().err)
+    assert re.search(f"flowgrpo: {re.escape(url)} {NO_ANSWER}", capfd.readouterr().err)

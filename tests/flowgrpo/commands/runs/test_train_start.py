@@ -41,7 +41,8 @@ def exported(trained, export):
 def test_a_lora_is_read_to_refuse_it_early_and_once_more_to_train_on_it(exported, monkeypatch):
     read, real = [], lora_files.read
     monkeypatch.setattr(lora_files, "read", lambda path: read.append(path) or real(path))
-    assert main(["train", "tiny.yaml", START, "run.name=u", "train.iterations=1"]) == 0
+    small = ["train.iterations=1", "train.updates=1", "eval.every=9", "eval.prompts=1", "eval.save=0"]
+    assert main(["train", "tiny.yaml", START, "run.name=u", *small]) == 0
     assert read == ["out", "out"]
 
 
@@ -59,8 +60,8 @@ def begun(tmp_path_factory):
             "prompts": {"train": "prompts.txt", "eval": "prompts.txt"},
             "rewards": [{"use": "motion" if name.startswith("Wan") else "jpeg_size"}],
             "algorithm": {"preset": "flow_grpo_fast", "tree": {"size": 2}},
-            "train": {"iterations": 1, "groups": 2, "group_size": 2, "micro_batch": 2, "learning_rate": 0.05},
-            "eval": {"every": 1, "prompts": 2, "save": 2},
+            "train": {"iterations": 1, "groups": 2, "group_size": 2, "updates": 1, "micro_batch": 2, "learning_rate": 0.1},
+            "eval": {"every": 1, "prompts": 1, "save": 1},
             "run": {"name": "t"},
         }
         (place / "tiny.yaml").write_text(yaml.safe_dump(written))
@@ -85,16 +86,16 @@ def begun(tmp_path_factory):
 def test_a_run_from_an_export_or_a_run_begins_where_that_ended(begun, monkeypatch, name, place):
     monkeypatch.chdir(begun(name))
     run = f"from-{place.replace('/', '-')}"
-    options = [f"model.lora={{path: {place}}}", f"run.name={run}", "train.groups=1", "train.updates=1"]
-    assert main(["train", "tiny.yaml", *options]) == 0
+    assert main(["train", "tiny.yaml", f"model.lora={{path: {place}}}", f"run.name={run}"]) == 0
     before, after = (Path("runs") / each / "samples" for each in ("t", run))
-    ended, first = lines(before, 1), lines(after, 0)
-    assert [line["rewards"] for line in first] == [line["rewards"] for line in ended]
-    assert [(after / line["file"]).read_bytes() for line in first] == [
-        (before / line["file"]).read_bytes() for line in ended
-    ]
-    assert len(first) == 2
-    assert [line["rewards"] for line in lines(before, 0)] != [line["rewards"] for line in ended]
+    ended, first = shown(before, 1), shown(after, 0)
+    assert first == ended != shown(before, 0)
+    assert len(first) == 1
+
+
+def shown(samples, step):
+    """The rewards and pictures of a step."""
+    return [(line["rewards"], (samples / line["file"]).read_bytes()) for line in lines(samples, step)]
 
 
 def lines(samples, step):
@@ -102,19 +103,18 @@ def lines(samples, step):
     return [line for line in written if line["step"] == step]
 
 
-@pytest.mark.parametrize(
-    ("reference", "apart"), [("", False), ("algorithm.objective.kl.reference=base", True)], ids=["start", "base"]
-)
+@pytest.mark.parametrize(("reference", "apart"), [([], False), (["algorithm.objective.kl.reference=base"], True)])
 def test_the_reference_is_the_start_unless_the_base_is_asked_for(exported, reference, apart):
-    asked = ["train", "tiny.yaml", START, *KL, "run.name=u", "train.updates=1", "train.iterations=1"]
-    assert main([*asked, *([reference] if reference else [])]) == 0
+    small = ["train.updates=1", "train.iterations=1", "eval.every=9", "eval.prompts=1", "eval.save=0"]
+    assert main(["train", "tiny.yaml", START, *KL, "run.name=u", *small, *reference]) == 0
     (line,) = metrics(exported / "runs" / "u")
     assert (line["policy/kl"] > 0) is apart  # before the first step a run is where it started
     assert line["policy/max_abs_log_ratio"] == 0
 
 
 def test_a_resumed_run_needs_no_file_and_is_exact(exported):
-    options = ["train", "tiny.yaml", START, *KL, "run.checkpoint.keep=9", "eval.prompts=1", "eval.save=1"]
+    small = ["train.updates=1", "eval.prompts=1", "eval.save=1"]
+    options = ["train", "tiny.yaml", START, *KL, "run.checkpoint.keep=9", *small]
     assert main([*options, "run.name=whole"]) == 0
     whole = exported / "runs" / "whole"
     shutil.copytree(whole, exported / "runs" / "half")
@@ -133,14 +133,13 @@ def test_a_resumed_run_needs_no_file_and_is_exact(exported):
     assert "LoRA from out" in (exported / "runs" / "half" / "gallery.html").read_text()
 
 
-def test_a_resume_without_the_runs_own_copy_is_refused(exported, unloaded, capsys):
-    folder = exported / "runs" / "u"
-    folder.mkdir()
-    written = yaml.safe_load((exported / "runs" / "t" / "config.yaml").read_text())
+def test_a_resume_without_the_runs_own_copy_is_refused(exported, unloaded, refused):
+    (exported / "runs" / "u").mkdir()
+    written = yaml.safe_load(Path("runs/t/config.yaml").read_text())
     written["model"]["lora"], written["run"]["name"] = {"path": "out"}, "u"
-    (folder / "config.yaml").write_text(yaml.safe_dump(written))
-    assert main(["train", "tiny.yaml", START, "run.name=u", "run.resume=true"]) == 2
-    assert capsys.readouterr().err.startswith("flowgrpo: runs/u: start.safetensors is missing, the copy of what")
+    Path("runs/u/config.yaml").write_text(yaml.safe_dump(written))
+    said = refused("train", "tiny.yaml", START, "run.name=u", "run.resume=true")
+    assert said.startswith("runs/u: start.safetensors is missing, the copy of what")
 
 
 def test_the_average_and_the_copy_start_there(exported):
@@ -153,33 +152,27 @@ def test_the_average_and_the_copy_start_there(exported):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("option", "said"),
     [
-        (["model.lora.path=out"], "model.lora.alpha: 4 is asked for, and model.lora.path has 9 at "),
-        (["model.lora={path: nowhere}"], "model.lora.path: there is no file or folder 'nowhere'"),
-        (["model.lora={path: mine.py}"], "model.lora.path: mine.py is no .safetensors file"),
-        (["model.lora={path: cut.safetensors}"], "model.lora.path: cut.safetensors cannot be read"),
-        (["model.lora={path: several}"], "model.lora.path: several holds several files, name one of a.safetensors, b"),
-        (["model.lora={path: runs/full}"], "model.lora.path: the run runs/full trained every weight; export it"),
-        (["model.lora={path: runs}"], "model.lora.path: runs holds no .safetensors file and is no run's folder"),
-        (
-            ["model.lora={path: whole}"],
-            "model.lora.path: whole is a whole pipeline, not a LoRA; its place is model.path",
-        ),
-        (["model.lora.rank=null"], "model.lora.rank: null takes it from model.lora.path, which is not given"),
-        (["model.lora={path: none/of-them}"], "model.lora.path: none/of-them could not be loaded from the model hub"),
+        ("lora.path=out", "lora.alpha: 4 is asked for, and model.lora.path has 9 at "),
+        ("lora={path: nowhere}", "lora.path: there is no file or folder 'nowhere'"),
+        ("lora={path: mine.py}", "lora.path: mine.py is no .safetensors file"),
+        ("lora={path: cut.safetensors}", "lora.path: cut.safetensors cannot be read"),
+        ("lora={path: several}", "lora.path: several holds several files, name one of a.safetensors, b"),
+        ("lora={path: runs/full}", "lora.path: the run runs/full trained every weight; export it"),
+        ("lora={path: runs}", "lora.path: runs holds no .safetensors file and is no run's folder"),
+        ("lora={path: whole}", "lora.path: whole is a whole pipeline, not a LoRA; its place is model.path"),
+        ("lora.rank=null", "lora.rank: null takes it from model.lora.path, which is not given"),
+        ("lora={path: none/of-them}", "lora.path: none/of-them could not be loaded from the model hub"),
     ],
 )
-def test_what_is_wrong_is_one_sentence_before_the_model(workplace, unloaded, capsys, options, said):
+def test_what_is_wrong_is_one_sentence_before_the_model(workplace, unloaded, refused, option, said):
     (workplace / "cut.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")
     for file in ("several/a.safetensors", "several/b.safetensors", "runs/full/config.yaml", "whole/model_index.json"):
         (workplace / file).parent.mkdir(parents=True, exist_ok=True)
         (workplace / file).write_text("model: {path: shapes, lora: null}")
     lora(workplace / "out", alpha=9)
-    assert main(["train", "tiny.yaml", *options]) == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert told.count("\n") == 1
+    assert refused("train", "tiny.yaml", f"model.{option}").startswith(f"model.{said}")
 
 
 def lora(folder, alpha):
@@ -192,41 +185,36 @@ def lora(folder, alpha):
 
 
 @pytest.mark.usefixtures("few_objects")
-def test_a_plan_counts_the_files_adapters_and_the_kept_start(workplace, capsys):
+def test_a_plan_and_the_budget_of_a_gpu_count_the_kept_start(workplace, printed):
     lora(workplace / "out", alpha=4)
-    sizes = []
-    for options in (["algorithm.objective.kl={beta: 0}"], KL, [*KL, "algorithm.objective.kl.reference=base"]):
-        assert main(["plan", "tiny.yaml", START, *options, "--format", "json", "model.text_encoders=keep"]) == 0
-        sizes.append(json.loads(capsys.readouterr().out)["memory"]["gpu_bytes"])
-    plain, held, base = sizes
-    width = 16  # of the tiny model: rank 2 of one layer of 16 x 16
-    assert held - plain == 4 * 2 * 2 * width
-    assert base == plain
-
-
-@pytest.mark.usefixtures("few_objects")
-def test_the_budget_of_a_gpu_counts_the_kept_start(workplace):
-    lora(workplace / "out", alpha=4)
+    start = 4 * 2 * 2 * 16  # bytes of rank 2 of one layer of 16 x 16
+    plain, held, base = (
+        printed("plan", "tiny.yaml", START, *options, "model.text_encoders=keep", "--format", "json")["memory"]
+        for options in (["algorithm.objective.kl={beta: 0}"], KL, [*KL, "algorithm.objective.kl.reference=base"])
+    )
+    assert held["gpu_bytes"] - plain["gpu_bytes"] == start
+    assert base["gpu_bytes"] == plain["gpu_bytes"]
     trained = []
     for reference in ("fixed", "base"):
         settings = config.load("tiny.yaml", [START, *KL, f"algorithm.objective.kl.reference={reference}"])
         found = memory_budget.fit(settings, 8 << 30)
         trained.append({phase["phase"]: phase["trained"] for phase in found["phases"] if phase.get("trained")})
     assert trained[0]
-    assert {name: size - 4 * 2 * 2 * 16 for name, size in trained[0].items()} == trained[1]
+    assert {name: size - start for name, size in trained[0].items()} == trained[1]
 
 
 def test_full_weights_go_on_from_a_full_export(workplace):
     full = ["model.lora=null", "train.learning_rate=0.001"]
-    assert main(["train", "tiny.yaml", *full, "train.iterations=1"]) == 0
+    small = ["train.iterations=1", "train.updates=1", "eval.prompts=1", "eval.save=1"]
+    assert main(["train", "tiny.yaml", *full, *small]) == 0
     assert main(["export", "runs/t", "--out", "out"]) == 0
     for run, options in (("u", full), ("v", [])):  # trained whole again, or with new adapters
-        assert main(["train", "tiny.yaml", *options, "model.path=out", f"run.name={run}", "train.iterations=1"]) == 0
+        assert main(["train", "tiny.yaml", *options, *small, "model.path=out", f"run.name={run}"]) == 0
         before, after = (workplace / "runs" / each / "samples" for each in ("t", run))
         assert [line["rewards"] for line in lines(before, 1)] == [line["rewards"] for line in lines(after, 0)]
 
 
-def test_a_network_alone_is_saved_into_its_pipeline_as_the_page_says(tmp_path, monkeypatch, capsys):
+def test_a_network_alone_is_saved_into_its_pipeline_as_the_page_says(tmp_path, monkeypatch, printed, refused):
     monkeypatch.chdir(tmp_path)
     pipe = SPECIMENS["FluxPipeline"].build()
     pipe.save_pretrained("model")
@@ -235,12 +223,9 @@ def test_a_network_alone_is_saved_into_its_pipeline_as_the_page_says(tmp_path, m
     pipe.transformer.save_pretrained("alone")
     Path("alone/diffusion_pytorch_model.safetensors").rename("tuned.safetensors")
     (tmp_path / "flux.yaml").write_text("model: {path: tuned, call: {num_inference_steps: 4}}\nrewards: [jpeg_size]\n")
-    for path, said in (
-        ("alone", "it has no model_index.json; to train"),
-        ("tuned.safetensors", "is a file, not a model's"),
-    ):
-        assert main(["plan", "flux.yaml", f"model.path={path}"]) == 2
-        told = capsys.readouterr().err
+    of_a_network, of_a_file = "it has no model_index.json; to train", "is a file, not a model's"
+    for path, said in (("alone", of_a_network), ("tuned.safetensors", of_a_file)):
+        told = refused("plan", "flux.yaml", f"model.path={path}")
         assert said in told
         assert "docs/config.md, Full weights that you have" in told
     page = (Path(__file__).parents[4] / "docs" / "config.md").read_text()
@@ -248,4 +233,4 @@ def test_a_network_alone_is_saved_into_its_pipeline_as_the_page_says(tmp_path, m
     exec(code.replace("black-forest-labs/FLUX.1-dev", "model"), {})
     tuned = load_file("tuned/transformer/diffusion_pytorch_model.safetensors")
     assert torch.equal(tuned["x_embedder.weight"], pipe.transformer.x_embedder.weight.to(torch.bfloat16))
-    assert main(["plan", "flux.yaml"]) == 0
+    printed("plan", "flux.yaml")

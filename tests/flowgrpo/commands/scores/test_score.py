@@ -7,6 +7,7 @@ import pytest
 import torch
 from film_files import H264, HEVC, VP9, blocks, write_film
 from PIL import Image
+from planted_run import written
 from runs import CALL
 
 from flowgrpo.cli import main
@@ -15,6 +16,9 @@ from flowgrpo.errors import InputError
 from flowgrpo.training.reports.samples import save_sample
 from rewards import Reward
 from rewards.compute import default_device
+
+NOTHING = r"holds no manifest\.jsonl and no picture, video or sound"
+APPLE_DOUBLE = b"\0\5\x16\7"
 
 
 @pytest.fixture
@@ -26,6 +30,10 @@ def folder(tmp_path):
 
 def redness(images, prompts):
     return images[:, 0].mean((1, 2))
+
+
+def manifest(folder, *lines):
+    (folder / "manifest.jsonl").write_text(written(lines))
 
 
 def test_a_frame_after_the_first_that_is_broken_is_one_sentence(tmp_path):
@@ -42,16 +50,9 @@ def test_a_frame_after_the_first_that_is_broken_is_one_sentence(tmp_path):
 
 def test_names_of_files_are_prompts(folder):
     asked = []
-
-    def reward(images, prompts):
-        asked.extend(prompts)
-        return redness(images, prompts)
-
-    found = score_folder(folder, [Reward("redness", reward)])
-    assert [(line["file"], line["rewards"]) for line in found] == [
-        ("a_blue_thing.png", {"redness": 0.0}),
-        ("a_red_thing.png", {"redness": 1.0}),
-    ]
+    reward = Reward("redness", lambda images, prompts: asked.extend(prompts) or redness(images, prompts))
+    found = {line["file"]: line["rewards"]["redness"] for line in score_folder(folder, [reward])}
+    assert found == {"a_blue_thing.png": 0.0, "a_red_thing.png": 1.0}
     assert asked == ["a blue thing", "a red thing"]
 
 
@@ -85,23 +86,13 @@ def test_a_moving_picture_is_all_of_its_frames(tmp_path, kind):
 def test_pictures_of_every_suffix_are_scored(tmp_path, name, form):
     Image.new("RGB", (8, 8), (255, 0, 0)).save(tmp_path / name, form, quality=100)
     (found,) = score_folder(tmp_path, [Reward("redness", redness)])
-    assert found["file"] == name
-    assert found["rewards"]["redness"] == pytest.approx(1, abs=0.02)
+    assert (found["file"], found["rewards"]["redness"]) == (name, pytest.approx(1, abs=0.02))
 
 
 def test_one_line_says_which_files_are_left_out(folder, capsys):
-    names = (
-        "notes.txt",
-        "a.heic",
-        "b.HEIC",
-        "scores.json",
-        "film.mkv",
-        "._a_red_thing.png",
-        "._notes.txt",
-        ".DS_Store",
-    )
-    for name in names:
-        (folder / name).write_bytes(b"\0\5\x16\7")
+    left_out = ("notes.txt", "a.heic", "b.HEIC", "scores.json", "film.mkv")
+    for name in (*left_out, "._a_red_thing.png", "._notes.txt", ".DS_Store"):
+        (folder / name).write_bytes(APPLE_DOUBLE)
     (folder / "more.png.d").mkdir()
     found = score_folder(folder, [Reward("redness", redness)])
     assert [line["file"] for line in found] == ["a_blue_thing.png", "a_red_thing.png"]
@@ -109,27 +100,23 @@ def test_one_line_says_which_files_are_left_out(folder, capsys):
     said = f"--samples: left out 5 of the files in {folder}: a.heic, b.HEIC, film.mkv and 2 more (only .png, .jpg, "
     assert line.startswith(said)
     assert line.endswith(".wav are read)")
-    for name in ("a.heic", "b.HEIC", "scores.json", "film.mkv"):
+    for name in left_out[1:]:
         (folder / name).unlink()
     score_folder(folder, [Reward("redness", redness)])
     assert f"left out 1 of the files in {folder}: notes.txt (only" in capsys.readouterr().err
 
 
 def test_of_a_folder_of_other_files_the_first_are_named(tmp_path):
-    with pytest.raises(InputError, match=r"holds no manifest\.jsonl and no picture, video or sound$"):
-        listed(tmp_path)
-    (tmp_path / "._a.png").write_bytes(b"\0\5\x16\7")
-    with pytest.raises(InputError, match=r"holds no manifest\.jsonl and no picture, video or sound$"):
-        listed(tmp_path)
-    (tmp_path / "a.heic").write_bytes(b"")
-    with pytest.raises(
-        InputError, match=r"video or sound; left out 1 of the files in .*: a\.heic \(only \.png, .* are read\)"
-    ):
-        listed(tmp_path)
+    left_out = r"; left out 1 of .*: a\.heic \(only \.png, .* are read\)"
+    for name, said in ((None, "$"), ("._a.png", "$"), ("a.heic", left_out)):
+        if name is not None:
+            (tmp_path / name).write_bytes(APPLE_DOUBLE)
+        with pytest.raises(InputError, match=NOTHING + said):
+            listed(tmp_path)
 
 
 def test_pictures_that_a_manifest_does_not_name_are_said_to_be_left_out(folder, capsys):
-    (folder / "manifest.jsonl").write_text(json.dumps({"file": "a_red_thing.png", "prompt": "p"}) + "\n")
+    manifest(folder, {"file": "a_red_thing.png", "prompt": "p"})
     (folder / "votes.jsonl").write_text("")  # a run writes other files, too
     (folder / "._a_red_thing.png").write_bytes(b"")
     score_folder(folder, [Reward("redness", redness)])
@@ -143,31 +130,24 @@ def test_pictures_that_a_manifest_does_not_name_are_said_to_be_left_out(folder, 
 @pytest.mark.parametrize("name", ["a.heic", "a.txt", "a", "film.mkv"])
 def test_a_manifest_that_names_what_is_no_sample_is_refused(folder, name):
     (folder / name).write_text("7")
-    (folder / "manifest.jsonl").write_text(json.dumps({"file": name, "prompt": "p"}) + "\n")
+    manifest(folder, {"file": name, "prompt": "p"})
     said = rf"manifest\.jsonl: {name} is no sample, only \.png, .* and \.json are read; convert it to one$"
     with pytest.raises(InputError, match=said):
         score_folder(folder, [Reward("redness", redness)])
 
 
 def test_a_manifest_gives_prompts_and_columns(folder):
-    lines = [{"file": f"a_{c}_thing.png", "prompt": "p", "wanted": c} for c in ("red", "blue")]
-    (folder / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-    def named(images, prompts, wanted):
-        return [None if w == "blue" else 2.0 for w in wanted]
-
-    found = score_folder(folder, [Reward("named", named)])
-    assert [line["rewards"]["named"] for line in found] == [2.0, None]
-    assert {line["prompt"] for line in found} == {"p"}
+    manifest(folder, *({"file": f"a_{c}_thing.png", "prompt": "p", "wanted": c} for c in ("red", "blue")))
+    reward = Reward("named", lambda images, prompts, wanted: [None if w == "blue" else 2.0 for w in wanted])
+    found = score_folder(folder, [reward])
+    assert [(line["prompt"], line["rewards"]["named"]) for line in found] == [("p", 2.0), ("p", None)]
 
 
 def test_a_group_wise_reward_meets_the_files_of_a_prompt(folder):
     lines = [{"file": f"a_{c}_thing.png", "prompt": p} for c, p in (("red", "x"), ("blue", "y"), ("red", "y"))]
-    (folder / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = score_folder(
-        folder, [Reward("size", lambda images, prompts: [len(prompts)] * len(prompts), group_wise=True)]
-    )
-    assert [line["rewards"]["size"] for line in found] == [1, 2, 2]
+    manifest(folder, *lines)
+    reward = Reward("size", lambda images, prompts: [len(prompts)] * len(prompts), group_wise=True)
+    assert [line["rewards"]["size"] for line in score_folder(folder, [reward])] == [1, 2, 2]
 
 
 def test_samples_are_read_as_they_were_written(tmp_path):
@@ -182,26 +162,22 @@ def test_samples_are_read_as_they_were_written(tmp_path):
         read(tmp_path / "broken.png")
 
 
-def test_the_command_scores_for_people_and_programs(folder, capsys):
+def test_the_command_scores_for_people_and_programs(folder, printed, refused):
     np.savetxt(folder / "ignored.txt", [0])
-    assert main(["score", "jpeg_size", "--samples", str(folder), "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = printed("score", "jpeg_size", "--samples", folder, "--format", "json")
     assert [set(line) for line in found] == [{"file", "prompt", "rewards"}] * 2
     assert all(line["rewards"]["jpeg_size"] < 0 for line in found)
-    assert main(["score", "jpeg_size", "--samples", str(folder)]) == 0
-    assert "a_red_thing.png" in capsys.readouterr().out
-    assert main(["score", "jpeg_size", "--samples", str(folder / "no")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
-    assert main(["score", "shapes", "--samples", str(folder)]) == 2  # "a red thing" is not a caption of its grammar
-    assert "a blue thing" in capsys.readouterr().err
+    assert "a_red_thing.png" in printed("score", "jpeg_size", "--samples", folder)
+    assert "there is no folder" in refused("score", "jpeg_size", "--samples", folder / "no")
+    said = refused("score", "shapes", "--samples", folder)  # "a red thing" is not a caption of its grammar
+    assert "a blue thing" in said
 
 
-def test_a_reward_that_raises_is_told_with_its_file_and_line(folder, capsys, monkeypatch):
+def test_a_reward_that_raises_is_told_with_its_file_and_line(folder, refused, monkeypatch):
     monkeypatch.chdir(folder)
     (folder / "mine.py").write_text("def broken(images, prompts):\n    return prompts.nothing\n")
-    assert main(["score", "./mine.py:broken", "--samples", "."]) == 2
-    said = "failed on a_blue_thing.png: AttributeError: 'list' object has no attribute 'nothing' at mine.py:2\n"
-    assert capsys.readouterr().err == f"flowgrpo: the reward 'broken' {said}"
+    said = "failed on a_blue_thing.png: AttributeError: 'list' object has no attribute 'nothing' at mine.py:2"
+    assert refused("score", "./mine.py:broken", "--samples", ".") == f"the reward 'broken' {said}"
 
 
 MODEL = """
@@ -249,30 +225,27 @@ def test_memory_options_reach_the_rewards_that_take_them(folder, capsys, monkeyp
         (["{use: jpeg_size"], "REWARD: not valid YAML"),
     ],
 )
-def test_wrong_uses_are_one_sentence(folder, capsys, arguments, said):
-    assert main(["score", *arguments, "--samples", str(folder)]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"flowgrpo: {said}")
-    assert told.count("\n") == 1
+def test_wrong_uses_are_one_sentence(folder, refused, arguments, said):
+    assert refused("score", *arguments, "--samples", folder).startswith(said)
 
 
 @pytest.mark.parametrize("command", [["score", "jpeg_size", "--samples"], ["gallery"]])
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("file", "said"),
     [
-        ({"file": "../secret.png"}, "'../secret.png' leads out of"),
-        ({"file": "none.png"}, "there is no file"),
-        ({"file": "fifo.png"}, "there is no file"),
-        ({"file": "a" * 300 + ".png"}, "there is no file"),
-        ({"file": "circle.png"}, "circle.png"),
-        ({"file": "broken.png"}, "broken.png cannot be read"),
-        ({"file": "broken.wav"}, "broken.wav cannot be read"),
-        ({"file": "eps.png"}, "eps.png cannot be read"),
-        ({"file": "deep.json"}, "deep.json"),
-        ({"file": "half.json"}, "half.json"),
+        ("../secret.png", "'../secret.png' leads out of"),
+        ("none.png", "there is no file"),
+        ("fifo.png", "there is no file"),
+        ("a" * 300 + ".png", "there is no file"),
+        ("circle.png", "circle.png"),
+        ("broken.png", "broken.png cannot be read"),
+        ("broken.wav", "broken.wav cannot be read"),
+        ("eps.png", "eps.png cannot be read"),
+        ("deep.json", "deep.json"),
+        ("half.json", "half.json"),
     ],
 )
-def test_a_folder_of_others_is_scored_and_shown_or_one_sentence(folder, capsys, command, line, said):
+def test_a_folder_of_others_is_scored_and_shown_or_one_sentence(folder, refused, command, file, said):
     Image.new("RGB", (8, 8)).save(folder.parent / "secret.png")
     os.mkfifo(folder / "fifo.png")
     (folder / "circle.png").symlink_to("circle.png")
@@ -281,44 +254,30 @@ def test_a_folder_of_others_is_scored_and_shown_or_one_sentence(folder, capsys, 
     Image.new("RGB", (8, 8)).save(folder / "eps.png", "EPS")
     (folder / "deep.json").write_text('{"text": ' + "[" * 100_000)
     (folder / "half.json").write_text(r'{"text": "\ud800", "tokens": ["a"], "steps": [0]}')
-    (folder / "manifest.jsonl").write_text(
-        json.dumps({"prompt": "p", **line}) + "\n" + json.dumps({"prompt": "p", **line})
-    )
-    assert main([*command, str(folder)]) == 2
-    captured = capsys.readouterr()
-    assert said in captured.err
-    assert captured.err.count("\n") == 1
+    manifest(folder, *[{"prompt": "p", "file": file}] * 2)
+    assert said in refused(*command, folder)
     (folder.parent / "secret.png").unlink()
 
 
-def test_a_link_in_a_folder_without_a_manifest_does_not_lead_out_of_it(folder, tmp_path_factory, capsys):
+def test_a_link_in_a_folder_without_a_manifest_does_not_lead_out_of_it(folder, tmp_path_factory, refused):
     (folder / "link.png").symlink_to(tmp_path_factory.mktemp("other") / "secret.png")
-    assert main(["score", "jpeg_size", "--samples", str(folder)]) == 2
-    assert "'link.png' leads out of" in capsys.readouterr().err
+    assert "'link.png' leads out of" in refused("score", "jpeg_size", "--samples", folder)
 
 
-def test_a_manifest_that_was_cut_off_is_scored_as_far_as_it_goes(folder, capsys):
+def test_a_manifest_that_was_cut_off_is_scored_as_far_as_it_goes(folder, printed):
     line = json.dumps({"file": "a_red_thing.png", "prompt": "p"})
     (folder / "manifest.jsonl").write_text(line + "\n" + line[:20])
     with pytest.warns(UserWarning, match="the last line, cut off, and left out"):
-        assert main(["score", "jpeg_size", "--samples", str(folder), "--format", "json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)) == 1
+        assert len(printed("score", "jpeg_size", "--samples", folder, "--format", "json")) == 1
 
 
-def test_prompts_are_printed_as_they_are_and_do_not_steer_the_terminal(tmp_path, capsys):
-    prompts = [
-        "[/INST] a [bold]red[/bold] :smile: thing",
-        "[INST]",
-        "clear \x1b[2J\x9b1m bell\x07 end",
-        "zwei\nZeilen",
-    ]
+def test_prompts_are_printed_as_they_are_and_do_not_steer_the_terminal(tmp_path, printed):
+    prompts = ["[/INST] a [bold]red[/bold] :smile: thing", "[INST]", "clear \x1b[2J\x9b1m bell\x07 end", "zwei\nZeilen"]
     for i in range(4):
         Image.new("RGB", (8, 8)).save(tmp_path / f"[i]{i}.png")
-    lines = [{"file": f"[i]{i}.png", "prompt": prompt} for i, prompt in enumerate(prompts)]
-    (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    manifest(tmp_path, *({"file": f"[i]{i}.png", "prompt": prompt} for i, prompt in enumerate(prompts)))
     (tmp_path / "mine.py").write_text("def red(images, prompts):\n    return [0.5] * len(prompts)\n")
-    assert main(["score", f"{tmp_path / 'mine.py'}:red", "--samples", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
+    said = printed("score", f"{tmp_path / 'mine.py'}:red", "--samples", tmp_path)
     words = " ".join(said.split())
     assert "[i]0.png [/INST] a [bold]red[/bold] :smile: thing 0.500" in words
     assert "[i]1.png [INST] 0.500" in words
@@ -327,19 +286,17 @@ def test_prompts_are_printed_as_they_are_and_do_not_steer_the_terminal(tmp_path,
     assert "mean 4 samples 0.500" in words
 
 
-def test_a_long_file_name_is_not_cut_short(tmp_path, capsys):
+def test_a_long_file_name_is_not_cut_short(tmp_path, printed):
     name = "a_" + "very_" * 30 + "long_name.png"
     Image.new("RGB", (8, 8)).save(tmp_path / name)
-    (tmp_path / "manifest.jsonl").write_text(json.dumps({"file": name, "prompt": "a"}) + "\n")
-    assert main(["score", "jpeg_size", "--samples", str(tmp_path)]) == 0
-    assert "".join(line.split()[0] for line in capsys.readouterr().out.splitlines()[1:-1]) == name
+    manifest(tmp_path, {"file": name, "prompt": "a"})
+    lines = printed("score", "jpeg_size", "--samples", tmp_path).splitlines()
+    assert "".join(line.split()[0] for line in lines[1:-1]) == name
 
 
-def test_rewards_of_samples_meet_the_columns_of_their_prompts(workplace, tiny_model, capsys):
+def test_rewards_of_samples_meet_the_columns_of_their_prompts(workplace, tiny_model, printed):
     Path("rows.jsonl").write_text('{"prompt": "a red circle", "wanted": 3}\n{"prompt": "a blue square"}\n')
-    call = [f"{k}={v}" for k, v in CALL.items()]
-    assert main(["sample", str(tiny_model), "--prompts", "rows.jsonl", "--out", "o", *call]) == 0
     Path("wanted.py").write_text("def wanted(images, prompts, wanted):\n    return wanted\n")
-    capsys.readouterr()
-    assert main(["score", "./wanted.py:wanted", "--samples", "o", "--format", "json"]) == 0
-    assert [line["rewards"]["wanted"] for line in json.loads(capsys.readouterr().out)] == [3, None]
+    printed("sample", tiny_model, "--prompts", "rows.jsonl", "--out", "o", *(f"{k}={v}" for k, v in CALL.items()))
+    found = printed("score", "./wanted.py:wanted", "--samples", "o", "--format", "json")
+    assert [line["rewards"]["wanted"] for line in found] == [3, None]
