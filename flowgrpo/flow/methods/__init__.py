@@ -1,4 +1,4 @@
-"""The six axes: every choice a method can make, with its options, their defaults and, beside it, its mathematics."""
+"""The six axes: the choices of a method, with their options, defaults and mathematics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On-policy distillation: the policy is drawn to another one on the states that it visits itself, whatever the rewards."""
+"""On-policy distillation: pull the policy towards a teacher on the states that the policy visits, whatever the rewards."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from flowgrpo.schema.imports.heavy import Tensor, torch
 
 
 class Distill(Unbounded):
-    """The divergence from a teacher alone (verl-omni's `distill_kl`): no advantage is in it.
+    """The divergence from a teacher alone (verl-omni's `distill_kl`), without advantages.
 
-    States are the student's own, so it learns where it goes, and not where the teacher would have gone. They are not
-    differentiated through. In steps of one kernel, with mean = P x + Q v and noise S, the exact KL is
-    Q^2 / (2 S^2) mean (v - v_teacher)^2.
+    The student's own states are the inputs, without gradient, so it learns where it goes itself. In steps of one kernel,
+    with mean = P x + Q v and noise S, the exact KL is Q^2 / (2 S^2) mean (v - v_teacher)^2.
     """
 
     rewarded: ClassVar[bool] = False
@@ -39,7 +38,6 @@ class Distill(Unbounded):
 
     @override
     def pulls(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
-        """None: no log-probability is in the loss."""
         return [0.0] * len(steps)
 
     @override

@@ -1,4 +1,4 @@
-"""The divergence mask: a ratio without a clip, whose edges are stopped where the step has moved too far the wanted way."""
+"""The divergence mask: a ratio without a clip, which stops edges that have moved too far the wanted way."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from flowgrpo.schema.imports.heavy import Tensor
 class KlMask(PolicyGradient):
     """Flow-DPPO (arXiv 2606.11025): -A ratio, and 0 where the step's KL from the rollout's reaches `limit`.
 
-    An edge is stopped only where the ratio has gone the way that its advantage asks for, above 1 where A > 0 and below 1
-    where A < 0: one that has gone the other way is still pulled back. The KL of two Gaussians of one std, averaged over
-    dimensions, is mean (mu - mu_old)^2 / (2 std^2): it knows how far the step has moved and not, as a ratio does, by which
-    noise. The released code averages it as well; the paper's is a sum.
+    Only an edge whose ratio has moved the way of its advantage is stopped: above 1 where A > 0, below 1 where A < 0. An
+    edge that has moved the other way is still pulled back. The KL of two Gaussians of one std, averaged over dimensions, is
+    mean (mu - mu_old)^2 / (2 std^2). The released code averages it as well; the paper's is a sum.
     """
 
     likelihoods: ClassVar[Sequence[str]] = ("trajectory",)

@@ -1,9 +1,9 @@
-"""Objectives of final samples: what policy gradients, contrastive and preference losses make of `likelihood: elbo`.
+"""Objectives of final samples: policy gradients, contrastive and preference losses on `likelihood: elbo`.
 
-L is a sample's log-probability at a noise level (minus a weighted error of the velocity), ell = L - L_anchor the log of its
-ratio to the anchor's, A its advantage. At equality with the anchor all of them have a gradient of the form -a grad L; they
-differ in a and in what bounds them. Losses that couple samples take the derivative in each L from a first pass without
-gradient, so that no graph holds a group.
+L is a sample's log-probability at a noise level (minus a weighted error of the velocity), ell = L - L_anchor its log ratio
+to the anchor, A its advantage. At equality with the anchor all of them have a gradient of the form -a grad L; they differ
+in a and in their bounds. Losses that couple samples take the derivative in each L from a first pass without gradient, so
+that no graph holds a whole group.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from flowgrpo.training.advantages.clipped_ratio import both_bounds, bounded_exp
 
 
 def optimality(advantage: Tensor, most: float) -> Tensor:
-    """The probability (E,) that a sample is a good one: A of -most to most laid on 0 to 1 (DiffusionNFT, 2509.16117)."""
+    """Return the probability (E,) of a good sample: A in [-most, most] mapped to [0, 1] (DiffusionNFT, 2509.16117)."""
     return (advantage / most / 2 + 0.5).clamp(0, 1)
 
 
 class Unbounded(PolicyGradient):
-    """Objectives that no bound stops."""
+    """Objectives without a bound."""
 
     @override
     def clipped(self, inputs: LossInputs) -> Tensor:
-        """None."""
         return torch.zeros_like(inputs.advantage, dtype=torch.bool)
 
 
 class Gradient(Unbounded):
-    """The policy gradient as it is: -A ratio (EPG, arXiv 2602.04663), or without a ratio -A L (RWR, SFT, AWM)."""
+    """The plain policy gradient: -A ratio (EPG, arXiv 2602.04663), or without a ratio -A L (RWR, SFT, AWM)."""
 
     name: Literal["gradient"] = "gradient"
     ratio: bool = True
@@ -51,7 +50,7 @@ class Gradient(Unbounded):
 class Proximal(Unbounded):
     """The policy gradient with the divergence from the anchor in its advantage: gradient -ratio (A - ell) grad L.
 
-    PEPG of arXiv 2602.04663; its PAR has the same gradient, for the released code detaches the ratio there. Stationary
+    PEPG of arXiv 2602.04663. Its PAR has the same gradient, since the released code detaches the ratio there. Stationary
     where ell = A.
     """
 
@@ -77,7 +76,7 @@ class TwoBranch(OfSamples):
 
     With v+ = beta v + (1 - beta) v_anchor, v- = (1 + beta) v_anchor - beta v and l the weighted error of each, the loss is
     most (r l(v+) + (1 - r) l(v-)) / beta, r the optimality. In the unweighted error that is the linear term plus
-    beta most |v - v_anchor|^2: it bounds itself.
+    beta most |v - v_anchor|^2, so it bounds itself.
     """
 
     name: Literal["two_branch"] = "two_branch"
@@ -99,7 +98,7 @@ class TwoBranch(OfSamples):
 
 
 class VelocityTarget(OfSamples):
-    """RAM (arXiv 2605.10759): the velocity is drawn to v_ref + scale A (target - v_anchor), all of them without gradient."""
+    """RAM (arXiv 2605.10759): pull the velocity to v_ref + scale A (target - v_anchor), a target without gradient."""
 
     name: Literal["velocity_target"] = "velocity_target"
     scale: Positive = 1.0
@@ -120,9 +119,9 @@ class VelocityTarget(OfSamples):
 
 
 class Centred(OfSamples):
-    """CRD (arXiv 2603.14128): the log ratios, centred over an optimizer step, are drawn to the optimality, centred.
+    """CRD (arXiv 2603.14128): fit the log ratios, centred over an optimizer step, to the centred optimality.
 
-    Loss most / beta (beta (ell - mean ell) - (r - mean r))^2; the means have no gradient.
+    The loss is most / beta (beta (ell - mean ell) - (r - mean r))^2; the means have no gradient.
     """
 
     couples: ClassVar[Literal["nothing", "group", "step"]] = "step"
@@ -157,15 +156,10 @@ class Coupled(OfSamples):
 
     @abstractmethod
     def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
-        """The loss of a group, a number.
-
-        Args:
-            ell: (K,) log ratios of its samples to the anchor, K at least 2.
-            advantage: (K,) theirs.
-        """
+        """Return the loss of a group, from its K >= 2 log ratios (K,) to the anchor and advantages (K,)."""
 
     def coefficients(self, ell: Tensor, advantage: Tensor) -> Tensor:
-        """Derivative (K,) of the group's loss in each log-probability, times K, for a loss that is a mean over samples."""
+        """Return the derivative (K,) of the group's loss in each log-probability, times K, for a mean over samples."""
         with torch.enable_grad():
             ell = ell.detach().requires_grad_()
             (found,) = torch.autograd.grad(self.group_loss(ell, advantage), ell)
@@ -178,13 +172,12 @@ class Coupled(OfSamples):
 
 
 class OfPairs(Coupled):
-    """Objectives of the best and the worst of a group."""
+    """Objectives of the best and the worst sample of a group."""
 
     pairs: ClassVar[bool] = True
 
     @override
     def takes(self, advantage: Tensor) -> Tensor:
-        """The best and the worst; none of a group of equals."""
         pair = torch.zeros_like(advantage, dtype=torch.bool)
         if advantage.max() > advantage.min():
             pair[[int(advantage.argmax()), int(advantage.argmin())]] = True
@@ -192,9 +185,9 @@ class OfPairs(Coupled):
 
 
 class PairPreference(OfPairs):
-    """Online DPO: -ln sigmoid(beta / 2 (ell_best - ell_worst)) of the best and the worst of a group.
+    """Online DPO: -ln sigmoid(beta / 2 (ell_best - ell_worst)) of the best and the worst sample of a group.
 
-    A group of equal rewards teaches nothing; Flow-GRPO's code takes its first two samples as a pair.
+    A group of equal rewards has no pair; Flow-GRPO's code pairs its first two samples.
     """
 
     name: Literal["pair_preference"] = "pair_preference"
@@ -208,11 +201,11 @@ class PairPreference(OfPairs):
 
 
 class SemiPolicy(OfPairs):
-    """SePPO (arXiv 2410.05255): the best of a group, and a sample beside it that is not taken to be the worse one.
+    """SePPO (arXiv 2410.05255): the best sample of a group, and a sample that is not assumed to be worse.
 
     With w the best and r the worst of a group the loss is -ln sigmoid(beta (ell_w - sgn(ell_w) ell_r)), the sign without
-    gradient. Where the anchor, which made r, denoises the best sample better than the policy does, ell_w < 0, r is one to
-    learn from, too; where both do alike, it has no part. The equation is put together from reviews of the paper.
+    gradient. Where ell_w < 0, the anchor, which made r, denoises the best sample better than the policy, and r is learnt
+    too; at ell_w = 0 it has no part. The equation is reconstructed from reviews of the paper.
     """
 
     name: Literal["semi_policy"] = "semi_policy"
@@ -226,10 +219,9 @@ class SemiPolicy(OfPairs):
 
 
 class GroupSigmoid(Coupled):
-    """DGPO (arXiv 2510.08425): -A L of each sample, weighed by how far the group is from being told apart.
+    """DGPO (arXiv 2510.08425): -A L of each sample, weighed by sigmoid(-beta / K sum A ell) of its group, without gradient.
 
-    The weight is sigmoid(-beta / K sum A ell), without gradient. Samples of which the policy has gone further from the
-    old one than the clip range have no gradient: where A > 0 upwards, else downwards.
+    Samples whose ratio to the old policy has left the clip range, above where A > 0 and below elsewhere, have no gradient.
     """
 
     name: Literal["group_sigmoid"] = "group_sigmoid"
@@ -265,18 +257,18 @@ class GroupSigmoid(Coupled):
 
 
 def _old_log_prob(inputs: LossInputs) -> Tensor:
-    """Log-probability (E,) of the samples under the old policy."""
+    """Return the log-probability (E,) of the samples under the old policy."""
     assert inputs.score is not None
     assert inputs.old_error is not None
     return inputs.score(inputs.old_error)
 
 
 class PlackettLuce(Coupled):
-    """GDRO (arXiv 2601.02036): the likelihood of the group's ranking, of softened ranks, and a pull to its best.
+    """GDRO (arXiv 2601.02036): the likelihood of the group's softened ranking, and a pull to its best sample.
 
-    With s = beta ell and samples sorted by advantage: the sum over places i of ln sum_{m >= i} exp s_m -
-    sum_{j >= i} q_i(j) s_j, q_i the softmax over the rest of A / temperature; and `best` times -L of the first. That the
-    ranking is by falling reward is implied by the form, and whether noise is shared in a group is not known.
+    With s = beta ell and samples sorted by advantage: the sum over places i of ln sum_{m >= i} exp s_m - sum_{j >= i}
+    q_i(j) s_j, q_i the softmax over the rest of A / temperature; and `best` times -L of the first. The order by falling
+    reward is implied by the form. It is not known whether a group shares its noise.
     """
 
     name: Literal["plackett_luce"] = "plackett_luce"
@@ -289,7 +281,6 @@ class PlackettLuce(Coupled):
 
     @override
     def takes(self, advantage: Tensor) -> Tensor:
-        """All; none of a group of equals, in which nothing is the best."""
         return super().takes(advantage) & (advantage.max() > advantage.min())
 
     @override

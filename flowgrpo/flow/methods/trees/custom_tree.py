@@ -1,4 +1,4 @@
-"""A tree of the user's own: a function makes its plan."""
+"""A tree of the user's own, planned by a function."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ else:
 
 
 class Custom(Rooted):
-    """A tree of your own: a function makes the plan of an iteration.
+    """A tree of your own: a function returns the plan of an iteration.
 
-    It is called as function(kernels, **options) with one kernel for each step, the last one ODE unless `last_step` is sde,
-    and returns a `samplers.trees.Plan`: (role, step) -> moves.
+    The call is function(kernels, **options), with one kernel for each step, the last one ODE unless `last_step` is sde. It
+    returns a `samplers.trees.Plan`: (role, step) -> moves.
     """
 
     name: Literal["custom"] = "custom"
@@ -52,7 +52,6 @@ class Custom(Rooted):
 
     @override
     def check(self, tree: Tree) -> None:
-        """Refuse a tree whose roots do not have `trajectories` ends each; raises InputError."""
         found = len(trunk_ends(tree)) / sum(node.parent is None for node in tree.nodes)
         if found != self.trajectories:
             raise InputError(
@@ -86,7 +85,7 @@ class Custom(Rooted):
 
 @contextmanager
 def _move_fields(function: str) -> Iterator[None]:
-    """Refuse what no `samplers.trees.Move` has, when a function of the user makes one of it."""
+    """Refuse unknown fields of a `samplers.trees.Move` in a user's function."""
     try:
         yield
     except TypeError as error:
@@ -99,7 +98,7 @@ def _move_fields(function: str) -> Iterator[None]:
 
 @cache
 def _located(function: str, folder: Path) -> Callable[..., Plan]:
-    """Return the function that the user names; `folder`, from which files are found, is a part of the cache's key."""
+    """Load the user's function; `folder` is part of the cache's key, since relative files are found from it."""
     if ":" not in function:
         raise InputError(
             f"algorithm.tree.function: {function!r} names no function, write ./file.py:name or pkg.module:name"

@@ -1,8 +1,7 @@
-"""How the ODE steps are walked that lead to a reward and to nothing else: from a brush's children, and of twigs.
+"""How to finish a branch or a twig: ODE steps that lead only to a reward.
 
-Neither a gradient nor a ratio passes there, so that they may be cheap: what they get wrong is noise, or bias, of a reward.
-How much of the order of siblings is left is measured as a run goes (`finish/rank_agreement`); see
-`flowgrpo.flow.rollouts.cheap_finishes`.
+No gradient and no ratio passes there, so these steps may be cheap: an error is noise or bias of a reward. A run measures
+how much of the siblings' order is left (`finish/rank_agreement`); see `flowgrpo.flow.rollouts.cheap_finishes`.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from pydantic import Field, model_validator
 from flowgrpo.schema.base import Strict
 from flowgrpo.training.weights.low_precision_copies import Copied
 
-CHECK = 10  # iterations between two measurements, where nothing else is said
+CHECK = 10  # default iterations between two measurements
 
 
 class Finish(Strict):
-    """How ODE steps are walked that only lead to a reward; a number alone is `steps`."""
+    """How to take the ODE steps that lead only to a reward; a number alone is `steps`."""
 
     steps: int | None = Field(None, ge=1)
     """ODE steps at most, spread evenly over those that remain, coarser for fewer; null: all of them."""
@@ -36,12 +35,12 @@ class Finish(Strict):
 
     @property
     def cheap(self) -> bool:
-        """Whether other numbers come out than the network's own."""
+        """Return whether the numbers differ from the network's own."""
         return self.dtype is not None
 
     @property
     def every(self) -> int:
-        """Iterations between two measurements; 0 for none."""
+        """Return the iterations between two measurements; 0 for none."""
         if self.check is None:
             return CHECK if self.cheap else 0
         return self.check

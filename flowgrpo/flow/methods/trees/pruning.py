@@ -1,14 +1,14 @@
-"""Which edges leave the update: BranchGRPO's prunings (arXiv 2509.06040), by whole chains.
+"""BranchGRPO's prunings (arXiv 2509.06040): remove whole chains from the update.
 
-A *chain* is the unbranched rest of a trajectory below its last split; the split's own edges are no part of it. Rollout,
-rewards and advantages are as without pruning. Each rule keeps equally many edges whatever the rewards, so that all
-processes keep in step.
+A *chain* is the unbranched rest of a trajectory below its last split, without the split's own edges. Rollout, rewards and
+advantages are as without pruning. Each rule keeps the same number of edges whatever the rewards, so that all processes stay
+in step.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from flowgrpo.flow.methods.credit.rules import left_by, trunk_ends
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def parent_top1(tree: Tree, advantages: Tensor) -> Tensor:
-    """Keep the best of the chains that leave one split; return whether (nodes,) the edge to each node stays.
+    """Keep the best of the chains below one split; return whether (nodes,) the edge to each node stays.
 
-    The paper's rule. The released code keeps the first half of every chain instead, for advantages along it are equal.
+    The paper's rule. The released code keeps the first half of every chain instead, since advantages along it are equal.
 
     Args:
         advantages: (nodes,) of the edge to each node; NaN where its reward was lost.
@@ -51,11 +51,8 @@ def extremes(tree: Tree, advantages: Tensor, fraction: float) -> Tensor:
 
 
 def chains(tree: Tree) -> list[list[int]]:
-    """For each leaf the edges below its last split, last first."""
-    children = torch.zeros(len(tree.nodes), dtype=torch.long)
-    for node in tree.nodes:
-        if node.parent is not None:
-            children[node.parent] += 1
+    """Return for each leaf the edges below its last split, last first."""
+    children = Counter(node.parent for node in tree.nodes)
     every = []
     for index in trunk_ends(tree):
         line = tree.ancestry(tree.leaves[index])
@@ -64,7 +61,7 @@ def chains(tree: Tree) -> list[list[int]]:
 
 
 def _ranked(group: list[list[int]], advantages: Tensor) -> list[list[int]]:
-    """Best first, ties in order of growth; chains whose reward was lost are neither good nor bad: in the middle."""
+    """Sort chains best first, ties in order of growth, with chains of lost reward in the middle."""
     known = [chain for chain in group if not advantages[chain[-1]].isnan()]
     lost = [chain for chain in group if advantages[chain[-1]].isnan()]
     known.sort(key=lambda chain: -float(advantages[chain[-1]]))
