@@ -93,10 +93,7 @@ def test_brush_costs_a_trunk_and_an_ode_tail_per_child(branches, seeds, evaluati
     assert Counter(node.step - 1 for node in edges_of(tree, trained=True)) == counts
 
 
-@pytest.mark.parametrize(
-    ("finish", "evaluations"),
-    [(1, 63), (2, 111), (5, 219), (9, 279), (20, 279)],
-)
+@pytest.mark.parametrize(("finish", "evaluations"), [(1, 63), (2, 111), (5, 219), (9, 279), (20, 279)])
 def test_brush_may_finish_its_branches_in_fewer_steps(finish, evaluations):
     tree, evaluated = grown(brush([SDE] * 10, [6] * 9 + [0], finish))
     assert evaluated == evaluations == 9 + 6 * sum(min(finish, left) for left in range(1, 10))
@@ -132,10 +129,9 @@ def test_the_trunk_of_a_brush_is_deterministic_and_never_decoded(last):
 @pytest.mark.parametrize("last_step", ["ode", "sde"])
 def test_branches_share_what_comes_before_their_split(splits, evaluations, edges, last_step):
     stochastic = range(20 if last_step == "sde" else 19)
-    tree, evaluated = grown(
-        branch([SDE] * 20, splits, 2, stochastic=stochastic, trained=stochastic, sibling_strength=4.0, noise_scale=1.0),
-        num_steps=20,
-    )
+    noises = {"sibling_strength": 4.0, "noise_scale": 1.0}
+    plan = branch([SDE] * 20, splits, 2, stochastic=stochastic, trained=stochastic, **noises)
+    tree, evaluated = grown(plan, num_steps=20)
     assert evaluated == evaluations
     assert len(edges_of(tree)) == edges == len(tree.nodes) - 1
     assert len(edges_of(tree, trained=True)) == (edges if last_step == "sde" else edges - 16)

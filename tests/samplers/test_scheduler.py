@@ -63,16 +63,9 @@ def test_a_slice_of_a_table_that_the_pipeline_cuts_counts_from_the_cut():
 def test_the_sigmas_really_used_at_shift_3():
     ours = FlowSDEScheduler(shift=3.0)
     ours.set_timesteps(10)
-    # diffusers shifts its last sigma twice; these are the sigmas at which the reference steps of sde_steps.json were taken
-    known = {
-        1: 0.9601293206214905,
-        2: 0.9133489727973938,
-        5: 0.7072784900665283,
-        6: 0.602150559425354,
-        9: 0.008928571827709675,
-    }
-    for step, sigma in known.items():
-        assert ours.sigmas[step].item() == pytest.approx(sigma, abs=1e-7)
+    # Diffusers shifts its last sigma twice; at these sigmas the reference steps of sde_steps.json were taken.
+    known = [0.9601293206214905, 0.9133489727973938, 0.7072784900665283, 0.602150559425354, 0.008928571827709675]
+    assert ours.sigmas[[1, 2, 5, 6, 9]].tolist() == pytest.approx(known, abs=1e-7)
 
 
 def test_a_unipc_config_hands_its_flow_shift_over():
@@ -105,9 +98,14 @@ def test_the_ode_kernel_is_the_stock_pipeline_bit_for_bit(name):
     assert torch.equal(pipe(**call, generator=torch.Generator().manual_seed(3)).images, stock)
 
 
-def test_slices_add_up_to_the_whole():
+def pipeline(**options):
     pipe = tiny.sd3()
-    pipe.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel="ode")
+    pipe.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, **options)
+    return pipe
+
+
+def test_slices_add_up_to_the_whole():
+    pipe = pipeline(kernel="ode")
     call = {**tiny.CALLS["sd3"], "prompt": ["a red circle"], "output_type": "latent"}
     whole = pipe(**call, generator=torch.Generator().manual_seed(3)).images
     pipe.scheduler.restrict(range(0))
@@ -115,16 +113,14 @@ def test_slices_add_up_to_the_whole():
     for steps in (range(1), range(1, 3), range(3, 4)):
         pipe.scheduler.restrict(steps)
         latents = pipe(**call, latents=latents).images
-        assert [step.sigma for step in pipe.scheduler.history] == pipe.scheduler.noise_levels[
-            steps.start : steps.stop
-        ].tolist()
-        assert pipe.scheduler.sigmas.tolist() == pipe.scheduler.noise_levels[steps.start :].tolist()
+        levels = pipe.scheduler.noise_levels.tolist()
+        assert [step.sigma for step in pipe.scheduler.history] == levels[steps.start : steps.stop]
+        assert pipe.scheduler.sigmas.tolist() == levels[steps.start :]
     assert torch.equal(latents, whole)
 
 
 def test_own_sigmas_are_walked_when_given():
-    pipe = tiny.sd3()
-    pipe.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel="ode")
+    pipe = pipeline(kernel="ode")
     pipe.scheduler.restrict((0.75, 0.5, 0.0))
     pipe(**tiny.CALLS["sd3"], prompt=["a red circle"], output_type="latent")
     assert [(step.sigma, step.sigma_next) for step in pipe.scheduler.history] == [(0.75, 0.5), (0.5, 0.0)]
@@ -133,8 +129,7 @@ def test_own_sigmas_are_walked_when_given():
 
 @pytest.mark.parametrize("kernel", ["flow_sde", "dance_sde", "cps"])
 def test_history_holds_what_was_drawn_and_the_last_step_is_ode(kernel):
-    pipe = tiny.sd3()
-    pipe.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel=kernel)
+    pipe = pipeline(kernel=kernel)
     pipe.scheduler.generator = torch.Generator().manual_seed(1)
     image = pipe(**tiny.CALLS["sd3"], prompt=["a red circle"], output_type="latent").images
     history = pipe.scheduler.history
@@ -149,17 +144,17 @@ def test_history_holds_what_was_drawn_and_the_last_step_is_ode(kernel):
 
 
 def test_the_noise_level_and_the_generator_rule_the_noise():
-    pipe = tiny.sd3()
-    call = {**tiny.CALLS["sd3"], "prompt": ["a red circle"], "output_type": "latent"}
+    pipe, call = tiny.sd3(), {**tiny.CALLS["sd3"], "prompt": ["a red circle"], "output_type": "latent"}
 
     def image(level, seed):
         pipe.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel="cps", noise_level=level)
         pipe.scheduler.generator = torch.Generator().manual_seed(seed)
         return pipe(**call, generator=torch.Generator().manual_seed(0)).images
 
-    assert torch.equal(image(0.8, 1), image(0.8, 1))
-    assert not torch.equal(image(0.8, 1), image(0.8, 2))
-    assert not torch.equal(image(0.8, 1), image(0.4, 1))
+    first = image(0.8, 1)
+    assert torch.equal(first, image(0.8, 1))
+    assert not torch.equal(first, image(0.8, 2))
+    assert not torch.equal(first, image(0.4, 1))
     assert torch.equal(image(0.0, 1), image(0.0, 2))
 
 

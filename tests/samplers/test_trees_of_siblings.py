@@ -39,16 +39,8 @@ def test_siblings_share_noise_of_their_parent_and_of_nothing_else(strength):
 
 def test_siblings_share_noise_tensor_by_tensor():
     roots, (video,) = batch(groups=1, size=1, shape=(100_000,))
-    tree = grow(
-        split_step_split(sibling_strength=1.0),
-        SIGMAS,
-        roots,
-        (video, video),
-        Field(),
-        address_noise,
-        4,
-        keep_means=True,
-    )
+    plan, start = split_step_split(sibling_strength=1.0), (video, video)
+    tree = grow(plan, SIGMAS, roots, start, Field(), address_noise, 4, keep_means=True)
     (edges,) = tree.evaluations[0].trained
     std = 0.3 * math.sqrt(SIGMAS[0] - SIGMAS[1])
     first, second = ((x - mean) / std for x, mean in zip(edges.next_state, edges.mean, strict=True))

@@ -9,7 +9,6 @@ from flowgrpo.flow.methods.credit.rules import Depthwise, DiscountedValue, Sibli
 from flowgrpo.flow.methods.kernel import CPS, DDIMSDE, DanceSDE, FlowSDE, Manifold, Ode
 from flowgrpo.flow.methods.likelihood import Elbo, Trajectory
 from flowgrpo.flow.methods.objectives.distill import Distill
-from flowgrpo.flow.methods.objectives.kl_mask import KlMask
 from flowgrpo.flow.methods.objectives.matching import (
     Centred,
     Gradient,
@@ -22,7 +21,7 @@ from flowgrpo.flow.methods.objectives.matching import (
     VelocityTarget,
 )
 from flowgrpo.flow.methods.objectives.path_objectives import PrefixRatio
-from flowgrpo.flow.methods.objectives.policy_gradient import Clip, NormalisedRatio, PolicyGradient, SoftGate
+from flowgrpo.flow.methods.objectives.policy_gradient import Clip, KlMask, NormalisedRatio, PolicyGradient, SoftGate
 from flowgrpo.flow.methods.trees.adaptive import Adaptive
 from flowgrpo.flow.methods.trees.custom_tree import Custom
 from flowgrpo.flow.methods.trees.tree import Branch, BranchWindow, Brush, Chain, Twigs, Window

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -46,11 +46,7 @@ class Stochastic(Choice):
         level: float | list[float]  # each kernel gives bounds and a default
 
     def kernels(self, num_steps: int, levels: Sequence[float] | None = None) -> tuple[Kernel, ...]:
-        """Return the kernel of each step, by calibrated `levels` in place of `level` if given.
-
-        Raises:
-            InputError: there are not as many levels as steps.
-        """
+        """Return the kernel of each step; raise InputError if there are not as many (calibrated) levels as steps."""
         level = self.level if levels is None else levels
         each = [level] * num_steps if isinstance(level, float) else list(level)
         if len(each) == num_steps - 1:
@@ -66,19 +62,12 @@ class Stochastic(Choice):
 class Ode(Choice):
     """No noise: the probability flow, for rollouts that train on final samples (likelihood elbo)."""
 
+    log_prob: ClassVar[str] = "mean"  # not used
+    calibrate: ClassVar[None] = None
+
     name: Literal["ode"] = "ode"
     solver: Literal["euler", "dpm2", "unipc"] = "euler"
     """euler; or a multistep solver of diffusers, dpm2 (DPM-Solver++ of second order) or unipc, at one evaluation a step."""
-
-    @property
-    def log_prob(self) -> str:
-        """Return the default form, which is not used."""
-        return "mean"
-
-    @property
-    def calibrate(self) -> None:
-        """Return None: there is no level to search."""
-        return
 
     def kernels(self, num_steps: int, levels: Sequence[float] | None = None) -> tuple[Kernel, ...]:
         """Return the kernel of each step."""
@@ -109,8 +98,7 @@ class DanceSDE(Stochastic):
 class Preserving(Stochastic):
     """Options of kernels that keep the coefficients of the flow; a level is at most 1.
 
-    Their noise shrinks with sigma. An averaged log-probability divides by it, so steps near the data would outweigh all
-    others; therefore `log_prob` is the form that CPS was released with.
+    Their noise shrinks with sigma, so averaged log-probabilities near the data would outweigh all others.
     """
 
     log_prob: Literal["mean", "sum", "constant_free"] = "constant_free"

@@ -154,15 +154,7 @@ class Elbo(Likelihood):
         return -weighted_error(self.weight, error, sigma, self.power)
 
     def sigmas(self, schedule: Sequence[float], *address: Any) -> list[float]:
-        """Return the noise levels of a sample's draws, or of a group's.
-
-        Args:
-            schedule: sigmas of the sampler, from noise to 0.
-            address: of the draw, see `samplers.noise`.
-
-        Raises:
-            InputError: the schedule has too few steps.
-        """
+        """Return the noise levels of a sample's or a group's draws, at an address of `samplers.noise`."""
         random = noise.generator(*address)
         first, end = self.span(len(schedule) - 1)
         draws = self.draws or max(end - first - 1, 1)

@@ -121,11 +121,9 @@ def check_paths(config: Any) -> None:
 def check_stored(config: Any) -> None:
     """Refuse settings of a run on stored samples (`data.groups`) that need samples of its own, by an InputError.
 
-    A method may anchor at the reference, which may have made the samples, or at the live policy, where the ratio is 1. It
-    may not anchor at an old policy that follows the live one: that policy made none of the samples, so a ratio to it would
-    weigh them arbitrarily, and the mirror image of a velocity about its own would not be a negative of the samples' law. A
-    snapshot of the live policy may be the anchor where it is also the sampler: it adds a sample of its own to each stored
-    one.
+    The anchor may be the reference, which may have made the samples, or the live policy, where the ratio is 1. It may not
+    be an old policy that follows the live one: that policy made none of the samples, so a ratio to it would weigh them
+    arbitrarily. A snapshot of the live policy may be the anchor where it also adds a sample to each stored one.
     """
     train, likelihood = config.train, config.algorithm.likelihood
     if likelihood.name != "elbo":
@@ -160,8 +158,7 @@ def check_stored(config: Any) -> None:
 def guidance_warnings(config: Any, branches: int) -> list[str]:
     """Return a warning where guidance and the likelihood of final samples do not go together, else [].
 
-    Args:
-        branches: evaluations of a step for one sample, as `model.call` guides.
+    `branches` are the evaluations of a step for one sample, as `model.call` guides.
     """
     if config.algorithm.likelihood.name != "elbo" or branches == 1:
         return []

@@ -109,11 +109,7 @@ _ROWS: dict[str, PresetRow] = {
     "mc_grpo": {**_FAST, "baseline": {"name": "median"}},
     # GRPO-Guard: arXiv 2510.22319, and the OCR and GenEval configs of its code (4e-6 for PickScore with HPS).
     # 1. The last step is ODE, as in flow_grpo.
-    "grpo_guard": {
-        **_SHARED,
-        "baseline": _PLAIN_STD,
-        "objective": {"name": "normalised_ratio", "clip_range": 2e-6},
-    },
+    "grpo_guard": {**_SHARED, "baseline": _PLAIN_STD, "objective": {"name": "normalised_ratio", "clip_range": 2e-6}},
     # TempFlow-GRPO: arXiv 2508.04324 and its code. A group of 24 is 4 seeds of 6 branches.
     # 1. Step weights are computed from the trained steps, where the code has 2.25, their value for SD3.5.
     # 2. The last step is ODE and no branch leaves it; the code branches there too and does not train it.

@@ -1,7 +1,7 @@
 """Numbers that the source of each preset sets around its method, as configuration keys and values.
 
-A run does not use them, except those of `presets.BESIDE`; `flowgrpo plan` shows them beside the run's. `AROUND` are the keys
-that every source is checked for, `NOT_SAID` those that a source does not give. Our own presets have neither.
+A run does not use them, except those of `presets.BESIDE`; `flowgrpo plan` shows them beside the run's. `AROUND` are the
+keys that every source is checked for, `NOT_SAID` those that a source does not give. Our own presets have neither.
 
 Groups and optimizer steps that a source counts for each GPU are multiplied by its script's number of GPUs. The code of
 Flow-GRPO and of DGPO moves its average once for each of two micro-batches of an optimizer step: by 0.81 in place of 0.9.
@@ -68,10 +68,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "dense_grpo": _loop(steps=10, group_size=24, rate=3e-4),  # and a global batch of 144
     "stepwise_flow_grpo": _loop(steps=10),
     "vgpo": _loop(steps=10),
-    "sage_grpo": {
-        **_guided(6.0),
-        **_loop(steps=20, groups=16, group_size=4, updates=1, rate=1e-5, norm=1.0, ema=None),
-    },
+    "sage_grpo": {**_guided(6.0), **_loop(steps=20, groups=16, group_size=4, updates=1, rate=1e-5, norm=1.0, ema=None)},
     "ctpo": _loop(groups=512, group_size=8, updates=16, split="groups", rate=1e-6),  # the loop of a language model
     "flow_dppo": {
         **_loop(steps=10, groups=48, group_size=16, updates=2, rate=3e-4),

@@ -62,16 +62,10 @@ PRESETS: dict[str, PresetRow] = {
         "objective": {"name": "proximal", "kl": _kl(1e-4)},
     },
     # GRPO of final samples, of the same study, whose code has it and no script that runs it: its loop is not said.
-    "elbo_grpo": {
-        **_BY_DPM2,
-        "objective": {"name": "clip", "clip_range": 1e-3, "kl": _kl(1e-4)},
-    },
+    "elbo_grpo": {**_BY_DPM2, "objective": {"name": "clip", "clip_range": 1e-3, "kl": _kl(1e-4)}},
     # DiffusionNFT: arXiv 2509.16117 and its code, the default config (OCR has beta 0.1 and the decay 0 for 75 steps, then
     # rising by 0.0075 to 0.999; several rewards have beta 0.1).
-    "nft": {
-        **_BY_DPM2,
-        "objective": {"name": "two_branch", "beta": 1.0, "kl": _kl(1e-4)},
-    },
+    "nft": {**_BY_DPM2, "objective": {"name": "two_branch", "beta": 1.0, "kl": _kl(1e-4)}},
     # Sol-RL: arXiv 2604.06916 and its code in NVlabs/Sana; the configs of SD3.5 and FLUX.1 were read in a fork. DiffusionNFT
     # on drafts: `train.draft` is part of the row.
     # 1. The draft is by the run's own network, by Euler's method; there in NVFP4 and by dpm2.
@@ -126,20 +120,12 @@ PRESETS: dict[str, PresetRow] = {
     # Reward-weighted regression: train_sd3_sft of Flow-GRPO's code, where no released config chooses it. Nothing bounds the
     # push away of a negative reward.
     # 1. The reference that samples stays; there it can be copied every few optimizer steps.
-    "rwr": {
-        **_BY_NOISE,
-        "baseline": _UNCUT,
-        "objective": {"name": "gradient", "ratio": False},
-    },
+    "rwr": {**_BY_NOISE, "baseline": _UNCUT, "objective": {"name": "gradient", "ratio": False}},
     # Fine-tuning on the best of each group: the same script.
     # 1. A group of equal rewards is left out; there all of it is trained on.
     # 2. The mean of the loss is over the best alone; there over all samples, of which the others add 0.
     # 3. as 1. of rwr.
-    "sft_best": {
-        **_BY_NOISE,
-        "baseline": {"name": "best"},
-        "objective": {"name": "gradient", "ratio": False},
-    },
+    "sft_best": {**_BY_NOISE, "baseline": {"name": "best"}, "objective": {"name": "gradient", "ratio": False}},
     # Online DPO: train_sd3_dpo of Flow-GRPO's code.
     # 1. The reference is copied every 40 optimizer steps, as a comment of its config has it for the online form; the config
     #    itself copies it never.

@@ -1,4 +1,4 @@
-"""The trees of a rollout as a run keeps them: of every node its preview, and what the edge that led there earned."""
+"""The trees of a rollout as a run keeps them: each node's preview, and the credit of its edge."""
 
 from __future__ import annotations
 
@@ -21,18 +21,12 @@ Fields = dict[str, Any]  # of a `KeptNode`
 def parts(
     config: Config, combination: Combination, batch: Batch, credited: Credited, *, iteration: int, names: Iterable[str]
 ) -> list[KeptTree]:
-    """What this process has of the trees that are kept of an iteration; nothing of one without previews.
-
-    Args:
-        combination: of the rewards, into what is trained on.
-        credited: what the update trains on.
-        names: of the rewards.
-    """
+    """Return this process's part of the kept trees of an iteration; [] without previews."""
     by_group: dict[int, list[StatePreview]] = defaultdict(list)
     for each in batch.previews:
         by_group[each.root.group].append(each)
     earned = _earned(batch, credited, {each.node for each in batch.previews})
-    found = []
+    trees = []
     for group, own in by_group.items():
         nodes = []
         for each in own:
@@ -43,21 +37,22 @@ def parts(
             sigma = batch.tree.sigmas[each.step]
             nodes.append(KeptNode(parent=each.parent, step=each.step, sigma=sigma, twig=twig, **fields))
         height, width = next(each.picture.shape[:2] for each in own if each.picture is not None)
-        tree = KeptTree(
-            step=iteration + 1,
-            group=group,
-            prompt=own[0].root.row.prompt,
-            sigmas=tuple(batch.tree.sigmas),
-            names=tuple(names),
-            size=(width, height),
-            nodes=tuple(nodes),
+        trees.append(
+            KeptTree(
+                step=iteration + 1,
+                group=group,
+                prompt=own[0].root.row.prompt,
+                sigmas=tuple(batch.tree.sigmas),
+                names=tuple(names),
+                size=(width, height),
+                nodes=tuple(nodes),
+            )
         )
-        found.append(tree)
-    return found
+    return trees
 
 
 def _seen(each: StatePreview, combination: Combination) -> Fields:
-    """What is known of a state itself."""
+    """Return the fields of a state itself."""
     fields: Fields = {"estimated": each.estimated}
     if each.parent is None:
         fields["seed"] = each.root.row.seed
@@ -70,10 +65,7 @@ def _seen(each: StatePreview, combination: Combination) -> Fields:
 
 
 def _earned(batch: Batch, credited: Credited, kept: Collection[int | None]) -> dict[int, Fields]:
-    """Fields of a `KeptNode` by the node that each kept edge leads to: how it was drawn, and what came of it.
-
-    Where final samples are trained on, the credit is that of the edge that led to each.
-    """
+    """Return the fields of each kept edge by its node: how it was drawn, and its credit."""
     tree, units, noised = batch.tree, credited.units, credited.noised
     found: dict[int, Fields] = {}
     for evaluation in tree.evaluations:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class Nested(Credit):
     """Give each edge the mean reward of the ends below it; compare it with its depth, with families above and with siblings.
 
-    The mean of a set leaves out the edge's own leaves (`training.advantages.comparison_sets.nested_leave_one_out`). A mean
-    that includes them, n of N, would scale the edge's gradient by 1 - n / N: by 0.5 at the first split of one binary tree,
-    and by 0.94 at its fourth. A weight of 0 leaves a comparison out. Needs the baseline leave_one_out.
+    The mean of a set leaves out the edge's own leaves (`training.advantages.comparison_sets.nested_leave_one_out`). With
+    these, n of N, it would scale the edge's gradient by 1 - n / N: by 0.5 at the first split of one binary tree, by 0.94 at
+    its fourth. A weight of 0 leaves a comparison out. Needs the baseline leave_one_out.
     """
 
     name: Literal["nested"] = "nested"
@@ -76,8 +76,7 @@ def subtree_means(tree: Tree, rewards: Tensor) -> Tensor:
 def _families(tree: Tree, edges: list[int], between: float) -> list[list[int]]:
     """Return the nodes above each edge's state that root a family: its start, and each child of an earlier split.
 
-    All lists have one length, padded by -1, which depends on the schedule alone, since processes join theirs. It is 0 if
-    `between` is.
+    Lists are padded by -1 to a length that depends on the schedule alone, since processes join theirs; 0 if `between` is.
     """
     if not between:
         return [[] for _ in edges]
@@ -95,11 +94,7 @@ def _families(tree: Tree, edges: list[int], between: float) -> list[list[int]]:
 
 
 def _kin(tree: Tree, edges: list[int]) -> tuple[list[tuple[int, int]], list[float]]:
-    """Return the (state, move) of each edge, equal for kin, and the covariance of the noise of kin.
-
-    Raises:
-        InputError: kin have the same noise.
-    """
+    """Return the (state, move) of each edge, equal for kin, and the covariance of the noise of kin."""
     kin: dict[int, tuple[int, int]] = {}
     alike: dict[int, float] = {}
     for evaluation in tree.evaluations:

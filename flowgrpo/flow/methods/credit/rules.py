@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
@@ -35,13 +35,10 @@ class Credit(Choice):
 
     @abstractmethod
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
-        """Return the units of a scored tree: the values to compare, and the unit of each edge.
+        """Return the units of a scored tree; raise InputError if the rule needs another tree.
 
         Args:
             reward_weights: (R,) weights of the rewards' sum.
-
-        Raises:
-            InputError: the rule needs another tree.
         """
 
 
@@ -87,15 +84,15 @@ class Siblings(Credit):
 
     @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
-        value = state_values(tree, rewards)
+        values, known = state_values(tree, rewards)
         edges = stochastic_edges(tree)
-        if not all(value.known[i] for i in edges):
+        if not all(known[i] for i in edges):
             raise InputError(
                 "algorithm.credit: siblings needs a tree whose branches are finished by ODE, such as brush"
             )
         nodes = [tree.nodes[i] for i in edges]
         comparison = [(node.root.group, node.root.index if self.within == "seed" else 0, node.step) for node in nodes]
-        units = edge_units(tree, edges, value.of[edges], comparison)
+        units = edge_units(tree, edges, values[edges], comparison)
         if self.weights == "edges":
             return units
         states = torch.tensor([node.parent for node in nodes])
@@ -157,15 +154,15 @@ class StepGain(Credit):
 
     @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
-        value = state_values(tree, rewards)
+        values, known = state_values(tree, rewards)
         edges = stochastic_edges(tree)
         parents = [left_by(tree, i) for i in edges]
-        if not all(value.known[i] for i in (*edges, *parents)):
+        if not all(known[i] for i in (*edges, *parents)):
             raise InputError(
                 "algorithm.credit: step_gain needs a value of every state, take the tree twigs with root: true"
             )
         comparison = [(tree.nodes[i].root.group, tree.nodes[i].step if self.compare == "step" else 0) for i in edges]
-        return edge_units(tree, edges, value.of[edges] - value.of[parents], comparison)
+        return edge_units(tree, edges, values[edges] - values[parents], comparison)
 
 
 class DiscountedValue(Credit):
@@ -189,9 +186,9 @@ class DiscountedValue(Credit):
 
     @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
-        value = state_values(tree, rewards)
+        values, known = state_values(tree, rewards)
         edges = stochastic_edges(tree)
-        if not all(value.known[i] for i in edges):
+        if not all(known[i] for i in edges):
             raise InputError("algorithm.credit: discounted_value needs a value of every state, take the tree twigs")
         chains: dict[int, list[int]] = {}  # by last edge
         extended: set[int] = set()
@@ -201,7 +198,7 @@ class DiscountedValue(Credit):
                 raise InputError("algorithm.credit: discounted_value needs chains, take the tree twigs")
             extended.add(parent)
             chains[i] = [*chains.pop(parent, []), i]
-        quality = value.of.clone()
+        quality = values.clone()
         for line in chains.values():
             for i, following in reversed(list(pairwise(line))) if self.discount else ():
                 quality[i] += self.discount * quality[following]
@@ -216,16 +213,8 @@ class DiscountedValue(Credit):
         return replace(units, weight=weight[edges], anchor=torch.tensor(anchored, dtype=torch.float64))
 
 
-@dataclass(frozen=True)
-class StateValues:
-    """Values `of` (nodes, R) of a tree's nodes, valid where `known` (nodes,)."""
-
-    of: Tensor
-    known: Tensor
-
-
-def state_values(tree: Tree, rewards: Tensor) -> StateValues:
-    """Return each node's value: the reward of the sample that ODE leads to, of a twig before that of the trunk."""
+def state_values(tree: Tree, rewards: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each node's value (nodes, R), the reward at the end of its ODE twig or trunk, and if it has one (nodes,)."""
     source = {node: leaf for leaf, node in enumerate(tree.leaves)}  # node -> the leaf whose reward is its value
     stochastic, by_twig = set(stochastic_edges(tree)), set()
     for i in range(len(tree.nodes) - 1, -1, -1):  # children before parents
@@ -235,11 +224,11 @@ def state_values(tree: Tree, rewards: Tensor) -> StateValues:
         source[node.parent] = source[i]
         if node.role == trees.TWIG:
             by_twig.add(node.parent)
-    of = torch.full((len(tree.nodes), rewards.shape[1]), torch.nan, dtype=torch.float64)
+    values = torch.full((len(tree.nodes), rewards.shape[1]), torch.nan, dtype=torch.float64)
     known = torch.zeros(len(tree.nodes), dtype=torch.bool)
     nodes = list(source)
-    of[nodes], known[nodes] = rewards[list(source.values())].double(), True
-    return StateValues(of, known)
+    values[nodes], known[nodes] = rewards[list(source.values())].double(), True
+    return values, known
 
 
 def trunk_ends(tree: Tree) -> list[int]:
@@ -314,13 +303,8 @@ def calibrated(
 ) -> list[float]:
     """Return the noise levels (T,) after one round of DenseGRPO's calibration (arXiv 2601.20218, Algorithm 1).
 
-    Where the counts of positive and negative gains differ by fewer than `difference`, the level rises by its step. Elsewhere
-    it falls by its step, but not below the step. A step without gains is deterministic and keeps its level.
-
-    Args:
-        positive, negative: (T,) counts of gains at each step.
-        steps: (T,) change of each level.
-        highest: bound of the levels; 1 for cps and ddim_sde.
+    Where the counts (T,) of positive and negative gains differ by fewer than `difference`, the level rises by its step.
+    Elsewhere it falls by its step, but not below the step. A step without gains is deterministic and keeps its level.
     """
     moved, even = positive + negative > 0, (positive - negative).abs() < difference
     return [

@@ -87,9 +87,6 @@ class TwoBranch(OfSamples):
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        assert inputs.error is not None
-        assert inputs.anchor_error is not None
-        assert inputs.score is not None
         step = self.beta * (inputs.error - inputs.anchor_error)
         score, anchor = inputs.score, inputs.anchor_error
         good, bad = (-score(anchor + way) for way in (step, -step))
@@ -111,9 +108,6 @@ class VelocityTarget(OfSamples):
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        assert inputs.error is not None
-        assert inputs.anchor_error is not None
-        assert inputs.reference_error is not None
         aim = inputs.reference_error - self.scale * inputs.advantage[:, None] * inputs.anchor_error
         return (inputs.error - aim).square().mean(1)
 
@@ -136,7 +130,6 @@ class Centred(OfSamples):
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        assert inputs.centre is not None
         mean_ell, mean_r = inputs.centre
         ell = self.beta * (inputs.log_prob - inputs.old_log_prob - mean_ell)
         return self.most / self.beta * (ell - (optimality(inputs.advantage, self.most) - mean_r)).square()
@@ -167,7 +160,6 @@ class Coupled(OfSamples):
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        assert inputs.coefficient is not None
         return inputs.coefficient * inputs.log_prob
 
 
@@ -248,19 +240,14 @@ class GroupSigmoid(Coupled):
     def clipped(self, inputs: LossInputs) -> Tensor:
         if self.clip_range is None:
             return super().clipped(inputs)
-        ratio = bounded_exp(inputs.log_prob.detach() - _old_log_prob(inputs))
+        ratio = bounded_exp(inputs.log_prob.detach() - inputs.score(inputs.old_error))
         return clipped_ratio.clipped(ratio, inputs.advantage, *both_bounds(self.clip_range))
 
     @override
     def above(self, inputs: LossInputs) -> Tensor:
-        return super().above(inputs) if self.clip_range is None else inputs.log_prob > _old_log_prob(inputs)
-
-
-def _old_log_prob(inputs: LossInputs) -> Tensor:
-    """Return the log-probability (E,) of the samples under the old policy."""
-    assert inputs.score is not None
-    assert inputs.old_error is not None
-    return inputs.score(inputs.old_error)
+        if self.clip_range is None:
+            return super().above(inputs)
+        return inputs.log_prob > inputs.score(inputs.old_error)
 
 
 class PlackettLuce(Coupled):

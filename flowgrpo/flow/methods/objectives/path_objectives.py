@@ -20,7 +20,6 @@ def prefix_log_ratio(inputs: LossInputs) -> Tensor:
     It sums log_prob - old_log_prob over the trained steps of the path, including the edge (CTPO, arXiv 2605.07331, the
     ratio of a token's prefix). Earlier steps enter as constants: each of them has a loss of its own.
     """
-    assert inputs.earlier is not None
     return inputs.earlier + (inputs.log_prob - inputs.old_log_prob)
 
 
@@ -59,5 +58,4 @@ class PrefixRatio(PolicyGradient):
         return prefix_log_ratio(inputs) > 0
 
     def _bounds(self, inputs: LossInputs) -> tuple[Tensor, Tensor, Tensor]:
-        assert inputs.position is not None
         return path_bounds(inputs.position.to(inputs.log_prob), self.clip_range, power=self.power, dual=self.dual)

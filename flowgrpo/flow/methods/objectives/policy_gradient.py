@@ -6,7 +6,7 @@ import statistics
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import override
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 else:
     kernels = lazy("samplers.kernels")
 
+ABSENT: Any = None  # default of inputs that only some objectives need
 ClipRange = Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)]
 TrainedStep = tuple["Kernel", float, float]  # kernel, sigma, sigma_next
 
@@ -32,20 +33,16 @@ TrainedStep = tuple["Kernel", float, float]  # kernel, sigma, sigma_next
 class LossInputs:
     """Inputs of a loss: E edges of one evaluation, or E noised samples, each an edge here.
 
-    Gradients flow through `log_prob`, `mean`, `velocity` and `error`. Fields that the objective does not need are None.
+    Gradients flow through `log_prob`, `mean`, `velocity` and `error`.
 
     Attributes:
-        log_prob: (E,) of the stored next state, or of the sample, under the current policy.
-        old_log_prob: (E,) as the rollout recorded it; of a sample under the likelihood's anchor.
-        advantage: (E,)
+        old_log_prob: (E,) in the rollout; of a sample under the likelihood's anchor.
         mean, std: of the step; tensors (E, ...), and one number.
         step_size: sigma - sigma_next, positive.
         diffuses: whether std is g sqrt(step_size), see `samplers.kernels.Kernel`.
-        old_mean, reference_mean, reference_velocity: the same in the rollout, or under the reference.
         earlier: (E,) sum of the log ratios of the trained steps before each edge on its path, without gradient.
         position: (E,) int64, number of each edge among the trained steps of its path, from 1.
         error: (E, D) velocity minus its target, of a noised sample (likelihood elbo).
-        anchor_error, old_error, reference_error: the same under other policies, without gradient.
         score: function from an error to a log-probability (E,).
         coefficient: (E,) derivative of the loss in each log-probability, where samples are coupled.
         centre: means of the log ratio and of the optimality over the optimizer step.
@@ -55,29 +52,29 @@ class LossInputs:
     old_log_prob: Tensor
     advantage: Tensor
     mean: State | None = None
-    std: Tensor | None = None
-    step_size: float | None = None
+    std: Tensor = ABSENT
+    step_size: float = ABSENT
     velocity: State | None = None
     diffuses: bool = True
     old_mean: State | None = None
     reference_mean: State | None = None
     reference_velocity: State | None = None
-    earlier: Tensor | None = None
-    position: Tensor | None = None
-    error: Tensor | None = None
-    anchor_error: Tensor | None = None
-    old_error: Tensor | None = None
-    reference_error: Tensor | None = None
-    score: Callable[[Tensor], Tensor] | None = None
-    coefficient: Tensor | None = None
-    centre: tuple[float, float] | None = None
+    earlier: Tensor = ABSENT
+    position: Tensor = ABSENT
+    error: Tensor = ABSENT
+    anchor_error: Tensor = ABSENT
+    old_error: Tensor = ABSENT
+    reference_error: Tensor = ABSENT
+    score: Callable[[Tensor], Tensor] = ABSENT
+    coefficient: Tensor = ABSENT
+    centre: tuple[float, float] = ABSENT
 
 
 def noise_aware(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
     """Return the weight of each step: its std over their mean, TempFlow-GRPO's noise-aware weighting (2508.04324).
 
-    The gradient of an averaged or summed log-probability grows as 1 / std; this takes it back (`constant_free` is refused:
-    std is a factor there). The released code multiplies std by 2.25 for SD3.5, which is 1 / mean(std) of its trained steps.
+    It takes back the 1 / std in the gradient. The released code multiplies std by 2.25 for SD3.5, which is 1 / mean(std)
+    there.
     """
     stds = [kernels.slope(*step, sigma_cap)[1] for step in steps]
     return [std * len(stds) / sum(stds) for std in stds]
@@ -86,9 +83,9 @@ def noise_aware(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
 def equalised(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
     """Return the weight of each step: median of N over its N, SAGE-GRPO's equaliser (2603.21872).
 
-    N is the size of the gradient of the log-probability in the velocity (`samplers.kernels.pull`), the paper's |d mean / d
-    v| / std where it is averaged; so all steps pull alike. Without slope or noise the weight is 1. The median of an even
-    number of steps is the lower one in the middle, as in the released code.
+    N is `samplers.kernels.pull`, the paper's |d mean / d v| / std where the log-probability is averaged; so all steps pull
+    alike. Without slope or noise the weight is 1. Of an even number of steps the lower middle one is the median, as
+    released.
     """
     sizes = [kernels.pull(*step, sigma_cap) for step in steps]
     middle = statistics.median_low(sizes)
@@ -100,7 +97,6 @@ STEP_WEIGHTS = {"noise_aware": noise_aware, "equalised": equalised}
 
 def exact_kl(inputs: LossInputs) -> Tensor:
     """Return the KL (E,) of the step from the reference's, averaged over dimensions: mean (mu - mu_ref)^2 / (2 std^2)."""
-    assert inputs.std is not None
     return _mean_square(inputs.mean, inputs.reference_mean) / (2 * inputs.std**2)
 
 
@@ -110,14 +106,12 @@ def flow_grpo_kl(inputs: LossInputs) -> Tensor:
     For `flow_sde` s is g, without the step in std = g sqrt(h). For `cps` it is std, so the divergence is the exact one, as
     here for every kernel whose noise is not a diffusion over the step.
     """
-    assert inputs.step_size is not None
     return exact_kl(inputs) * (inputs.step_size if inputs.diffuses else 1.0)
 
 
 def velocity_kl(inputs: LossInputs) -> Tensor:
     """Return the squared distance (E,) of the velocities, averaged over dimensions."""
-    if inputs.error is not None:  # errors have the same target
-        assert inputs.reference_error is not None
+    if inputs.error is not None:
         return (inputs.error - inputs.reference_error).square().mean(1)
     return _mean_square(inputs.velocity, inputs.reference_velocity)
 
@@ -131,29 +125,8 @@ def previous_kl(inputs: LossInputs) -> Tensor:
     Of noised samples: the squared distance of the velocity from the old policy's.
     """
     if inputs.error is not None:
-        assert inputs.old_error is not None
         return (inputs.error - inputs.old_error).square().mean(1)
-    assert inputs.std is not None
     return _mean_square(inputs.mean, inputs.old_mean) / (2 * inputs.std**2)
-
-
-def hold(form: str, step: TrainedStep, sigma_cap: float) -> float:
-    """Return the curvature of a divergence in the velocity at a step: D times its second derivative in an element of v."""
-    if form == "velocity":
-        return 2.0
-    kernel, sigma, sigma_next = step
-    moved, std = kernels.slope(*step, sigma_cap)
-    over = sigma - sigma_next if form == "flow_grpo" and kernel.diffuses else 1.0
-    return (moved / std) ** 2 * over if std > 0 else 0.0
-
-
-def adapted(beta: float, kl: float, *, target: float, low: float, high: float) -> float:
-    """Return PPO's adaptive coefficient (arXiv 1707.06347, section 4): doubled above 1.5 target, halved below target / 1.5.
-
-    It stays in [low, high]. SAGE-GRPO adapts its coefficient between 1e-7 and 1e-5, by a rule that was not available.
-    """
-    beta = beta * 2 if kl > 1.5 * target else beta / 2 if kl < target / 1.5 else beta
-    return min(max(beta, low), high)
 
 
 class Divergence(Strict):
@@ -187,10 +160,15 @@ class Divergence(Strict):
         return self
 
     def adapted(self, beta: float, measured: float | None) -> float:
-        """Return the coefficient for the next iteration, from the last coefficient and the measured divergence."""
+        """Return the coefficient of the next iteration, from the last one and the measured divergence.
+
+        PPO's rule (arXiv 1707.06347, section 4): double it above 1.5 target, halve it below target / 1.5, within bounds.
+        SAGE-GRPO adapts its coefficient between 1e-7 and 1e-5, by a rule that was not available.
+        """
         if self.target is None or self.max_beta is None or measured is None:
             return beta
-        return adapted(beta, measured, target=self.target, low=self.beta, high=self.max_beta)
+        beta = beta * 2 if measured > 1.5 * self.target else beta / 2 if measured < self.target / 1.5 else beta
+        return min(max(beta, self.beta), self.max_beta)
 
 
 class PolicyGradient(Choice):
@@ -253,8 +231,14 @@ class PolicyGradient(Choice):
         return [kernels.pull(*step, sigma_cap) * weights[step] for step in steps]
 
     def holds(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
-        """Return the curvature of the divergence in the velocity at each trained step; see `hold`."""
-        return [hold(self.kl.form, step, sigma_cap) for step in steps]
+        """Return the curvature of the divergence at each trained step: D times its second derivative in an element of v."""
+
+        def curvature(kernel: Kernel, sigma: float, sigma_next: float) -> float:
+            moved, std = kernels.slope(kernel, sigma, sigma_next, sigma_cap)
+            over = sigma - sigma_next if self.kl.form == "flow_grpo" and kernel.diffuses else 1.0
+            return (moved / std) ** 2 * over if std > 0 else 0.0
+
+        return [2.0 if self.kl.form == "velocity" else curvature(*step) for step in steps]
 
     def divergence(self, inputs: LossInputs) -> Tensor:
         """Return the divergence (E,) in the chosen form."""
@@ -296,19 +280,12 @@ class Clip(Clipped):
     name: Literal["clip"] = "clip"
 
 
-def normalised_ratio(inputs: LossInputs) -> Tensor:
-    """Return GRPO-Guard's ratio (E,): exp((log_prob - old_log_prob + mean (mu - mu_old)^2 / (2 std^2)) std) (2510.22319).
-
-    For the averaged log-probability the exponent is mean (mu - mu_old) noise: without the bias that makes plain ratios
-    smaller than 1, and of equal variance at every step.
-    """
-    assert inputs.std is not None
-    bias = _mean_square(inputs.mean, inputs.old_mean) / (2 * inputs.std**2)
-    return bounded_exp((inputs.log_prob - inputs.old_log_prob + bias) * inputs.std)
-
-
 class NormalisedRatio(Clipped):
-    """GRPO-Guard: a clipped ratio of equal variance at every step; the loss is divided by the step's size."""
+    """GRPO-Guard (arXiv 2510.22319): a clipped ratio of equal variance at every step; its loss is divided by the step.
+
+    The ratio is exp((log_prob - old_log_prob + mean (mu - mu_old)^2 / (2 std^2)) std). For the averaged log-probability the
+    exponent is mean (mu - mu_old) noise, without the bias that makes plain ratios smaller than 1.
+    """
 
     likelihoods: ClassVar[Sequence[str]] = ("trajectory",)
 
@@ -323,7 +300,8 @@ class NormalisedRatio(Clipped):
 
     @override
     def ratio(self, inputs: LossInputs) -> Tensor:
-        return normalised_ratio(inputs)
+        bias = _mean_square(inputs.mean, inputs.old_mean) / (2 * inputs.std**2)
+        return bounded_exp((inputs.log_prob - inputs.old_log_prob + bias) * inputs.std)
 
     @override
     def pulls(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
@@ -335,8 +313,36 @@ class NormalisedRatio(Clipped):
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        assert inputs.step_size is not None
         return super().loss(inputs) / inputs.step_size
+
+
+class KlMask(PolicyGradient):
+    """Flow-DPPO (arXiv 2606.11025): -A ratio, and 0 where the step's KL from the rollout's reaches `limit`.
+
+    Only an edge whose ratio has moved the way of its advantage is stopped: above 1 where A > 0, below 1 where A < 0. An
+    edge that has moved the other way is still pulled back. The KL of two Gaussians of one std, averaged over dimensions, is
+    mean (mu - mu_old)^2 / (2 std^2). The released code averages it as well; the paper's is a sum.
+    """
+
+    likelihoods: ClassVar[Sequence[str]] = ("trajectory",)
+
+    name: Literal["kl_mask"] = "kl_mask"
+    limit: Positive = 1e-5
+    """KL of a step from the rollout's, averaged over dimensions, from which on the edge is stopped."""
+
+    @property
+    @override
+    def needs_old_means(self) -> bool:
+        return True
+
+    @override
+    def loss(self, inputs: LossInputs) -> Tensor:
+        return (-inputs.advantage * plain_ratio(inputs)).where(~self.clipped(inputs), 0.0)
+
+    @override
+    def clipped(self, inputs: LossInputs) -> Tensor:
+        gone = (inputs.log_prob - inputs.old_log_prob).detach() * inputs.advantage > 0
+        return (previous_kl(inputs).detach() >= self.limit) & gone
 
 
 class SoftGate(PolicyGradient):

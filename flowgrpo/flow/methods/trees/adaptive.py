@@ -9,8 +9,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.methods.trees.finish import Finish
-from flowgrpo.flow.methods.trees.tree import Rooted, divided
+from flowgrpo.flow.methods.trees.tree import Finish, Rooted, divided
 from flowgrpo.schema.imports.lazy import lazy
 
 if TYPE_CHECKING:
@@ -28,12 +27,7 @@ def neyman(variances: Sequence[float], costs: Sequence[float], budget: float) ->
 
     Neyman's allocation (J. R. Stat. Soc. 97, 1934): children - 1 in proportion to sqrt(variance / cost). From `LEAST` at
     each step, children are added one by one where they reduce the sum most for their cost, the earliest of equal steps
-    first.
-
-    Args:
-        variances: of the estimate from two children of each step; 0 where a step needs no more than `LEAST`.
-        costs: of a child of each step, above 0.
-        budget: for all children of a start, at least `LEAST` of each.
+    first. Variances are of the estimate from two children; the budget holds at least `LEAST` children of each step.
     """
     counts, left = [LEAST] * len(costs), budget - LEAST * sum(costs)
 
@@ -96,11 +90,7 @@ class Adaptive(Rooted):
         return plans.brush(kernels, [*profile, *[0] * (len(kernels) - len(profile))], self._steps)
 
     def first(self, kernels: Sequence[Kernel]) -> list[int]:
-        """Return the children of each stochastic step before any reward is known.
-
-        Raises:
-            InputError: the profile has another number of steps, or a child would cost nothing.
-        """
+        """Return the children of each stochastic step before any reward is known."""
         costs = self.costs(kernels)
         if self.profile is not None and len(self.profile) != len(costs):
             raise InputError(

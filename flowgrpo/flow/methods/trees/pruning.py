@@ -22,9 +22,7 @@ def parent_top1(tree: Tree, advantages: Tensor) -> Tensor:
     """Keep the best of the chains below one split; return whether (nodes,) the edge to each node stays.
 
     The paper's rule. The released code keeps the first half of every chain instead, since advantages along it are equal.
-
-    Args:
-        advantages: (nodes,) of the edge to each node; NaN where its reward was lost.
+    Advantages (nodes,) are of the edge to each node, NaN where its reward was lost.
     """
     by_split = defaultdict(list)
     for chain in chains(tree):
@@ -34,12 +32,7 @@ def parent_top1(tree: Tree, advantages: Tensor) -> Tensor:
 
 
 def extremes(tree: Tree, advantages: Tensor, fraction: float) -> Tensor:
-    """Keep the best and the worst `fraction` of a group's chains; return whether (nodes,) the edge to each node stays.
-
-    Args:
-        advantages: (nodes,) of the edge to each node; NaN where its reward was lost.
-        fraction: below half; 0.25 keeps every other chain.
-    """
+    """Keep the best and the worst `fraction` of a group's chains, below half; arguments and result as in `parent_top1`."""
     by_group = defaultdict(list)
     for chain in chains(tree):
         by_group[tree.nodes[chain[0]].root.group].append(chain)

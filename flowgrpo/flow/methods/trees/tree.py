@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.trees import pruning
-from flowgrpo.flow.methods.trees.finish import Finish
 from flowgrpo.schema.base import Choice, Positive, Strict
 from flowgrpo.schema.imports.heavy import Tensor
 from flowgrpo.schema.imports.lazy import lazy
+from flowgrpo.training.weights.low_precision_copies import Copied
 
 if TYPE_CHECKING:
     from samplers import noise, plans, schedule
@@ -24,6 +24,42 @@ else:
     noise = lazy("samplers.noise")
     plans = lazy("samplers.plans")
     schedule = lazy("samplers.schedule")
+
+CHECK = 10  # default iterations between two measurements
+
+
+class Finish(Strict):
+    """How to take the ODE steps of a branch or twig that lead only to a reward; a number alone is `steps`.
+
+    No gradient and no ratio passes there, so these steps may be cheap: an error is noise or bias of a reward. A run
+    measures how much of the siblings' order is left (`finish/rank_agreement`); see `flowgrpo.flow.rollouts.cheap_finishes`.
+    """
+
+    steps: int | None = Field(None, ge=1)
+    """ODE steps at most, spread evenly over those that remain, coarser for fewer; null: all of them."""
+    dtype: Copied | None = None
+    """Walk them by a copy of the linear layers in low precision: bfloat16, or a word of train.draft.precision, with which it
+    is shared; null: by the network as it is."""
+    check: int | None = Field(None, ge=0)
+    """Finish the first group exactly, too, and compare its rewards, each so many iterations, from the first on; 0: never.
+    null: 10 with a dtype, 0 without."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number(cls, written: Any) -> Any:
+        return {"steps": written} if isinstance(written, int) and not isinstance(written, bool) else written
+
+    @property
+    def cheap(self) -> bool:
+        """Return whether the numbers differ from the network's own."""
+        return self.dtype is not None
+
+    @property
+    def every(self) -> int:
+        """Return the iterations between two measurements; 0 for none."""
+        if self.check is None:
+            return CHECK if self.cheap else 0
+        return self.check
 
 
 class Rooted(Choice):
@@ -38,16 +74,7 @@ class Rooted(Choice):
 
     @abstractmethod
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        """Return the plan of one iteration.
-
-        Args:
-            kernels: one for each step of the schedule.
-            group_size: samples of a group, divided among its roots.
-            seed, iteration: address of all random draws.
-
-        Raises:
-            InputError: the options do not go with the schedule, the kernels or the size of a group.
-        """
+        """Return the plan of one iteration, for one kernel a step; `seed` and `iteration` address all random draws."""
 
     def roots(self, group_size: int) -> int:
         """Return the number of roots of a group; raise InputError if the size does not divide."""
@@ -83,10 +110,8 @@ class Chain(Rooted):
     """Chains that are stochastic at every step but the last.
 
     `steps` [0, -2] makes the last two steps ODE. Where a schedule ends just above 0, as SD3's at 0.0089, the very last step
-    would be scored but remove none of the noise of the step before.
-
-    DanceGRPO draws the trained steps for each sample. Here all samples of an iteration share them, so that evaluations are
-    trained whole and replay the rollout's log-probabilities exactly.
+    would be scored but remove none of the noise of the step before. DanceGRPO draws the trained steps for each sample; here
+    all samples of an iteration share them, so that evaluations are replayed whole and exactly.
     """
 
     name: Literal["chain"] = "chain"

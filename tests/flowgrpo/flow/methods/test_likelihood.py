@@ -103,22 +103,22 @@ def test_densities_cover_what_they_say():
     assert even == pytest.approx([round(x) for x in even], abs=1e-3)  # of the 1,000 steps of training, before the shift
 
 
-def test_noise_levels_near_the_data_are_drawn_down_to_a_thousandth():
+def test_noise_levels_near_the_data_are_drawn_down_to_a_thousandth_and_a_shift_moves_the_same_draws():
     """Of 3,000 uniform ones the smallest is at 0.0003 on average; of sigmas that a shift presses on 0 none is left below."""
     uniform = [s for i in range(30) for s in Elbo(times="uniform", draws=100).sigmas(SCHEDULE, i)]
     assert 0.001 <= min(uniform) < 0.005
-    assert Elbo(times="logit_normal", shift=1e-9, draws=3).sigmas(SCHEDULE, 0) == [0.001] * 3
-
-
-def test_a_shift_moves_the_same_draws():
-    plain, shifted = (Elbo(times="logit_normal", shift=shift, draws=6).sigmas(SCHEDULE, 1) for shift in (1.0, 4.0))
+    pressed, plain, shifted = (Elbo(times="logit_normal", shift=by, draws=6).sigmas(SCHEDULE, 1) for by in (1e-9, 1, 4))
+    assert pressed == [0.001] * 6
     assert [4 * s / (1 + 3 * s) for s in plain] == pytest.approx(shifted, rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"draws": 11}, r"algorithm\.likelihood\.draws: 11 of 10 steps cannot be drawn without repeats, take 10 or less"),
+        (
+            {"draws": 11},
+            r"algorithm\.likelihood\.draws: 11 of 10 steps cannot be drawn without repeats, take 10 or less",
+        ),
         ({"steps": [3, 12]}, r"algorithm\.likelihood\.steps: \[3, 12\] are not steps of the schedule, take \[0, 10\]"),
         ({"steps": [4, -6]}, r"algorithm\.likelihood\.steps: \[4, -6\] are not steps"),
     ],

@@ -74,11 +74,6 @@ def test_each_row_of_final_samples_sets_its_guidance_and_its_draft_unless_the_co
     assert (own == "pipeline") == (presets.PRESETS[preset]["likelihood"]["name"] == "trajectory")
 
 
-def test_a_trajectory_is_scored_as_it_was_walked():
-    with pytest.raises(InputError, match=r"^model.guidance: steps of a trajectory are scored as they were walked"):
-        validated({"model": {"path": "shapes", "guidance": "rollout"}})
-
-
 @pytest.mark.parametrize(
     ("guidance", "said"),
     [("pipeline", "un-learns guidance; take rollout"), ("none", "with none nft samples and trains")],
@@ -88,3 +83,5 @@ def test_a_guided_call_of_final_samples_is_warned_of(guidance, said):
     (sentence,) = likelihood_rules.guidance_warnings(config, 2)
     assert said in sentence
     assert likelihood_rules.guidance_warnings(config, 1) == []
+    with pytest.raises(InputError, match=r"^model.guidance: steps of a trajectory are scored as they were walked"):
+        validated({"model": {"path": "shapes", "guidance": "rollout"}})

@@ -12,8 +12,11 @@ from flowgrpo.flow.methods.presets import BESIDE, PRESETS
 from flowgrpo.flow.methods.published import PUBLISHED
 from flowgrpo.schema.choose import build_axes
 
-SAMPLES = json.loads((Path(__file__).parents[3] / "data" / "released_sample_configs.json").read_text())
-RELEASED = json.loads((Path(__file__).parents[3] / "data" / "released_flow_configs.json").read_text())
+SAMPLES, RELEASED = (
+    json.loads((Path(__file__).parents[3] / "data" / f"released_{kind}_configs.json").read_text())
+    for kind in ("sample", "flow")
+)
+EMA = ("decay", "interval", "warmup")
 
 
 def row(preset):
@@ -37,34 +40,30 @@ def test_a_row_has_the_numbers_of_the_released_config(preset):
         released.get("min_std", 0.0),
     )
     assert getattr(built["tree"], "size", None) == released.get("sde_window_size")
+    assert loop.get("model.call.guidance_scale") == released["guidance_scale"]
+    assert loop["model.guidance"] == ("pipeline" if released["guidance_scale"] else "none")
+    check_loop(loop, released)
+
+
+def check_loop(loop, released):
+    """The sizes, the rate and the average of a recorded config; its warm-up is the code's."""
     assert loop["model.call.num_inference_steps"] == released["num_steps"]
     assert (loop["train.groups"], loop["train.group_size"]) == (released["groups"], released["num_image_per_prompt"])
     assert (loop["train.updates"], loop.get("train.learning_rate")) == (
         released["updates"],
         released.get("learning_rate"),
     )
-    assert loop.get("model.call.guidance_scale") == released["guidance_scale"]
-    assert loop["model.guidance"] == ("pipeline" if released["guidance_scale"] else "none")
-    assert loop["train.ema"] == average(released)
-
-
-def average(released):
-    """The average of a recorded config; its warm-up is the code's."""
-    if "ema_decay" not in released:
-        return None
-    return {"decay": released["ema_decay"], "every": released["ema_interval"], "warmup": released["ema_warmup"]}
+    average = {word: released.get(f"ema_{key}") for word, key in zip(("decay", "every", "warmup"), EMA, strict=True)}
+    assert loop["train.ema"] == (average if "ema_decay" in released else None)
 
 
 @pytest.mark.parametrize("preset", SAMPLES)
 def test_a_row_of_final_samples_has_the_loop_of_the_released_config(preset):
     released, loop = SAMPLES[preset], PUBLISHED[preset]
-    assert loop["model.call.num_inference_steps"] == released["num_steps"]
+    check_loop(loop, released)
     assert loop["model.guidance"] == BESIDE[preset]["model.guidance"] == released["guidance"]
     assert loop.get("model.call.guidance_scale") == released.get("scale")
-    assert (loop["train.groups"], loop["train.group_size"]) == (released["groups"], released["num_image_per_prompt"])
-    assert (loop["train.updates"], loop["train.learning_rate"]) == (released["updates"], released["learning_rate"])
     assert loop["train.max_grad_norm"] == released["max_grad_norm"]
-    assert loop["train.ema"] == average(released)
     assert row(preset)["objective"].kl.beta == released["beta"]
 
 
@@ -103,8 +102,7 @@ def test_flow_dppo_has_the_steps_and_the_spread_of_unirl():
 
 
 def test_sol_rl_is_diffusion_nft_on_drafts():
-    assert {**PRESETS["sol_rl"], "likelihood": {**PRESETS["sol_rl"]["likelihood"], "draws": None}} == {
-        **PRESETS["nft"],
-        "likelihood": {**PRESETS["nft"]["likelihood"], "draws": None},
-    }
+    sol, nft = PRESETS["sol_rl"], PRESETS["nft"]
+    assert {**sol, "likelihood": {**sol["likelihood"], "draws": 6}} == sol
+    assert {**nft, "likelihood": {**nft["likelihood"], "draws": 6}} == sol
     assert BESIDE["sol_rl"]["train.draft"] == PUBLISHED["sol_rl"]["train.draft"]

@@ -40,10 +40,9 @@ def gradient(run, credited):
 @pytest.mark.parametrize("preset", ROWS)
 def test_a_rollout_keeps_nothing_but_where_it_ended(tmp_path, preset):
     run = run_of(tmp_path, preset)
-    batch, _ = rolled(run)
+    batch, again = (rolled(run)[0] for _ in range(2))
     assert all(e.state is None and not e.trained for e in batch.tree.evaluations)
     assert all(edges.next_state is None and edges.mean is None for e in batch.tree.evaluations for edges in e.edges)
-    again, _ = rolled(run)
     assert torch.equal(batch.tree.samples[0], again.tree.samples[0])
 
 
@@ -82,15 +81,15 @@ def test_a_ratio_to_the_live_policy_is_null_and_the_loss_is_told(tmp_path):
     assert [line[f"policy/{key}"] for key in ("mean_abs_log_ratio", "clip_fraction", "max_abs_log_ratio")] == [None] * 3
 
 
-def test_noise_and_noise_levels_are_those_of_any_batch(tmp_path):
-    run = run_of(tmp_path)
-    _, credited = rolled(run)
-    noised = credited.noised
+def test_noise_and_noise_levels_are_those_of_any_batch_and_states_lie_between_sample_and_noise(tmp_path):
+    noised = rolled(run_of(tmp_path))[1].noised
     whole = {}
     for call in noised.calls:
         (state,), target = noised.noised(call)
         for row, draw in enumerate(call.draws):
             whole[draw.leaf, draw.number] = (call.sigma, state[row], target[row])
+        clean = noised.tree.samples[0][[draw.leaf for draw in call.draws]]
+        torch.testing.assert_close(state, clean + call.sigma * target)
     alone = calls_of(noised.likelihood, noised.tree, torch.ones(12).bool(), micro_batch=1, address=noised.address)
     assert len(alone) == len(whole) == 12 * 5
     for call in alone:
@@ -99,23 +98,13 @@ def test_noise_and_noise_levels_are_those_of_any_batch(tmp_path):
         assert (sigma, state[0].tolist(), target[0].tolist()) == (call.sigma, other.tolist(), aim.tolist())
 
 
-def test_a_noised_state_lies_between_its_sample_and_its_noise(tmp_path):
-    _, credited = rolled(run_of(tmp_path))
-    noised = credited.noised
-    for call in noised.calls:
-        (state,), target = noised.noised(call)
-        clean = noised.tree.samples[0][[draw.leaf for draw in call.draws]]
-        torch.testing.assert_close(state, clean + call.sigma * target)
-
-
 def test_a_group_may_share_its_noise_and_its_noise_levels(tmp_path):
-    _, credited = rolled(run_of(tmp_path, likelihood={"noise": "group"}))
-    noised, seen = credited.noised, {}
+    noised, seen = rolled(run_of(tmp_path, likelihood={"noise": "group"}))[1].noised, {}
     for call in noised.calls:
         _, target = noised.noised(call)
         drawn = target + noised.tree.samples[0][[draw.leaf for draw in call.draws]]
         for row, draw in enumerate(call.draws):
-            seen.setdefault((noised.group(draw), draw.number), []).append((call.sigma, drawn[row]))
+            seen.setdefault((noised.node(draw).root.group, draw.number), []).append((call.sigma, drawn[row]))
     assert len(seen) == 2 * 5
     for own in seen.values():
         assert len(own) == 6
@@ -124,8 +113,7 @@ def test_a_group_may_share_its_noise_and_its_noise_levels(tmp_path):
 
 
 def test_antithetic_draws_come_with_their_negatives(tmp_path):
-    _, credited = rolled(run_of(tmp_path, likelihood={"antithetic": True, "draws": 2}))
-    noised, seen = credited.noised, {}
+    noised, seen = rolled(run_of(tmp_path, likelihood={"antithetic": True, "draws": 2}))[1].noised, {}
     for call in noised.calls:
         _, target = noised.noised(call)
         for row, draw in enumerate(call.draws):
@@ -191,7 +179,7 @@ SNAPSHOTS = {"bank": {"every": 2, "keep": 3}}
 
 def test_an_iteration_is_sampled_by_the_snapshot_that_its_address_draws(tmp_path):
     run = run_of(tmp_path, "seppo", likelihood=SNAPSHOTS, train__iterations=9)
-    stood, drawn = [[p.detach().clone() for p in run.weights.parameters]], []
+    stood, drawn = [[p.detach().clone() for p in run.weights.parameters]], []  # the weights of each iteration
     live = run_of(tmp_path / "live", "seppo", likelihood={"sampler": "live"})
     for iteration in range(1, 10):
         run.iterate()
@@ -223,31 +211,28 @@ def test_a_run_killed_between_snapshots_goes_on_with_the_same_ones(tmp_path):
         assert {name.split(".")[1] for name in kept if name.startswith("bank.")} == {"2", "3", "4"}
 
 
-@pytest.mark.parametrize(
-    ("previous", "asked"),
-    [(0.0, {"live": 60, "old": 60, "reference": 60}), (0.5, {"live": 60, "old": 2 * 60, "reference": 60})],
-)
-def test_an_anchor_that_was_looked_at_is_asked_again_only_for_its_velocity(tmp_path, previous, asked, monkeypatch):
+@pytest.mark.parametrize(("previous", "times"), [(0.0, 1), (0.5, 2)])
+def test_an_anchor_that_was_looked_at_is_asked_again_only_for_its_velocity(tmp_path, previous, times, monkeypatch):
     """12 samples at 5 noise levels by crd, whose old policy anchors; `live` is without the calls that learn."""
     run = run_of(tmp_path, "crd", objective={"kl": {"previous": previous}})
     _, credited = rolled(run)
-    drift, seen = [], dict.fromkeys(asked, 0)
+    drift, seen = [], {"live": 0, "old": 0, "reference": 0}
     error, inputs = Matching._error, Matching._inputs
 
     def counted(self, name, call, state, target):
         seen[name] += len(call.draws)
         return error(self, name, call, state, target)
 
-    def compared(self, call, state, target):
-        found = inputs(self, call, state, target)
-        direct = self.noised.likelihood.log_prob(error(self, "old", call, state, target), call.sigma)
+    def compared(self, call):
+        found = inputs(self, call)
+        direct = self.noised.likelihood.log_prob(error(self, "old", call, *self.noised.noised(call)), call.sigma)
         drift.append(torch.equal(found.old_log_prob, direct))
         return found
 
     monkeypatch.setattr(Matching, "_error", counted)
     monkeypatch.setattr(Matching, "_inputs", compared)
     step_in_place(run, credited)
-    assert seen == asked
+    assert seen == {"live": 60, "old": times * 60, "reference": 60}
     assert drift == [True] * len(credited.noised.calls)
 
 
@@ -259,14 +244,12 @@ def test_a_sample_whose_reward_was_lost_has_no_part(tmp_path):
 
     run = run_of(tmp_path, "dgpo", reward=lost)
     _, credited = rolled(run)
-    left = {draw.leaf for call in credited.noised.calls for draw in call.draws}
-    assert len(left) == 8
+    assert len({draw.leaf for call in credited.noised.calls for draw in call.draws}) == 8
     assert gradient(run, credited).isfinite().all()
 
 
 def test_only_the_pair_is_scored(tmp_path):
-    run = run_of(tmp_path, "dpo")
-    batch, credited = rolled(run)
+    batch, credited = rolled(run_of(tmp_path, "dpo"))
     left = {draw.leaf for call in credited.noised.calls for draw in call.draws}
     assert len(left) == 4
     by_group = {}
@@ -315,13 +298,10 @@ def test_a_model_of_one_step_learns_too(tmp_path):
         ({"objective": "normalised_ratio"}, r"algorithm\.objective: normalised_ratio needs algorithm\.likelihood=traj"),
         ({"objective": "plackett_luce"}, r"algorithm\.likelihood\.noise: plackett_luce compares samples"),
         ({"tree": {"train_fraction": 0.5}}, r"algorithm\.tree: which steps are stochastic says nothing of ode"),
-        (
-            {"objective": "centred", "likelihood": {"anchor": "live"}},
-            r"algorithm\.likelihood\.anchor: the ratio to the live",
-        ),
-        (
-            {"objective": "clip", "likelihood": {"anchor": "live"}},
-            r"algorithm\.likelihood\.anchor: the ratio to the live",
+        ({"objective": "kl_mask"}, r"algorithm\.objective: kl_mask needs algorithm\.likelihood=trajectory"),
+        *(
+            ({"objective": word, "likelihood": {"anchor": "live"}}, r"algorithm\.likelihood\.anchor: the ratio to the")
+            for word in ("centred", "clip")
         ),
         ({"likelihood": {"bank": {"keep": 3}}}, r"algorithm\.likelihood\.bank: nobody asks for a snapshot"),
         ({"likelihood": {"power": 0.5}}, r"algorithm\.likelihood\.power: the weight adaptive has no power"),
@@ -338,21 +318,13 @@ def test_what_does_not_go_together_is_one_sentence(tmp_path, options, said):
     ("preset", "overrides", "said"),
     [
         ("nft", {"train__split": "edges"}, r"train\.split: elbo trains on samples"),
-        (
-            "dpo",
-            {"train__split": "samples", "train__updates": 2},
-            r"train\.split: pair_preference compares the samples",
-        ),
+        ("dpo", {"train__split": "samples", "train__updates": 2}, r"train\.split: pair_preference compares the samp"),
         (
             "seppo",
             {"train__updates": 4, "algorithm__likelihood__bank__every": 3},
             r"algorithm\.likelihood\.bank\.every: a snapshot is taken where an iteration ends, .* 4 optimizer steps; take 4",
         ),
-        (
-            "seppo",
-            {"run__processes": 2, "run__sharding": "fsdp2"},
-            r"run\.sharding: of a network that is trained whole in shards no old policy or snapshot is kept",
-        ),
+        ("seppo", {"run__processes": 2, "run__sharding": "fsdp2"}, r"run\.sharding: .* no old policy or snapshot is"),
         ("nft", {"run__staleness": 1}, r"run\.staleness: what is behind by elbo is algorithm\.likelihood\.old"),
     ],
 )

@@ -108,10 +108,7 @@ def test_rows_that_are_gathered_anew_are_replayed(tmp_path):
         ({"train__rollout_batch": "auto", "train__micro_batch": "auto"}, "train.rollout_batch=auto"),
         ({"train__select": {"rule": "extremes", "fraction": 0.5}}, "train.select"),
         ({"algorithm": {"baseline": {"drop_zero": True}}}, "algorithm.baseline.drop_zero=true"),
-        (
-            {"algorithm": {"preset": "branch_grpo", "tree": {"prune": {"rule": "parent_top1"}}}},
-            "algorithm.tree.prune.rule=",
-        ),
+        ({"algorithm": {"preset": "branch_grpo", "tree": {"prune": {"rule": "parent_top1"}}}}, "algorithm.tree.prune"),
         ({"run__staleness": 1}, "run.staleness=1"),
     ],
 )
@@ -203,12 +200,10 @@ def test_pipelines_have_the_weights_of_a_replay_too(tmp_path, lora):
 
 
 def test_two_processes_have_the_weights_of_a_replay_too(tmp_path):
+    runs = []
     for word in ("always", "never"):
         (tmp_path / word).mkdir()
-    runs = [
-        pair(partial(in_graphs.of_two, folder=str(tmp_path), word=word), tmp_path / word)
-        for word in ("always", "never")
-    ]
-    (replayed, calls), (kept, fewer) = (run[0] for run in runs)
+        runs.append(pair(partial(in_graphs.of_two, folder=str(tmp_path), word=word), tmp_path / word)[0])
+    (replayed, calls), (kept, fewer) = runs
     assert all(torch.equal(tensor, kept[name]) for name, tensor in replayed.items())
     assert fewer < calls

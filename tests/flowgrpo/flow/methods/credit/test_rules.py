@@ -201,18 +201,18 @@ def test_path_weights_need_a_density():
     assert Depthwise().units(grown, column([1.0] * 4), ONE).values.unique().tolist() == [1]
 
 
-def test_two_nodes_of_a_depth_are_one_over_root_two_from_zero_and_one_is_zero():
+@pytest.mark.parametrize("gap", [1e-3, 5.0])
+def test_two_nodes_of_a_depth_are_one_over_root_two_from_zero_and_one_is_zero(gap):
     late = branch([SDE] * 3, (1,), 2, stochastic=(0, 1), trained=(0, 1), sibling_strength=None, noise_scale=1.0)
-    for gap in (1e-3, 5.0):
-        grown = tree(late, 1, 1)
-        units = Depthwise().units(grown, column([1.0, 1.0 + gap]), ONE)
-        found = group_mean(units.values[:, 0], units.comparison, std="group", eps=1e-8, ddof=1).tolist()
-        half = pytest.approx(math.sqrt(0.5), rel=1e-4)
-        below = {place: value for place, value in by_path(grown, units, found).items() if place[0]}
-        assert by_path(grown, units, found)[(), 1] == 0
-        assert {place: -value if place[0] == (0,) else value for place, value in below.items()} == dict.fromkeys(
-            [((i,), step) for i in (0, 1) for step in (2, 3)], half
-        )
+    grown = tree(late, 1, 1)
+    units = Depthwise().units(grown, column([1.0, 1.0 + gap]), ONE)
+    found = group_mean(units.values[:, 0], units.comparison, std="group", eps=1e-8, ddof=1).tolist()
+    half = pytest.approx(math.sqrt(0.5), rel=1e-4)
+    below = {place: value for place, value in by_path(grown, units, found).items() if place[0]}
+    assert by_path(grown, units, found)[(), 1] == 0
+    assert {place: -value if place[0] == (0,) else value for place, value in below.items()} == dict.fromkeys(
+        [((i,), step) for i in (0, 1) for step in (2, 3)], half
+    )
 
 
 def test_below_the_last_split_edges_have_the_advantage_of_their_leaf():

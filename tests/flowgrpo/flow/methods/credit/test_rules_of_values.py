@@ -160,10 +160,10 @@ def test_a_twig_measures_a_state_before_the_trunk_does(twig_first):
 
     grown = tree(plan, 1, 1)
     rewards = {TWIG: 3.0, TRUNK: 5.0}
-    value = state_values(grown, column([rewards[grown.nodes[leaf].role] for leaf in grown.leaves]))
+    values, known = state_values(grown, column([rewards[grown.nodes[leaf].role] for leaf in grown.leaves]))
     trunk = {node.step: i for i, node in enumerate(grown.nodes) if node.role == TRUNK}
-    assert not value.known[trunk[0]]  # its only child is random
-    assert [value.of[trunk[step]].item() for step in (1, 2, 3)] == [3, 5, 5]
+    assert not known[trunk[0]]  # its only child is random
+    assert [values[trunk[step]].item() for step in (1, 2, 3)] == [3, 5, 5]
 
 
 def test_signs_are_counted_at_their_step():

@@ -14,20 +14,9 @@ BOUNDED = PrefixRatio(clip_range=[LOW, HIGH], dual=DUAL / HIGH)
 
 def case(own, earlier, position, advantage):
     """One edge whose own log ratio is `own`, below trained steps whose log ratios sum to `earlier`; and its log_prob."""
-    log_prob = torch.tensor([own - 1.5], dtype=torch.float64, requires_grad=True)
-    zeros = (torch.zeros(1, 2),)
-    inputs = LossInputs(
-        log_prob=log_prob,
-        old_log_prob=torch.tensor([-1.5], dtype=torch.float64),
-        advantage=torch.tensor([advantage], dtype=torch.float64),
-        mean=zeros,
-        std=torch.tensor(1.0),
-        step_size=0.1,
-        velocity=zeros,
-        earlier=torch.tensor([earlier], dtype=torch.float64),
-        position=torch.tensor([position]),
-    )
-    return inputs, log_prob
+    log_prob, old, earlier, advantage = (torch.tensor([x]).double() for x in (own - 1.5, -1.5, earlier, advantage))
+    given = {"log_prob": log_prob.requires_grad_(), "old_log_prob": old, "advantage": advantage, "earlier": earlier}
+    return LossInputs(**given, position=torch.tensor([position])), log_prob
 
 
 def told(objective, *edge):
@@ -66,11 +55,10 @@ def test_the_path_s_ratio_is_clipped_by_bounds_that_grow_as_the_root_of_its_step
     assert clipped is not moves
 
 
-def test_the_bounds_grow_by_the_power():
-    edge = (0.1, 0.25, 4, 1.0)  # in units of `high`: 1.75
-    assert [told(PrefixRatio(clip_range=[LOW, HIGH], power=power), *edge)[2] for power in (0.0, 0.3, 0.5)] == [
-        True, True, False,
-    ]  # fmt: skip
+@pytest.mark.parametrize(("power", "clipped"), [(0.0, True), (0.3, True), (0.5, False)])
+def test_the_bounds_grow_by_the_power(power, clipped):
+    objective = PrefixRatio(clip_range=[LOW, HIGH], power=power)
+    assert told(objective, 0.1, 0.25, 4, 1.0)[2] is clipped  # 1.75 in units of `high`
 
 
 def test_without_a_dual_bound_bad_edges_are_pushed_down_from_anywhere():

@@ -6,9 +6,7 @@ import pytest
 import torch
 from field import lines, settings, trainer
 
-from flowgrpo.errors import InputError
-from flowgrpo.flow.methods.objectives.kl_mask import KlMask
-from flowgrpo.flow.methods.objectives.policy_gradient import LossInputs
+from flowgrpo.flow.methods.objectives.policy_gradient import KlMask, LossInputs
 
 STD = 0.5
 
@@ -84,8 +82,3 @@ def test_a_second_update_is_stopped_where_the_first_went_too_far(tmp_path):
     assert all(0.1 < line["policy/clip_fraction"] < 0.9 for line in bold)
     assert all(line["policy/clip_fraction"] == 0 for line in (*patient, *careful))
     assert all(line["policy/max_abs_log_ratio"] == 0 for line in (*bold, *patient, *careful))
-
-
-def test_final_samples_have_no_steps_to_mask(tmp_path):
-    with pytest.raises(InputError, match=r"algorithm\.objective: kl_mask needs algorithm\.likelihood=trajectory"):
-        settings(tmp_path, algorithm={"preset": "nft", "objective": "kl_mask"})
