@@ -50,7 +50,7 @@ def leaves(tree):
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize("parts", [1, 2])
-def test_the_samples_and_the_counts_are_those_of_a_tree_that_walks_step_by_step(plan, parts):
+def test_a_tree_is_that_of_steps_one_by_one_and_what_is_trained_is_the_same_to_the_bit(plan, parts):
     plain_field, field = Field(), Field()
     plain = grown(plan, plain_field, parts=parts)
     tree, finish = finished(plan, field=field, parts=parts)
@@ -62,13 +62,8 @@ def test_the_samples_and_the_counts_are_those_of_a_tree_that_walks_step_by_step(
     counts, plain_counts = (Counter((e.sigma, e.part) for e in t.evaluations for _ in e.rows) for t in (tree, plain))
     assert counts == plain_counts
     assert len(tree.nodes) == len(plain.nodes)
-
-
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_what_is_trained_is_the_same_to_the_bit_whatever_finishes(plan):
-    plain = grown(plan)
-    tree, _ = finished(plan, finish=lambda state, sigmas, rows: tuple(x * 0 for x in state))
-    trained, alike = ([e for e in t.evaluations if e.trained] for t in (plain, tree))
+    other, _ = finished(plan, finish=lambda state, sigmas, rows: tuple(x * 0 for x in state), parts=parts)
+    trained, alike = ([e for e in t.evaluations if e.trained] for t in (plain, other))
     assert len(trained) == len(alike) > 0
     for a, b in zip(trained, alike, strict=True):
         assert (a.sigma, a.rows, a.part) == (b.sigma, b.rows, b.part)

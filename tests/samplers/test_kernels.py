@@ -118,12 +118,6 @@ def test_manifold_integrates_its_diffusion_over_the_step(sigma, sigma_next):
     assert manifold_std(sigma, sigma_next, 0.7) == pytest.approx(math.sqrt(variance), rel=1e-5)
 
 
-@pytest.mark.parametrize("sigma_next", [0.9, 0.5, 0.0])
-def test_manifold_steps_from_pure_noise_as_if_from_0997(sigma_next):
-    variance = 0.5**2 * (math.log((1 - sigma_next) / 0.003) - (1 - sigma_next))
-    assert manifold_std(1.0, sigma_next, 0.5) == pytest.approx(math.sqrt(variance), rel=1e-5)
-
-
 def test_manifold_differs_from_flow_sde_as_published():
     sigmas = linear_sigmas(20, shift=5.0).tolist()
     manifold, flow = (
@@ -134,11 +128,12 @@ def test_manifold_differs_from_flow_sde_as_published():
     assert [flow[i] for i in (0, 1, 4, -1)] == pytest.approx([0.5, 0.5186, 0.2728, 0.1171], abs=5e-5)
 
 
-@pytest.mark.parametrize("width", [1e-3, 1e-4, 1e-5])
-def test_manifold_starts_fine_steps_from_their_middle(width):
+@pytest.mark.parametrize("width", [1.0, 0.5, 0.1, 1e-3, 1e-4, 1e-5])
+def test_manifold_steps_from_pure_noise_as_if_from_0997_and_finely_from_the_middle(width):
     """ln((1 - sigma_next) / (1 - middle)) is ln 2, however fine the step; with 0.997 the variance would be negative."""
-    expected = 0.7 * math.sqrt(math.log(2) - width)
-    assert manifold_std(1.0, 1.0 - width, 0.7) == pytest.approx(expected, rel=2e-3)
+    begin = 0.003 if width > 0.006 else width / 2
+    expected = 0.7 * math.sqrt(math.log(width / begin) - width)
+    assert manifold_std(1.0, 1.0 - width, 0.7) == pytest.approx(expected, rel=1e-5 if width > 0.006 else 2e-3)
 
 
 def test_manifold_is_random_at_every_fine_step_near_pure_noise():

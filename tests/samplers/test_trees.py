@@ -1,4 +1,4 @@
-"""How trees grow."""
+"""How trees grow, the noise of siblings, and trees of which only some edges are kept for the update."""
 
 import math
 from itertools import pairwise
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from samplers import noise
 from samplers.kernels import ODE, log_prob
 from samplers.plans import chain, twigs
+from samplers.pruning import pruned
 from samplers.trees import TRUNK, TWIG, Move, edge_transition, grow, trained_steps
 
 
@@ -236,3 +237,111 @@ def test_a_velocity_that_is_kept_has_its_graph_although_nothing_else_has(kept):
     assert [of is not None and of[0].requires_grad for of in velocities] == [bool(kept)]
     assert not any(evaluation.velocity for evaluation in tree.evaluations if not evaluation.trained)
     assert not tree.samples[0].requires_grad
+
+
+def split_step_split(**siblings):
+    """Two children of each root, with these options of their noise; one plain child of each; of each of those two again."""
+    split, step = Move(DANCE, count=2, trained=True, **siblings), Move(DANCE, trained=True)
+    return lambda role, at: {0: (split,), 1: (step,), 2: (split,)}.get(at, ())
+
+
+def dance_noises(tree, step):
+    """Of every edge of a step: what was added to the mean in units of the kernel's std, the log-prob, and the parent."""
+    std = 0.3 * math.sqrt(SIGMAS[step] - SIGMAS[step + 1])
+    edges = [edges for e in tree.evaluations if e.sigma == SIGMAS[step] for edges in e.trained]
+    parents = torch.tensor([tree.nodes[node].parent for e in edges for node in e.nodes])
+    noises = torch.cat([(e.next_state[0] - e.mean[0]) / std for e in edges])
+    return noises, torch.cat([e.log_prob for e in edges]), parents
+
+
+@pytest.mark.parametrize("strength", [None, 1.0, 4.0])
+def test_siblings_share_noise_of_their_parent_and_of_nothing_else(strength):
+    size = 50_000
+    tree = grown(split_step_split(sibling_strength=strength), groups=2, size=2, shape=(size,), keep_means=True)
+    noises, _, parents = zip(*(dance_noises(tree, step) for step in range(3)), strict=True)
+    drawn, parent = torch.cat(noises), torch.cat(parents)  # (4 roots: 8 edges, 8 and 16; size), (32,)
+    covariance = 0 if strength is None else 1 / (1 + strength**2)
+    expected = torch.where(parent == parent[:, None], covariance, 0.0).fill_diagonal_(1)
+    assert (parent == parent[:, None]).sum() == 32 + 8 + 16
+    assert drawn.mean(1).abs().max() < 5 / math.sqrt(size)
+    assert (drawn @ drawn.T / size - expected).abs().max() < 5 * math.sqrt(2 / size)
+
+
+def test_siblings_share_noise_tensor_by_tensor():
+    roots, (video,) = batch(groups=1, size=1, shape=(100_000,))
+    plan, start = split_step_split(sibling_strength=1.0), (video, video)
+    tree = grow(plan, SIGMAS, roots, start, Field(), address_noise, 4, keep_means=True)
+    (edges,) = tree.evaluations[0].trained
+    std = 0.3 * math.sqrt(SIGMAS[0] - SIGMAS[1])
+    first, second = ((x - mean) / std for x, mean in zip(edges.next_state, edges.mean, strict=True))
+    torch.testing.assert_close(first @ second.T / 100_000, torch.zeros(2, 2), rtol=0, atol=0.016)
+    torch.testing.assert_close(second @ second.T / 100_000, (1 + torch.eye(2)) / 2, rtol=0, atol=0.023)
+
+
+@pytest.mark.parametrize("strength", [None, 4.0])
+def test_the_noise_scale_multiplies_the_noise_and_the_log_prob_knows_nothing_of_it(strength):
+    plain, hot = (
+        grown(split_step_split(sibling_strength=strength, noise_scale=scale), shape=(50,), keep_means=True)
+        for scale in (1.0, 4.0)
+    )
+    cold_noise, _, _ = dance_noises(plain, 0)
+    hot_noise, recorded, _ = dance_noises(hot, 0)
+    torch.testing.assert_close(hot_noise, 4 * cold_noise, rtol=1e-4, atol=1e-4)
+    std = 0.3 * math.sqrt(SIGMAS[0] - SIGMAS[1])
+    expected = torch.distributions.Normal(0, std).log_prob(4 * cold_noise * std).mean(1)
+    torch.testing.assert_close(recorded, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(dance_noises(hot, 1)[0], dance_noises(plain, 1)[0], rtol=1e-4, atol=1e-4)
+
+
+def forked(role, step):
+    """Every trunk state but the last has two trained children, and a twig to the end."""
+    return (Move(SDE, count=2, trained=True), Move(role=TWIG, ode_stops=(4,))) if step < 3 else (Move(),)
+
+
+def trained_edges(tree):
+    """Node -> all that the update knows of the edge to it."""
+    return {
+        int(node): (
+            *(evaluation.sigma, edges.sigma_next, evaluation.part, edges.move, evaluation.rows[row]),
+            *(evaluation.state[0][row].tolist(), edges.next_state[0][e].tolist(), edges.mean[0][e].tolist()),
+            float(edges.log_prob[e]),
+        )
+        for evaluation in tree.evaluations
+        for edges in evaluation.trained
+        for e, (row, node) in enumerate(zip(edges.rows.tolist(), edges.nodes, strict=True))
+    }
+
+
+@pytest.mark.parametrize(("share", "micro_batch"), [(0.5, 4), (0.2, 3), (0.9, 100), (0.5, 1)])
+def test_a_pruned_tree_has_exactly_the_kept_edges_in_full_evaluations(share, micro_batch):
+    tree = grown(forked, groups=4, size=1, parts=2, keep_means=True)
+    keep = torch.from_numpy(noise.generator("keep", micro_batch).random(len(tree.nodes)) < share)
+    whole, left = trained_edges(tree), pruned(tree, keep, micro_batch)
+    assert len(whole) == 4 * (2 + 4 + 8)
+    kept = {node: edge for node, edge in whole.items() if keep[node]}
+    assert 0 < len(kept) < len(whole)
+    assert trained_edges(left) == kept
+    # Each state with a kept edge has one row, beside as many others of its part and sigma as fit.
+    states = {(edge[2], edge[0], tree.nodes[node].parent) for node, edge in kept.items()}
+    places = [(part, sigma) for part, sigma, _ in states]
+    full = {place: math.ceil(places.count(place) / micro_batch) for place in set(places)}
+    evaluated = [(e.part, e.sigma) for e in left.evaluations]
+    assert {place: evaluated.count(place) for place in set(evaluated)} == full
+    assert sum(len(e.rows) for e in left.evaluations) == len(states)
+    assert all(1 <= len(e.rows) <= micro_batch for e in left.evaluations)
+    assert all(edges.move.trained for e in left.evaluations for edges in e.edges)
+    assert (left.nodes, left.leaves) == (tree.nodes, tree.leaves)
+
+
+def test_pruning_nothing_leaves_every_trained_edge_and_pruning_all_leaves_none():
+    tree = grown(mixed, keep_means=True)
+    everything = torch.ones(len(tree.nodes), dtype=torch.bool)
+    assert trained_edges(pruned(tree, everything, 4)) == trained_edges(tree)
+    assert pruned(tree, ~everything, 4).evaluations == []
+
+
+def test_of_two_trained_moves_of_one_state_either_can_be_pruned_and_without_means_there_are_none():
+    tree = grown(lambda role, step: (Move(SDE, trained=True), Move(DANCE, trained=True)) if step == 0 else ())
+    keep = torch.tensor([node.path[-1] == 0 for node in tree.nodes])  # the first of each two siblings, and the roots
+    left = pruned(tree, keep, 4)
+    assert {(edges.move.kernel, edges.mean) for e in left.evaluations for edges in e.edges} == {(SDE, None)}

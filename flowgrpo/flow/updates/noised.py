@@ -229,7 +229,7 @@ class Matching:
             asked = asked | {likelihood.anchor}
         others: dict[str, Any] = {name: self._error(name, call, state, target) for name in sorted(asked)}
         error = flattened(self.policy.velocity(state, call.sigma, rows)) - target
-        anchor_error = error.detach() if likelihood.anchor == "live" else others.get(likelihood.anchor)
+        anchor_error = error.detach() if likelihood.anchor == "live" else others.get(likelihood.anchor, ABSENT)
         log_prob, coefficient = score(error), ABSENT
         if self.coefficients:
             coefficient = torch.stack([self.coefficients[draw] for draw in call.draws])
@@ -243,8 +243,8 @@ class Matching:
             advantage=self.noised.advantages[[draw.leaf for draw in call.draws]].to(log_prob),
             error=error,
             anchor_error=anchor_error,
-            old_error=others.get("old"),
-            reference_error=others.get("reference"),
+            old_error=others.get("old", ABSENT),
+            reference_error=others.get("reference", ABSENT),
             score=score,
             coefficient=coefficient,
             centre=self.centre,

@@ -42,11 +42,17 @@ def plain_of(tmp_path_factory):
     """The batch of a tree without a cheap finish, by its algorithm and whether adapters are trained."""
 
     @functools.cache
-    def made(preset, lora):
-        algorithm = {own["preset"]: own for own in (BRUSH, TWIGS)}[preset]
+    def made(is_brush, lora):
+        algorithm = BRUSH if is_brush else TWIGS
         return rolled(pictures(tmp_path_factory.mktemp("plain"), algorithm, lora=lora, group_size=3))
 
     return made
+
+
+def samples_of(tree):
+    """Samples by the root, the path and the role of their leaves."""
+    nodes = [tree.nodes[leaf] for leaf in tree.leaves]
+    return dict(zip([(node.root, node.path, node.role) for node in nodes], tree.samples[0], strict=True))
 
 
 @pytest.mark.parametrize("algorithm", [BRUSH, TWIGS], ids=["brush", "twigs"])
@@ -60,7 +66,7 @@ def plain_of(tmp_path_factory):
     ids=str,
 )
 def test_a_cheap_finish_changes_samples_and_no_trained_step(tmp_path, plain_of, algorithm, finish, lora):
-    plain = plain_of(algorithm["preset"], lora)
+    plain = plain_of(algorithm is BRUSH, lora)
     cheap = rolled(pictures(tmp_path, finishing(algorithm, {**finish, "check": 0}), lora=lora, group_size=3))
     trained, alike = ([e for e in batch.tree.evaluations if e.trained] for batch in (plain, cheap))
     assert len(trained) == len(alike) > 0
@@ -68,10 +74,7 @@ def test_a_cheap_finish_changes_samples_and_no_trained_step(tmp_path, plain_of, 
         for edges, like in zip(a.trained, b.trained, strict=True):
             assert torch.equal(edges.log_prob, like.log_prob)
             assert all(torch.equal(x, y) for x, y in zip(edges.next_state, like.next_state, strict=True))
-    samples, others = (
-        {(n.root, n.path, n.role): x for n, x in zip(map(t.nodes.__getitem__, t.leaves), t.samples[0], strict=True)}
-        for t in (plain.tree, cheap.tree)
-    )
+    samples, others = samples_of(plain.tree), samples_of(cheap.tree)
     assert samples.keys() == others.keys()
     assert max(float((x - others[key]).abs().max()) for key, x in samples.items()) > 0
     assert plain.finished is None
@@ -120,22 +123,20 @@ def test_finishes_that_are_exact_agree_and_comparing_them_changes_nothing(tmp_pa
     def noisy(images, prompts):
         return [float(image.mean()) + 1e-9 * float(torch.rand(())) for image in images]
 
-    runs = []
+    runs, sizes = [], {"groups": 1, "group_size": 3, "iterations": 2, "learning_rate": 1e-3}
     for name, finish in (("never", None), ("always", {"check": 1})):
-        own = finishing(algorithm, finish)
-        sizes = {"groups": 1, "group_size": 3, "iterations": 2, "learning_rate": 1e-3}
-        run = pictures(tmp_path / name, own, rewards=[Reward("noisy", noisy)], **sizes)
+        run = pictures(tmp_path / name, finishing(algorithm, finish), rewards=[Reward("noisy", noisy)], **sizes)
         torch.manual_seed(3)
         run.run()
         runs.append(run)
     never, always = runs
     assert all(torch.equal(x, weights_of(always)[name]) for name, x in weights_of(never).items())
-    own = ("finish/rank_agreement", "cost/check_evaluations", "cost/rollout_evaluations", "cost/model_evaluations")
+    costs = [f"cost/{key}" for key in ("check_evaluations", "rollout_evaluations", "model_evaluations", "decoded")]
     for plain, line in zip(lines(never), lines(always), strict=True):
         assert line["finish/rank_agreement"] > 0.9
-        assert {k: v for k, v in plain.items() if k not in (*own, "cost/decoded")} == {
-            k: v for k, v in line.items() if k not in (*own, "cost/decoded")
-        }
+        apart = ("finish/rank_agreement", *costs)
+        one, other = ({k: v for k, v in own.items() if k not in apart} for own in (plain, line))
+        assert one == other
 
 
 def test_a_number_alone_is_the_number_of_steps(tmp_path):
@@ -232,9 +233,7 @@ def test_a_run_by_command_drafts_and_finishes_cheaply_resumes_to_the_bit_and_cos
     words = [
         "algorithm={preset: tempflow, tree: {branches: 2, finish: {dtype: int8}}}",
         "train.draft={pool: 2, call: {num_inference_steps: 2}, precision: int8}",
-        "train.group_size=4",
-        "train.micro_batch=8",
-        "eval={every: 9, prompts: 1, save: 0}",
+        *("train.group_size=4", "train.micro_batch=8", "eval={every: 9, prompts: 1, save: 0}"),
     ]
     assert main(["train", "tiny.yaml", *words]) == 0
     whole = told(workplace / "runs" / "t")

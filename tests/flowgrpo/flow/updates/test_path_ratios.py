@@ -159,12 +159,10 @@ def test_the_second_optimizer_step_has_paths_under_the_weights_of_the_first(tmp_
 @pytest.mark.parametrize("tree", PRESETS)
 def test_ratios_are_exactly_1_before_the_first_update(tmp_path, tree):
     """So that the loss is -A and nothing is clipped, whatever the bounds."""
-    narrow = {**PREFIX, "clip_range": 1e-9}
-    run = begun(tmp_path, PRESETS[tree], narrow, train__iterations=1, train__updates=1)
-    run.run()
-    (told,) = lines(run)
-    assert (told["policy/max_abs_log_ratio"], told["policy/clip_fraction"]) == (0.0, 0.0)
-    assert told["policy/grad_norm"] > 0
+    run = begun(tmp_path, PRESETS[tree], {**PREFIX, "clip_range": 1e-9})
+    stats = step_in_place(run, credit(run, run.rollout(0, run.groups(0))))
+    assert (stats.max_abs_log_ratio, stats.clipped) == (0.0, 0)
+    assert stats.grad_norm > 0
 
 
 def entered(tree, log_ratio):
@@ -264,16 +262,14 @@ def test_in_expectation_a_gradient_is_that_of_the_new_path_to_its_step_and_the_o
     policy = FieldPolicy(Shifts(), (1,), TIMES)
     weights = Weights(policy.modules, None)
     (velocity,) = weights.parameters
+    roots, start = [Root(0, i, None) for i in range(len(digits))], (torch.zeros(len(digits), 1),)
+
+    def point(shape, group, path, step, component):
+        return torch.full(shape, nodes[digits[path[0]][step]])
+
     with torch.no_grad():
-        tree = grow(
-            chain([KERNEL] * 3, range(3), range(3)),
-            TIMES,
-            [Root(0, i, None) for i in range(len(digits))],
-            (torch.zeros(len(digits), 1),),
-            policy.velocity,
-            lambda shape, group, path, step, component: torch.full(shape, nodes[digits[path[0]][step]]),
-            len(digits),
-        )
+        plan = chain([KERNEL] * 3, range(3), range(3))
+        tree = grow(plan, TIMES, roots, start, policy.velocity, point, len(digits))
         velocity.copy_(SINCE)
     of_edge = torch.full((len(tree.nodes),), -1)
     for unit, leaf in enumerate(tree.leaves):
@@ -290,18 +286,10 @@ def test_in_expectation_a_gradient_is_that_of_the_new_path_to_its_step_and_the_o
     )
 
     def slope(objective):
-        update_part(
-            policy,
-            credited,
-            0,
-            weights=weights,
-            optimizer=torch.optim.SGD([velocity], lr=0.0),
-            scaler=torch.amp.GradScaler("cpu", enabled=False),
-            objective=objective,
-            max_grad_norm=math.inf,
-            sum_shares=lambda x: x,
-            sum_processes=lambda x: x,
-        )
+        same, scaler = (lambda x: x), torch.amp.GradScaler("cpu", enabled=False)
+        options = {"optimizer": torch.optim.SGD([velocity], lr=0.0), "scaler": scaler, "max_grad_norm": math.inf}
+        options |= {"weights": weights, "sum_shares": same, "sum_processes": same}
+        update_part(policy, credited, 0, objective=objective, **options)
         return -3 * velocity.grad.clone()  # the loss is the mean over the three edges of a path
 
     index = torch.arange(3)

@@ -23,13 +23,8 @@ def test_every_edge_of_a_chain_belongs_to_its_own_end():
     rewards = torch.arange(6, dtype=torch.float64).reshape(6, 1)
     units = Terminal().units(grown, rewards, ONE)
     assert units.values[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
-    for node, of in enumerate(units.of_edge.tolist()):
-        if grown.nodes[node].parent is None:
-            assert of == -1
-        else:
-            leaf = grown.nodes[grown.leaves[of]]
-            assert leaf.root == grown.nodes[node].root
-    assert sorted(units.of_edge[units.of_edge >= 0].tolist()) == sorted(list(range(6)) * 3)
+    for node, of in zip(grown.nodes, units.of_edge.tolist(), strict=True):
+        assert of == -1 if node.parent is None else grown.nodes[grown.leaves[of]].root == node.root
 
 
 CHAINS = [chain([SDE] * 3, steps, steps) for steps in ((0, 1), (0, 1, 2))]
@@ -62,50 +57,26 @@ def test_a_twig_is_no_trajectory():
         assert of == (-1 if node.parent is None or node.role == TWIG else node.root.index)
 
 
-def brushed():
+@pytest.mark.parametrize(("within", "size"), [("seed", 2), ("prompt", 4)])
+def test_a_branch_has_the_reward_of_its_end_compared_with_its_seed_s_or_all_of_its_step(within, size):
     """Two groups of two seeds, two branches at either step; rewards by group, seed, step and branch."""
     grown = tree(brush([SDE] * 3, [2, 2, 0]), groups=2, size=2)
-    table = {}
-    for leaf in grown.leaves:
-        edge = [i for i in grown.ancestry(leaf) if grown.nodes[i].role == "side"][-1]
-        node = grown.nodes[edge]
-        table[edge] = 1000.0 * node.root.group + 100 * node.root.index**2 + 10 * node.step + 3 * node.path[-1]
-    return grown, table
-
-
-def leaf_rewards(grown, table):
-    return column([next(table[i] for i in grown.ancestry(leaf) if i in table) for leaf in grown.leaves])
-
-
-def test_a_branch_has_the_reward_of_its_end():
-    grown, table = brushed()
-    units = Siblings().units(grown, leaf_rewards(grown, table), ONE)
+    edges = [[i for i in grown.ancestry(leaf) if grown.nodes[i].role == "side"][-1] for leaf in grown.leaves]
+    nodes = [grown.nodes[edge] for edge in edges]
+    rewards = [1000.0 * n.root.group + 100 * n.root.index**2 + 10 * n.step + 3 * n.path[-1] for n in nodes]
+    units = Siblings(within=within).units(grown, column(rewards), ONE)
+    table = dict(zip(edges, rewards, strict=True))
     assert len(units.values) == len(table) == 16
     for node, of in enumerate(units.of_edge.tolist()):
         assert (units.values[of].item() if of >= 0 else None) == table.get(node)
     assert units.weight.tolist() == [1.0] * 16
-
-
-def test_seeds_compare_the_children_of_one_state_and_prompts_those_of_a_step():
-    grown, table = brushed()
-    rewards = leaf_rewards(grown, table)
-    for within in ("seed", "prompt"):
-        units = Siblings(within=within).units(grown, rewards, ONE)
-        found = group_mean(units.values[:, 0], units.comparison, std="group", eps=0.0, ddof=0)
-        for edge, reward in table.items():
-            node = grown.nodes[edge]
-            others = [
-                table[other]
-                for other in table
-                if grown.nodes[other].root.group == node.root.group
-                and grown.nodes[other].step == node.step
-                and (within == "prompt" or grown.nodes[other].parent == node.parent)
-            ]
-            assert len(others) == {"seed": 2, "prompt": 4}[within]
-            expected = (reward - statistics.fmean(others)) / statistics.pstdev(others)
-            assert found[units.of_edge[edge]].item() == pytest.approx(expected)
-            if within == "seed":
-                assert expected == pytest.approx(-1 if reward == min(others) else 1)
+    found = group_mean(units.values[:, 0], units.comparison, std="group", eps=0.0, ddof=0)
+    for edge, node, reward in zip(edges, nodes, rewards, strict=True):
+        alike = [(n.root.group, n.step, within == "prompt" or n.parent == node.parent) for n in nodes]
+        others = [own for own, key in zip(rewards, alike, strict=True) if key == (node.root.group, node.step, True)]
+        assert len(others) == size
+        expected = (reward - statistics.fmean(others)) / statistics.pstdev(others)
+        assert found[units.of_edge[edge]].item() == pytest.approx(expected)
 
 
 def split_twice(kernel=SDE):
