@@ -121,7 +121,7 @@ def test_states_of_several_tensors_grow_together():
 
 def means(tree, edges):
     """Means and std of edges, by another call of the velocity."""
-    (evaluation,) = (e for e in tree.evaluations if edges in e.edges)
+    (evaluation,) = (e for e in tree.evaluations if any(own is edges for own in e.edges))
     velocity = Field()(evaluation.state, evaluation.sigma, evaluation.rows)
     return edge_transition(edges, evaluation.sigma, evaluation.state, velocity, tree.sigma_cap)
 

@@ -14,6 +14,7 @@ from field import MANY_DRAWS, Network, credit, lines, nearness, settings, step_i
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import sample_presets
 from flowgrpo.flow.methods.presets import PRESETS
+from flowgrpo.flow.rollouts import noise_calibration
 from samplers.pruning import pruned
 
 FEW_DRAWS = {"likelihood": {"draws": 3}}  # of a schedule of six steps
@@ -259,7 +260,7 @@ def test_a_calibration_that_was_cut_off_is_one_sentence(tmp_path, written):
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "calibration.json").write_text(written)
     with pytest.raises(InputError, match="calibration.json"):
-        trainer(tmp_path, CALIBRATED, iterations=1).run()
+        noise_calibration.read(tmp_path / "r", begun=False)
 
 
 @pytest.mark.parametrize(("dies_at", "left"), [(3, 10), (7, 4), (10, 2)])
@@ -275,6 +276,12 @@ def test_a_calibrated_run_that_was_killed_resumes_bit_for_bit(tmp_path, calibrat
     assert rest.done == (dies_at > 8)
     rest.run()
     assert written in ("", place.read_text())
+    place.rename(tmp_path / "away")
+    more = trainer(tmp_path, CALIBRATED, iterations=3)
+    more.resume()
+    with pytest.raises(InputError, match=r"calibration\.json is missing, which holds the noise levels"):
+        more.run()
+    (tmp_path / "away").rename(place)
     again = metrics.read_text().splitlines()
     assert told.splitlines()[:1] in ([], again[:1])
     assert [json.loads(line)["phase"] for line in again] == ["calibration", "train", "train"]
@@ -311,12 +318,3 @@ def test_a_calibration_raises_no_level_that_is_at_most_1_above_it(tmp_path, kern
     run.run()
     assert run.levels == pytest.approx([highest] * 5 + [0.99], abs=1e-8)
     assert [line["policy/max_abs_log_ratio"] for line in lines(run)] == [0.0]
-
-
-def test_a_resume_without_the_levels_it_began_with_is_refused(tmp_path):
-    trainer(tmp_path, METHODS["dense_grpo"], iterations=1).run()
-    (tmp_path / "r" / "calibration.json").unlink()
-    rest = trainer(tmp_path, METHODS["dense_grpo"])
-    rest.resume()
-    with pytest.raises(InputError, match=r"calibration\.json is missing, which holds the noise levels"):
-        rest.run()

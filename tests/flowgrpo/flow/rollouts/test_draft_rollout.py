@@ -17,7 +17,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.planning.plan import forwards, plan
 from flowgrpo.flow.rollouts.draft_rollout import Foretold, agreement, halves_kept, spearman
-from flowgrpo.flow.rollouts.rollout import rollout as rollout_of
+from flowgrpo.flow.rollouts.rollout import walk
 from flowgrpo.training.weights.quantisation import quantise
 from rewards import Reward
 from samplers import noise
@@ -160,10 +160,9 @@ def plain(tmp_path_factory):
     [*((call, {}) for call in CALLS), ({}, {"precision": "int8"}), (CALLS[0], {"precision": "int8"})],
     ids=json.dumps,
 )
-def test_a_chosen_start_is_sampled_as_if_there_had_been_no_draft(tmp_path, plain, call, cheap):
+def test_the_best_and_the_worst_start_of_a_draft_are_sampled_as_if_there_had_been_none(tmp_path, plain, call, cheap):
     run = drafting(tmp_path, call, **cheap)
-    batches, sizes = [], []
-    rollout, generate = run.rollout, run.policy.generate
+    batches, sizes, rollout, generate = [], [], run.rollout, run.policy.generate
 
     def watched(rows):
         samples = generate(rows)
@@ -180,59 +179,40 @@ def test_a_chosen_start_is_sampled_as_if_there_had_been_no_draft(tmp_path, plain
     steps = call.get("num_inference_steps", 4)
     assert line["cost/rollout_evaluations"] == 4 * 4 + 8 * steps
 
-    roots = list(dict.fromkeys(batch.tree.nodes[leaf].root for leaf in batch.tree.leaves))
-    assert max(pool_place(root) for root in roots) > 1  # not merely the first, without a draft
-    texts = [run.train_prompts[batch.groups.prompts[root.group]].text for root in roots]
-    seeds = [noise.seed(0, "start", 0, root.group, pool_place(root)) for root in roots]
-    rows = [Row(text, seed) for text, seed in zip(texts, seeds, strict=True)]
-    plain.policy.start(rows)  # its sigmas are known from here on
-    direct, _ = rollout_of(
+    roots, rows, places = [batch.tree.nodes[leaf].root for leaf in batch.tree.leaves], [], []
+    for group in range(2):
+        text = run.train_prompts[batch.groups.prompts[group]].text
+        pool = [Row(text, noise.seed(0, "start", 0, group, start)) for start in range(4)]
+        seeds = [root.row.seed for root in roots if root.group == group]
+        chosen = [row for seed in seeds for row in pool if row.seed == seed]
+        with plain.policy.call_overrides(**call):
+            drafts = torch.stack([plain.policy.generate([row])[0].mean() for row in pool])
+        if not cheap:
+            assert {row.seed for row in chosen} == {pool[int(drafts.argmax())].seed, pool[int(drafts.argmin())].seed}
+        rows, places = rows + chosen, places + [pool.index(row) for row in chosen]
+    assert max(places) > 1  # not merely the first, without a draft
+    algorithm = plain.config.algorithm
+    direct = walk(
         plain.policy,
-        plain.config.algorithm.plan(plain.config.algorithm.kernel.kernels(4), 2, 0, 0),
+        algorithm.plan(algorithm.kernel.kernels(4), 2, 0, 0),
         [Root(root.group, root.index, row) for root, row in zip(roots, rows, strict=True)],
-        rewards=plain.rewards,
-        micro_batch=8,
-        seed=0,
-        iteration=0,
+        **{"micro_batch": 8, "seed": 0, "iteration": 0},
     )
     assert torch.equal(direct.samples[0], batch.tree.samples[0])
 
 
-def pool_place(root):
-    """Which start of its group's pool a root has."""
-    seeds = [noise.seed(0, "start", 0, root.group, start) for start in range(4)]
-    return seeds.index(root.row.seed)
-
-
-def test_the_chosen_are_the_best_and_the_worst_of_the_pool_by_the_draft(tmp_path, plain):
-    run = drafting(tmp_path, {"num_inference_steps": 2}, group_size=2)
-    batch = run.rollout(0, run.groups(0))
-    tree, groups = batch.tree, batch.groups
-    for group in range(2):
-        text = run.train_prompts[groups.prompts[group]].text
-        pool = [Row(text, noise.seed(0, "start", 0, group, start)) for start in range(4)]
-        with plain.policy.call_overrides(num_inference_steps=2):
-            drafts = torch.stack([plain.policy.generate([row])[0].mean() for row in pool])
-        roots = [tree.nodes[leaf].root for leaf in tree.leaves]
-        chosen = {root.row.seed for root in roots if root.group == group}
-        assert chosen == {pool[int(drafts.argmax())].seed, pool[int(drafts.argmin())].seed}
-
-
 def drafts_of(run):
-    """The samples of the drafts of a run, an iteration each, and the weights that sampled them."""
-    found, generate = [], run.policy.generate
+    """The first call of each draft of a run, its samples, and the weights that made them."""
+    found, generate, starts = [], run.policy.generate, run._starts
 
     def watched(rows):
         samples = generate(rows)
-        if found and not found[-1]["rows"]:
-            found[-1] |= {"rows": rows, "samples": samples}
+        if found and len(found[-1]) == 1:
+            found[-1] += [rows, samples]
         return samples
 
-    starts = run._starts
-
     def watched_starts(iteration, groups):
-        kept = {name: p.detach().clone() for name, p in run.weights.named.items()}
-        found.append({"rows": None, "weights": kept})
+        found.append([[p.detach().clone() for p in run.weights.parameters]])
         return starts(iteration, groups)
 
     run.policy.generate, run._starts = watched, watched_starts
@@ -244,20 +224,18 @@ def drafts_of(run):
 def test_the_weights_that_sample_draft_in_low_precision_as_they_are(tmp_path, lora):
     """By nft these are the old policy's, from iteration to iteration others: each draft is what they are in int8."""
     options = {"groups": 1, "iterations": 2, "learning_rate": 0.01, "likelihood": FOLLOWING, "lora": lora}
-    drafts = drafts_of(drafting(tmp_path, {}, precision="int8", **options))
-    assert len(drafts) == 2
-    for last, draft in zip([None, *drafts], drafts, strict=False):
+    first, second = drafts = drafts_of(drafting(tmp_path, {}, precision="int8", **options))
+    assert not all(map(torch.equal, first[0], second[0]))
+    for weights, rows, samples in drafts:
         like = drafting(tmp_path / "like", None, lora=lora)
-        like.weights.put(list(draft["weights"].values()))
+        like.weights.put(weights)
         with torch.no_grad():
-            whole = like.policy.generate(draft["rows"])
+            whole = like.policy.generate(rows)
             for network in like.policy.modules.values():
                 quantise(network, "int8")
-            low = like.policy.generate(draft["rows"])
-        assert torch.equal(draft["samples"], low)
+            low = like.policy.generate(rows)
+        assert torch.equal(samples, low)
         assert not torch.equal(low, whole)
-        if last is not None:
-            assert any(not torch.equal(p, draft["weights"][name]) for name, p in last["weights"].items())
 
 
 @pytest.mark.parametrize("lora", [True, pytest.param(False, marks=pytest.mark.zoo)])
