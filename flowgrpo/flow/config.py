@@ -92,18 +92,12 @@ class Model(ModelSection):
         return written
 
     @model_validator(mode="after")
-    def _frozen(self) -> Model:
+    def _agree(self) -> Model:
         check_base(self.lora, self.quantise, self.merge)
-        return self
-
-    @model_validator(mode="after")
-    def _scaled(self) -> Model:
-        """Refuse a scale of adapters with gradient checkpointing: diffusers resets it before blocks are computed again."""
-        if not self.gradient_checkpointing or self.lora is None:
-            return self
         for name, given in self.call.items():
             scale = given.get("scale", 1.0) if name.endswith("attention_kwargs") and isinstance(given, dict) else 1.0
-            if scale != 1:
+            # Diffusers resets a scale of adapters before blocks are computed again.
+            if scale != 1 and self.gradient_checkpointing and self.lora is not None:
                 raise InputError(
                     f"model.call.{name}.scale: with model.gradient_checkpointing gradients would be those of another scale; "
                     "take it away and multiply model.lora.alpha by it"
@@ -373,20 +367,15 @@ class Config(RunConfig):
             raise InputError("train.draft: it chooses the starts of a group, set algorithm.tree.start=independent")
         for word, key in low_precision_copies.of_copies(self).items():
             low_precision_copies.check(word, self.model, key)
-        self._check_adapter_steps()
+        keeps_base = self.algorithm.reference in ("fixed", "base") and self.run.sharding == "none"
+        if self.eval.adapter_steps is not None and self.model.lora is None and not keeps_base:
+            raise InputError(
+                "eval.adapter_steps: with model.lora=null there is no base model beside the trained one; train adapters, or "
+                "keep a copy of it by algorithm.objective.kl.reference=fixed, a beta above 0 and run.sharding=none"
+            )
         if self.prompts.pick.budget == "knapsack" and roots == 1:
             raise InputError(
                 f"prompts.pick.budget: a group of {self.train.group_size} is one {self.algorithm.tree.name} tree, which "
                 "cannot be shared out; take a larger train.group_size, or equal"
             )
         return self
-
-    def _check_adapter_steps(self) -> None:
-        """Refuse to evaluate by a base model that is not kept."""
-        if self.eval.adapter_steps is None or self.model.lora is not None:
-            return
-        if self.algorithm.reference not in ("fixed", "base") or self.run.sharding != "none":
-            raise InputError(
-                "eval.adapter_steps: with model.lora=null there is no base model beside the trained one; train adapters, or "
-                "keep a copy of it by algorithm.objective.kl.reference=fixed, a beta above 0 and run.sharding=none"
-            )

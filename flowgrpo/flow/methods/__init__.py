@@ -8,9 +8,9 @@ from flowgrpo.flow.methods.credit.nested_sets import Nested
 from flowgrpo.flow.methods.credit.rules import Depthwise, DiscountedValue, Siblings, StepGain, Terminal
 from flowgrpo.flow.methods.kernel import CPS, DDIMSDE, DanceSDE, FlowSDE, Manifold, Ode
 from flowgrpo.flow.methods.likelihood import Elbo, Trajectory
-from flowgrpo.flow.methods.objectives.distill import Distill
 from flowgrpo.flow.methods.objectives.matching import (
     Centred,
+    Distill,
     Gradient,
     GroupSigmoid,
     PairPreference,

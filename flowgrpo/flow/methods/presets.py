@@ -23,6 +23,7 @@ _GLOBAL_STD = {"name": "group_mean", "std": "global", "eps": 1e-4, "ddof": 0}
 _PLAIN_STD = {"name": "group_mean", "std": "group", "eps": 1e-4, "ddof": 0}
 _FLOW_SDE = {"name": "flow_sde", "level": 0.7}
 _FLOW_KL = {"form": "flow_grpo", "beta": 0.04}
+_EXACT_KL = {"form": "exact", "beta": 0.004}
 _SHARED: PresetRow = {
     "tree": {"name": "chain"},
     "kernel": _FLOW_SDE,
@@ -40,12 +41,7 @@ _TEMPFLOW: PresetRow = {
     **_SHARED,
     "credit": {"name": "siblings", "within": "seed"},
     "baseline": _PLAIN_STD,
-    "objective": {
-        "name": "clip",
-        "clip_range": 1e-4,
-        "step_weights": "noise_aware",
-        "kl": {"form": "exact", "beta": 0.004},
-    },
+    "objective": {"name": "clip", "clip_range": 1e-4, "step_weights": "noise_aware", "kl": _EXACT_KL},
 }
 _BRANCH: PresetRow = {
     **_SHARED,

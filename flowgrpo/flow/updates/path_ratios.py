@@ -13,10 +13,9 @@ Tensor = torch.Tensor
 class PathRatios:
     """Sums of the log ratios of the trained edges above each node, under the weights of one optimizer step.
 
-    Rollout and replay order evaluations by sigma, and all edges of a start are in one part of the update (`train.split:
-    edges` is refused). So edges come after those above them, and the sums need no evaluations. Steps that are not replayed
-    are not in them: ODE steps, which have no density, untrained ones (`train_fraction`), and those without a finite
-    log-probability.
+    Rollout and replay order evaluations by sigma, and all edges of a start are in one part of the update. So edges come
+    after those above them, and the sums need no evaluations. They leave out steps that are not replayed: ODE steps, which
+    have no density, untrained ones (`train_fraction`), and those without a finite log-probability.
     """
 
     def __init__(self, tree: Tree):

@@ -1,4 +1,4 @@
-"""Objectives of final samples: policy gradients, contrastive and preference losses on `likelihood: elbo`.
+"""Distillation, and objectives of final samples: policy gradients, contrastive and preference losses.
 
 L is a sample's log-probability at a noise level (minus a weighted error of the velocity), ell = L - L_anchor its log ratio
 to the anchor, A its advantage. At equality with the anchor all of them have a gradient of the form -a grad L; they differ
@@ -12,10 +12,17 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import override
 
-from flowgrpo.flow.methods.objectives.policy_gradient import ClipRange, LossInputs, PolicyGradient, plain_ratio
+from flowgrpo.errors import InputError
+from flowgrpo.flow.methods.objectives.policy_gradient import (
+    ClipRange,
+    LossInputs,
+    PolicyGradient,
+    TrainedStep,
+    plain_ratio,
+)
 from flowgrpo.schema.base import NotNegative, Positive, Rate
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages import clipped_ratio
@@ -27,15 +34,7 @@ def optimality(advantage: Tensor, most: float) -> Tensor:
     return (advantage / most / 2 + 0.5).clamp(0, 1)
 
 
-class Unbounded(PolicyGradient):
-    """Objectives without a bound."""
-
-    @override
-    def clipped(self, inputs: LossInputs) -> Tensor:
-        return torch.zeros_like(inputs.advantage, dtype=torch.bool)
-
-
-class Gradient(Unbounded):
+class Gradient(PolicyGradient):
     """The plain policy gradient: -A ratio (EPG, arXiv 2602.04663), or without a ratio -A L (RWR, SFT, AWM)."""
 
     name: Literal["gradient"] = "gradient"
@@ -47,7 +46,7 @@ class Gradient(Unbounded):
         return -inputs.advantage * (plain_ratio(inputs) if self.ratio else inputs.log_prob)
 
 
-class Proximal(Unbounded):
+class Proximal(PolicyGradient):
     """The policy gradient with the divergence from the anchor in its advantage: gradient -ratio (A - ell) grad L.
 
     PEPG of arXiv 2602.04663. Its PAR has the same gradient, since the released code detaches the ratio there. Stationary
@@ -65,7 +64,38 @@ class Proximal(Unbounded):
         return -weight * (inputs.advantage - ell) * inputs.log_prob
 
 
-class OfSamples(Unbounded):
+class Distill(PolicyGradient):
+    """The divergence from a teacher alone (verl-omni's `distill_kl`), without advantages.
+
+    The student's own states are the inputs, without gradient, so it learns where it goes itself. In steps of one kernel,
+    with mean = P x + Q v and noise S, the exact KL is Q^2 / (2 S^2) mean (v - v_teacher)^2.
+    """
+
+    rewarded: ClassVar[bool] = False
+
+    name: Literal["distill"] = "distill"
+
+    @model_validator(mode="after")
+    def _learns(self) -> Distill:
+        if self.kl.beta == 0:
+            raise InputError("algorithm.objective.kl.beta: distill has no other loss than the divergence, raise it")
+        if self.kl.reference != "teacher":
+            raise InputError(
+                f"algorithm.objective.kl.reference: distill learns from a teacher, {self.kl.reference} is the student; take "
+                "teacher"
+            )
+        return self
+
+    @override
+    def pulls(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
+        return [0.0] * len(steps)
+
+    @override
+    def loss(self, inputs: LossInputs) -> Tensor:
+        return torch.zeros_like(inputs.log_prob)
+
+
+class OfSamples(PolicyGradient):
     """Objectives that need noised samples."""
 
     likelihoods: ClassVar[Sequence[str]] = ("elbo",)

@@ -192,9 +192,9 @@ class PolicyGradient(Choice):
     def loss(self, inputs: LossInputs) -> Tensor:
         """Return the loss (E,) of the edges, without the divergence and the weights of the steps."""
 
-    @abstractmethod
     def clipped(self, inputs: LossInputs) -> Tensor:
-        """Return whether (E,) bool each edge has zero gradient by a bound of the objective."""
+        """Return whether (E,) bool each edge has zero gradient by a bound of the objective; by default there is none."""
+        return torch.zeros_like(inputs.advantage, dtype=torch.bool)
 
     def above(self, inputs: LossInputs) -> Tensor:
         """Return whether (E,) bool the ratio that `clipped` bounds is above 1."""
@@ -359,10 +359,6 @@ class SoftGate(PolicyGradient):
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
         return clipped_ratio.soft_gate_loss(plain_ratio(inputs), inputs.advantage, *self.temperature)
-
-    @override
-    def clipped(self, inputs: LossInputs) -> Tensor:
-        return torch.zeros_like(inputs.advantage, dtype=torch.bool)
 
 
 def _mean_square(a: State | None, b: State | None) -> Tensor:
