@@ -93,7 +93,8 @@ def update_part(
         return stats
     optimizer.zero_grad(set_to_none=True)
     if credited.noised is None:
-        losses = _Replay(policy, weights, objective, credited, stats).losses(evaluations)
+        replay = _Replay(policy=policy, weights=weights, objective=objective, credited=credited, stats=stats)
+        losses = replay.losses(evaluations)
     else:
         matching = Matching(
             policy=policy, weights=weights, objective=objective, noised=credited.noised, beta=credited.beta
@@ -107,7 +108,7 @@ def update_part(
     return stats
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Replay:
     """The losses of one optimizer step that replays evaluations."""
 

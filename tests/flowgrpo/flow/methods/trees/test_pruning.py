@@ -105,11 +105,6 @@ def test_the_update_has_the_trained_edges_that_stay(rule):
     assert max(len(evaluation.rows) for evaluation in left.evaluations) == 4
 
 
-@pytest.mark.parametrize("tree", [Branch(), Branch(prune=Pruning(rule="depth"))])
-def test_without_a_rule_of_chains_everything_stays(tree):
-    assert tree.pruned(ONE_TREE, torch.zeros(len(ONE_TREE.nodes))) is None
-
-
 @pytest.mark.parametrize("fraction", [0.01, 0.125, 0.375])
 def test_the_fraction_is_of_the_chains_at_either_end(fraction):
     tree = Branch(prune=Pruning(rule="extremes", fraction=fraction))
@@ -167,3 +162,5 @@ def test_a_depth_window_of_five_leaves_as_many_edges_as_half_the_chains():
     tree = grown(tree=Branch(prune=Pruning(rule="depth", size=5)))
     trained = sum(len(edges.nodes) for evaluation in tree.evaluations for edges in evaluation.trained)
     assert trained + 16 == 138  # and the last, ODE, edge of each leaf
+    for rule in (None, Pruning(rule="depth")):  # by which every chain stays
+        assert Branch(prune=rule).pruned(ONE_TREE, torch.zeros(len(ONE_TREE.nodes))) is None

@@ -46,9 +46,7 @@ def test_a_fraction_of_a_chain_is_trained_and_all_of_it_stays_stochastic():
     assert {len(steps) for steps in drawn} == {5}
     assert len(set(drawn)) > 20
     assert stochastic(Chain(train_fraction=0.5), steps=11) == list(range(10))
-
-
-def test_the_fraction_that_is_trained_is_rounded_down_to_one_step_at_least():
+    # Rounded down, to one step at least.
     assert [len(trained(Chain(train_fraction=part), steps=11)) for part in (0.69, 0.7, 0.05)] == [6, 7, 1]
 
 
