@@ -31,12 +31,12 @@ def pruned(tree: Tree, keep: torch.Tensor, micro_batch: int, parts: torch.Tensor
         for row, part in sorted(part_of.items()):
             left[part, evaluation.sigma].append((evaluation, row))
     evaluations = [
-        _gathered(batch, part, keep) for (part, _), rows in left.items() for batch in batched(rows, micro_batch)
+        _gather(batch, part, keep) for (part, _), rows in left.items() for batch in batched(rows, micro_batch)
     ]
     return replace(tree, evaluations=evaluations)
 
 
-def _gathered(rows: list[tuple[Evaluation, int]], part: int, keep: torch.Tensor) -> Evaluation:
+def _gather(rows: list[tuple[Evaluation, int]], part: int, keep: torch.Tensor) -> Evaluation:
     """Return one evaluation of rows of several, with their trained edges in `keep`."""
     taken: dict[Move, list[tuple[int, Edges, int]]] = defaultdict(list)  # move -> (new row, edges, index in them)
     for new, (evaluation, row) in enumerate(rows):

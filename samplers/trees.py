@@ -228,7 +228,7 @@ def grow(
         for batch in _batches(moves, tree, micro_batch):
             state = stacked([states[i] for i in batch])
             kept = tree.nodes[batch[0]].root.part in keep_graphs and _trains(moves[batch[0]])
-            evaluation = _branched(tree, batch, moves)
+            evaluation = _record_evaluation(tree, batch, moves)
             if ahead is not None:
                 _begin(ahead, tree, evaluation, state)
             with torch.enable_grad() if kept else nullcontext():
@@ -286,7 +286,7 @@ def _trains(moves: Sequence[Move]) -> bool:
     return any(move.trained for move in moves)
 
 
-def _branched(tree: Tree, batch: Sequence[int], moves: dict[int, Sequence[Move]]) -> Evaluation:
+def _record_evaluation(tree: Tree, batch: Sequence[int], moves: dict[int, Sequence[Move]]) -> Evaluation:
     """Record the evaluation of some nodes, with its edges and the nodes they lead to, before their states are known."""
     nodes = [tree.nodes[i] for i in batch]
     leaving: dict[Move, list[tuple[int, int]]] = defaultdict(list)  # (row, ordinal among its siblings), rows in order

@@ -43,7 +43,7 @@ TABLE = 1000  # training steps, the grid of logit_normal sigmas
 SOFT = 1e-10  # under the roots of huber and power
 
 
-def flattened(state: State) -> Tensor:
+def flatten_state(state: State) -> Tensor:
     """Return all tensors of a state as one float32 tensor (B, D)."""
     return torch.cat([x.float().flatten(1) for x in state], dim=1)
 
@@ -146,8 +146,8 @@ class Elbo(Likelihood):
     @property
     @override
     def policies(self) -> set[str]:
-        asked: set[str] = {self.sampler, self.anchor}
-        return asked - {"live"}
+        names: set[str] = {self.sampler, self.anchor}
+        return names - {"live"}
 
     def log_prob(self, error: Tensor, sigma: float) -> Tensor:
         """Return minus the weighted error (B,) of velocity minus target (B, D), in place of a log-probability."""

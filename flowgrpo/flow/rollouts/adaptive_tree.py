@@ -74,8 +74,8 @@ class Shaping:
         )
         coming = iteration + 1 + self._config.run.staleness
         if coming % tree.every == 0 and any(self.squares) and all(self.freedom):
-            taken = [(kernels[i], sigmas[i], sigmas[i + 1]) for i in range(steps)]
-            pulls = algorithm.objective.pulls(taken, sigmas[1])
+            trained_steps = [(kernels[i], sigmas[i], sigmas[i + 1]) for i in range(steps)]
+            pulls = algorithm.objective.pulls(trained_steps, sigmas[1])
             variances = [
                 pull**2 * square / freedom
                 for pull, square, freedom in zip(pulls, self.squares, self.freedom, strict=True)
@@ -91,10 +91,10 @@ class Shaping:
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         """Restore the result of `state`; raise InputError if it is malformed."""
-        kept = state or {}
+        saved = state or {}
         try:
-            squares, freedom = ([float(x) for x in kept[key]] for key in ("squares", "freedom"))
-            shapes = {int(first): [int(n) for n in shape] for first, shape in kept["shapes"].items()}
+            squares, freedom = ([float(x) for x in saved[key]] for key in ("squares", "freedom"))
+            shapes = {int(first): [int(n) for n in shape] for first, shape in saved["shapes"].items()}
             whole = len(squares) == len(freedom) and all(map(is_number, squares + freedom))
             whole = whole and all(len(shape) == len(squares) and min(shape) >= 2 for shape in shapes.values())
         except (LookupError, TypeError, ValueError, AttributeError):

@@ -64,7 +64,7 @@ class Finishing:
         """Return the finish for growing trees, recorded by `watched` if given; None where the policy finishes as usual."""
         if not self.cheap:
             return None
-        return self if watched is None else watched.passing(self)
+        return self if watched is None else watched.recording(self)
 
     def finished(
         self,

@@ -99,14 +99,14 @@ def drafted(
         by_group = defaultdict(list)
         for (group, start), row in zip(pool.own, rows, strict=True):
             by_group[group].append((start, row))
-        for group, found in by_group.items():
-            starts, own = zip(*found, strict=True)
+        for group, members in by_group.items():
+            starts, own = zip(*members, strict=True)
             samples = torch.cat([policy.generate(batch) for batch in batched(own, micro_batch)])
             yield Piece(group, starts, samples, own)
 
     total = combination.total(score_pieces(rewards, pieces(), pool, gather, share=share).values).tolist()
-    told = dict(zip(pool.own, total, strict=True))
-    everyone = {member: value for process in gather([told]) for member, value in process.items()}
+    totals = dict(zip(pool.own, total, strict=True))
+    everyone = {member: value for process in gather([totals]) for member, value in process.items()}
     starts: list[list[int]] = []
     scores: list[Tensor] = []
     for group, number in enumerate(numbers):
@@ -133,11 +133,11 @@ def foretold(tree: Tree, total: Tensor, draft_rewards: Sequence[Tensor]) -> list
     for end in trunk_ends(tree):
         root = tree.nodes[tree.leaves[end]].root
         by_root[root.group, root.index].append(float(total[end]))
-    found = []
+    roots = []
     for (group, index), finals in by_root.items():
         final = mean(torch.tensor(finals, dtype=torch.float64))
-        found.append(Foretold(group, float(draft_rewards[group][index]), torch.nan if final is None else final))
-    return found
+        roots.append(Foretold(group, float(draft_rewards[group][index]), torch.nan if final is None else final))
+    return roots
 
 
 def agreement(roots: Sequence[Foretold]) -> dict[str, float | None]:
@@ -168,7 +168,7 @@ def halves_kept(a: Tensor, b: Tensor) -> float:
 
     Equal values on both sides of the middle count as in the mean over random orders.
     """
-    a, b = _in_better_half(a), _in_better_half(b)
+    a, b = _better_half_chances(a), _better_half_chances(b)
     return float((a * b + (1 - a) * (1 - b)).mean()) if len(a) > 1 else torch.nan
 
 
@@ -178,7 +178,7 @@ def _ranks(values: Tensor) -> Tensor:
     return below.double().sum(1) + (equal.double().sum(1) - 1) / 2
 
 
-def _in_better_half(values: Tensor) -> Tensor:
+def _better_half_chances(values: Tensor) -> Tensor:
     """Return the chance (B,) of each value to be in the better half, with equal values in random order."""
     above = (values > values[:, None]).double().sum(1)
     equal = (values == values[:, None]).double().sum(1)

@@ -13,7 +13,7 @@ from typing import Any
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.methods.credit.rules import calibrated, step_signs
+from flowgrpo.flow.methods.credit.rules import adjust_levels, step_signs
 from flowgrpo.flow.methods.kernel import Preserving
 from flowgrpo.flow.rollouts.rollout import Batch
 from flowgrpo.training.loop import Loop
@@ -84,7 +84,7 @@ def search(loop: Loop, levels: list[float], roll_out: Callable[[int, list[float]
         positive, negative = loop.collectives.sum_shares(signs)
         rounds.append({"levels": levels, "positive": positive.tolist(), "negative": negative.tolist()})
         steps = level_steps(kernel.name, batch.tree, settings.step)
-        levels = calibrated(levels, positive, negative, steps=steps, difference=settings.difference, highest=highest)
+        levels = adjust_levels(levels, positive, negative, steps=steps, difference=settings.difference, highest=highest)
     costs = {"cost/model_evaluations": loop.evaluations - evaluations, "cost/decoded": decoded}
     line = {
         "step": 0,

@@ -171,12 +171,12 @@ def score_leaves(
         by_group[tree.nodes[leaf].root.group].append(index)
     for own in by_group.values():  # in an order that does not depend on who grew what
         own.sort(key=lambda index: tree.nodes[tree.leaves[index]].path)
-    scores = score_pieces(rewards, _decoded(decode, tree, by_group, micro_batch), assignment, gather, share=share)
+    scores = score_pieces(rewards, _decode_groups(decode, tree, by_group, micro_batch), assignment, gather, share=share)
     order = torch.tensor([index for own in by_group.values() for index in own]).argsort()
     return Scores(scores.values[order], scores.lost[order], scores.seconds)
 
 
-def _decoded(
+def _decode_groups(
     decode: Callable[[Sequence[int], Sequence[Row]], torch.Tensor],
     tree: Tree,
     by_group: dict[int, list[int]],

@@ -50,7 +50,7 @@ class Foretold:
         self.by_call.append({i: tuple(x[place] for x in clean) for place, i in enumerate(own)})
         return velocity
 
-    def passing(self, finish: Finish) -> Finish:
+    def recording(self, finish: Finish) -> Finish:
         """Return a finish that records its steps without estimates."""
 
         def finished(state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
@@ -92,10 +92,10 @@ class StatePreviews:
 
     def watch(self, iteration: int, roots: Sequence[Root]) -> Foretold | None:
         """Return a recording velocity for the trees of an iteration; None where none of them is kept."""
-        asked = self.config.run.trees
-        if asked is None or iteration < 0 or not asked.due(iteration, self.config.train.iterations):
+        settings = self.config.run.trees
+        if settings is None or iteration < 0 or not settings.due(iteration, self.config.train.iterations):
             return None
-        return Foretold(self.policy.velocity, [root.row for root in roots if root.group < asked.prompts])
+        return Foretold(self.policy.velocity, [root.row for root in roots if root.group < settings.prompts])
 
     @torch.no_grad()
     def of(self, tree: Tree, scores: Scores, foretold: Foretold | None, *, leads: bool = True) -> list[StatePreview]:
@@ -104,47 +104,49 @@ class StatePreviews:
         Estimates are scored, by the process that `leads` the scoring, unless a reward compares the samples of a group,
         which would need one of them. Calls are at most as large as the rollout's.
         """
-        asked = self.config.run.trees
-        if foretold is None or asked is None:
+        settings = self.config.run.trees
+        if foretold is None or settings is None:
             return []
-        found = _states(tree, foretold, asked.prompts)
+        previews = _collect_states(tree, foretold, settings.prompts)
         leaves: dict[int | None, int] = {node: index for index, node in enumerate(tree.leaves)}
-        scored = leads and asked.score and not any(reward.group_wise for reward in self.rewards)
+        scored = leads and settings.score and not any(reward.group_wise for reward in self.rewards)
         shown: dict[tuple[int, bool], list[int]] = defaultdict(list)  # by group and whether estimated
-        for place, each in enumerate(found):
+        for place, each in enumerate(previews):
             if each.state is not None:
                 shown[each.root.group, each.estimated].append(place)
         decoding = phase("decoding", sum(map(len, shown.values())))
         # These rewards are only shown: a failure loses no sample, and their random draws change nothing.
-        with decoding as told, random_state_kept(), unheard(), Scorer(self.rewards) as scorer:
+        with decoding as progress, random_state_kept(), unheard(), Scorer(self.rewards) as scorer:
             for (group, estimated), places in shown.items():
                 most = min(self.config.train.rollout_rows, max(1, len(shown[group, False])))
                 for own in batched(places, most):
-                    rows = [found[i].root.row for i in own]
-                    states = [state for i in own if (state := found[i].state) is not None]  # all
+                    rows = [previews[i].root.row for i in own]
+                    states = [state for i in own if (state := previews[i].state) is not None]  # all
                     state = tuple(x.to(tree.samples[0].device) for x in stacked(states))
                     samples = self.policy.decode(state, rows)
                     if not estimated:
-                        rewards = scores.values[[leaves[found[i].node] for i in own]]
+                        rewards = scores.values[[leaves[previews[i].node] for i in own]]
                     else:
                         rewards = scorer.submit(samples, rows)().values if scored else [None] * len(own)
                     for i, sample, of_sample in zip(own, samples, rewards, strict=True):
-                        found[i] = replace(found[i], state=None, picture=small(sample, asked.side), rewards=of_sample)
-                    told.advance(len(own))
-        return found
+                        previews[i] = replace(
+                            previews[i], state=None, picture=small(sample, settings.side), rewards=of_sample
+                        )
+                    progress.advance(len(own))
+        return previews
 
 
-def _states(tree: Tree, foretold: Foretold, groups: int) -> list[StatePreview]:
+def _collect_states(tree: Tree, foretold: Foretold, groups: int) -> list[StatePreview]:
     """Return the states of the first groups, parents before children, with those that a solver passed between two nodes."""
     estimates = estimates_by_state(tree, foretold)
     foretold.by_call.clear()
     leaves = {node: index for index, node in enumerate(tree.leaves)}
     places: dict[int, int] = {}
-    found: list[StatePreview] = []
+    previews: list[StatePreview] = []
     counts: dict[int, int] = defaultdict(int)
 
     def add(preview: StatePreview) -> int:
-        found.append(preview)
+        previews.append(preview)
         counts[preview.root.group] += 1
         return counts[preview.root.group] - 1
 
@@ -160,24 +162,24 @@ def _states(tree: Tree, foretold: Foretold, groups: int) -> list[StatePreview]:
         leaf = leaves.get(i)
         state = estimates.get((i, node.step)) if leaf is None else tuple(x[leaf].cpu() for x in tree.samples)
         places[i] = add(StatePreview(i, parent, node.step, node.root, estimated=leaf is None, state=state))
-    return found
+    return previews
 
 
 def estimates_by_state(tree: Tree, foretold: Foretold) -> dict[tuple[int, int], State]:
     """Return the estimates by node and step of the schedule; a solver's states have the node that its chain left."""
     steps = {sigma: step for step, sigma in enumerate(tree.sigmas)}
     roots = {id(node.root.row): i for i, node in enumerate(tree.nodes) if node.parent is None}
-    found = {}
-    for evaluation, seen in zip(tree.evaluations, foretold.by_call, strict=True):
+    estimates = {}
+    for evaluation, states in zip(tree.evaluations, foretold.by_call, strict=True):
         nodes = {  # by row; empty for a solver's chain
             row: tree.nodes[child].parent
             for edges in evaluation.edges
             for row, child in zip(edges.rows.tolist(), edges.nodes.tolist(), strict=True)
         }
-        for row, state in seen.items():
+        for row, state in states.items():
             node = nodes[row] if nodes else roots[id(evaluation.rows[row])]
-            found[node, steps[evaluation.sigma]] = state
-    return found
+            estimates[node, steps[evaluation.sigma]] = state
+    return estimates
 
 
 def small(sample: torch.Tensor, side: int) -> np.ndarray:
@@ -187,14 +189,14 @@ def small(sample: torch.Tensor, side: int) -> np.ndarray:
     """
     sample = sample.detach().float().cpu().nan_to_num()
     if sample.ndim == 2:
-        return _loudness(sample, side)
+        return _draw_loudness(sample, side)
     frame = sample[len(sample) // 2] if sample.ndim == 4 else sample
     picture = Image.fromarray(frame.mul(255).round().clamp(0, 255).byte().movedim(0, -1).numpy()).convert("RGBA")
     picture.thumbnail((side, side))
     return np.asarray(picture)
 
 
-def _loudness(sound: torch.Tensor, side: int) -> np.ndarray:
+def _draw_loudness(sound: torch.Tensor, side: int) -> np.ndarray:
     """Draw the peaks of a sound (C, N) as upright bars."""
     canvas = np.zeros((side // 2, side, 4), dtype=np.uint8)
     middle, width = side // 4, max(1, side // BARS)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.methods.likelihood import Elbo, flattened
+from flowgrpo.flow.methods.likelihood import Elbo, flatten_state
 from flowgrpo.flow.methods.objectives.matching import Centred, Coupled, optimality
 from flowgrpo.flow.methods.objectives.policy_gradient import ABSENT, LossInputs, PolicyGradient
 from flowgrpo.flow.pipeline.policy import Policy
@@ -93,7 +93,7 @@ class Noised:
             drawn = sent(drawn, clean.device)
             state.append(((1 - call.sigma) * clean + call.sigma * drawn).to(samples.dtype))
             target.append(drawn - clean)
-        return tuple(state), flattened(tuple(target))
+        return tuple(state), flatten_state(tuple(target))
 
     def _noise(self, draw: Draw, component: int, shape: Sequence[int]) -> Tensor:
         node = self.node(draw)
@@ -106,11 +106,11 @@ def taken(objective: PolicyGradient, tree: Tree, advantages: Tensor, keep: Tenso
     if objective.couples != "group":
         return keep
     groups = torch.tensor([tree.nodes[leaf].root.group for leaf in tree.leaves])
-    left = keep.clone()
+    chosen = keep.clone()
     for group in groups[keep].unique():
         own = (keep & (groups == group)).nonzero().flatten()
-        left[own] = objective.takes(advantages[own])
-    return left
+        chosen[own] = objective.takes(advantages[own])
+    return chosen
 
 
 def finite(tree: Tree) -> Tensor:
@@ -195,7 +195,7 @@ class Matching:
     def losses(self, part: int, stats: UpdateStats, sum_shares: Sum) -> Iterator[Tensor]:
         """Yield the weighted sum of the losses of each call of a part."""
         if self.objective.couples != "nothing":
-            self._look(part, sum_shares)
+            self._couple(part, sum_shares)
         for call in self.noised.of_part(part):
             yield self._loss(call, stats)
 
@@ -224,11 +224,11 @@ class Matching:
         likelihood, rows = self.noised.likelihood, self.noised.rows(call)
         state, target = self.noised.noised(call)
         score = partial(likelihood.log_prob, sigma=call.sigma)
-        asked = self.objective.policies
+        names = self.objective.policies
         if not self.anchored and likelihood.anchor != "live":
-            asked = asked | {likelihood.anchor}
-        others: dict[str, Any] = {name: self._error(name, call, state, target) for name in sorted(asked)}
-        error = flattened(self.policy.velocity(state, call.sigma, rows)) - target
+            names = names | {likelihood.anchor}
+        others: dict[str, Any] = {name: self._error(name, call, state, target) for name in sorted(names)}
+        error = flatten_state(self.policy.velocity(state, call.sigma, rows)) - target
         anchor_error = error.detach() if likelihood.anchor == "live" else others.get(likelihood.anchor, ABSENT)
         log_prob, coefficient = score(error), ABSENT
         if self.coefficients:
@@ -254,10 +254,10 @@ class Matching:
     def _error(self, name: str, call: Call, state: State, target: Tensor) -> Tensor:
         """Return the errors (B, D) of a policy's velocity, without gradient."""
         with self.weights.policy(name):
-            return flattened(self.policy.velocity(state, call.sigma, self.noised.rows(call))) - target
+            return flatten_state(self.policy.velocity(state, call.sigma, self.noised.rows(call))) - target
 
     @torch.no_grad()
-    def _look(self, part: int, sum_shares: Sum) -> None:
+    def _couple(self, part: int, sum_shares: Sum) -> None:
         """Compute the log ratios of a part without gradient, and the coupling of its samples."""
         ratios: dict[Draw, Tensor] = {}
         likelihood = self.noised.likelihood

@@ -54,13 +54,13 @@ def measured(policy: Policy, state: State, row: Row, *, size: int) -> tuple[Kept
     """
     steps = [policy.sigmas[0]] if len(policy.modules) == 1 else [policy.sigmas[0], policy.sigmas[-2]]
     before = policy.evaluations
-    parts = [_measured(policy, state, row, sigma=sigma, size=size) for sigma in steps]
+    parts = [_measure(policy, state, row, sigma=sigma, size=size) for sigma in steps]
     policy.evaluations = before
     once, each, beside = map(max, zip(*parts, strict=True))
     return Kept(once=once, each=each), beside
 
 
-def _measured(policy: Policy, state: State, row: Row, *, sigma: float, size: int) -> tuple[int, int, int]:
+def _measure(policy: Policy, state: State, row: Row, *, sigma: float, size: int) -> tuple[int, int, int]:
     with torch.enable_grad(), allocation_counter.AllocationCounter() as counted:
         for network in policy.modules.values():
             for tensor in (*network.parameters(), *network.buffers()):

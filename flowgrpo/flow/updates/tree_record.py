@@ -25,12 +25,12 @@ def parts(
     by_group: dict[int, list[StatePreview]] = defaultdict(list)
     for each in batch.previews:
         by_group[each.root.group].append(each)
-    earned = _earned(batch, credited, {each.node for each in batch.previews})
+    earned = _edge_fields(batch, credited, {each.node for each in batch.previews})
     trees = []
     for group, own in by_group.items():
         nodes = []
         for each in own:
-            fields = {**_seen(each, combination), **({} if each.node is None else earned.get(each.node, {}))}
+            fields = {**_state_fields(each, combination), **({} if each.node is None else earned.get(each.node, {}))}
             if config.algorithm.solver is not None and each.parent is not None:
                 fields["kernel"] = config.algorithm.solver
             twig = each.node is not None and batch.tree.nodes[each.node].role == TWIG
@@ -51,7 +51,7 @@ def parts(
     return trees
 
 
-def _seen(each: StatePreview, combination: Combination) -> Fields:
+def _state_fields(each: StatePreview, combination: Combination) -> Fields:
     """Return the fields of a state itself."""
     fields: Fields = {"estimated": each.estimated}
     if each.parent is None:
@@ -64,10 +64,10 @@ def _seen(each: StatePreview, combination: Combination) -> Fields:
     return fields
 
 
-def _earned(batch: Batch, credited: Credited, kept: Collection[int | None]) -> dict[int, Fields]:
+def _edge_fields(batch: Batch, credited: Credited, kept: Collection[int | None]) -> dict[int, Fields]:
     """Return the fields of each kept edge by its node: how it was drawn, and its credit."""
     tree, units, noised = batch.tree, credited.units, credited.noised
-    found: dict[int, Fields] = {}
+    fields: dict[int, Fields] = {}
     for evaluation in tree.evaluations:
         for edges in evaluation.edges:
             own = [(place, node) for place, node in enumerate(edges.nodes.tolist()) if node in kept]
@@ -77,7 +77,7 @@ def _earned(batch: Batch, credited: Credited, kept: Collection[int | None]) -> d
             _, std = slope(kernel, *sigmas, tree.sigma_cap)
             log_probs = None if edges.log_prob is None else edges.log_prob.tolist()
             for place, node in own:
-                found[node] = {
+                fields[node] = {
                     "kernel": f"{kernel.name} {kernel.level:g}" if kernel.stochastic else kernel.name,
                     "noise": edges.move.noise_scale * std,
                     "trained": edges.move.trained,
@@ -95,7 +95,7 @@ def _earned(batch: Batch, credited: Credited, kept: Collection[int | None]) -> d
     for node in credit:
         if node is None or (unit := of_edge[node]) < 0:
             continue
-        own = found.setdefault(node, {})
+        own = fields.setdefault(node, {})
         own["trained"] = own.get("trained", False) or noised is not None
         advantage = known(advantages[unit])
         own |= {
@@ -105,4 +105,4 @@ def _earned(batch: Batch, credited: Credited, kept: Collection[int | None]) -> d
             "advantage": advantage,
             "weight": known(own.get("weight", 1.0) * weights[unit]),
         }
-    return found
+    return fields

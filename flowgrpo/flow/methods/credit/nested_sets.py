@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.methods.credit.rules import Credit, edge_units, left_by, stochastic_edges, trunk_ends
+from flowgrpo.flow.methods.credit.rules import Credit, edge_units, parent_of, stochastic_edges, trunk_ends
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages.comparison_sets import NestedSets
 from flowgrpo.training.advantages.credit_units import CreditUnits
@@ -82,15 +82,15 @@ def _families(tree: Tree, edges: list[int], between: float) -> list[list[int]]:
         return [[] for _ in edges]
     children = Counter(tree.nodes[i].parent for i in edges)
     split = {i for i in edges if children[tree.nodes[i].parent] > 1}
-    found = []
+    padded = []
     for i in edges:
-        state = left_by(tree, i)
+        state = parent_of(tree, i)
         line = tree.ancestry(state)  # the state itself, and what is above it but the start
         above = [node for node in line[1:] if node in split]
-        start = [left_by(tree, line[-1])] if line else []
+        start = [parent_of(tree, line[-1])] if line else []
         families = [*start, *reversed(above)]
-        found.append([*families, *[-1] * (len(tree.sigmas) - len(families))])
-    return found
+        padded.append([*families, *[-1] * (len(tree.sigmas) - len(families))])
+    return padded
 
 
 def _kin(tree: Tree, edges: list[int]) -> tuple[list[tuple[int, int]], list[float]]:
@@ -106,5 +106,5 @@ def _kin(tree: Tree, edges: list[int]) -> tuple[list[tuple[int, int]], list[floa
                     "algorithm.credit: nested needs siblings of different noise, raise sibling_strength above 0"
                 )
             for node in each.nodes.tolist():
-                kin[node], alike[node] = (left_by(tree, node), ordinal), shared
+                kin[node], alike[node] = (parent_of(tree, node), ordinal), shared
     return [kin[i] for i in edges], [alike[i] for i in edges]

@@ -156,7 +156,7 @@ class StepGain(Credit):
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
         values, known = state_values(tree, rewards)
         edges = stochastic_edges(tree)
-        parents = [left_by(tree, i) for i in edges]
+        parents = [parent_of(tree, i) for i in edges]
         if not all(known[i] for i in (*edges, *parents)):
             raise InputError(
                 "algorithm.credit: step_gain needs a value of every state, take the tree twigs with root: true"
@@ -193,7 +193,7 @@ class DiscountedValue(Credit):
         chains: dict[int, list[int]] = {}  # by last edge
         extended: set[int] = set()
         for i in edges:  # parents come before children
-            parent = left_by(tree, i)
+            parent = parent_of(tree, i)
             if parent in extended:
                 raise InputError("algorithm.credit: discounted_value needs chains, take the tree twigs")
             extended.add(parent)
@@ -236,7 +236,7 @@ def trunk_ends(tree: Tree) -> list[int]:
     return [index for index, leaf in enumerate(tree.leaves) if tree.nodes[leaf].role != trees.TWIG]
 
 
-def left_by(tree: Tree, edge: int) -> int:
+def parent_of(tree: Tree, edge: int) -> int:
     """Return the parent of an edge's node."""
     parent = tree.nodes[edge].parent
     assert parent is not None  # no edge leads to a start
@@ -292,7 +292,7 @@ def step_signs(tree: Tree, rewards: Tensor) -> Tensor:
     return counts
 
 
-def calibrated(
+def adjust_levels(
     levels: Sequence[float],
     positive: Tensor,
     negative: Tensor,

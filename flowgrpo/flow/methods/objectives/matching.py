@@ -166,10 +166,10 @@ class Centred(OfSamples):
 
     @override
     def divergence(self, inputs: LossInputs) -> Tensor:
-        held = super().divergence(inputs)
+        divergence = super().divergence(inputs)
         if self.adaptive_kl is None:
-            return held
-        return held * (self.adaptive_kl + (1 - self.adaptive_kl) * optimality(inputs.advantage, self.most))
+            return divergence
+        return divergence * (self.adaptive_kl + (1 - self.adaptive_kl) * optimality(inputs.advantage, self.most))
 
 
 class Coupled(OfSamples):
@@ -185,8 +185,8 @@ class Coupled(OfSamples):
         """Return the derivative (K,) of the group's loss in each log-probability, times K, for a mean over samples."""
         with torch.enable_grad():
             ell = ell.detach().requires_grad_()
-            (found,) = torch.autograd.grad(self.group_loss(ell, advantage), ell)
-        return found * len(ell)
+            (gradient,) = torch.autograd.grad(self.group_loss(ell, advantage), ell)
+        return gradient * len(ell)
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
@@ -259,8 +259,8 @@ class GroupSigmoid(Coupled):
 
     @override
     def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
-        told = torch.sigmoid(-self.beta * (advantage * ell).mean()).detach()
-        return -(told * advantage * ell).mean()
+        weight = torch.sigmoid(-self.beta * (advantage * ell).mean()).detach()
+        return -(weight * advantage * ell).mean()
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:

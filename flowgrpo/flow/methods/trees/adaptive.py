@@ -29,15 +29,15 @@ def neyman(variances: Sequence[float], costs: Sequence[float], budget: float) ->
     each step, children are added one by one where they reduce the sum most for their cost, the earliest of equal steps
     first. Variances are of the estimate from two children; the budget holds at least `LEAST` children of each step.
     """
-    counts, left = [LEAST] * len(costs), budget - LEAST * sum(costs)
+    counts, budget_left = [LEAST] * len(costs), budget - LEAST * sum(costs)
 
     def worth(step: int) -> float:
         return variances[step] / (counts[step] * (counts[step] - 1) * costs[step])
 
-    while fitting := [step for step, cost in enumerate(costs) if cost <= left and variances[step] > 0]:
+    while fitting := [step for step, cost in enumerate(costs) if cost <= budget_left and variances[step] > 0]:
         chosen = max(fitting, key=worth)
         counts[chosen] += 1
-        left -= costs[chosen]
+        budget_left -= costs[chosen]
     return counts
 
 
@@ -45,15 +45,15 @@ def check(algorithm: Any) -> None:
     """Refuse axes whose expected update would depend on the numbers of children, by an InputError."""
     credit, baseline = algorithm.credit, algorithm.baseline
     if credit.name != "siblings" or credit.weights != "steps":
-        found = credit.name if credit.name != "siblings" else "siblings with weights: edges"
+        choice = credit.name if credit.name != "siblings" else "siblings with weights: edges"
         raise InputError(
-            f"algorithm.credit: the tree adaptive has other numbers of children at each step, by which {found} would weigh "
+            f"algorithm.credit: the tree adaptive has other numbers of children at each step, by which {choice} would weigh "
             "steps; take '{name: siblings, weights: steps}'"
         )
     if baseline.name != "leave_one_out" or baseline.std not in ("none", "global"):
-        found = baseline.name if baseline.name != "leave_one_out" else f"leave_one_out with std: {baseline.std}"
+        choice = baseline.name if baseline.name != "leave_one_out" else f"leave_one_out with std: {baseline.std}"
         raise InputError(
-            f"algorithm.baseline: the tree adaptive has other numbers of children at each step, by which {found} would "
+            f"algorithm.baseline: the tree adaptive has other numbers of children at each step, by which {choice} would "
             "scale their advantages; take '{name: leave_one_out, std: global}', or std: none"
         )
 

@@ -52,15 +52,15 @@ class Custom(Rooted):
 
     @override
     def check(self, tree: Tree) -> None:
-        found = len(trunk_ends(tree)) / sum(node.parent is None for node in tree.nodes)
-        if found != self.trajectories:
+        ends = len(trunk_ends(tree)) / sum(node.parent is None for node in tree.nodes)
+        if ends != self.trajectories:
             raise InputError(
-                f"algorithm.tree.trajectories: the plan of a root has {found:g} ends, not {self.trajectories}"
+                f"algorithm.tree.trajectories: the plan of a root has {ends:g} ends, not {self.trajectories}"
             )
 
     @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        end, function = self._end(kernels), _located(self.function, Path.cwd())
+        end, function = self._end(kernels), _load_function(self.function, Path.cwd())
         if not callable(function):
             raise InputError(f"algorithm.tree.function: {self.function} is {type(function).__name__}, not a function")
         arguments = [*kernels[:end], *[formulas.ODE] * (len(kernels) - end)]
@@ -69,7 +69,7 @@ class Custom(Rooted):
         except TypeError as error:
             takes = ", ".join(list(inspect.signature(function).parameters)[1:]) or "none"
             raise InputError(f"algorithm.tree.options: {error}; {self.function} has the options {takes}") from None
-        with _move_fields(self.function), kept("algorithm.tree.function", function, calls=True):
+        with _check_move_fields(self.function), kept("algorithm.tree.function", function, calls=True):
             plan = function(arguments, **self.options)
         if not callable(plan):
             raise InputError(
@@ -77,14 +77,14 @@ class Custom(Rooted):
             )
 
         def moves(role: str, step: int) -> Sequence[Move]:
-            with _move_fields(self.function), kept("algorithm.tree.function", function, calls=True):
+            with _check_move_fields(self.function), kept("algorithm.tree.function", function, calls=True):
                 return plan(role, step)
 
         return moves
 
 
 @contextmanager
-def _move_fields(function: str) -> Iterator[None]:
+def _check_move_fields(function: str) -> Iterator[None]:
     """Refuse unknown fields of a `samplers.trees.Move` in a user's function."""
     try:
         yield
@@ -97,7 +97,7 @@ def _move_fields(function: str) -> Iterator[None]:
 
 
 @cache
-def _located(function: str, folder: Path) -> Callable[..., Plan]:
+def _load_function(function: str, folder: Path) -> Callable[..., Plan]:
     """Load the user's function; `folder` is part of the cache's key, since relative files are found from it."""
     if ":" not in function:
         raise InputError(

@@ -11,7 +11,7 @@ import math
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from flowgrpo.flow.methods.credit.rules import left_by, trunk_ends
+from flowgrpo.flow.methods.credit.rules import parent_of, trunk_ends
 from flowgrpo.schema.imports.heavy import Tensor, torch
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ def parent_top1(tree: Tree, advantages: Tensor) -> Tensor:
     """
     by_split = defaultdict(list)
     for chain in chains(tree):
-        by_split[left_by(tree, left_by(tree, chain[-1]))].append(chain)
-    losing = [chain for group in by_split.values() for chain in _ranked(group, advantages)[1:]]
-    return _without(tree, losing)
+        by_split[parent_of(tree, parent_of(tree, chain[-1]))].append(chain)
+    losing = [chain for group in by_split.values() for chain in _rank(group, advantages)[1:]]
+    return _keep_all_but(tree, losing)
 
 
 def extremes(tree: Tree, advantages: Tensor, fraction: float) -> Tensor:
@@ -39,8 +39,8 @@ def extremes(tree: Tree, advantages: Tensor, fraction: float) -> Tensor:
     losing = []
     for group in by_group.values():
         count = max(1, round(fraction * len(group)))
-        losing += _ranked(group, advantages)[count : len(group) - count]
-    return _without(tree, losing)
+        losing += _rank(group, advantages)[count : len(group) - count]
+    return _keep_all_but(tree, losing)
 
 
 def chains(tree: Tree) -> list[list[int]]:
@@ -53,7 +53,7 @@ def chains(tree: Tree) -> list[list[int]]:
     return [chain for chain in every if chain]
 
 
-def _ranked(group: list[list[int]], advantages: Tensor) -> list[list[int]]:
+def _rank(group: list[list[int]], advantages: Tensor) -> list[list[int]]:
     """Sort chains best first, ties in order of growth, with chains of lost reward in the middle."""
     known = [chain for chain in group if not advantages[chain[-1]].isnan()]
     lost = [chain for chain in group if advantages[chain[-1]].isnan()]
@@ -62,7 +62,7 @@ def _ranked(group: list[list[int]], advantages: Tensor) -> list[list[int]]:
     return [*known[:middle], *lost, *known[middle:]]
 
 
-def _without(tree: Tree, dropped: list[list[int]]) -> Tensor:
+def _keep_all_but(tree: Tree, dropped: list[list[int]]) -> Tensor:
     keep = torch.ones(len(tree.nodes), dtype=torch.bool)
     keep[[edge for chain in dropped for edge in chain]] = False
     return keep

@@ -11,7 +11,7 @@ from flowgrpo.flow.methods.credit.rules import (
     DiscountedValue,
     Siblings,
     StepGain,
-    calibrated,
+    adjust_levels,
     state_values,
     step_signs,
 )
@@ -140,20 +140,20 @@ def test_signs_are_counted_at_their_step():
 
 def test_noise_rises_where_signs_balance_and_falls_elsewhere():
     positive, negative = torch.tensor([[12.0, 13.0, 6.0, 14.0, 0.0], [12.0, 11.0, 18.0, 10.0, 0.0]])
-    levels = calibrated([0.7, 0.7, 0.7, 0.015, 0.7], positive, negative, steps=[0.01] * 5, difference=3)
+    levels = adjust_levels([0.7, 0.7, 0.7, 0.015, 0.7], positive, negative, steps=[0.01] * 5, difference=3)
     # Differences of 0 and 2 are balanced, 12 and 4 are not; no level falls below the step; the last has no gains.
     assert levels == pytest.approx([0.71, 0.71, 0.69, 0.01, 0.7])
 
 
 def test_noise_does_not_rise_above_the_kernel_s_highest_level():
     even, uneven = torch.tensor([5.0, 5.0, 5.0, 9.0]), torch.tensor([5.0, 5.0, 5.0, 1.0])
-    levels = calibrated([0.7, 0.995, 1.0, 1.0], even, uneven, steps=[0.01] * 4, difference=2, highest=1.0)
+    levels = adjust_levels([0.7, 0.995, 1.0, 1.0], even, uneven, steps=[0.01] * 4, difference=2, highest=1.0)
     assert levels == [pytest.approx(0.71), 1.0, 1.0, pytest.approx(0.99)]
 
 
 def test_a_difference_at_the_bound_is_no_balance():
     """3 and 1 differ by two: the level falls where fewer than two are asked for, and moves by a step of its own."""
-    levels = [calibrated([0.7], *torch.tensor([[3.0], [1.0]]), steps=[0.01], difference=most) for most in (2, 3)]
+    levels = [adjust_levels([0.7], *torch.tensor([[3.0], [1.0]]), steps=[0.01], difference=most) for most in (2, 3)]
     assert [level for (level,) in levels] == pytest.approx([0.69, 0.71])
 
 
