@@ -35,10 +35,8 @@ def test_a_row_has_the_numbers_of_the_released_config(preset):
     assert kernel.log_prob == ("constant_free" if released["sde_type"] == "cps" else "mean")
     assert (getattr(objective, "clip_range", None), objective.kl.beta) == (released.get("clip_range"), released["beta"])
     assert (objective.kl.target, objective.kl.max_beta) == (released.get("target"), released.get("max_beta"))
-    assert (getattr(baseline, "std", None), getattr(baseline, "min_std", 0.0)) == (
-        released["std"],
-        released.get("min_std", 0.0),
-    )
+    spread = (getattr(baseline, "std", None), getattr(baseline, "min_std", 0.0))
+    assert spread == (released["std"], released.get("min_std", 0.0))
     assert getattr(built["tree"], "size", None) == released.get("sde_window_size")
     assert loop.get("model.call.guidance_scale") == released["guidance_scale"]
     assert loop["model.guidance"] == ("pipeline" if released["guidance_scale"] else "none")
@@ -49,10 +47,8 @@ def check_loop(loop, released):
     """The sizes, the rate and the average of a recorded config; its warm-up is the code's."""
     assert loop["model.call.num_inference_steps"] == released["num_steps"]
     assert (loop["train.groups"], loop["train.group_size"]) == (released["groups"], released["num_image_per_prompt"])
-    assert (loop["train.updates"], loop.get("train.learning_rate")) == (
-        released["updates"],
-        released.get("learning_rate"),
-    )
+    rate = loop.get("train.learning_rate")
+    assert (loop["train.updates"], rate) == (released["updates"], released.get("learning_rate"))
     average = {word: released.get(f"ema_{key}") for word, key in zip(("decay", "every", "warmup"), EMA, strict=True)}
     assert loop["train.ema"] == (average if "ema_decay" in released else None)
 
@@ -86,15 +82,12 @@ def test_flow_grpo_s_scripts_of_preferences_roll_out_by_noise_at_every_step(pres
     assert likelihood.sampler == "reference"
 
 
-def test_dgpo_has_the_numbers_of_the_config_that_its_readme_starts():
+def test_dgpo_and_flow_dppo_have_the_numbers_of_their_code():
     built = row("dgpo")
     assert (built["kernel"].solver, built["likelihood"].draws, built["likelihood"].steps) == ("dpm2", 4, [0, -3])
     assert (built["baseline"].std, built["baseline"].ddof) == ("global", 0)
     objective = built["objective"]
     assert (objective.beta, objective.clip_range, objective.kl.beta) == (100.0, 1e-2, 0.02)
-
-
-def test_flow_dppo_has_the_steps_and_the_spread_of_unirl():
     built = row("flow_dppo")
     assert (built["tree"].move, built["tree"].size, built["tree"].steps) == ("scattered", 3, None)
     baseline = built["baseline"]

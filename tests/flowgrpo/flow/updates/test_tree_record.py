@@ -62,7 +62,7 @@ def test_the_trees_of_every_preset_are_kept_and_change_nothing(tmp_path, preset)
         leaves = [i for i, leaf in enumerate(batch.tree.leaves) if batch.tree.nodes[leaf].root.group == 0]
         samples = [node for node in tree.nodes if not node.estimated]
         assert sorted(node.rewards[0] for node in samples) == sorted(batch.scores.values[leaves, 0].tolist())
-        assert all(node.sigma == 0 and node.step == STEPS for node in samples)
+        assert {(node.sigma, node.step) for node in samples} == {(0, STEPS)}
         assert all(node.picture is not None and node.total is not None for node in tree.nodes)
         assert tree.size == (4, 4)
         assert all(node.seed is not None for node in tree.nodes if node.parent is None)
