@@ -115,7 +115,7 @@ def test_steps_weigh_alike_in_the_update_whatever_their_numbers_of_children():
         with on_gaussian("adaptive", "quadratic", **{"algorithm.tree.profile": shape}) as run:
             shares.append(batch(run, "quadratic", 0).weight)
     assert shares[0] == pytest.approx(shares[1])
-    found = row("adaptive", "quadratic", batches=20, **{"algorithm.tree.profile": [3, 2, 9, 2, 5, 2, 12, 30, 2]})
+    found = row("adaptive", "quadratic", batches=12, **{"algorithm.tree.profile": [3, 2, 9, 2, 5, 2, 12, 30, 2]})
     assert abs(found.size - 1) < 3 * found.error < 0.5
     assert found.worst < 4
 
