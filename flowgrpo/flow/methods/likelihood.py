@@ -1,13 +1,11 @@
 """Likelihoods: the log-probability of the steps of a trajectory, or a bound on that of its final sample.
 
 `trajectory` scores the steps of the rollout. `elbo` adds fresh noise to the final sample: the error of the velocity there
-is minus a bound on the sample's log-likelihood. So the rollout may be deterministic, by any solver, and keeps only its
-samples.
+is minus a bound on the sample's log-likelihood. So any deterministic solver may roll out, and only samples are kept.
 
 With x = (1 - sigma) x0 + sigma noise, target = noise - x0 and error e = v - target, E = mean e^2 over a sample's
 dimensions. The integral over sigma of (1 - sigma) / sigma E, averaged over noise, is the KL of the sample's own law from
-the model's. So `exact` is the weight of the true log-likelihood of an exact velocity; the others weigh noise levels
-differently.
+the model's. So `exact` is the weight of the true log-likelihood of an exact velocity; the other weights differ.
 """
 
 from __future__ import annotations

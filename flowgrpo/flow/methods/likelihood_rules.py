@@ -156,10 +156,7 @@ def check_stored(config: Any) -> None:
 
 
 def guidance_warnings(config: Any, branches: int) -> list[str]:
-    """Return a warning where guidance and the likelihood of final samples do not go together, else [].
-
-    `branches` are the evaluations of a step for one sample, as `model.call` guides.
-    """
+    """Return a warning where guidance, of some `branches` a step, does not fit the likelihood of final samples."""
     if config.algorithm.likelihood.name != "elbo" or branches == 1:
         return []
     if config.model.guidance == "pipeline":

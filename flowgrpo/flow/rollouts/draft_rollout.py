@@ -87,12 +87,8 @@ def drafted(
 ) -> Chosen:
     """Sample a pool of starts by ODE; return those of each group with the best and the worst rewards (Sol-RL, 2604.06916).
 
-    Starts whose reward was lost rank in the middle.
-
-    Args:
-        pool: the starts of each group, and those of this process.
-        rows: (own starts,) of the pool.
-        numbers: wanted starts of each group.
+    The pool has the starts of each group and those of this process, `rows` are of the latter, and `numbers` are wanted of
+    each group. Starts whose reward was lost rank in the middle.
     """
 
     def pieces() -> Iterator[Piece]:
@@ -125,9 +121,7 @@ def drafted(
 def foretold(tree: Tree, total: Tensor, draft_rewards: Sequence[Tensor]) -> list[Foretold]:
     """Return the draft's reward of each root, and the mean one of its samples at the ends of its trunks.
 
-    Args:
-        total: (leaves,) total reward of each sample, NaN for the lost.
-        draft_rewards: (roots,) of each group.
+    Rewards are the total ones (leaves,) of samples, and the draft's (roots,) of each group, NaN for the lost.
     """
     by_root = defaultdict(list)
     for end in trunk_ends(tree):

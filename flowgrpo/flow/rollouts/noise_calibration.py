@@ -68,8 +68,8 @@ def level_steps(kernel: str, tree: Tree, step: float) -> list[float]:
 def search(loop: Loop, levels: list[float], roll_out: Callable[[int, list[float]], Batch]) -> dict[str, Any]:
     """Find the noise level of each step by rollouts before the first iteration, and write it to the run's folder.
 
-    Each of these rollouts has a negative iteration number, and so noise of its own. The result are the `levels`, the
-    `rounds` that led to them, and their line of `metrics`.
+    Each rollout has a negative iteration number, and so noise of its own. Returns `levels`, `rounds` and a line of
+    `metrics`.
     """
     assert isinstance(loop.config, Config)
     kernel, started = loop.config.algorithm.kernel, time.perf_counter()

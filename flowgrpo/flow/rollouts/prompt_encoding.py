@@ -34,7 +34,6 @@ def encode_run(
     Args:
         done: completed iterations of a resumed run.
         shares: data shares of the process: one, or several of a generator.
-        rolls_out: whether it samples training prompts.
     """
     indices = indices_ahead(config, len(train_prompts), done=done, shares=shares) if rolls_out else ()
     ahead = [train_prompts[i] for i in indices]

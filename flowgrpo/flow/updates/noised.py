@@ -119,13 +119,10 @@ def finite(tree: Tree) -> Tensor:
 
 
 def calls_of(likelihood: Elbo, tree: Tree, keep: Tensor, *, micro_batch: int, address: tuple[Any, ...]) -> list[Call]:
-    """Deal the draws of the trained samples to calls of the model at one sigma each, from noise to data.
+    """Deal the draws of the trained samples, in `keep` (leaves,), to calls of the model at one sigma, from noise to data.
 
-    Noise levels are drawn for each sample, or for a group whose samples share their noise. `keep` (leaves,) selects the
-    trained samples, `address` is that of the iteration's noise.
-
-    Raises:
-        InputError: the likelihood needs more steps than the schedule has.
+    Noise levels are drawn for each sample, or for a group whose samples share their noise, at the iteration's `address`.
+    Raises InputError if the likelihood needs more steps than the schedule has.
     """
     shared = likelihood.noise == "group"
     dealt: dict[tuple[float, int], list[tuple[Any, Draw]]] = defaultdict(list)

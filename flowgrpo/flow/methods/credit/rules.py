@@ -35,11 +35,7 @@ class Credit(Choice):
 
     @abstractmethod
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
-        """Return the units of a scored tree; raise InputError if the rule needs another tree.
-
-        Args:
-            reward_weights: (R,) weights of the rewards' sum.
-        """
+        """Return the units of a scored tree, for rewards of weights (R,); raise InputError if it needs another tree."""
 
 
 class Terminal(Credit):

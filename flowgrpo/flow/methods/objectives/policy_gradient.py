@@ -73,8 +73,7 @@ class LossInputs:
 def noise_aware(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
     """Return the weight of each step: its std over their mean, TempFlow-GRPO's noise-aware weighting (2508.04324).
 
-    It takes back the 1 / std in the gradient. The released code multiplies std by 2.25 for SD3.5, which is 1 / mean(std)
-    there.
+    It takes back the 1 / std in the gradient. The released code multiplies std by 2.25, which is 1 / mean(std) for SD3.5.
     """
     stds = [kernels.slope(*step, sigma_cap)[1] for step in steps]
     return [std * len(stds) / sum(stds) for std in stds]
@@ -84,8 +83,7 @@ def equalised(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
     """Return the weight of each step: median of N over its N, SAGE-GRPO's equaliser (2603.21872).
 
     N is `samplers.kernels.pull`, the paper's |d mean / d v| / std where the log-probability is averaged; so all steps pull
-    alike. Without slope or noise the weight is 1. Of an even number of steps the lower middle one is the median, as
-    released.
+    alike. Without slope or noise the weight is 1. The median is the lower one of an even number, as released.
     """
     sizes = [kernels.pull(*step, sigma_cap) for step in steps]
     middle = statistics.median_low(sizes)
