@@ -266,7 +266,7 @@ class FlowEval(Eval):
 
 
 class Data(Strict):
-    """What is trained on, where it is not sampled as the run goes."""
+    """Stored groups to train on, in place of rollouts."""
 
     groups: str | None = None
     """Folder that flowgrpo sample --groups wrote: groups of samples that are trained on in place of rollouts, by a method of

@@ -200,7 +200,7 @@ class Brush(Rooted):
 
 
 class Pruning(Strict):
-    """What leaves the update of a branch tree; see `flowgrpo.flow.methods.trees.pruning`.
+    """Edges that leave the update of a branch tree; see `flowgrpo.flow.methods.trees.pruning`.
 
     The window of `depth` begins before the last stochastic step (depths 15 to 18 of 20) and moves earlier until it touches
     the last split, as in the released code, which then goes on to the edges of that split.

@@ -75,11 +75,7 @@ def test_groups_are_ranked_by_themselves_and_the_lost_left_out():
 
 @pytest.mark.parametrize(
     "algorithm",
-    [
-        BY_EULER,
-        {"preset": "tempflow", "tree": {"branches": 2}},
-        {"preset": "branch_grpo", "tree": {"splits": [0, 2]}},
-    ],
+    [BY_EULER, {"preset": "tempflow", "tree": {"branches": 2}}, {"preset": "branch_grpo", "tree": {"splits": [0, 2]}}],
 )
 def test_a_draft_composes_with_any_row_and_tells_how_it_ranked(tmp_path, algorithm):
     run = trainer(settings(tmp_path, algorithm=algorithm, train__iterations=2, **DRAFT), held_out=0)

@@ -188,8 +188,7 @@ def test_seppo_pushes_the_other_sample_away_only_where_the_policy_denoises_the_w
 
 
 @pytest.mark.parametrize(
-    "objective",
-    [PairPreference(beta=3.0), SemiPolicy(beta=3.0), GroupSigmoid(beta=3.0), PlackettLuce(beta=2.0)],
+    "objective", [PairPreference(beta=3.0), SemiPolicy(beta=3.0), GroupSigmoid(beta=3.0), PlackettLuce(beta=2.0)]
 )
 def test_coefficients_are_finite_differences_of_the_group_s_loss(objective):
     ell, advantage = torch.tensor([0.3, -0.1, 0.2, -0.4]).double(), torch.tensor([0.2, 1.0, -0.7, 0.3]).double()
