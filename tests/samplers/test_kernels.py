@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gaussian_flow import step
 from scipy.integrate import quad
 
 from samplers.kernels import (
@@ -47,19 +48,13 @@ def test_mean_depends_on_velocity_as_derived(name, sigma, sigma_next):
     x, v = torch.randn(2, 5), torch.randn(2, 5, requires_grad=True)
     mean, std = KERNELS[name](x, v, sigma, sigma_next, level, cap)
     (derivative,) = torch.autograd.grad(mean.sum(), v)
-    h = sigma - sigma_next
-    if name == "cps":
-        expected = -sigma * (1 - sigma_next) + (1 - sigma) * sigma_next * math.cos(level * math.pi / 2)
-    elif name == "ddim_sde":
+    if name == "ddim_sde":
         drawn = level * sigma_next * math.sqrt(1 - (cap if sigma == 1 else sigma))
         expected = -sigma * (1 - sigma_next) + (1 - sigma) * math.sqrt(sigma_next**2 - drawn**2)
-    elif name == "manifold":
-        variance = level**2 * (math.log((1 - sigma_next) / (1 - min(sigma, 0.997))) - h)
-        expected = -h - variance * (1 - sigma) / (2 * sigma)
     else:
-        bounded = cap if sigma == 1 else sigma
-        g2 = 0 if name == "ode" else level**2 * (sigma / (1 - bounded) if name == "flow_sde" else 1)
-        expected = -h * (1 + g2 * (1 - sigma) / (2 * sigma))
+        known = step(name, level, sigma, sigma_next, cap)  # the papers' formulas, written again
+        expected, drawn = known.push, known.noise
+    assert std.item() == pytest.approx(drawn, rel=1e-5)
     assert derivative.flatten().tolist() == pytest.approx([expected] * 10, rel=1e-5, abs=1e-6)
     assert slope(Kernel(name, level), sigma, sigma_next, cap) == (pytest.approx(expected, rel=1e-5), std.item())
     assert expected < 0

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from gaussian_flow import step
 
 from flowgrpo.flow.methods.objectives.policy_gradient import (
     KL,
@@ -23,7 +24,7 @@ from flowgrpo.flow.updates.update import Credited, update_part
 from flowgrpo.training.advantages.clipped_ratio import clip_loss, clipped, soft_gate_loss
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.weights.trained_weights import Weights
-from samplers.kernels import Kernel, cps, flow_sde, log_prob
+from samplers.kernels import Kernel, log_prob, transition
 from samplers.plans import chain
 from samplers.schedule import euler_sigmas, linear_sigmas
 from samplers.trees import Root, grow
@@ -58,32 +59,19 @@ def test_the_clip_is_asymmetric_and_pessimistic_and_what_is_clipped_has_no_gradi
     assert (torch.autograd.grad(found.sum(), moved)[0].item() == 0) is (stopped or advantage == 0)
 
 
-def test_kl_forms_on_one_flow_sde_step():
-    """With mean(mu) = x (...) + v (-h - a^2 h / 2) the divergences are multiples of the squared velocity gap."""
-    x, v, reference = torch.randn(3, 5), torch.randn(3, 5), torch.randn(3, 5)
-    sigma, after, level = 0.6, 0.5, 0.7
-    h, g = sigma - after, level * math.sqrt(sigma / (1 - sigma))
-    mean, std = flow_sde(x, v, sigma, after, level, 0.9)
-    other, _ = flow_sde(x, reference, sigma, after, level, 0.9)
-    others = {"velocity": (v,), "reference_mean": (other,), "reference_velocity": (reference,)}
-    case = terms([0.0] * 3, [0.0] * 3, mean=(mean,), std=std, step_size=h, **others)
+@pytest.mark.parametrize(("name", "level", "over"), [("flow_sde", 0.7, 0.1), ("cps", 0.8, 1.0)])
+def test_kl_forms_on_one_step_are_multiples_of_the_squared_velocity_gap(name, level, over):
+    """Flow-GRPO's `std_dev_t` is std / sqrt(h) for flow_sde, and the std itself, without a step to take out, for cps."""
+    x, v, reference = torch.randn(3, 3, 5)
+    kernel, known = Kernel(name, level), step(name, level, 0.6, 0.5, 0.9)
+    (mean, other), std = ([transition(kernel, (x,), (of,), 0.6, 0.5, 0.9)[0] for of in (v, reference)], known.noise)
+    others = {"velocity": (v,), "reference_mean": other, "reference_velocity": (reference,), "step_size": 0.1}
+    case = terms([0.0] * 3, [0.0] * 3, mean=mean, std=torch.tensor(std), diffuses=kernel.diffuses, **others)
     gap = ((v - reference) ** 2).mean(1)
-    slope = h * (1 + level**2 / 2)
+    exact = gap * known.push**2 / (2 * std**2)
     torch.testing.assert_close(KL["velocity"](case), gap)
-    torch.testing.assert_close(KL["flow_grpo"](case), gap * slope**2 / (2 * g**2), rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(KL["exact"](case), gap * slope**2 / (2 * g**2 * h), rtol=1e-4, atol=1e-6)
-
-
-def test_flow_grpo_s_kl_of_cps_divides_by_the_whole_variance_as_its_code_does():
-    """There `std_dev_t` of cps is sigma_next sin(level pi / 2), with no step size to take out."""
-    x, v, reference = torch.randn(3, 5), torch.randn(3, 5), torch.randn(3, 5)
-    kernel = Kernel("cps", 0.8)
-    mean, std = cps(x, v, 0.6, 0.5, 0.8, 0.9)
-    other, _ = cps(x, reference, 0.6, 0.5, 0.8, 0.9)
-    case = terms([0.0] * 3, [0.0] * 3, mean=(mean,), std=std, reference_mean=(other,), diffuses=kernel.diffuses)
-    slope = 0.6 * 0.5 - 0.4 * 0.5 * math.cos(0.4 * math.pi)
-    expected = ((v - reference) ** 2).mean(1) * slope**2 / (2 * (0.5 * math.sin(0.4 * math.pi)) ** 2)
-    torch.testing.assert_close(KL["flow_grpo"](case), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(KL["exact"](case), exact, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(KL["flow_grpo"](case), exact * over, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("log_ratio", [1e3, -1e3])
@@ -140,10 +128,7 @@ def sd3_steps(count):
 @pytest.mark.parametrize(("count", "constant"), [(9, 2.2522), (10, 2.4985)])
 def test_noise_aware_weights_compute_the_constant_of_the_released_code(count, constant):
     steps, sigmas = sd3_steps(count)
-    stds = []
-    for sigma, following in pairwise(sigmas[: count + 1]):
-        capped = sigmas[1] if sigma == 1 else sigma
-        stds.append(0.7 * math.sqrt(sigma / (1 - capped)) * math.sqrt(sigma - following))
+    stds = [step("flow_sde", 0.7, *pair, sigmas[1]).noise for pair in pairwise(sigmas[: count + 1])]
     weights = noise_aware(steps, sigmas[1])
     assert [w / std for w, std in zip(weights, stds, strict=True)] == pytest.approx([constant] * count, abs=1e-3)
     assert statistics.fmean(weights) == pytest.approx(1)
@@ -161,23 +146,11 @@ def test_noise_aware_weights_fall_from_noise_to_data():
 SAGE = linear_sigmas(20, 5.0).tolist()
 
 
-def pulls(name, level, sigma, following):
-    """N = |d mean / d v| / std by the papers' formulas."""
-    h = sigma - following
-    if name == "manifold":
-        variance = level**2 * (math.log((1 - following) / (1 - min(sigma, 0.997))) - h)
-        return (h + variance * (1 - sigma) / sigma / 2) / math.sqrt(variance)
-    if name == "cps":
-        std = following * math.sin(level * math.pi / 2)
-        return abs(-sigma * (1 - following) + (1 - sigma) * math.sqrt(following**2 - std**2)) / std
-    g = level if name == "dance_sde" else level * math.sqrt(sigma / (1 - (SAGE[1] if sigma == 1 else sigma)))
-    return h * (1 + g**2 * (1 - sigma) / (2 * sigma)) / (g * math.sqrt(h))
-
-
 @pytest.mark.parametrize(("name", "level"), [("manifold", 0.5), ("flow_sde", 0.7), ("dance_sde", 0.3), ("cps", 0.8)])
 def test_equalised_weights_make_all_steps_pull_as_the_median_one(name, level):
     pairs = list(pairwise(SAGE))[:19]
-    sizes = [pulls(name, level, *pair) for pair in pairs]
+    taken = [step(name, level, *pair, SAGE[1]) for pair in pairs]
+    sizes = [-each.push / each.noise for each in taken]  # |d mean / d v| / std by the papers' formulas
     steps = [(Kernel(name, level), *pair) for pair in pairs]
     expected = [statistics.median(sizes) / size for size in sizes]
     assert list(Clip(step_weights="equalised").weights(steps, SAGE[1]).values()) == pytest.approx(expected, rel=2e-3)
@@ -197,18 +170,11 @@ def test_equalised_weights_of_sage_run_over_two_orders():
 def moved(noise, shift, std):
     """Inputs of a step that drew `noise`, and whose mean has moved by `shift` since."""
     old = torch.linspace(-1, 1, noise.numel()).reshape(noise.shape)
-    std, zeros = torch.tensor(std), torch.zeros(len(noise))
-    following = old + std * noise
-    return LossInputs(
-        log_prob=log_prob((following,), (old + shift,), std),
-        old_log_prob=log_prob((following,), (old,), std),
-        advantage=zeros + 1.5,
-        mean=(old + shift,),
-        std=std,
-        step_size=0.05,
-        velocity=(old,),
-        old_mean=(old,),
-    )
+    std, new = torch.tensor(std), old + shift
+    following = (old + std * noise,)
+    scores = {"log_prob": log_prob(following, (new,), std), "old_log_prob": log_prob(following, (old,), std)}
+    rows = len(noise)
+    return terms([0.0] * rows, [1.5] * rows, **scores, mean=(new,), std=std, step_size=0.05, old_mean=(old,))
 
 
 NOISE = torch.tensor([[0.3, -1.2, 2.0, 0.1], [-0.5, 0.7, 0.2, -2.0]])
