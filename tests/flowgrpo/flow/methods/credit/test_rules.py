@@ -123,10 +123,11 @@ def test_depths_are_compared_within_a_group():
 
 @pytest.mark.parametrize("form", ["mean", "sum"])
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-def test_path_weights_are_a_softmax_of_summed_log_probs(form, beta):
+@pytest.mark.parametrize("lost", [-2.0, NAN])
+def test_path_weights_are_a_softmax_of_summed_log_probs(form, beta, lost):
     """Siblings of a step have one std, so paths differ in probability by exp(-|noise|^2 / 2) of their own edges."""
     grown = tree(split_twice(Kernel("dance_sde", 0.3, form)), 1, 1)
-    rewards = {(0, 0): 1.0, (0, 1): 3.0, (1, 0): -2.0, (1, 1): 10.0}
+    rewards = {(0, 0): 1.0, (0, 1): 3.0, (1, 0): lost, (1, 1): 10.0}
     units = Depthwise(weights="path", beta=beta).units(grown, column(list(rewards.values())), ONE)
 
     def likelihood(path):
@@ -134,35 +135,12 @@ def test_path_weights_are_a_softmax_of_summed_log_probs(form, beta):
         return math.exp(-beta * noise.double().square().sum().item() / 2)
 
     for (path, _), value in by_path(grown, units, units.values[:, 0].tolist()).items():
-        below = {leaf: likelihood(leaf) for leaf in rewards if leaf[: len(path)] == path}
-        expected = sum(rewards[leaf] * weight for leaf, weight in below.items()) / sum(below.values())
-        assert value == pytest.approx(expected, abs=1e-4)
+        below = {leaf: likelihood(leaf) for leaf in rewards if leaf[: len(path)] == path and rewards[leaf] > -3}
+        whole = sum(below.values()) or NAN
+        expected = sum(rewards[leaf] * weight for leaf, weight in below.items()) / whole
+        assert value == pytest.approx(expected, abs=1e-4, nan_ok=True)
     spread = by_path(grown, units, units.values[:, 0].tolist())[(0,), 1] - 2.0
     assert abs(spread) < 1e-9 if beta == 0 else abs(spread) > 1e-2
-
-
-@pytest.mark.parametrize(("form", "factor"), [("mean", 2), ("sum", 1)])
-def test_path_weights_are_those_of_the_recorded_log_probs(form, factor):
-    grown = tree(split_twice(Kernel("dance_sde", 0.3, form)), 1, 1)
-    recorded = {
-        node: factor * value
-        for evaluation in grown.evaluations
-        for edges in evaluation.edges
-        if edges.log_prob is not None
-        for node, value in zip(edges.nodes.tolist(), edges.log_prob.tolist(), strict=True)
-    }
-    rewards = [1.0, 3.0, NAN, 10.0]
-    units = Depthwise(weights="path", beta=0.7).units(grown, column(rewards), ONE)
-    for edge, unit in enumerate(units.of_edge.tolist()):
-        if unit < 0:
-            continue
-        weights = {}
-        for leaf, reward in zip(grown.leaves, rewards, strict=True):
-            line = grown.ancestry(leaf)
-            if edge in line and not math.isnan(reward):
-                weights[reward] = math.exp(0.7 * sum(recorded.get(i, 0) for i in line[: line.index(edge)]))
-        expected = sum(r * w for r, w in weights.items()) / sum(weights.values()) if weights else NAN
-        assert units.values[unit].item() == pytest.approx(expected, nan_ok=True)
 
 
 def test_path_weights_need_a_density():
@@ -191,8 +169,7 @@ def test_below_the_last_split_edges_have_the_advantage_of_their_leaf():
     grown = tree(early, 1, 1)
     rewards = [1.0, 4.0, 2.5, -3.0]
     units = Depthwise().units(grown, column(rewards), ONE)
-    found = by_path(
-        grown, units, group_mean(units.values[:, 0], units.comparison, std="group", eps=1e-8, ddof=1).tolist()
-    )
+    values = group_mean(units.values[:, 0], units.comparison, std="group", eps=1e-8, ddof=1)
+    found = by_path(grown, units, values.tolist())
     mean, std = statistics.fmean(rewards), statistics.stdev(rewards)
     assert found == pytest.approx({((i,), s): (r - mean) / std for i, r in enumerate(rewards) for s in (1, 2, 3)})
