@@ -1,4 +1,4 @@
-"""Pure tensor mathematics of sampling: schedules, kernels, noise, trees, and a scheduler for any diffusers flow pipeline."""
+"""Tensor mathematics of sampling: schedules, kernels, noise, trees, and a scheduler for any diffusers flow pipeline."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 __all__ = ["FlowSDEScheduler"]
 
 
-def __getattr__(name: str) -> Any:  # diffusers is imported by those who ask for its scheduler
+def __getattr__(name: str) -> Any:  # diffusers is imported with the scheduler only
     if name != "FlowSDEScheduler":
         raise AttributeError(f"module 'samplers' has no attribute {name!r}")
     from samplers.scheduler import FlowSDEScheduler

@@ -1,4 +1,4 @@
-"""The loop over micro-batches: a sequence in consecutive parts."""
+"""Micro-batches of a sequence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol, Self, TypeVar
 
 
 class Sliced(Protocol):
-    """A sequence whose parts are of its own type."""
+    """A sequence with slices of its own type."""
 
     def __len__(self) -> int: ...
 
@@ -17,5 +17,5 @@ S = TypeVar("S", bound=Sliced)
 
 
 def batched(rows: S, size: int) -> list[S]:
-    """Consecutive parts of `size` rows, of the type of the whole; the last may have fewer, and no rows have no parts."""
+    """Return consecutive parts of `size` rows, of the type of the whole; the last may be smaller, and no rows give []."""
     return [rows[start : start + size] for start in range(0, len(rows), size)]

@@ -1,4 +1,4 @@
-"""Noise of siblings: drawn when it is asked for, or by threads while a GPU computes, and sent to the device."""
+"""Noise of siblings: drawn on request, or ahead by threads while a GPU computes, and sent to the device."""
 
 from __future__ import annotations
 
@@ -19,14 +19,7 @@ MOST_THREADS = 16
 
 @dataclass(frozen=True)
 class Family:
-    """Where the noise of siblings lies, or that of one who shares none.
-
-    Attributes:
-        own: address of each one's.
-        shared: that of what all have; None for nothing.
-        strength: of their own noise beside what they share.
-        scale: factor on the whole.
-    """
+    """Addresses of the noise of siblings, or of one edge alone; their own noise has `strength` beside the shared one."""
 
     own: Sequence[tuple[Address, ...]]
     shared: tuple[Address, ...] | None
@@ -34,41 +27,30 @@ class Family:
     scale: float
 
     def mixed(self, own: np.ndarray, shared: np.ndarray | None) -> np.ndarray:
-        """The noise of one, of its own and of what it shares; by NumPy, which starts no threads of its own."""
+        """Return the mixture of own and shared noise; NumPy starts no threads of its own."""
         if shared is not None:
             own = (shared + self.strength * own) / math.sqrt(1 + self.strength**2)
         return own if self.scale == 1 else own * self.scale
 
 
 def drawn(families: Sequence[Family], shape: Sequence[int], noise: Callable[..., torch.Tensor]) -> torch.Tensor:
-    """The noise (E, ...) of all members of some families.
-
-    Args:
-        noise: the source, of a shape and an address.
-    """
-    found = []
+    """Return the noise (E, ...) of all members of some families, from a source `noise(shape, *address)`."""
+    members = []
     for family in families:
         shared = None if family.shared is None else noise(shape, *family.shared).numpy()
-        found += [torch.from_numpy(family.mixed(noise(shape, *own).numpy(), shared)) for own in family.own]
-    return torch.stack(found)
+        members += [torch.from_numpy(family.mixed(noise(shape, *own).numpy(), shared)) for own in family.own]
+    return torch.stack(members)
 
 
 class Ahead:
-    """Draws by threads what will be asked for, while the model computes elsewhere; the same numbers as `drawn`.
-
-    A GPU would stand still meanwhile. They are put where a copy to the GPU keeps nobody waiting.
-
-    Args:
-        noise: the source, called from several threads at a time; float32.
-        device: for which it is drawn.
-    """
+    """Draw float32 noise for a GPU by threads while the model computes there; the same numbers as `drawn`."""
 
     def __init__(self, noise: Callable[..., torch.Tensor], device: torch.device):
         self._noise, self._device = noise, device
         self._begun: dict[Hashable, tuple[torch.Tensor, list[Future[None]]]] = {}
 
     def begin(self, name: Hashable, families: Sequence[Family], shape: Sequence[int]) -> None:
-        """Begin to draw the noise of some families, which will be asked for by a name."""
+        """Begin to draw the noise of some families under a name."""
         whole = sendable((sum(len(family.own) for family in families), *shape), self._device)
         places, parts = iter(whole.numpy()), []
         for family in families:
@@ -77,7 +59,7 @@ class Ahead:
         self._begun[name] = whole, parts
 
     def __call__(self, name: Hashable) -> torch.Tensor:
-        """The noise (E, ...) that was begun by a name, once."""
+        """Return the noise (E, ...) of a name, once."""
         whole, parts = self._begun.pop(name)
         for part in parts:
             part.result()
@@ -86,29 +68,29 @@ class Ahead:
     def _put(
         self, place: np.ndarray, family: Family, own: tuple[Address, ...], shared: Future[torch.Tensor] | None
     ) -> None:
-        """Put the noise of one in its place. What it shares was begun before it, so that it waits for no one behind it."""
+        """Write one sibling's noise. Its shared noise was submitted before it, so that waiting for it cannot deadlock."""
         alone = self._noise(place.shape, *own).numpy()
         place[...] = family.mixed(alone, None if shared is None else shared.result().numpy())
 
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """As many as this process's part of the cores that it may use; launchers tell how many processes share a machine."""
+    """Return this process's share of the usable cores; launchers set the number of processes on a machine."""
     cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     return ThreadPoolExecutor(max(1, min(cores, MOST_THREADS)), thread_name_prefix="noise")
 
 
 def sendable(shape: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Room for float32 numbers on the host that `sent` sends to a device as it is: pinned, where that is a GPU."""
+    """Return an empty float32 host tensor, pinned if `device` is a GPU."""
     return torch.empty(
         tuple(shape), dtype=torch.float32, pin_memory=device.type == "cuda" and torch.cuda.is_available()
     )
 
 
 def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor on a device. From the host to a GPU it goes by pinned memory, so that the host does not wait for the GPU.
+    """Return a tensor on a device, from the host to a GPU by pinned memory.
 
-    A copy that waits would keep the host from preparing the next call of the model while the GPU computes this one.
+    So the host does not wait for the copy, and prepares the next call of the model while the GPU computes this one.
     """
     if device.type == "cuda" and tensor.device.type == "cpu" and torch.cuda.is_available():
         tensor = tensor.pin_memory()  # itself, if it is

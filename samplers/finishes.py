@@ -1,8 +1,7 @@
-"""Trees whose last ODE steps are walked apart from the rest, several steps in one call.
+"""Growing trees whose last ODE steps are taken separately, several steps in one call.
 
-Where nothing but ODE steps lead from a node to the end, neither a gradient nor a log-probability passes: only the sample at
-the end is wanted. What walks them may be another, cheaper form of the model, and may keep from step to step what it likes,
-for a call has the same rows from its first step to its last.
+Where only ODE steps lead from a node to the end, no gradient and no log-probability is needed. These steps may use a
+cheaper form of the model and keep state between steps, since a call has the same rows from its first step to its last.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from samplers.trees import Edges, Evaluate, Evaluation, Move, Node, Noise, Plan,
 
 
 class Finish(Protocol):
-    """What walks the last ODE steps; a policy's `finish` satisfies it."""
+    """A function that takes the last ODE steps; a policy's `finish` is one."""
 
     def __call__(self, state: State, sigmas: Sequence[float], rows: Sequence[Any]) -> State:
-        """Where ODE steps from the first to the last of some sigmas take `state` (B, ...) under the B conditions `rows`."""
+        """Return the state (B, ...) after ODE steps along `sigmas`, under the B conditions `rows`."""
 
 
 def grow_and_finish(
@@ -39,13 +38,10 @@ def grow_and_finish(
     *,
     finish: Finish,
 ) -> Tree:
-    """Grow trees as `grow` does, up to the nodes from which ODE steps alone lead to the end, and then finish those.
+    """Grow trees as `grow` does, but take the last ODE steps by `finish`.
 
-    Every stop has its node and its evaluation in the tree all the same. Trained evaluations have the rows that they have in
-    `grow`; others meet fewer in a call, which changes their last bits.
-
-    Args:
-        finish: walks the last steps of rows that have the same ones.
+    Every stop has its node and its evaluation in the tree. Trained evaluations have the same rows as in `grow`; others have
+    fewer in a call, which changes their last bits.
     """
     held: dict[int, tuple[Move, State]] = {}
     tree = grow(plan, sigmas, roots, start, evaluate, noise, micro_batch, keep_means, keep_graphs, held)
@@ -66,21 +62,16 @@ def grow_and_finish(
 
 
 def _record(tree: Tree, batch: Sequence[int], rows: list[Any], move: Move) -> list[int]:
-    """Put the nodes and the evaluations of finished states into the tree; return their last nodes."""
+    """Add the nodes and the evaluations of finished states to the tree; return their last nodes."""
     nodes = list(batch)
     assert move.ode_stops is not None
     for place, stop in enumerate(move.ode_stops):
-        first = len(tree.nodes)
-        before = tree.nodes[nodes[0]]
+        first, before, sigma = len(tree.nodes), tree.nodes[nodes[0]], tree.sigmas[stop]
         for i in nodes:
-            tree.nodes.append(_after(tree, i, move, stop, move.ode_stops[place + 1 :]))
+            node = tree.nodes[i]
+            tree.nodes.append(Node(i, node.root, node.path, move.role, sigma, stop, move.ode_stops[place + 1 :]))
         nodes = list(range(first, len(tree.nodes)))
         taken = replace(move, ode_stops=move.ode_stops[place:])
-        edges = Edges(taken, tree.sigmas[stop], torch.arange(len(nodes)), torch.tensor(nodes), None, None)
+        edges = Edges(taken, sigma, torch.arange(len(nodes)), torch.tensor(nodes), None, None)
         tree.evaluations.append(Evaluation(before.sigma, rows, before.root.part, None, [edges]))
     return nodes
-
-
-def _after(tree: Tree, parent: int, move: Move, stop: int, remaining: tuple[int, ...]) -> Node:
-    node = tree.nodes[parent]
-    return Node(parent, node.root, node.path, move.role, tree.sigmas[stop], stop, remaining)

@@ -1,4 +1,4 @@
-"""How one step moves: every kernel as a pure float32 function, and the log-probability they share.
+"""Kernels: one step as a pure float32 function, and its log-probability.
 
 Convention (diffusers): x = (1 - sigma) x0 + sigma noise, sigma runs from 1 (noise) to 0 (data), the model predicts the
 velocity v = noise - x0. Then x0 = x - sigma v and noise = x + (1 - sigma) v, and a step has dt = sigma_next - sigma < 0.
@@ -7,7 +7,7 @@ All kernels have one signature, `(x, v, sigma, sigma_next, level, sigma_cap) -> 
 
  - `x`, `v`: float32 of one shape (B, ...); `mean` has it too.
  - `sigma`, `sigma_next`, `level`, `sigma_cap`: numbers, or float32 tensors that broadcast against `x`; `std` broadcasts too.
- - `sigma_cap` stands in for sigma in 1 - sigma where sigma > 0.999: the table's second sigma, as flow_grpo has it.
+ - `sigma_cap` replaces sigma in 1 - sigma where sigma > 0.999: the schedule's second sigma, as in flow_grpo.
 
 The gradient flows through `mean` alone; no `std` depends on the model.
 """
@@ -23,48 +23,48 @@ import torch
 from samplers.drawing import sent
 
 Tensor = torch.Tensor
-SHARED = 2**15  # numbers of a sum that torch's threads share
-State = tuple[Tensor, ...]  # what a flow moves: one latent tensor (B, ...), or several of one B (video and audio)
+SHARED = 2**15  # length of a sum that torch splits over threads
+State = tuple[Tensor, ...]  # one latent tensor (B, ...), or several of one B (video and audio)
 
 
 def ode(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
-    """Euler step of the probability flow: mean = x + v dt, std = 0. `level` and `sigma_cap` have no effect."""
+    """Return an Euler step of the probability flow: mean = x + v dt, std = 0. `level` and `sigma_cap` have no effect."""
     sigma, sigma_next = _float32(sigma), _float32(sigma_next)
     return x + v * (sigma_next - sigma), torch.zeros(())
 
 
 def flow_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
-    """Flow-GRPO (arXiv 2505.05470, eq. 9): reverse SDE with diffusion g = level sqrt(sigma / (1 - sigma)).
+    """Return a step of Flow-GRPO's reverse SDE (arXiv 2505.05470, eq. 9), diffusion g = level sqrt(sigma / (1 - sigma)).
 
-    Keeps the marginals of the flow in the limit of many steps; with few steps it leaves residual noise at the end when
-    the last step is stochastic too. Fails (infinite std) only if `sigma_cap` is 1.
+    It keeps the marginals of the flow in the limit of many steps; with few steps a stochastic last step leaves residual
+    noise. Fails (infinite std) only if `sigma_cap` is 1.
     """
     sigma, level, sigma_cap = _float32(sigma), _float32(level), _float32(sigma_cap)
     return _reverse_sde(x, v, sigma, sigma_next, level**2 * sigma / (1 - torch.where(sigma > 0.999, sigma_cap, sigma)))
 
 
 def dance_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
-    """DanceGRPO (arXiv 2505.07818): the same reverse SDE with a constant diffusion g = level. `sigma_cap` has no effect."""
+    """Return a step of DanceGRPO's reverse SDE (arXiv 2505.07818), diffusion g = level. `sigma_cap` has no effect."""
     return _reverse_sde(x, v, _float32(sigma), sigma_next, _float32(level) ** 2)
 
 
 def cps(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
-    """Coefficients-preserving sampling (arXiv 2509.05952): sigma_next's noise is part old, part new.
+    """Return a step of coefficients-preserving sampling (arXiv 2509.05952): sigma_next's noise is part old, part new.
 
-    `level` in [0, 1] is an angle: std = sigma_next sin(level pi / 2). The total noise after every step is exactly
-    sigma_next on a point mass, and at sigma_next = 0 the step is deterministic. But its noise per step does not shrink
-    with more steps, so it does *not* tend to the target: Gaussian data of std 0.5 come out at 0.400 for level 0.8.
+    `level` in [0, 1] is an angle: std = sigma_next sin(level pi / 2). On a point mass the total noise after every step is
+    exactly sigma_next, and at sigma_next = 0 the step is deterministic. But its noise per step does not shrink with more
+    steps, so it does *not* tend to the target: Gaussian data of std 0.5 come out at 0.400 for level 0.8.
     """
     angle = _float32(level) * (math.pi / 2)
     return _kept_coefficients(x, v, _float32(sigma), _float32(sigma_next), torch.sin(angle), torch.cos(angle))
 
 
 def ddim_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
-    """Stepwise-Flow-GRPO's DDIM-inspired SDE (arXiv 2603.28718): `cps` with std = level sigma_next sqrt(1 - sigma).
+    """Return a step of Stepwise-Flow-GRPO's SDE (arXiv 2603.28718), `cps` with std = level sigma_next sqrt(1 - sigma).
 
-    `level` in [0, 1] is DDIM's eta: little new noise at early steps, most of it late. At sigma 1 the paper has none, a step
-    that nothing could be trained on; `sigma_cap` stands in there, as in `flow_sde` (ours). What is said of `cps` and its
-    target holds here too: Gaussian data of std 0.5 come out at 0.452 for level 0.8.
+    `level` in [0, 1] is DDIM's eta: little new noise at early steps, most of it late. At sigma 1 the paper has none, so
+    that the step could not be trained; `sigma_cap` replaces sigma there, as in `flow_sde` (ours). Like `cps` it misses the
+    target: Gaussian data of std 0.5 come out at 0.452 for level 0.8.
     """
     sigma, level, sigma_cap = _float32(sigma), _float32(level), _float32(sigma_cap)
     new = level * torch.sqrt(1 - torch.where(sigma > 0.999, sigma_cap, sigma))
@@ -72,12 +72,12 @@ def ddim_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple
 
 
 def manifold_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
-    """SAGE-GRPO (arXiv 2603.21872): Flow-GRPO's SDE with the variance of its noise integrated over the step.
+    """Return a step of SAGE-GRPO (arXiv 2603.21872): Flow-GRPO's SDE with the noise variance integrated over the step.
 
-    g^2 = level^2 s / (1 - s) integrates to level^2 [ln((1 - sigma_next) / (1 - sigma)) - (sigma - sigma_next)], which takes
-    the place of g^2 |dt|: less noise than `flow_sde` of the same level late, more at the first step. The integral diverges
-    at sigma = 1, so the released code puts 0.997 there, and so do we, or the middle of the step where that is nearer to 1.
-    `sigma_cap` has no effect.
+    g^2 = level^2 s / (1 - s) integrates to level^2 [ln((1 - sigma_next) / (1 - sigma)) - (sigma - sigma_next)], in place of
+    g^2 |dt|: less noise than `flow_sde` of the same level late, more at the first step. The integral diverges at sigma = 1;
+    the released code uses 0.997 there, and so do we, or the middle of the step where that is nearer to 1. `sigma_cap` has
+    no effect.
     """
     begin, end = (_float32(value).double() for value in (sigma, sigma_next))  # float32 would cancel near sigma 0
     cap = torch.minimum(begin, torch.clamp((1 + end) / 2, min=0.997))
@@ -88,7 +88,7 @@ def manifold_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> t
 
 
 def _reverse_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next, variance_rate: Tensor) -> tuple[Tensor, Tensor]:
-    """dx = [v + g^2 / (2 sigma) noise] dt + g dw, where `variance_rate` is g^2 and noise / sigma is minus the score."""
+    """Step dx = [v + g^2 / (2 sigma) noise] dt + g dw, with g^2 the `variance_rate` and noise / sigma minus the score."""
     dt = _float32(sigma_next) - sigma
     ratio = variance_rate / (2 * sigma)
     mean = x * (1 + ratio * dt) + v * (1 + ratio * (1 - sigma)) * dt
@@ -96,7 +96,7 @@ def _reverse_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next, variance_rate:
 
 
 def _kept_coefficients(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, new: Tensor, old: Tensor):
-    """The clean estimate and noise of std sigma_next, of which `new` is drawn and `old` kept: new^2 + old^2 is 1."""
+    """Return the clean estimate plus noise of std sigma_next, from `new` and `old` noise with new^2 + old^2 = 1."""
     x0, noise = x - sigma * v, x + (1 - sigma) * v
     return (1 - sigma_next) * x0 + sigma_next * old * noise, sigma_next * new
 
@@ -128,17 +128,17 @@ class Kernel:
 
     @property
     def stochastic(self) -> bool:
-        """Whether a step of it is random, and so has a log-probability to train on."""
+        """Return whether its step is random, and so has a log-probability to train on."""
         return self.name != "ode" and self.level > 0
 
     @property
     def preserves(self) -> bool:
-        """Whether it keeps the coefficients of the flow: its level is at most 1, and at sigma_next 0 it has no noise."""
+        """Return whether it keeps the coefficients of the flow: level at most 1, and no noise at sigma_next 0."""
         return self.name in PRESERVING
 
     @property
     def diffuses(self) -> bool:
-        """Whether its std is g sqrt(sigma - sigma_next), the noise of a diffusion g over the step."""
+        """Return whether its std is g sqrt(sigma - sigma_next), the noise of a diffusion g over the step."""
         return self.name in ("flow_sde", "dance_sde")
 
 
@@ -146,7 +146,7 @@ ODE = Kernel()
 
 
 def default_log_prob(kernel: str) -> str:
-    """The form of a kernel's log-probability unless another is asked for: that which it was released with.
+    """Return the form of log-probability that a kernel was released with.
 
     The noise of `cps` and `ddim_sde` shrinks with sigma; averaged, their last steps would outweigh all others.
     """
@@ -154,7 +154,7 @@ def default_log_prob(kernel: str) -> str:
 
 
 def transition(kernel: Kernel, state: State, velocity: State, sigma, sigma_next, sigma_cap) -> tuple[State, Tensor]:
-    """Mean (float32, like `state`) and std of one step of `kernel` for every tensor of a state."""
+    """Return the mean (float32, like `state`) and std of one step of `kernel` for every tensor of a state."""
     step = KERNELS[kernel.name]
     moved = [
         step(x.float(), v.float(), sigma, sigma_next, kernel.level, sigma_cap)
@@ -164,17 +164,17 @@ def transition(kernel: Kernel, state: State, velocity: State, sigma, sigma_next,
 
 
 def slope(kernel: Kernel, sigma, sigma_next, sigma_cap) -> tuple[float, float]:
-    """d mean / d v of one step, and its std: every kernel's mean is affine in x and v, each element by itself."""
+    """Return d mean / d v of one step, and its std: every kernel's mean is affine in x and v, elementwise."""
     zero = (torch.zeros(1),)
     (moved,), std = transition(kernel, zero, (torch.ones(1),), sigma, sigma_next, sigma_cap)
     return float(moved), float(std)
 
 
 def pull(kernel: Kernel, sigma, sigma_next, sigma_cap) -> float:
-    """Size of the gradient of one step's log-probability in the velocity, for a typical draw.
+    """Return the size of the gradient of one step's log-probability in the velocity, for a typical draw.
 
-    With error e = std xi, an element of the gradient is slope xi / std for `sum`, that over the dimensions D for `mean`, and
-    2 slope std xi / D for `constant_free`. Returned is the factor of xi, without D; 0 where a step has no noise.
+    With error e = std xi, an element of the gradient is slope xi / std for `sum`, that over the dimensions D for `mean`,
+    and 2 slope std xi / D for `constant_free`. The result is the factor of xi, without D; 0 for a step without noise.
     """
     moved, std = slope(kernel, sigma, sigma_next, sigma_cap)
     if std == 0:
@@ -183,10 +183,10 @@ def pull(kernel: Kernel, sigma, sigma_next, sigma_cap) -> float:
 
 
 def mean_square(error: Tensor) -> Tensor:
-    """Mean of the squares of each row (B, D) -> (B,), the same alone and among others.
+    """Return the mean square of each row (B, D) -> (B,), bit for bit independent of the other rows.
 
-    On a CPU several threads share the sum over a long row where it is the only one, and each sums rows of its own where
-    there are more: another order, and another rounding.
+    On a CPU torch splits the sum of a single long row over its threads, but gives each thread whole rows where there are
+    more, which would round differently.
     """
     squares = error.square()
     if squares.device.type != "cpu" or squares.shape[1] < SHARED:
@@ -195,14 +195,14 @@ def mean_square(error: Tensor) -> Tensor:
 
 
 def mean_log_prob(error: Tensor, std: Tensor) -> Tensor:
-    """Gaussian log-density of `error` (B, D), averaged over D: the field's form, the true joint to the power 1 / D."""
+    """Return the Gaussian log-density of `error` (B, D), averaged over D, as is usual in the field."""
     return -mean_square(error) / (2 * std**2) - torch.log(std) - 0.5 * math.log(2 * math.pi)
 
 
 def sum_log_prob(error: Tensor, std: Tensor) -> Tensor:
-    """Gaussian log-density of `error` (B, D), summed over D: the true joint, float64. Its clip ranges are D times larger.
+    """Return the Gaussian log-density of `error` (B, D), summed over D, in float64. Its clip ranges are D times larger.
 
-    Two sums of millions of terms are compared: in float32 their difference is off by hundredths.
+    In float32 the difference of two sums of millions of terms would be off by hundredths.
     """
     error, std = error.double(), std.double()
     constant = torch.log(std) + 0.5 * math.log(2 * math.pi)
@@ -210,7 +210,7 @@ def sum_log_prob(error: Tensor, std: Tensor) -> Tensor:
 
 
 def constant_free_log_prob(error: Tensor, std: Tensor) -> Tensor:
-    """-mean(error^2), as CPS was released: the averaged form to the power 2 std^2, so its clip range differs per step."""
+    """Return -mean(error^2), as CPS was released: the averaged form times 2 std^2, so its clip range differs per step."""
     return -mean_square(error)
 
 
@@ -222,18 +222,15 @@ LOG_PROBS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def log_prob(next_state: State, mean: State, std: Tensor, form: str = "mean") -> Tensor:
-    """Log-probability (B,) of `next_state` under N(mean, std^2), jointly over all tensors of the state; float32, or float64.
+    """Return the log-probability (B,) of `next_state` under N(mean, std^2), jointly over all tensors; float32, or float64.
 
-    The gradient reaches `mean` only. Where std is 0 the step has no density: the log-probability is 0 by convention, its
-    gradient too where `mean` is finite, and such a step is never trained.
-
-    Args:
-        form: a key of `LOG_PROBS`.
+    The gradient reaches `mean` only. Where std is 0 the step has no density: the log-probability is 0 by convention, and
+    its gradient is 0 where `mean` is finite. Such a step is never trained. `form` is a key of `LOG_PROBS`.
     """
     errors = [(x.detach().float() - m).flatten(1) for x, m in zip(next_state, mean, strict=True)]
     error = errors[0] if len(errors) == 1 else torch.cat(errors, dim=1)
     std = std.reshape(-1)  # one for all, or one per row
-    if len(std) == 1 and std.device.type == "cpu" and std.item() > 0:  # a number that no device has to be sent
+    if len(std) == 1 and std.device.type == "cpu" and std.item() > 0:  # no copy to the device needed
         return LOG_PROBS[form](error, std.reshape(()))
     std = sent(std, error.device)
     moved = std > 0

@@ -1,4 +1,4 @@
-"""The plans: which moves each method makes from a (role, step). One function per shape of tree.
+"""Plans: the moves of each method at a (role, step), one function per shape of tree.
 
 `kernels` holds the kernel of each step of the schedule, so that noise levels may differ from step to step.
 """
@@ -11,27 +11,22 @@ from dataclasses import replace
 from samplers.kernels import Kernel
 from samplers.trees import TWIG, Move, Plan
 
-SIDE = "side"  # what left the trunk of a brush, and walks on by ODE
+SIDE = "side"  # a branch of a brush, which goes on by ODE
 
 
 def chain(kernels: Sequence[Kernel], stochastic: Collection[int], trained: Collection[int]) -> Plan:
-    """One child per node: a step of the kernel at the `stochastic` steps, an ODE step elsewhere.
+    """Plan one child per node: a step of the kernel at `stochastic` steps, an ODE step elsewhere; train the `trained` steps.
 
     Flow-GRPO and DanceGRPO when all steps but the last are stochastic; Flow-GRPO-Fast and MixGRPO when only a window is.
-
-    Args:
-        trained: the stochastic steps whose edges take part in the update.
     """
     return lambda role, step: (Move(kernels[step], trained=step in trained) if step in stochastic else Move(),)
 
 
 def brush(kernels: Sequence[Kernel], branches: Sequence[int], finish: int | None = None) -> Plan:
-    """An ODE trunk; at step i it grows `branches[i]` stochastic, trained children, each finished by ODE.
+    """Plan an ODE trunk that grows `branches[i]` stochastic, trained children at step i, each finished by ODE.
 
-    TempFlow-GRPO (arXiv 2508.04324). The trunk ends where it branches for the last time, for nothing comes of its end.
-
-    Args:
-        finish: most ODE steps that finish a branch; None for all that remain.
+    TempFlow-GRPO (arXiv 2508.04324). The trunk ends where it branches for the last time, since its end is not needed. A
+    branch is finished in at most `finish` steps, by default in all that remain.
     """
     end = len(kernels)
     last = max(step for step, count in enumerate(branches) if count)
@@ -55,14 +50,9 @@ def branch(
     sibling_strength: float | None,
     noise_scale: float,
 ) -> Plan:
-    """Every node is trunk: `factor` children at the `splits`, one elsewhere; ODE at steps that are not `stochastic`.
+    """Plan a tree of trunk nodes: `factor` children at the `splits`, one elsewhere; ODE at steps that are not `stochastic`.
 
-    BranchGRPO (arXiv 2509.06040), and with a window of stochastic steps its Mix.
-
-    Args:
-        splits: some of the stochastic steps.
-        sibling_strength: of the siblings' noise, see `Move`.
-        noise_scale: of the siblings' noise, see `Move`.
+    BranchGRPO (arXiv 2509.06040), and with a window of stochastic steps its Mix. The noise of siblings is as in `Move`.
     """
 
     def moves(role: str, step: int) -> tuple[Move, ...]:
@@ -75,13 +65,11 @@ def branch(
 
 
 def twigs(kernels: Sequence[Kernel], stochastic: Collection[int], length: int | None, root: bool) -> Plan:
-    """Trained chains; from every node an ODE twig of `length` steps (None: all that remain) leads to a clean sample.
+    """Plan trained chains with an ODE twig of `length` steps (None: all that remain) from every node to a clean sample.
 
     DenseGRPO (all that remain), Stepwise-Flow-GRPO (5), VGPO (one jump). The first step of a twig shares the evaluation of
-    its node, and where the chain itself goes the twig's way to the end there is none.
-
-    Args:
-        root: whether the start has a twig too, which a step's gain needs and a value does not.
+    its node. There is no twig where the chain itself takes the same steps to the end. With `root` the start has a twig,
+    too, which a step's gain needs and a value does not.
     """
     end = len(kernels)
 
@@ -97,6 +85,6 @@ def twigs(kernels: Sequence[Kernel], stochastic: Collection[int], length: int | 
 
 
 def _stops(step: int, end: int, most: int | None) -> tuple[int, ...]:
-    """At most so many indices that lead evenly from a step to the end of the schedule."""
+    """Return at most `most` indices that lead evenly from a step to the end of the schedule."""
     count = min(most or end, end - step)
     return tuple(step + round((end - step) * i / count) for i in range(1, count + 1))

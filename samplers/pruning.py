@@ -1,4 +1,4 @@
-"""Trees of which only some edges stay in the update, gathered anew into full calls of the model."""
+"""Trees with some edges removed from the update, and the others gathered into full calls of the model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ T = TypeVar("T")
 
 
 def pruned(tree: Tree, keep: torch.Tensor, micro_batch: int, parts: torch.Tensor | None = None) -> Tree:
-    """The tree with only some trained edges left; what remains is gathered into full evaluations.
+    """Return the tree with only the trained edges in `keep` (nodes,), gathered into full evaluations.
 
-    Rows meet others than in the rollout, so their ratio is 1 up to rounding only.
-
-    Args:
-        keep: (nodes,) whether the edge to each node stays in the update.
-        parts: (nodes,) the part that the edge to each node belongs to, alike for those that leave one state; by default
-            that of its root.
+    Rows meet others than in the rollout, so their ratio is 1 up to rounding only. `parts` (nodes,) is the part of the edge
+    to each node, equal for edges that leave one state; by default that of its root.
     """
     left: dict[tuple[int, float], list[tuple[Evaluation, int]]] = defaultdict(list)
     for evaluation in tree.evaluations:
@@ -35,13 +31,13 @@ def pruned(tree: Tree, keep: torch.Tensor, micro_batch: int, parts: torch.Tensor
         for row, part in sorted(part_of.items()):
             left[part, evaluation.sigma].append((evaluation, row))
     evaluations = [
-        _gathered(batch, part, keep) for (part, _), rows in left.items() for batch in batched(rows, micro_batch)
+        _gather(batch, part, keep) for (part, _), rows in left.items() for batch in batched(rows, micro_batch)
     ]
     return replace(tree, evaluations=evaluations)
 
 
-def _gathered(rows: list[tuple[Evaluation, int]], part: int, keep: torch.Tensor) -> Evaluation:
-    """Return one evaluation of rows of several, with their trained edges that are in `keep`."""
+def _gather(rows: list[tuple[Evaluation, int]], part: int, keep: torch.Tensor) -> Evaluation:
+    """Return one evaluation of rows of several, with their trained edges in `keep`."""
     taken: dict[Move, list[tuple[int, Edges, int]]] = defaultdict(list)  # move -> (new row, edges, index in them)
     for new, (evaluation, row) in enumerate(rows):
         for edges in evaluation.trained:
@@ -51,16 +47,16 @@ def _gathered(rows: list[tuple[Evaluation, int]], part: int, keep: torch.Tensor)
         rows[0][0].sigma,
         [evaluation.rows[row] for evaluation, row in rows],
         part,
-        stacked([tuple(x[row] for x in _kept(evaluation.state)) for evaluation, row in rows]),
+        stacked([tuple(x[row] for x in _present(evaluation.state)) for evaluation, row in rows]),
         [
             Edges(
                 move,
                 picks[0][1].sigma_next,
                 torch.tensor([new for new, _, _ in picks]),
                 torch.stack([edges.nodes[e] for _, edges, e in picks]),
-                stacked([tuple(x[e] for x in _kept(edges.next_state)) for _, edges, e in picks]),
-                torch.stack([_kept(edges.log_prob)[e] for _, edges, e in picks]),
-                stacked([tuple(x[e] for x in _kept(edges.mean)) for _, edges, e in picks])
+                stacked([tuple(x[e] for x in _present(edges.next_state)) for _, edges, e in picks]),
+                torch.stack([_present(edges.log_prob)[e] for _, edges, e in picks]),
+                stacked([tuple(x[e] for x in _present(edges.mean)) for _, edges, e in picks])
                 if picks[0][1].mean
                 else None,
             )
@@ -69,7 +65,6 @@ def _gathered(rows: list[tuple[Evaluation, int]], part: int, keep: torch.Tensor)
     )
 
 
-def _kept(value: T | None) -> T:
-    """Return what trained edges and their evaluations have."""
-    assert value is not None
+def _present(value: T | None) -> T:
+    assert value is not None  # in trained edges and their evaluations
     return value

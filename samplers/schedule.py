@@ -1,4 +1,4 @@
-"""Which sigmas are walked, which steps of them are stochastic, and which are trained."""
+"""Schedules: the sigmas of a run, and its stochastic and trained steps."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import torch
 
 
 def shifted(sigmas: torch.Tensor, shift: float) -> torch.Tensor:
-    """Static time shift of SD3 (arXiv 2403.03206, eq. 23): `shift * s / (1 + (shift - 1) * s)`, same shape, 0 and 1 stay."""
+    """Return sigmas under SD3's static time shift (arXiv 2403.03206, eq. 23), `shift s / (1 + (shift - 1) s)`."""
     return shift * sigmas / (1 + (shift - 1) * sigmas)
 
 
 def linear_sigmas(num_steps: int, shift: float = 1.0) -> torch.Tensor:
-    """`num_steps` + 1 float32 sigmas from 1 (noise) to 0 (data): evenly spaced, then shifted.
+    """Return `num_steps` + 1 float32 sigmas from 1 (noise) to 0 (data): evenly spaced, then shifted.
 
-    Not diffusers' table of the same shift: `FlowMatchEulerDiscreteScheduler` ends its last step at sigma 0.001, shifted
-    twice, before it appends 0. A policy on a pipeline always asks the pipeline for its own table.
+    Diffusers' table of the same shift differs: `FlowMatchEulerDiscreteScheduler` ends its last step at sigma 0.001, shifted
+    twice, before it appends 0. A policy always uses its pipeline's own table.
     """
     return shifted(torch.linspace(1, 0, num_steps + 1, dtype=torch.float64), shift).float()
 
 
 def euler_sigmas(num_steps: int, shift: float = 1.0, train_steps: int = 1000) -> torch.Tensor:
-    """The table of diffusers' `FlowMatchEulerDiscreteScheduler` with a static shift: `num_steps` + 1 float32 sigmas.
+    """Return the table of diffusers' `FlowMatchEulerDiscreteScheduler` with a static shift: `num_steps` + 1 float32 sigmas.
 
-    Bit for bit: the ends are those of its shifted training table in float32, the steps between them are shifted once more.
+    Bit for bit: its ends are those of the shifted training table in float32, and the steps between are shifted once more.
     """
     ends = shifted(torch.tensor([train_steps, 1], dtype=torch.float32) / train_steps, shift).tolist()
     first, last = (end * train_steps for end in ends)
@@ -33,26 +33,25 @@ def euler_sigmas(num_steps: int, shift: float = 1.0, train_steps: int = 1000) ->
 
 
 def random_window(size: int, first: int, end: int, rng: np.random.Generator) -> range:
-    """`size` neighbouring steps out of `first` ... `end` - 1, every position equally likely (Flow-GRPO-Fast)."""
+    """Return `size` neighbouring steps out of `first` ... `end` - 1, every position equally likely (Flow-GRPO-Fast)."""
     start = int(rng.integers(first, end - size + 1))
     return range(start, start + size)
 
 
 def sliding_window(size: int, first: int, end: int, iteration: int, every: int, stride: int) -> range:
-    """The window at `iteration`: it starts at `first`, moves by `stride` each `every` iterations, and stays at the end.
+    """Return the window at `iteration`: from `first` it moves by `stride` each `every` iterations, and stays at the end.
 
-    MixGRPO's progressive strategy (arXiv 2507.21802, Algorithm 1). Its code can also go back to the start once the end is
-    reached; we read the paper, which stays.
+    MixGRPO's progressive strategy (arXiv 2507.21802, Algorithm 1). Its code can also return to the start; the paper stays.
     """
     start = min(first + iteration // every * stride, end - size)
     return range(start, start + size)
 
 
 def spread(count: int, end: int) -> list[int]:
-    """`count` steps spread evenly over 0 ... `end` - 1, both ends included: 0, 3, 6, 9 for four of 10 (ours)."""
+    """Return `count` steps spread evenly over 0 ... `end` - 1, both ends included: 0, 3, 6, 9 for four of 10 (ours)."""
     return [round(i * (max(end, count) - 1) / max(count - 1, 1)) for i in range(count)]
 
 
 def random_steps(steps: range, count: int, rng: np.random.Generator) -> tuple[int, ...]:
-    """`count` of `steps` without repeats, each choice equally likely, sorted."""
+    """Return `count` of `steps` without repeats, sorted, each choice equally likely."""
     return tuple(sorted(int(i) for i in rng.permutation(np.array(steps))[:count]))

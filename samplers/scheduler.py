@@ -1,12 +1,12 @@
-"""`FlowSDEScheduler`: a stochastic, sliceable scheduler for any diffusers flow pipeline, with or without the rest of us.
+"""`FlowSDEScheduler`: a stochastic, sliceable scheduler for any diffusers flow pipeline; it needs nothing else of ours.
 
     from samplers import FlowSDEScheduler
     pipe.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel="cps", noise_level=0.8)
     image = pipe("a red circle").images[0]
     [step.log_prob for step in pipe.scheduler.history]
 
-It keeps the parent's table of sigmas bit for bit, moves by one of our kernels, and records what happened. `restrict` limits
-the next calls of the pipeline to a slice of the schedule, which is how a pipeline becomes a policy.
+It keeps the parent's table of sigmas bit for bit, moves by one of our kernels, and records its steps. `restrict` limits the
+next calls of the pipeline to a slice of the schedule, which makes a pipeline a policy.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from samplers.levels import DEFAULT_LEVELS
 
 
 class Timesteps(torch.Tensor):
-    """The timesteps of a whole run, of which a loop over them iterates `steps` only; whatever is made of it is a tensor.
+    """The timesteps of a whole run, of which iteration gives `steps` only; its slices and results are plain tensors.
 
-    A pipeline that asks which step is its last by their number, or looks one ahead, so reads what it reads in a whole run.
+    So a pipeline that finds its last step by number, or looks one ahead, reads the same as in a whole run.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch says to disable it
@@ -42,7 +42,7 @@ class Timesteps(torch.Tensor):
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One recorded step: (B, ...) tensors, `log_prob` (B,), and the float sigmas between which it moved."""
+    """One recorded step: (B, ...) tensors, `log_prob` (B,), and the float sigmas of its ends."""
 
     sigma: float
     sigma_next: float
@@ -57,25 +57,25 @@ class StepRecord:
 class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
     """Flow matching with a choice of kernel; every argument of the parent has the parent's meaning.
 
-    But `stochastic_sampling`, which is a kernel of its own: it is taken from a config, and `kernel` decides. With
-    `invert_sigmas` the pipeline's time runs from 0 (noise) to 1 and its velocity points to the data; the table that the
-    pipeline reads stays so, while steps, their record and `noise_levels` are in our direction.
+    The exception is `stochastic_sampling`, a kernel of its own: it is accepted, but `kernel` decides. With `invert_sigmas`
+    the pipeline's time runs from 0 (noise) to 1 and its velocity points to the data. The pipeline's table stays so, while
+    steps, their record and `noise_levels` are in our direction.
 
     Args:
         kernel: `ode`, `flow_sde`, `dance_sde`, `cps`, `ddim_sde` or `manifold` (see `samplers.kernels`).
         noise_level: the kernel's level; None takes the published default (`samplers.levels`).
         log_prob: form of the recorded log-probability, a key of `samplers.kernels.LOG_PROBS`; None takes the kernel's own.
-        last_step_ode: whether the step to sigma 0 is deterministic, whatever the kernel.
+        last_step_ode: whether the step to sigma 0 is deterministic for every kernel.
 
     Attributes:
-        history: the `StepRecord`s since the last `set_timesteps`, oldest first, or, where `restrict` is used, since that. A
-            copy of the scheduler, as pipelines of two modalities make it for the second one, adds to the same list.
-        noise_levels: the whole table in our direction: sigmas that descend to 0, whichever way the pipeline's own run.
-        recording: whether steps are kept in `history`.
-        generator: source of the steps' noise when the pipeline hands none to `step`; None is torch's global one.
+        history: the `StepRecord`s since the last `set_timesteps`, or, once `restrict` was used, since the last `restrict`;
+            shared by copies of the scheduler, which pipelines of two modalities make.
+        noise_levels: the whole table in our direction, sigmas that descend to 0.
+        recording: whether steps are added to `history`.
+        generator: source of the noise if the pipeline gives none to `step`; None is torch's global one.
     """
 
-    _begin_index: Any  # the parent's, as the next one; None before a run
+    _begin_index: Any  # the parent's, None before a run
     _step_index: Any
 
     @register_to_config
@@ -104,7 +104,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
             raise ValueError(f"kernel {kernel!r} is not one of {', '.join(KERNELS)}")
         if log_prob not in (None, *LOG_PROBS):
             raise ValueError(f"log_prob {log_prob!r} is not one of {', '.join(LOG_PROBS)}")
-        # Spelled out one by one: through **kwargs the config would report the values and the parent run its defaults.
+        # Named one by one: with **kwargs the config would have the values but the parent would use its defaults.
         super().__init__(
             num_train_timesteps=num_train_timesteps,
             shift=shift,
@@ -131,18 +131,14 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         self._landing: list[torch.Tensor] = []
         self._first = 0  # index in the table of the first sigma
         self._table = (self.sigmas, self.timesteps)
-        self._asked: tuple[Any, ...] | None = None  # for the last table
+        self._asked: tuple[Any, ...] | None = None  # arguments of the last table
         self._given = self._table
         self.noise_levels = self.sigmas
         self._known: tuple[torch.Tensor | None, list[float]] = (None, [])
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | None = None, return_unused_kwargs: bool = False, **kwargs):
-        """As diffusers' `from_config`; a UniPC or DPM-Solver config with flow sigmas hands its `flow_shift` to `shift`.
-
-        Raises:
-            ValueError: the config belongs to a scheduler that does not predict a flow.
-        """
+        """Build from a config as diffusers does, with `flow_shift` as `shift`; raise ValueError if it predicts no flow."""
         if config is not None and config.get("prediction_type", "flow_prediction") != "flow_prediction":
             raise ValueError(
                 f"the scheduler predicts {config['prediction_type']!r}, not a flow: flow kernels need a model trained by "
@@ -156,7 +152,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         return super().from_config(config, return_unused_kwargs, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlowSDEScheduler:
-        copied = copy.copy(self)  # its list of steps stays shared; all else that changes is set anew, never in place
+        copied = copy.copy(self)  # the history stays shared; all else is replaced, never changed in place
         memo[id(self)] = copied
         return copied
 
@@ -164,16 +160,16 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         """Restrict the next calls to a part of the schedule, until the next `restrict`.
 
         Args:
-            steps: a range of step indices of the pipeline's own table; an empty range iterates nothing (a pipeline then
-                only prepares, or only decodes); or a tuple of float32 sigmas to walk instead; None: the whole table.
-            landing: what the next calls of `step` return, one each, instead of moving.
+            steps: a range of step indices of the pipeline's own table, which may be empty (the pipeline then only prepares,
+                or only decodes); or a tuple of float32 sigmas instead of the table; or None for the whole table.
+            landing: results of the next calls of `step`, one each, in place of moving.
         """
         self._steps, self._directed, self._landing = steps, True, list(landing)
         self.history.clear()
 
     @property
     def lands(self) -> bool:
-        """Whether the next call of `step` returns what `restrict` was given, instead of moving."""
+        """Return whether the next call of `step` returns a given result instead of moving."""
         return bool(self._landing)
 
     def set_timesteps(
@@ -184,10 +180,10 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         mu: float | None = None,
         timesteps: list[float] | None = None,
     ) -> None:
-        """The parent's table; `timesteps` holds only what will be iterated, `sigmas` begins there and goes on to the end.
+        """Set the parent's table; `timesteps` are only those to iterate, `sigmas` begin there and go on to the end.
 
-        So a pipeline that reads `sigmas[i]` by its loop's counter, or `sigmas[-1]`, reads in a slice what it reads in a
-        whole run. The whole table stays in `noise_levels`.
+        So a pipeline that reads `sigmas[i]` by its loop's counter, or `sigmas[-1]`, reads the same in a slice as in a whole
+        run. The whole table is in `noise_levels`.
         """
         self._set_table(num_inference_steps, device, sigmas, mu, timesteps)
         if not self._directed:
@@ -207,7 +203,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         self.num_inference_steps = len(self.timesteps)
 
     def _set_table(self, num_inference_steps, device, sigmas, mu, timesteps) -> None:
-        """The parent's table; that of the call before where it is asked for again."""
+        """Set the parent's table, or the last one again if its arguments are the same."""
         lists = tuple(None if own is None else tuple(map(float, own)) for own in (sigmas, timesteps))
         asked = (num_inference_steps, device, lists, mu, self.shift)
         if self._asked == asked:
@@ -218,15 +214,10 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         self._asked, self._given = asked, (self.sigmas, self.timesteps)
 
     def recut(self, cut: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Let a pipeline cut the table, as one that begins from a noised picture does; slices count from where it begins.
+        """Let a pipeline cut the table, as image-to-image ones do; iterating the returned timesteps iterates the slice.
 
-        Sigmas of one's own are not cut.
-
-        Args:
-            cut: takes the timesteps of the whole table and returns the last of them, those that the pipeline keeps.
-
-        Returns:
-            What it keeps; iterating it iterates the slice.
+        `cut` takes the timesteps of the whole table and returns the last of them, those that the pipeline keeps. Slices
+        count from there. Sigmas given to `restrict` are not cut.
         """
         self.sigmas, self.timesteps = self._table
         kept = self.timesteps if isinstance(self._steps, tuple) else cut(self.timesteps)
@@ -241,7 +232,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         return sliced
 
     def _floats(self) -> list[float]:
-        """`noise_levels` as numbers, which a GPU is asked for once a table."""
+        """Return `noise_levels` as numbers, copied from the device once for each table."""
         if self._known[0] is not self.noise_levels:
             self._known = self.noise_levels, self.noise_levels.tolist()
         return self._known[1]
@@ -252,11 +243,11 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
             self._step_index += self._steps.start
 
     def scale_model_input(self, sample: torch.Tensor, timestep: float | torch.Tensor | None = None) -> torch.Tensor:
-        """The sample as it is: a flow model takes it unscaled. Pipelines made for several kinds of scheduler ask."""
+        """Return the sample unchanged; pipelines for several kinds of scheduler call this."""
         return sample
 
     def _moving_tokens(self, times: torch.Tensor, timestep: float | torch.Tensor, count: int) -> torch.Tensor:
-        """Indices (n,) of the tokens that are at the step's time; the others must be at 0, in all rows alike."""
+        """Return the indices (n,) of the tokens at the step's time; the others must be at 0, in all rows alike."""
         moving = times[0] > 0
         if (times != torch.where(moving, timestep, 0).to(times)).any():
             raise ValueError(
@@ -280,16 +271,12 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
     ) -> FlowMatchEulerDiscreteSchedulerOutput | tuple[torch.Tensor]:
         """Move by the kernel, and append a `StepRecord` to `history` if `recording`.
 
-        The next sample is rounded to the model's dtype before its log-probability is taken, so a replay of what was
-        stored scores exactly what was drawn. Sigmas go by index; `timestep` is read only to find the first one, as in the
-        parent, unless a slice or a begin index says it. `s_churn` to `s_noise` have no
-        effect, as in the parent.
+        The next sample is rounded to the model's dtype before its log-probability is taken, so a replay scores exactly the
+        stored sample. Sigmas are found by index; `timestep` only finds the first one, unless a slice or a begin index gives
+        it. `s_churn` to `s_noise` have no effect, as in the parent.
 
-        With `per_token_timesteps` (B, T), tokens at time 0 are conditions: they stay as they are, and are not part of the
-        recorded step. As in the parent, the model's output then points to the data.
-
-        Raises:
-            ValueError: tokens are at other times than 0 or the step's; no kernel moves them at different times.
+        With `per_token_timesteps` (B, T), tokens at time 0 are conditions: they do not move, and are not recorded; the
+        model's output then points to the data. Tokens at other times than 0 or the step's raise ValueError.
         """
         if per_token_timesteps is not None:
             moving = self._moving_tokens(per_token_timesteps, timestep, sample.shape[1])
@@ -305,7 +292,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         sigma, sigma_next = levels[index], levels[index + 1]
         velocity = -model_output if self.config.invert_sigmas else model_output
         kernel = ODE if self.config.last_step_ode and sigma_next == 0 else self.kernel
-        kept = sample.clone() if self.recording else sample  # some pipelines write the next sample into this one
+        kept = sample.clone() if self.recording else sample  # some pipelines overwrite it with the next sample
         (mean,), std = transition(kernel, (sample,), (velocity,), sigma, sigma_next, levels[1])
         following = mean
         if kernel.stochastic:
@@ -317,7 +304,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         else:
             following = following.to(model_output.dtype)
         if self.recording:
-            # A step without noise has no density, and 0 in its place.
+            # A step without noise has no density: 0 in its place.
             scored = (
                 log_prob((following,), (mean,), std, kernel.log_prob)
                 if kernel.stochastic

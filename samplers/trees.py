@@ -1,9 +1,9 @@
-"""Which latents are visited: a tree of states, grown level by level over all prompts of a batch.
+"""Trees of latents, grown level by level over all prompts of a batch.
 
-A *node* is a latent at a sigma; every node but a root was reached by one *edge*, a step of a kernel, so an edge is named by
-the node it leads to. A *plan* is pure: (role, step) -> the moves to make from such a node. It may grow several children of
-different kinds from one state (a trunk's ODE child beside K stochastic ones), twigs that exist only for their reward, and
-edges that are rolled out but not trained; all children of a state share one model *evaluation*, here and in the update.
+A *node* is a latent at a sigma. Every node but a root is reached by one *edge*, a step of a kernel, so an edge is named by
+its node. A *plan* is a pure function (role, step) -> the moves from such a node. It may grow several kinds of children from
+one state (an ODE child beside K stochastic ones), twigs that only measure a reward, and edges that are not trained. All
+children of a state share one model *evaluation*, in the rollout and in the update.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from samplers.drawing import Ahead, Family, drawn, sent
 from samplers.kernels import ODE, Kernel, State, log_prob, transition
 
 TRUNK = "trunk"
-TWIG = "twig"  # a node that exists only to measure the state it left: its sample is not the end of a trajectory
+TWIG = "twig"  # a node that only measures the state it left; its sample ends no trajectory
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,11 @@ class Move:
 
     Attributes:
         trained: whether the edges take part in the update.
-        ode_stops: None for one step along the schedule; otherwise the indices of the schedule that are walked to by ODE,
-            up to its end, without asking the plan again.
-        sibling_strength: None for siblings of independent noise; s for (xi_0 + s eta) / sqrt(1 + s^2), xi_0 shared and eta
+        ode_stops: None for one step of the schedule; else indices of the schedule, up to its end, that ODE steps lead to
+            without asking the plan again.
+        sibling_strength: None for independent noise of siblings; s for (xi_0 + s eta) / sqrt(1 + s^2), xi_0 shared and eta
             their own, so that each is standard normal and two have covariance 1 / (1 + s^2) (BranchGRPO, arXiv 2509.06040).
-        noise_scale: factor on the drawn noise, of which the log-probability knows nothing; anything but 1 breaks the
-            marginals.
+        noise_scale: factor on the drawn noise that the log-probability ignores; any but 1 breaks the marginals.
     """
 
     kernel: Kernel = ODE
@@ -49,14 +48,14 @@ class Move:
     noise_scale: float = 1.0
 
 
-Plan = Callable[[str, int], Sequence[Move]]  # (role, step) -> moves; none is a dead end, which is never decoded
+Plan = Callable[[str, int], Sequence[Move]]  # (role, step) -> moves; without moves a node is never decoded
 
 
 class Evaluate(Protocol):
-    """The model, as growth sees it; a policy's `velocity` satisfies it."""
+    """The model as a tree's growth needs it; a policy's `velocity` is one."""
 
     def __call__(self, state: State, sigma: float, rows: Sequence[Any]) -> State:
-        """Velocity of each tensor of `state` (B, ...) at `sigma` under the B conditions `rows`."""
+        """Return the velocity of each tensor of `state` (B, ...) at `sigma` under the B conditions `rows`."""
 
 
 class Noise(Protocol):
@@ -65,19 +64,12 @@ class Noise(Protocol):
     def __call__(
         self, shape: Sequence[int], group: int, path: tuple[int, ...], step: int, component: int
     ) -> torch.Tensor:
-        """Standard normal (shape,) for one tensor of the state, on the edge at an address."""
+        """Return standard normal numbers (shape,) for one tensor of the state, on the edge at an address."""
 
 
 @dataclass(frozen=True)
 class Root:
-    """The start of one tree of the batch.
-
-    Attributes:
-        group: integer of the prompt group, unique in the iteration.
-        index: which start of its group this is.
-        row: the condition handed to the model (opaque here).
-        part: the optimizer step it belongs to; an evaluation never mixes parts.
-    """
+    """The start of one tree: its prompt group, its number there, its condition for the model, and its optimizer step."""
 
     group: int
     index: int
@@ -87,7 +79,7 @@ class Root:
 
 @dataclass(frozen=True)
 class Node:
-    """One latent of the tree. `step` and `remaining_stops`, the rest of its move, are indices of the schedule."""
+    """One latent of the tree; `step` and `remaining_stops`, the rest of its move, are indices of the schedule."""
 
     parent: int | None
     root: Root
@@ -100,14 +92,14 @@ class Node:
 
 @dataclass
 class Edges:
-    """The edges that leave one evaluation by the same move.
+    """The edges that leave one evaluation by the same move; fields of untrained edges are None.
 
     Attributes:
         rows: (E,) row of the evaluation that each edge leaves.
         nodes: (E,) node that each edge leads to.
-        next_state: tensors (E, ...) in the storage dtype; None unless trained.
-        log_prob: (E,) as the rollout drew them, float32 or, summed, float64; None unless the kernel is stochastic.
-        mean: of the step, float32 tensors (E, ...); None unless trained and asked for.
+        next_state: tensors (E, ...) in the storage dtype.
+        log_prob: (E,) in the rollout, float32 or, summed, float64; of all stochastic edges.
+        mean: of the step, float32 tensors (E, ...), if requested.
     """
 
     move: Move
@@ -119,7 +111,7 @@ class Edges:
     mean: State | None = None
 
     def gather(self, state: State) -> State:
-        """The part of a state (B, ...) that each edge leaves, (E, ...); the state itself where one edge leaves each row."""
+        """Return the rows (E, ...) of a state (B, ...) that the edges leave; the state itself for one edge a row."""
         if torch.equal(self.rows, torch.arange(len(state[0]))):
             return state
         rows = sent(self.rows, state[0].device)
@@ -130,9 +122,7 @@ class Edges:
 class Evaluation:
     """One call of the model: B states at one sigma, and all edges that leave them.
 
-    Attributes:
-        state: tensors (B, ...); None when no edge is trained.
-        velocity: of the states, with its graph; None unless growth was asked to keep it.
+    The state, tensors (B, ...), is kept if edges are trained; the velocity, with its graph, if requested.
     """
 
     sigma: float
@@ -144,19 +134,17 @@ class Evaluation:
 
     @property
     def trained(self) -> list[Edges]:
-        """The edges that take part in the update."""
+        """Return the edges that take part in the update."""
         return [edges for edges in self.edges if edges.move.trained]
 
 
 @dataclass
 class Tree:
-    """Everything a rollout visited.
+    """All nodes and evaluations of a rollout, in the order of growth, parents before children.
 
     Attributes:
         sigmas: the schedule, float32 values, descending to 0.
-        nodes: parents before children.
-        evaluations: in the order in which they ran.
-        leaves: nodes at sigma 0, the samples to decode, in order of growth.
+        leaves: nodes at sigma 0.
         samples: tensors (len(leaves), ...), the states of the leaves.
     """
 
@@ -168,12 +156,12 @@ class Tree:
 
     @property
     def sigma_cap(self) -> float:
-        """What stands in for sigma near 1 in 1 - sigma: the schedule's second value."""
+        """Return the schedule's second value, which replaces sigma near 1 in 1 - sigma."""
         return self.sigmas[1]
 
     @property
     def trained_steps(self) -> list[tuple[Kernel, float, float]]:
-        """Each (kernel, sigma, sigma_next) that some trained edge took, once, from noise to data."""
+        """Return each (kernel, sigma, sigma_next) of the trained edges once, from noise to data."""
         return list(
             dict.fromkeys(
                 (edges.move.kernel, evaluation.sigma, edges.sigma_next)
@@ -183,7 +171,7 @@ class Tree:
         )
 
     def ancestry(self, node: int) -> list[int]:
-        """The node and its ancestors, without the root: the edges that led to it, last first."""
+        """Return the node and its ancestors without the root: the edges that led to it, last first."""
         edges = []
         while (parent := self.nodes[node].parent) is not None:
             edges.append(node)
@@ -205,26 +193,22 @@ def grow(
 ) -> Tree:
     """Grow the trees of a batch from its roots, sweeping sigma downwards so that all nodes at one sigma run together.
 
-    States with trained edges and states without share no evaluation, so that an update replays nothing in vain.
+    States with trained edges and states without are never in one evaluation, so that an update replays only what it needs.
 
     Args:
-        plan: moves of a (role, step).
         sigmas: the schedule, float32 values, descending to 0.
-        roots: R roots.
-        start: their states, tensors (R, ...), whose dtype is the storage dtype.
-        evaluate: the model.
-        noise: noise of an edge; a sample depends on it and on nothing else of the batch.
+        start: states of the R roots, tensors (R, ...) in the storage dtype.
+        noise: noise of an edge; a sample depends on nothing else of the batch.
         micro_batch: most rows of one evaluation.
-        keep_means: whether trained edges keep the mean of their step, for objectives that compare with it.
-        keep_graphs: parts whose trained evaluations keep the graph of their velocity, for an update by the same weights.
-        held: where nodes that ODE steps alone lead to the end are put instead of walking them, each with that move and its
-            state (see `samplers.finishes`); None walks them.
+        keep_means: whether trained edges keep the mean of their step.
+        keep_graphs: parts whose trained evaluations keep the graph of their velocity.
+        held: receives nodes that only ODE steps lead to the end, with their moves and states, instead of growing them.
     """
     tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
     states = {i: tuple(x[i] for x in start) for i in range(len(roots))}
     pending = defaultdict(list, {sigmas[0]: list(states)})
     device = start[0].device
-    ahead = None if device.type == "cpu" else Ahead(noise, device)  # a host that computes itself has no time to spare
+    ahead = None if device.type == "cpu" else Ahead(noise, device)  # only a GPU leaves the host time to draw ahead
     draw = partial(drawn_noise, tree, noise=noise) if ahead is None else lambda edges, _, of: ahead((id(edges), of))
     while pending:
         sigma = max(pending)
@@ -244,7 +228,7 @@ def grow(
         for batch in _batches(moves, tree, micro_batch):
             state = stacked([states[i] for i in batch])
             kept = tree.nodes[batch[0]].root.part in keep_graphs and _trains(moves[batch[0]])
-            evaluation = _branched(tree, batch, moves)
+            evaluation = _record_evaluation(tree, batch, moves)
             if ahead is not None:
                 _begin(ahead, tree, evaluation, state)
             with torch.enable_grad() if kept else nullcontext():
@@ -265,9 +249,9 @@ def grow(
 
 
 def trained_steps(plan: Plan, sigmas: Sequence[float]) -> list[tuple[Kernel, float, float]]:
-    """What `Tree.trained_steps` would be of any tree of a plan, without growing one; those of one sigma in any order."""
-    found: dict[tuple[Kernel, float, float], None] = {}
-    # By step, the (role, remaining stops) of nodes.
+    """Return `Tree.trained_steps` of a plan without growing a tree; those of one sigma in any order."""
+    steps: dict[tuple[Kernel, float, float], None] = {}
+    # The (role, remaining stops) of the nodes at each step.
     arrived: list[dict[tuple[str, tuple[int, ...]], None]] = [{} for _ in sigmas]
     arrived[0][TRUNK, ()] = None
     for step, sigma in enumerate(sigmas[:-1]):
@@ -276,8 +260,8 @@ def trained_steps(plan: Plan, sigmas: Sequence[float]) -> list[tuple[Kernel, flo
                 following, *remaining = move.ode_stops or (step + 1,)
                 arrived[following][move.role, tuple(remaining)] = None
                 if move.trained:
-                    found[move.kernel, sigma, sigmas[following]] = None
-    return list(found)
+                    steps[move.kernel, sigma, sigmas[following]] = None
+    return list(steps)
 
 
 def _moves(plan: Plan, role: str, step: int, stops: tuple[int, ...]) -> Sequence[Move]:
@@ -285,7 +269,7 @@ def _moves(plan: Plan, role: str, step: int, stops: tuple[int, ...]) -> Sequence
 
 
 def _ends_by_ode(moves: Sequence[Move], end: int) -> bool:
-    """Whether nothing but ODE steps leaves a node, up to the end of the schedule."""
+    """Return whether only ODE steps leave a node, up to the end of the schedule."""
     first, *others = moves
     lone = not others and first.count == 1 and not first.trained
     return lone and first.kernel == ODE and first.ode_stops is not None and first.ode_stops[-1] == end
@@ -302,8 +286,8 @@ def _trains(moves: Sequence[Move]) -> bool:
     return any(move.trained for move in moves)
 
 
-def _branched(tree: Tree, batch: Sequence[int], moves: dict[int, Sequence[Move]]) -> Evaluation:
-    """Record the evaluation of some nodes, with its edges and the nodes they lead to; their states are yet to come."""
+def _record_evaluation(tree: Tree, batch: Sequence[int], moves: dict[int, Sequence[Move]]) -> Evaluation:
+    """Record the evaluation of some nodes, with its edges and the nodes they lead to, before their states are known."""
     nodes = [tree.nodes[i] for i in batch]
     leaving: dict[Move, list[tuple[int, int]]] = defaultdict(list)  # (row, ordinal among its siblings), rows in order
     siblings = [sum(move.count for move in moves[i]) for i in batch]
@@ -332,7 +316,7 @@ def _child(tree: Tree, parent: int, move: Move, ordinal: int | None) -> Node:
 def _step(
     tree: Tree, edges: Edges, sigma: float, state: State, velocity: State, draw: Callable[..., torch.Tensor]
 ) -> tuple[State, State]:
-    """The children's states, rounded to the storage dtype before their log-probability is recorded, and their means."""
+    """Return the children's states, rounded to the storage dtype before they are scored, and their means."""
     kernel = edges.move.kernel
     mean, std = edge_transition(edges, sigma, state, velocity, tree.sigma_cap)
     following = mean
@@ -347,21 +331,21 @@ def _step(
 
 
 def drawn_noise(tree: Tree, edges: Edges, shape: Sequence[int], component: int, noise: Noise) -> torch.Tensor:
-    """The noise (E, ...) that some edges have in one tensor of the state."""
+    """Return the noise (E, ...) of some edges in one tensor of the state."""
     return drawn(_families(tree, edges, component), shape, noise)
 
 
 def _begin(ahead: Ahead, tree: Tree, evaluation: Evaluation, state: State) -> None:
-    """Begin to draw all noise that the edges of an evaluation are about to have."""
+    """Begin to draw all noise of the edges of an evaluation."""
     for edges in evaluation.edges:
         for component, x in enumerate(state) if edges.move.kernel.stochastic else ():
             ahead.begin((id(edges), component), _families(tree, edges, component), x.shape[1:])
 
 
 def _families(tree: Tree, edges: Edges, component: int) -> list[Family]:
-    """Where each edge's noise lies; what siblings share is drawn at their parent's own path, which leads to no edge."""
+    """Return the addresses of the edges' noise; siblings share noise at their parent's own path, which leads to no edge."""
     move = edges.move
-    found: list[Family] = []
+    families: list[Family] = []
     strength = move.sibling_strength if move.count > 1 else None
     children = [tree.nodes[i] for i in edges.nodes.tolist()]
     for parent, siblings in groupby(children, key=lambda node: node.parent):
@@ -369,19 +353,19 @@ def _families(tree: Tree, edges: Edges, component: int) -> list[Family]:
         group, step = above.root.group, above.step
         own = [(group, node.path, step, component) for node in siblings]
         if strength is not None:
-            found.append(Family(own, (group, above.path, step, component), strength, move.noise_scale))
+            families.append(Family(own, (group, above.path, step, component), strength, move.noise_scale))
         else:
-            found += [Family([address], None, 1.0, move.noise_scale) for address in own]
-    return found
+            families += [Family([address], None, 1.0, move.noise_scale) for address in own]
+    return families
 
 
 def edge_transition(
     edges: Edges, sigma: float, state: State, velocity: State, sigma_cap: float
 ) -> tuple[State, torch.Tensor]:
-    """Mean (E, ...) and std of edges, from the states (B, ...) and velocities of the evaluation they leave.
+    """Return mean (E, ...) and std of edges, from the states (B, ...) and velocities of the evaluation they leave.
 
-    Rollout and update both come through here, on the same rows in the same order: that is why their ratio is exactly 1.
-    Every kernel moves each element by itself, so that siblings take their parent's mean.
+    Rollout and update both call this on the same rows in the same order, so their ratio is exactly 1. Kernels are
+    elementwise, so siblings take their parent's mean.
     """
     if len(edges.rows) <= len(state[0]):
         state, velocity = edges.gather(state), edges.gather(velocity)
@@ -391,5 +375,5 @@ def edge_transition(
 
 
 def stacked(states: Sequence[State]) -> State:
-    """States as one batch of them."""
+    """Return states as one batch."""
     return tuple(torch.stack(column) for column in zip(*states, strict=True))

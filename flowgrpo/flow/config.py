@@ -1,4 +1,4 @@
-"""The configuration of a flow model's run, `kind: flow`."""
+"""The configuration of a run of a flow model, `kind: flow`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from samplers.trees import Plan
 
     AnyKernel = Stochastic | Ode
-    AnyLikelihood = Trajectory | Elbo  # told apart by their names
+    AnyLikelihood = Trajectory | Elbo  # distinguished by name
 else:
     AnyKernel, AnyLikelihood = Choice, Likelihood
     load = lazy("flowgrpo.flow.pipeline.loading.load")
@@ -47,7 +47,7 @@ else:
 
 
 class Model(ModelSection):
-    """The model, what of it is trained, and switches of memory and speed."""
+    """The model, its trained part, and switches of memory and speed."""
 
     path: str
     """Built-in name, local folder or hub id of a diffusers pipeline; required."""
@@ -92,18 +92,12 @@ class Model(ModelSection):
         return written
 
     @model_validator(mode="after")
-    def _frozen(self) -> Model:
+    def _agree(self) -> Model:
         check_base(self.lora, self.quantise, self.merge)
-        return self
-
-    @model_validator(mode="after")
-    def _scaled(self) -> Model:
-        """Diffusers takes the scale back when a forward pass ends, so blocks that are computed again have none."""
-        if not self.gradient_checkpointing or self.lora is None:
-            return self
         for name, given in self.call.items():
             scale = given.get("scale", 1.0) if name.endswith("attention_kwargs") and isinstance(given, dict) else 1.0
-            if scale != 1:
+            # Diffusers resets a scale of adapters before blocks are computed again.
+            if scale != 1 and self.gradient_checkpointing and self.lora is not None:
                 raise InputError(
                     f"model.call.{name}.scale: with model.gradient_checkpointing gradients would be those of another scale; "
                     "take it away and multiply model.lora.alpha by it"
@@ -139,7 +133,7 @@ class Algorithm(AlgorithmSection):
         return self.tree.roots(group_size)
 
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        """The plan of an iteration's trees, with what of it the update needs; arguments and errors as of the tree's."""
+        """Return the plan of an iteration's trees, with the moves that the update trains; arguments as in `Rooted.plan`."""
         if self.kernel.name == "ode":
             return plans.chain(kernels, (), ())
         return self.likelihood.plan(self.tree.plan(kernels, group_size, seed, iteration))
@@ -147,43 +141,43 @@ class Algorithm(AlgorithmSection):
     @property
     @override
     def keeps_groups_whole(self) -> str | None:
-        coupled = f"algorithm.objective={self.objective.name}" if self.objective.couples == "group" else None
-        return self.tree.keeps_groups_whole or coupled
+        coupled = self.objective.couples == "group"
+        return self.tree.keeps_groups_whole or (f"algorithm.objective={self.objective.name}" if coupled else None)
 
     @property
     def sampler(self) -> str:
-        """The policy that rolls out."""
+        """Return the name of the policy that rolls out."""
         return self.likelihood.sampler if self.likelihood.name == "elbo" else "live"
 
     @property
     def solver(self) -> str | None:
-        """The multistep solver that walks chains to their ends; None where a tree is grown."""
+        """Return the multistep solver of whole chains; None where trees are grown."""
         solver = getattr(self.kernel, "solver", "euler")
         return None if solver == "euler" else solver
 
     @property
+    def _policies(self) -> set[str]:
+        return self.likelihood.policies | self.objective.policies
+
+    @property
     def old(self) -> Decay | None:
-        """How the old policy follows the live one; None where nothing asks for it."""
-        likelihood = self.likelihood
-        if likelihood.name != "elbo" or "old" not in likelihood.policies | self.objective.policies:
-            return None
-        return likelihood.old
+        """Return how the old policy follows the live one; None where it is not used."""
+        return self.likelihood.old if self.likelihood.name == "elbo" and "old" in self._policies else None
 
     @property
     def bank(self) -> Bank | None:
-        """Which snapshots of the live policy are kept; None where nothing asks for them."""
+        """Return which snapshots of the live policy are kept; None where they are not used."""
         return self.likelihood.bank if self.likelihood.name == "elbo" and "bank" in self.likelihood.policies else None
 
     @property
     def snapshots(self) -> int:
-        """How many snapshots are kept at most."""
+        """Return the most snapshots that are kept."""
         return 0 if self.bank is None else self.bank.keep
 
     @property
     def reference(self) -> str | None:
-        """What the reference is, see `training.weights.trained_weights.Weights`; None where nothing asks for it."""
-        asked = "reference" in self.likelihood.policies | self.objective.policies
-        return self.objective.kl.reference if asked else None
+        """Return the kind of reference, see `training.weights.trained_weights.Weights`; None where it is not used."""
+        return self.objective.kl.reference if "reference" in self._policies else None
 
     @model_validator(mode="after")
     def _agree(self) -> Algorithm:
@@ -219,7 +213,7 @@ class Algorithm(AlgorithmSection):
         return self
 
     def _check_prefix(self) -> None:
-        """Refuse what makes no sum over the steps of a path, where the objective's ratios are those of paths."""
+        """Refuse settings that break up paths, where the objective sums ratios along them."""
         objective, pruning = self.objective.name, getattr(self.tree, "prune", None)
         if self.kernel.log_prob == "constant_free":
             raise InputError(
@@ -239,7 +233,7 @@ class Algorithm(AlgorithmSection):
 
 
 class Draft(Drafted):
-    """Choose the starts of a group's roots by a draft (Sol-RL): the best half and the worst half of what is needed go on."""
+    """Choose the starts of a group's roots by a draft (Sol-RL): keep the best and the worst of a larger pool."""
 
     pool: int = Field(4, ge=2)
     """How many starts are sampled, as a multiple of those that are needed."""
@@ -272,7 +266,7 @@ class FlowEval(Eval):
 
 
 class Data(Strict):
-    """What is trained on, where it is not sampled as the run goes."""
+    """Stored groups to train on, in place of rollouts."""
 
     groups: str | None = None
     """Folder that flowgrpo sample --groups wrote: groups of samples that are trained on in place of rollouts, by a method of
@@ -288,7 +282,7 @@ class Data(Strict):
 
 
 class Config(RunConfig):
-    """The configuration of one run of a flow model."""
+    """The configuration of a run of a flow model."""
 
     kind: Literal["flow"] = "flow"
     model: Model
@@ -311,26 +305,26 @@ class Config(RunConfig):
 
     @property
     def graph_hindrance(self) -> str | None:
-        """The setting, as it is written, for which the first update calls the model anew; None if it may use kept graphs."""
+        """Return the setting that prevents reuse of the rollout's graphs in the first update, as text; None without one."""
         train, run, algorithm = self.train, self.run, self.algorithm
         rule = getattr(algorithm.tree, "prune", None)
-        found = {
-            "algorithm.likelihood=elbo": algorithm.likelihood.name == "elbo",  # of noised samples, which no rollout met
+        settings = {
+            "algorithm.likelihood=elbo": algorithm.likelihood.name == "elbo",  # its noised samples are in no rollout
             "run.engine": run.engine is not None,
             f"run.staleness={run.staleness}": run.staleness > 0,
             f"run.generators={run.generators}": run.generators > 0,
             f"run.sharding={run.sharding}": run.sharding != "none",
             "model.offload_activations=true": self.model.offload_activations,
-            # What leaves the update by its rewards is gathered into fewer calls, which costs less than full ones.
+            # Edges that stay are gathered into fewer calls, which costs less than full ones.
             f"algorithm.tree.prune.rule={rule and rule.rule}": rule is not None and rule.rule != "depth",
             f"algorithm.baseline.{algorithm.baseline.drops}=true": algorithm.baseline.drops is not None,
             "train.select": train.select is not None,
             "train.split=edges": train.split == "edges",
-            # Sizes that are found one by one may differ.
+            # Sizes that are searched separately may differ.
             f"train.rollout_batch={train.rollout_batch}": train.rollout_rows != train.update_rows
             or (train.rollout_batch is not None and AUTO in (train.rollout_batch, train.micro_batch)),
         }
-        return next((setting for setting, hinders in found.items() if hinders), None)
+        return next((setting for setting, hinders in settings.items() if hinders), None)
 
     @property
     @override
@@ -341,14 +335,14 @@ class Config(RunConfig):
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, written: Any) -> Any:
-        """Fill in what the preset sets beside its axes, where the config says nothing."""
+        """Fill in the preset's settings beside its axes, where the config is silent."""
         return choose.filled(written, presets.BESIDE, "flow_grpo")
 
     @model_validator(mode="after")
     def _geometry(self) -> Config:
         roots = self.algorithm.tree.roots(self.train.group_size)
         sharing = self.run.context_parallel
-        trainers = sharing  # by this command, or by another
+        trainers = sharing
         if self.run.processes > 1:
             worker_roles.check(self.run, self.run.processes)
             trainers = self.run.trainers(self.run.processes)
@@ -373,20 +367,15 @@ class Config(RunConfig):
             raise InputError("train.draft: it chooses the starts of a group, set algorithm.tree.start=independent")
         for word, key in low_precision_copies.of_copies(self).items():
             low_precision_copies.check(word, self.model, key)
-        self._check_adapter_steps()
+        keeps_base = self.algorithm.reference in ("fixed", "base") and self.run.sharding == "none"
+        if self.eval.adapter_steps is not None and self.model.lora is None and not keeps_base:
+            raise InputError(
+                "eval.adapter_steps: with model.lora=null there is no base model beside the trained one; train adapters, or "
+                "keep a copy of it by algorithm.objective.kl.reference=fixed, a beta above 0 and run.sharding=none"
+            )
         if self.prompts.pick.budget == "knapsack" and roots == 1:
             raise InputError(
                 f"prompts.pick.budget: a group of {self.train.group_size} is one {self.algorithm.tree.name} tree, which "
                 "cannot be shared out; take a larger train.group_size, or equal"
             )
         return self
-
-    def _check_adapter_steps(self) -> None:
-        """Refuse to evaluate by the base model where it is not at hand."""
-        if self.eval.adapter_steps is None or self.model.lora is not None:
-            return
-        if self.algorithm.reference not in ("fixed", "base") or self.run.sharding != "none":
-            raise InputError(
-                "eval.adapter_steps: with model.lora=null there is no base model beside the trained one; train adapters, or "
-                "keep a copy of it by algorithm.objective.kl.reference=fixed, a beta above 0 and run.sharding=none"
-            )

@@ -13,10 +13,6 @@ def source(shape, *address):
     return noise.noise(shape, "test", *address)
 
 
-def at(*address):
-    return source(SHAPE, *address)
-
-
 FAMILIES = [
     Family([(0, "a"), (0, "b")], (0, "parent"), 2.0, 0.5),
     Family([(1, "a")], None, 1.0, 1.0),
@@ -34,8 +30,9 @@ def test_siblings_mix_their_own_noise_with_what_they_share(device):
         ahead.begin("others", FAMILIES[1:], SHAPE)
         found = ahead("these")
         assert torch.equal(ahead("others"), found[2:])
-    first, second = ((at(0, "parent") + 2 * at(0, own)) / 5**0.5 * 0.5 for own in "ab")
-    torch.testing.assert_close(found, torch.stack([first, second, at(1, "a"), at(1, "parent")]))
+    shared, *alone = (source(SHAPE, *address) for address in [(0, "parent"), (1, "a"), (1, "parent")])
+    mixed = [(shared + 2 * source(SHAPE, 0, own)) / 5**0.5 * 0.5 for own in "ab"]
+    torch.testing.assert_close(found, torch.stack([*mixed, *alone]))
 
 
 def test_what_fails_in_a_thread_is_raised_where_the_noise_is_asked_for():

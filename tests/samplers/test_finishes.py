@@ -1,6 +1,6 @@
 """Trees whose last ODE steps are walked apart: the same trees, in other calls."""
 
-from collections import defaultdict
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -50,7 +50,7 @@ def leaves(tree):
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize("parts", [1, 2])
-def test_the_samples_and_the_counts_are_those_of_a_tree_that_walks_step_by_step(plan, parts):
+def test_a_tree_is_that_of_steps_one_by_one_and_what_is_trained_is_the_same_to_the_bit(plan, parts):
     plain_field, field = Field(), Field()
     plain = grown(plan, plain_field, parts=parts)
     tree, finish = finished(plan, field=field, parts=parts)
@@ -59,19 +59,11 @@ def test_the_samples_and_the_counts_are_those_of_a_tree_that_walks_step_by_step(
     for key, sample in leaves(plain).items():
         torch.testing.assert_close(leaves(tree)[key], sample)
     assert field.evaluated == plain_field.evaluated
-    rows_at, rows_plain = (defaultdict(int) for _ in range(2))
-    for counts, grew in ((rows_at, tree), (rows_plain, plain)):
-        for evaluation in grew.evaluations:
-            counts[evaluation.sigma, evaluation.part] += len(evaluation.rows)
-    assert rows_at == rows_plain
+    counts, plain_counts = (Counter((e.sigma, e.part) for e in t.evaluations for _ in e.rows) for t in (tree, plain))
+    assert counts == plain_counts
     assert len(tree.nodes) == len(plain.nodes)
-
-
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_what_is_trained_is_the_same_to_the_bit_whatever_finishes(plan):
-    plain = grown(plan)
-    tree, _ = finished(plan, finish=lambda state, sigmas, rows: tuple(x * 0 for x in state))
-    trained, alike = ([e for e in t.evaluations if e.trained] for t in (plain, tree))
+    other, _ = finished(plan, finish=lambda state, sigmas, rows: tuple(x * 0 for x in state), parts=parts)
+    trained, alike = ([e for e in t.evaluations if e.trained] for t in (plain, other))
     assert len(trained) == len(alike) > 0
     for a, b in zip(trained, alike, strict=True):
         assert (a.sigma, a.rows, a.part) == (b.sigma, b.rows, b.part)
@@ -83,21 +75,15 @@ def test_what_is_trained_is_the_same_to_the_bit_whatever_finishes(plan):
 def test_a_call_has_the_same_rows_from_its_first_step_to_the_end():
     _, finish = finished(brush([SDE] * 4, [3, 0, 2, 0]), micro_batch=5, groups=2, size=2)
     # Of 4 roots: 12 children at step 1, which three steps are left to, and 8 at step 3, which one is left to.
-    assert [(sigmas, len(rows)) for sigmas, rows in finish.calls] == [
-        *[(tuple(SIGMAS[1:]), n) for n in (5, 5, 2)],
-        *[(tuple(SIGMAS[3:]), n) for n in (5, 3)],
-    ]
+    expected = [(tuple(SIGMAS[step:]), n) for step, sizes in ((1, (5, 5, 2)), (3, (5, 3))) for n in sizes]
+    assert [(sigmas, len(rows)) for sigmas, rows in finish.calls] == expected
 
 
 def test_ancestry_and_what_is_left_of_a_move_are_those_of_the_steps():
     tree, _ = finished(brush([SDE] * 4, [2, 0, 0, 0]), groups=1, size=1)
     leaf = tree.leaves[0]
-    assert [(tree.nodes[i].step, tree.nodes[i].remaining_stops) for i in tree.ancestry(leaf)] == [
-        (4, ()),
-        (3, (4,)),
-        (2, (3, 4)),
-        (1, ()),
-    ]
+    walked = [(tree.nodes[i].step, tree.nodes[i].remaining_stops) for i in tree.ancestry(leaf)]
+    assert walked == [(4, ()), (3, (4,)), (2, (3, 4)), (1, ())]
 
 
 def test_a_plan_without_finishes_walks_as_ever():

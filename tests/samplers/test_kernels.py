@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gaussian_flow import step
 from scipy.integrate import quad
 
 from samplers.kernels import (
@@ -22,6 +23,7 @@ from samplers.kernels import (
 )
 from samplers.schedule import linear_sigmas
 
+NOISY = ["flow_sde", "dance_sde", "cps", "ddim_sde", "manifold"]
 CASES = json.loads((Path(__file__).parents[1] / "data" / "sde_steps.json").read_text())
 
 
@@ -39,33 +41,29 @@ def test_step_and_log_prob_equal_the_reference_implementations(case):
     torch.testing.assert_close(log_prob((following,), (mean,), std, form), expected, rtol=1e-5, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["flow_sde", "dance_sde", "cps", "ddim_sde", "manifold"])
+@pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize(("sigma", "sigma_next"), [(1.0, 0.9), (0.75, 2 / 3), (0.25, 0.0)])
 def test_mean_depends_on_velocity_as_derived(name, sigma, sigma_next):
     level, cap = 0.7, 0.9
     x, v = torch.randn(2, 5), torch.randn(2, 5, requires_grad=True)
     mean, std = KERNELS[name](x, v, sigma, sigma_next, level, cap)
-    (slope,) = torch.autograd.grad(mean.sum(), v)
-    h = sigma - sigma_next
-    if name == "cps":
-        expected = -sigma * (1 - sigma_next) + (1 - sigma) * sigma_next * math.cos(level * math.pi / 2)
-    elif name == "ddim_sde":
+    (derivative,) = torch.autograd.grad(mean.sum(), v)
+    if name == "ddim_sde":
         drawn = level * sigma_next * math.sqrt(1 - (cap if sigma == 1 else sigma))
         expected = -sigma * (1 - sigma_next) + (1 - sigma) * math.sqrt(sigma_next**2 - drawn**2)
-    elif name == "manifold":
-        variance = level**2 * (math.log((1 - sigma_next) / (1 - min(sigma, 0.997))) - h)
-        expected = -h - variance * (1 - sigma) / (2 * sigma)
     else:
-        bounded = cap if sigma == 1 else sigma
-        g2 = level**2 * (sigma / (1 - bounded) if name == "flow_sde" else 1)
-        expected = -h * (1 + g2 * (1 - sigma) / (2 * sigma))
-    torch.testing.assert_close(slope, torch.full_like(slope, expected), rtol=1e-5, atol=1e-6)
+        known = step(name, level, sigma, sigma_next, cap)  # the papers' formulas, written again
+        expected, drawn = known.push, known.noise
+    assert std.item() == pytest.approx(drawn, rel=1e-5)
+    assert derivative.flatten().tolist() == pytest.approx([expected] * 10, rel=1e-5, abs=1e-6)
+    assert slope(Kernel(name, level), sigma, sigma_next, cap) == (pytest.approx(expected, rel=1e-5), std.item())
+    assert expected < 0
     assert not std.requires_grad
 
 
 def test_a_step_to_zero_is_deterministic_where_coefficients_are_kept_and_finite_elsewhere():
     x, v = torch.randn(2, 5), torch.randn(2, 5)
-    for name in ("flow_sde", "dance_sde", "cps", "ddim_sde", "manifold"):
+    for name in NOISY:
         mean, std = KERNELS[name](x, v, 0.25, 0.0, 0.7, 0.9)
         assert mean.isfinite().all()
         assert std.isfinite()
@@ -89,7 +87,7 @@ def test_ddim_sde_is_cps_of_another_angle():
     assert std.item() == pytest.approx(eta * following * math.sqrt(1 - sigma), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["flow_sde", "dance_sde", "cps", "ddim_sde", "manifold"])
+@pytest.mark.parametrize("name", NOISY)
 @pytest.mark.parametrize("form", ["mean", "sum", "constant_free"])
 def test_a_pull_is_the_size_of_the_gradient_at_the_velocity(name, form):
     """By autograd, over 20,000 dimensions of one draw each: its root mean square is that of `pull` times xi."""
@@ -104,10 +102,6 @@ def test_a_pull_is_the_size_of_the_gradient_at_the_velocity(name, form):
     assert gradient.square().mean().sqrt().item() * over == pytest.approx(pull(kernel, 0.75, 0.6, 0.9), rel=0.02)
 
 
-def test_a_step_without_noise_does_not_pull():
-    assert pull(Kernel("cps", 0.8), 0.25, 0.0, 0.9) == 0
-
-
 def manifold_std(sigma, sigma_next, level):
     zero = torch.zeros(1)
     return manifold_sde(zero, zero, sigma, sigma_next, level, 0.9)[1].item()
@@ -117,12 +111,6 @@ def manifold_std(sigma, sigma_next, level):
 def test_manifold_integrates_its_diffusion_over_the_step(sigma, sigma_next):
     variance, _ = quad(lambda s: 0.7**2 * s / (1 - s), sigma_next, sigma)
     assert manifold_std(sigma, sigma_next, 0.7) == pytest.approx(math.sqrt(variance), rel=1e-5)
-
-
-@pytest.mark.parametrize("sigma_next", [0.9, 0.5, 0.0])
-def test_manifold_steps_from_pure_noise_as_if_from_0997(sigma_next):
-    variance = 0.5**2 * (math.log((1 - sigma_next) / 0.003) - (1 - sigma_next))
-    assert manifold_std(1.0, sigma_next, 0.5) == pytest.approx(math.sqrt(variance), rel=1e-5)
 
 
 def test_manifold_differs_from_flow_sde_as_published():
@@ -135,11 +123,12 @@ def test_manifold_differs_from_flow_sde_as_published():
     assert [flow[i] for i in (0, 1, 4, -1)] == pytest.approx([0.5, 0.5186, 0.2728, 0.1171], abs=5e-5)
 
 
-@pytest.mark.parametrize("width", [1e-3, 1e-4, 1e-5])
-def test_manifold_starts_fine_steps_from_their_middle(width):
+@pytest.mark.parametrize("width", [1.0, 0.5, 0.1, 1e-3, 1e-4, 1e-5])
+def test_manifold_steps_from_pure_noise_as_if_from_0997_and_finely_from_the_middle(width):
     """ln((1 - sigma_next) / (1 - middle)) is ln 2, however fine the step; with 0.997 the variance would be negative."""
-    expected = 0.7 * math.sqrt(math.log(2) - width)
-    assert manifold_std(1.0, 1.0 - width, 0.7) == pytest.approx(expected, rel=2e-3)
+    begin = 0.003 if width > 0.006 else width / 2
+    expected = 0.7 * math.sqrt(math.log(width / begin) - width)
+    assert manifold_std(1.0, 1.0 - width, 0.7) == pytest.approx(expected, rel=1e-5 if width > 0.006 else 2e-3)
 
 
 def test_manifold_is_random_at_every_fine_step_near_pure_noise():
@@ -147,25 +136,9 @@ def test_manifold_is_random_at_every_fine_step_near_pure_noise():
     assert all(0 < manifold_std(*step, 0.7) < 1 for step in pairwise(fine))
 
 
-@pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize(("sigma", "sigma_next"), [(1.0, 0.9), (0.75, 2 / 3), (0.25, 0.0)])
-def test_slope_is_the_derivative_of_the_mean(name, sigma, sigma_next):
-    x, v = torch.randn(2, 5), torch.randn(2, 5, requires_grad=True)
-    mean, std = KERNELS[name](x, v, sigma, sigma_next, 0.7, 0.9)
-    (derivative,) = torch.autograd.grad(mean.sum(), v)
-    moved, spread = slope(Kernel(name, 0.7), sigma, sigma_next, 0.9)
-    assert derivative.flatten().tolist() == pytest.approx([moved] * 10, rel=1e-5, abs=1e-6)
-    assert moved < 0
-    assert spread == std.item()
-
-
 def test_sigmas_and_levels_may_differ_per_row():
     x, v = torch.randn(3, 4), torch.randn(3, 4)
-    sigma, after, level = (
-        torch.tensor([[0.9], [0.5], [0.2]]),
-        torch.tensor([[0.8], [0.4], [0.1]]),
-        torch.tensor([[0.3], [0.7], [1.0]]),
-    )
+    sigma, after, level = torch.tensor([[0.9, 0.5, 0.2], [0.8, 0.4, 0.1], [0.3, 0.7, 1.0]])[..., None]
     for name, kernel in KERNELS.items():
         mean, std = kernel(x, v, sigma, after, level, 0.9)
         for i in range(3):
@@ -187,13 +160,11 @@ def test_forms_of_log_prob_agree_with_torch_distributions():
 def test_log_prob_is_joint_over_the_tensors_of_a_state():
     video, audio = torch.randn(2, 3, 4), torch.randn(2, 5)
     means = torch.zeros(2, 3, 4), torch.zeros(2, 5)
-    together = log_prob((video, audio), means, torch.tensor(0.5), "sum")
-    apart = log_prob((video,), means[:1], torch.tensor(0.5), "sum") + log_prob(
-        (audio,), means[1:], torch.tensor(0.5), "sum"
-    )
+    half = torch.tensor(0.5)
+    together = log_prob((video, audio), means, half, "sum")
+    apart = log_prob((video,), means[:1], half, "sum") + log_prob((audio,), means[1:], half, "sum")
     torch.testing.assert_close(together, apart)
-    averaged = log_prob((video, audio), means, torch.tensor(0.5), "mean")
-    torch.testing.assert_close(averaged, together.float() / 17)
+    torch.testing.assert_close(log_prob((video, audio), means, half, "mean"), together.float() / 17)
 
 
 def test_a_sum_over_millions_of_dimensions_keeps_small_differences():
@@ -208,13 +179,14 @@ def test_a_sum_over_millions_of_dimensions_keeps_small_differences():
     assert found[0] - found[1] == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_deterministic_step_has_log_prob_zero():
+def test_a_deterministic_step_has_log_prob_zero_and_does_not_pull():
     x = (torch.randn(2, 3),)
     mean, std = transition(ODE, x, x, 0.5, 0.25, 0.9)
     assert log_prob(mean, mean, std).tolist() == [0.0, 0.0]
+    assert pull(Kernel("cps", 0.8), 0.25, 0.0, 0.9) == 0
 
 
-@pytest.mark.parametrize("name", [name for name in KERNELS if name != "ode"])
+@pytest.mark.parametrize("name", NOISY)
 def test_a_kernel_that_is_said_to_diffuse_has_half_the_std_in_a_quarter_of_the_step(name):
     kernel = Kernel(name, 0.5)
     long, short = (slope(kernel, 0.6, 0.6 - step, 0.9)[1] for step in (0.2, 0.05))

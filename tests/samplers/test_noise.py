@@ -8,20 +8,10 @@ from samplers import noise
 
 
 def test_the_same_address_gives_the_same_bits_and_another_gives_others():
-    a = noise.noise((3, 4), 0, "edge", 5, 2, (1, 0), 7, 0)
-    assert torch.equal(a, noise.noise((3, 4), 0, "edge", 5, 2, (1, 0), 7, 0))
-    others = [
-        noise.noise((3, 4), *address)
-        for address in [
-            (1, "edge", 5, 2, (1, 0), 7, 0),
-            (0, "start", 5, 2, (1, 0), 7, 0),
-            (0, "edge", 6, 2, (1, 0), 7, 0),
-            (0, "edge", 5, 3, (1, 0), 7, 0),
-            (0, "edge", 5, 2, (1, 1), 7, 0),
-            (0, "edge", 5, 2, (1, 0), 8, 0),
-            (0, "edge", 5, 2, (1, 0), 7, 1),
-        ]
-    ]
+    address, changes = (0, "edge", 5, 2, (1, 0), 7, 0), (1, "start", 6, 3, (1, 1), 8, 1)
+    a = noise.noise((3, 4), *address)
+    assert torch.equal(a, noise.noise((3, 4), *address))
+    others = [noise.noise((3, 4), *address[:i], new, *address[i + 1 :]) for i, new in enumerate(changes)]
     assert len({tuple(t.flatten().tolist()) for t in [a, *others]}) == 8
 
 

@@ -42,17 +42,13 @@ def edges_of(tree, **wanted):
     ]
 
 
-def test_a_chain_evaluates_each_step_once():
-    tree, evaluated = grown(chain([SDE] * 10, range(9), range(9)), roots=24)
+@pytest.mark.parametrize("trained", [range(9), (2, 5)])
+def test_a_chain_evaluates_each_step_once_and_may_train_fewer_than_are_stochastic(trained):
+    tree, evaluated = grown(chain([SDE] * 10, range(9), trained), roots=24)
     assert evaluated == 240
     assert len(tree.leaves) == 24
-    assert Counter(node.step - 1 for node in edges_of(tree, trained=True)) == dict.fromkeys(range(9), 24)
-
-
-def test_a_chain_may_train_fewer_steps_than_are_stochastic():
-    tree, _ = grown(chain([SDE] * 10, range(9), (2, 5)))
-    assert [node.step - 1 for node in edges_of(tree, kernel=SDE)] == list(range(9))
-    assert [node.step - 1 for node in edges_of(tree, trained=True)] == [2, 5]
+    assert Counter(node.step - 1 for node in edges_of(tree, kernel=SDE)) == dict.fromkeys(range(9), 24)
+    assert Counter(node.step - 1 for node in edges_of(tree, trained=True)) == dict.fromkeys(trained, 24)
 
 
 def test_every_step_of_a_plan_has_its_own_kernel():
@@ -64,13 +60,8 @@ def test_every_step_of_a_plan_has_its_own_kernel():
         twigs(kernels, range(9), 2, True),
     ):
         tree, _ = grown(plan)
-        used = {
-            (tree.nodes[node].step - 1, edges.move.kernel)
-            for evaluation in tree.evaluations
-            for edges in evaluation.trained
-            for node in edges.nodes.tolist()
-        }
-        assert used == {(step, kernels[step]) for step in range(9)}
+        expected = list(zip(kernels[:9], tree.sigmas[:9], strict=True))
+        assert [(kernel, sigma) for kernel, sigma, _ in tree.trained_steps] == expected
 
 
 @pytest.mark.parametrize(
@@ -93,19 +84,12 @@ def test_brush_costs_a_trunk_and_an_ode_tail_per_child(branches, seeds, evaluati
     assert Counter(node.step - 1 for node in edges_of(tree, trained=True)) == counts
 
 
-@pytest.mark.parametrize(
-    ("finish", "evaluations"),
-    [(1, 63), (2, 111), (5, 219), (9, 279), (20, 279)],
-)
-def test_brush_may_finish_its_branches_in_fewer_steps(finish, evaluations):
+@pytest.mark.parametrize(("finish", "evaluations"), [(1, 63), (2, 111), (5, 219), (9, 279), (20, 279), (None, 279)])
+def test_a_brush_may_finish_its_branches_in_fewer_steps_and_they_share_the_evaluation_of_its_trunk(finish, evaluations):
     tree, evaluated = grown(brush([SDE] * 10, [6] * 9 + [0], finish))
-    assert evaluated == evaluations == 9 + 6 * sum(min(finish, left) for left in range(1, 10))
+    assert evaluated == evaluations == 9 + 6 * sum(min(finish or 9, left) for left in range(1, 10))
     assert len(tree.leaves) == 54
     assert {tree.nodes[leaf].role for leaf in tree.leaves} == {SIDE}
-
-
-def test_the_children_of_a_brush_share_the_evaluation_of_its_trunk():
-    tree, _ = grown(brush([SDE] * 10, [6] * 9 + [0]))
     for evaluation in (e for e in tree.evaluations if e.trained):
         assert len(evaluation.rows) == 1  # the trunk's state, apart from the sides at its sigma
         parents = {tree.nodes[tree.nodes[int(i)].parent] for edges in evaluation.edges for i in edges.nodes}
@@ -132,10 +116,9 @@ def test_the_trunk_of_a_brush_is_deterministic_and_never_decoded(last):
 @pytest.mark.parametrize("last_step", ["ode", "sde"])
 def test_branches_share_what_comes_before_their_split(splits, evaluations, edges, last_step):
     stochastic = range(20 if last_step == "sde" else 19)
-    tree, evaluated = grown(
-        branch([SDE] * 20, splits, 2, stochastic=stochastic, trained=stochastic, sibling_strength=4.0, noise_scale=1.0),
-        num_steps=20,
-    )
+    noises = {"sibling_strength": 4.0, "noise_scale": 1.0}
+    plan = branch([SDE] * 20, splits, 2, stochastic=stochastic, trained=stochastic, **noises)
+    tree, evaluated = grown(plan, num_steps=20)
     assert evaluated == evaluations
     assert len(edges_of(tree)) == edges == len(tree.nodes) - 1
     assert len(edges_of(tree, trained=True)) == (edges if last_step == "sde" else edges - 16)
@@ -145,18 +128,16 @@ def test_branches_share_what_comes_before_their_split(splits, evaluations, edges
 
 
 def test_only_siblings_of_a_branch_share_noise_or_are_hot():
-    tree, _ = grown(
-        branch([SDE] * 10, (0, 3), 3, stochastic=range(9), trained=range(9), sibling_strength=4.0, noise_scale=2.0)
-    )
+    options = {"stochastic": range(9), "trained": range(9), "sibling_strength": 4.0, "noise_scale": 2.0}
+    tree, _ = grown(branch([SDE] * 10, (0, 3), 3, **options))
     shared = edges_of(tree, sibling_strength=4.0, noise_scale=2.0)
     assert Counter(node.step - 1 for node in shared) == {0: 3, 3: 9}
     assert len(edges_of(tree, sibling_strength=None, noise_scale=1.0)) == len(tree.nodes) - 1 - 12
 
 
 def test_a_branch_walks_by_ode_outside_its_window_and_trains_what_it_is_told():
-    tree, _ = grown(
-        branch([SDE] * 10, (2, 4), 2, stochastic=(2, 3, 4, 5), trained=(3, 4), sibling_strength=None, noise_scale=1.0)
-    )
+    options = {"stochastic": (2, 3, 4, 5), "trained": (3, 4), "sibling_strength": None, "noise_scale": 1.0}
+    tree, _ = grown(branch([SDE] * 10, (2, 4), 2, **options))
     assert {node.step - 1 for node in edges_of(tree, kernel=SDE)} == {2, 3, 4, 5}
     assert {node.step - 1 for node in edges_of(tree, kernel=ODE)} == {0, 1, 6, 7, 8, 9}
     assert Counter(node.step - 1 for node in edges_of(tree, trained=True)) == {3: 2, 4: 4}

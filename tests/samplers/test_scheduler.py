@@ -60,40 +60,25 @@ def test_a_slice_of_a_table_that_the_pipeline_cuts_counts_from_the_cut():
     assert [(s.sigma, s.sigma_next) for s in ours.history] == [(table[i].item(), table[i + 1].item()) for i in (7, 8)]
 
 
-def test_the_sigmas_really_used_at_shift_3():
+def test_the_sigmas_really_used_at_shift_3_and_the_shift_of_a_unipc_config():
     ours = FlowSDEScheduler(shift=3.0)
     ours.set_timesteps(10)
-    # diffusers shifts its last sigma twice; these are the sigmas at which the reference steps of sde_steps.json were taken
-    known = {
-        1: 0.9601293206214905,
-        2: 0.9133489727973938,
-        5: 0.7072784900665283,
-        6: 0.602150559425354,
-        9: 0.008928571827709675,
-    }
-    for step, sigma in known.items():
-        assert ours.sigmas[step].item() == pytest.approx(sigma, abs=1e-7)
-
-
-def test_a_unipc_config_hands_its_flow_shift_over():
-    unipc = UniPCMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction", flow_shift=5.0)
-    ours = FlowSDEScheduler.from_config(unipc.config)
-    stock = FlowMatchEulerDiscreteScheduler(shift=5.0)
-    ours.set_timesteps(8)
-    stock.set_timesteps(8)
-    assert ours.config.shift == 5.0
-    assert torch.equal(ours.sigmas, stock.sigmas)
-
-
-def test_a_scheduler_of_no_flow_is_refused():
-    with pytest.raises(ValueError, match="predicts 'epsilon', not a flow"):
-        FlowSDEScheduler.from_config(UniPCMultistepScheduler().config)
+    # Diffusers shifts its last sigma twice; at these sigmas the reference steps of sde_steps.json were taken.
+    known = [0.9601293206214905, 0.9133489727973938, 0.7072784900665283, 0.602150559425354, 0.008928571827709675]
+    assert ours.sigmas[[1, 2, 5, 6, 9]].tolist() == pytest.approx(known, abs=1e-7)
+    unipc = UniPCMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction", flow_shift=3.0)
+    of_unipc = FlowSDEScheduler.from_config(unipc.config)
+    of_unipc.set_timesteps(10)
+    assert of_unipc.config.shift == 3.0
+    assert torch.equal(of_unipc.sigmas, ours.sigmas)
 
 
 @pytest.mark.parametrize(("option", "value"), [("kernel", "odd"), ("log_prob", "median")])
-def test_an_unknown_choice_is_refused_with_the_known_ones(option, value):
+def test_an_unknown_choice_or_a_scheduler_of_no_flow_is_refused(option, value):
     with pytest.raises(ValueError, match="is not one of"):
         FlowSDEScheduler(**{option: value})
+    with pytest.raises(ValueError, match="predicts 'epsilon', not a flow"):
+        FlowSDEScheduler.from_config(UniPCMultistepScheduler().config)
 
 
 @pytest.mark.parametrize("name", tiny.PIPELINES)
@@ -105,9 +90,14 @@ def test_the_ode_kernel_is_the_stock_pipeline_bit_for_bit(name):
     assert torch.equal(pipe(**call, generator=torch.Generator().manual_seed(3)).images, stock)
 
 
-def test_slices_add_up_to_the_whole():
+def pipeline(**options):
     pipe = tiny.sd3()
-    pipe.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel="ode")
+    pipe.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, **options)
+    return pipe
+
+
+def test_slices_add_up_to_the_whole():
+    pipe = pipeline(kernel="ode")
     call = {**tiny.CALLS["sd3"], "prompt": ["a red circle"], "output_type": "latent"}
     whole = pipe(**call, generator=torch.Generator().manual_seed(3)).images
     pipe.scheduler.restrict(range(0))
@@ -115,16 +105,14 @@ def test_slices_add_up_to_the_whole():
     for steps in (range(1), range(1, 3), range(3, 4)):
         pipe.scheduler.restrict(steps)
         latents = pipe(**call, latents=latents).images
-        assert [step.sigma for step in pipe.scheduler.history] == pipe.scheduler.noise_levels[
-            steps.start : steps.stop
-        ].tolist()
-        assert pipe.scheduler.sigmas.tolist() == pipe.scheduler.noise_levels[steps.start :].tolist()
+        levels = pipe.scheduler.noise_levels.tolist()
+        assert [step.sigma for step in pipe.scheduler.history] == levels[steps.start : steps.stop]
+        assert pipe.scheduler.sigmas.tolist() == levels[steps.start :]
     assert torch.equal(latents, whole)
 
 
 def test_own_sigmas_are_walked_when_given():
-    pipe = tiny.sd3()
-    pipe.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel="ode")
+    pipe = pipeline(kernel="ode")
     pipe.scheduler.restrict((0.75, 0.5, 0.0))
     pipe(**tiny.CALLS["sd3"], prompt=["a red circle"], output_type="latent")
     assert [(step.sigma, step.sigma_next) for step in pipe.scheduler.history] == [(0.75, 0.5), (0.5, 0.0)]
@@ -133,8 +121,7 @@ def test_own_sigmas_are_walked_when_given():
 
 @pytest.mark.parametrize("kernel", ["flow_sde", "dance_sde", "cps"])
 def test_history_holds_what_was_drawn_and_the_last_step_is_ode(kernel):
-    pipe = tiny.sd3()
-    pipe.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel=kernel)
+    pipe = pipeline(kernel=kernel)
     pipe.scheduler.generator = torch.Generator().manual_seed(1)
     image = pipe(**tiny.CALLS["sd3"], prompt=["a red circle"], output_type="latent").images
     history = pipe.scheduler.history
@@ -149,17 +136,17 @@ def test_history_holds_what_was_drawn_and_the_last_step_is_ode(kernel):
 
 
 def test_the_noise_level_and_the_generator_rule_the_noise():
-    pipe = tiny.sd3()
-    call = {**tiny.CALLS["sd3"], "prompt": ["a red circle"], "output_type": "latent"}
+    pipe, call = tiny.sd3(), {**tiny.CALLS["sd3"], "prompt": ["a red circle"], "output_type": "latent"}
 
     def image(level, seed):
         pipe.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel="cps", noise_level=level)
         pipe.scheduler.generator = torch.Generator().manual_seed(seed)
         return pipe(**call, generator=torch.Generator().manual_seed(0)).images
 
-    assert torch.equal(image(0.8, 1), image(0.8, 1))
-    assert not torch.equal(image(0.8, 1), image(0.8, 2))
-    assert not torch.equal(image(0.8, 1), image(0.4, 1))
+    first = image(0.8, 1)
+    assert torch.equal(first, image(0.8, 1))
+    assert not torch.equal(first, image(0.8, 2))
+    assert not torch.equal(first, image(0.4, 1))
     assert torch.equal(image(0.0, 1), image(0.0, 2))
 
 
@@ -177,14 +164,9 @@ def test_tokens_at_time_zero_are_conditions_and_stay():
     assert torch.equal(stepped[:, 1], x[:, 1])
     assert torch.equal(scheduler.history[0].sample, x[:, [0, 2]])
     assert torch.equal(scheduler.history[0].velocity, -out[:, [0, 2]])
-
-
-def test_tokens_at_other_times_are_refused():
-    scheduler = FlowSDEScheduler()
-    scheduler.set_timesteps(4)
-    x = torch.zeros(1, 2, 3)
+    times[:, 1] = 300.0
     with pytest.raises(ValueError, match="per_token_timesteps: a condition of partial strength"):
-        scheduler.step(x, scheduler.timesteps[0], x, per_token_timesteps=torch.tensor([[1000.0, 300.0]]))
+        scheduler.step(out, scheduler.timesteps[0], x, per_token_timesteps=times)
 
 
 @pytest.mark.parametrize("kernel", [name for name in KERNELS if name != "ode"])

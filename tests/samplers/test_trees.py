@@ -1,4 +1,4 @@
-"""How trees grow."""
+"""How trees grow, the noise of siblings, and trees of which only some edges are kept for the update."""
 
 import math
 from itertools import pairwise
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from samplers import noise
 from samplers.kernels import ODE, log_prob
 from samplers.plans import chain, twigs
+from samplers.pruning import pruned
 from samplers.trees import TRUNK, TWIG, Move, edge_transition, grow, trained_steps
 
 
@@ -45,8 +46,7 @@ def test_siblings_differ_only_by_their_noise():
     evaluation = tree.evaluations[1]
     side = next(edges for edges in evaluation.edges if edges.move.role == "side")
     assert not torch.equal(side.next_state[0][0], side.next_state[0][1])
-    velocity = Field()(evaluation.state, evaluation.sigma, evaluation.rows)
-    (mean,), std = edge_transition(side, evaluation.sigma, evaluation.state, velocity, tree.sigma_cap)
+    (mean,), std = means(tree, side)
     for row, node in enumerate(side.nodes.tolist()):
         drawn = address_noise((2, 4), 0, tree.nodes[node].path, 1, 0)
         torch.testing.assert_close(side.next_state[0][row], mean[row] + std * drawn)
@@ -75,26 +75,15 @@ def test_a_dead_end_is_not_decoded():
     assert max(node.step for node in tree.nodes) == 2
 
 
-@pytest.mark.parametrize("micro_batch", [1, 3, 8])
-def test_samples_and_log_probs_do_not_depend_on_the_micro_batch(micro_batch):
-    whole, cut = grown(mixed, micro_batch=100), grown(mixed, micro_batch=micro_batch)
-    key = [(n.root.group, n.root.index, n.path, n.role) for n in (whole.nodes[i] for i in whole.leaves)]
-    other = [(n.root.group, n.root.index, n.path, n.role) for n in (cut.nodes[i] for i in cut.leaves)]
-    for i, name in enumerate(key):
-        torch.testing.assert_close(whole.samples[0][i], cut.samples[0][other.index(name)], rtol=0, atol=1e-5)
-    assert log_probs(whole).keys() == log_probs(cut).keys()
-    for name, value in log_probs(whole).items():
-        assert log_probs(cut)[name] == pytest.approx(value, abs=1e-5)
-
-
 def log_probs(tree):
     """Of every trained edge, by its address."""
-    return {
-        (node.root.group, node.root.index, node.path, node.role, node.sigma): value
-        for evaluation in tree.evaluations
-        for edges in evaluation.trained
-        for node, value in zip([tree.nodes[i] for i in edges.nodes], edges.log_prob.tolist(), strict=True)
-    }
+    found = {}
+    for evaluation in tree.evaluations:
+        for edges in evaluation.trained:
+            for i, value in zip(edges.nodes.tolist(), edges.log_prob.tolist(), strict=True):
+                node = tree.nodes[i]
+                found[node.root.group, node.root.index, node.path, node.role, node.sigma] = value
+    return found
 
 
 def test_an_evaluation_never_mixes_parts():
@@ -110,9 +99,7 @@ def test_stored_log_probs_are_those_of_the_rounded_next_state():
     for evaluation in tree.evaluations:
         for edges in evaluation.trained:
             assert edges.next_state[0].dtype == torch.bfloat16
-            velocity = Field()(evaluation.state, evaluation.sigma, evaluation.rows)
-            mean, std = edge_transition(edges, evaluation.sigma, evaluation.state, velocity, tree.sigma_cap)
-            assert torch.equal(log_prob(edges.next_state, mean, std), edges.log_prob)
+            assert torch.equal(log_prob(edges.next_state, *means(tree, edges)), edges.log_prob)
 
 
 def test_a_window_is_stochastic_inside_and_ode_outside():
@@ -127,15 +114,16 @@ def test_states_of_several_tensors_grow_together():
     audio = torch.stack([noise.noise((5,), "audio", r.group, r.index) for r in roots])
     tree = grow(chain([SDE] * 4, range(3), range(3)), SIGMAS, roots, (video, audio), Field(), address_noise, 4)
     assert [x.shape for x in tree.samples] == [(6, 2, 4), (6, 5)]
-    edges = tree.evaluations[0].trained[0]
-    noises = [(x - m) for x, m in zip(edges.next_state, _means(tree), strict=True)]
-    assert not math.isclose(noises[0].flatten()[0].item(), noises[1].flatten()[0].item())
+    (edges,) = tree.evaluations[0].trained
+    noises = [(x - m).flatten()[0].item() for x, m in zip(edges.next_state, means(tree, edges)[0], strict=True)]
+    assert not math.isclose(*noises)
 
 
-def _means(tree):
-    evaluation = tree.evaluations[0]
+def means(tree, edges):
+    """Means and std of edges, by another call of the velocity."""
+    (evaluation,) = (e for e in tree.evaluations if any(own is edges for own in e.edges))
     velocity = Field()(evaluation.state, evaluation.sigma, evaluation.rows)
-    return edge_transition(evaluation.edges[0], evaluation.sigma, evaluation.state, velocity, tree.sigma_cap)[0]
+    return edge_transition(edges, evaluation.sigma, evaluation.state, velocity, tree.sigma_cap)
 
 
 def test_states_with_trained_edges_share_no_evaluation_with_others():
@@ -161,9 +149,7 @@ def test_kept_means_are_those_of_the_step():
         for edges in evaluation.edges:
             assert (edges.mean is not None) == edges.move.trained
             if edges.move.trained:
-                velocity = Field()(evaluation.state, evaluation.sigma, evaluation.rows)
-                (mean,), _ = edge_transition(edges, evaluation.sigma, evaluation.state, velocity, tree.sigma_cap)
-                assert torch.equal(edges.mean[0], mean)
+                assert torch.equal(edges.mean[0], means(tree, edges)[0][0])
     assert all(edges.mean is None for e in grown(mixed).evaluations for edges in e.edges)
 
 
@@ -174,23 +160,12 @@ def plans(draw):
     def place(step):
         stops = tuple(sorted({*draw(st.sets(st.integers(step + 1, 4), max_size=2)), 4}))
         role = draw(st.sampled_from([TRUNK, "side"]))
-        sde = Move(SDE, role, trained=draw(st.booleans()))
-        split = Move(
-            DANCE, role, draw(st.integers(2, 3)), trained=True, sibling_strength=draw(st.sampled_from([None, 4.0]))
-        )
-        twig = Move(role=TWIG, ode_stops=stops)
-        straight = Move(role=role, ode_stops=stops)
-        made = [
-            (Move(role=role),),
-            (sde,),
-            (split,),
-            (sde, twig),
-            (Move(), twig, split),
-            (straight,),
-            (split, straight),
-            (),
-        ]
-        return draw(st.sampled_from(made))
+        sde, ode = Move(SDE, role, trained=draw(st.booleans())), Move(role=role)
+        count, strength = draw(st.integers(2, 3)), draw(st.sampled_from([None, 4.0]))
+        split = Move(DANCE, role, count, trained=True, sibling_strength=strength)
+        twig, straight = Move(role=TWIG, ode_stops=stops), Move(role=role, ode_stops=stops)
+        several = [(sde, twig), (Move(), twig, split), (split, straight)]
+        return draw(st.sampled_from([(ode,), (sde,), (split,), (straight,), (), *several]))
 
     moves = {(role, step): place(step) for role in (TRUNK, "side") for step in range(4)}
     return lambda role, step: moves[role, step]
@@ -209,9 +184,9 @@ def enumerated(plan, role=TRUNK, step=0, remaining=()):
     return bool(moves) + sum(rows for rows, _ in below), sum(leaves for _, leaves in below)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(plan=plans(), micro_batch=st.integers(1, 9))
-def test_any_plan_grows_as_it_says(plan, micro_batch):
+def test_any_plan_grows_as_it_says_and_alike_whatever_the_micro_batch(plan, micro_batch):
     field = Field()
     tree = grown(plan, field, micro_batch)
     rows, leaves = enumerated(plan)
@@ -224,15 +199,12 @@ def test_any_plan_grows_as_it_says(plan, micro_batch):
     foretold = trained_steps(plan, SIGMAS)
     assert len(foretold) == len(tree.trained_steps)
     assert set(foretold) == set(tree.trained_steps)
-
-
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(plan=plans(), micro_batch=st.integers(1, 9))
-def test_samples_of_any_plan_do_not_depend_on_the_micro_batch(plan, micro_batch):
-    whole, cut = (samples(grown(plan, micro_batch=size)) for size in (1000, micro_batch))
-    assert whole.keys() == cut.keys()
-    for name, sample in whole.items():
+    whole = grown(plan, micro_batch=1000)
+    ends, cut = samples(whole), samples(tree)
+    assert ends.keys() == cut.keys()
+    for name, sample in ends.items():
         torch.testing.assert_close(cut[name], sample, rtol=1e-6, atol=1e-6)
+    assert log_probs(tree) == pytest.approx(log_probs(whole), abs=1e-5)
 
 
 def samples(tree):
@@ -247,28 +219,129 @@ def test_a_lone_child_has_its_parent_s_address_and_siblings_have_their_numbers()
     """So that noise along a chain is told apart by its step alone."""
     assert {node.path for node in grown(chain([SDE] * 4, range(4), ())).nodes} == {(0,), (1,), (2,)}
     split = grown(lambda role, step: (Move(SDE, count=2 if step == 1 else 1),), groups=1, size=1)
-    assert [[node.path for node in split.nodes if node.step == step] for step in (1, 2, 3)] == [
-        [(0,)],
-        [(0, 0), (0, 1)],
-        [(0, 0), (0, 1)],
-    ]
+    paths = [[node.path for node in split.nodes if node.step == step] for step in (1, 2, 3)]
+    assert paths == [[(0,)], [(0, 0), (0, 1)], [(0, 0), (0, 1)]]
 
 
 @pytest.mark.parametrize("kept", [(), (0,)])
 def test_a_velocity_that_is_kept_has_its_graph_although_nothing_else_has(kept):
     weight, roots, start = torch.ones((), requires_grad=True), *batch()
+
+    def evaluate(state, sigma, rows):
+        return tuple(weight * x for x in state)
+
     with torch.no_grad():
-        tree = grow(
-            chain([SDE] * 4, range(3), (1,)),
-            SIGMAS,
-            roots,
-            start,
-            lambda state, sigma, rows: tuple(weight * x for x in state),
-            address_noise,
-            100,
-            keep_graphs=kept,
-        )
+        plan = chain([SDE] * 4, range(3), (1,))
+        tree = grow(plan, SIGMAS, roots, start, evaluate, address_noise, 100, keep_graphs=kept)
     velocities = [evaluation.velocity for evaluation in tree.evaluations if evaluation.trained]
     assert [of is not None and of[0].requires_grad for of in velocities] == [bool(kept)]
     assert not any(evaluation.velocity for evaluation in tree.evaluations if not evaluation.trained)
     assert not tree.samples[0].requires_grad
+
+
+def split_step_split(**siblings):
+    """Two children of each root, with these options of their noise; one plain child of each; of each of those two again."""
+    split, step = Move(DANCE, count=2, trained=True, **siblings), Move(DANCE, trained=True)
+    return lambda role, at: {0: (split,), 1: (step,), 2: (split,)}.get(at, ())
+
+
+def dance_noises(tree, step):
+    """Of every edge of a step: what was added to the mean in units of the kernel's std, the log-prob, and the parent."""
+    std = 0.3 * math.sqrt(SIGMAS[step] - SIGMAS[step + 1])
+    edges = [edges for e in tree.evaluations if e.sigma == SIGMAS[step] for edges in e.trained]
+    parents = torch.tensor([tree.nodes[node].parent for e in edges for node in e.nodes])
+    noises = torch.cat([(e.next_state[0] - e.mean[0]) / std for e in edges])
+    return noises, torch.cat([e.log_prob for e in edges]), parents
+
+
+@pytest.mark.parametrize("strength", [None, 1.0, 4.0])
+def test_siblings_share_noise_of_their_parent_and_of_nothing_else(strength):
+    size = 50_000
+    tree = grown(split_step_split(sibling_strength=strength), groups=2, size=2, shape=(size,), keep_means=True)
+    noises, _, parents = zip(*(dance_noises(tree, step) for step in range(3)), strict=True)
+    drawn, parent = torch.cat(noises), torch.cat(parents)  # (4 roots: 8 edges, 8 and 16; size), (32,)
+    covariance = 0 if strength is None else 1 / (1 + strength**2)
+    expected = torch.where(parent == parent[:, None], covariance, 0.0).fill_diagonal_(1)
+    assert (parent == parent[:, None]).sum() == 32 + 8 + 16
+    assert drawn.mean(1).abs().max() < 5 / math.sqrt(size)
+    assert (drawn @ drawn.T / size - expected).abs().max() < 5 * math.sqrt(2 / size)
+
+
+def test_siblings_share_noise_tensor_by_tensor():
+    roots, (video,) = batch(groups=1, size=1, shape=(100_000,))
+    plan, start = split_step_split(sibling_strength=1.0), (video, video)
+    tree = grow(plan, SIGMAS, roots, start, Field(), address_noise, 4, keep_means=True)
+    (edges,) = tree.evaluations[0].trained
+    std = 0.3 * math.sqrt(SIGMAS[0] - SIGMAS[1])
+    first, second = ((x - mean) / std for x, mean in zip(edges.next_state, edges.mean, strict=True))
+    torch.testing.assert_close(first @ second.T / 100_000, torch.zeros(2, 2), rtol=0, atol=0.016)
+    torch.testing.assert_close(second @ second.T / 100_000, (1 + torch.eye(2)) / 2, rtol=0, atol=0.023)
+
+
+@pytest.mark.parametrize("strength", [None, 4.0])
+def test_the_noise_scale_multiplies_the_noise_and_the_log_prob_knows_nothing_of_it(strength):
+    plain, hot = (
+        grown(split_step_split(sibling_strength=strength, noise_scale=scale), shape=(50,), keep_means=True)
+        for scale in (1.0, 4.0)
+    )
+    cold_noise, _, _ = dance_noises(plain, 0)
+    hot_noise, recorded, _ = dance_noises(hot, 0)
+    torch.testing.assert_close(hot_noise, 4 * cold_noise, rtol=1e-4, atol=1e-4)
+    std = 0.3 * math.sqrt(SIGMAS[0] - SIGMAS[1])
+    expected = torch.distributions.Normal(0, std).log_prob(4 * cold_noise * std).mean(1)
+    torch.testing.assert_close(recorded, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(dance_noises(hot, 1)[0], dance_noises(plain, 1)[0], rtol=1e-4, atol=1e-4)
+
+
+def forked(role, step):
+    """Every trunk state but the last has two trained children, and a twig to the end."""
+    return (Move(SDE, count=2, trained=True), Move(role=TWIG, ode_stops=(4,))) if step < 3 else (Move(),)
+
+
+def trained_edges(tree):
+    """Node -> all that the update knows of the edge to it."""
+    return {
+        int(node): (
+            *(evaluation.sigma, edges.sigma_next, evaluation.part, edges.move, evaluation.rows[row]),
+            *(evaluation.state[0][row].tolist(), edges.next_state[0][e].tolist(), edges.mean[0][e].tolist()),
+            float(edges.log_prob[e]),
+        )
+        for evaluation in tree.evaluations
+        for edges in evaluation.trained
+        for e, (row, node) in enumerate(zip(edges.rows.tolist(), edges.nodes, strict=True))
+    }
+
+
+@pytest.mark.parametrize(("share", "micro_batch"), [(0.5, 4), (0.2, 3), (0.9, 100), (0.5, 1)])
+def test_a_pruned_tree_has_exactly_the_kept_edges_in_full_evaluations(share, micro_batch):
+    tree = grown(forked, groups=4, size=1, parts=2, keep_means=True)
+    keep = torch.from_numpy(noise.generator("keep", micro_batch).random(len(tree.nodes)) < share)
+    whole, left = trained_edges(tree), pruned(tree, keep, micro_batch)
+    assert len(whole) == 4 * (2 + 4 + 8)
+    kept = {node: edge for node, edge in whole.items() if keep[node]}
+    assert 0 < len(kept) < len(whole)
+    assert trained_edges(left) == kept
+    # Each state with a kept edge has one row, beside as many others of its part and sigma as fit.
+    states = {(edge[2], edge[0], tree.nodes[node].parent) for node, edge in kept.items()}
+    places = [(part, sigma) for part, sigma, _ in states]
+    full = {place: math.ceil(places.count(place) / micro_batch) for place in set(places)}
+    evaluated = [(e.part, e.sigma) for e in left.evaluations]
+    assert {place: evaluated.count(place) for place in set(evaluated)} == full
+    assert sum(len(e.rows) for e in left.evaluations) == len(states)
+    assert all(1 <= len(e.rows) <= micro_batch for e in left.evaluations)
+    assert all(edges.move.trained for e in left.evaluations for edges in e.edges)
+    assert (left.nodes, left.leaves) == (tree.nodes, tree.leaves)
+
+
+def test_pruning_nothing_leaves_every_trained_edge_and_pruning_all_leaves_none():
+    tree = grown(mixed, keep_means=True)
+    everything = torch.ones(len(tree.nodes), dtype=torch.bool)
+    assert trained_edges(pruned(tree, everything, 4)) == trained_edges(tree)
+    assert pruned(tree, ~everything, 4).evaluations == []
+
+
+def test_of_two_trained_moves_of_one_state_either_can_be_pruned_and_without_means_there_are_none():
+    tree = grown(lambda role, step: (Move(SDE, trained=True), Move(DANCE, trained=True)) if step == 0 else ())
+    keep = torch.tensor([node.path[-1] == 0 for node in tree.nodes])  # the first of each two siblings, and the roots
+    left = pruned(tree, keep, 4)
+    assert {(edges.move.kernel, edges.mean) for e in left.evaluations for edges in e.edges} == {(SDE, None)}

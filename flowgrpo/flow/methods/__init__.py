@@ -1,4 +1,4 @@
-"""The six axes: every choice a method can make, with its options, their defaults and, beside it, its mathematics."""
+"""The six axes: the choices of a method, with their options, defaults and mathematics."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from flowgrpo.flow.methods.credit.nested_sets import Nested
 from flowgrpo.flow.methods.credit.rules import Depthwise, DiscountedValue, Siblings, StepGain, Terminal
 from flowgrpo.flow.methods.kernel import CPS, DDIMSDE, DanceSDE, FlowSDE, Manifold, Ode
 from flowgrpo.flow.methods.likelihood import Elbo, Trajectory
-from flowgrpo.flow.methods.objectives.distill import Distill
-from flowgrpo.flow.methods.objectives.kl_mask import KlMask
 from flowgrpo.flow.methods.objectives.matching import (
     Centred,
+    Distill,
     Gradient,
     GroupSigmoid,
     PairPreference,
@@ -22,7 +21,7 @@ from flowgrpo.flow.methods.objectives.matching import (
     VelocityTarget,
 )
 from flowgrpo.flow.methods.objectives.path_objectives import PrefixRatio
-from flowgrpo.flow.methods.objectives.policy_gradient import Clip, NormalisedRatio, PolicyGradient, SoftGate
+from flowgrpo.flow.methods.objectives.policy_gradient import Clip, KlMask, NormalisedRatio, PolicyGradient, SoftGate
 from flowgrpo.flow.methods.trees.adaptive import Adaptive
 from flowgrpo.flow.methods.trees.custom_tree import Custom
 from flowgrpo.flow.methods.trees.tree import Branch, BranchWindow, Brush, Chain, Twigs, Window

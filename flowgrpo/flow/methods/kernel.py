@@ -1,9 +1,9 @@
-"""How does one step move?"""
+"""Options of the kernels: how one step moves."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -22,9 +22,9 @@ else:
 class Calibration(Strict):
     """DenseGRPO's search for the noise level of each step, before training (arXiv 2601.20218).
 
-    Each of the `rounds` rolls out one iteration's groups and counts the gains of each step by sign. Where nearly as many are
-    above 0 as below, noise does as much good as harm, and it rises; elsewhere it falls by as much. Step and difference are
-    the paper's. It does not say how many rounds there are, of how many trajectories, and from which levels.
+    Each round rolls out the groups of one iteration and counts the gains of each step by sign. Where nearly as many are
+    above 0 as below, the noise rises; elsewhere it falls by as much. Step and difference are the paper's. It does not give
+    the number of rounds, their trajectories or the starting levels.
     """
 
     rounds: int = Field(10, ge=1)
@@ -43,21 +43,14 @@ class Stochastic(Choice):
     calibrate: Calibration | None = None
     """Search the levels before training (DenseGRPO); null: take them as they are."""
     if TYPE_CHECKING:
-        level: float | list[float]  # which each gives bounds and a default of its own
+        level: float | list[float]  # each kernel gives bounds and a default
 
     def kernels(self, num_steps: int, levels: Sequence[float] | None = None) -> tuple[Kernel, ...]:
-        """Return the kernel of each step.
-
-        Args:
-            levels: calibrated ones, instead of `level`.
-
-        Raises:
-            InputError: there are not as many levels as steps.
-        """
+        """Return the kernel of each step; raise InputError if there are not as many (calibrated) levels as steps."""
         level = self.level if levels is None else levels
         each = [level] * num_steps if isinstance(level, float) else list(level)
         if len(each) == num_steps - 1:
-            each.append(0.0)  # of a last step that is ODE
+            each.append(0.0)  # the last step is ODE
         if len(each) != num_steps:
             raise InputError(
                 f"algorithm.kernel.level: {len(each)} levels for {num_steps} steps, take {num_steps}, or {num_steps - 1} "
@@ -67,21 +60,14 @@ class Stochastic(Choice):
 
 
 class Ode(Choice):
-    """No noise: the probability flow, for rollouts of which final samples are trained on (likelihood elbo)."""
+    """No noise: the probability flow, for rollouts that train on final samples (likelihood elbo)."""
+
+    log_prob: ClassVar[str] = "mean"  # not used
+    calibrate: ClassVar[None] = None
 
     name: Literal["ode"] = "ode"
     solver: Literal["euler", "dpm2", "unipc"] = "euler"
     """euler; or a multistep solver of diffusers, dpm2 (DPM-Solver++ of second order) or unipc, at one evaluation a step."""
-
-    @property
-    def log_prob(self) -> str:
-        """That of any kernel; nothing of it is used."""
-        return "mean"
-
-    @property
-    def calibrate(self) -> None:
-        """There is no level to search."""
-        return
 
     def kernels(self, num_steps: int, levels: Sequence[float] | None = None) -> tuple[Kernel, ...]:
         """Return the kernel of each step."""
@@ -112,8 +98,7 @@ class DanceSDE(Stochastic):
 class Preserving(Stochastic):
     """Options of kernels that keep the coefficients of the flow; a level is at most 1.
 
-    Their noise shrinks with sigma, and with it what an averaged log-probability divides by: near the data it would outweigh
-    all other steps. So `log_prob` is the form that CPS was released with.
+    Their noise shrinks with sigma, so averaged log-probabilities near the data would outweigh all others.
     """
 
     log_prob: Literal["mean", "sum", "constant_free"] = "constant_free"

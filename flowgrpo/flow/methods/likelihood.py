@@ -1,12 +1,11 @@
-"""What the policy makes more or less likely: the steps of a trajectory, or its final sample.
+"""Likelihoods: the log-probability of the steps of a trajectory, or a bound on that of its final sample.
 
-`trajectory` is the log-probability of the steps that were walked. `elbo` noises the final sample again: at noise levels and
-with noise of the update's own, the error of the velocity is minus a bound on the sample's log-likelihood, so that a rollout
-may be deterministic, by any solver, and keeps nothing but where it ended.
+`trajectory` scores the steps of the rollout. `elbo` adds fresh noise to the final sample: the error of the velocity there
+is minus a bound on the sample's log-likelihood. So any deterministic solver may roll out, and only samples are kept.
 
-With x = (1 - sigma) x0 + sigma noise, target = noise - x0 and error e = v - target, E = mean e^2 over a sample's dimensions.
-The mean over noise of the integral of (1 - sigma) / sigma E over sigma is the KL of a sample's own law from the model's, so
-`exact` is the weight of the true log-likelihood of an exact velocity, and the others weigh noise levels otherwise.
+With x = (1 - sigma) x0 + sigma noise, target = noise - x0 and error e = v - target, E = mean e^2 over a sample's
+dimensions. The integral over sigma of (1 - sigma) / sigma E, averaged over noise, is the KL of the sample's own law from
+the model's. So `exact` is the weight of the true log-likelihood of an exact velocity; the other weights differ.
 """
 
 from __future__ import annotations
@@ -36,97 +35,65 @@ else:
     noise = lazy("samplers.noise")
 
 PolicyName = Literal["live", "old", "reference", "bank"]
-SMALLEST = 1e-5  # that an adaptive weight divides by
-LEAST = 1e-3  # sigma that is drawn from a density
-TABLE = 1000  # steps of training, on which logit_normal sigmas lie
-SOFT = 1e-10  # under the roots of the Huber forms
+SMALLEST = 1e-5  # divisor of an adaptive weight
+LEAST = 1e-3  # smallest sigma drawn from a density
+TABLE = 1000  # training steps, the grid of logit_normal sigmas
+SOFT = 1e-10  # under the roots of huber and power
 
 
-def flattened(state: State) -> Tensor:
-    """All tensors of a state as one float32 tensor (B, D)."""
+def flatten_state(state: State) -> Tensor:
+    """Return all tensors of a state as one float32 tensor (B, D)."""
     return torch.cat([x.float().flatten(1) for x in state], dim=1)
 
 
-def velocity_error(error: Tensor, sigma: float, power: float) -> Tensor:
-    """E itself."""
-    return error.square().mean(1)
+def weighted_error(weight: str, error: Tensor, sigma: float, power: float) -> Tensor:
+    """Return the weighted squared errors (B,) of velocity errors (B, D).
 
-
-def sigma_error(error: Tensor, sigma: float, power: float) -> Tensor:
-    """E times sigma (AWM's `t`)."""
-    return sigma * error.square().mean(1)
-
-
-def x0_error(error: Tensor, sigma: float, power: float) -> Tensor:
-    """The squared error of the clean estimate, sigma^2 E."""
-    return sigma**2 * error.square().mean(1)
-
-
-def exact_error(error: Tensor, sigma: float, power: float) -> Tensor:
-    """(1 - sigma) / sigma E, the weight of the true log-likelihood."""
-    return (1 - sigma) / sigma * error.square().mean(1)
-
-
-def adaptive_error(error: Tensor, sigma: float, power: float) -> Tensor:
-    """The squared error of the clean estimate over its mean absolute error, which has no gradient.
-
-    DiffusionNFT (arXiv 2509.16117) and the study of likelihoods (2602.04663): all noise levels and samples weigh alike.
+    sigma is AWM's `t`, huber and power are AWM's too (arXiv 2509.25050; power is `ghuber`, used for its results). adaptive
+    is of DiffusionNFT (2509.16117) and of the study of likelihoods (2602.04663): all noise levels and samples weigh alike.
+    adaptive_velocity is of CRD (2603.14128). The divisors of both adaptive weights have no gradient.
     """
-    return x0_error(error, sigma, power) / (sigma * _size(error)).clamp(min=SMALLEST)
-
-
-def adaptive_velocity_error(error: Tensor, sigma: float, power: float) -> Tensor:
-    """E over the mean absolute error, which has no gradient (CRD, arXiv 2603.14128)."""
-    return error.square().mean(1) / _size(error).clamp(min=SMALLEST)
-
-
-def huber_error(error: Tensor, sigma: float, power: float) -> Tensor:
-    """sigma sqrt(E), rounded off at 0 (AWM, arXiv 2509.25050)."""
-    return sigma * ((error.square().mean(1) + SOFT).sqrt() - math.sqrt(SOFT))
-
-
-def power_error(error: Tensor, sigma: float, power: float) -> Tensor:
-    """sigma E^power / power, rounded off at 0 (AWM's `ghuber`, with which its results were made)."""
-    return sigma / power * ((error.square().mean(1) + SOFT) ** power - SOFT**power)
-
-
-def _size(error: Tensor) -> Tensor:
-    return error.detach().abs().double().mean(1).to(error)
-
-
-ERRORS = {
-    "velocity": velocity_error,
-    "sigma": sigma_error,
-    "x0": x0_error,
-    "exact": exact_error,
-    "adaptive": adaptive_error,
-    "adaptive_velocity": adaptive_velocity_error,
-    "huber": huber_error,
-    "power": power_error,
-}
+    square = error.square().mean(1)
+    match weight:
+        case "velocity":
+            return square
+        case "sigma":
+            return sigma * square
+        case "x0":
+            return sigma**2 * square
+        case "exact":
+            return (1 - sigma) / sigma * square
+        case "huber":
+            return sigma * ((square + SOFT).sqrt() - math.sqrt(SOFT))
+        case "power":
+            return sigma / power * ((square + SOFT) ** power - SOFT**power)
+    size = error.detach().abs().double().mean(1).to(error)
+    if weight == "adaptive":
+        return sigma**2 * square / (sigma * size).clamp(min=SMALLEST)
+    return square / size.clamp(min=SMALLEST)
 
 
 class Likelihood(Choice):
-    """What every choice has."""
+    """Options of every likelihood."""
 
     def plan(self, plan: Plan) -> Plan:
-        """What a rollout does of a plan; by default all of it."""
+        """Return the plan of a rollout, with the moves that the update trains."""
         return plan
 
     @property
     def policies(self) -> set[str]:
-        """The policies beside the live one that it asks for."""
+        """Return the policies it needs beside the live one."""
         return set()
 
 
 class Trajectory(Likelihood):
-    """The log-probability of the steps that the rollout walked, by the kernel's noise."""
+    """The log-probability of the steps that the rollout took, by the kernel's noise."""
 
     name: Literal["trajectory"] = "trajectory"
 
 
 class Elbo(Likelihood):
-    """A bound on the log-likelihood of the final sample, which is noised again; nothing of the trajectory is kept."""
+    """A bound on the log-likelihood of the final sample at fresh noise; nothing of the trajectory is kept."""
 
     name: Literal["elbo"] = "elbo"
     draws: Count | None = None
@@ -169,8 +136,6 @@ class Elbo(Likelihood):
 
     @override
     def plan(self, plan: Plan) -> Plan:
-        """The same moves, of which none is kept for the update."""
-
         def moves(role: str, step: int) -> Sequence[Move]:
             return [replace(move, trained=False) for move in plan(role, step)]
 
@@ -179,27 +144,15 @@ class Elbo(Likelihood):
     @property
     @override
     def policies(self) -> set[str]:
-        asked: set[str] = {self.sampler, self.anchor}
-        return asked - {"live"}
+        names: set[str] = {self.sampler, self.anchor}
+        return names - {"live"}
 
     def log_prob(self, error: Tensor, sigma: float) -> Tensor:
-        """Minus the weighted error (B,), in place of a log-probability.
-
-        Args:
-            error: (B, D) velocity minus target.
-        """
-        return -ERRORS[self.weight](error, sigma, self.power)
+        """Return minus the weighted error (B,) of velocity minus target (B, D), in place of a log-probability."""
+        return -weighted_error(self.weight, error, sigma, self.power)
 
     def sigmas(self, schedule: Sequence[float], *address: Any) -> list[float]:
-        """The noise levels of a sample's draws, or of a group's.
-
-        Args:
-            schedule: of the sampler, from noise to 0.
-            address: of the draw, see `samplers.noise`.
-
-        Raises:
-            InputError: the schedule has fewer steps than are asked for.
-        """
+        """Return the noise levels of a sample's or a group's draws, at an address of `samplers.noise`."""
         random = noise.generator(*address)
         first, end = self.span(len(schedule) - 1)
         draws = self.draws or max(end - first - 1, 1)
@@ -216,11 +169,7 @@ class Elbo(Likelihood):
         return [max(float(sigma), LEAST) for sigma in drawn.astype(np.float32)]
 
     def span(self, num_steps: int) -> tuple[int, int]:
-        """The first step that is drawn from, and the end of them.
-
-        Raises:
-            InputError: there are no such steps, or fewer than are to be drawn.
-        """
+        """Return the [first, end) steps to draw from; raise InputError where the schedule is too short."""
         first, end = self.steps or (0, num_steps)
         end = end + num_steps if end < 0 else end
         if not 0 <= first < end <= num_steps:

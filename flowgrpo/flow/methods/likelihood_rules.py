@@ -1,4 +1,4 @@
-"""What does not go with `likelihood: elbo`, said before anything is loaded."""
+"""Refuse settings that do not go with `likelihood: elbo`, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -10,14 +10,7 @@ CHAINS = ("chain", "window")
 
 
 def check(algorithm: Any) -> None:
-    """Refuse axes that have no meaning for final samples.
-
-    Args:
-        algorithm: the choices of a flow model's axes.
-
-    Raises:
-        InputError: names the axis and what it can be.
-    """
+    """Refuse axes of a flow model that have no meaning for final samples, or no effect, by an InputError."""
     tree, objective, likelihood = algorithm.tree, algorithm.objective, algorithm.likelihood
     if tree.name not in CHAINS:
         raise InputError(f"algorithm.tree: elbo trains on the ends of chains, {tree.name} has others; take chain")
@@ -47,16 +40,6 @@ def check(algorithm: Any) -> None:
         raise InputError(
             f"algorithm.objective.kl.form: {objective.kl.form} is of a kernel's noise; by elbo there is velocity, take that"
         )
-    _check_effects(algorithm)
-    if objective.couples == "group" and likelihood.noise != "group":
-        raise InputError(
-            f"algorithm.likelihood.noise: {objective.name} compares samples at one noise level with one noise; take group"
-        )
-
-
-def _check_effects(algorithm: Any) -> None:
-    """Refuse options that would change nothing."""
-    tree, objective, likelihood = algorithm.tree, algorithm.objective, algorithm.likelihood
     if algorithm.kernel.name == "ode" and (tree.name == "window" or tree.steps is not None or tree.train_fraction < 1):
         raise InputError(
             "algorithm.tree: which steps are stochastic says nothing of ode, which has none; take chain alone"
@@ -72,18 +55,14 @@ def _check_effects(algorithm: Any) -> None:
         )
     if likelihood.weight != "power" and likelihood.power != type(likelihood).model_fields["power"].default:
         raise InputError(f"algorithm.likelihood.power: the weight {likelihood.weight} has no power; take weight=power")
+    if objective.couples == "group" and likelihood.noise != "group":
+        raise InputError(
+            f"algorithm.likelihood.noise: {objective.name} compares samples at one noise level with one noise; take group"
+        )
 
 
 def check_policy(config: Any, policy: Any) -> None:
-    """Refuse a pipeline that pins a part of its states, once that is known.
-
-    Args:
-        config: of a flow model's run.
-        policy: with a row started.
-
-    Raises:
-        InputError: says what can be trained instead.
-    """
+    """Refuse a started policy whose pipeline pins a part of its states, by an InputError."""
     if config.algorithm.likelihood.name == "elbo" and policy.pins:
         raise InputError(
             "algorithm.likelihood: the pipeline puts parts of its own in place of what steps move to (a picture's, outside "
@@ -92,14 +71,7 @@ def check_policy(config: Any, policy: Any) -> None:
 
 
 def check_run(config: Any) -> None:
-    """Refuse what a run does with rollouts that are kept for their steps.
-
-    Args:
-        config: of a flow model's run.
-
-    Raises:
-        InputError: names the key and what it can be.
-    """
+    """Refuse settings of a run that need the steps of its rollouts, by an InputError."""
     run, train, algorithm = config.run, config.train, config.algorithm
     if train.split == "edges":
         raise InputError("train.split: elbo trains on samples, which edges would tear apart; take groups or samples")
@@ -130,14 +102,7 @@ def check_run(config: Any) -> None:
 
 
 def check_paths(config: Any) -> None:
-    """Refuse an update that does not replay whole paths, where the objective's ratios are those of paths.
-
-    Args:
-        config: of a flow model's run.
-
-    Raises:
-        InputError: names the key and what it can be.
-    """
+    """Refuse an update that does not replay whole paths where the objective needs their ratios, by an InputError."""
     objective, credit = config.algorithm.objective, config.algorithm.credit.name
     if not objective.needs_prefix:
         return
@@ -154,18 +119,11 @@ def check_paths(config: Any) -> None:
 
 
 def check_stored(config: Any) -> None:
-    """Refuse what a run does with samples that it does not make (`data.groups`).
+    """Refuse settings of a run on stored samples (`data.groups`) that need samples of its own, by an InputError.
 
-    A method may anchor at the reference, which may have made the samples, or at the live policy, whose ratio is 1. At an old
-    policy that follows the live one it may not: that policy made none of the samples, so a ratio to it weighs them by
-    nothing, and the mirror image of a velocity about its own is no negative of the law that they are of. A
-    snapshot of the live one may be the anchor where it samples, too: beside a stored sample one of its own.
-
-    Args:
-        config: of a flow model's run.
-
-    Raises:
-        InputError: names the key and what it can be.
+    The anchor may be the reference, which may have made the samples, or the live policy, where the ratio is 1. It may not
+    be an old policy that follows the live one: that policy made none of the samples, so a ratio to it would weigh them
+    arbitrarily. A snapshot of the live policy may be the anchor where it also adds a sample to each stored one.
     """
     train, likelihood = config.train, config.algorithm.likelihood
     if likelihood.name != "elbo":
@@ -198,12 +156,7 @@ def check_stored(config: Any) -> None:
 
 
 def guidance_warnings(config: Any, branches: int) -> list[str]:
-    """A sentence where the likelihood of final samples and guidance do not go together.
-
-    Args:
-        config: of a flow model's run.
-        branches: that a step evaluates for one sample as `model.call` guides.
-    """
+    """Return a warning where guidance, of some `branches` a step, does not fit the likelihood of final samples."""
     if config.algorithm.likelihood.name != "elbo" or branches == 1:
         return []
     if config.model.guidance == "pipeline":

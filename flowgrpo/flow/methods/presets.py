@@ -1,17 +1,16 @@
-"""The table of methods: each is six words over the axes and a few numbers.
+"""Presets: a method is a row of six choices, one on each axis, and a few numbers.
 
-To add a method, add a row. Any word of a row, and any number, can be replaced by the user; nothing else in the code may ask
-which method is running. Above each row stand its source and, numbered, where the row departs from that. What
-all rows share, beside what `flow.trainer` lists:
+To add a method, add a row. A user can replace any choice and any number; no other code may depend on the name of a method.
+Above each row stand its source and its numbered departures from it. All rows share these, beside those of `flow.trainer`:
 
- 1. Several rewards are summed by weight before they are compared, as in Flow-GRPO's code, but for mix_grpo and pref_grpo.
- 2. Samples of advantage 0 stay in the update, and count in the mean of the loss, but for sft_best and the pivot of mc_grpo;
+ 1. Several rewards are summed by weight before they are compared, as in Flow-GRPO's code, except mix_grpo and pref_grpo.
+ 2. Samples of advantage 0 stay in the update and count in the mean of the loss, except sft_best and the pivot of mc_grpo;
     the code of Flow-GRPO and of TempFlow-GRPO leaves them out.
  3. Windows and trained steps are drawn once an iteration, for all samples; Flow-GRPO's code draws a window in each call of
     the pipeline, that of DanceGRPO and of Pref-GRPO the trained steps of each sample.
 
-Here stand the rows of trajectories' likelihood; those of final samples' (`likelihood: elbo`) are in `sample_presets`. What
-the sources set around their methods is in `published`.
+The rows here have the likelihood of trajectories; those of final samples (`likelihood: elbo`) are in `sample_presets`.
+Numbers that the sources set around their methods are in `published`.
 """
 
 from __future__ import annotations
@@ -22,61 +21,56 @@ from flowgrpo.schema.choose import PresetRow
 _GROUP_STD = {"name": "group_mean", "std": "group", "eps": 1e-8, "ddof": 1}
 _GLOBAL_STD = {"name": "group_mean", "std": "global", "eps": 1e-4, "ddof": 0}
 _PLAIN_STD = {"name": "group_mean", "std": "group", "eps": 1e-4, "ddof": 0}
-_TERMINAL = {"name": "terminal"}
+_FLOW_SDE = {"name": "flow_sde", "level": 0.7}
+_FLOW_KL = {"form": "flow_grpo", "beta": 0.04}
+_EXACT_KL = {"form": "exact", "beta": 0.004}
+_SHARED: PresetRow = {
+    "tree": {"name": "chain"},
+    "kernel": _FLOW_SDE,
+    "likelihood": {"name": "trajectory"},
+    "credit": {"name": "terminal"},
+}
+_FAST: PresetRow = {
+    **_SHARED,
+    "tree": {"name": "window", "size": 3, "move": "random"},
+    "kernel": {"name": "cps", "level": 0.8, "log_prob": "constant_free"},
+    "baseline": _GLOBAL_STD,
+    "objective": {"name": "clip", "clip_range": 1e-5},
+}
 _TEMPFLOW: PresetRow = {
-    "kernel": {"name": "flow_sde", "level": 0.7},
+    **_SHARED,
     "credit": {"name": "siblings", "within": "seed"},
     "baseline": _PLAIN_STD,
-    "objective": {
-        "name": "clip",
-        "clip_range": 1e-4,
-        "step_weights": "noise_aware",
-        "kl": {"form": "exact", "beta": 0.004},
-    },
+    "objective": {"name": "clip", "clip_range": 1e-4, "step_weights": "noise_aware", "kl": _EXACT_KL},
 }
 _BRANCH: PresetRow = {
+    **_SHARED,
     "kernel": {"name": "dance_sde", "level": 0.3},
     "credit": {"name": "depthwise", "weights": "uniform"},
     "baseline": {**_GROUP_STD, "min_std": 1e-6},
     "objective": {"name": "clip", "clip_range": 1e-3},
 }
-_FLOW_KL = {"form": "flow_grpo", "beta": 0.04}
 
 _ROWS: dict[str, PresetRow] = {
     # Flow-GRPO: arXiv 2505.05470 and its code.
     # 1. The last step is ODE, as in the newer code; the older one drew noise there and did not train it.
     # 2. beta 0.04 is that of GenEval and OCR; PickScore has 0.01.
     "flow_grpo": {
-        "tree": {"name": "chain"},
-        "kernel": {"name": "flow_sde", "level": 0.7},
-        "credit": _TERMINAL,
+        **_SHARED,
         "baseline": _GLOBAL_STD,
         "objective": {"name": "clip", "clip_range": 1e-4, "kl": _FLOW_KL},
     },
     # Flow-GRPO-Fast: the window configs of the same code (geneval_sd3_fast_nocfg, pickscore_sd3_fast_nocfg, *_flux_fast).
     # 1. They sample and train without guidance; here that is model.guidance, which this row leaves as it is.
-    "flow_grpo_fast": {
-        "tree": {"name": "window", "size": 3, "move": "random"},
-        "kernel": {"name": "cps", "level": 0.8, "log_prob": "constant_free"},
-        "credit": _TERMINAL,
-        "baseline": _GLOBAL_STD,
-        "objective": {"name": "clip", "clip_range": 1e-5},
-    },
+    "flow_grpo_fast": _FAST,
     # Ours: that window with Flow-GRPO's own noise, a mixture of the code's two fast forms.
-    "flow_grpo_window": {
-        "tree": {"name": "window", "size": 3, "move": "random"},
-        "kernel": {"name": "flow_sde", "level": 0.8},
-        "credit": _TERMINAL,
-        "baseline": _GLOBAL_STD,
-        "objective": {"name": "clip", "clip_range": 1e-5},
-    },
+    "flow_grpo_window": {**_FAST, "kernel": {"name": "flow_sde", "level": 0.8}},
     # MixGRPO: arXiv 2507.21802, and the FLUX script of its code.
     # 1. The window stays at the end, as in the paper; the script goes back to the start.
     # 2. The last step is ODE and in no window.
     "mix_grpo": {
+        **_SHARED,
         "tree": {"name": "window", "size": 4, "move": "sliding", "every": 25, "stride": 1, "start": "shared"},
-        "kernel": {"name": "flow_sde", "level": 0.7},
-        "credit": _TERMINAL,
         "baseline": {**_GROUP_STD, "combine": "per_reward"},
         "objective": {"name": "clip", "clip_range": 1e-4},
     },
@@ -84,9 +78,9 @@ _ROWS: dict[str, PresetRow] = {
     # 1. The code scores the clean estimate of its last step, which is an ODE step; here the last two are ODE, for on
     #    tables that end just above 0 (SD3's at 0.0089) the very last one removes no noise.
     "dance_grpo": {
+        **_SHARED,
         "tree": {"name": "chain", "start": "shared", "train_fraction": 0.6, "steps": [0, -2]},
         "kernel": {"name": "dance_sde", "level": 0.3},
-        "credit": _TERMINAL,
         "baseline": _GROUP_STD,
         "objective": {"name": "clip", "clip_range": 1e-4},
     },
@@ -97,9 +91,8 @@ _ROWS: dict[str, PresetRow] = {
     #    rounded to three places.
     # 2. An optimizer step takes 4 samples of one prompt on each GPU; here any samples.
     "pref_grpo": {
+        **_SHARED,
         "tree": {"name": "chain", "start": "shared", "train_fraction": 0.6},
-        "kernel": {"name": "flow_sde", "level": 0.7},
-        "credit": _TERMINAL,
         "baseline": {**_GROUP_STD, "combine": "per_reward"},
         "objective": {"name": "clip", "clip_range": 1e-4},
     },
@@ -109,30 +102,18 @@ _ROWS: dict[str, PresetRow] = {
     # 2. Its trainer for GSM8K multiplies the advantages of a group by its size over the number that are not 0; the one for
     #    MATH does not, and neither does this.
     # 3. Which of several equal rewards is the pivot is not said there; here the first.
-    "mc_grpo": {
-        "tree": {"name": "window", "size": 3, "move": "random"},
-        "kernel": {"name": "cps", "level": 0.8, "log_prob": "constant_free"},
-        "credit": _TERMINAL,
-        "baseline": {"name": "median"},
-        "objective": {"name": "clip", "clip_range": 1e-5},
-    },
+    "mc_grpo": {**_FAST, "baseline": {"name": "median"}},
     # GRPO-Guard: arXiv 2510.22319, and the OCR and GenEval configs of its code (4e-6 for PickScore with HPS).
     # 1. The last step is ODE, as in flow_grpo.
-    "grpo_guard": {
-        "tree": {"name": "chain"},
-        "kernel": {"name": "flow_sde", "level": 0.7},
-        "credit": _TERMINAL,
-        "baseline": _PLAIN_STD,
-        "objective": {"name": "normalised_ratio", "clip_range": 2e-6},
-    },
+    "grpo_guard": {**_SHARED, "baseline": _PLAIN_STD, "objective": {"name": "normalised_ratio", "clip_range": 2e-6}},
     # TempFlow-GRPO: arXiv 2508.04324 and its code. A group of 24 is 4 seeds of 6 branches.
     # 1. Step weights are computed from the trained steps, where the code has 2.25, their value for SD3.5.
     # 2. The last step is ODE and no branch leaves it; the code branches there too and does not train it.
-    "tempflow": {"tree": {"name": "brush", "branches": 6}, **_TEMPFLOW},
+    "tempflow": {**_TEMPFLOW, "tree": {"name": "brush", "branches": 6}},
     # Ours: the same at the first steps only, and branches finished in fewer steps.
     "tempflow_fast": {
-        "tree": {"name": "brush", "branches": 6, "profile": [6, 6, 6], "finish": {"steps": 4}},
         **_TEMPFLOW,
+        "tree": {"name": "brush", "branches": 6, "profile": [6, 6, 6], "finish": {"steps": 4}},
     },
     # Ours: TempFlow-GRPO with as many children of each step as its rewards ask for, and as many evaluations.
     # 1. Siblings are compared with the mean of the others, over the std of all, so that steps keep their proportion whatever
@@ -148,14 +129,12 @@ _ROWS: dict[str, PresetRow] = {
     # 2. The last step is ODE and not trained; the code trains an edge whose noise its clean estimate leaves out.
     # 3. Width pruning (tree.prune, which the row leaves out) drops whole chains, as in the paper; the code drops the second
     #    half of every chain.
-    "branch_grpo": {
-        "tree": {"name": "branch", "factor": 2, "siblings": "correlated", "strength": 4.0},
-        **_BRANCH,
-    },
+    "branch_grpo": {**_BRANCH, "tree": {"name": "branch", "factor": 2, "siblings": "correlated", "strength": 4.0}},
     # BranchGRPO-Mix, of the same sources: branch_grpo with MixGRPO's window.
     # 1. to 3. as in branch_grpo.
     # 4. The window moves with the iterations; the code keys it on the step, so that it stands still.
     "branch_grpo_mix": {
+        **_BRANCH,
         "tree": {
             "name": "branch_window",
             "size": 4,
@@ -164,14 +143,14 @@ _ROWS: dict[str, PresetRow] = {
             "siblings": "correlated",
             "strength": 4.0,
         },
-        **_BRANCH,
     },
     # DenseGRPO: arXiv 2601.20218, without code.
     # 1. Rounds, samples of a round and starting levels of the calibration are ours: the paper gives none.
     # 2. The clip range is Flow-GRPO's: the paper does not give one.
     "dense_grpo": {
+        **_SHARED,
         "tree": {"name": "twigs", "length": None},
-        "kernel": {"name": "flow_sde", "level": 0.7, "calibrate": {"rounds": 10}},
+        "kernel": {**_FLOW_SDE, "calibrate": {"rounds": 10}},
         "credit": {"name": "step_gain", "compare": "step"},
         "baseline": _PLAIN_STD,
         "objective": {"name": "clip", "clip_range": 1e-4, "kl": _FLOW_KL},
@@ -182,6 +161,7 @@ _ROWS: dict[str, PresetRow] = {
     # 3. No KL, as in those configs; the paper has one, of a beta that was not at hand. Over the std of the last trained
     #    step of SD3's table (0.0085) it would hold that step 5e5 times as hard as the first.
     "stepwise_flow_grpo": {
+        **_SHARED,
         "tree": {"name": "twigs", "length": 5},
         "kernel": {"name": "cps", "level": 0.8, "log_prob": "constant_free"},
         "credit": {"name": "step_gain", "compare": "joint"},
@@ -193,8 +173,8 @@ _ROWS: dict[str, PresetRow] = {
     # 2. The weight multiplies the whole loss of an edge, the KL too; by its reviews it weighs the advantage.
     # 3. Kernel, clip range and KL are Flow-GRPO's.
     "vgpo": {
+        **_SHARED,
         "tree": {"name": "twigs", "length": 1, "root": False},
-        "kernel": {"name": "flow_sde", "level": 0.7},
         "credit": {"name": "discounted_value", "discount": 0.9, "anchor": 0.1, "anchored_steps": 5},
         "baseline": _PLAIN_STD,
         "objective": {"name": "clip", "clip_range": 1e-4, "kl": _FLOW_KL},
@@ -206,9 +186,9 @@ _ROWS: dict[str, PresetRow] = {
     #    log_prob_old - log_prob, whose gradient is not.
     # 4. Its optimizer, Muon, is not here.
     "sage_grpo": {
+        **_SHARED,
         "tree": {"name": "chain", "last_step": "sde"},
         "kernel": {"name": "manifold", "level": 0.5},
-        "credit": _TERMINAL,
         "baseline": _GROUP_STD,
         "objective": {
             "name": "clip",
@@ -233,9 +213,7 @@ _ROWS: dict[str, PresetRow] = {
     #    of an engine (run.engine) are weighed each by itself.
     # 4. A sum of log ratios above 10 stays 10 there, without gradient; here it is 20 either way.
     "ctpo": {
-        "tree": {"name": "chain"},
-        "kernel": {"name": "flow_sde", "level": 0.7},
-        "credit": _TERMINAL,
+        **_SHARED,
         "baseline": {"name": "group_mean", "std": "group", "eps": 1e-6, "ddof": 1},
         "objective": {"name": "prefix_ratio", "clip_range": [1e-4, 2e-4], "power": 0.5, "dual": 1.0},
     },
@@ -244,9 +222,8 @@ _ROWS: dict[str, PresetRow] = {
     # 1. The draw of the three steps depends on seed and iteration; there on the iteration alone.
     # 2. It samples and trains without guidance; here that is model.guidance, which this row leaves as it is.
     "flow_dppo": {
+        **_SHARED,
         "tree": {"name": "window", "size": 3, "move": "scattered"},
-        "kernel": {"name": "flow_sde", "level": 0.7},
-        "credit": _TERMINAL,
         "baseline": {"name": "group_mean", "std": "global", "eps": 1e-8, "ddof": 1, "clip": 1e9},
         "objective": {"name": "kl_mask", "limit": 1e-5},
     },
@@ -257,19 +234,15 @@ _ROWS: dict[str, PresetRow] = {
     # 3. The KL of cps is the exact one; of flow_sde it is the step times that, here as there.
     # 4. as 2. of flow_dppo.
     "opd": {
+        **_SHARED,
         "tree": {"name": "window", "size": 3, "move": "random"},
         "kernel": {"name": "cps", "level": 0.8},
-        "credit": _TERMINAL,
         "baseline": {"name": "none"},
         "objective": {"name": "distill", "kl": {"form": "flow_grpo", "beta": 1.0, "reference": "teacher"}},
     },
 }
 
-_TRAJECTORY: PresetRow = {"likelihood": {"name": "trajectory"}}
-PRESETS: dict[str, PresetRow] = {
-    **{name: {**_TRAJECTORY, **row} for name, row in _ROWS.items()},
-    **sample_presets.PRESETS,
-}
+PRESETS: dict[str, PresetRow] = {**_ROWS, **sample_presets.PRESETS}
 
 # What a row sets beside its axes, where a config says nothing.
 BESIDE = sample_presets.BESIDE

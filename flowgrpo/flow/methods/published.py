@@ -1,10 +1,10 @@
-"""What the source of each preset sets around its method, as configuration keys and values.
+"""Numbers that the source of each preset sets around its method, as configuration keys and values.
 
-A run has them only where it sets them, but for those of `presets.BESIDE`; `flowgrpo plan` shows both. `AROUND` is what every
-source is asked for; what it does not say, or could not be read, stands in `NOT_SAID`. Rows of ours have neither.
+A run does not use them, except those of `presets.BESIDE`; `flowgrpo plan` shows them beside the run's. `AROUND` are the
+keys that every source is checked for, `NOT_SAID` those that a source does not give. Our own presets have neither.
 
-Of a source that counts for each GPU, groups and optimizer steps are those of its script's number of GPUs. The code of
-Flow-GRPO and of DGPO moves its average once for each micro-batch of an optimizer step: of two, by 0.81 in place of 0.9.
+Groups and optimizer steps that a source counts for each GPU are multiplied by its script's number of GPUs. The code of
+Flow-GRPO and of DGPO moves its average once for each of two micro-batches of an optimizer step: by 0.81 in place of 0.9.
 """
 
 from __future__ import annotations
@@ -28,172 +28,71 @@ _AVERAGE = {"decay": 0.9, "every": 1, "warmup": 10}
 _EIGHTH = {**_AVERAGE, "every": 8}
 
 
+_KEYS = {"steps": "model.call.num_inference_steps", "rate": "train.learning_rate", "norm": "train.max_grad_norm"}
+
+
 def _guided(scale: float, guidance: str = "pipeline") -> dict[str, Any]:
     return {"model.guidance": guidance, "model.call.guidance_scale": scale}
 
 
-_TEMPFLOW = {  # its config's base, with the learning rate, was not at hand
-    "model.call.num_inference_steps": 10,
-    "train.groups": 48,
-    "train.group_size": 24,
-    "train.updates": 2,
-    "train.split": "samples",
-    "train.ema": _EIGHTH,
-}
-_FLOW_GRPO = {**_TEMPFLOW, "train.learning_rate": 3e-4, "train.max_grad_norm": 1.0}
-_FLUX = {
-    **_guided(3.5),  # FLUX.1's own, one branch
-    "train.split": "samples",
-    "train.learning_rate": 1e-5,
-    "train.max_grad_norm": 1.0,
-    "train.ema": None,
-}
-_STUDY = {
-    "model.call.num_inference_steps": 10,
-    "train.groups": 48,
-    "train.group_size": 24,
-    "train.updates": 1,
-    "train.learning_rate": 3e-4,
-    "train.max_grad_norm": 5.0,
-    "train.ema": _AVERAGE,
-    **_UNGUIDED,
-}
-_SMALL = {  # of Flow-GRPO's and DGPO's configs
-    "train.updates": 1,
-    "train.learning_rate": 3e-4,
-    "train.max_grad_norm": 1.0,
-    "train.ema": _EIGHTH,
-    **_guided(4.5, "rollout"),
-}
-_PAIR = {"model.call.num_inference_steps": 40, "train.groups": 1, "train.group_size": 24, **_SMALL}  # of one GPU
+def _loop(**numbers: Any) -> dict[str, Any]:
+    """Return numbers of a training loop by their configuration keys: those of `_KEYS`, or of the section train."""
+    return {_KEYS.get(name, f"train.{name}"): value for name, value in numbers.items()}
+
+
+# The base of its config, with the learning rate, was not available.
+_TEMPFLOW = _loop(steps=10, groups=48, group_size=24, updates=2, split="samples", ema=_EIGHTH)
+_FLOW_GRPO = {**_TEMPFLOW, **_loop(rate=3e-4, norm=1.0)}
+_FLUX = {**_guided(3.5), **_loop(split="samples", rate=1e-5, norm=1.0, ema=None)}  # FLUX.1's own guidance, one branch
+_STUDY = {**_loop(steps=10, groups=48, group_size=24, updates=1, rate=3e-4, norm=5.0, ema=_AVERAGE), **_UNGUIDED}
+_SMALL = {**_loop(updates=1, rate=3e-4, norm=1.0, ema=_EIGHTH), **_guided(4.5, "rollout")}  # of Flow-GRPO and DGPO
+_PAIR = {**_loop(steps=40, groups=1, group_size=24), **_SMALL}  # of one GPU
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "flow_grpo": {**_FLOW_GRPO, **_guided(4.5)},
     "flow_grpo_fast": {**_FLOW_GRPO, **_UNGUIDED},
     "flow_grpo_window": {},
-    "mix_grpo": {
-        **_FLUX,
-        "model.call.num_inference_steps": 25,
-        "train.groups": 32,
-        "train.group_size": 12,
-        "train.updates": 4,
-    },
-    "dance_grpo": {
-        **_FLUX,
-        "model.call.num_inference_steps": 16,
-        "train.groups": 16,
-        "train.group_size": 12,
-        "train.updates": 3,
-    },
-    "pref_grpo": {
-        **_FLUX,
-        "model.call.num_inference_steps": 25,
-        "train.groups": 64,
-        "train.group_size": 8,
-        "train.updates": 2,
-    },
-    "mc_grpo": {  # of GSM8K and Qwen3-1.7B, on two GPUs; each batch is gone over twice there
-        "train.groups": 16,
-        "train.group_size": 9,
-        "train.updates": 1,
-        "train.learning_rate": 2e-6,
-        "train.ema": None,
-    },
+    "mix_grpo": {**_FLUX, **_loop(steps=25, groups=32, group_size=12, updates=4)},
+    "dance_grpo": {**_FLUX, **_loop(steps=16, groups=16, group_size=12, updates=3)},
+    "pref_grpo": {**_FLUX, **_loop(steps=25, groups=64, group_size=8, updates=2)},
+    # GSM8K and Qwen3-1.7B on two GPUs; each batch is trained on twice there.
+    "mc_grpo": _loop(groups=16, group_size=9, updates=1, rate=2e-6, ema=None),
     "grpo_guard": {**_FLOW_GRPO, **_guided(4.5), "train.learning_rate": 1e-4},
     "tempflow": {**_TEMPFLOW, **_guided(4.5)},
     "tempflow_fast": {},
     "adaptive": {},
-    "branch_grpo": {
-        **_FLUX,  # its paper has an average of 0.995, which the code does not take
-        "model.call.num_inference_steps": 20,
-        "train.groups": 16,
-        "train.group_size": 16,
-        "train.updates": 36,  # an optimizer step each 12 of 436 edges, two trees on a GPU
-        "train.split": "edges",
-    },
-    "branch_grpo_mix": {
-        **_FLUX,
-        "model.call.num_inference_steps": 20,
-        "train.groups": 16,
-        "train.group_size": 16,
-        "train.split": "edges",
-    },
-    "dense_grpo": {  # and a global batch of 144, of which a group is 24
-        "model.call.num_inference_steps": 10,
-        "train.group_size": 24,
-        "train.learning_rate": 3e-4,
-    },
-    "stepwise_flow_grpo": {"model.call.num_inference_steps": 10},
-    "vgpo": {"model.call.num_inference_steps": 10},
-    "sage_grpo": {
-        **_guided(6.0),
-        "model.call.num_inference_steps": 20,
-        "train.groups": 16,
-        "train.group_size": 4,
-        "train.updates": 1,
-        "train.learning_rate": 1e-5,
-        "train.max_grad_norm": 1.0,
-        "train.ema": None,
-    },
-    "ctpo": {  # the loop of a language model
-        "train.groups": 512,
-        "train.group_size": 8,
-        "train.updates": 16,
-        "train.split": "groups",
-        "train.learning_rate": 1e-6,
-    },
+    # Its paper has an average of 0.995, which the code does not use. An optimizer step takes 12 of 436 edges, two trees on
+    # a GPU.
+    "branch_grpo": {**_FLUX, **_loop(steps=20, groups=16, group_size=16, updates=36, split="edges")},
+    "branch_grpo_mix": {**_FLUX, **_loop(steps=20, groups=16, group_size=16, split="edges")},
+    "dense_grpo": _loop(steps=10, group_size=24, rate=3e-4),  # and a global batch of 144
+    "stepwise_flow_grpo": _loop(steps=10),
+    "vgpo": _loop(steps=10),
+    "sage_grpo": {**_guided(6.0), **_loop(steps=20, groups=16, group_size=4, updates=1, rate=1e-5, norm=1.0, ema=None)},
+    "ctpo": _loop(groups=512, group_size=8, updates=16, split="groups", rate=1e-6),  # the loop of a language model
     "flow_dppo": {
-        "model.call.num_inference_steps": 10,
-        "train.groups": 48,
-        "train.group_size": 16,
-        "train.updates": 2,
-        "train.learning_rate": 3e-4,
+        **_loop(steps=10, groups=48, group_size=16, updates=2, rate=3e-4),
         "train.optimizer.weight_decay": 0.0,
-        "train.max_grad_norm": 1.0,
-        "train.ema": None,
+        **_loop(norm=1.0, ema=None),
         **_UNGUIDED,
     },
-    "opd": {
-        "model.call.num_inference_steps": 10,
-        "train.groups": 8,
-        "train.group_size": 8,
-        "train.updates": 2,
-        "train.learning_rate": 1e-4,
-        "train.max_grad_norm": 1.0,
-        "train.ema": None,
-        **_UNGUIDED,
-    },
+    "opd": {**_loop(steps=10, groups=8, group_size=8, updates=2, rate=1e-4, norm=1.0, ema=None), **_UNGUIDED},
     "epg": _STUDY,
     "pepg": _STUDY,
-    "elbo_grpo": {
-        "model.call.num_inference_steps": 10,
-        "train.ema": _AVERAGE,
-        **_UNGUIDED,
-    },
-    "nft": {**_STUDY, "train.max_grad_norm": 1.0},
-    "sol_rl": {**_STUDY, "train.max_grad_norm": 0.002, "train.draft": DRAFT},
-    "awm": {
-        **_STUDY,
-        "model.call.num_inference_steps": 14,
-        "train.groups": 72,
-        "train.max_grad_norm": 1.0,
-        "train.ema": {**_AVERAGE, "decay": 0.99},
-    },
+    "elbo_grpo": {**_loop(steps=10, ema=_AVERAGE), **_UNGUIDED},
+    "nft": {**_STUDY, **_loop(norm=1.0)},
+    "sol_rl": {**_STUDY, **_loop(norm=0.002, draft=DRAFT)},
+    "awm": {**_STUDY, **_loop(steps=14, groups=72, norm=1.0, ema={**_AVERAGE, "decay": 0.99})},
     "awm_fast": {},
-    "ram": {"model.call.num_inference_steps": 10, "train.ema": _AVERAGE, **_UNGUIDED},
-    "crd": {
-        **_STUDY,
-        "train.updates": 2,
-        "train.max_grad_norm": 1.0,
-        # Every 10 iterations, with (1 + n) / (10 + n) of their number n.
-        "train.ema": {"decay": 0.995, "every": 20, "warmup": 19},
-    },
+    "ram": {**_loop(steps=10, ema=_AVERAGE), **_UNGUIDED},
+    # Its average moves every 10 iterations, with (1 + n) / (10 + n) of their number n.
+    "crd": {**_STUDY, **_loop(updates=2, norm=1.0, ema={"decay": 0.995, "every": 20, "warmup": 19})},
     "rwr": _PAIR,
     "sft_best": _PAIR,
     "dpo": _PAIR,
-    "seppo": {"train.groups": 2048, "train.group_size": 2, "train.updates": 1},
-    "dgpo": {"model.call.num_inference_steps": 10, "train.groups": 8, "train.group_size": 16, **_SMALL},
-    "gdro": {"train.group_size": 16, "train.learning_rate": 3e-4},
+    "seppo": _loop(groups=2048, group_size=2, updates=1),
+    "dgpo": {**_loop(steps=10, groups=8, group_size=16), **_SMALL},
+    "gdro": _loop(group_size=16, rate=3e-4),
 }
 
 _ALL_BUT_STEPS = tuple(key for key in AROUND if key != "model.call.num_inference_steps")

@@ -1,12 +1,11 @@
-"""The rows of the table of methods that train on final samples (`likelihood: elbo`); see `presets`.
+"""Presets that train on final samples (`likelihood: elbo`); see `presets`.
 
-Above each row stand its source and, numbered, where the row departs from that. What all of them share, beside what
-`presets` lists:
+Above each row stand its source and its numbered departures from it. All rows also share these, beside those of `presets`:
 
- 1. The sampler's times reach the model as they are; the released code of DiffusionNFT and of the study of likelihoods
+ 1. The sampler's times reach the model unchanged; the released code of DiffusionNFT and of the study of likelihoods
     rounds those of rollouts to integers of 1,000.
- 2. The log-likelihood of the study's code is divided by the guidance scale; here it is not, which is the same at scale 1.
- 3. Where several optimizer steps of an iteration are taken, samples are dealt to them; noise is drawn once for each sample.
+ 2. The study's code divides the log-likelihood by the guidance scale; here it is not divided, which is the same at scale 1.
+ 3. If an iteration has several optimizer steps, samples are dealt to them; noise is drawn once for each sample.
 """
 
 from __future__ import annotations
@@ -15,11 +14,8 @@ from typing import Any
 
 from flowgrpo.schema.choose import PresetRow
 
-_DPM2 = {"name": "ode", "solver": "dpm2"}
-_EULER = {"name": "ode"}
-_NOISY: PresetRow = {"tree": {"name": "chain", "last_step": "sde"}, "kernel": {"name": "flow_sde", "level": 0.7}}
-_SHARED: PresetRow = {"tree": {"name": "chain"}, "credit": {"name": "terminal"}}
 _GLOBAL_STD = {"name": "group_mean", "std": "global", "eps": 1e-4, "ddof": 0}
+_SHARED: PresetRow = {"tree": {"name": "chain"}, "credit": {"name": "terminal"}, "baseline": _GLOBAL_STD}
 _UNCUT = {"name": "none", "clip": 1e9}  # rewards themselves
 _RISING = {"slope": 0.001, "most": 0.5}  # the old policy's decay
 _LATE = {"flat": 75, "slope": 0.0075, "most": 0.999}
@@ -33,7 +29,16 @@ _STRATA = {
     "power": 0.25,
     "anchor": "live",
 }
-_PREFERENCE = {"name": "elbo", "times": "logit_normal", "weight": "velocity", "sampler": "reference"}
+_COUPLED = {"name": "elbo", "draws": 4, "noise": "group", "weight": "velocity"}
+_PREFERENCE = {"name": "elbo", "times": "logit_normal", "weight": "velocity", "sampler": "reference", "shift": 3.0}
+_BY_DPM2: PresetRow = {**_SHARED, "kernel": {"name": "ode", "solver": "dpm2"}, "likelihood": _STUDY}
+_BY_EULER: PresetRow = {**_SHARED, "kernel": {"name": "ode"}}
+_BY_NOISE: PresetRow = {
+    **_SHARED,
+    "tree": {"name": "chain", "last_step": "sde"},
+    "kernel": {"name": "flow_sde", "level": 0.7},
+    "likelihood": {**_PREFERENCE, "anchor": "live"},
+}
 
 
 def _kl(beta: float, **options: Any) -> dict[str, Any]:
@@ -45,48 +50,30 @@ PRESETS: dict[str, PresetRow] = {
     # 1. Advantages are cut at 5 before they are multiplied by 0.1; the code has no bound, and rewards of 0 to 1 do not
     #    reach it.
     "epg": {
-        **_SHARED,
-        "kernel": _DPM2,
-        "likelihood": _STUDY,
+        **_BY_DPM2,
         "baseline": {"name": "group_mean", "std": "none", "scale": 0.1},
         "objective": {"name": "gradient", "kl": _kl(1e-4)},
     },
-    # PEPG of the same study. Its PAR has this gradient, too, for the released code detaches the ratio there.
+    # PEPG of the same study. Its PAR has the same gradient, since the released code detaches the ratio there.
     # 1. as in epg.
     "pepg": {
-        **_SHARED,
-        "kernel": _DPM2,
-        "likelihood": _STUDY,
+        **_BY_DPM2,
         "baseline": {"name": "group_mean", "std": "none", "scale": 0.1},
         "objective": {"name": "proximal", "kl": _kl(1e-4)},
     },
     # GRPO of final samples, of the same study, whose code has it and no script that runs it: its loop is not said.
-    "elbo_grpo": {
-        **_SHARED,
-        "kernel": _DPM2,
-        "likelihood": _STUDY,
-        "baseline": _GLOBAL_STD,
-        "objective": {"name": "clip", "clip_range": 1e-3, "kl": _kl(1e-4)},
-    },
+    "elbo_grpo": {**_BY_DPM2, "objective": {"name": "clip", "clip_range": 1e-3, "kl": _kl(1e-4)}},
     # DiffusionNFT: arXiv 2509.16117 and its code, the default config (OCR has beta 0.1 and the decay 0 for 75 steps, then
     # rising by 0.0075 to 0.999; several rewards have beta 0.1).
-    "nft": {
-        **_SHARED,
-        "kernel": _DPM2,
-        "likelihood": _STUDY,
-        "baseline": _GLOBAL_STD,
-        "objective": {"name": "two_branch", "beta": 1.0, "kl": _kl(1e-4)},
-    },
+    "nft": {**_BY_DPM2, "objective": {"name": "two_branch", "beta": 1.0, "kl": _kl(1e-4)}},
     # Sol-RL: arXiv 2604.06916 and its code in NVlabs/Sana; the configs of SD3.5 and FLUX.1 were read in a fork. DiffusionNFT
     # on drafts: `train.draft` is part of the row.
     # 1. The draft is by the run's own network, by Euler's method; there in NVFP4 and by dpm2.
     # 2. Starts whose reward was lost rank in the middle.
     # 3. Six of ten noise levels are drawn, as for SD3.5 and SANA; for FLUX.1 four.
     "sol_rl": {
-        **_SHARED,
-        "kernel": _DPM2,
+        **_BY_DPM2,
         "likelihood": {**_STUDY, "draws": 6},
-        "baseline": _GLOBAL_STD,
         "objective": {"name": "two_branch", "beta": 1.0, "kl": _kl(1e-4)},
     },
     # AWM: arXiv 2509.25050 and its code, the GenEval config.
@@ -95,8 +82,7 @@ PRESETS: dict[str, PresetRow] = {
     # 3. `previous` is in multiples of beta: 1 in all, towards the policy that follows with decay 0.3 at most.
     # 4. Its first two epochs are trained on; the code leaves them out, for its sampler's groups are wrong there.
     "awm": {
-        **_SHARED,
-        "kernel": _DPM2,
+        **_BY_DPM2,
         "likelihood": {**_STRATA, "old": {"slope": 0.001, "most": 0.3}},
         "baseline": {**_GLOBAL_STD, "scale": 0.2},
         "objective": {"name": "gradient", "ratio": False, "kl": _kl(0.001, previous=1000.0)},
@@ -104,8 +90,7 @@ PRESETS: dict[str, PresetRow] = {
     # Ours: AWM without its two pulls, which ask two further policies about each draw.
     # 1. as 1. and 2. of awm.
     "awm_fast": {
-        **_SHARED,
-        "kernel": _DPM2,
+        **_BY_DPM2,
         "likelihood": _STRATA,
         "baseline": {**_GLOBAL_STD, "scale": 0.2},
         "objective": {"name": "gradient", "ratio": False},
@@ -114,10 +99,8 @@ PRESETS: dict[str, PresetRow] = {
     # 1. Sampler, noise levels and decay are the port's. In the paper the current policy samples, and the target is
     #    v_ref + R ((noise - x0) - v) with the current policy's v; the port's, and ours, has the old policy's.
     "ram": {
-        **_SHARED,
-        "kernel": _DPM2,
+        **_BY_DPM2,
         "likelihood": {**_STUDY, "weight": "velocity"},
-        "baseline": _GLOBAL_STD,
         "objective": {"name": "velocity_target", "scale": 1.0},
     },
     # CRD: arXiv 2603.14128, and Flow-Factory's port.
@@ -130,42 +113,26 @@ PRESETS: dict[str, PresetRow] = {
     # 5. The port walks sigmas that end at 0.25 before 0, by linspace; here they are the pipeline's own.
     # 6. The port divides by the std or by 1e-6, whichever is larger; here 1e-4 is added.
     "crd": {
-        **_SHARED,
-        "kernel": _EULER,
+        **_BY_EULER,
         "likelihood": {**_STUDY, "weight": "adaptive_velocity", "old": _LATE},
-        "baseline": _GLOBAL_STD,
         "objective": {"name": "centred", "beta": 1.0, "adaptive_kl": 0.001, "kl": _kl(0.1)},
     },
     # Reward-weighted regression: train_sd3_sft of Flow-GRPO's code, where no released config chooses it. Nothing bounds the
     # push away of a negative reward.
     # 1. The reference that samples stays; there it can be copied every few optimizer steps.
-    "rwr": {
-        **_SHARED,
-        **_NOISY,
-        "likelihood": {**_PREFERENCE, "anchor": "live", "shift": 3.0},
-        "baseline": _UNCUT,
-        "objective": {"name": "gradient", "ratio": False},
-    },
+    "rwr": {**_BY_NOISE, "baseline": _UNCUT, "objective": {"name": "gradient", "ratio": False}},
     # Fine-tuning on the best of each group: the same script.
     # 1. A group of equal rewards is left out; there all of it is trained on.
     # 2. The mean of the loss is over the best alone; there over all samples, of which the others add 0.
     # 3. as 1. of rwr.
-    "sft_best": {
-        **_SHARED,
-        **_NOISY,
-        "likelihood": {**_PREFERENCE, "anchor": "live", "shift": 3.0},
-        "baseline": {"name": "best"},
-        "objective": {"name": "gradient", "ratio": False},
-    },
+    "sft_best": {**_BY_NOISE, "baseline": {"name": "best"}, "objective": {"name": "gradient", "ratio": False}},
     # Online DPO: train_sd3_dpo of Flow-GRPO's code.
     # 1. The reference is copied every 40 optimizer steps, as a comment of its config has it for the online form; the config
     #    itself copies it never.
     # 2. A group of equal rewards teaches nothing; there its first two samples are a pair.
     "dpo": {
-        **_SHARED,
-        **_NOISY,
-        "likelihood": {**_PREFERENCE, "anchor": "reference", "shift": 3.0, "noise": "group"},
-        "baseline": _GLOBAL_STD,
+        **_BY_NOISE,
+        "likelihood": {**_PREFERENCE, "anchor": "reference", "noise": "group"},
         "objective": {"name": "pair_preference", "beta": 100.0, "kl": {"reference": "moving", "refresh": 40}},
     },
     # SePPO: arXiv 2410.05255, whose code has no training.
@@ -179,19 +146,14 @@ PRESETS: dict[str, PresetRow] = {
     # 6. An iteration draws one snapshot, for all its groups, and the start is the first of them; what the paper does is not
     #    known.
     "seppo": {
-        **_SHARED,
-        "kernel": _EULER,
+        **_BY_EULER,
         "likelihood": {
-            "name": "elbo",
-            "draws": 4,
+            **_COUPLED,
             "times": "uniform",
-            "noise": "group",
-            "weight": "velocity",
             "sampler": "bank",
             "anchor": "bank",
             "bank": {"every": 30, "keep": 7},
         },
-        "baseline": _GLOBAL_STD,
         "objective": {"name": "semi_policy", "beta": 50.0},
     },
     # DGPO: arXiv 2510.08425 and its code, of which general_ocr_sd3_4gpu is the config that its README starts
@@ -201,18 +163,8 @@ PRESETS: dict[str, PresetRow] = {
     # 3. A group's noise levels are its own; there they are those of all, drawn once an iteration.
     # 4. A group's noise is one for each level; there it is drawn again for each micro-batch.
     "dgpo": {
-        **_SHARED,
-        "kernel": _DPM2,
-        "likelihood": {
-            "name": "elbo",
-            "draws": 4,
-            "steps": [0, -3],
-            "noise": "group",
-            "weight": "velocity",
-            "anchor": "reference",
-            "old": {"slope": 0.001, "most": 0.3},
-        },
-        "baseline": _GLOBAL_STD,
+        **_BY_DPM2,
+        "likelihood": {**_COUPLED, "steps": [0, -3], "anchor": "reference", "old": {"slope": 0.001, "most": 0.3}},
         "objective": {"name": "group_sigmoid", "beta": 100.0, "clip_range": 1e-2, "kl": _kl(0.02)},
     },
     # GDRO: arXiv 2601.02036 by accounts of it, without code; the OCR numbers (GenEval has beta 6 and best 1).
@@ -222,25 +174,15 @@ PRESETS: dict[str, PresetRow] = {
     # 3. Noise and noise levels are shared in a group, and four are drawn: our choice. By one account the paper draws a level
     #    for each sample.
     "gdro": {
-        **_SHARED,
-        "kernel": _EULER,
-        "likelihood": {
-            "name": "elbo",
-            "draws": 4,
-            "times": "uniform",
-            "noise": "group",
-            "weight": "velocity",
-            "sampler": "reference",
-            "anchor": "reference",
-        },
+        **_BY_EULER,
+        "likelihood": {**_COUPLED, "times": "uniform", "sampler": "reference", "anchor": "reference"},
         "baseline": _UNCUT,
         "objective": {"name": "plackett_luce", "beta": 12.0, "temperature": 0.05, "best": 0.5},
     },
 }
 
-# Guidance as in the sources: off in rollouts and updates, or on in rollouts alone. What those of SePPO and GDRO do is not
-# known, and "on in rollouts" is our choice. RAM's, AWM's fast form and GRPO of final samples have that of the code that they
-# come from.
+# Guidance as in the sources: off in rollouts and updates, or on in rollouts alone. Those of SePPO and GDRO are unknown; "on
+# in rollouts" is our choice. RAM, AWM's fast form and GRPO of final samples follow the code that they come from.
 _UNGUIDED = ("epg", "pepg", "elbo_grpo", "nft", "sol_rl", "awm", "awm_fast", "ram", "crd")
 DRAFT = {"pool": 4, "call": {"num_inference_steps": 6}}
 BESIDE: dict[str, dict[str, Any]] = {

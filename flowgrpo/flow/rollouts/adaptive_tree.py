@@ -1,14 +1,11 @@
-"""The shape of an adaptive tree as a run goes: what its own rewards tell of each step, and the children that follow.
+"""The shape of an adaptive tree during a run: estimate the spread of each step's rewards, then choose its children.
 
-The gradient that a step's K children give has a variance of weight^2 x pull^2 x s^2 / (K - 1): s that of siblings' rewards,
-the pull that of the step's log-probability at the velocity (`samplers.kernels.pull`), the weight the objective's. Their sum
-is made small under the budget by `methods.adaptive.neyman`. The shape of an iteration is settled before any of its rewards
-are seen, or its estimates would be biased: s comes from earlier iterations, each of which counts half after
-`train.half_life`. Where rollouts are behind (`run.staleness`) the shape is settled as many iterations earlier, so that
-processes that roll out ahead know it.
-
-That all dimensions of the velocity's gradient weigh alike, whatever the step, is our reading: what the network makes of it
-is not known before the update.
+The gradient from a step's K children has the variance weight^2 x pull^2 x s^2 / (K - 1): s of the siblings' rewards, pull
+of the step's log-probability at the velocity (`samplers.kernels.pull`), weight of the objective. `methods.adaptive.neyman`
+makes their sum small under the budget, as if all dimensions of the velocity's gradient weighed alike. The shape of an
+iteration must not depend on its own rewards, or its estimates would be biased. So s comes from earlier iterations, each of
+which counts half after `train.half_life`. With stale rollouts (`run.staleness`) the shape is chosen as many iterations
+earlier, so that processes that roll out ahead know it.
 """
 
 from __future__ import annotations
@@ -31,11 +28,9 @@ Tensor = torch.Tensor
 def sibling_squares(values: Tensor, comparison: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """Return the squared deviations of siblings from their means, summed by step (steps,), and their degrees of freedom.
 
-    Their quotient is the unbiased variance within a state, whatever the states' means are.
-
     Args:
         values: (U,) float64, NaN where a reward was lost.
-        comparison: (U, 3) group, seed, and the step that a child is at, which is one more than the one it took.
+        comparison: (U, 3) group, seed, and the step of the child, one more than that of its edge.
     """
     known = values.isfinite()
     values, comparison = values[known], comparison[known]
@@ -48,47 +43,39 @@ def sibling_squares(values: Tensor, comparison: Tensor, steps: int) -> tuple[Ten
 
 
 class Shaping:
-    """The shapes of a run's iterations; every process keeps the same, and a checkpoint holds it.
-
-    Args:
-        config: of a run whose tree adapts.
-    """
+    """The shapes of a run's iterations, equal on all processes and saved in checkpoints."""
 
     def __init__(self, config: Config):
         self._config = config
-        self.squares: list[float] = []  # by step, decayed sums
+        self.squares: list[float] = []  # decayed sums by step
         self.freedom: list[float] = []
-        self.shapes: dict[int, list[int]] = {}  # children by step, from an iteration on
+        self.shapes: dict[int, list[int]] = {}  # children by step, by the first iteration of a shape
 
     def algorithm(self, iteration: int) -> Algorithm:
-        """The axes with the tree in the shape that it has in an iteration."""
-        begun = [first for first in self.shapes if first <= iteration]
-        return with_shape(self._config.algorithm, self.shapes[max(begun)]) if begun else self._config.algorithm
+        """Return the axes with the tree in its shape of an iteration."""
+        algorithm, begun = self._config.algorithm, [first for first in self.shapes if first <= iteration]
+        if not begun:
+            return algorithm
+        tree = algorithm.tree.model_copy(update={"profile": list(self.shapes[max(begun)])})
+        return algorithm.model_copy(update={"tree": tree})
 
     def learn(self, units: CreditUnits, reward_weights: Tensor, sigmas: Sequence[float], iteration: int) -> None:
-        """Remember the rewards of an iteration, and settle the shape of the first whose rollout has not begun.
-
-        Args:
-            units: of all processes.
-            reward_weights: (R,) of the units' columns.
-            sigmas: the schedule.
-        """
+        """Add the rewards of an iteration, of all processes, and choose the next shape whose rollout has not begun."""
         algorithm, train = self._config.algorithm, self._config.train
         tree = algorithm.tree
         assert isinstance(tree, Adaptive)
         kernels = algorithm.kernel.kernels(len(sigmas) - 1)
         steps = len(tree.costs(kernels))
-        found = sibling_squares(combined(units.values, reward_weights), units.comparison, steps)
-        kept = 0.5 ** (1 / train.half_life)
-        before = (self.squares or [0.0] * steps, self.freedom or [0.0] * steps)
+        squares, freedom = sibling_squares(combined(units.values, reward_weights), units.comparison, steps)
+        decay, zeros = 0.5 ** (1 / train.half_life), [0.0] * steps
         self.squares, self.freedom = (
-            [kept * old + new for old, new in zip(was, now.tolist(), strict=True)]
-            for was, now in zip(before, found, strict=True)
+            [decay * old + new for old, new in zip(before or zeros, now.tolist(), strict=True)]
+            for before, now in ((self.squares, squares), (self.freedom, freedom))
         )
         coming = iteration + 1 + self._config.run.staleness
         if coming % tree.every == 0 and any(self.squares) and all(self.freedom):
-            taken = [(kernels[i], sigmas[i], sigmas[i + 1]) for i in range(steps)]
-            pulls = algorithm.objective.pulls(taken, sigmas[1])
+            trained_steps = [(kernels[i], sigmas[i], sigmas[i + 1]) for i in range(steps)]
+            pulls = algorithm.objective.pulls(trained_steps, sigmas[1])
             variances = [
                 pull**2 * square / freedom
                 for pull, square, freedom in zip(pulls, self.squares, self.freedom, strict=True)
@@ -98,20 +85,16 @@ class Shaping:
             self.shapes[coming] = tree.reshaped(kernels, variances)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON."""
+        """Return the state for a checkpoint, as JSON."""
         shapes = {str(first): shape for first, shape in self.shapes.items()}
         return {"squares": self.squares, "freedom": self.freedom, "shapes": shapes}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Go back to what `state` returned.
-
-        Raises:
-            InputError: it is something else.
-        """
-        kept = state or {}
+        """Restore the result of `state`; raise InputError if it is malformed."""
+        saved = state or {}
         try:
-            squares, freedom = ([float(x) for x in kept[key]] for key in ("squares", "freedom"))
-            shapes = {int(first): [int(n) for n in shape] for first, shape in kept["shapes"].items()}
+            squares, freedom = ([float(x) for x in saved[key]] for key in ("squares", "freedom"))
+            shapes = {int(first): [int(n) for n in shape] for first, shape in saved["shapes"].items()}
             whole = len(squares) == len(freedom) and all(map(is_number, squares + freedom))
             whole = whole and all(len(shape) == len(squares) and min(shape) >= 2 for shape in shapes.values())
         except (LookupError, TypeError, ValueError, AttributeError):
@@ -121,8 +104,3 @@ class Shaping:
                 "run.resume: the checkpoint holds no shapes of a tree that adapts; begin again with another run.name"
             )
         self.squares, self.freedom, self.shapes = squares, freedom, shapes
-
-
-def with_shape(algorithm: Algorithm, shape: Sequence[int]) -> Algorithm:
-    """The axes with the tree in a shape: so many children of each stochastic step."""
-    return algorithm.model_copy(update={"tree": algorithm.tree.model_copy(update={"profile": list(shape)})})

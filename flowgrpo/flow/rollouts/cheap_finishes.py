@@ -1,15 +1,14 @@
-"""Finishing trees cheaply, and measuring what that does to the order of siblings.
+"""Cheap finishes of trees, and their effect on the order of siblings.
 
-In the first iteration, and as often as `tree.finish.check` says, the trees of the first group are grown once more from the
-same noise and finished exactly: by all the steps and the network as it is. Both are decoded and scored, and what the credit
-compares is ranked by either. The random numbers of the run are not touched.
+In the first iteration, and every `tree.finish.check` iterations, the trees of the first group are grown again from the same
+noise and finished exactly: by all the steps and the network as it is. Both results are decoded and scored, and the credit's
+units are ranked by either. The random numbers of the run do not change.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -35,15 +34,11 @@ from samplers.finishes import Finish
 from samplers.kernels import Kernel, State
 from samplers.trees import Tree
 
-FIRST = 0  # the group that is compared
+FIRST = 0  # the group that is finished twice
 
 
 def check_policy(config: Config, policy: Policy) -> None:
-    """Refuse cheap finishes of a policy, once started, whose pipeline takes its steps one by one.
-
-    Raises:
-        InputError: it does.
-    """
+    """Raise InputError for cheap finishes with a started policy whose pipeline pins a part of its samples."""
     finish = getattr(config.algorithm.tree, "finish", None)
     if policy.pins and finish is not None and finish.cheap:
         raise InputError(
@@ -53,15 +48,7 @@ def check_policy(config: Config, policy: Policy) -> None:
 
 
 class Finishing:
-    """How a run finishes its trees; what `samplers.finishes` calls, where that is not by the policy as it is.
-
-    Attributes:
-        cheap: whether other numbers come out than the network's own.
-
-    Args:
-        copies: of the policy's layers, in low precision.
-        credited: the rewards that are trained on.
-    """
+    """Finish trees by low-precision copies of the policy's layers; an instance is a `samplers.finishes.Finish`."""
 
     def __init__(self, config: Config, policy: Policy, copies: Copies, credited: Combination):
         self._config, self._policy, self._copies, self._credited = config, policy, copies, credited
@@ -69,31 +56,17 @@ class Finishing:
         self.cheap = self._asked is not None and self._asked.cheap
 
     def __call__(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
-        """Where ODE steps take a state, by the copy that is asked for."""
+        """Return the state at the end of ODE steps by the chosen copy."""
         with self._copies.finishing():
             return self._policy.finish(state, sigmas, rows)
 
     def over(self, watched: Foretold | None) -> Finish | None:
-        """What is handed to growth; None where the policy finishes as it walks.
-
-        Args:
-            watched: what stands for the policy's velocity, where its trees are kept to be looked at.
-        """
+        """Return the finish for growing trees, recorded by `watched` if given; None where the policy finishes as usual."""
         if not self.cheap:
             return None
-        return self if watched is None else watched.passing(self)
+        return self if watched is None else watched.recording(self)
 
-    def finished(self, algorithm: Algorithm, tree: Tree, scores: Scores, **options: Any) -> Finished | None:
-        """What is known of an iteration's finishes; None where they are the policy's own. Arguments as of `compare`."""
-        if not self._due(options["iteration"]):
-            return Finished({}) if self.cheap else None
-        return self.compare(algorithm, tree, scores, **options)
-
-    def _due(self, iteration: int) -> bool:
-        every = 0 if self._asked is None else self._asked.every
-        return every > 0 and iteration >= 0 and iteration % every == 0
-
-    def compare(
+    def finished(
         self,
         algorithm: Algorithm,
         tree: Tree,
@@ -106,17 +79,15 @@ class Finishing:
         assignment: Assignment,
         gather: Gather,
         share: DataShard = WHOLE,
-    ) -> Finished:
-        """Grow this process's trees of the first group again, finish them exactly, and return what either says of siblings.
+    ) -> Finished | None:
+        """Return statistics of an iteration's finishes; None where they are the policy's own.
 
-        Args:
-            algorithm: the axes, with the tree in the shape that it has.
-            tree: of this process, finished as the run does.
-            scores: of its leaves.
-            kernels: of the steps.
-            micro_batch: rows in one call of the model.
-            assignment, gather, share: see `score_pieces`.
+        If a check is due, this process's trees of the first group are grown again and finished exactly. `algorithm` has the
+        tree in its present shape; tree and scores are the run's, of this process.
         """
+        every = 0 if self._asked is None else self._asked.every
+        if not every or iteration < 0 or iteration % every:
+            return Finished({}) if self.cheap else None
         train, run, policy = self._config.train, self._config.run, self._policy
         roots = [node.root for node in tree.nodes if node.parent is None and node.root.group == FIRST]
         before = policy.evaluations
@@ -125,7 +96,7 @@ class Finishing:
         )
         if not roots:
             if FIRST in of_group.divided and any(reward.group_wise for reward in rewards):
-                gather([])  # as often as those gather that score the group together
+                gather([])  # as often as the processes that score the group
                 gather([])
             return Finished({"cost/check_evaluations": 0}, [])
         exact = algorithm.model_copy(update={"tree": algorithm.tree.exact})
@@ -143,33 +114,34 @@ class Finishing:
 
         with random_state_kept(), unheard():
             exactly = score_leaves(again, decode, rewards, micro_batch, assignment=of_group, gather=gather, share=share)
-        found = self._values(exact, again, exactly)
-        siblings = self._values(algorithm, tree, scores)
-        return Finished(
-            {"cost/check_evaluations": policy.evaluations - before},
-            [Pair(own, value, found[key][1]) for key, (own, value) in siblings.items() if key in found],
-            len(again.leaves),
-        )
+        exact_values = self._values(exact, again, exactly)
+        pairs = [
+            Pair(siblings, value, exact_values[key][1])
+            for key, (siblings, value) in self._values(algorithm, tree, scores).items()
+            if key in exact_values
+        ]
+        return Finished({"cost/check_evaluations": policy.evaluations - before}, pairs, len(again.leaves))
 
     def _values(
         self, algorithm: Algorithm, tree: Tree, scores: Scores
     ) -> Mapping[tuple[tuple[int, ...], int], tuple[tuple[int, ...], float]]:
-        """What each unit of the first group is compared by, and its value, by the path and the step of its first node."""
+        """Return the comparison set and value of each unit of the first group, by the path and step of its first node."""
         units: CreditUnits = algorithm.credit.units(tree, self._credited.columns(scores.values), self._credited.weights)
         values = combined(units.values, self._credited.weights)
-        found = {}
+        first_nodes = {}
         for node, unit in reversed(list(enumerate(units.of_edge.tolist()))):
             if unit >= 0 and tree.nodes[node].root.group == FIRST:
-                found[unit] = (tree.nodes[node].path, tree.nodes[node].step)
-        compared = {key: (tuple(units.comparison[unit].tolist()), float(values[unit])) for unit, key in found.items()}
+                first_nodes[unit] = (tree.nodes[node].path, tree.nodes[node].step)
+        compared = {
+            key: (tuple(units.comparison[unit].tolist()), float(values[unit])) for unit, key in first_nodes.items()
+        }
         return dict(sorted(compared.items()))
 
 
 def agreement(pairs: Sequence[Pair]) -> dict[str, float | None]:
-    """How cheap finishes rank siblings, as a metric: None where no siblings are ranked by both.
+    """Return the metric `finish/rank_agreement`: Spearman's correlation of cheap and exact values, None without siblings.
 
-    `finish/rank_agreement` is Spearman's correlation of their values with those of exact finishes, the mean over the sets
-    that are compared. Values of which one was lost are left out.
+    It is the mean over the sets of siblings, without those of lost rewards.
     """
     sets = defaultdict(list)
     for pair in pairs:

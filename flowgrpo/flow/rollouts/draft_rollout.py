@@ -1,7 +1,7 @@
-"""Drafts: starts that are sampled cheaply, so that the best and the worst of them are sampled as the run samples.
+"""Drafts: sample many starts cheaply, then roll out the best and the worst of them.
 
-A start is a seed, so a chosen one is sampled again from the very noise that the draft had, as if there had been no draft.
-Where the draft has another resolution, or another number of frames, the seed's noise has another shape, and is other noise.
+A start is a seed, so a chosen start is sampled again from the same noise as in its draft. If the draft has another
+resolution or number of frames, the seed's noise has another shape, and differs.
 """
 
 from __future__ import annotations
@@ -34,12 +34,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Chosen:
-    """The starts of each group's roots.
-
-    Attributes:
-        starts: of each group, in the order of its roots.
-        rewards: (roots,) of each group, their total rewards in the draft, NaN for the lost; None without a draft.
-    """
+    """The chosen starts of each group, in the order of its roots, and their total rewards in the draft, NaN for the lost."""
 
     starts: Sequence[Sequence[int]]
     rewards: Sequence[Tensor] | None = None
@@ -55,29 +50,25 @@ class Foretold:
 
 
 class Drafting:
-    """How a run samples its drafts: by other arguments of the pipeline's call, and by a copy of its layers.
-
-    Args:
-        copies: of the policy's layers, in low precision.
-    """
+    """Sample a run's drafts: by other call arguments, and by low-precision copies of the policy's layers."""
 
     def __init__(self, config: Config, policy: Policy, copies: Copies):
         self._asked, self._policy, self._copies = config.train.draft, policy, copies
 
     @property
     def call(self) -> dict[str, Any]:
-        """Arguments of the pipeline's call in the place of the policy's; none without a draft."""
+        """Return the draft's arguments over the policy's call; none without a draft."""
         return {} if self._asked is None else self._asked.call
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Let the policy sample as drafts ask for inside this context."""
+        """Let the policy sample drafts inside this context."""
         with self._policy.call_overrides(**self.call), self._copies.drafting():
             yield
 
 
 def first(numbers: Sequence[int]) -> Chosen:
-    """The first starts of groups, so many of each, where nothing was drafted."""
+    """Return the first starts of each group, without a draft."""
     return Chosen([range(number) for number in numbers])
 
 
@@ -94,35 +85,29 @@ def drafted(
     gather: Gather,
     share: DataShard = WHOLE,
 ) -> Chosen:
-    """Sample a pool of starts by ODE; return which of each group have the best and the worst rewards (Sol-RL, 2604.06916).
+    """Sample a pool of starts by ODE; return those of each group with the best and the worst rewards (Sol-RL, 2604.06916).
 
-    Starts whose reward was lost rank in the middle.
-
-    Args:
-        pool: the starts of each group, and which of them this process samples.
-        rows: (own starts,) of the pool.
-        combination: of the rewards.
-        numbers: how many starts of each group are wanted.
-        gather, share: see `score_pieces`.
+    The pool has the starts of each group and those of this process, `rows` are of the latter, and `numbers` are wanted of
+    each group. Starts whose reward was lost rank in the middle.
     """
 
     def pieces() -> Iterator[Piece]:
         by_group = defaultdict(list)
         for (group, start), row in zip(pool.own, rows, strict=True):
             by_group[group].append((start, row))
-        for group, found in by_group.items():
-            starts, own = zip(*found, strict=True)
+        for group, members in by_group.items():
+            starts, own = zip(*members, strict=True)
             samples = torch.cat([policy.generate(batch) for batch in batched(own, micro_batch)])
             yield Piece(group, starts, samples, own)
 
     total = combination.total(score_pieces(rewards, pieces(), pool, gather, share=share).values).tolist()
-    told = dict(zip(pool.own, total, strict=True))
-    everyone = {member: value for process in gather([told]) for member, value in process.items()}
+    totals = dict(zip(pool.own, total, strict=True))
+    everyone = {member: value for process in gather([totals]) for member, value in process.items()}
     starts: list[list[int]] = []
     scores: list[Tensor] = []
     for group, number in enumerate(numbers):
         values = torch.tensor([value for member, value in sorted(everyone.items()) if member[0] == group]).double()
-        if not len(values):  # a group that no process here has a part of
+        if not len(values):  # no process of this share works on the group
             starts.append([])
             scores.append(values)
             continue
@@ -134,29 +119,26 @@ def drafted(
 
 
 def foretold(tree: Tree, total: Tensor, draft_rewards: Sequence[Tensor]) -> list[Foretold]:
-    """What the draft and the samples say of each root of a tree: of several samples, at the ends of its trunks, the mean.
+    """Return the draft's reward of each root, and the mean one of its samples at the ends of its trunks.
 
-    Args:
-        total: (leaves,) total reward of each sample, NaN for the lost.
-        draft_rewards: (roots,) of each group.
+    Rewards are the total ones (leaves,) of samples, and the draft's (roots,) of each group, NaN for the lost.
     """
     by_root = defaultdict(list)
     for end in trunk_ends(tree):
         root = tree.nodes[tree.leaves[end]].root
         by_root[root.group, root.index].append(float(total[end]))
-    found = []
+    roots = []
     for (group, index), finals in by_root.items():
         final = mean(torch.tensor(finals, dtype=torch.float64))
-        found.append(Foretold(group, float(draft_rewards[group][index]), torch.nan if final is None else final))
-    return found
+        roots.append(Foretold(group, float(draft_rewards[group][index]), torch.nan if final is None else final))
+    return roots
 
 
 def agreement(roots: Sequence[Foretold]) -> dict[str, float | None]:
-    """How well a draft ranked the roots of each group, as metrics; means over the groups, None where none has a value.
+    """Return metrics of the draft's ranking of each group's roots, averaged over the groups; None without values.
 
-    `draft/rank_agreement` is Spearman's correlation of the draft's rewards with those of the samples, `draft/halves_kept`
-    the share of roots that are in the half, the better or the worse, that the draft said. Roots of which one of the two was
-    lost are left out.
+    `draft/rank_agreement` is Spearman's correlation of draft and final rewards. `draft/halves_kept` is the share of roots
+    in the same half, the better or the worse, in both. Roots with a lost reward are left out.
     """
     by_group = defaultdict(list)
     for root in roots:
@@ -170,28 +152,28 @@ def agreement(roots: Sequence[Foretold]) -> dict[str, float | None]:
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
-    """Spearman's correlation of two tensors (B,), equal values at the mean of their ranks; NaN where one is constant."""
+    """Return Spearman's correlation of two tensors (B,), with mean ranks for equal values; NaN where one is constant."""
     a, b = (ranks - ranks.mean() for ranks in (_ranks(a), _ranks(b)))
     return float((a * b).sum() / (a.square().sum() * b.square().sum()).sqrt())
 
 
 def halves_kept(a: Tensor, b: Tensor) -> float:
-    """Share of places that are in the same half of both tensors (B,), the better half rounded up; NaN for fewer than two.
+    """Return the share of places in the same half of both tensors (B,), the better half rounded up; NaN for fewer than two.
 
-    Where equal values lie on both sides of the middle, it is what the share comes to if chance orders them.
+    Equal values on both sides of the middle count as in the mean over random orders.
     """
-    a, b = _in_better_half(a), _in_better_half(b)
+    a, b = _better_half_chances(a), _better_half_chances(b)
     return float((a * b + (1 - a) * (1 - b)).mean()) if len(a) > 1 else torch.nan
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Ranks (B,) from 0, of equal values the mean."""
+    """Return ranks (B,) from 0, with the mean rank for equal values."""
     below, equal = values[:, None] > values, values[:, None] == values
     return below.double().sum(1) + (equal.double().sum(1) - 1) / 2
 
 
-def _in_better_half(values: Tensor) -> Tensor:
-    """The chance (B,) of each to be in the better half, if chance orders equal values."""
+def _better_half_chances(values: Tensor) -> Tensor:
+    """Return the chance (B,) of each value to be in the better half, with equal values in random order."""
     above = (values > values[:, None]).double().sum(1)
     equal = (values == values[:, None]).double().sum(1)
     return (((len(values) + 1) // 2 - above) / equal).clamp(0, 1)

@@ -1,12 +1,11 @@
-"""The noise level of each step, found before a run begins and kept in its folder with the metric line of the search."""
+"""Calibrate the noise level of each step before a run begins, and keep the levels in its folder."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.methods.credit.rules import calibrated, step_signs
+from flowgrpo.flow.methods.credit.rules import adjust_levels, step_signs
 from flowgrpo.flow.methods.kernel import Preserving
 from flowgrpo.flow.rollouts.rollout import Batch
 from flowgrpo.training.run.run_files import is_number
@@ -24,34 +23,19 @@ from samplers.kernels import Kernel, slope
 from samplers.trees import Tree
 
 FILE = "calibration.json"
-NUMBERS = ("step", "cost/model_evaluations", "cost/decoded", "time/calibration")  # of the metric line
+NUMBERS = ("step", "cost/model_evaluations", "cost/decoded", "time/calibration")  # keys of the metric line
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """The noise level of each step (`levels`), and the metric `line` of the search for them."""
-
-    levels: list[float]
-    line: dict[str, Any]
-
-
-def read(folder: Path, begun: bool) -> Calibration | None:
-    """Return the calibration in a run's folder; None where the folder has no calibration yet.
-
-    Args:
-        begun: whether the run has been trained with it, so that it must be there.
-
-    Raises:
-        InputError: it is missing, cannot be read, or is not what `write` writes.
-    """
+def read(folder: Path, begun: bool) -> dict[str, Any] | None:
+    """Return the calibration in a run's folder, or None; raise InputError if it is malformed, or missing in a begun run."""
     path = folder / FILE
     if not path.is_file():
         if begun:
             raise InputError(f"run.resume: {path} is missing, which holds the noise levels that the run began with")
         return None
-    found = tables.document(path)
+    document = tables.document(path)
     try:
-        levels, line = found["levels"], found["metrics"]
+        levels, line = document["levels"], document["metrics"]
         whole = line.keys() == {"phase", *NUMBERS} and line["phase"] == "calibration" and len(levels) > 0
         whole = whole and all(is_number(level) and level >= 0 for level in levels)
         whole = whole and all(is_number(line[name]) for name in NUMBERS)
@@ -59,43 +43,33 @@ def read(folder: Path, begun: bool) -> Calibration | None:
         whole = False
     if not whole:
         raise InputError(f"{path} is not what a calibration writes; begin again with another run.name")
-    return Calibration([float(level) for level in levels], line)
-
-
-def write(folder: Path, calibration: Calibration, rounds: Sequence[dict[str, Any]]) -> None:
-    """Write a calibration to a run's folder in one atomic step, with the levels and counts of its rounds."""
-    written = {"levels": calibration.levels, "rounds": rounds, "metrics": calibration.line}
-    replace_text(folder / FILE, json.dumps(written, indent=1) + "\n")
+    return document | {"levels": [float(level) for level in levels]}
 
 
 def calibrate(run: RunState, levels: list[float], roll_out: Callable[[int, list[float]], Batch]) -> list[float]:
-    """The noise level of each step: what the run's folder has, or what a search finds; arguments as of `search`."""
-    kept = read(run.folder, begun=run.done > 0)
-    if kept is None:
-        kept = search(run, levels, roll_out)
-    elif run.done:
-        return kept.levels
-    run.report.write(kept.line)  # also that of a run that was killed before its first checkpoint, which was dropped
-    return kept.levels
+    """Return the noise level of each step, from the run's folder or by a search; arguments as in `search`."""
+    calibration = read(run.folder, begun=run.done > 0) or search(run, levels, roll_out)
+    if not run.done:  # a run killed before its first checkpoint lost the line
+        run.report.write(calibration["metrics"])
+    return calibration["levels"]
 
 
 def level_steps(kernel: str, tree: Tree, step: float) -> list[float]:
-    """By how much each level changes where the noise g of its step, std / sqrt(sigma - sigma_next), changes by `step`.
+    """Return the change of each level that changes the noise g of its step, std / sqrt(sigma - sigma_next), by `step`.
 
-    A level is g itself for `dance_sde`, and g over sqrt(sigma / (1 - sigma)) for `flow_sde`; for kernels whose g is not
-    proportional to the level it is g at level 1 that counts. A step that has no noise at all changes by `step`.
+    A level is g itself for `dance_sde`, and g over sqrt(sigma / (1 - sigma)) for `flow_sde`. For kernels whose g is not
+    proportional to the level, g at level 1 is used. The level of a step without noise changes by `step`.
     """
     whole = Kernel(kernel, 1.0)
     units = [slope(whole, a, b, tree.sigma_cap)[1] / math.sqrt(a - b) for a, b in pairwise(tree.sigmas)]
     return [step / unit if unit else step for unit in units]
 
 
-def search(run: RunState, levels: list[float], roll_out: Callable[[int, list[float]], Batch]) -> Calibration:
-    """Find the noise level of each step, by rollouts before the first iteration, and write it to the run's folder.
+def search(run: RunState, levels: list[float], roll_out: Callable[[int, list[float]], Batch]) -> dict[str, Any]:
+    """Find the noise level of each step by rollouts before the first iteration, and write it to the run's folder.
 
-    Args:
-        levels: to begin with.
-        roll_out: by some levels, at a number of an iteration below 0, whose noise is its own.
+    Each rollout has a negative iteration number, and so noise of its own. Returns `levels`, `rounds` and a line of
+    `metrics`.
     """
     assert isinstance(run.config, Config)
     kernel, started = run.config.algorithm.kernel, time.perf_counter()
@@ -110,7 +84,7 @@ def search(run: RunState, levels: list[float], roll_out: Callable[[int, list[flo
         positive, negative = run.collectives.sum_shares(signs)
         rounds.append({"levels": levels, "positive": positive.tolist(), "negative": negative.tolist()})
         steps = level_steps(kernel.name, batch.tree, settings.step)
-        levels = calibrated(levels, positive, negative, steps=steps, difference=settings.difference, highest=highest)
+        levels = adjust_levels(levels, positive, negative, steps=steps, difference=settings.difference, highest=highest)
     costs = {"cost/model_evaluations": run.evaluations - evaluations, "cost/decoded": decoded}
     line = {
         "step": 0,
@@ -118,7 +92,7 @@ def search(run: RunState, levels: list[float], roll_out: Callable[[int, list[flo
         **run.collectives.totals(costs),
         "time/calibration": time.perf_counter() - started,
     }
-    found = Calibration(levels, line)
+    calibration = {"levels": levels, "rounds": rounds, "metrics": line}
     if run.accelerator.is_main_process:
-        write(run.folder, found, rounds)
-    return found
+        replace_text(run.folder / FILE, json.dumps(calibration, indent=1) + "\n")
+    return calibration

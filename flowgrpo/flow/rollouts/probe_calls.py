@@ -1,7 +1,7 @@
-"""The calls of a flow model that sizes of batches are tried with: a step, a decoding, and a step with its gradient.
+"""The calls of a flow model that are timed to find batch sizes: a step, a decoding, and a step with its gradient.
 
-Evaluations and drafts have calls of the size of a rollout's. Where one asks for other calls of the pipeline (guidance, say,
-in a run that trains without), a step and a decoding of it are tried, too, which have to fit and whose time does not count.
+Evaluations and drafts have calls of a rollout's size. If they use other call arguments (guidance, say, in a run that trains
+without), a step and a decoding with these must fit into memory as well, but their time does not count.
 """
 
 from __future__ import annotations
@@ -32,15 +32,7 @@ def probe_calls(
     call: Mapping[str, Any] = MappingProxyType({}),
     draft: Mapping[str, Any] = MappingProxyType({}),
 ) -> ProbeCalls:
-    """The calls, on the longest of some prompts; a sample takes part in one of each step, and in one decoding.
-
-    Args:
-        policy: whose sigmas are known.
-        weights: whose gradient an update takes.
-        held_out: prompts that are evaluated by this process.
-        call: arguments of an evaluation over those of the policy.
-        draft: those of a draft.
-    """
+    """Return the calls, on the longest of some prompts; `call` and `draft` are arguments of evaluations and drafts."""
     (row,) = rows_of(longest_and_shortest(prompts)[:1])
     steps, sigma = len(policy.sigmas) - 1, policy.sigmas[0]
 

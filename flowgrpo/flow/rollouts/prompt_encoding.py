@@ -1,4 +1,4 @@
-"""What a run encodes before its networks are loaded: its prompts, under each call that it makes of the pipeline."""
+"""Encode a run's prompts before its networks are loaded, under each call that it makes of the pipeline."""
 
 from __future__ import annotations
 
@@ -29,15 +29,11 @@ def encode_run(
     shares: Sequence[DataShard] = (WHOLE,),
     rolls_out: bool = True,
 ) -> None:
-    """Encode the prompts that a process will sample, and those that its policy is tried on.
+    """Encode the prompts that a process will sample, and those that its policy is tested on.
 
     Args:
-        done: iterations that a resumed run has behind it.
-        shares: of the data, which the process works on: one, or those that a generator works on.
-        rolls_out: whether it samples training prompts at all.
-
-    Raises:
-        InputError: the pipeline refuses its call arguments.
+        done: completed iterations of a resumed run.
+        shares: data shares of the process: one, or several of a generator.
     """
     indices = indices_ahead(config, len(train_prompts), done=done, shares=shares) if rolls_out else ()
     ahead = [train_prompts[i] for i in indices]
@@ -59,29 +55,20 @@ def encode_run(
 
 
 def eval_call(config: Config, policy: Policy) -> dict[str, Any]:
-    """Return the call arguments over those of training in an evaluation: guided as the pipeline's user would have it.
-
-    Args:
-        policy: called as `model.call` says.
-    """
+    """Return the arguments of an evaluation over those of training: guided as in `model.call`."""
     guided = {name: policy.call.get(name) for name in guidance.training_call(config.model.guidance, policy)}
     return {**guided, **config.eval.call}
 
 
 def changed(call: Mapping[str, Any], policy: Policy) -> set[str]:
-    """The arguments by which a call takes other memory than the policy's own: all that differ but the number of steps."""
+    """Return the arguments that change the memory of a call: all that differ except the number of steps."""
     return {key for key, value in call.items() if policy.call.get(key) != value} - {"num_inference_steps"}
 
 
 def indices_ahead(config: Config, number: int, *, done: int, shares: Sequence[DataShard]) -> list[int]:
-    """Return which training prompts a process will sample, by index, each once.
-
-    Args:
-        number: of training prompts.
-        done, shares: see `encode_run`.
-    """
+    """Return the indices of the training prompts that a process will sample, each once; arguments as in `encode_run`."""
     if config.prompts.pick.by != "shuffle":
-        return list(range(number))  # which of them nobody knows yet
+        return list(range(number))  # not known yet
     settings, stats = config.algorithm.kernel.calibrate, PromptStats(config.train.half_life)
     before = 0 if settings is None or done else settings.rounds  # iterations that come before the first
     ahead = range(done - before, config.train.iterations)
@@ -95,12 +82,12 @@ def indices_ahead(config: Config, number: int, *, done: int, shares: Sequence[Da
 
 
 def longest_and_shortest(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Two prompts that a policy is tried on, as unequal as there are; none of none."""
+    """Return the longest and the shortest prompt; [] of none."""
     if not prompts:
         return []
     return [max(prompts, key=lambda p: len(p.text)), min(prompts, key=lambda p: len(p.text))]
 
 
 def rows_of(prompts: Sequence[Prompt]) -> list[Row]:
-    """Rows of prompts, prompt i with seed i."""
+    """Return rows of prompts, prompt i with seed i."""
     return [Row(prompt.text, i, prompt.columns) for i, prompt in enumerate(prompts)]

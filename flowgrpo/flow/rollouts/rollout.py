@@ -29,11 +29,7 @@ from samplers.trees import Evaluate, Noise, Plan, Root, Tree, grow
 
 @dataclass(frozen=True)
 class Pair:
-    """What is compared with its siblings, as the cheap finish and the exact one value it.
-
-    Attributes:
-        siblings: the integers by which units are compared that are equal for siblings, the group first.
-    """
+    """The values of one unit by the cheap finish and by the exact one; `siblings` is equal for units that are compared."""
 
     siblings: tuple[int, ...]
     cheap: float
@@ -42,13 +38,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Finished:
-    """What is known of an iteration's cheap finishes on this process.
-
-    Attributes:
-        counts: for the metrics.
-        pairs: of what was finished exactly, too; None where nothing was asked for.
-        decoded: samples of that.
-    """
+    """Statistics of an iteration's cheap finishes: counts for the metrics, and the units and samples of a check."""
 
     counts: dict[str, int]
     pairs: Sequence[Pair] | None = None
@@ -68,19 +58,13 @@ class Drawn(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """This process's trees of an iteration, decoded and scored.
+    """This process's trees of an iteration, decoded and scored; the groups are those of all processes.
 
     Attributes:
-        groups: of the iteration, on all processes.
-        tree: the trees, as one.
-        scores: in the order of `tree.leaves`.
         drafts: samples that were decoded to choose the roots.
-        draft_rewards: (roots,) of each group, total reward of each root's start in the draft that chose it, NaN if it was
-            lost; None without a draft.
+        draft_rewards: (roots,) of each group, total rewards in the draft, NaN for the lost; None without a draft.
         engine: what an engine tells of the edges that it walked; None without one.
-        stored: whether the samples were there before, so that nothing was decoded.
-        previews: of the trees that are kept to be looked at.
-        finished: how trees were finished cheaply, as far as that is known; None where they were not.
+        stored: whether the samples were stored before, so that nothing was decoded.
     """
 
     groups: Groups
@@ -96,19 +80,19 @@ class Batch:
 
     @property
     def outcomes(self) -> tuple[torch.Tensor, list[int]]:
-        """Rewards (E, R) of the ends of the trunks, and the group of each."""
+        """Return the rewards (E, R) of the ends of the trunks, and the group of each."""
         ends = trunk_ends(self.tree)
         return self.scores.values[ends], [self.tree.nodes[self.tree.leaves[end]].root.group for end in ends]
 
     @property
     def decoded(self) -> int:
-        """How many samples were decoded for it."""
+        """Return the number of decoded samples."""
         compared = 0 if self.finished is None else self.finished.decoded
         return 0 if self.stored else len(self.tree.leaves) + self.drafts + compared
 
     @property
     def counts(self) -> dict[str, int]:
-        """Further counts for the metrics: of trees that were finished cheaply."""
+        """Return further counts for the metrics, of cheap finishes."""
         return {} if self.finished is None else self.finished.counts
 
 
@@ -120,43 +104,16 @@ def rollout(
     *,
     rewards: Sequence[Reward],
     micro_batch: int,
-    seed: int,
-    iteration: int,
-    solver: str | None = None,
-    keep_means: bool = False,
-    keep_graphs: Container[int] = (),
     assignment: Assignment | None = None,
     gather: Gather = list,
     share: DataShard = WHOLE,
-    evaluate: Evaluate | None = None,
-    finish: Finish | None = None,
+    **growth: Any,
 ) -> tuple[Tree, Scores]:
     """Grow and score the trees of one iteration; return them as one tree, and the scores in the order of its leaves.
 
-    Args:
-        roots: this process's; their rows are `Row`s.
-        micro_batch: rows in one call of the model.
-        seed: of the run; with `iteration`, the head of every noise address.
-        solver: a multistep one (`samplers.solvers`) that walks chains to their ends, instead of the plan; None: the plan.
-        keep_means: whether trained edges keep the mean of their step.
-        keep_graphs: parts whose trained evaluations keep the graph of their velocity.
-        assignment, gather, share: see `score_pieces`.
-        evaluate: what trees grow by; None: the policy's velocity.
-        finish: what walks ODE steps that only lead to a reward, several in a call; None: what trees grow by.
+    Arguments are those of `score_pieces` and of `walk`.
     """
-    tree = walk(
-        policy,
-        plan,
-        roots,
-        micro_batch=micro_batch,
-        seed=seed,
-        iteration=iteration,
-        solver=solver,
-        keep_means=keep_means,
-        keep_graphs=keep_graphs,
-        evaluate=evaluate,
-        finish=finish,
-    )
+    tree = walk(policy, plan, roots, micro_batch=micro_batch, **growth)
 
     def decode(leaves: Sequence[int], own: Sequence[Row]) -> torch.Tensor:
         return policy.decode(tuple(x[list(leaves)] for x in tree.samples), own)
@@ -179,7 +136,15 @@ def walk(
     evaluate: Evaluate | None = None,
     finish: Finish | None = None,
 ) -> Tree:
-    """Grow the trees of one iteration, as one; arguments as of `rollout`."""
+    """Grow the trees of one iteration, and return them as one; see `samplers.trees.grow`.
+
+    Args:
+        roots: of this process; their rows are `Row`s.
+        seed, iteration: head of every noise address.
+        solver: a multistep one (`samplers.solvers`) for whole chains, in place of the plan.
+        evaluate: the velocity of the trees; None: the policy's.
+        finish: takes ODE steps that only lead to a reward, several in a call; None: `evaluate` does.
+    """
     rows = [root.row for root in roots]
     parts = [policy.start(batch) for batch in batched(rows, micro_batch)]
     start = tuple(torch.cat(column) for column in zip(*parts, strict=True))
@@ -187,13 +152,13 @@ def walk(
     evaluate = evaluate or policy.velocity
     if solver is None:
         noises = edge_noise(seed, iteration)
-        given = (plan, policy.sigmas, roots, start, evaluate, noises, micro_batch, keep_means, keep_graphs)
-        return grow(*given) if finish is None else grow_and_finish(*given, finish=finish)
+        arguments = (plan, policy.sigmas, roots, start, evaluate, noises, micro_batch, keep_means, keep_graphs)
+        return grow(*arguments) if finish is None else grow_and_finish(*arguments, finish=finish)
     return solve(solver, policy.sigmas, roots, start, evaluate, micro_batch)
 
 
 def edge_noise(seed: int, iteration: int) -> Noise:
-    """The noise of the edges of an iteration's trees."""
+    """Return the noise source of the edges of an iteration's trees."""
     return lambda shape, *address: noise.noise(shape, seed, "edge", iteration, *address)
 
 
@@ -210,28 +175,25 @@ def score_leaves(
 ) -> Scores:
     """Decode the leaves of a tree, score them, and return the scores in the order of the leaves.
 
-    Args:
-        decode: the samples of some leaves, given by their places among all, with the rows of each.
-        micro_batch: most leaves of one call of it.
-        assignment, gather, share: see `score_pieces`.
+    `decode` returns the samples of at most `micro_batch` leaves, from their places among all and their rows.
     """
     by_group = defaultdict(list)
     for index, leaf in enumerate(tree.leaves):
         by_group[tree.nodes[leaf].root.group].append(index)
     for own in by_group.values():  # in an order that does not depend on who grew what
         own.sort(key=lambda index: tree.nodes[tree.leaves[index]].path)
-    scores = score_pieces(rewards, _decoded(decode, tree, by_group, micro_batch), assignment, gather, share=share)
+    scores = score_pieces(rewards, _decode_groups(decode, tree, by_group, micro_batch), assignment, gather, share=share)
     order = torch.tensor([index for own in by_group.values() for index in own]).argsort()
     return Scores(scores.values[order], scores.lost[order], scores.seconds)
 
 
-def _decoded(
+def _decode_groups(
     decode: Callable[[Sequence[int], Sequence[Row]], torch.Tensor],
     tree: Tree,
     by_group: dict[int, list[int]],
     micro_batch: int,
 ) -> Iterator[Piece]:
-    """The samples of each group's leaves, decoded when they are asked for."""
+    """Decode the samples of each group's leaves, as they are requested."""
     with phase("decoding", len(tree.leaves)) as decoding:
         for group, indices in by_group.items():
             nodes = [tree.nodes[tree.leaves[index]] for index in indices]

@@ -1,7 +1,7 @@
 """Pictures of the states of a rollout's trees.
 
-A state is shown by the clean sample that the model foretells from it, x - sigma v, in the evaluation that the rollout makes
-of it anyway; a leaf by its sample. Both are scored, so that it can be said at which step a reward came about.
+The picture of a state is the model's clean estimate x - sigma v, from the rollout's own evaluation; that of a leaf is its
+sample. Both are scored, to show the step at which a reward arises.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ from samplers.finishes import Finish
 from samplers.kernels import State
 from samplers.trees import Evaluate, Root, Tree, stacked
 
-BARS = 40  # of the loudness of a sound
-GREY = (127, 127, 127, 255)  # of them, which can be seen on light and on dark
+BARS = 40  # in the picture of a sound
+GREY = (127, 127, 127, 255)  # of the bars, visible on light and on dark
 
 
 class Foretold:
-    """The model, and what it foretells of some rows while trees grow by it.
+    """A velocity that records the model's clean estimates of some rows while trees grow.
 
-    Attributes:
-        by_call: of each call in its order, the clean samples of those rows by their places in it, on the host.
+    `by_call` has for each call the clean samples of those rows on the host, by their places in the call.
     """
 
     def __init__(self, evaluate: Evaluate, rows: Sequence[Row]):
@@ -42,7 +41,7 @@ class Foretold:
         self.by_call: list[dict[int, State]] = []
 
     def __call__(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
-        """As the model."""
+        """Return the model's velocity."""
         velocity = self._evaluate(state, sigma, rows)
         own = [i for i, row in enumerate(rows) if id(row) in self._rows]
         clean = [
@@ -51,8 +50,8 @@ class Foretold:
         self.by_call.append({i: tuple(x[place] for x in clean) for place, i in enumerate(own)})
         return velocity
 
-    def passing(self, finish: Finish) -> Finish:
-        """What finishes trees while they are watched: what its steps pass is not known."""
+    def recording(self, finish: Finish) -> Finish:
+        """Return a finish that records its steps without estimates."""
 
         def finished(state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
             self.by_call += [{} for _ in sigmas[1:]]
@@ -63,16 +62,13 @@ class Foretold:
 
 @dataclass(frozen=True)
 class StatePreview:
-    """A state as it is kept.
+    """A recorded state of a tree, with its picture uint8 (h, w, 4) and the rewards (R,) of that; unknown fields are None.
 
     Attributes:
-        node: of the tree that it is; None of one that a solver passed on its way.
-        parent: its place among the previews of its group.
-        step: how many steps of the schedule lie before it.
-        estimated: whether what is shown is foretold, not sampled.
-        state: what is shown, before it is decoded; None where nothing is known of it.
-        picture: uint8 (h, w, 4); None as `state`.
-        rewards: (R,) of what is shown; None where it was not scored.
+        node: its node; None of a state between two nodes of a solver.
+        parent: its parent's place among the previews of its group.
+        estimated: whether the picture is an estimate, not a sample.
+        state: what is shown, before it is decoded.
     """
 
     node: int | None
@@ -88,70 +84,69 @@ class StatePreview:
 
 @dataclass(frozen=True)
 class StatePreviews:
-    """Makes the previews of the trees that `run.trees` asks for."""
+    """Make the previews of the trees that `run.trees` selects."""
 
     config: Config
     policy: Policy
     rewards: Sequence[Reward]
 
     def watch(self, iteration: int, roots: Sequence[Root]) -> Foretold | None:
-        """What stands for the policy's velocity while the trees of an iteration grow; None where none of them is kept."""
-        asked = self.config.run.trees
-        if asked is None or iteration < 0 or not asked.due(iteration, self.config.train.iterations):
+        """Return a recording velocity for the trees of an iteration; None where none of them is kept."""
+        settings = self.config.run.trees
+        if settings is None or iteration < 0 or not settings.due(iteration, self.config.train.iterations):
             return None
-        return Foretold(self.policy.velocity, [root.row for root in roots if root.group < asked.prompts])
+        return Foretold(self.policy.velocity, [root.row for root in roots if root.group < settings.prompts])
 
     @torch.no_grad()
     def of(self, tree: Tree, scores: Scores, foretold: Foretold | None, *, leads: bool = True) -> list[StatePreview]:
-        """What the kept states look like, parents before children; nothing where nothing was watched.
+        """Return the previews of the kept trees, parents before children; [] without a recording.
 
-        What is foretold is scored unless a reward compares the samples of a group, for it would need one of them. Calls are
-        as large as those of the rollout.
-
-        Args:
-            leads: whether this process scores for those that make its samples with it.
+        Estimates are scored, by the process that `leads` the scoring, unless a reward compares the samples of a group,
+        which would need one of them. Calls are at most as large as the rollout's.
         """
-        asked = self.config.run.trees
-        if foretold is None or asked is None:
+        settings = self.config.run.trees
+        if foretold is None or settings is None:
             return []
-        found = _states(tree, foretold, asked.prompts)
+        previews = _collect_states(tree, foretold, settings.prompts)
         leaves: dict[int | None, int] = {node: index for index, node in enumerate(tree.leaves)}
-        scored = leads and asked.score and not any(reward.group_wise for reward in self.rewards)
-        shown: dict[tuple[int, bool], list[int]] = defaultdict(list)  # by group, and whether it is foretold
-        for place, each in enumerate(found):
+        scored = leads and settings.score and not any(reward.group_wise for reward in self.rewards)
+        shown: dict[tuple[int, bool], list[int]] = defaultdict(list)  # by group and whether estimated
+        for place, each in enumerate(previews):
             if each.state is not None:
                 shown[each.root.group, each.estimated].append(place)
         decoding = phase("decoding", sum(map(len, shown.values())))
-        # Rewards are asked for pictures alone: a failure loses no sample, and what they draw changes nothing.
-        with decoding as told, random_state_kept(), unheard(), Scorer(self.rewards) as scorer:
+        # These rewards are only shown: a failure loses no sample, and their random draws change nothing.
+        with decoding as progress, random_state_kept(), unheard(), Scorer(self.rewards) as scorer:
             for (group, estimated), places in shown.items():
                 most = min(self.config.train.rollout_rows, max(1, len(shown[group, False])))
                 for own in batched(places, most):
-                    rows = [found[i].root.row for i in own]
-                    states = [state for i in own if (state := found[i].state) is not None]  # all
+                    rows = [previews[i].root.row for i in own]
+                    states = [state for i in own if (state := previews[i].state) is not None]  # all
                     state = tuple(x.to(tree.samples[0].device) for x in stacked(states))
                     samples = self.policy.decode(state, rows)
                     if not estimated:
-                        rewards = scores.values[[leaves[found[i].node] for i in own]]
+                        rewards = scores.values[[leaves[previews[i].node] for i in own]]
                     else:
                         rewards = scorer.submit(samples, rows)().values if scored else [None] * len(own)
                     for i, sample, of_sample in zip(own, samples, rewards, strict=True):
-                        found[i] = replace(found[i], state=None, picture=small(sample, asked.side), rewards=of_sample)
-                    told.advance(len(own))
-        return found
+                        previews[i] = replace(
+                            previews[i], state=None, picture=small(sample, settings.side), rewards=of_sample
+                        )
+                    progress.advance(len(own))
+        return previews
 
 
-def _states(tree: Tree, foretold: Foretold, groups: int) -> list[StatePreview]:
-    """The states of the first groups, parents before children, with those that a solver passed between two nodes."""
+def _collect_states(tree: Tree, foretold: Foretold, groups: int) -> list[StatePreview]:
+    """Return the states of the first groups, parents before children, with those that a solver passed between two nodes."""
     estimates = estimates_by_state(tree, foretold)
     foretold.by_call.clear()
     leaves = {node: index for index, node in enumerate(tree.leaves)}
     places: dict[int, int] = {}
-    found: list[StatePreview] = []
+    previews: list[StatePreview] = []
     counts: dict[int, int] = defaultdict(int)
 
     def add(preview: StatePreview) -> int:
-        found.append(preview)
+        previews.append(preview)
         counts[preview.root.group] += 1
         return counts[preview.root.group] - 1
 
@@ -167,44 +162,42 @@ def _states(tree: Tree, foretold: Foretold, groups: int) -> list[StatePreview]:
         leaf = leaves.get(i)
         state = estimates.get((i, node.step)) if leaf is None else tuple(x[leaf].cpu() for x in tree.samples)
         places[i] = add(StatePreview(i, parent, node.step, node.root, estimated=leaf is None, state=state))
-    return found
+    return previews
 
 
 def estimates_by_state(tree: Tree, foretold: Foretold) -> dict[tuple[int, int], State]:
-    """What was foretold, by the node that an evaluation was of, or that the chain left, and the step of the schedule."""
+    """Return the estimates by node and step of the schedule; a solver's states have the node that its chain left."""
     steps = {sigma: step for step, sigma in enumerate(tree.sigmas)}
     roots = {id(node.root.row): i for i, node in enumerate(tree.nodes) if node.parent is None}
-    found = {}
-    for evaluation, seen in zip(tree.evaluations, foretold.by_call, strict=True):
-        nodes = {  # by row, of a tree that was grown
+    estimates = {}
+    for evaluation, states in zip(tree.evaluations, foretold.by_call, strict=True):
+        nodes = {  # by row; empty for a solver's chain
             row: tree.nodes[child].parent
             for edges in evaluation.edges
             for row, child in zip(edges.rows.tolist(), edges.nodes.tolist(), strict=True)
         }
-        for row, state in seen.items():
+        for row, state in states.items():
             node = nodes[row] if nodes else roots[id(evaluation.rows[row])]
-            found[node, steps[evaluation.sigma]] = state
-    return found
+            estimates[node, steps[evaluation.sigma]] = state
+    return estimates
 
 
 def small(sample: torch.Tensor, side: int) -> np.ndarray:
-    """A small picture uint8 (h, w, 4) of a sample: of a video its middle frame, of a sound its loudness over time.
+    """Return a small picture uint8 (h, w, 4) of a sample: a video's middle frame, or a sound's loudness over time.
 
-    Args:
-        sample: as `training.reports.samples.save_sample` takes it.
-        side: longest side, pixels; a smaller picture stays as it is.
+    The sample is one of `training.reports.samples.save_sample`; a picture of fewer pixels than `side` keeps its size.
     """
     sample = sample.detach().float().cpu().nan_to_num()
     if sample.ndim == 2:
-        return _loudness(sample, side)
+        return _draw_loudness(sample, side)
     frame = sample[len(sample) // 2] if sample.ndim == 4 else sample
     picture = Image.fromarray(frame.mul(255).round().clamp(0, 255).byte().movedim(0, -1).numpy()).convert("RGBA")
     picture.thumbnail((side, side))
     return np.asarray(picture)
 
 
-def _loudness(sound: torch.Tensor, side: int) -> np.ndarray:
-    """The peaks of a sound (C, N) as upright bars."""
+def _draw_loudness(sound: torch.Tensor, side: int) -> np.ndarray:
+    """Draw the peaks of a sound (C, N) as upright bars."""
     canvas = np.zeros((side // 2, side, 4), dtype=np.uint8)
     middle, width = side // 4, max(1, side // BARS)
     for i, part in enumerate(np.array_split(sound.abs().amax(0).numpy(), side // width)):

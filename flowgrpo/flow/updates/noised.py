@@ -1,4 +1,4 @@
-"""The final samples of a rollout, noised again: the calls of the model in an update by `likelihood: elbo`.
+"""The update by final samples (`likelihood: elbo`): add fresh noise to a rollout's samples and score them.
 
 Noise levels and noise have addresses, so that all policies see the same bits, in any batch, on any number of processes and
 after a resume.
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.methods.likelihood import Elbo, flattened
+from flowgrpo.flow.methods.likelihood import Elbo, flatten_state
 from flowgrpo.flow.methods.objectives.matching import Centred, Coupled, optimality
-from flowgrpo.flow.methods.objectives.policy_gradient import LossInputs, PolicyGradient
+from flowgrpo.flow.methods.objectives.policy_gradient import ABSENT, LossInputs, PolicyGradient
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.weights.optimizer_step import UpdateStats
@@ -26,7 +26,7 @@ from samplers import noise
 from samplers.batches import batched
 from samplers.drawing import sent
 from samplers.kernels import State
-from samplers.trees import Tree
+from samplers.trees import Node, Tree
 
 Tensor = torch.Tensor
 Sum = Callable[[Tensor], Tensor]
@@ -52,13 +52,11 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Noised:
-    """What an update by final samples computes.
+    """The calls of an update by final samples, from noise to data; the samples are the leaves of the tree.
 
     Attributes:
-        tree: of whose leaves these are.
-        calls: from noise to data, of all parts.
-        advantages, weights, factors: (leaves,) of each sample; of its loss the weight in the mean, and a factor by which the
-            mean is not divided.
+        weights: (leaves,) weights in the mean of the loss.
+        factors: (leaves,) factors of the loss, which the mean is not divided by.
         address: of the iteration's noise.
     """
 
@@ -71,23 +69,23 @@ class Noised:
     address: tuple[Any, ...]
 
     def of_part(self, part: int) -> list[Call]:
-        """The calls of one optimizer step."""
+        """Return the calls of one optimizer step."""
         return [call for call in self.calls if call.part == part]
 
     def weight(self, part: int) -> float:
-        """Sum of the weights of a part's draws."""
+        """Return the sum of the weights of a part's draws."""
         return sum(float(self.weights[draw.leaf]) for call in self.of_part(part) for draw in call.draws)
 
-    def group(self, draw: Draw) -> int:
-        """The group of a draw's sample."""
-        return self.tree.nodes[self.tree.leaves[draw.leaf]].root.group
+    def node(self, draw: Draw) -> Node:
+        """Return the leaf of a draw's sample."""
+        return self.tree.nodes[self.tree.leaves[draw.leaf]]
 
     def rows(self, call: Call) -> list[Any]:
-        """The conditions of a call."""
-        return [self.tree.nodes[self.tree.leaves[draw.leaf]].root.row for draw in call.draws]
+        """Return the conditions of a call."""
+        return [self.node(draw).root.row for draw in call.draws]
 
     def noised(self, call: Call) -> tuple[State, Tensor]:
-        """The states (B, ...) of a call in the storage dtype, and the velocity's target (B, D), noise minus sample."""
+        """Return the states (B, ...) of a call in the storage dtype, and the velocity's targets (B, D), noise minus x0."""
         state, target = [], []
         for component, samples in enumerate(self.tree.samples):
             clean = samples[[draw.leaf for draw in call.draws]].float()
@@ -95,47 +93,36 @@ class Noised:
             drawn = sent(drawn, clean.device)
             state.append(((1 - call.sigma) * clean + call.sigma * drawn).to(samples.dtype))
             target.append(drawn - clean)
-        return tuple(state), flattened(tuple(target))
+        return tuple(state), flatten_state(tuple(target))
 
     def _noise(self, draw: Draw, component: int, shape: Sequence[int]) -> Tensor:
-        node = self.tree.nodes[self.tree.leaves[draw.leaf]]
+        node = self.node(draw)
         path = () if self.likelihood.noise == "group" else node.path
         return draw.sign * noise.noise(shape, *self.address, "noise", node.root.group, path, draw.number, component)
 
 
 def taken(objective: PolicyGradient, tree: Tree, advantages: Tensor, keep: Tensor) -> Tensor:
-    """Which samples (leaves,) bool have a part in the loss, of those that are trained on.
-
-    Args:
-        advantages: (leaves,) of the samples.
-        keep: (leaves,) bool, whether each is trained on.
-    """
+    """Return the samples (leaves,) bool in `keep` that have a part in the loss, from their advantages (leaves,)."""
     if objective.couples != "group":
         return keep
     groups = torch.tensor([tree.nodes[leaf].root.group for leaf in tree.leaves])
-    left = keep.clone()
+    chosen = keep.clone()
     for group in groups[keep].unique():
         own = (keep & (groups == group)).nonzero().flatten()
-        left[own] = objective.takes(advantages[own])
-    return left
+        chosen[own] = objective.takes(advantages[own])
+    return chosen
 
 
 def finite(tree: Tree) -> Tensor:
-    """Whether each sample (leaves,) bool of a tree is finite, on the host."""
+    """Return whether each sample (leaves,) bool of a tree is finite, on the host."""
     return torch.stack([x.flatten(1).isfinite().all(1).cpu() for x in tree.samples]).all(0)
 
 
 def calls_of(likelihood: Elbo, tree: Tree, keep: Tensor, *, micro_batch: int, address: tuple[Any, ...]) -> list[Call]:
-    """Deal the draws of the samples that are trained on to calls of the model, from noise to data.
+    """Deal the draws of the trained samples, in `keep` (leaves,), to calls of the model at one sigma, from noise to data.
 
-    A call has one sigma. Noise levels are drawn for each sample by itself, or for a group whose samples share their noise.
-
-    Args:
-        keep: (leaves,) bool, whether each sample is trained on.
-        address: of the iteration's noise.
-
-    Raises:
-        InputError: the likelihood asks for more steps than the schedule has.
+    Noise levels are drawn for each sample, or for a group whose samples share their noise, at the iteration's `address`.
+    Raises InputError if the likelihood needs more steps than the schedule has.
     """
     shared = likelihood.noise == "group"
     dealt: dict[tuple[float, int], list[tuple[Any, Draw]]] = defaultdict(list)
@@ -166,16 +153,9 @@ def noised_of(
     group_weight: Tensor,
     iteration: int,
 ) -> Noised:
-    """What the update of an iteration computes.
+    """Return the calls of an iteration's update; arguments as in `calls_of`.
 
-    Args:
-        units: to which the edges that lead to the leaves belong.
-        keep: (leaves,) bool, whether each sample has a part in the loss.
-        advantages: (leaves,) of the samples.
-        group_weight: (U,) weight of each unit's group.
-
-    Raises:
-        InputError: the likelihood asks for more steps than the schedule has.
+    Units are those of the edges that lead to the leaves; advantages are of leaves, group weights (U,) of units.
     """
     likelihood, address = config.algorithm.likelihood, (config.run.seed, "elbo", iteration)
     assert isinstance(likelihood, Elbo)
@@ -194,11 +174,9 @@ def noised_of(
 class Matching:
     """The losses of one optimizer step; see `losses`.
 
-    Attributes:
-        anchored: log-probability of each draw under the anchor, where samples are coupled: known before the first loss.
-        coefficients: of each draw the loss's derivative in its own log-probability, where a group is coupled.
-        shares: of each draw its part of the group's loss, likewise.
-        centre: means of log ratio and optimality over the step.
+    Where samples are coupled, a first pass finds the log-probability of each draw under the anchor, and the coupling: of a
+    group the loss's derivative in each draw, and the draw's share of the loss; of a step the means of log ratio and
+    optimality.
     """
 
     policy: Policy
@@ -209,20 +187,20 @@ class Matching:
     anchored: dict[Draw, Tensor] = field(default_factory=dict)
     coefficients: dict[Draw, Tensor] = field(default_factory=dict)
     shares: dict[Draw, Tensor] = field(default_factory=dict)
-    centre: tuple[float, float] | None = None
+    centre: tuple[float, float] = ABSENT
 
     def losses(self, part: int, stats: UpdateStats, sum_shares: Sum) -> Iterator[Tensor]:
         """Yield the weighted sum of the losses of each call of a part."""
         if self.objective.couples != "nothing":
-            self._look(part, sum_shares)
+            self._couple(part, sum_shares)
         for call in self.noised.of_part(part):
             yield self._loss(call, stats)
 
     def _loss(self, call: Call, stats: UpdateStats) -> Tensor:
-        state, target = self.noised.noised(call)
-        inputs = self._inputs(call, state, target)
+        likelihood = self.noised.likelihood
+        inputs = self._inputs(call)
         loss = self.objective.loss(inputs)
-        told = torch.stack([self.shares[draw] for draw in call.draws]) if self.shares else loss
+        measured = torch.stack([self.shares[draw] for draw in call.draws]) if self.shares else loss
         divergence = self.objective.divergence(inputs) if self.beta > 0 else None
         if divergence is not None:
             loss = loss + self.beta * divergence
@@ -233,27 +211,25 @@ class Matching:
             self.objective.clipped(inputs),
             self.objective.above(inputs),
             divergence=divergence,
-            loss=told,
-            exact=self._exact,
-            anchored=self.noised.likelihood.anchor != "live",
+            loss=measured,
+            exact=likelihood.anchor == "old" and likelihood.old.copies,
+            anchored=likelihood.anchor != "live",
         )
         return (loss * weight.to(loss)).sum()
 
-    @property
-    def _exact(self) -> bool:
-        """Whether the ratio is 1 before the first optimizer step of an iteration."""
-        return self.noised.likelihood.anchor == "old" and self.noised.likelihood.old.copies
-
-    def _inputs(self, call: Call, state: State, target: Tensor) -> LossInputs:
+    def _inputs(self, call: Call) -> LossInputs:
         likelihood, rows = self.noised.likelihood, self.noised.rows(call)
+        state, target = self.noised.noised(call)
         score = partial(likelihood.log_prob, sigma=call.sigma)
-        asked = self.objective.policies
+        names = self.objective.policies
         if not self.anchored and likelihood.anchor != "live":
-            asked = asked | {likelihood.anchor}
-        others = {name: self._error(name, call, state, target) for name in sorted(asked)}
-        error = flattened(self.policy.velocity(state, call.sigma, rows)) - target
-        anchor_error = error.detach() if likelihood.anchor == "live" else others.get(likelihood.anchor)
-        log_prob, coefficients = score(error), [self.coefficients[d] for d in call.draws if d in self.coefficients]
+            names = names | {likelihood.anchor}
+        others: dict[str, Any] = {name: self._error(name, call, state, target) for name in sorted(names)}
+        error = flatten_state(self.policy.velocity(state, call.sigma, rows)) - target
+        anchor_error = error.detach() if likelihood.anchor == "live" else others.get(likelihood.anchor, ABSENT)
+        log_prob, coefficient = score(error), ABSENT
+        if self.coefficients:
+            coefficient = torch.stack([self.coefficients[draw] for draw in call.draws])
         if self.anchored:
             old = torch.stack([self.anchored[draw] for draw in call.draws])
         else:
@@ -264,22 +240,22 @@ class Matching:
             advantage=self.noised.advantages[[draw.leaf for draw in call.draws]].to(log_prob),
             error=error,
             anchor_error=anchor_error,
-            old_error=others.get("old"),
-            reference_error=others.get("reference"),
+            old_error=others.get("old", ABSENT),
+            reference_error=others.get("reference", ABSENT),
             score=score,
-            coefficient=torch.stack(coefficients) if coefficients else None,
+            coefficient=coefficient,
             centre=self.centre,
         )
 
     @torch.no_grad()
     def _error(self, name: str, call: Call, state: State, target: Tensor) -> Tensor:
-        """The error (B, D) of a policy's velocity, without gradient."""
+        """Return the errors (B, D) of a policy's velocity, without gradient."""
         with self.weights.policy(name):
-            return flattened(self.policy.velocity(state, call.sigma, self.noised.rows(call))) - target
+            return flatten_state(self.policy.velocity(state, call.sigma, self.noised.rows(call))) - target
 
     @torch.no_grad()
-    def _look(self, part: int, sum_shares: Sum) -> None:
-        """Compute the log ratios of a part without gradient, and from them what couples its samples."""
+    def _couple(self, part: int, sum_shares: Sum) -> None:
+        """Compute the log ratios of a part without gradient, and the coupling of its samples."""
         ratios: dict[Draw, Tensor] = {}
         likelihood = self.noised.likelihood
         for call in self.noised.of_part(part):
@@ -297,15 +273,15 @@ class Matching:
         self.shares = dict(self.coefficients)
         together = defaultdict(list)
         for draw in ratios:
-            together[self.noised.group(draw), draw.number, draw.sign].append(draw)
+            together[self.noised.node(draw).root.group, draw.number, draw.sign].append(draw)
         assert isinstance(self.objective, Coupled)
         for draws in together.values():
             if len(draws) > 1:
                 ell = torch.stack([ratios[draw] for draw in draws])
                 advantage = self.noised.advantages[[draw.leaf for draw in draws]].to(ell)
                 share = self.objective.group_loss(ell, advantage)
-                for draw, found in zip(draws, self.objective.coefficients(ell, advantage), strict=True):
-                    self.coefficients[draw], self.shares[draw] = found, share
+                for draw, coefficient in zip(draws, self.objective.coefficients(ell, advantage), strict=True):
+                    self.coefficients[draw], self.shares[draw] = coefficient, share
 
     def _centre(self, ratios: dict[Draw, Tensor], sum_shares: Sum) -> None:
         self.weights.lockstep.join()  # before processes meet in another way

@@ -1,4 +1,4 @@
-"""Log ratios of the paths that lead to edges, summed while an optimizer step walks its edges from noise to data."""
+"""Log ratios of the paths that lead to edges, summed while an optimizer step goes from noise to data."""
 
 from __future__ import annotations
 
@@ -13,18 +13,14 @@ Tensor = torch.Tensor
 class PathRatios:
     """Sums of the log ratios of the trained edges above each node, under the weights of one optimizer step.
 
-    Rollout and replay order evaluations by sigma, and all edges of a start are in one part of the update (but by
-    `train.split: edges`, which is refused): when an edge's turn comes those above it have had theirs, and no evaluation is
-    made for the sums. Steps that are not replayed are not in them: ODE steps, which have no density, stochastic ones that
-    are not trained (`train_fraction`), and those whose log-probability is not finite.
-
-    Args:
-        tree: which the update replays.
+    Rollout and replay order evaluations by sigma, and all edges of a start are in one part of the update. So edges come
+    after those above them, and the sums need no evaluations. They leave out steps that are not replayed: ODE steps, which
+    have no density, untrained ones (`train_fraction`), and those without a finite log-probability.
     """
 
     def __init__(self, tree: Tree):
         replayed = {n for e in tree.evaluations for edges in e.trained for n in edges.nodes.tolist()}
-        root = len(tree.nodes)  # stands for the start of every path
+        root = len(tree.nodes)  # start of every path
         above: list[int] = []
         count = [0] * (root + 1)
         for index, node in enumerate(tree.nodes):
@@ -36,14 +32,14 @@ class PathRatios:
         self._sum = torch.zeros(root + 1, dtype=torch.float64)
 
     def position(self, edges: Edges) -> Tensor:
-        """How many trained edges there are (E,) on each path, the edge itself included: 1 for the first."""
+        """Return the number (E,) of trained edges on each path, including the edge itself."""
         return self._position[edges.nodes]
 
     def earlier(self, edges: Edges) -> Tensor:
-        """Sum (E,) of the log ratios of the trained edges above each; float64, without gradient, 0 for the first."""
+        """Return the sum (E,) of the log ratios of the trained edges above each; float64, without gradient."""
         return self._sum[self._above[edges.nodes]]
 
     @torch.no_grad()
     def add(self, edges: Edges, log_ratio: Tensor) -> None:
-        """Enter the log ratios (E,) of edges, each cut to +-20, for those below them."""
+        """Add the log ratios (E,) of edges, each cut to +-20, to the paths below them."""
         self._sum[edges.nodes] = self.earlier(edges) + log_ratio.clamp(-LIMIT, LIMIT).double().cpu()

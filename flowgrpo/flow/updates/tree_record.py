@@ -1,4 +1,4 @@
-"""The trees of a rollout as a run keeps them: of every node its preview, and what the edge that led there earned."""
+"""The trees of a rollout as a run keeps them: each node's preview, and the credit of its edge."""
 
 from __future__ import annotations
 
@@ -21,43 +21,38 @@ Fields = dict[str, Any]  # of a `KeptNode`
 def parts(
     config: Config, combination: Combination, batch: Batch, credited: Credited, *, iteration: int, names: Iterable[str]
 ) -> list[KeptTree]:
-    """What this process has of the trees that are kept of an iteration; nothing of one without previews.
-
-    Args:
-        combination: of the rewards, into what is trained on.
-        credited: what the update trains on.
-        names: of the rewards.
-    """
+    """Return this process's part of the kept trees of an iteration; [] without previews."""
     by_group: dict[int, list[StatePreview]] = defaultdict(list)
     for each in batch.previews:
         by_group[each.root.group].append(each)
-    earned = _earned(batch, credited, {each.node for each in batch.previews})
-    found = []
+    earned = _edge_fields(batch, credited, {each.node for each in batch.previews})
+    trees = []
     for group, own in by_group.items():
         nodes = []
         for each in own:
-            fields = {**_seen(each, combination), **({} if each.node is None else earned.get(each.node, {}))}
+            fields = {**_state_fields(each, combination), **({} if each.node is None else earned.get(each.node, {}))}
             if config.algorithm.solver is not None and each.parent is not None:
                 fields["kernel"] = config.algorithm.solver
             twig = each.node is not None and batch.tree.nodes[each.node].role == TWIG
             sigma = batch.tree.sigmas[each.step]
             nodes.append(KeptNode(parent=each.parent, step=each.step, sigma=sigma, twig=twig, **fields))
         height, width = next(each.picture.shape[:2] for each in own if each.picture is not None)
-        tree = KeptTree(
-            step=iteration + 1,
-            group=group,
-            prompt=own[0].root.row.prompt,
-            sigmas=tuple(batch.tree.sigmas),
-            names=tuple(names),
-            size=(width, height),
-            nodes=tuple(nodes),
+        trees.append(
+            KeptTree(
+                step=iteration + 1,
+                group=group,
+                prompt=own[0].root.row.prompt,
+                sigmas=tuple(batch.tree.sigmas),
+                names=tuple(names),
+                size=(width, height),
+                nodes=tuple(nodes),
+            )
         )
-        found.append(tree)
-    return found
+    return trees
 
 
-def _seen(each: StatePreview, combination: Combination) -> Fields:
-    """What is known of a state itself."""
+def _state_fields(each: StatePreview, combination: Combination) -> Fields:
+    """Return the fields of a state itself."""
     fields: Fields = {"estimated": each.estimated}
     if each.parent is None:
         fields["seed"] = each.root.row.seed
@@ -69,13 +64,10 @@ def _seen(each: StatePreview, combination: Combination) -> Fields:
     return fields
 
 
-def _earned(batch: Batch, credited: Credited, kept: Collection[int | None]) -> dict[int, Fields]:
-    """Fields of a `KeptNode` by the node that each kept edge leads to: how it was drawn, and what came of it.
-
-    Where final samples are trained on, the credit is that of the edge that led to each.
-    """
+def _edge_fields(batch: Batch, credited: Credited, kept: Collection[int | None]) -> dict[int, Fields]:
+    """Return the fields of each kept edge by its node: how it was drawn, and its credit."""
     tree, units, noised = batch.tree, credited.units, credited.noised
-    found: dict[int, Fields] = {}
+    fields: dict[int, Fields] = {}
     for evaluation in tree.evaluations:
         for edges in evaluation.edges:
             own = [(place, node) for place, node in enumerate(edges.nodes.tolist()) if node in kept]
@@ -85,7 +77,7 @@ def _earned(batch: Batch, credited: Credited, kept: Collection[int | None]) -> d
             _, std = slope(kernel, *sigmas, tree.sigma_cap)
             log_probs = None if edges.log_prob is None else edges.log_prob.tolist()
             for place, node in own:
-                found[node] = {
+                fields[node] = {
                     "kernel": f"{kernel.name} {kernel.level:g}" if kernel.stochastic else kernel.name,
                     "noise": edges.move.noise_scale * std,
                     "trained": edges.move.trained,
@@ -103,7 +95,7 @@ def _earned(batch: Batch, credited: Credited, kept: Collection[int | None]) -> d
     for node in credit:
         if node is None or (unit := of_edge[node]) < 0:
             continue
-        own = found.setdefault(node, {})
+        own = fields.setdefault(node, {})
         own["trained"] = own.get("trained", False) or noised is not None
         advantage = known(advantages[unit])
         own |= {
@@ -113,4 +105,4 @@ def _earned(batch: Batch, credited: Credited, kept: Collection[int | None]) -> d
             "advantage": advantage,
             "weight": known(own.get("weight", 1.0) * weights[unit]),
         }
-    return found
+    return fields

@@ -21,18 +21,17 @@ from samplers.trees import Edges, Evaluation, Tree, edge_transition
 
 @dataclass(frozen=True, kw_only=True)
 class Credited:
-    """A rollout's tree, with the advantages and the weights in the loss of its edges, or of its samples.
+    """A rollout's tree with the advantages and the loss weights of its edges, or of its samples.
 
     Attributes:
-        tree: its trained edges are those of the update.
-        units: U of them, to which the edges belong.
-        advantages: (U,) of the units.
+        tree: with the trained edges of the update.
+        units: U units of its edges.
+        advantages: (U,)
         step_weights: weight in the loss of each trained (kernel, sigma, sigma_next).
         beta: coefficient of the divergence.
-        group_weight: (U,) weight of each unit's group; it multiplies the loss, and the mean does not divide by it.
-        noised: the samples as the update scores them, by likelihood elbo; None where it replays the tree.
-        correction: (nodes,) weight of the edge to each node for having been rolled out by another policy, which multiplies
-            the loss likewise; None where the trained policy rolled out.
+        group_weight: (U,) factor of the loss of each unit's group, which the mean is not divided by.
+        noised: the samples of an update by likelihood elbo; None where it replays the tree.
+        correction: (nodes,) such a factor of the edge to each node, if another policy rolled it out.
     """
 
     tree: Tree
@@ -45,15 +44,15 @@ class Credited:
     noised: Noised | None = None
 
     def of_edges(self, nodes: torch.Tensor) -> torch.Tensor:
-        """Advantages (E,) of the edges that lead to `nodes`; 0 for edges without a unit."""
+        """Return the advantages (E,) of the edges that lead to `nodes`; 0 without a unit."""
         return self.units.to_edges(self.advantages)[nodes]
 
     def weights(self, edges: Edges) -> torch.Tensor:
-        """Weights (E,) of edges in the weighted mean of the loss; 0 for edges without a unit."""
+        """Return the weights (E,) of edges in the weighted mean of the loss; 0 without a unit."""
         return self.units.to_edges(self.units.weight)[edges.nodes]
 
     def factors(self, edges: Edges) -> torch.Tensor:
-        """Factors (E,) of the edges' losses, by which the mean is not divided: of their groups, and of their correction."""
+        """Return the factors (E,) of the edges' losses: of their groups and their correction."""
         of_groups = self.units.to_edges(self.group_weight)[edges.nodes]
         return of_groups if self.correction is None else of_groups * self.correction[edges.nodes]
 
@@ -73,18 +72,14 @@ def update_part(
 ) -> UpdateStats:
     """Take one optimizer step on the edges of one part; return its statistics on this process.
 
-    No step is taken where all weights of the part are 0, or a gradient is not finite.
-
-    The unit of the update is an evaluation of the tree: same rows, same order. The loss is the weighted mean over all
-    edges of the part, on all processes, of each edge's loss times its correction and its group's weight: a part of one group
-    is scaled by it.
+    No step is taken where all weights of the part are 0, or a gradient is not finite. Evaluations are replayed whole: same
+    rows, same order. The loss is the weighted mean, over all edges of the part on all processes, of each edge's loss times
+    its factors: the factor of a group scales a part of that group alone.
 
     Args:
-        part: number of the optimizer step.
-        weights: the trained tensors, those of `optimizer`.
-        scaler: of the loss, for float16; a disabled one does nothing.
-        sum_shares: sum of a tensor over the shares of the data.
-        sum_processes: sum over all processes, None where there is one; those of one share have each a part of its gradient.
+        scaler: of the loss, for float16; may be disabled.
+        sum_shares: sum of a tensor over the data shares.
+        sum_processes: sum over all processes, None for one; those of one share each have a part of its gradient.
     """
     stats = UpdateStats()
     evaluations = [e for e in credited.tree.evaluations if e.part == part and e.trained]
@@ -98,7 +93,8 @@ def update_part(
         return stats
     optimizer.zero_grad(set_to_none=True)
     if credited.noised is None:
-        losses = _replayed(policy, weights, objective, credited=credited, evaluations=evaluations, stats=stats)
+        replay = _Replay(policy=policy, weights=weights, objective=objective, credited=credited, stats=stats)
+        losses = replay.losses(evaluations)
     else:
         matching = Matching(
             policy=policy, weights=weights, objective=objective, noised=credited.noised, beta=credited.beta
@@ -112,97 +108,88 @@ def update_part(
     return stats
 
 
-def _replayed(
-    policy: Policy,
-    weights: Weights,
-    objective: PolicyGradient,
-    *,
-    credited: Credited,
-    evaluations: Sequence[Evaluation],
-    stats: UpdateStats,
-) -> Iterator[torch.Tensor]:
-    """Yield the weighted sum of the loss of each evaluation's edges."""
-    paths = PathRatios(credited.tree) if objective.needs_prefix else None
-    if evaluations and evaluations[0].velocity is not None:
-        stats.max_abs_log_ratio = _drift(policy, credited.tree, evaluations[0])
-    for evaluation in evaluations:
-        yield _loss(policy, weights, objective, credited=credited, evaluation=evaluation, paths=paths, stats=stats)
+@dataclass(frozen=True, kw_only=True)
+class _Replay:
+    """The losses of one optimizer step that replays evaluations."""
 
+    policy: Policy
+    weights: Weights
+    objective: PolicyGradient
+    credited: Credited
+    stats: UpdateStats
 
-@torch.no_grad()
-def _drift(policy: Policy, tree: Tree, evaluation: Evaluation) -> float:
-    """The largest |log ratio| of an evaluation whose graph was kept, by calling the model again, which is not counted.
+    def losses(self, evaluations: Sequence[Evaluation]) -> Iterator[torch.Tensor]:
+        """Yield the weighted sum of the loss of each evaluation's edges."""
+        paths = PathRatios(self.credited.tree) if self.objective.needs_prefix else None
+        if evaluations and evaluations[0].velocity is not None:
+            self.stats.max_abs_log_ratio = self._drift(evaluations[0])
+        for evaluation in evaluations:
+            yield self._loss(evaluation, paths)
 
-    By its graph it is 0 whatever a replay would make of it.
-    """
-    counted, state, sigma = policy.evaluations, evaluation.state, evaluation.sigma
-    assert state is not None  # of what is trained on
-    velocity = policy.velocity(state, sigma, evaluation.rows)
-    policy.evaluations = counted
-    gaps = []
-    for edges in evaluation.trained:
-        mean, std = edge_transition(edges, sigma, state, velocity, tree.sigma_cap)
+    @torch.no_grad()
+    def _drift(self, evaluation: Evaluation) -> float:
+        """Return the largest |log ratio| of an evaluation whose graph was kept, by an extra call of the model.
+
+        The graph itself would always give 0.
+        """
+        counted, state, sigma = self.policy.evaluations, evaluation.state, evaluation.sigma
+        assert state is not None
+        velocity = self.policy.velocity(state, sigma, evaluation.rows)
+        self.policy.evaluations = counted  # the extra call does not count
+        gaps = []
+        for edges in evaluation.trained:
+            mean, std = edge_transition(edges, sigma, state, velocity, self.credited.tree.sigma_cap)
+            assert edges.next_state is not None
+            assert edges.log_prob is not None
+            gaps.append((log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob) - edges.log_prob).abs())
+        return float(torch.cat(gaps).max())
+
+    def _loss(self, evaluation: Evaluation, paths: PathRatios | None) -> torch.Tensor:
+        """Return the weighted sum of the loss of an evaluation's edges, and add their log ratios to `paths`."""
+        credited, objective = self.credited, self.objective
+        beta, state, sigma = credited.beta, evaluation.state, evaluation.sigma
+        assert state is not None
+        reference = None
+        if beta > 0:
+            with torch.no_grad(), self.weights.policy("reference"):
+                reference = self.policy.velocity(state, sigma, evaluation.rows)
+        kept, evaluation.velocity = evaluation.velocity, None  # a graph serves one backward pass
+        velocity = self.policy.velocity(state, sigma, evaluation.rows) if kept is None else kept
+        loss = torch.zeros((), device=state[0].device)
+        for edges in evaluation.trained:
+            inputs = self._inputs(evaluation, edges, velocity, reference)
+            if paths is not None:
+                earlier = paths.earlier(edges).to(inputs.log_prob)
+                inputs = replace(inputs, earlier=earlier, position=paths.position(edges).to(earlier.device))
+                paths.add(edges, inputs.log_prob - inputs.old_log_prob)
+            per_edge = objective.loss(inputs) * credited.step_weights[edges.move.kernel, sigma, edges.sigma_next]
+            divergence = objective.divergence(inputs) if beta > 0 else None
+            if divergence is not None:
+                per_edge = per_edge + beta * divergence
+            weight = credited.weights(edges) * credited.factors(edges)
+            loss = loss + (per_edge * weight.to(per_edge, non_blocking=True)).sum()
+            gap, step = inputs.log_prob - inputs.old_log_prob, credited.tree.sigmas.index(sigma)
+            self.stats.measure(
+                gap, objective.clipped(inputs), objective.above(inputs), divergence=divergence, step=step
+            )
+        return loss
+
+    def _inputs(self, evaluation: Evaluation, edges: Edges, velocity: State, reference: State | None) -> LossInputs:
+        state, sigma, cap = evaluation.state, evaluation.sigma, self.credited.tree.sigma_cap
+        assert state is not None
         assert edges.next_state is not None
         assert edges.log_prob is not None
-        gaps.append((log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob) - edges.log_prob).abs())
-    return float(torch.cat(gaps).max())
-
-
-def _loss(
-    policy: Policy,
-    weights: Weights,
-    objective: PolicyGradient,
-    *,
-    credited: Credited,
-    evaluation: Evaluation,
-    paths: PathRatios | None,
-    stats: UpdateStats,
-) -> torch.Tensor:
-    """Weighted sum of the loss of an evaluation's edges, whose log ratios are added to `paths`."""
-    beta, state, sigma = credited.beta, evaluation.state, evaluation.sigma
-    assert state is not None
-    reference = None
-    if beta > 0:
-        with torch.no_grad(), weights.policy("reference"):
-            reference = policy.velocity(state, sigma, evaluation.rows)
-    kept, evaluation.velocity = evaluation.velocity, None  # a graph is good for one backward pass
-    velocity = policy.velocity(state, sigma, evaluation.rows) if kept is None else kept
-    loss = torch.zeros((), device=state[0].device)
-    for edges in evaluation.trained:
-        inputs = _loss_inputs(credited, evaluation, edges=edges, velocity=velocity, reference=reference)
-        if paths is not None:
-            earlier = paths.earlier(edges).to(inputs.log_prob)
-            inputs = replace(inputs, earlier=earlier, position=paths.position(edges).to(earlier.device))
-            paths.add(edges, inputs.log_prob - inputs.old_log_prob)
-        per_edge = objective.loss(inputs) * credited.step_weights[edges.move.kernel, sigma, edges.sigma_next]
-        divergence = objective.divergence(inputs) if beta > 0 else None
-        if divergence is not None:
-            per_edge = per_edge + beta * divergence
-        weight = credited.weights(edges) * credited.factors(edges)
-        loss = loss + (per_edge * weight.to(per_edge, non_blocking=True)).sum()
-        gap, step = inputs.log_prob - inputs.old_log_prob, credited.tree.sigmas.index(sigma)
-        stats.measure(gap, objective.clipped(inputs), objective.above(inputs), divergence=divergence, step=step)
-    return loss
-
-
-def _loss_inputs(
-    credited: Credited, evaluation: Evaluation, *, edges: Edges, velocity: State, reference: State | None
-) -> LossInputs:
-    state, sigma, cap = evaluation.state, evaluation.sigma, credited.tree.sigma_cap
-    assert state is not None  # of what is trained on
-    assert edges.next_state is not None
-    assert edges.log_prob is not None
-    mean, std = edge_transition(edges, sigma, state, velocity, cap)
-    return LossInputs(
-        log_prob=log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob),
-        old_log_prob=edges.log_prob,
-        advantage=credited.of_edges(edges.nodes).to(edges.log_prob, non_blocking=True),
-        mean=mean,
-        std=std,
-        step_size=sigma - edges.sigma_next,
-        velocity=None if reference is None else edges.gather(velocity),
-        diffuses=edges.move.kernel.diffuses,
-        old_mean=edges.mean,
-        reference_mean=None if reference is None else edge_transition(edges, sigma, state, reference, cap)[0],
-        reference_velocity=None if reference is None else edges.gather(reference),
-    )
+        mean, std = edge_transition(edges, sigma, state, velocity, cap)
+        return LossInputs(
+            log_prob=log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob),
+            old_log_prob=edges.log_prob,
+            advantage=self.credited.of_edges(edges.nodes).to(edges.log_prob, non_blocking=True),
+            mean=mean,
+            std=std,
+            step_size=sigma - edges.sigma_next,
+            velocity=None if reference is None else edges.gather(velocity),
+            diffuses=edges.move.kernel.diffuses,
+            old_mean=edges.mean,
+            reference_mean=None if reference is None else edge_transition(edges, sigma, state, reference, cap)[0],
+            reference_velocity=None if reference is None else edges.gather(reference),
+        )

@@ -1,8 +1,7 @@
-"""Which edge earned the reward: from the rewards of a tree's leaves to units that can be compared.
+"""Credit rules: from the rewards of a tree's leaves to units that can be compared.
 
-Every rule takes a tree and `rewards` (leaves, R), float64 in the order of `tree.leaves`, NaN where a reward does not apply
-or was lost, and returns `CreditUnits`. Deterministic steps add nothing of their own, so the *value* of a state is the
-reward of the sample that ODE steps lead to from it, if the tree walked them.
+Every rule takes `rewards` (leaves, R), float64 in the order of `tree.leaves`, NaN where a reward is missing. Deterministic
+steps earn no credit, so the value of a state is the reward of the sample that ODE steps lead to from it, if there is one.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
@@ -32,86 +31,46 @@ else:
 
 
 class Credit(Choice):
-    """What every credit rule has."""
+    """Options of every credit rule."""
 
     @abstractmethod
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
-        """The units of a scored tree: what is compared, and which edges each belongs to.
-
-        Args:
-            rewards: (leaves, R), as all rules here take them.
-            reward_weights: (R,) weights of the rewards' sum.
-
-        Raises:
-            InputError: the rule needs another tree.
-        """
-
-
-def terminal(tree: Tree, rewards: Tensor) -> CreditUnits:
-    """Every edge of a trajectory shares the reward of its end; trajectories of one group are compared.
-
-    Flow-GRPO (arXiv 2505.05470), DanceGRPO, MixGRPO. Twigs are no trajectories.
-
-    Raises:
-        InputError: trajectories share an edge, so that no single end has earned its reward.
-    """
-    of_edge = [-1] * len(tree.nodes)
-    ends = trunk_ends(tree)
-    for unit, index in enumerate(ends):
-        for edge in tree.ancestry(tree.leaves[index]):
-            if of_edge[edge] >= 0:
-                raise InputError(
-                    "algorithm.credit: terminal needs a tree whose trajectories share no edge, such as chain; for others "
-                    "there are siblings and depthwise"
-                )
-            of_edge[edge] = unit
-    roots = [tree.nodes[tree.leaves[index]].root for index in ends]
-    group, index = torch.tensor([[root.group] for root in roots]), torch.tensor([root.index for root in roots])
-    return CreditUnits(
-        rewards[ends], group, torch.ones(len(ends), dtype=torch.float64), torch.tensor(of_edge), root=index
-    )
+        """Return the units of a scored tree, for rewards of weights (R,); raise InputError if it needs another tree."""
 
 
 class Terminal(Credit):
-    """The reward of the end goes to every edge that led there."""
+    """Give every edge of a trajectory the reward of its end; compare the trajectories of a group.
+
+    Flow-GRPO (arXiv 2505.05470), DanceGRPO, MixGRPO. Twigs are not trajectories. Trajectories must share no edge.
+    """
 
     name: Literal["terminal"] = "terminal"
 
     @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
-        return terminal(tree, rewards)
-
-
-def siblings(tree: Tree, rewards: Tensor, within: str = "seed", weights: str = "edges") -> CreditUnits:
-    """Each stochastic edge that ODE steps finish has the value of its child; edges of one step are compared.
-
-    TempFlow-GRPO (arXiv 2508.04324, process reward): A = (r - mean) / std over the children of one state.
-
-    Args:
-        within: `seed` compares the edges that leave one start's states at a step, in a brush the children of one state;
-            `prompt` those of all starts of the group (the paper's "prompt group").
-        weights: `edges` weighs all edges alike, so that a step of more children has more of the update; `steps` gives each
-            of K children of a state 1 / K, so that the expected update does not depend on their numbers (ours).
-
-    Raises:
-        InputError: some stochastic edge is not finished by ODE steps.
-    """
-    value = state_values(tree, rewards)
-    edges = stochastic_edges(tree)
-    if not all(value.known[i] for i in edges):
-        raise InputError("algorithm.credit: siblings needs a tree whose branches are finished by ODE, such as brush")
-    nodes = [tree.nodes[i] for i in edges]
-    comparison = [(node.root.group, node.root.index if within == "seed" else 0, node.step) for node in nodes]
-    units = _per_edge(tree, edges, value.of[edges], comparison)
-    if weights == "edges":
-        return units
-    states = torch.tensor([node.parent for node in nodes])
-    _, own, sizes = states.unique(return_inverse=True, return_counts=True)
-    return replace(units, weight=1 / sizes[own].double())
+        of_edge = [-1] * len(tree.nodes)
+        ends = trunk_ends(tree)
+        for unit, index in enumerate(ends):
+            for edge in tree.ancestry(tree.leaves[index]):
+                if of_edge[edge] >= 0:
+                    raise InputError(
+                        "algorithm.credit: terminal needs a tree whose trajectories share no edge, such as chain; for "
+                        "others there are siblings and depthwise"
+                    )
+                of_edge[edge] = unit
+        roots = [tree.nodes[tree.leaves[index]].root for index in ends]
+        group, index = torch.tensor([[root.group] for root in roots]), torch.tensor([root.index for root in roots])
+        weight = torch.ones(len(ends), dtype=torch.float64)
+        return CreditUnits(rewards[ends], group, weight, torch.tensor(of_edge), root=index)
 
 
 class Siblings(Credit):
-    """The reward of a branch's end goes to the edge that began it; compared with its siblings, or all of its step."""
+    """Give each stochastic edge the value of its child; compare it with its siblings, or with all edges of its step.
+
+    TempFlow-GRPO (arXiv 2508.04324, process reward): A = (r - mean) / std over the children of one state. ODE steps must
+    finish every stochastic edge. With `weights` steps each of K siblings weighs 1 / K, so that the expected update does not
+    depend on the number of children (ours).
+    """
 
     name: Literal["siblings"] = "siblings"
     within: Literal["seed", "prompt"] = "seed"
@@ -121,46 +80,31 @@ class Siblings(Credit):
 
     @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
-        return siblings(tree, rewards, self.within, self.weights)
-
-
-def depthwise(tree: Tree, rewards: Tensor, weights: str = "uniform", beta: float = 1.0) -> CreditUnits:
-    """Each node has the fused reward of the leaves below it; nodes of one depth in a group are compared.
-
-    BranchGRPO (arXiv 2509.06040): r(n) = sum of w_l r_l over the leaves l below n, with w uniform, or
-    w = softmax_l(beta log p(l | n)) of the *summed* log-probabilities of the edges from n to l. Those differ by tens of
-    nats between leaves, so `path` with beta 1 nearly picks the likeliest leaf; beta of 1 / (dimensions of the state) gives
-    the averaged form of the released option, which is close to uniform. An edge takes the advantage of its child. Below
-    the last split that is the leaf's own, and where a depth has two nodes it is +-0.707 whatever their gap.
-
-    Raises:
-        InputError: `path` without log-probabilities that are densities.
-    """
-    ends = trunk_ends(tree)
-    ancestors = [tree.ancestry(tree.leaves[index]) for index in ends]
-    edges = sorted({edge for line in ancestors for edge in line})
-    row = {edge: unit for unit, edge in enumerate(edges)}
-    above = torch.zeros(len(edges), len(ends), dtype=torch.bool)
-    score = torch.zeros(len(edges), len(ends), dtype=torch.float64)
-    log_prob = _summed_log_probs(tree) if weights == "path" else None
-    for column, line in enumerate(ancestors):
-        below = 0.0
-        for edge in line:  # from the leaf upwards: what is below a node is the path's probability given it
-            above[row[edge], column] = True
-            if log_prob is not None:
-                score[row[edge], column] = beta * below
-                below += float(log_prob[edge])
-    fused = []
-    for reward in rewards[ends].T:  # (leaves,)
-        known = above & reward.isfinite()
-        weight = torch.softmax(score.where(known, -torch.inf), dim=1).nan_to_num()  # (edges, leaves)
-        fused.append((weight @ reward.nan_to_num()).where(known.any(1), torch.nan))
-    depth = [(tree.nodes[i].root.group, tree.nodes[i].step) for i in edges]
-    return _per_edge(tree, edges, torch.stack(fused, dim=1), depth)
+        values, known = state_values(tree, rewards)
+        edges = stochastic_edges(tree)
+        if not all(known[i] for i in edges):
+            raise InputError(
+                "algorithm.credit: siblings needs a tree whose branches are finished by ODE, such as brush"
+            )
+        nodes = [tree.nodes[i] for i in edges]
+        comparison = [(node.root.group, node.root.index if self.within == "seed" else 0, node.step) for node in nodes]
+        units = edge_units(tree, edges, values[edges], comparison)
+        if self.weights == "edges":
+            return units
+        states = torch.tensor([node.parent for node in nodes])
+        _, own, sizes = states.unique(return_inverse=True, return_counts=True)
+        return replace(units, weight=1 / sizes[own].double())
 
 
 class Depthwise(Credit):
-    """The fused reward of the leaves below a node goes to the edge above it; compared within its depth."""
+    """Give each edge the fused reward of the leaves below its child; compare the edges of one depth in a group.
+
+    BranchGRPO (arXiv 2509.06040): r(n) = sum of w_l r_l over the leaves l below n, with w uniform, or
+    w = softmax_l(beta log p(l | n)) of the *summed* log-probabilities of the edges from n to l. These differ by tens of
+    nats between leaves, so `path` with beta 1 nearly picks the likeliest leaf. beta = 1 / (dimensions of the state) gives
+    the averaged form of the released option, which is close to uniform. Below the last split an edge has its leaf's own
+    advantage; where a depth has two nodes, it is +-0.707 whatever their gap.
+    """
 
     name: Literal["depthwise"] = "depthwise"
     weights: Literal["uniform", "path"] = "uniform"
@@ -170,35 +114,35 @@ class Depthwise(Credit):
 
     @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
-        return depthwise(tree, rewards, self.weights, self.beta)
-
-
-def step_gain(tree: Tree, rewards: Tensor, compare: str = "step") -> CreditUnits:
-    """Each stochastic edge has what its step changed: the value of its child minus that of its parent.
-
-    DenseGRPO (arXiv 2601.20218) and Stepwise-Flow-GRPO (2603.28718). Along a chain the gains add up to the value of the end
-    minus that of the start.
-
-    Args:
-        compare: `step` normalises the gains of a group at each step by themselves (DenseGRPO), `joint` all of them together,
-            which leaves early steps their larger gains (Stepwise-Flow-GRPO).
-
-    Raises:
-        InputError: the states of the tree have no value.
-    """
-    value = state_values(tree, rewards)
-    edges = stochastic_edges(tree)
-    parents = [left_by(tree, i) for i in edges]
-    if not all(value.known[i] for i in (*edges, *parents)):
-        raise InputError(
-            "algorithm.credit: step_gain needs a value of every state, take the tree twigs with root: true"
-        )
-    comparison = [(tree.nodes[i].root.group, tree.nodes[i].step if compare == "step" else 0) for i in edges]
-    return _per_edge(tree, edges, value.of[edges] - value.of[parents], comparison)
+        ends = trunk_ends(tree)
+        ancestors = [tree.ancestry(tree.leaves[index]) for index in ends]
+        edges = sorted({edge for line in ancestors for edge in line})
+        row = {edge: unit for unit, edge in enumerate(edges)}
+        above = torch.zeros(len(edges), len(ends), dtype=torch.bool)
+        score = torch.zeros(len(edges), len(ends), dtype=torch.float64)
+        log_prob = _summed_log_probs(tree) if self.weights == "path" else None
+        for column, line in enumerate(ancestors):
+            below = 0.0
+            for edge in line:  # from the leaf upwards: `below` is the path's log-probability given the node
+                above[row[edge], column] = True
+                if log_prob is not None:
+                    score[row[edge], column] = self.beta * below
+                    below += float(log_prob[edge])
+        fused = []
+        for reward in rewards[ends].T:  # (leaves,)
+            known = above & reward.isfinite()
+            weight = torch.softmax(score.where(known, -torch.inf), dim=1).nan_to_num()  # (edges, leaves)
+            fused.append((weight @ reward.nan_to_num()).where(known.any(1), torch.nan))
+        depth = [(tree.nodes[i].root.group, tree.nodes[i].step) for i in edges]
+        return edge_units(tree, edges, torch.stack(fused, dim=1), depth)
 
 
 class StepGain(Credit):
-    """What a step changed of the value goes to it; compared within its step, or jointly over all steps."""
+    """Give each stochastic edge the value of its child minus that of its parent.
+
+    `step` normalises the gains of each step by themselves (DenseGRPO, arXiv 2601.20218). `joint` normalises those of all
+    steps together, so that early steps keep their larger gains (Stepwise-Flow-GRPO, 2603.28718). Every state needs a value.
+    """
 
     name: Literal["step_gain"] = "step_gain"
     compare: Literal["step", "joint"] = "step"
@@ -206,56 +150,27 @@ class StepGain(Credit):
 
     @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
-        return step_gain(tree, rewards, self.compare)
-
-
-def discounted_value(
-    tree: Tree, rewards: Tensor, reward_weights: Tensor, *, discount: float, anchor: float, anchored_steps: int
-) -> CreditUnits:
-    """Each stochastic edge has the discounted value to come, Q_k = r_k + discount Q_(k+1), r_k of the state it led to.
-
-    VGPO (arXiv 2512.12387), *reconstructed*: its abstract has the expected cumulative reward of each stage, its reviews
-    the reward R_t of one jump from x_(t-1), t = T ... 1, and a discounted action value of it; more was not at hand. The
-    edge's loss is weighted by Q_k over the mean of its trajectory, and its advantage is (Q - mean) / std + anchor Q at each
-    (group, step), so that it does not vanish where a group agrees; the anchor holds at the first `anchored_steps` steps.
-    `discount` and `anchor` are our numbers. By its reviews the weight is the advantage's; here it multiplies the edge's
-    whole loss, the KL too. It supposes rewards that are not negative: below 0 a value weighs nothing.
-
-    Args:
-        reward_weights: (R,) weights of the rewards' sum, which the loss's weight is taken of.
-
-    Raises:
-        InputError: the states of the tree have no value, or the tree branches.
-    """
-    value = state_values(tree, rewards)
-    edges = stochastic_edges(tree)
-    if not all(value.known[i] for i in edges):
-        raise InputError("algorithm.credit: discounted_value needs a value of every state, take the tree twigs")
-    chains: dict[int, list[int]] = {}  # of each edge that nothing follows yet, all edges up to it
-    extended: set[int] = set()
-    for i in edges:  # parents come before children
-        parent = left_by(tree, i)
-        if parent in extended:
-            raise InputError("algorithm.credit: discounted_value needs chains, take the tree twigs")
-        extended.add(parent)
-        chains[i] = [*chains.pop(parent, []), i]
-    quality = value.of.clone()
-    for line in chains.values():
-        for i, following in reversed(list(pairwise(line))) if discount else ():
-            quality[i] += discount * quality[following]
-    weight = torch.ones(len(tree.nodes), dtype=torch.float64)
-    for line in chains.values():
-        total = combined(quality[line], reward_weights).clamp(min=0)
-        mean = total.nanmean()  # of the values that were not lost
-        weight[line] = (total / mean).nan_to_num() if mean > 0 else 1.0
-    comparison = [(tree.nodes[i].root.group, tree.nodes[i].step) for i in edges]
-    anchors = torch.tensor([anchor * (tree.nodes[i].step <= anchored_steps) for i in edges], dtype=torch.float64)
-    units = _per_edge(tree, edges, quality[edges], comparison)
-    return replace(units, weight=weight[edges], anchor=anchors)
+        values, known = state_values(tree, rewards)
+        edges = stochastic_edges(tree)
+        parents = [parent_of(tree, i) for i in edges]
+        if not all(known[i] for i in (*edges, *parents)):
+            raise InputError(
+                "algorithm.credit: step_gain needs a value of every state, take the tree twigs with root: true"
+            )
+        comparison = [(tree.nodes[i].root.group, tree.nodes[i].step if self.compare == "step" else 0) for i in edges]
+        return edge_units(tree, edges, values[edges] - values[parents], comparison)
 
 
 class DiscountedValue(Credit):
-    """The discounted value to come, with an absolute anchor (VGPO, reconstructed)."""
+    """Give each stochastic edge the discounted value to come, Q_k = r_k + discount Q_(k+1), r_k of the state it led to.
+
+    VGPO (arXiv 2512.12387), *reconstructed*: its abstract has the expected cumulative reward of each stage, its reviews
+    the reward R_t of one jump from x_(t-1), t = T ... 1, and a discounted action value of it; no more was available. The
+    loss of an edge is weighted by Q_k over the mean of its trajectory. Its advantage is (Q - mean) / std + anchor Q at each
+    (group, step), so that it does not vanish where a group agrees. `discount` and `anchor` are our numbers. In the reviews
+    the weight multiplies the advantage; here it multiplies the whole loss of the edge, the KL too. Rewards should not be
+    negative: a value below 0 has weight 0. Every state needs a value, and the tree must not branch.
+    """
 
     name: Literal["discounted_value"] = "discounted_value"
     discount: float = Field(0.9, ge=0, le=1)
@@ -267,56 +182,65 @@ class DiscountedValue(Credit):
 
     @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
-        return discounted_value(
-            tree,
-            rewards,
-            reward_weights,
-            discount=self.discount,
-            anchor=self.anchor,
-            anchored_steps=self.anchored_steps,
-        )
+        values, known = state_values(tree, rewards)
+        edges = stochastic_edges(tree)
+        if not all(known[i] for i in edges):
+            raise InputError("algorithm.credit: discounted_value needs a value of every state, take the tree twigs")
+        chains: dict[int, list[int]] = {}  # by last edge
+        extended: set[int] = set()
+        for i in edges:  # parents come before children
+            parent = parent_of(tree, i)
+            if parent in extended:
+                raise InputError("algorithm.credit: discounted_value needs chains, take the tree twigs")
+            extended.add(parent)
+            chains[i] = [*chains.pop(parent, []), i]
+        quality = values.clone()
+        for line in chains.values():
+            for i, following in reversed(list(pairwise(line))) if self.discount else ():
+                quality[i] += self.discount * quality[following]
+        weight = torch.ones(len(tree.nodes), dtype=torch.float64)
+        for line in chains.values():
+            total = combined(quality[line], reward_weights).clamp(min=0)
+            mean = total.nanmean()
+            weight[line] = (total / mean).nan_to_num() if mean > 0 else 1.0
+        comparison = [(tree.nodes[i].root.group, tree.nodes[i].step) for i in edges]
+        anchored = [self.anchor * (tree.nodes[i].step <= self.anchored_steps) for i in edges]
+        units = edge_units(tree, edges, quality[edges], comparison)
+        return replace(units, weight=weight[edges], anchor=torch.tensor(anchored, dtype=torch.float64))
 
 
-@dataclass(frozen=True)
-class StateValues:
-    """Values of a tree's nodes: `of` (nodes, R), which holds where `known` (nodes,)."""
-
-    of: Tensor
-    known: Tensor
-
-
-def state_values(tree: Tree, rewards: Tensor) -> StateValues:
-    """Return each node's value, the reward of the sample that ODE leads to: a leaf's own, its twig's, its ODE child's."""
+def state_values(tree: Tree, rewards: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each node's value (nodes, R), the reward at the end of its ODE twig or trunk, and if it has one (nodes,)."""
     source = {node: leaf for leaf, node in enumerate(tree.leaves)}  # node -> the leaf whose reward is its value
-    stochastic, by_twig, twig = set(stochastic_edges(tree)), set(), trees.TWIG
+    stochastic, by_twig = set(stochastic_edges(tree)), set()
     for i in range(len(tree.nodes) - 1, -1, -1):  # children before parents
         node = tree.nodes[i]
         if node.parent is None or i in stochastic or i not in source or node.parent in by_twig:
             continue
         source[node.parent] = source[i]
-        if node.role == twig:
+        if node.role == trees.TWIG:
             by_twig.add(node.parent)
-    of = torch.full((len(tree.nodes), rewards.shape[1]), torch.nan, dtype=torch.float64)
+    values = torch.full((len(tree.nodes), rewards.shape[1]), torch.nan, dtype=torch.float64)
     known = torch.zeros(len(tree.nodes), dtype=torch.bool)
     nodes = list(source)
-    of[nodes], known[nodes] = rewards[list(source.values())].double(), True
-    return StateValues(of, known)
+    values[nodes], known[nodes] = rewards[list(source.values())].double(), True
+    return values, known
 
 
 def trunk_ends(tree: Tree) -> list[int]:
-    """Return the indices in `tree.leaves` of the ends of trajectories, without the samples that twigs lead to."""
+    """Return the indices in `tree.leaves` of the ends of trajectories, without those of twigs."""
     return [index for index, leaf in enumerate(tree.leaves) if tree.nodes[leaf].role != trees.TWIG]
 
 
-def left_by(tree: Tree, edge: int) -> int:
-    """Return the node that an edge leaves."""
+def parent_of(tree: Tree, edge: int) -> int:
+    """Return the parent of an edge's node."""
     parent = tree.nodes[edge].parent
     assert parent is not None  # no edge leads to a start
     return parent
 
 
 def stochastic_edges(tree: Tree) -> list[int]:
-    """Return the nodes that a stochastic edge leads to, parents before children."""
+    """Return the nodes that stochastic edges lead to, parents before children."""
     nodes = [
         node
         for evaluation in tree.evaluations
@@ -327,8 +251,8 @@ def stochastic_edges(tree: Tree) -> list[int]:
     return sorted(nodes)
 
 
-def _per_edge(tree: Tree, edges: list[int], values: Tensor, comparison: Sequence[tuple[int, ...]]) -> CreditUnits:
-    """Return a unit for each of some edges; `comparison` as in `CreditUnits`."""
+def edge_units(tree: Tree, edges: list[int], values: Tensor, comparison: Sequence[tuple[int, ...]]) -> CreditUnits:
+    """Return a unit of weight 1 for each of some edges; `comparison` as in `CreditUnits`."""
     of_edge = torch.full((len(tree.nodes),), -1)
     of_edge[edges] = torch.arange(len(edges))
     root = torch.tensor([tree.nodes[i].root.index for i in edges])
@@ -338,7 +262,7 @@ def _per_edge(tree: Tree, edges: list[int], values: Tensor, comparison: Sequence
 
 
 def _summed_log_probs(tree: Tree) -> Tensor:
-    """True joint log-probability (nodes,) of the edge to each node; 0 where the step is deterministic."""
+    """Return the joint log-probability (nodes,) of the edge to each node, 0 for a deterministic step."""
     total = torch.zeros(len(tree.nodes), dtype=torch.float64)
     dimensions = sum(x[0].numel() for x in tree.samples)
     for evaluation in tree.evaluations:
@@ -355,12 +279,8 @@ def _summed_log_probs(tree: Tree) -> Tensor:
 
 
 def step_signs(tree: Tree, rewards: Tensor) -> Tensor:
-    """Return the numbers of positive and of negative gains at each of the T steps: (2, T) float64.
-
-    Args:
-        rewards: (leaves,) float64.
-    """
-    units = step_gain(tree, rewards[:, None])
+    """Return the counts (2, T) float64 of positive and of negative gains at each step, for rewards (leaves,) float64."""
+    units = StepGain().units(tree, rewards[:, None], torch.ones(1))
     gains = units.values[:, 0]
     counts = torch.zeros(2, len(tree.sigmas) - 1, dtype=torch.float64)
     for row, sign in enumerate((gains > 0, gains < 0)):
@@ -368,7 +288,7 @@ def step_signs(tree: Tree, rewards: Tensor) -> Tensor:
     return counts
 
 
-def calibrated(
+def adjust_levels(
     levels: Sequence[float],
     positive: Tensor,
     negative: Tensor,
@@ -377,16 +297,10 @@ def calibrated(
     difference: float,
     highest: float = math.inf,
 ) -> list[float]:
-    """Noise levels (T,) after one round of DenseGRPO's calibration (arXiv 2601.20218, Algorithm 1).
+    """Return the noise levels (T,) after one round of DenseGRPO's calibration (arXiv 2601.20218, Algorithm 1).
 
-    Where the counts of positive and negative gains differ by fewer than `difference`, the level rises by its step; elsewhere
-    it falls by as much, but not below the step. A step without gains, deterministic, keeps its level.
-
-    Args:
-        positive: (T,) count of positive gains at each step.
-        negative: (T,) count of negative ones.
-        steps: (T,) by which each level moves.
-        highest: level of the kernel; cps and ddim_sde know none above 1.
+    Where the counts (T,) of positive and negative gains differ by fewer than `difference`, the level rises by its step.
+    Elsewhere it falls by its step, but not below the step. A step without gains is deterministic and keeps its level.
     """
     moved, even = positive + negative > 0, (positive - negative).abs() < difference
     return [

@@ -1,9 +1,9 @@
-"""Objectives of final samples: what policy gradients, contrastive and preference losses make of `likelihood: elbo`.
+"""Distillation, and objectives of final samples: policy gradients, contrastive and preference losses.
 
-L is a sample's log-probability at a noise level (minus a weighted error of the velocity), ell = L - L_anchor the log of its
-ratio to the anchor's, A its advantage. At equality with the anchor all of them have a gradient of the form -a grad L; they
-differ in a and in what bounds them. Losses that couple samples take the derivative in each L from a first pass without
-gradient, so that no graph holds a group.
+L is a sample's log-probability at a noise level (minus a weighted error of the velocity), ell = L - L_anchor its log ratio
+to the anchor, A its advantage. At equality with the anchor all of them have a gradient of the form -a grad L; they differ
+in a and in their bounds. Losses that couple samples take the derivative in each L from a first pass without gradient, so
+that no graph holds a whole group.
 """
 
 from __future__ import annotations
@@ -12,10 +12,17 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import override
 
-from flowgrpo.flow.methods.objectives.policy_gradient import ClipRange, LossInputs, PolicyGradient, plain_ratio
+from flowgrpo.errors import InputError
+from flowgrpo.flow.methods.objectives.policy_gradient import (
+    ClipRange,
+    LossInputs,
+    PolicyGradient,
+    TrainedStep,
+    plain_ratio,
+)
 from flowgrpo.schema.base import NotNegative, Positive, Rate
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages import clipped_ratio
@@ -23,21 +30,12 @@ from flowgrpo.training.advantages.clipped_ratio import both_bounds, bounded_exp
 
 
 def optimality(advantage: Tensor, most: float) -> Tensor:
-    """The probability (E,) that a sample is a good one: A of -most to most laid on 0 to 1 (DiffusionNFT, 2509.16117)."""
+    """Return the probability (E,) of a good sample: A in [-most, most] mapped to [0, 1] (DiffusionNFT, 2509.16117)."""
     return (advantage / most / 2 + 0.5).clamp(0, 1)
 
 
-class Unbounded(PolicyGradient):
-    """Objectives that no bound stops."""
-
-    @override
-    def clipped(self, inputs: LossInputs) -> Tensor:
-        """None."""
-        return torch.zeros_like(inputs.advantage, dtype=torch.bool)
-
-
-class Gradient(Unbounded):
-    """The policy gradient as it is: -A ratio (EPG, arXiv 2602.04663), or without a ratio -A L (RWR, SFT, AWM)."""
+class Gradient(PolicyGradient):
+    """The plain policy gradient: -A ratio (EPG, arXiv 2602.04663), or without a ratio -A L (RWR, SFT, AWM)."""
 
     name: Literal["gradient"] = "gradient"
     ratio: bool = True
@@ -48,10 +46,10 @@ class Gradient(Unbounded):
         return -inputs.advantage * (plain_ratio(inputs) if self.ratio else inputs.log_prob)
 
 
-class Proximal(Unbounded):
+class Proximal(PolicyGradient):
     """The policy gradient with the divergence from the anchor in its advantage: gradient -ratio (A - ell) grad L.
 
-    PEPG of arXiv 2602.04663; its PAR has the same gradient, for the released code detaches the ratio there. Stationary
+    PEPG of arXiv 2602.04663. Its PAR has the same gradient, since the released code detaches the ratio there. Stationary
     where ell = A.
     """
 
@@ -66,7 +64,38 @@ class Proximal(Unbounded):
         return -weight * (inputs.advantage - ell) * inputs.log_prob
 
 
-class OfSamples(Unbounded):
+class Distill(PolicyGradient):
+    """The divergence from a teacher alone (verl-omni's `distill_kl`), without advantages.
+
+    The student's own states are the inputs, without gradient, so it learns where it goes itself. In steps of one kernel,
+    with mean = P x + Q v and noise S, the exact KL is Q^2 / (2 S^2) mean (v - v_teacher)^2.
+    """
+
+    rewarded: ClassVar[bool] = False
+
+    name: Literal["distill"] = "distill"
+
+    @model_validator(mode="after")
+    def _learns(self) -> Distill:
+        if self.kl.beta == 0:
+            raise InputError("algorithm.objective.kl.beta: distill has no other loss than the divergence, raise it")
+        if self.kl.reference != "teacher":
+            raise InputError(
+                f"algorithm.objective.kl.reference: distill learns from a teacher, {self.kl.reference} is the student; take "
+                "teacher"
+            )
+        return self
+
+    @override
+    def pulls(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
+        return [0.0] * len(steps)
+
+    @override
+    def loss(self, inputs: LossInputs) -> Tensor:
+        return torch.zeros_like(inputs.log_prob)
+
+
+class OfSamples(PolicyGradient):
     """Objectives that need noised samples."""
 
     likelihoods: ClassVar[Sequence[str]] = ("elbo",)
@@ -77,7 +106,7 @@ class TwoBranch(OfSamples):
 
     With v+ = beta v + (1 - beta) v_anchor, v- = (1 + beta) v_anchor - beta v and l the weighted error of each, the loss is
     most (r l(v+) + (1 - r) l(v-)) / beta, r the optimality. In the unweighted error that is the linear term plus
-    beta most |v - v_anchor|^2: it bounds itself.
+    beta most |v - v_anchor|^2, so it bounds itself.
     """
 
     name: Literal["two_branch"] = "two_branch"
@@ -88,9 +117,6 @@ class TwoBranch(OfSamples):
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        assert inputs.error is not None
-        assert inputs.anchor_error is not None
-        assert inputs.score is not None
         step = self.beta * (inputs.error - inputs.anchor_error)
         score, anchor = inputs.score, inputs.anchor_error
         good, bad = (-score(anchor + way) for way in (step, -step))
@@ -99,7 +125,7 @@ class TwoBranch(OfSamples):
 
 
 class VelocityTarget(OfSamples):
-    """RAM (arXiv 2605.10759): the velocity is drawn to v_ref + scale A (target - v_anchor), all of them without gradient."""
+    """RAM (arXiv 2605.10759): pull the velocity to v_ref + scale A (target - v_anchor), a target without gradient."""
 
     name: Literal["velocity_target"] = "velocity_target"
     scale: Positive = 1.0
@@ -112,17 +138,14 @@ class VelocityTarget(OfSamples):
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        assert inputs.error is not None
-        assert inputs.anchor_error is not None
-        assert inputs.reference_error is not None
         aim = inputs.reference_error - self.scale * inputs.advantage[:, None] * inputs.anchor_error
         return (inputs.error - aim).square().mean(1)
 
 
 class Centred(OfSamples):
-    """CRD (arXiv 2603.14128): the log ratios, centred over an optimizer step, are drawn to the optimality, centred.
+    """CRD (arXiv 2603.14128): fit the log ratios, centred over an optimizer step, to the centred optimality.
 
-    Loss most / beta (beta (ell - mean ell) - (r - mean r))^2; the means have no gradient.
+    The loss is most / beta (beta (ell - mean ell) - (r - mean r))^2; the means have no gradient.
     """
 
     couples: ClassVar[Literal["nothing", "group", "step"]] = "step"
@@ -137,17 +160,16 @@ class Centred(OfSamples):
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        assert inputs.centre is not None
         mean_ell, mean_r = inputs.centre
         ell = self.beta * (inputs.log_prob - inputs.old_log_prob - mean_ell)
         return self.most / self.beta * (ell - (optimality(inputs.advantage, self.most) - mean_r)).square()
 
     @override
     def divergence(self, inputs: LossInputs) -> Tensor:
-        held = super().divergence(inputs)
+        divergence = super().divergence(inputs)
         if self.adaptive_kl is None:
-            return held
-        return held * (self.adaptive_kl + (1 - self.adaptive_kl) * optimality(inputs.advantage, self.most))
+            return divergence
+        return divergence * (self.adaptive_kl + (1 - self.adaptive_kl) * optimality(inputs.advantage, self.most))
 
 
 class Coupled(OfSamples):
@@ -157,34 +179,27 @@ class Coupled(OfSamples):
 
     @abstractmethod
     def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
-        """The loss of a group, a number.
-
-        Args:
-            ell: (K,) log ratios of its samples to the anchor, K at least 2.
-            advantage: (K,) theirs.
-        """
+        """Return the loss of a group, from its K >= 2 log ratios (K,) to the anchor and advantages (K,)."""
 
     def coefficients(self, ell: Tensor, advantage: Tensor) -> Tensor:
-        """Derivative (K,) of the group's loss in each log-probability, times K, for a loss that is a mean over samples."""
+        """Return the derivative (K,) of the group's loss in each log-probability, times K, for a mean over samples."""
         with torch.enable_grad():
             ell = ell.detach().requires_grad_()
-            (found,) = torch.autograd.grad(self.group_loss(ell, advantage), ell)
-        return found * len(ell)
+            (gradient,) = torch.autograd.grad(self.group_loss(ell, advantage), ell)
+        return gradient * len(ell)
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        assert inputs.coefficient is not None
         return inputs.coefficient * inputs.log_prob
 
 
 class OfPairs(Coupled):
-    """Objectives of the best and the worst of a group."""
+    """Objectives of the best and the worst sample of a group."""
 
     pairs: ClassVar[bool] = True
 
     @override
     def takes(self, advantage: Tensor) -> Tensor:
-        """The best and the worst; none of a group of equals."""
         pair = torch.zeros_like(advantage, dtype=torch.bool)
         if advantage.max() > advantage.min():
             pair[[int(advantage.argmax()), int(advantage.argmin())]] = True
@@ -192,9 +207,9 @@ class OfPairs(Coupled):
 
 
 class PairPreference(OfPairs):
-    """Online DPO: -ln sigmoid(beta / 2 (ell_best - ell_worst)) of the best and the worst of a group.
+    """Online DPO: -ln sigmoid(beta / 2 (ell_best - ell_worst)) of the best and the worst sample of a group.
 
-    A group of equal rewards teaches nothing; Flow-GRPO's code takes its first two samples as a pair.
+    A group of equal rewards has no pair; Flow-GRPO's code pairs its first two samples.
     """
 
     name: Literal["pair_preference"] = "pair_preference"
@@ -208,11 +223,11 @@ class PairPreference(OfPairs):
 
 
 class SemiPolicy(OfPairs):
-    """SePPO (arXiv 2410.05255): the best of a group, and a sample beside it that is not taken to be the worse one.
+    """SePPO (arXiv 2410.05255): the best sample of a group, and a sample that is not assumed to be worse.
 
     With w the best and r the worst of a group the loss is -ln sigmoid(beta (ell_w - sgn(ell_w) ell_r)), the sign without
-    gradient. Where the anchor, which made r, denoises the best sample better than the policy does, ell_w < 0, r is one to
-    learn from, too; where both do alike, it has no part. The equation is put together from reviews of the paper.
+    gradient. Where ell_w < 0, the anchor, which made r, denoises the best sample better than the policy, and r is learnt
+    too; at ell_w = 0 it has no part. The equation is reconstructed from reviews of the paper.
     """
 
     name: Literal["semi_policy"] = "semi_policy"
@@ -226,10 +241,9 @@ class SemiPolicy(OfPairs):
 
 
 class GroupSigmoid(Coupled):
-    """DGPO (arXiv 2510.08425): -A L of each sample, weighed by how far the group is from being told apart.
+    """DGPO (arXiv 2510.08425): -A L of each sample, weighed by sigmoid(-beta / K sum A ell) of its group, without gradient.
 
-    The weight is sigmoid(-beta / K sum A ell), without gradient. Samples of which the policy has gone further from the
-    old one than the clip range have no gradient: where A > 0 upwards, else downwards.
+    Samples whose ratio to the old policy has left the clip range, above where A > 0 and below elsewhere, have no gradient.
     """
 
     name: Literal["group_sigmoid"] = "group_sigmoid"
@@ -245,8 +259,8 @@ class GroupSigmoid(Coupled):
 
     @override
     def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
-        told = torch.sigmoid(-self.beta * (advantage * ell).mean()).detach()
-        return -(told * advantage * ell).mean()
+        weight = torch.sigmoid(-self.beta * (advantage * ell).mean()).detach()
+        return -(weight * advantage * ell).mean()
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
@@ -256,27 +270,22 @@ class GroupSigmoid(Coupled):
     def clipped(self, inputs: LossInputs) -> Tensor:
         if self.clip_range is None:
             return super().clipped(inputs)
-        ratio = bounded_exp(inputs.log_prob.detach() - _old_log_prob(inputs))
+        ratio = bounded_exp(inputs.log_prob.detach() - inputs.score(inputs.old_error))
         return clipped_ratio.clipped(ratio, inputs.advantage, *both_bounds(self.clip_range))
 
     @override
     def above(self, inputs: LossInputs) -> Tensor:
-        return super().above(inputs) if self.clip_range is None else inputs.log_prob > _old_log_prob(inputs)
-
-
-def _old_log_prob(inputs: LossInputs) -> Tensor:
-    """Log-probability (E,) of the samples under the old policy."""
-    assert inputs.score is not None
-    assert inputs.old_error is not None
-    return inputs.score(inputs.old_error)
+        if self.clip_range is None:
+            return super().above(inputs)
+        return inputs.log_prob > inputs.score(inputs.old_error)
 
 
 class PlackettLuce(Coupled):
-    """GDRO (arXiv 2601.02036): the likelihood of the group's ranking, of softened ranks, and a pull to its best.
+    """GDRO (arXiv 2601.02036): the likelihood of the group's softened ranking, and a pull to its best sample.
 
-    With s = beta ell and samples sorted by advantage: the sum over places i of ln sum_{m >= i} exp s_m -
-    sum_{j >= i} q_i(j) s_j, q_i the softmax over the rest of A / temperature; and `best` times -L of the first. That the
-    ranking is by falling reward is implied by the form, and whether noise is shared in a group is not known.
+    With s = beta ell and samples sorted by advantage: the sum over places i of ln sum_{m >= i} exp s_m - sum_{j >= i}
+    q_i(j) s_j, q_i the softmax over the rest of A / temperature; and `best` times -L of the first. The order by falling
+    reward is implied by the form. It is not known whether a group shares its noise.
     """
 
     name: Literal["plackett_luce"] = "plackett_luce"
@@ -289,7 +298,6 @@ class PlackettLuce(Coupled):
 
     @override
     def takes(self, advantage: Tensor) -> Tensor:
-        """All; none of a group of equals, in which nothing is the best."""
         return super().takes(advantage) & (advantage.max() > advantage.min())
 
     @override

@@ -1,4 +1,4 @@
-"""The prefix ratio: an edge weighed by the likelihood of the whole path that led to it, clipped in log space."""
+"""The prefix ratio: the likelihood ratio of the whole path that leads to an edge, clipped in log space."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from flowgrpo.training.advantages.clipped_ratio import path_bounds, path_clip_lo
 
 
 def prefix_log_ratio(inputs: LossInputs) -> Tensor:
-    """Log ratio (E,) of the paths from the root to the edges, with gradient through the edges' own step only.
+    """Return the log ratio (E,) of the paths from the root to the edges, with gradient through the edges' own step only.
 
-    The sum of log_prob - old_log_prob over the trained steps of the path, that of the edge included (CTPO, arXiv 2605.07331,
-    the ratio of a token's prefix). The steps before enter as a number: each of them has a loss of its own.
+    It sums log_prob - old_log_prob over the trained steps of the path, including the edge (CTPO, arXiv 2605.07331, the
+    ratio of a token's prefix). Earlier steps enter as constants: each of them has a loss of its own.
     """
-    assert inputs.earlier is not None
     return inputs.earlier + (inputs.log_prob - inputs.old_log_prob)
 
 
 class PrefixRatio(PolicyGradient):
-    """CTPO: the ratio of an edge is that of its prefix, clipped in log space by bounds that grow along the path.
+    """CTPO: clip the ratio of an edge's prefix in log space, by bounds that grow along the path.
 
-    A ratio of one step supposes that the policy of the rollout and the present one visit the same states, which they do not
-    where rollouts are stale; the prefix has the ratio of the states, too.
+    The ratio of one step supposes that the rollout's policy and the present one visit the same states. With stale rollouts
+    they do not; the prefix contains the ratio of the states, too.
     """
 
     likelihoods: ClassVar[Sequence[str]] = ("trajectory",)
@@ -59,6 +58,4 @@ class PrefixRatio(PolicyGradient):
         return prefix_log_ratio(inputs) > 0
 
     def _bounds(self, inputs: LossInputs) -> tuple[Tensor, Tensor, Tensor]:
-        """Bounds (E,) of the log ratio at each edge's position, see `path_bounds`."""
-        assert inputs.position is not None
         return path_bounds(inputs.position.to(inputs.log_prob), self.clip_range, power=self.power, dual=self.dual)

@@ -1,4 +1,4 @@
-"""Objectives: the loss of an edge, its weight by the step, and the divergences that are added to it."""
+"""Objectives: the loss of an edge, the weights of the steps, and the divergences that are added."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import override
@@ -24,81 +24,66 @@ if TYPE_CHECKING:
 else:
     kernels = lazy("samplers.kernels")
 
+ABSENT: Any = None  # default of inputs that only some objectives need
 ClipRange = Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)]
 TrainedStep = tuple["Kernel", float, float]  # kernel, sigma, sigma_next
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossInputs:
-    """What a loss is computed from: of E edges of one evaluation, or of E noised samples, of which each is an edge here.
+    """Inputs of a loss: E edges of one evaluation, or E noised samples, each an edge here.
 
-    Gradients come through `log_prob`, `mean`, `velocity` and `error`.
+    Gradients flow through `log_prob`, `mean`, `velocity` and `error`.
 
     Attributes:
-        log_prob: (E,) of the stored next state, or of the sample, under the policy as it is.
-        old_log_prob: (E,) as the rollout recorded it; of a sample under the likelihood's anchor.
-        advantage: (E,) of each edge's unit.
-
-    Of edges alone:
+        old_log_prob: (E,) in the rollout; of a sample under the likelihood's anchor.
         mean, std: of the step; tensors (E, ...), and one number.
         step_size: sigma - sigma_next, positive.
-        velocity: tensors (E, ...); None without a divergence.
         diffuses: whether std is g sqrt(step_size), see `samplers.kernels.Kernel`.
-        old_mean: of the step as the rollout recorded it; None if the objective asks for none.
-        reference_mean, reference_velocity: the same under the reference; None without a divergence.
         earlier: (E,) sum of the log ratios of the trained steps before each edge on its path, without gradient.
-        position: (E,) int64, which of the trained steps of its path each edge is, from 1. None, and `earlier` too, if the
-            objective does not ask for its prefix.
-
-    Of noised samples alone (likelihood elbo):
-        error: (E, D) velocity minus its target.
-        anchor_error, old_error, reference_error: the same of other policies, without gradient; None where nothing asks for
-            them.
-        score: what takes an error to a log-probability (E,).
-        coefficient: (E,) derivative of the loss in each log-probability, for objectives that couple samples.
-        centre: means of the log ratio and of the optimality over the optimizer step, for the one that asks for them.
+        position: (E,) int64, number of each edge among the trained steps of its path, from 1.
+        error: (E, D) velocity minus its target, of a noised sample (likelihood elbo).
+        score: function from an error to a log-probability (E,).
+        coefficient: (E,) derivative of the loss in each log-probability, where samples are coupled.
+        centre: means of the log ratio and of the optimality over the optimizer step.
     """
 
     log_prob: Tensor
     old_log_prob: Tensor
     advantage: Tensor
     mean: State | None = None
-    std: Tensor | None = None
-    step_size: float | None = None
+    std: Tensor = ABSENT
+    step_size: float = ABSENT
     velocity: State | None = None
     diffuses: bool = True
     old_mean: State | None = None
     reference_mean: State | None = None
     reference_velocity: State | None = None
-    earlier: Tensor | None = None
-    position: Tensor | None = None
-    error: Tensor | None = None
-    anchor_error: Tensor | None = None
-    old_error: Tensor | None = None
-    reference_error: Tensor | None = None
-    score: Callable[[Tensor], Tensor] | None = None
-    coefficient: Tensor | None = None
-    centre: tuple[float, float] | None = None
+    earlier: Tensor = ABSENT
+    position: Tensor = ABSENT
+    error: Tensor = ABSENT
+    anchor_error: Tensor = ABSENT
+    old_error: Tensor = ABSENT
+    reference_error: Tensor = ABSENT
+    score: Callable[[Tensor], Tensor] = ABSENT
+    coefficient: Tensor = ABSENT
+    centre: tuple[float, float] = ABSENT
 
 
 def noise_aware(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
-    """Weight of each step: its std over the mean std of all of them, TempFlow-GRPO's noise-aware weighting (2508.04324).
+    """Return the weight of each step: its std over their mean, TempFlow-GRPO's noise-aware weighting (2508.04324).
 
-    The gradient of an averaged or summed log-probability grows as 1 / std; this takes it back (`constant_free` has std in
-    its place, and is refused). The released code multiplies std by a
-    constant, 2.25 for SD3.5, which is 1 / mean(std) over the trained steps of that setting; here it is computed.
+    It takes back the 1 / std in the gradient. The released code multiplies std by 2.25, which is 1 / mean(std) for SD3.5.
     """
     stds = [kernels.slope(*step, sigma_cap)[1] for step in steps]
     return [std * len(stds) / sum(stds) for std in stds]
 
 
 def equalised(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
-    """Weight of each step: median of N over its N, SAGE-GRPO's equaliser (2603.21872).
+    """Return the weight of each step: median of N over its N, SAGE-GRPO's equaliser (2603.21872).
 
-    N is the size of the gradient of the log-probability with respect to the velocity (`samplers.kernels.pull`), which is
-    the paper's |d mean / d v| / std where it is averaged; so all steps pull alike, by any kernel and form. Where one has no
-    slope or no noise the weight is 1. Of an even number of steps the median is the lower one of the two in the middle, as
-    in the released code.
+    N is `samplers.kernels.pull`, the paper's |d mean / d v| / std where the log-probability is averaged; so all steps pull
+    alike. Without slope or noise the weight is 1. The median is the lower one of an even number, as released.
     """
     sizes = [kernels.pull(*step, sigma_cap) for step in steps]
     middle = statistics.median_low(sizes)
@@ -109,25 +94,22 @@ STEP_WEIGHTS = {"noise_aware": noise_aware, "equalised": equalised}
 
 
 def exact_kl(inputs: LossInputs) -> Tensor:
-    """KL (E,) of the step's Gaussian from the reference's, averaged over dimensions: mean (mu - mu_ref)^2 / (2 std^2)."""
-    assert inputs.std is not None
+    """Return the KL (E,) of the step from the reference's, averaged over dimensions: mean (mu - mu_ref)^2 / (2 std^2)."""
     return _mean_square(inputs.mean, inputs.reference_mean) / (2 * inputs.std**2)
 
 
 def flow_grpo_kl(inputs: LossInputs) -> Tensor:
-    """Flow-GRPO's form (E,), as its code has it: mean (mu - mu_ref)^2 / (2 s^2), s what it calls `std_dev_t`.
+    """Return the divergence (E,) of Flow-GRPO's code: mean (mu - mu_ref)^2 / (2 s^2), s its `std_dev_t`.
 
-    For `flow_sde` that is g, and the divergence the exact one without the step in std = g sqrt(h). For `cps` it is the std
-    itself, and the divergence the exact one; so it is here for all kernels whose noise is no diffusion over the step.
+    For `flow_sde` s is g, without the step in std = g sqrt(h). For `cps` it is std, so the divergence is the exact one, as
+    here for every kernel whose noise is not a diffusion over the step.
     """
-    assert inputs.step_size is not None
     return exact_kl(inputs) * (inputs.step_size if inputs.diffuses else 1.0)
 
 
 def velocity_kl(inputs: LossInputs) -> Tensor:
-    """Squared distance (E,) of the velocities, averaged over dimensions; knows nothing of the kernel."""
-    if inputs.error is not None:  # of one target
-        assert inputs.reference_error is not None
+    """Return the squared distance (E,) of the velocities, averaged over dimensions."""
+    if inputs.error is not None:
         return (inputs.error - inputs.reference_error).square().mean(1)
     return _mean_square(inputs.velocity, inputs.reference_velocity)
 
@@ -136,42 +118,17 @@ KL = {"exact": exact_kl, "flow_grpo": flow_grpo_kl, "velocity": velocity_kl}
 
 
 def previous_kl(inputs: LossInputs) -> Tensor:
-    """KL (E,) of the step from the one of the policy that made the rollout, averaged over dimensions.
+    """Return the KL (E,) of the step from the rollout policy's, averaged over dimensions.
 
     Of noised samples: the squared distance of the velocity from the old policy's.
     """
     if inputs.error is not None:
-        assert inputs.old_error is not None
         return (inputs.error - inputs.old_error).square().mean(1)
-    assert inputs.std is not None
     return _mean_square(inputs.mean, inputs.old_mean) / (2 * inputs.std**2)
 
 
-def hold(form: str, step: TrainedStep, sigma_cap: float) -> float:
-    """Curvature of a form of divergence in the velocity at a step: D times its second derivative in an element of v.
-
-    (d mean / d v)^2 / std^2, for `flow_grpo` times the step where the kernel's noise is a diffusion over it; 2 for
-    `velocity`.
-    """
-    if form == "velocity":
-        return 2.0
-    kernel, sigma, sigma_next = step
-    moved, std = kernels.slope(*step, sigma_cap)
-    over = sigma - sigma_next if form == "flow_grpo" and kernel.diffuses else 1.0
-    return (moved / std) ** 2 * over if std > 0 else 0.0
-
-
-def adapted(beta: float, kl: float, *, target: float, low: float, high: float) -> float:
-    """PPO's adaptive coefficient (arXiv 1707.06347, section 4): doubled above 1.5 target, halved below target / 1.5.
-
-    Bounded to [low, high]. SAGE-GRPO adapts its coefficient too, between 1e-7 and 1e-5, by a rule that was not at hand.
-    """
-    beta = beta * 2 if kl > 1.5 * target else beta / 2 if kl < target / 1.5 else beta
-    return min(max(beta, low), high)
-
-
 class Divergence(Strict):
-    """A pull to the reference, and to the policy that made the rollout (with both, SAGE-GRPO's dual region)."""
+    """A pull to the reference, and to the rollout policy (with both, SAGE-GRPO's dual region)."""
 
     form: Literal["flow_grpo", "exact", "velocity"] = "flow_grpo"
     """exact: KL of the step's Gaussians; flow_grpo: without the step in its variance; velocity: squared distance."""
@@ -201,21 +158,26 @@ class Divergence(Strict):
         return self
 
     def adapted(self, beta: float, measured: float | None) -> float:
-        """The coefficient after an iteration that had `beta` and measured this divergence."""
+        """Return the coefficient of the next iteration, from the last one and the measured divergence.
+
+        PPO's rule (arXiv 1707.06347, section 4): double it above 1.5 target, halve it below target / 1.5, within bounds.
+        SAGE-GRPO adapts its coefficient between 1e-7 and 1e-5, by a rule that was not available.
+        """
         if self.target is None or self.max_beta is None or measured is None:
             return beta
-        return adapted(beta, measured, target=self.target, low=self.beta, high=self.max_beta)
+        beta = beta * 2 if measured > 1.5 * self.target else beta / 2 if measured < self.target / 1.5 else beta
+        return min(max(beta, self.beta), self.max_beta)
 
 
 class PolicyGradient(Choice):
-    """Options of objectives of the ratio: weights of the steps, and divergences, which the weights do not touch."""
+    """Options of objectives of the ratio: weights of the steps, and divergences, which these weights do not touch."""
 
     likelihoods: ClassVar[Sequence[str]] = ("trajectory", "elbo")
-    """Of which likelihoods it is an objective."""
+    """Likelihoods it can train."""
     couples: ClassVar[Literal["nothing", "group", "step"]] = "nothing"
-    """What a sample's loss depends on beside itself: its group, or all samples of the optimizer step."""
+    """Samples that a sample's loss depends on: its group, or all of the optimizer step."""
     pairs: ClassVar[bool] = False
-    """Whether it compares the best sample of a group with the worst alone."""
+    """Whether it trains only on the best and the worst sample of a group."""
     rewarded: ClassVar[bool] = True
     """Whether the loss depends on the advantages."""
 
@@ -226,63 +188,69 @@ class PolicyGradient(Choice):
 
     @abstractmethod
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Loss (E,) of the edges, without the divergence and the weights of the steps."""
+        """Return the loss (E,) of the edges, without the divergence and the weights of the steps."""
 
-    @abstractmethod
     def clipped(self, inputs: LossInputs) -> Tensor:
-        """Which edges (E,) bool the objective stops: their gradient is zero."""
+        """Return whether (E,) bool each edge has zero gradient by a bound of the objective; by default there is none."""
+        return torch.zeros_like(inputs.advantage, dtype=torch.bool)
 
     def above(self, inputs: LossInputs) -> Tensor:
-        """Whether the ratio (E,) bool that `clipped` looks at is above 1."""
+        """Return whether (E,) bool the ratio that `clipped` bounds is above 1."""
         return inputs.log_prob > inputs.old_log_prob
 
     @property
     def policies(self) -> set[str]:
-        """The policies beside the live one, and the likelihood's anchor, that it asks for."""
+        """Return the policies it needs beside the live one and the likelihood's anchor."""
         return {name for name, asked in (("reference", self.kl.beta), ("old", self.kl.previous)) if asked}
 
     def takes(self, advantage: Tensor) -> Tensor:
-        """Which samples (K,) bool of a group, of the given advantages, have a part in the loss; by default all."""
+        """Return the samples (K,) bool of a group that have a part in the loss, from their advantages."""
         return torch.ones_like(advantage, dtype=torch.bool)
 
     @property
     def needs_old_means(self) -> bool:
-        """Whether the rollout must keep the means of its steps."""
+        """Return whether the rollout must keep the means of its steps."""
         return self.kl.previous > 0
 
     @property
     def needs_prefix(self) -> bool:
-        """Whether the update must sum the log ratios of the path that leads to each edge."""
+        """Return whether the update must sum the log ratios of the path to each edge."""
         return False
 
     def weights(self, steps: Sequence[TrainedStep], sigma_cap: float) -> dict[TrainedStep, float]:
-        """Weight of each of the trained steps."""
+        """Return the weight of each of the trained steps."""
         if self.step_weights == "none":
             return dict.fromkeys(steps, 1.0)
         return dict(zip(steps, STEP_WEIGHTS[self.step_weights](steps, sigma_cap), strict=True))
 
     def pulls(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
-        """Size of the loss's gradient in the velocity at each of the trained steps; see `samplers.kernels.pull`."""
+        """Return the size of the loss's gradient in the velocity at each trained step; see `samplers.kernels.pull`."""
         weights = self.weights(steps, sigma_cap)
         return [kernels.pull(*step, sigma_cap) * weights[step] for step in steps]
 
     def holds(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
-        """Curvature of the divergence in the velocity at each of the trained steps; see `hold`."""
-        return [hold(self.kl.form, step, sigma_cap) for step in steps]
+        """Return the curvature of the divergence at each trained step: D times its second derivative in an element of v."""
+
+        def curvature(kernel: Kernel, sigma: float, sigma_next: float) -> float:
+            moved, std = kernels.slope(kernel, sigma, sigma_next, sigma_cap)
+            over = sigma - sigma_next if self.kl.form == "flow_grpo" and kernel.diffuses else 1.0
+            return (moved / std) ** 2 * over if std > 0 else 0.0
+
+        return [2.0 if self.kl.form == "velocity" else curvature(*step) for step in steps]
 
     def divergence(self, inputs: LossInputs) -> Tensor:
-        """Divergence (E,) in the chosen form."""
+        """Return the divergence (E,) in the chosen form."""
         pull = KL[self.kl.form](inputs)
         return pull + self.kl.previous * previous_kl(inputs) if self.kl.previous else pull
 
 
 def plain_ratio(inputs: LossInputs) -> Tensor:
-    """exp(log_prob - old_log_prob) (E,): how much likelier the policy has made the step, or the sample."""
+    """Return exp(log_prob - old_log_prob) (E,)."""
     return bounded_exp(inputs.log_prob - inputs.old_log_prob)
 
 
 class Clipped(PolicyGradient):
-    """Options of clipped objectives. `clip_range` is one bound for both sides, or [low, high]."""
+    """Options of clipped objectives; `clip_range` bounds both sides, or is [low, high]."""
 
     clip_range: ClipRange = 1e-4
     """The ratio is clipped to 1 -+ it; or [low, high]."""
@@ -300,7 +268,7 @@ class Clipped(PolicyGradient):
         return self.ratio(inputs) > 1
 
     def ratio(self, inputs: LossInputs) -> Tensor:
-        """The ratio (E,) that is clipped."""
+        """Return the ratio (E,) that is clipped."""
         return plain_ratio(inputs)
 
 
@@ -310,19 +278,12 @@ class Clip(Clipped):
     name: Literal["clip"] = "clip"
 
 
-def normalised_ratio(inputs: LossInputs) -> Tensor:
-    """GRPO-Guard (arXiv 2510.22319): exp((log_prob - old_log_prob + mean (mu - mu_old)^2 / (2 std^2)) std), shape (E,).
-
-    For the averaged log-probability the exponent is mean (mu - mu_old) noise: the bias that makes plain ratios smaller than
-    1 is gone, and its variance is the same at every step.
-    """
-    assert inputs.std is not None
-    bias = _mean_square(inputs.mean, inputs.old_mean) / (2 * inputs.std**2)
-    return bounded_exp((inputs.log_prob - inputs.old_log_prob + bias) * inputs.std)
-
-
 class NormalisedRatio(Clipped):
-    """GRPO-Guard: a ratio of equal variance at every step, clipped; the loss is divided by the step's size."""
+    """GRPO-Guard (arXiv 2510.22319): a clipped ratio of equal variance at every step; its loss is divided by the step.
+
+    The ratio is exp((log_prob - old_log_prob + mean (mu - mu_old)^2 / (2 std^2)) std). For the averaged log-probability the
+    exponent is mean (mu - mu_old) noise, without the bias that makes plain ratios smaller than 1.
+    """
 
     likelihoods: ClassVar[Sequence[str]] = ("trajectory",)
 
@@ -337,11 +298,11 @@ class NormalisedRatio(Clipped):
 
     @override
     def ratio(self, inputs: LossInputs) -> Tensor:
-        return normalised_ratio(inputs)
+        bias = _mean_square(inputs.mean, inputs.old_mean) / (2 * inputs.std**2)
+        return bounded_exp((inputs.log_prob - inputs.old_log_prob + bias) * inputs.std)
 
     @override
     def pulls(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
-        """Std / step size times the plain ratio's."""
         plain = super().pulls(steps, sigma_cap)
         return [
             size * kernels.slope(*step, sigma_cap)[1] / (step[1] - step[2])
@@ -350,15 +311,43 @@ class NormalisedRatio(Clipped):
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        assert inputs.step_size is not None
         return super().loss(inputs) / inputs.step_size
 
 
-class SoftGate(PolicyGradient):
-    """SAPO: a gate that closes softly instead of a clip.
+class KlMask(PolicyGradient):
+    """Flow-DPPO (arXiv 2606.11025): -A ratio, and 0 where the step's KL from the rollout's reaches `limit`.
 
-    `temperature` is [for A > 0, for A <= 0]; its inverse plays the part of a clip range. The paper's ratios are of tokens
-    and its temperatures 1.0 and 1.05; ours belong to averaged log-probabilities.
+    Only an edge whose ratio has moved the way of its advantage is stopped: above 1 where A > 0, below 1 where A < 0. An
+    edge that has moved the other way is still pulled back. The KL of two Gaussians of one std, averaged over dimensions, is
+    mean (mu - mu_old)^2 / (2 std^2). The released code averages it as well; the paper's is a sum.
+    """
+
+    likelihoods: ClassVar[Sequence[str]] = ("trajectory",)
+
+    name: Literal["kl_mask"] = "kl_mask"
+    limit: Positive = 1e-5
+    """KL of a step from the rollout's, averaged over dimensions, from which on the edge is stopped."""
+
+    @property
+    @override
+    def needs_old_means(self) -> bool:
+        return True
+
+    @override
+    def loss(self, inputs: LossInputs) -> Tensor:
+        return (-inputs.advantage * plain_ratio(inputs)).where(~self.clipped(inputs), 0.0)
+
+    @override
+    def clipped(self, inputs: LossInputs) -> Tensor:
+        gone = (inputs.log_prob - inputs.old_log_prob).detach() * inputs.advantage > 0
+        return (previous_kl(inputs).detach() >= self.limit) & gone
+
+
+class SoftGate(PolicyGradient):
+    """SAPO: a soft gate in place of a clip, with temperatures for A > 0 and for A <= 0.
+
+    The inverse of a temperature acts as a clip range. The paper's ratios are of tokens and its temperatures 1.0 and 1.05;
+    ours are for averaged log-probabilities.
     """
 
     name: Literal["soft_gate"] = "soft_gate"
@@ -368,11 +357,6 @@ class SoftGate(PolicyGradient):
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
         return clipped_ratio.soft_gate_loss(plain_ratio(inputs), inputs.advantage, *self.temperature)
-
-    @override
-    def clipped(self, inputs: LossInputs) -> Tensor:
-        """None: a gate has no bound."""
-        return torch.zeros_like(inputs.advantage, dtype=torch.bool)
 
 
 def _mean_square(a: State | None, b: State | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The tree whose steps have as many children as their noise is worth, chosen anew as the run goes."""
+"""The tree that chooses the children of each step anew during a run, by the spread of their rewards."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.methods.trees.finish import Finish
-from flowgrpo.flow.methods.trees.tree import Rooted, divided
+from flowgrpo.flow.methods.trees.tree import Finish, Rooted, divided
 from flowgrpo.schema.imports.lazy import lazy
 
 if TYPE_CHECKING:
@@ -20,53 +19,41 @@ if TYPE_CHECKING:
 else:
     plans = lazy("samplers.plans")
 
-LEAST = 2  # children of a step: one has no sibling, and without a pair a step's estimate would never move again
+LEAST = 2  # children of a step: without siblings its spread could not be estimated again
 
 
 def neyman(variances: Sequence[float], costs: Sequence[float], budget: float) -> list[int]:
-    """Return how many children each step has, so that the sum of variance / (children - 1) is small within a budget.
+    """Return the number of children of each step that makes the sum of variance / (children - 1) small within a budget.
 
-    Neyman's allocation (J. R. Stat. Soc. 97, 1934): children - 1 in proportion to sqrt(variance / cost). In integers: from
-    `LEAST` at each step the next child goes where it takes away most for its cost, the earliest of equal steps first, while
-    the budget has room for one.
-
-    Args:
-        variances: of the estimate that two children of each step give; 0 where a step needs no more than `LEAST`.
-        costs: of a child of each step, above 0.
-        budget: what all children of a start may cost, room for `LEAST` of each.
+    Neyman's allocation (J. R. Stat. Soc. 97, 1934): children - 1 in proportion to sqrt(variance / cost). From `LEAST` at
+    each step, children are added one by one where they reduce the sum most for their cost, the earliest of equal steps
+    first. Variances are of the estimate from two children; the budget holds at least `LEAST` children of each step.
     """
-    counts, left = [LEAST] * len(costs), budget - LEAST * sum(costs)
+    counts, budget_left = [LEAST] * len(costs), budget - LEAST * sum(costs)
 
     def worth(step: int) -> float:
         return variances[step] / (counts[step] * (counts[step] - 1) * costs[step])
 
-    while fitting := [step for step, cost in enumerate(costs) if cost <= left and variances[step] > 0]:
+    while fitting := [step for step, cost in enumerate(costs) if cost <= budget_left and variances[step] > 0]:
         chosen = max(fitting, key=worth)
         counts[chosen] += 1
-        left -= costs[chosen]
+        budget_left -= costs[chosen]
     return counts
 
 
 def check(algorithm: Any) -> None:
-    """Refuse axes by which the expected update would change with the numbers of children.
-
-    Args:
-        algorithm: the choices of a flow model's axes.
-
-    Raises:
-        InputError: names the axis and what it can be.
-    """
+    """Refuse axes whose expected update would depend on the numbers of children, by an InputError."""
     credit, baseline = algorithm.credit, algorithm.baseline
     if credit.name != "siblings" or credit.weights != "steps":
-        found = credit.name if credit.name != "siblings" else "siblings with weights: edges"
+        choice = credit.name if credit.name != "siblings" else "siblings with weights: edges"
         raise InputError(
-            f"algorithm.credit: the tree adaptive has other numbers of children at each step, by which {found} would weigh "
+            f"algorithm.credit: the tree adaptive has other numbers of children at each step, by which {choice} would weigh "
             "steps; take '{name: siblings, weights: steps}'"
         )
     if baseline.name != "leave_one_out" or baseline.std not in ("none", "global"):
-        found = baseline.name if baseline.name != "leave_one_out" else f"leave_one_out with std: {baseline.std}"
+        choice = baseline.name if baseline.name != "leave_one_out" else f"leave_one_out with std: {baseline.std}"
         raise InputError(
-            f"algorithm.baseline: the tree adaptive has other numbers of children at each step, by which {found} would "
+            f"algorithm.baseline: the tree adaptive has other numbers of children at each step, by which {choice} would "
             "scale their advantages; take '{name: leave_one_out, std: global}', or std: none"
         )
 
@@ -74,10 +61,9 @@ def check(algorithm: Any) -> None:
 class Adaptive(Rooted):
     """A brush whose numbers of children follow the spread of the run's own sibling rewards (ours).
 
-    See `flow.rollouts.adaptive_tree`. A group of size S has S / `branches` seeds, as that brush has, and its first shape is
-    the brush of `branches`. Every later one costs as many evaluations at most: children go where their rewards differ most
-    for what they cost, but no step has fewer than two. The credit weighs steps alike, whatever their numbers, so that the
-    expected update stays the same.
+    See `flow.rollouts.adaptive_tree`. A group of size S has S / `branches` seeds, and its first shape is the brush of
+    `branches`. Later shapes cost at most as many evaluations: children go where their rewards differ most for their cost,
+    but every step has at least two. The credit weighs steps alike, so that the expected update stays the same.
     """
 
     adapts: ClassVar[bool] = True
@@ -104,11 +90,7 @@ class Adaptive(Rooted):
         return plans.brush(kernels, [*profile, *[0] * (len(kernels) - len(profile))], self._steps)
 
     def first(self, kernels: Sequence[Kernel]) -> list[int]:
-        """Children of each stochastic step before any reward is known.
-
-        Raises:
-            InputError: the profile is of another number of steps, or a child would cost nothing.
-        """
+        """Return the children of each stochastic step before any reward is known."""
         costs = self.costs(kernels)
         if self.profile is not None and len(self.profile) != len(costs):
             raise InputError(
@@ -123,12 +105,12 @@ class Adaptive(Rooted):
         return self.profile or [self.branches] * len(costs)
 
     def costs(self, kernels: Sequence[Kernel]) -> list[float]:
-        """What a child of each stochastic step costs, in model evaluations: those that finish it, and the sample's own."""
+        """Return the cost of a child of each stochastic step, in model evaluations, plus the sample's own."""
         steps = len(kernels)
         return [min(self._steps or steps, steps - 1 - step) + self.sample_cost for step in range(self._end(kernels))]
 
     def reshaped(self, kernels: Sequence[Kernel], variances: Sequence[float]) -> list[int]:
-        """Children of each stochastic step, for what the first shape costs; arguments as of `neyman`."""
+        """Return the children of each stochastic step, for the cost of the first shape; `variances` as in `neyman`."""
         costs = self.costs(kernels)
         return neyman(variances, costs, sum(n * cost for n, cost in zip(self.first(kernels), costs, strict=True)))
 
@@ -137,7 +119,7 @@ class Adaptive(Rooted):
         return None if self.finish is None else self.finish.steps
 
     def widest(self, kernels: Sequence[Kernel]) -> Adaptive:
-        """The tree in the shape that has most samples, which some run may come to."""
+        """Return the tree in the shape with the most samples."""
         costs = self.costs(kernels)
         only = [float(cost == min(costs)) for cost in costs]
         return self.model_copy(update={"profile": self.reshaped(kernels, only)})

@@ -1,4 +1,4 @@
-"""A tree of the user's own: a function makes its plan."""
+"""A tree of the user's own, planned by a function."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ else:
 
 
 class Custom(Rooted):
-    """A tree of your own: a function makes the plan of an iteration.
+    """A tree of your own: a function returns the plan of an iteration.
 
-    It is called as function(kernels, **options) with one kernel for each step, the last one ODE unless `last_step` is sde,
-    and returns a `samplers.trees.Plan`: (role, step) -> moves.
+    The call is function(kernels, **options), with one kernel for each step, the last one ODE unless `last_step` is sde. It
+    returns a `samplers.trees.Plan`: (role, step) -> moves.
     """
 
     name: Literal["custom"] = "custom"
@@ -52,16 +52,15 @@ class Custom(Rooted):
 
     @override
     def check(self, tree: Tree) -> None:
-        """Refuse a tree whose roots do not have `trajectories` ends each; raises InputError."""
-        found = len(trunk_ends(tree)) / sum(node.parent is None for node in tree.nodes)
-        if found != self.trajectories:
+        ends = len(trunk_ends(tree)) / sum(node.parent is None for node in tree.nodes)
+        if ends != self.trajectories:
             raise InputError(
-                f"algorithm.tree.trajectories: the plan of a root has {found:g} ends, not {self.trajectories}"
+                f"algorithm.tree.trajectories: the plan of a root has {ends:g} ends, not {self.trajectories}"
             )
 
     @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        end, function = self._end(kernels), _located(self.function, Path.cwd())
+        end, function = self._end(kernels), _load_function(self.function, Path.cwd())
         if not callable(function):
             raise InputError(f"algorithm.tree.function: {self.function} is {type(function).__name__}, not a function")
         arguments = [*kernels[:end], *[formulas.ODE] * (len(kernels) - end)]
@@ -70,7 +69,7 @@ class Custom(Rooted):
         except TypeError as error:
             takes = ", ".join(list(inspect.signature(function).parameters)[1:]) or "none"
             raise InputError(f"algorithm.tree.options: {error}; {self.function} has the options {takes}") from None
-        with _move_fields(self.function), kept("algorithm.tree.function", function, calls=True):
+        with _check_move_fields(self.function), kept("algorithm.tree.function", function, calls=True):
             plan = function(arguments, **self.options)
         if not callable(plan):
             raise InputError(
@@ -78,15 +77,15 @@ class Custom(Rooted):
             )
 
         def moves(role: str, step: int) -> Sequence[Move]:
-            with _move_fields(self.function), kept("algorithm.tree.function", function, calls=True):
+            with _check_move_fields(self.function), kept("algorithm.tree.function", function, calls=True):
                 return plan(role, step)
 
         return moves
 
 
 @contextmanager
-def _move_fields(function: str) -> Iterator[None]:
-    """Refuse what no `samplers.trees.Move` has, when a function of the user makes one of it."""
+def _check_move_fields(function: str) -> Iterator[None]:
+    """Refuse unknown fields of a `samplers.trees.Move` in a user's function."""
     try:
         yield
     except TypeError as error:
@@ -98,8 +97,8 @@ def _move_fields(function: str) -> Iterator[None]:
 
 
 @cache
-def _located(function: str, folder: Path) -> Callable[..., Plan]:
-    """Return the function that the user names; `folder`, from which files are found, is a part of the cache's key."""
+def _load_function(function: str, folder: Path) -> Callable[..., Plan]:
+    """Load the user's function; `folder` is part of the cache's key, since relative files are found from it."""
     if ":" not in function:
         raise InputError(
             f"algorithm.tree.function: {function!r} names no function, write ./file.py:name or pkg.module:name"

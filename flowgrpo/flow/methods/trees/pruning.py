@@ -1,17 +1,17 @@
-"""Which edges leave the update: BranchGRPO's prunings (arXiv 2509.06040), by whole chains.
+"""BranchGRPO's prunings (arXiv 2509.06040): remove whole chains from the update.
 
-A *chain* is the unbranched rest of a trajectory below its last split; the split's own edges are no part of it. Rollout,
-rewards and advantages are as without pruning. Each rule keeps equally many edges whatever the rewards, so that all
-processes keep in step.
+A *chain* is the unbranched rest of a trajectory below its last split, without the split's own edges. Rollout, rewards and
+advantages are as without pruning. Each rule keeps the same number of edges whatever the rewards, so that all processes stay
+in step.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from flowgrpo.flow.methods.credit.rules import left_by, trunk_ends
+from flowgrpo.flow.methods.credit.rules import parent_of, trunk_ends
 from flowgrpo.schema.imports.heavy import Tensor, torch
 
 if TYPE_CHECKING:
@@ -19,43 +19,33 @@ if TYPE_CHECKING:
 
 
 def parent_top1(tree: Tree, advantages: Tensor) -> Tensor:
-    """Keep the best of the chains that leave one split; return whether (nodes,) the edge to each node stays.
+    """Keep the best of the chains below one split; return whether (nodes,) the edge to each node stays.
 
-    The paper's rule. The released code keeps the first half of every chain instead, for advantages along it are equal.
-
-    Args:
-        advantages: (nodes,) of the edge to each node; NaN where its reward was lost.
+    The paper's rule. The released code keeps the first half of every chain instead, since advantages along it are equal.
+    Advantages (nodes,) are of the edge to each node, NaN where its reward was lost.
     """
     by_split = defaultdict(list)
     for chain in chains(tree):
-        by_split[left_by(tree, left_by(tree, chain[-1]))].append(chain)
-    losing = [chain for group in by_split.values() for chain in _ranked(group, advantages)[1:]]
-    return _without(tree, losing)
+        by_split[parent_of(tree, parent_of(tree, chain[-1]))].append(chain)
+    losing = [chain for group in by_split.values() for chain in _rank(group, advantages)[1:]]
+    return _keep_all_but(tree, losing)
 
 
 def extremes(tree: Tree, advantages: Tensor, fraction: float) -> Tensor:
-    """Keep the best and the worst `fraction` of a group's chains; return whether (nodes,) the edge to each node stays.
-
-    Args:
-        advantages: (nodes,) of the edge to each node; NaN where its reward was lost.
-        fraction: below half; 0.25 keeps every other chain.
-    """
+    """Keep the best and the worst `fraction` of a group's chains, below half; arguments and result as in `parent_top1`."""
     by_group = defaultdict(list)
     for chain in chains(tree):
         by_group[tree.nodes[chain[0]].root.group].append(chain)
     losing = []
     for group in by_group.values():
         count = max(1, round(fraction * len(group)))
-        losing += _ranked(group, advantages)[count : len(group) - count]
-    return _without(tree, losing)
+        losing += _rank(group, advantages)[count : len(group) - count]
+    return _keep_all_but(tree, losing)
 
 
 def chains(tree: Tree) -> list[list[int]]:
-    """For each leaf the edges below its last split, last first."""
-    children = torch.zeros(len(tree.nodes), dtype=torch.long)
-    for node in tree.nodes:
-        if node.parent is not None:
-            children[node.parent] += 1
+    """Return for each leaf the edges below its last split, last first."""
+    children = Counter(node.parent for node in tree.nodes)
     every = []
     for index in trunk_ends(tree):
         line = tree.ancestry(tree.leaves[index])
@@ -63,8 +53,8 @@ def chains(tree: Tree) -> list[list[int]]:
     return [chain for chain in every if chain]
 
 
-def _ranked(group: list[list[int]], advantages: Tensor) -> list[list[int]]:
-    """Best first, ties in order of growth; chains whose reward was lost are neither good nor bad: in the middle."""
+def _rank(group: list[list[int]], advantages: Tensor) -> list[list[int]]:
+    """Sort chains best first, ties in order of growth, with chains of lost reward in the middle."""
     known = [chain for chain in group if not advantages[chain[-1]].isnan()]
     lost = [chain for chain in group if advantages[chain[-1]].isnan()]
     known.sort(key=lambda chain: -float(advantages[chain[-1]]))
@@ -72,7 +62,7 @@ def _ranked(group: list[list[int]], advantages: Tensor) -> list[list[int]]:
     return [*known[:middle], *lost, *known[middle:]]
 
 
-def _without(tree: Tree, dropped: list[list[int]]) -> Tensor:
+def _keep_all_but(tree: Tree, dropped: list[list[int]]) -> Tensor:
     keep = torch.ones(len(tree.nodes), dtype=torch.bool)
     keep[[edge for chain in dropped for edge in chain]] = False
     return keep

@@ -1,20 +1,20 @@
-"""Which latents are visited?"""
+"""Options of the trees: which latents a rollout visits."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.trees import pruning
-from flowgrpo.flow.methods.trees.finish import Finish
 from flowgrpo.schema.base import Choice, Positive, Strict
 from flowgrpo.schema.imports.heavy import Tensor
 from flowgrpo.schema.imports.lazy import lazy
+from flowgrpo.training.weights.low_precision_copies import Copied
 
 if TYPE_CHECKING:
     from samplers import noise, plans, schedule
@@ -25,12 +25,48 @@ else:
     plans = lazy("samplers.plans")
     schedule = lazy("samplers.schedule")
 
+CHECK = 10  # default iterations between two measurements
+
+
+class Finish(Strict):
+    """How to take the ODE steps of a branch or twig that lead only to a reward; a number alone is `steps`.
+
+    No gradient and no ratio passes there, so these steps may be cheap: an error is noise or bias of a reward. A run
+    measures how much of the siblings' order is left (`finish/rank_agreement`); see `flowgrpo.flow.rollouts.cheap_finishes`.
+    """
+
+    steps: int | None = Field(None, ge=1)
+    """ODE steps at most, spread evenly over those that remain, coarser for fewer; null: all of them."""
+    dtype: Copied | None = None
+    """Walk them by a copy of the linear layers in low precision: bfloat16, or a word of train.draft.precision, with which it
+    is shared; null: by the network as it is."""
+    check: int | None = Field(None, ge=0)
+    """Finish the first group exactly, too, and compare its rewards, each so many iterations, from the first on; 0: never.
+    null: 10 with a dtype, 0 without."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number(cls, written: Any) -> Any:
+        return {"steps": written} if isinstance(written, int) and not isinstance(written, bool) else written
+
+    @property
+    def cheap(self) -> bool:
+        """Return whether the numbers differ from the network's own."""
+        return self.dtype is not None
+
+    @property
+    def every(self) -> int:
+        """Return the iterations between two measurements; 0 for none."""
+        if self.check is None:
+            return CHECK if self.cheap else 0
+        return self.check
+
 
 class Rooted(Choice):
     """Options of every tree."""
 
     adapts: ClassVar[bool] = False
-    """Whether its shape is chosen anew as a run goes, see `flowgrpo.flow.rollouts.adaptive_tree`."""
+    """Whether its shape changes during a run, see `flowgrpo.flow.rollouts.adaptive_tree`."""
     start: Literal["independent", "shared"] = "independent"
     """independent: an initial noise for each root; shared: one for a group."""
     last_step: Literal["ode", "sde"] = "ode"
@@ -38,45 +74,28 @@ class Rooted(Choice):
 
     @abstractmethod
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        """The plan of one iteration.
-
-        Args:
-            kernels: one for each step of the schedule.
-            group_size: samples of a group, which is divided among its roots.
-            seed: of the run; with `iteration`, where all that is drawn is drawn.
-
-        Raises:
-            InputError: the options do not go with the schedule, the kernels or the size of a group.
-        """
+        """Return the plan of one iteration, for one kernel a step; `seed` and `iteration` address all random draws."""
 
     def roots(self, group_size: int) -> int:
-        """How many roots a group has.
-
-        Raises:
-            InputError: the size does not divide by what grows from a root.
-        """
+        """Return the number of roots of a group; raise InputError if the size does not divide."""
         return group_size
 
     def pruned(self, tree: Tree, advantages: Tensor) -> Tensor | None:
-        """Which edges (nodes,) stay in the update, from the advantages (nodes,) of the edge to each node; None for all."""
+        """Return the edges (nodes,) bool that stay in the update, from their advantages (nodes,); None for all."""
         return None
 
     @property
     def keeps_groups_whole(self) -> str | None:
-        """The setting, as it is written, by which edges leave the update that are chosen among all of a group."""
+        """Return the setting that removes edges by comparing a whole group, as text; None if there is none."""
         return None
 
     @property
     def exact(self) -> Rooted:
-        """The tree whose finishes are those of the network as it is, by all the steps; itself where nothing is cheaper."""
+        """Return the tree whose finishes take all the steps, by the network as it is."""
         return self.model_copy(update={"finish": None}) if getattr(self, "finish", None) is not None else self
 
     def check(self, tree: Tree) -> None:
-        """Refuse a tree, grown from the plan, that is not what the options say.
-
-        Raises:
-            InputError: the tree and the options differ.
-        """
+        """Raise InputError if a tree grown from the plan differs from the options."""
 
     def _end(self, kernels: Sequence[Kernel]) -> int:
         if self.last_step == "sde" and kernels[-1].preserves:
@@ -90,11 +109,9 @@ class Rooted(Choice):
 class Chain(Rooted):
     """Chains that are stochastic at every step but the last.
 
-    `steps` [0, -2] leaves the last two ODE. Where a table ends just above 0, as SD3's does at 0.0089, the very last step
-    removes none of the noise that the one before it drew, and it would be scored.
-
-    DanceGRPO draws the trained steps per sample; here they are drawn per iteration and shared by all samples, so that an
-    evaluation is trained whole and the rollout's log-probabilities are met exactly.
+    `steps` [0, -2] makes the last two steps ODE. Where a schedule ends just above 0, as SD3's at 0.0089, the very last step
+    would be scored but remove none of the noise of the step before. DanceGRPO draws the trained steps for each sample; here
+    all samples of an iteration share them, so that evaluations are replayed whole and exactly.
     """
 
     name: Literal["chain"] = "chain"
@@ -105,23 +122,18 @@ class Chain(Rooted):
 
     @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        steps = self._stochastic(self._end(kernels), len(kernels))
+        end, num_steps = self._end(kernels), len(kernels)
+        first, stop = self.steps or (0, end)
+        stop = stop + num_steps if stop < 0 else stop
+        _check_steps(self.steps, first, stop, end)
+        steps = range(first, stop)
         count = max(1, int(len(steps) * self.train_fraction))
         trained = schedule.random_steps(steps, count, noise.generator(seed, "trained steps", iteration))
         return plans.chain(kernels, steps, steps if self.train_fraction == 1 else trained)
 
-    def _stochastic(self, end: int, num_steps: int) -> range:
-        first, stop = self.steps or (0, end)
-        stop = stop + num_steps if stop < 0 else stop
-        if not 0 <= first < stop <= end:
-            raise InputError(
-                f"algorithm.tree.steps: {self.steps} are not steps among the {end} stochastic ones, take [0, {end}] or less"
-            )
-        return range(first, stop)
-
 
 class Window(Rooted):
-    """Chains that are stochastic, and trained, inside a window of steps only, and ODE outside it."""
+    """Chains that are stochastic, and trained, only inside a window of steps."""
 
     name: Literal["window"] = "window"
     size: int = Field(3, ge=1)
@@ -140,10 +152,8 @@ class Window(Rooted):
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
         end = self._end(kernels)
         first, stop = self.steps or (0, end if self.move == "sliding" else max(len(kernels) // 2, self.size))
-        if self.steps is not None and not 0 <= first < stop <= end:
-            raise InputError(
-                f"algorithm.tree.steps: {self.steps} are not steps among the {end} stochastic ones, take [0, {end}] or less"
-            )
+        if self.steps is not None:
+            _check_steps(self.steps, first, stop, end)
         if not first <= stop - self.size <= end - self.size:
             raise InputError(
                 f"algorithm.tree.size: a window of {self.size} does not fit into steps {first} to {stop} of the "
@@ -162,7 +172,7 @@ class Window(Rooted):
 class Brush(Rooted):
     """An ODE trunk for each seed; every step grows `branches` stochastic children, each finished by ODE (TempFlow-GRPO).
 
-    A group of size S has S / `branches` seeds. The `profile` [6, 6, 6] branches at the first three steps only.
+    A group of size S has S / `branches` seeds.
     """
 
     name: Literal["brush"] = "brush"
@@ -190,10 +200,10 @@ class Brush(Rooted):
 
 
 class Pruning(Strict):
-    """What leaves the update of a branch tree; see `flowgrpo.flow.methods.trees.pruning`.
+    """Edges that leave the update of a branch tree; see `flowgrpo.flow.methods.trees.pruning`.
 
-    The window of `depth` begins before the last stochastic step (leading to depths 15 to 18 of 20) and moves earlier, as in
-    the released code, until it touches the last split; there the code goes on to the edges of that split.
+    The window of `depth` begins before the last stochastic step (depths 15 to 18 of 20) and moves earlier until it touches
+    the last split, as in the released code, which then goes on to the edges of that split.
     """
 
     rule: Literal["parent_top1", "extremes", "depth"]
@@ -209,9 +219,9 @@ class Pruning(Strict):
 class Branching(Rooted):
     """Options of branch trees: `factor` children at the steps `splits`, from a few roots.
 
-    Without `splits` a group of size S has as many as its divisors `factor`, `factor`^2, ... allow, at most four, spread over
-    the first half of the steps: 0, 3, 6, 9 of 20. Noises of siblings: `correlated` is the paper's form of strength s, `hot`
-    the released code's, s times independent noise.
+    By default a group of size S splits as often as its divisors `factor`, `factor`^2, ... allow, at most four times, spread
+    over the first half of the steps: 0, 3, 6, 9 of 20. Of siblings' noises `correlated` is the paper's form of strength s,
+    `hot` the released code's, s times independent noise.
     """
 
     factor: int = Field(2, ge=2)
@@ -249,7 +259,7 @@ class Branching(Rooted):
             return len(self.splits)
         return max((n for n in range(2, 5) if group_size % self.factor**n == 0), default=1)
 
-    def _grown(self, kernels: Sequence[Kernel], group_size: int, iteration: int, window: range | None) -> Plan:
+    def _plan(self, kernels: Sequence[Kernel], group_size: int, iteration: int, window: range | None) -> Plan:
         end = self._end(kernels)
         splits = self.splits or schedule.spread(self._count(group_size), len(kernels) // 2)
         if max(splits) >= end or len(set(splits)) < len(splits):
@@ -286,11 +296,11 @@ class Branch(Branching):
 
     @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        return self._grown(kernels, group_size, iteration, None)
+        return self._plan(kernels, group_size, iteration, None)
 
 
 class BranchWindow(Branching):
-    """Trees that split, stochastic at the splits and inside a window that slides as MixGRPO's (BranchGRPO-Mix)."""
+    """Trees that split, stochastic at the splits and inside a window that slides as in MixGRPO (BranchGRPO-Mix)."""
 
     name: Literal["branch_window"] = "branch_window"
     size: int = Field(4, ge=1)
@@ -304,11 +314,11 @@ class BranchWindow(Branching):
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
         end = self._end(kernels)
         window = schedule.sliding_window(min(self.size, end), 0, end, iteration, self.every, self.stride)
-        return self._grown(kernels, group_size, iteration, window)
+        return self._plan(kernels, group_size, iteration, window)
 
 
 class Twigs(Rooted):
-    """Chains as in `chain`; from every state an ODE twig measures its value, from the start only if a credit needs that."""
+    """Chains as in `chain`, with an ODE twig at every state that measures its value."""
 
     name: Literal["twigs"] = "twigs"
     length: int | None = Field(None, ge=1)
@@ -326,9 +336,16 @@ class Twigs(Rooted):
 
 
 def divided(group_size: int, by: int, what: str) -> int:
-    """How many roots a group has that grow `by` each; raises InputError where that does not divide."""
+    """Return the number of roots of a group that grow `by` samples each; raise InputError if it does not divide."""
     if group_size % by:
         below = group_size // by * by
         nearest = " or ".join(str(n) for n in (below, below + by) if n)
         raise InputError(f"train.group_size: {group_size} does not divide by the {by} {what}, take {nearest}")
     return group_size // by
+
+
+def _check_steps(steps: list[int] | None, first: int, stop: int, end: int) -> None:
+    if not 0 <= first < stop <= end:
+        raise InputError(
+            f"algorithm.tree.steps: {steps} are not steps among the {end} stochastic ones, take [0, {end}] or less"
+        )

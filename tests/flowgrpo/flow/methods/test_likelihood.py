@@ -1,16 +1,23 @@
-"""The weights of the error against numbers of another program, noise levels and the old policy's decay."""
+"""The weights of the error against numbers of another program, noise levels, the old policy's decay, and guidance."""
 
 import json
 import math
+from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
+from field import settings, trainer
 from gaussian_flow import schedule, velocity
 from pydantic import ValidationError
 
+from flowgrpo.config import validated
 from flowgrpo.errors import InputError
-from flowgrpo.flow.methods.likelihood import ERRORS, LEAST, Elbo
+from flowgrpo.flow.methods import likelihood_rules, presets
+from flowgrpo.flow.methods.likelihood import LEAST, Elbo
+from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
+from flowgrpo.schema.choose import filled
 from flowgrpo.training.weights.old_policies import Decay
 
 SEEN = json.loads((Path(__file__).parents[3] / "data" / "sample_losses.json").read_text())
@@ -33,7 +40,7 @@ def test_a_weighted_error_is_the_other_program_s(there, of):
         assert likelihood.log_prob(error[None], sigma).item() == pytest.approx(value, rel=1e-9)
 
 
-@pytest.mark.parametrize("weight", ERRORS)
+@pytest.mark.parametrize("weight", get_args(Elbo.model_fields["weight"].annotation))
 def test_the_gradient_of_a_weighted_error_is_the_finite_difference_but_for_what_is_detached(weight):
     likelihood, sigma = Elbo(weight=weight, power=0.4), 0.7
     error = torch.tensor([[0.3, -0.8, 0.1]], dtype=torch.float64)
@@ -95,23 +102,19 @@ def test_densities_cover_what_they_say():
     assert high - 0.01 < max(uniform) < high
     assert sum(uniform) / len(uniform) == pytest.approx((low + high) / 2, abs=0.01)
     shifted = sorted(s for i in range(300) for s in Elbo(times="logit_normal", shift=3.0, draws=5).sigmas(SCHEDULE, i))
-    assert shifted[len(shifted) // 2] == pytest.approx(
-        0.75, abs=0.02
-    )  # the median of a standard normal's, shifted by 3
+    median = shifted[len(shifted) // 2]
+    assert median == pytest.approx(0.75, abs=0.02)  # of a standard normal's, shifted by 3
     assert min(shifted) >= LEAST
     even = [1000 * s / (3 - 2 * s) for s in shifted]
     assert even == pytest.approx([round(x) for x in even], abs=1e-3)  # of the 1,000 steps of training, before the shift
 
 
-def test_noise_levels_near_the_data_are_drawn_down_to_a_thousandth():
+def test_noise_levels_near_the_data_are_drawn_down_to_a_thousandth_and_a_shift_moves_the_same_draws():
     """Of 3,000 uniform ones the smallest is at 0.0003 on average; of sigmas that a shift presses on 0 none is left below."""
     uniform = [s for i in range(30) for s in Elbo(times="uniform", draws=100).sigmas(SCHEDULE, i)]
     assert 0.001 <= min(uniform) < 0.005
-    assert Elbo(times="logit_normal", shift=1e-9, draws=3).sigmas(SCHEDULE, 0) == [0.001] * 3
-
-
-def test_a_shift_moves_the_same_draws():
-    plain, shifted = (Elbo(times="logit_normal", shift=shift, draws=6).sigmas(SCHEDULE, 1) for shift in (1.0, 4.0))
+    pressed, plain, shifted = (Elbo(times="logit_normal", shift=by, draws=6).sigmas(SCHEDULE, 1) for by in (1e-9, 1, 4))
+    assert pressed == [0.001] * 6
     assert [4 * s / (1 + 3 * s) for s in plain] == pytest.approx(shifted, rel=1e-5)
 
 
@@ -135,10 +138,7 @@ def test_steps_that_a_schedule_has_not_are_refused(options, said):
     ("options", "said"),
     [
         ({"shift": 2.0}, r"algorithm\.likelihood\.shift: it shifts logit_normal sigmas"),
-        (
-            {"times": "logit_normal", "steps": [0, 3]},
-            r"algorithm\.likelihood\.steps: logit_normal draws from all sigmas",
-        ),
+        ({"times": "logit_normal", "steps": [0, 3]}, r"\.likelihood\.steps: logit_normal draws from all sigmas"),
     ],
 )
 def test_options_without_a_meaning_are_refused(options, said):
@@ -175,7 +175,81 @@ def test_a_schedule_of_one_or_two_steps_is_drawn_from():
     assert {tuple(Elbo().sigmas((1.0, 0.5, 0.0), i)) for i in range(20)} == {(1.0,), (0.5,)}
 
 
-def test_a_likelihood_asks_for_whom_it_samples_by_and_whom_it_is_anchored_to():
-    assert Elbo(sampler="bank", anchor="reference").policies == {"bank", "reference"}
-    assert Elbo(sampler="live", anchor="old").policies == {"old"}
-    assert Elbo(sampler="old", anchor="live").policies == {"old"}
+@pytest.mark.parametrize(("sampler", "anchor"), [("bank", "reference"), ("live", "old"), ("old", "live")])
+def test_a_likelihood_asks_for_whom_it_samples_by_and_whom_it_is_anchored_to(sampler, anchor):
+    assert Elbo(sampler=sampler, anchor=anchor).policies == {sampler, anchor} - {"live"}
+
+
+SCALE, MEAN = 4.5, 0.7
+
+
+def exact_velocity(x, sigma, mean, std):
+    """Of N(mean, std^2), exactly."""
+    variance = (1 - sigma) ** 2 * std**2 + sigma**2
+    return (sigma - (1 - sigma) * std**2) / variance * (x - (1 - sigma) * mean) - mean
+
+
+class Conditional(torch.nn.Module):
+    """The velocity of N(mean, 0.5^2), guided away from that of N(0, 1) by `scale`."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean, self.scale, self.asked = torch.nn.Parameter(torch.full((2,), MEAN)), SCALE, []
+
+    def forward(self, x, sigma, rows):
+        self.asked.append((self.scale, torch.is_grad_enabled()))
+        sigma = sigma[:, None]
+        without = exact_velocity(x, sigma, 0.0, 1.0)
+        return without + self.scale * (exact_velocity(x, sigma, self.mean, 0.5) - without)
+
+
+class Guided(FieldPolicy):
+    def unguided(self):
+        return {"guidance_scale": 1.0}
+
+    @contextmanager
+    def call_overrides(self, guidance_scale=None, **call):
+        field = self.modules["field"]
+        before, field.scale = field.scale, guidance_scale or field.scale
+        yield
+        field.scale = before
+
+
+@pytest.mark.parametrize(("guidance", "trained", "rises"), [("rollout", 1.0, True), ("pipeline", SCALE, False)])
+def test_guidance_is_learnt_by_the_conditional_velocity_and_not_unlearnt(
+    tmp_path, monkeypatch, guidance, trained, rises
+):
+    """Guided samples lie above the mean: what is fitted to them rises, but a velocity that is guided twice falls."""
+    monkeypatch.setattr("field.FieldPolicy", Guided)
+    sizes = {"train__groups": 4, "train__group_size": 64, "train__iterations": 1, "train__updates": 1}
+    chosen = settings(tmp_path, algorithm={"preset": "rwr"}, model__guidance=guidance, **sizes)
+    field = Conditional()
+    run = trainer(chosen, field, reward=lambda samples, prompts: torch.ones(len(samples)), held_out=0, steps=10)
+    run.run()
+    assert {scale for scale, learns in field.asked if learns} == {trained}
+    assert SCALE in {scale for scale, learns in field.asked if not learns}
+    assert bool((field.mean > MEAN).all()) is rises
+    assert bool((field.mean < MEAN).all()) is not rises
+
+
+@pytest.mark.parametrize("preset", presets.PRESETS)
+def test_each_row_of_final_samples_sets_its_guidance_and_its_draft_unless_the_config_does(preset):
+    row = filled({"algorithm": {"preset": preset}}, presets.BESIDE, "flow_grpo")
+    own = row.get("model", {}).get("guidance", "pipeline")
+    assert ("draft" in row.get("train", {})) == (preset == "sol_rl")
+    written = {"model": {"guidance": "pipeline"}, "train": {"draft": None}, "algorithm": {"preset": preset}}
+    assert filled(written, presets.BESIDE, "flow_grpo") == written
+    assert (own == "pipeline") == (presets.PRESETS[preset]["likelihood"]["name"] == "trajectory")
+
+
+@pytest.mark.parametrize(
+    ("guidance", "said"),
+    [("pipeline", "un-learns guidance; take rollout"), ("none", "with none nft samples and trains")],
+)
+def test_a_guided_call_of_final_samples_is_warned_of(guidance, said):
+    config = validated({"model": {"path": "shapes", "guidance": guidance}, "algorithm": {"preset": "nft"}})
+    (sentence,) = likelihood_rules.guidance_warnings(config, 2)
+    assert said in sentence
+    assert likelihood_rules.guidance_warnings(config, 1) == []
+    with pytest.raises(InputError, match=r"^model.guidance: steps of a trajectory are scored as they were walked"):
+        validated({"model": {"path": "shapes", "guidance": "rollout"}})

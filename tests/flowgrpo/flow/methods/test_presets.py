@@ -1,4 +1,4 @@
-"""The rows against numbers read in released code, and against each other."""
+"""The rows against numbers read in released code, and the page that tells what the sources set around their methods."""
 
 import json
 import math
@@ -9,11 +9,14 @@ import pytest
 
 from flowgrpo.flow.methods import CHOICES
 from flowgrpo.flow.methods.presets import BESIDE, PRESETS
-from flowgrpo.flow.methods.published import PUBLISHED
+from flowgrpo.flow.methods.published import AROUND, NOT_SAID, OF_TEXTS, PUBLISHED
 from flowgrpo.schema.choose import build_axes
 
-SAMPLES = json.loads((Path(__file__).parents[3] / "data" / "released_sample_configs.json").read_text())
-RELEASED = json.loads((Path(__file__).parents[3] / "data" / "released_flow_configs.json").read_text())
+SAMPLES, RELEASED = (
+    json.loads((Path(__file__).parents[3] / "data" / f"released_{kind}_configs.json").read_text())
+    for kind in ("sample", "flow")
+)
+EMA = ("decay", "interval", "warmup")
 
 
 def row(preset):
@@ -32,39 +35,31 @@ def test_a_row_has_the_numbers_of_the_released_config(preset):
     assert kernel.log_prob == ("constant_free" if released["sde_type"] == "cps" else "mean")
     assert (getattr(objective, "clip_range", None), objective.kl.beta) == (released.get("clip_range"), released["beta"])
     assert (objective.kl.target, objective.kl.max_beta) == (released.get("target"), released.get("max_beta"))
-    assert (getattr(baseline, "std", None), getattr(baseline, "min_std", 0.0)) == (
-        released["std"],
-        released.get("min_std", 0.0),
-    )
+    spread = (getattr(baseline, "std", None), getattr(baseline, "min_std", 0.0))
+    assert spread == (released["std"], released.get("min_std", 0.0))
     assert getattr(built["tree"], "size", None) == released.get("sde_window_size")
-    assert loop["model.call.num_inference_steps"] == released["num_steps"]
-    assert (loop["train.groups"], loop["train.group_size"]) == (released["groups"], released["num_image_per_prompt"])
-    assert (loop["train.updates"], loop.get("train.learning_rate")) == (
-        released["updates"],
-        released.get("learning_rate"),
-    )
     assert loop.get("model.call.guidance_scale") == released["guidance_scale"]
     assert loop["model.guidance"] == ("pipeline" if released["guidance_scale"] else "none")
-    assert loop["train.ema"] == average(released)
+    check_loop(loop, released)
 
 
-def average(released):
-    """The average of a recorded config; its warm-up is the code's."""
-    if "ema_decay" not in released:
-        return None
-    return {"decay": released["ema_decay"], "every": released["ema_interval"], "warmup": released["ema_warmup"]}
+def check_loop(loop, released):
+    """The sizes, the rate and the average of a recorded config; its warm-up is the code's."""
+    assert loop["model.call.num_inference_steps"] == released["num_steps"]
+    assert (loop["train.groups"], loop["train.group_size"]) == (released["groups"], released["num_image_per_prompt"])
+    rate = loop.get("train.learning_rate")
+    assert (loop["train.updates"], rate) == (released["updates"], released.get("learning_rate"))
+    average = {word: released.get(f"ema_{key}") for word, key in zip(("decay", "every", "warmup"), EMA, strict=True)}
+    assert loop["train.ema"] == (average if "ema_decay" in released else None)
 
 
 @pytest.mark.parametrize("preset", SAMPLES)
 def test_a_row_of_final_samples_has_the_loop_of_the_released_config(preset):
     released, loop = SAMPLES[preset], PUBLISHED[preset]
-    assert loop["model.call.num_inference_steps"] == released["num_steps"]
+    check_loop(loop, released)
     assert loop["model.guidance"] == BESIDE[preset]["model.guidance"] == released["guidance"]
     assert loop.get("model.call.guidance_scale") == released.get("scale")
-    assert (loop["train.groups"], loop["train.group_size"]) == (released["groups"], released["num_image_per_prompt"])
-    assert (loop["train.updates"], loop["train.learning_rate"]) == (released["updates"], released["learning_rate"])
     assert loop["train.max_grad_norm"] == released["max_grad_norm"]
-    assert loop["train.ema"] == average(released)
     assert row(preset)["objective"].kl.beta == released["beta"]
 
 
@@ -87,15 +82,12 @@ def test_flow_grpo_s_scripts_of_preferences_roll_out_by_noise_at_every_step(pres
     assert likelihood.sampler == "reference"
 
 
-def test_dgpo_has_the_numbers_of_the_config_that_its_readme_starts():
+def test_dgpo_and_flow_dppo_have_the_numbers_of_their_code():
     built = row("dgpo")
     assert (built["kernel"].solver, built["likelihood"].draws, built["likelihood"].steps) == ("dpm2", 4, [0, -3])
     assert (built["baseline"].std, built["baseline"].ddof) == ("global", 0)
     objective = built["objective"]
     assert (objective.beta, objective.clip_range, objective.kl.beta) == (100.0, 1e-2, 0.02)
-
-
-def test_flow_dppo_has_the_steps_and_the_spread_of_unirl():
     built = row("flow_dppo")
     assert (built["tree"].move, built["tree"].size, built["tree"].steps) == ("scattered", 3, None)
     baseline = built["baseline"]
@@ -103,8 +95,60 @@ def test_flow_dppo_has_the_steps_and_the_spread_of_unirl():
 
 
 def test_sol_rl_is_diffusion_nft_on_drafts():
-    assert {**PRESETS["sol_rl"], "likelihood": {**PRESETS["sol_rl"]["likelihood"], "draws": None}} == {
-        **PRESETS["nft"],
-        "likelihood": {**PRESETS["nft"]["likelihood"], "draws": None},
-    }
+    sol, nft = PRESETS["sol_rl"], PRESETS["nft"]
+    assert {**sol, "likelihood": {**sol["likelihood"], "draws": 6}} == sol
+    assert {**nft, "likelihood": {**nft["likelihood"], "draws": 6}} == sol
     assert BESIDE["sol_rl"]["train.draft"] == PUBLISHED["sol_rl"]["train.draft"]
+
+
+PAGE = Path(__file__).parents[4] / "docs" / "methods.md"
+OURS = {"flow_grpo_window", "tempflow_fast", "adaptive", "awm_fast"}
+HEAD = "| preset | guidance | steps | groups x size | optimizer steps | learning rate | average |"
+
+
+def told(preset):
+    """The cells of a preset on the page."""
+    loop = PUBLISHED[preset]
+    guidance = {"none": "none", "pipeline": "{}", "rollout": "{}, rollouts", None: "-"}[loop.get("model.guidance")]
+    average = loop.get("train.ema", "-")
+    if isinstance(average, dict):
+        every = f", every {average['every']}" if average["every"] > 1 else ""
+        average = f"{average['decay']}{every}, warm-up {average['warmup']}"
+    size = loop.get("train.group_size", "-")
+    return (
+        guidance.format(loop.get("model.call.guidance_scale")),
+        str(loop.get("model.call.num_inference_steps", "-")),
+        "-" if "train.groups" not in loop and size == "-" else f"{loop.get('train.groups', '-')} x {size}",
+        str(loop.get("train.updates", "-")),
+        f"{loop['train.learning_rate']:.0e}".replace("e-0", "e-") if "train.learning_rate" in loop else "-",
+        average or "none",
+    )
+
+
+def table():
+    """The table of docs/methods.md: presets of equal cells share a row."""
+    rows = {}
+    for preset in PRESETS:
+        if preset not in OURS:
+            rows.setdefault(told(preset), []).append(f"`{preset}`")
+    body = [f"| {', '.join(names)} | {' | '.join(cells)} |" for cells, names in rows.items()]
+    return "\n".join([HEAD, "|---" * 7 + "|", *body, ""])
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_each_source_says_what_is_around_its_method_or_it_is_said_that_it_does_not(preset):
+    if preset in OURS:
+        assert not PUBLISHED[preset]
+        return
+    asked = set(AROUND) - ({"model.guidance", "model.call.num_inference_steps"} if preset in OF_TEXTS else set())
+    assert asked - PUBLISHED[preset].keys() == set(NOT_SAID.get(preset, ()))
+
+
+def test_the_page_has_what_the_sources_say():
+    assert table() in PAGE.read_text()
+
+
+def test_a_source_s_guidance_is_what_its_row_sets():
+    stated = {preset: PUBLISHED[preset].get("model.guidance") for preset in BESIDE}
+    assert {preset for preset, guidance in stated.items() if guidance is None} == {"awm_fast", "seppo", "gdro"}
+    assert all(guidance in (None, BESIDE[preset]["model.guidance"]) for preset, guidance in stated.items())

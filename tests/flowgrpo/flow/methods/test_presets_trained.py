@@ -9,12 +9,12 @@ import field
 import numpy as np
 import pytest
 import torch
-from field import MANY_DRAWS, Network, credit, lines, nearness, step_in_place, weights_of
+from field import MANY_DRAWS, Network, credit, lines, nearness, settings, step_in_place, weights_of
 
-from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import sample_presets
 from flowgrpo.flow.methods.presets import PRESETS
+from flowgrpo.flow.rollouts import noise_calibration
 from samplers.pruning import pruned
 
 FEW_DRAWS = {"likelihood": {"draws": 3}}  # of a schedule of six steps
@@ -55,14 +55,8 @@ def trainer(folder, algorithm, reward=None, every=1, **train):
     """A run of two groups of 12 in six steps, whose updates replay; every tree has a size that divides 12 and 6."""
     numbers = {"iterations": 2, "groups": 2, "group_size": 12, "micro_batch": 16, "learning_rate": 0.01, "draft": None}
     numbers["replay"] = "always"  # the graphs of a rollout would meet its log-probabilities whatever a replay made
-    chosen = config.validated(
-        {
-            "model": {"path": "field", "lora": None},
-            "algorithm": algorithm,
-            "train": {**numbers, **train},
-            "run": {"name": "r", "dir": str(folder), "checkpoint": {"every": every, "keep": 10}},
-        }
-    )
+    options = {f"train__{key}": value for key, value in {**numbers, **train}.items()}
+    chosen = settings(folder, algorithm=algorithm, run__checkpoint__every=every, **options)
     return field.trainer(chosen, reward=reward or judge(), held_out=0)
 
 
@@ -80,36 +74,35 @@ def finished(tmp_path_factory):
     return run
 
 
-def with_sizes():
-    """Each method with the micro-batches of its runs."""
-    yield from ((method, SIZES) for method in METHODS)
-    for method in METHODS:
-        yield pytest.param(method, (PART,), marks=() if method in OF_A_PART else pytest.mark.zoo)
+CASES = [(method, SIZES) for method in METHODS] + [
+    pytest.param(method, (PART,), marks=() if method in OF_A_PART else pytest.mark.zoo) for method in METHODS
+]
 
 
-@pytest.mark.parametrize(("method", "sizes"), with_sizes())
-def test_the_update_meets_the_rollout_s_log_probabilities(finished, method, sizes):
+@pytest.mark.parametrize(("method", "sizes"), CASES)
+def test_the_update_meets_the_rollout_s_log_probabilities_and_learns_alike_in_any_micro_batch(finished, method, sizes):
     """Bit for bit where an evaluation is replayed as it ran, and to rounding where pruning gathers its rows anew."""
+    whole, start = weights_of(finished(method, SIZES[-1])), Network().state_dict()
+    assert all((tensor - whole[f"field.{name}"]).abs().max() > 1e-3 for name, tensor in start.items())
     for micro_batch in sizes:
-        told = lines(finished(method, micro_batch))
-        assert len(told) == 2
-        for line in told:
+        run = finished(method, micro_batch)
+        assert len(lines(run)) == 2
+        for line in lines(run):
             assert line["policy/grad_norm"] > 0
             drift = line["policy/max_abs_log_ratio"]
             if method in sample_presets.PRESETS:  # an old policy that follows slowly, or none, is not the rollout's
                 assert drift is None
             else:
                 assert drift <= (1e-6 if method in GATHERED else 0.0)
+        for name, tensor in weights_of(run).items():
+            torch.testing.assert_close(tensor, whole[name], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("method", "sizes"), with_sizes())
-def test_the_weights_do_not_depend_on_the_micro_batch(finished, method, sizes):
-    whole, *others = (weights_of(finished(method, size)) for size in dict.fromkeys((SIZES[-1], *sizes)))
-    start = Network().state_dict()
-    assert all((tensor - whole[f"field.{name}"]).abs().max() > 1e-3 for name, tensor in start.items())
-    for tensors in others:
-        for name, tensor in whole.items():
-            torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=1e-5)
+def begun(folder, method):
+    """A run, its first rollout, and what is credited to that."""
+    run = trainer(folder, METHODS[method], updates=1)
+    rolled = run.rollout(0, run.groups(0))
+    return run, rolled, credit(run, rolled)
 
 
 def trained_nodes(tree):
@@ -132,9 +125,7 @@ def without(credited, tree, dropped):
 @pytest.mark.parametrize("preset", ["tempflow", "branch_grpo", "vgpo"])
 def test_any_edges_can_leave_the_update_without_a_trace(tmp_path, preset):
     """Also some of the siblings that leave one state, with a divergence, weights of steps and of edges."""
-    run = trainer(tmp_path, METHODS[preset], updates=1)
-    rolled = run.rollout(0, run.groups(0))
-    credited = credit(run, rolled)
+    run, rolled, credited = begun(tmp_path, preset)
     dropped = sorted(trained_nodes(rolled.tree))[::3]
     keep = torch.ones(len(rolled.tree.nodes), dtype=torch.bool)
     keep[dropped] = False
@@ -145,9 +136,7 @@ def test_any_edges_can_leave_the_update_without_a_trace(tmp_path, preset):
 
 @pytest.mark.parametrize("rule", GATHERED)
 def test_a_pruned_edge_has_no_say_in_the_gradient(tmp_path, rule):
-    run = trainer(tmp_path, METHODS[rule], updates=1)
-    rolled = run.rollout(0, run.groups(0))
-    credited = credit(run, rolled)
+    run, rolled, credited = begun(tmp_path, rule)
     gathered = gradient(run, credited)
     kept = trained_nodes(credited.tree)
     dropped = trained_nodes(rolled.tree) - kept
@@ -242,20 +231,15 @@ def test_a_calibration_follows_its_counts_and_is_kept(calibrated):
         for i in range(5):
             up = abs(before["positive"][i] - before["negative"][i]) < 8
             ups += up
-            assert after["levels"][i] == pytest.approx(
-                before["levels"][i] + (0.02 if up else -0.02) / noise[i], rel=1e-5
-            )
+            moved = (0.02 if up else -0.02) / noise[i]
+            assert after["levels"][i] == pytest.approx(before["levels"][i] + moved, rel=1e-5)
         assert after["levels"][5] == 0.7
     assert 0 < ups < 3 * 5
     # along a trajectory 6 evaluations, and 5 + 4 + 3 + 2 + 1 more of its twigs; 5 twigs' ends and its own are decoded
-    (told,) = lines(run, "calibration")
-    assert told == {
-        "step": 0, "phase": "calibration", "cost/model_evaluations": 3 * 24 * 21, "cost/decoded": 3 * 24 * 6,
-    }  # fmt: skip
-    drawn = {
-        e.sigma: edges.move.kernel.level for e in run.rollout(0, run.groups(0)).tree.evaluations for edges in e.trained
-    }
-    assert [drawn[sigma] for sigma in run.policy.sigmas[:5]] == kept["levels"][:5]
+    costs = {"cost/model_evaluations": 3 * 24 * 21, "cost/decoded": 3 * 24 * 6}
+    assert lines(run, "calibration") == [{"step": 0, "phase": "calibration", **costs}]
+    steps = run.rollout(0, run.groups(0)).tree.trained_steps
+    assert [kernel.level for kernel, *_ in steps] == kept["levels"][:5]
 
 
 def test_a_calibration_draws_noise_that_no_iteration_draws_again(tmp_path):
@@ -271,56 +255,40 @@ def test_a_calibration_draws_noise_that_no_iteration_draws_again(tmp_path):
     assert len(samples.unique(dim=0)) == len(samples)
 
 
-def test_a_calibrated_run_resumes_with_its_levels_bit_for_bit(tmp_path, calibrated):
-    whole = calibrated
-    place = tmp_path / "r" / "calibration.json"
-    killed = trainer(tmp_path, CALIBRATED, judge(dies_at=2 * 3 + 2 * 2))  # in the second iteration
-    with pytest.raises(Killed):
-        killed.run()
-    written = place.read_text()
-    rest = trainer(tmp_path, CALIBRATED)
-    rest.resume()
-    assert rest.done == 1
-    rest.run()
-    assert rest.levels == whole.levels == json.loads(written)["levels"]
-    assert place.read_text() == written
-    assert lines(rest, "calibration") == lines(whole, "calibration")
-    assert len(lines(rest, "calibration")) == 1
-    assert lines(rest) == lines(whole)
-    assert all(torch.equal(tensor, weights_of(rest)[name]) for name, tensor in weights_of(whole).items())
-
-
 @pytest.mark.parametrize("written", ['{"levels": [0.7', "[]", '{"levels": ["a"], "metrics": {}}', '{"levels": [0.7]}'])
 def test_a_calibration_that_was_cut_off_is_one_sentence(tmp_path, written):
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "calibration.json").write_text(written)
     with pytest.raises(InputError, match="calibration.json"):
-        trainer(tmp_path, CALIBRATED, iterations=1).run()
+        noise_calibration.read(tmp_path / "r", begun=False)
 
 
-def test_a_run_killed_while_it_calibrates_calibrates_anew(tmp_path, calibrated):
+@pytest.mark.parametrize(("dies_at", "left"), [(3, 10), (7, 4), (10, 2)])
+def test_a_calibrated_run_that_was_killed_resumes_bit_for_bit(tmp_path, calibrated, dies_at, left):
+    """While it calibrates, by 6 calls, it calibrates anew; later the calibration is kept, with its line."""
+    place, metrics = tmp_path / "r" / "calibration.json", tmp_path / "r" / "metrics.jsonl"
     with pytest.raises(Killed):
-        trainer(tmp_path, CALIBRATED, judge(dies_at=3)).run()
-    assert not (tmp_path / "r" / "calibration.json").exists()
-    rest = trainer(tmp_path, CALIBRATED)
+        trainer(tmp_path, CALIBRATED, judge(dies_at)).run()
+    assert place.exists() == (dies_at > 6)
+    written, told = (file.read_text() if dies_at > 6 else "" for file in (place, metrics))
+    rest = trainer(tmp_path, CALIBRATED, judge(left + 1))  # enough for what is left and no other rollout
     rest.resume()
+    assert rest.done == (dies_at > 8)
     rest.run()
-    assert rest.levels == calibrated.levels
+    assert written in ("", place.read_text())
+    place.rename(tmp_path / "away")
+    more = trainer(tmp_path, CALIBRATED, iterations=3)
+    more.resume()
+    with pytest.raises(InputError, match=r"calibration\.json is missing, which holds the noise levels"):
+        more.run()
+    (tmp_path / "away").rename(place)
+    again = metrics.read_text().splitlines()
+    assert told.splitlines()[:1] in ([], again[:1])
+    assert [json.loads(line)["phase"] for line in again] == ["calibration", "train", "train"]
+    assert rest.levels == calibrated.levels == json.loads(place.read_text())["levels"]
+    assert lines(rest, "calibration") == lines(calibrated, "calibration")
     assert lines(rest) == lines(calibrated)
-
-
-def test_a_run_killed_right_after_its_calibration_keeps_it_and_its_line(tmp_path):
-    with pytest.raises(Killed):
-        trainer(tmp_path, CALIBRATED, judge(dies_at=2 * 3 + 1)).run()  # in the first iteration
-    place = tmp_path / "r" / "metrics.jsonl"
-    told = [json.loads(line) for line in place.read_text().splitlines()]
-    assert [line["phase"] for line in told] == ["calibration"]
-    rest = trainer(tmp_path, CALIBRATED, judge(dies_at=2 * 2 + 1))  # enough for two iterations and no other rollout
-    rest.resume()
-    rest.run()
-    again = [json.loads(line) for line in place.read_text().splitlines()]
-    assert again[:1] == told
-    assert [line["phase"] for line in again] == ["calibration", "train", "train"]
+    assert all(torch.equal(tensor, weights_of(rest)[name]) for name, tensor in weights_of(calibrated).items())
 
 
 def test_a_reward_that_draws_is_the_same_beside_a_calibration_and_after_one(tmp_path):
@@ -350,12 +318,3 @@ def test_a_calibration_raises_no_level_that_is_at_most_1_above_it(tmp_path, kern
     run.run()
     assert run.levels == pytest.approx([highest] * 5 + [0.99], abs=1e-8)
     assert [line["policy/max_abs_log_ratio"] for line in lines(run)] == [0.0]
-
-
-def test_a_resume_without_the_levels_it_began_with_is_refused(tmp_path):
-    trainer(tmp_path, METHODS["dense_grpo"], iterations=1).run()
-    (tmp_path / "r" / "calibration.json").unlink()
-    rest = trainer(tmp_path, METHODS["dense_grpo"])
-    rest.resume()
-    with pytest.raises(InputError, match=r"calibration\.json is missing, which holds the noise levels"):
-        rest.run()

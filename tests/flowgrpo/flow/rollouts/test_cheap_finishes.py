@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cut_back import cut_back
-from field import lines, nearness, settings, trainer, weights_of
+from field import lines, settings, weights_of
 from pictures import pictures
 from runs import metrics
 
@@ -42,11 +42,17 @@ def plain_of(tmp_path_factory):
     """The batch of a tree without a cheap finish, by its algorithm and whether adapters are trained."""
 
     @functools.cache
-    def made(preset, lora):
-        algorithm = {own["preset"]: own for own in (BRUSH, TWIGS)}[preset]
+    def made(is_brush, lora):
+        algorithm = BRUSH if is_brush else TWIGS
         return rolled(pictures(tmp_path_factory.mktemp("plain"), algorithm, lora=lora, group_size=3))
 
     return made
+
+
+def samples_of(tree):
+    """Samples by the root, the path and the role of their leaves."""
+    nodes = [tree.nodes[leaf] for leaf in tree.leaves]
+    return dict(zip([(node.root, node.path, node.role) for node in nodes], tree.samples[0], strict=True))
 
 
 @pytest.mark.parametrize("algorithm", [BRUSH, TWIGS], ids=["brush", "twigs"])
@@ -60,7 +66,7 @@ def plain_of(tmp_path_factory):
     ids=str,
 )
 def test_a_cheap_finish_changes_samples_and_no_trained_step(tmp_path, plain_of, algorithm, finish, lora):
-    plain = plain_of(algorithm["preset"], lora)
+    plain = plain_of(algorithm is BRUSH, lora)
     cheap = rolled(pictures(tmp_path, finishing(algorithm, {**finish, "check": 0}), lora=lora, group_size=3))
     trained, alike = ([e for e in batch.tree.evaluations if e.trained] for batch in (plain, cheap))
     assert len(trained) == len(alike) > 0
@@ -68,10 +74,7 @@ def test_a_cheap_finish_changes_samples_and_no_trained_step(tmp_path, plain_of, 
         for edges, like in zip(a.trained, b.trained, strict=True):
             assert torch.equal(edges.log_prob, like.log_prob)
             assert all(torch.equal(x, y) for x, y in zip(edges.next_state, like.next_state, strict=True))
-    samples, others = (
-        {(n.root, n.path, n.role): x for n, x in zip(map(t.nodes.__getitem__, t.leaves), t.samples[0], strict=True)}
-        for t in (plain.tree, cheap.tree)
-    )
+    samples, others = samples_of(plain.tree), samples_of(cheap.tree)
     assert samples.keys() == others.keys()
     assert max(float((x - others[key]).abs().max()) for key, x in samples.items()) > 0
     assert plain.finished is None
@@ -104,6 +107,7 @@ def test_plan_and_run_agree_also_where_finishes_are_compared(tmp_path, algorithm
         assert line["cost/decoded"] == cost.decoded + due * decoded
         assert line.get("cost/check_evaluations", 0) == due * evaluations
         assert ("finish/rank_agreement" in line) == due
+        assert not [key for key in line if key.startswith("draft/")]
         if due:
             assert -1 <= line["finish/rank_agreement"] <= 1
         assert line["policy/max_abs_log_ratio"] == 0
@@ -119,37 +123,27 @@ def test_finishes_that_are_exact_agree_and_comparing_them_changes_nothing(tmp_pa
     def noisy(images, prompts):
         return [float(image.mean()) + 1e-9 * float(torch.rand(())) for image in images]
 
-    runs = []
+    runs, sizes = [], {"groups": 1, "group_size": 3, "iterations": 2, "learning_rate": 1e-3}
     for name, finish in (("never", None), ("always", {"check": 1})):
-        own = finishing(algorithm, finish)
-        sizes = {"groups": 1, "group_size": 3, "iterations": 2, "learning_rate": 1e-3}
-        run = pictures(tmp_path / name, own, rewards=[Reward("noisy", noisy)], **sizes)
+        run = pictures(tmp_path / name, finishing(algorithm, finish), rewards=[Reward("noisy", noisy)], **sizes)
         torch.manual_seed(3)
         run.run()
         runs.append(run)
     never, always = runs
     assert all(torch.equal(x, weights_of(always)[name]) for name, x in weights_of(never).items())
-    own = ("finish/rank_agreement", "cost/check_evaluations", "cost/rollout_evaluations", "cost/model_evaluations")
+    costs = [f"cost/{key}" for key in ("check_evaluations", "rollout_evaluations", "model_evaluations", "decoded")]
     for plain, line in zip(lines(never), lines(always), strict=True):
         assert line["finish/rank_agreement"] > 0.9
-        assert {k: v for k, v in plain.items() if k not in (*own, "cost/decoded")} == {
-            k: v for k, v in line.items() if k not in (*own, "cost/decoded")
-        }
+        apart = ("finish/rank_agreement", *costs)
+        one, other = ({k: v for k, v in own.items() if k not in apart} for own in (plain, line))
+        assert one == other
 
 
-def test_steps_alone_are_those_of_the_plan(tmp_path):
-    runs = [
-        trainer(
-            settings(tmp_path / str(i), algorithm=finishing(BRUSH, finish), train__group_size=6, train__iterations=1),
-            reward=nearness,
-            held_out=0,
-        )
-        for i, finish in enumerate((2, {"steps": 2}))
-    ]
-    for run in runs:
-        run.run()
-    assert lines(runs[0]) == lines(runs[1])
-    assert runs[0].config.algorithm.tree.finish == runs[1].config.algorithm.tree.finish
+def test_a_number_alone_is_the_number_of_steps(tmp_path):
+    number, written = (
+        settings(tmp_path, algorithm=finishing(BRUSH, finish), train__group_size=6) for finish in (2, {"steps": 2})
+    )
+    assert number == written
 
 
 def test_the_correlation_within_siblings():
@@ -165,33 +159,28 @@ def test_the_correlation_within_siblings():
 def test_what_is_compared_are_the_siblings_of_the_first_group_by_both_finishes(tmp_path):
     batch = rolled(pictures(tmp_path, finishing(BRUSH, {"dtype": "int8"})))
     plain = rolled(pictures(tmp_path / "exact", BRUSH))
-    values, cheap = (
+    exact, cheap = (
         {
-            (b.tree.nodes[leaf].root.group, b.tree.nodes[leaf].path): float(value)
+            b.tree.nodes[leaf].path: float(value)
             for leaf, value in zip(b.tree.leaves, b.scores.values[:, 0], strict=True)
+            if b.tree.nodes[leaf].root.group == 0
         }
         for b in (plain, batch)
     )
-    first = {path: (cheap[group, path], value) for (group, path), value in values.items() if group == 0}
+    first = sorted((cheap[path], value) for path, value in exact.items())
     found = sorted((pair.cheap, pair.exact) for pair in batch.finished.pairs)
-    assert found == [pytest.approx(own, abs=1e-6) for own in sorted(first.values())]
+    assert found == [pytest.approx(own, abs=1e-6) for own in first]
     sets = {pair.siblings for pair in batch.finished.pairs}
     assert len(sets) == 2 * 3  # seeds, and steps
     assert batch.finished.decoded == len(first)
 
 
-def test_drafts_and_finishes_share_a_copy_where_they_ask_for_the_same(tmp_path):
-    for word, shared in (("int8", True), ("bfloat16", False)):
-        run = pictures(
-            tmp_path / word,
-            finishing(BRUSH, {"dtype": word}),
-            group_size=3,
-            draft={"pool": 2, "call": {"num_inference_steps": 2}, "precision": "int8"},
-        )
-        copies = run.copies
-        assert (copies._of_drafts is copies._of_finishes) == shared
-        run.run()
-        assert lines(run)[0]["finish/rank_agreement"] is not None
+@pytest.mark.parametrize(("word", "shared"), [("int8", True), ("bfloat16", False)])
+def test_drafts_and_finishes_share_a_copy_where_they_ask_for_the_same(tmp_path, word, shared):
+    draft = {"pool": 2, "call": {"num_inference_steps": 2}, "precision": "int8"}
+    run = pictures(tmp_path, finishing(BRUSH, {"dtype": word}), group_size=3, draft=draft)
+    assert (run.copies._of_drafts is run.copies._of_finishes) == shared
+    assert rolled(run).finished.pairs
 
 
 def test_weights_that_learn_are_copied_once_in_a_rollout_and_anew_in_the_next(tmp_path):
@@ -244,9 +233,7 @@ def test_a_run_by_command_drafts_and_finishes_cheaply_resumes_to_the_bit_and_cos
     words = [
         "algorithm={preset: tempflow, tree: {branches: 2, finish: {dtype: int8}}}",
         "train.draft={pool: 2, call: {num_inference_steps: 2}, precision: int8}",
-        "train.group_size=4",
-        "train.micro_batch=8",
-        "eval={every: 9, prompts: 1, save: 0}",
+        *("train.group_size=4", "train.micro_batch=8", "eval={every: 9, prompts: 1, save: 0}"),
     ]
     assert main(["train", "tiny.yaml", *words]) == 0
     whole = told(workplace / "runs" / "t")
@@ -277,21 +264,9 @@ KEY = r"algorithm\.tree\.finish"
         ({"tree": {"name": "chain", "finish": 2}}, {}, r"algorithm\.tree\.finish: unknown key"),
         (finishing(BRUSH, {"dtype": "int4"}), {}, rf"{KEY}\.dtype: 'int4' is not allowed"),
         (finishing(BRUSH, 0), {}, rf"{KEY}\.steps: 0 is wrong"),
-        (
-            finishing(BRUSH, {"dtype": "int8"}),
-            {"model__quantise": "int8"},
-            rf"{KEY}\.dtype: the base is quantised already",
-        ),
-        (
-            finishing(BRUSH, {"dtype": "bfloat16"}),
-            {"model__dtype": "bfloat16"},
-            rf"{KEY}\.dtype: the network computes in bfl",
-        ),
-        (
-            finishing(BRUSH, {"dtype": "int8"}),
-            {"run__sharding": "fsdp2", "run__processes": 2},
-            r"run\.sharding: the copy .*",
-        ),
+        (finishing(BRUSH, CHEAP[1]), {"model__quantise": "int8"}, rf"{KEY}\.dtype: the base is quantised already"),
+        (finishing(BRUSH, CHEAP[0]), {"model__dtype": "bfloat16"}, rf"{KEY}\.dtype: the network computes in bfl"),
+        (finishing(BRUSH, CHEAP[1]), {"run__sharding": "fsdp2", "run__processes": 2}, r"run\.sharding: the copy .*"),
     ],
 )
 def test_what_does_not_go_together_is_one_sentence(tmp_path, algorithm, more, said):
@@ -301,34 +276,28 @@ def test_what_does_not_go_together_is_one_sentence(tmp_path, algorithm, more, sa
 
 
 @pytest.mark.parametrize(
-    "algorithm",
+    ("preset", "tree"),
     [
-        {"preset": "vgpo", "tree": {"finish": CHEAP[1]}},  # one jump, which shares the chain's evaluation
-        {
-            "preset": "tempflow",
-            "tree": {"profile": [0] * 5 + [3], "branches": 3, "last_step": "sde", "finish": CHEAP[1]},
-        },
+        ("vgpo", {}),  # one jump, which shares the chain's evaluation
+        ("tempflow", {"profile": [0] * 5 + [3], "branches": 3, "last_step": "sde"}),
     ],
-    ids=["twigs", "brush"],
 )
-def test_a_tree_without_finishes_is_one_sentence(algorithm):
-    chosen = config.validated(
-        {"model": {"path": "shapes"}, "algorithm": algorithm, "train": {"groups": 2, "group_size": 6, "updates": 1}}
-    )
-    with pytest.raises(
-        InputError, match=rf"{KEY}: no evaluation of this \w+ is of ODE steps that only lead to a reward"
-    ):
+def test_a_tree_without_finishes_is_one_sentence(preset, tree):
+    algorithm = {"preset": preset, "tree": {**tree, "finish": CHEAP[1]}}
+    train = {"groups": 2, "group_size": 6, "updates": 1}
+    chosen = config.validated({"model": {"path": "shapes"}, "algorithm": algorithm, "train": train})
+    with pytest.raises(InputError, match=rf"{KEY}: no evaluation of this \w+ is of ODE steps that only lead to a rew"):
         predicted(chosen, 6)
 
 
 def test_a_pipeline_that_pins_is_one_sentence(tmp_path):
-    for pins, finish in ((True, CHEAP[1]), (False, CHEAP[1]), (True, {"steps": 2})):
-        chosen = settings(tmp_path, algorithm=finishing(BRUSH, finish), train__group_size=6)
-        if pins and finish is CHEAP[1]:
-            with pytest.raises(InputError, match=rf"{KEY}: this pipeline pins a part of what it samples"):
-                check_policy(chosen, SimpleNamespace(pins=pins))
-        else:
-            check_policy(chosen, SimpleNamespace(pins=pins))
+    cheap, fewer = (
+        settings(tmp_path, algorithm=finishing(BRUSH, finish), train__group_size=6) for finish in (CHEAP[1], FEWER)
+    )
+    check_policy(cheap, SimpleNamespace(pins=False))
+    check_policy(fewer, SimpleNamespace(pins=True))
+    with pytest.raises(InputError, match=rf"{KEY}: this pipeline pins a part of what it samples"):
+        check_policy(cheap, SimpleNamespace(pins=True))
 
 
 def test_no_copy_is_made_where_none_is_asked_for(tmp_path):

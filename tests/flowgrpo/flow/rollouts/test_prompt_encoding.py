@@ -20,21 +20,11 @@ from flowgrpo.flow.rollouts import prompt_encoding
 from flowgrpo.training.distributed.data_share import DataShard
 
 SMALL = [
-    "train.iterations=2",
-    "train.groups=1",
-    "train.group_size=2",
-    "train.updates=1",
-    "train.replay=always",
-    "train.micro_batch=4",
-    "train.learning_rate=0.01",
-    "eval.prompts=1",
-    "eval.save=0",
-    "run.checkpoint.every=2",
+    *("train.iterations=1", "train.groups=1", "train.group_size=2", "train.updates=1", "train.replay=always"),
+    *("train.micro_batch=4", "train.learning_rate=0.01", "eval.prompts=1", "eval.save=0"),
 ]
-DRAFTED = [
-    "train.draft={pool: 2, call: {num_inference_steps: 3, max_sequence_length: 8}}",
-    "prompts.pick.by=variance",
-]
+DRAFT = "train.draft={pool: 2, call: {num_inference_steps: 3, max_sequence_length: 8}}"
+DRAFTED = [DRAFT, "prompts.pick.by=variance", "train.iterations=2"]
 # A class, and what is asked of its run: drafts, guidance that evaluation alone has, all weights of two networks, pictures.
 RUNS = {
     "FluxPipeline": DRAFTED,
@@ -65,7 +55,7 @@ def trained(name, *options):
     assert main(["train", "a.yaml", f"run.name={name}", *rows, *SMALL, *options[1:]]) == 0
     folder = Path("runs", name)
     lines = [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in metrics(folder)]
-    return lines, metrics(folder, "eval")[-1]["reward/mean"], weights(folder, 2)
+    return lines, metrics(folder, "eval")[-1]["reward/mean"], weights(folder, len(lines))
 
 
 @pytest.mark.usefixtures("small_pictures")
@@ -127,12 +117,12 @@ def test_what_is_ahead_is_what_the_iterations_draw(workplace):
 
 
 def test_a_refusal_while_encoding_names_the_place(workplace, capsys):
-    assert main(["train", "tiny.yaml", "model.call.height=17"]) == 2
-    assert "model.call: StableDiffusion3Pipeline refuses it: `height` and `width` have to be" in " ".join(
-        capsys.readouterr().err.split()
-    )
-    assert main(["train", "tiny.yaml", "eval.call.height=17"]) == 2
-    assert "eval.call: StableDiffusion3Pipeline refuses it" in " ".join(capsys.readouterr().err.split())
+    options = {"model.call": "height=17", "eval.call": "height=17", "train.draft": "{pool: 2, call: {height: 17}}"}
+    for place, value in options.items():
+        assert main(["train", "tiny.yaml", f"{place}{'=' if value[0] == '{' else '.'}{value}"]) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        place = place if place.endswith("call") else f"{place}.call"
+        assert f"{place}: StableDiffusion3Pipeline refuses it: `height` and `width` have to be" in said
     assert not (workplace / "runs").exists()
 
 

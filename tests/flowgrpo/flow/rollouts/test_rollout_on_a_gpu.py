@@ -65,13 +65,18 @@ def split(steps, factor, strength):
 def test_no_step_of_a_rollout_waits_for_the_gpu(plan):
     with pretended() as waits:
         policy = there("sd3")
-        start, sigmas = policy.start(ROWS), policy.sigmas
+        start = policy.start(ROWS)
         assert waits  # the host draws these, and sends them
-        policy.velocity(start, sigmas[1], ROWS)
+        policy.velocity(start, policy.sigmas[1], ROWS)
         waits.clear()
-        with torch.no_grad():
-            grow(plan, sigmas, [Root(i, 0, row) for i, row in enumerate(ROWS)], start, policy.velocity, edge_noise, 2)
+        grow_on(policy, plan, start)
         assert waits == []
+
+
+@torch.no_grad()
+def grow_on(policy, plan, start):
+    roots = [Root(i, 0, row) for i, row in enumerate(ROWS)]
+    grow(plan, policy.sigmas, roots, start, policy.velocity, edge_noise, 2)
 
 
 @pytest.mark.gpu
@@ -80,12 +85,11 @@ def test_no_step_of_a_rollout_waits_for_the_gpu(plan):
 def test_no_step_of_a_rollout_waits_for_a_real_gpu(plan, name):
     policy = policy_of(name)
     policy.pipe.to("cuda")
-    start, sigmas = policy.start(ROWS), policy.sigmas
-    policy.velocity(start, sigmas[1], ROWS)
+    start = policy.start(ROWS)
+    policy.velocity(start, policy.sigmas[1], ROWS)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        with torch.no_grad():
-            grow(plan, sigmas, [Root(i, 0, row) for i, row in enumerate(ROWS)], start, policy.velocity, edge_noise, 2)
+        grow_on(policy, plan, start)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -71,13 +71,7 @@ def test_nothing_is_watched_that_is_not_due(tmp_path):
     assert never.watch(0, roots) is None
     assert never.of(None, None, None) == []
     some = StatePreviews(settings(tmp_path, run__trees={"every": 4}), policy, [])
-    assert [some.watch(iteration, roots) is not None for iteration in (-4, 0, 1, 4, 5)] == [
-        False,
-        True,
-        False,
-        True,
-        True,
-    ]
+    assert [iteration for iteration in (-4, 0, 1, 4, 5) if some.watch(iteration, roots) is not None] == [0, 4, 5]
 
 
 def test_a_picture_is_made_small_and_a_small_one_stays():

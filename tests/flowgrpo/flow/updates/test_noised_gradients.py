@@ -54,7 +54,8 @@ def test_the_gradient_of_seppo_is_that_of_its_formula(tmp_path, antithetic):
     pairs, losses, signs = {}, [], set()
     for draw in live:
         reward = float(batch.scores.values[draw.leaf, 0])
-        pairs.setdefault((noised.group(draw), draw.number, draw.sign), []).append((reward, draw.leaf, draw))
+        group = noised.node(draw).root.group
+        pairs.setdefault((group, draw.number, draw.sign), []).append((reward, draw.leaf, draw))
     for own in pairs.values():
         (*_, other), (*_, winner) = min(own), max(own)
         d_w, d_r = (live[draw] - reference[draw] for draw in (winner, other))
@@ -89,7 +90,7 @@ def test_a_divergence_has_its_coefficient_and_a_group_its_weight(tmp_path):
     run = run_of(tmp_path, "rwr", {"draws": 4}, objective={"kl": {"form": "velocity", "beta": beta}})
     _, noised, found = moved(run, 0.1, weights)
     live, losses = squared_errors(run, noised, "live"), []
-    groups = sorted({noised.group(draw) for draw in live})
+    groups = sorted({noised.node(draw).root.group for draw in live})
     assert len(groups) == 2
     for call in noised.calls:
         state, _ = noised.noised(call)
@@ -98,5 +99,5 @@ def test_a_divergence_has_its_coefficient_and_a_group_its_weight(tmp_path):
         (velocity,) = run.policy.velocity(state, call.sigma, noised.rows(call))
         for draw, pull in zip(call.draws, (velocity - reference).square().mean(1), strict=True):
             loss = noised.advantages[draw.leaf].float() * live[draw] + beta * pull
-            losses.append(weights[groups.index(noised.group(draw))] * loss)
+            losses.append(weights[groups.index(noised.node(draw).root.group)] * loss)
     torch.testing.assert_close(found, gradient_of(torch.stack(losses).mean(), run), rtol=1e-4, atol=1e-5)

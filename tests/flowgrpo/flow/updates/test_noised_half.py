@@ -22,13 +22,8 @@ from rewards import Reward
 from rewards.compute import DTYPES
 
 HALF = ("bfloat16", "float16")
-ANCHORS = {
-    "old": ("nft", "elbo_grpo", "crd"),
-    "live": ("awm", "rwr"),
-    "reference": ("gdro", "dgpo", "dpo"),
-    "bank": ("seppo",),
-}
-PRESETS = [preset for presets in ANCHORS.values() for preset in presets]
+OLD = ("nft", "elbo_grpo", "crd")  # whose anchor is the old policy
+PRESETS = (*OLD, "awm", "rwr", "gdro", "dgpo", "dpo", "seppo")  # by the live one, the reference, and a snapshot
 RESUMED = ("nft", "awm", "gdro", "crd")
 ONE_EACH = ("nft", "awm", "gdro", "seppo")  # of each anchor one, with its objective; a plain run leaves the others out
 # What the text's stream asks for in the last block nobody reads.
@@ -85,7 +80,7 @@ def finished(tmp_path_factory):
 
     @functools.cache
     def made(preset, dtype, copied):
-        iterations = 2 if preset in (*RESUMED, *ANCHORS["old"], *ANCHORS["bank"]) else 1
+        iterations = 2 if preset in (*RESUMED, *OLD, "seppo") else 1
         likelihood, folder = COPIED if copied else (), tmp_path_factory.mktemp(preset)
         run = run_of(folder, preset, dtype, likelihood=likelihood, updates=2, iterations=iterations)
         run.begun = {name: p.detach().clone() for name, p in run.weights.named.items()}
@@ -102,10 +97,13 @@ def finished(tmp_path_factory):
 @pytest.mark.parametrize("preset", cases(PRESETS))
 def test_the_first_log_ratio_is_exactly_0_and_every_update_is_taken(finished, preset, dtype):
     """Also to a reference, which the new adapters are."""
-    run = finished(preset, dtype, preset in ANCHORS["old"])
+    first = finished(preset, dtype, False).steps[0]
+    assert first.edges > 0
+    assert first.sum_abs_log_ratio == 0.0
+    run = finished(preset, dtype, preset in OLD)
     assert all(x.dtype == DTYPES[dtype] for batch in run.batches for x in batch.tree.samples)
     told = lines(run)
-    if preset in ANCHORS["old"]:
+    if preset in OLD:
         assert [line["policy/max_abs_log_ratio"] for line in told] == [0.0] * 2
     assert all(line["policy/skipped_updates"] == 0 for line in told)
     assert all(line["policy/grad_norm"] > 0 for line in told)
@@ -113,14 +111,6 @@ def test_the_first_log_ratio_is_exactly_0_and_every_update_is_taken(finished, pr
         assert p.dtype == torch.float32
         assert p.isfinite().all()
         assert torch.equal(p, run.begun[name]) == (name == UNREACHED)
-
-
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("preset", cases(PRESETS))
-def test_the_ratio_of_a_first_step_is_exactly_1(finished, preset, dtype):
-    first = finished(preset, dtype, False).steps[0]
-    assert first.edges > 0
-    assert first.sum_abs_log_ratio == 0.0
 
 
 def gradient(run, batch):
@@ -148,7 +138,6 @@ def test_gradients_are_finite_and_near_those_of_float32(tmp_path, preset):
     batch = whole.rollout(0, whole.groups(0))
     moved(whole)
     wanted = gradient(whole, batch)
-    assert wanted.norm() > 0
     for dtype in HALF:
         run = run_of(tmp_path / dtype, preset, dtype, likelihood=likelihood, steps=steps)
         run.policy.start([batch.tree.nodes[0].root.row])  # its sigmas are known from here on

@@ -25,13 +25,8 @@ from samplers.trees import Root, edge_transition, grow
 
 PREFIX = {"name": "prefix_ratio", "clip_range": [0.05, 0.1], "dual": 1.5}
 PLAIN = {"name": "clip", "clip_range": [0.99, 99.0], "step_weights": "none", "kl": {"beta": 0.0}}
-PRESETS = {
-    "chain": "flow_grpo",
-    "window": "flow_grpo_window",
-    "brush": "tempflow",
-    "branch": "branch_grpo",
-    "twigs": "vgpo",
-}
+TREES = {"window": "flow_grpo_window", "brush": "tempflow", "branch": "branch_grpo", "twigs": "vgpo"}
+PRESETS = {"chain": "flow_grpo", **TREES}
 
 
 def begun(folder, preset, objective=None, tree=None, **changes):
@@ -97,8 +92,8 @@ def gradient_of(run, loss):
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(run.weights.parameters))])
 
 
-def gradient(run, credited, part=0):
-    step_in_place(run, credited, part)
+def gradient(run, credited):
+    step_in_place(run, credited)
     return torch.cat([p.grad.flatten() for p in run.weights.parameters])
 
 
@@ -109,9 +104,11 @@ def test_gradients_are_those_of_paths_by_hand(tmp_path, tree, micro_batch):
     credited = credit(run, run.rollout(0, run.groups(0)))
     moved(run)
     expected = gradient_of(run, by_hand(run, credited))
-    found = gradient(run, credited)
     assert expected.norm() > 1e-3
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+    before = run.policy.evaluations
+    torch.testing.assert_close(gradient(run, credited), expected, rtol=1e-3, atol=1e-5)
+    replayed = sum(len(e.rows) for e in credited.tree.evaluations if e.trained and e.part == 0)
+    assert run.policy.evaluations - before == replayed  # paths cost none
 
 
 @pytest.mark.parametrize("tree", ["chain", "window", "branch", "twigs"])
@@ -144,8 +141,7 @@ def test_paths_of_one_trained_step_learn_what_plain_ratios_do(tmp_path, preset, 
 def test_the_second_optimizer_step_has_paths_under_the_weights_of_the_first(tmp_path):
     """At a rollout of the present policy the first step has ratios of 1; those of the second part tell what it moved."""
     run = begun(tmp_path, "flow_grpo", train__updates=2, train__split="samples")
-    batch = run.rollout(0, run.groups(0))
-    credited = credit(run, batch)
+    credited = credit(run, run.rollout(0, run.groups(0)))
     seen = []
     for part in range(2):
         expected = gradient_of(run, by_hand(run, credited, part))
@@ -163,21 +159,10 @@ def test_the_second_optimizer_step_has_paths_under_the_weights_of_the_first(tmp_
 @pytest.mark.parametrize("tree", PRESETS)
 def test_ratios_are_exactly_1_before_the_first_update(tmp_path, tree):
     """So that the loss is -A and nothing is clipped, whatever the bounds."""
-    narrow = {**PREFIX, "clip_range": 1e-9}
-    run = begun(tmp_path, PRESETS[tree], narrow, train__iterations=1, train__updates=1)
-    run.run()
-    (told,) = lines(run)
-    assert (told["policy/max_abs_log_ratio"], told["policy/clip_fraction"]) == (0.0, 0.0)
-    assert told["policy/grad_norm"] > 0
-
-
-def test_prefixes_cost_no_evaluation(tmp_path):
-    counted = []
-    for objective in (PREFIX, PLAIN):
-        run = begun(tmp_path / objective["name"], "flow_grpo", objective, train__updates=2)
-        run.run()
-        counted.append([line["cost/model_evaluations"] for line in lines(run)])
-    assert counted[0] == counted[1]
+    run = begun(tmp_path, PRESETS[tree], {**PREFIX, "clip_range": 1e-9})
+    stats = step_in_place(run, credit(run, run.rollout(0, run.groups(0))))
+    assert (stats.max_abs_log_ratio, stats.clipped) == (0.0, 0)
+    assert stats.grad_norm > 0
 
 
 def entered(tree, log_ratio):
@@ -277,16 +262,14 @@ def test_in_expectation_a_gradient_is_that_of_the_new_path_to_its_step_and_the_o
     policy = FieldPolicy(Shifts(), (1,), TIMES)
     weights = Weights(policy.modules, None)
     (velocity,) = weights.parameters
+    roots, start = [Root(0, i, None) for i in range(len(digits))], (torch.zeros(len(digits), 1),)
+
+    def point(shape, group, path, step, component):
+        return torch.full(shape, nodes[digits[path[0]][step]])
+
     with torch.no_grad():
-        tree = grow(
-            chain([KERNEL] * 3, range(3), range(3)),
-            TIMES,
-            [Root(0, i, None) for i in range(len(digits))],
-            (torch.zeros(len(digits), 1),),
-            policy.velocity,
-            lambda shape, group, path, step, component: torch.full(shape, nodes[digits[path[0]][step]]),
-            len(digits),
-        )
+        plan = chain([KERNEL] * 3, range(3), range(3))
+        tree = grow(plan, TIMES, roots, start, policy.velocity, point, len(digits))
         velocity.copy_(SINCE)
     of_edge = torch.full((len(tree.nodes),), -1)
     for unit, leaf in enumerate(tree.leaves):
@@ -303,18 +286,10 @@ def test_in_expectation_a_gradient_is_that_of_the_new_path_to_its_step_and_the_o
     )
 
     def slope(objective):
-        update_part(
-            policy,
-            credited,
-            0,
-            weights=weights,
-            optimizer=torch.optim.SGD([velocity], lr=0.0),
-            scaler=torch.amp.GradScaler("cpu", enabled=False),
-            objective=objective,
-            max_grad_norm=math.inf,
-            sum_shares=lambda x: x,
-            sum_processes=lambda x: x,
-        )
+        same, scaler = (lambda x: x), torch.amp.GradScaler("cpu", enabled=False)
+        options = {"optimizer": torch.optim.SGD([velocity], lr=0.0), "scaler": scaler, "max_grad_norm": math.inf}
+        options |= {"weights": weights, "sum_shares": same, "sum_processes": same}
+        update_part(policy, credited, 0, objective=objective, **options)
         return -3 * velocity.grad.clone()  # the loss is the mean over the three edges of a path
 
     index = torch.arange(3)

@@ -108,10 +108,7 @@ def test_rows_that_are_gathered_anew_are_replayed(tmp_path):
         ({"train__rollout_batch": "auto", "train__micro_batch": "auto"}, "train.rollout_batch=auto"),
         ({"train__select": {"rule": "extremes", "fraction": 0.5}}, "train.select"),
         ({"algorithm": {"baseline": {"drop_zero": True}}}, "algorithm.baseline.drop_zero=true"),
-        (
-            {"algorithm": {"preset": "branch_grpo", "tree": {"prune": {"rule": "parent_top1"}}}},
-            "algorithm.tree.prune.rule=",
-        ),
+        ({"algorithm": {"preset": "branch_grpo", "tree": {"prune": {"rule": "parent_top1"}}}}, "algorithm.tree.prune"),
         ({"run__staleness": 1}, "run.staleness=1"),
     ],
 )
@@ -183,32 +180,28 @@ def test_copies_of_weights_are_kept_by_each_call():
         assert kept.of(3 * calls, times=calls, size=2) - kept.of(3 * calls, times=calls, size=3) == calls * kept.once
 
 
-def of_pipeline(folder, word, *, lora):
-    """The weights that a run of a pipeline ends with, and what its updates evaluate."""
-    torch.manual_seed(0)
-    algorithm = {"preset": "flow_grpo", "objective": {"kl": {"beta": 0.1}}}
-    model = {"lora": True} if lora else {"lora": False, "autocast": torch.bfloat16, "checkpointing": True}
-    train = {"iterations": 2, "group_size": 4, "updates": 2, "micro_batch": 3, "replay": word}
-    run = pictures(folder / word, algorithm, **model, **train)
-    run.run()
-    return weights_of(run), [line["cost/update_evaluations"] for line in lines(run)]
-
-
-@pytest.mark.parametrize("lora", [True, False])
-def test_pipelines_have_the_weights_of_a_replay_too(tmp_path, lora):
+@pytest.mark.parametrize(
+    "model", [{"lora": True}, {"lora": False, "autocast": torch.bfloat16, "checkpointing": True}], ids=["lora", "all"]
+)
+def test_pipelines_have_the_weights_of_a_replay_too(tmp_path, model):
     """With adapters in float32; and with all weights, in bfloat16 and with gradient checkpointing."""
-    (replayed, calls), (kept, fewer) = (of_pipeline(tmp_path, word, lora=lora) for word in ("always", "never"))
+    runs, algorithm = [], {"preset": "flow_grpo", "objective": {"kl": {"beta": 0.1}}}
+    for word in ("always", "never"):
+        torch.manual_seed(0)
+        train = {"iterations": 2, "group_size": 4, "updates": 2, "micro_batch": 3, "replay": word}
+        runs.append(pictures(tmp_path / word, algorithm, **model, **train))
+        runs[-1].run()
+    replayed, kept = map(weights_of, runs)
     assert all(torch.equal(tensor, kept[name]) for name, tensor in replayed.items())
-    assert fewer[0] < calls[0]
+    calls, fewer = (lines(run)[0]["cost/update_evaluations"] for run in runs)
+    assert fewer < calls
 
 
 def test_two_processes_have_the_weights_of_a_replay_too(tmp_path):
+    runs = []
     for word in ("always", "never"):
         (tmp_path / word).mkdir()
-    runs = [
-        pair(partial(in_graphs.of_two, folder=str(tmp_path), word=word), tmp_path / word)
-        for word in ("always", "never")
-    ]
-    (replayed, calls), (kept, fewer) = (run[0] for run in runs)
+        runs.append(pair(partial(in_graphs.of_two, folder=str(tmp_path), word=word), tmp_path / word)[0])
+    (replayed, calls), (kept, fewer) = runs
     assert all(torch.equal(tensor, kept[name]) for name, tensor in replayed.items())
     assert fewer < calls

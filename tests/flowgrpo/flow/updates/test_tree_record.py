@@ -21,18 +21,10 @@ def run_of(folder, preset="flow_grpo", kept=True, resumed=False, **overrides):
     """Three iterations of two groups in the plane, of which the trees of the first group are kept of each."""
     few = {"likelihood": {"draws": 3}} if preset in MANY_DRAWS else {}
     few |= {"kernel": {"calibrate": {"rounds": 1}}} if preset == "dense_grpo" else {}
-    chosen = settings(
-        folder,
-        **{
-            "algorithm": {"preset": preset, **few},
-            "train__iterations": 3,
-            "train__groups": 2,
-            "train__group_size": 16 if preset.startswith("branch") else 12,
-            "train__updates": 2,
-            "run__trees": {"every": 1, "prompts": 1} if kept else None,
-            **overrides,
-        },
-    )
+    sizes = {"train__iterations": 3, "train__groups": 2, "train__updates": 2}
+    sizes["train__group_size"] = 16 if preset.startswith("branch") else 12
+    trees = {"every": 1, "prompts": 1} if kept else None
+    chosen = settings(folder, **{"algorithm": {"preset": preset, **few}, "run__trees": trees, **sizes, **overrides})
     reward = Reward("nearness", nearness) if preset == "vgpo" else Reward("closeness", closeness)
     run = trainer(chosen, GaussianFlow(), steps=STEPS, rewards=[reward], held_out=0)
     rollout, run.batches = run.rollout, []
@@ -70,7 +62,7 @@ def test_the_trees_of_every_preset_are_kept_and_change_nothing(tmp_path, preset)
         leaves = [i for i, leaf in enumerate(batch.tree.leaves) if batch.tree.nodes[leaf].root.group == 0]
         samples = [node for node in tree.nodes if not node.estimated]
         assert sorted(node.rewards[0] for node in samples) == sorted(batch.scores.values[leaves, 0].tolist())
-        assert all(node.sigma == 0 and node.step == STEPS for node in samples)
+        assert {(node.sigma, node.step) for node in samples} == {(0, STEPS)}
         assert all(node.picture is not None and node.total is not None for node in tree.nodes)
         assert tree.size == (4, 4)
         assert all(node.seed is not None for node in tree.nodes if node.parent is None)
@@ -131,11 +123,9 @@ def test_a_solver_s_chain_has_a_state_for_every_step(tmp_path):
 
 
 def test_only_the_iterations_and_prompts_that_were_asked_for_are_kept(tmp_path):
-    chosen = {"train__iterations": 6, "run__trees": {"every": 4, "prompts": 5}}
-    run = run_of(tmp_path, "flow_grpo", **chosen)
-    assert [(tree.step, tree.group) for tree in TreeFolder(run.folder).read()] == [
-        (1, 0), (1, 1), (5, 0), (5, 1), (6, 0), (6, 1),
-    ]  # fmt: skip
+    run = run_of(tmp_path, train__iterations=6, run__trees={"every": 4, "prompts": 5})
+    kept = [(tree.step, tree.group) for tree in TreeFolder(run.folder).read()]
+    assert kept == [(step, group) for step in (1, 5, 6) for group in (0, 1)]
 
 
 def test_a_resumed_run_keeps_the_trees_of_one_that_was_never_stopped(tmp_path):

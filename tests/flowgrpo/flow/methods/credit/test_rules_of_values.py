@@ -1,188 +1,116 @@
 """Credit of steps by the values of their states, and the noise that is calibrated by it."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
-from credited import SDE, by_edge, column, sets, tree, valued
+from credited import SDE, column, sets, tree, valued
 
-from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.credit.rules import (
-    calibrated,
-    discounted_value,
-    siblings,
+    DiscountedValue,
+    Siblings,
+    StepGain,
+    adjust_levels,
     state_values,
-    step_gain,
     step_signs,
 )
 from flowgrpo.training.advantages.baseline import GroupMean, group_mean
-from samplers.plans import brush, chain, twigs
+from samplers.plans import brush, twigs
 from samplers.trees import TRUNK, TWIG, Move
 
 NAN = math.nan
-
-
 ONE = torch.ones(1, dtype=torch.float64)
+
+
+def by_start(grown, units, of):
+    """What is `of` the unit of each edge that has one, in the order of steps, for each start."""
+    found = [[] for node in grown.nodes if node.parent is None]
+    for node, unit in sorted(zip(grown.nodes, units.of_edge.tolist(), strict=True), key=lambda each: each[0].step):
+        if unit >= 0:
+            found[node.root.index].append(of[unit].item())
+    return found
+
+
+def near(rows, **options):
+    return [pytest.approx(row, **options) for row in rows]
 
 
 @pytest.mark.parametrize("stochastic", [(0, 1), (0, 1, 2)])
 @pytest.mark.parametrize("length", [None, 1])
 def test_gains_add_up_to_the_value_of_the_end_minus_that_of_the_start(stochastic, length):
     grown = tree(twigs([SDE] * 3, stochastic, length, True), groups=1, size=2)
-    values = [[1.0, 5.0, 2.0], [0.0, -1.0, 0.5]]
-    if len(stochastic) == 3:
-        values = [[*line, 7.0] for line in values]
-    units = step_gain(grown, valued(grown, values))
-    expected = {
-        (10, start, step + 1): values[start][step + 1] - values[start][step] for start in (0, 1) for step in stochastic
-    }
-    gains = by_edge(grown, units, units.values[:, 0].tolist())
-    assert gains == pytest.approx(expected)
-    for start in (0, 1):
-        total = sum(gain for place, gain in gains.items() if place[1] == start)
-        assert total == pytest.approx(values[start][-1] - values[start][0])
+    values = [[1.0, 5.0, 2.0, 7.0], [0.0, -1.0, 0.5, 7.0]]
+    values = [line[: len(stochastic) + 1] for line in values]
+    units = StepGain().units(grown, valued(grown, values), ONE)
+    assert by_start(grown, units, units.values[:, 0]) == near([b - a for a, b in pairwise(line)] for line in values)
     twig_edges = [i for i, node in enumerate(grown.nodes) if node.role == TWIG]
     assert units.of_edge[twig_edges].tolist() == [-1] * len(twig_edges)
 
 
-def test_gains_are_compared_at_their_step_or_jointly():
+@pytest.mark.parametrize(
+    ("compare", "told", "sizes"),
+    [("step", [[10, 1], [10, 2], [11, 1], [11, 2]], [3] * 4), ("joint", [[10, 0], [11, 0]], [6] * 2)],
+)
+def test_gains_are_compared_at_their_step_or_jointly(compare, told, sizes):
     grown = tree(twigs([SDE] * 3, (0, 1), None, True), groups=2, size=3)
-    rewards = torch.zeros(len(grown.leaves), 1, dtype=torch.float64)
-    assert step_gain(grown, rewards).comparison.unique(dim=0).tolist() == [[10, 1], [10, 2], [11, 1], [11, 2]]
-    assert sets(step_gain(grown, rewards)) == [3] * 4
-    assert step_gain(grown, rewards, "joint").comparison.unique(dim=0).tolist() == [[10, 0], [11, 0]]
-    assert sets(step_gain(grown, rewards, "joint")) == [6] * 2
+    units = StepGain(compare=compare).units(grown, torch.zeros(len(grown.leaves), 1, dtype=torch.float64), ONE)
+    assert units.comparison.unique(dim=0).tolist() == told
+    assert sets(units) == sizes
 
 
-def test_joint_comparison_leaves_the_larger_gains_larger():
+@pytest.mark.parametrize(("compare", "first", "second"), [("step", 1, 1), ("joint", 10 / 50.5**0.5, 1 / 50.5**0.5)])
+def test_joint_comparison_leaves_the_larger_gains_larger(compare, first, second):
     grown = tree(twigs([SDE] * 3, (0, 1), None, True), groups=1, size=2)
     rewards = valued(grown, [[0, 10, 11], [0, -10, -11]])  # gains 10 and 1, -10 and -1
-
-    def advantages(compare):
-        units = step_gain(grown, rewards, compare)
-        return by_edge(
-            grown, units, group_mean(units.values[:, 0], units.comparison, std="group", eps=0.0, ddof=0).tolist()
-        )
-
-    assert advantages("step") == pytest.approx({(10, 0, 1): 1, (10, 0, 2): 1, (10, 1, 1): -1, (10, 1, 2): -1})
-    std = math.sqrt((100 + 1) / 2)
-    assert advantages("joint") == pytest.approx(
-        {(10, 0, 1): 10 / std, (10, 0, 2): 1 / std, (10, 1, 1): -10 / std, (10, 1, 2): -1 / std}
-    )
-
-
-def test_gains_need_the_value_of_every_state():
-    for plan in (chain([SDE] * 3, (0, 1), (0, 1)), twigs([SDE] * 3, (0, 1), None, False)):
-        grown = tree(plan)
-        with pytest.raises(InputError, match="twigs with root: true"):
-            step_gain(grown, torch.zeros(len(grown.leaves), 1, dtype=torch.float64))
+    units = StepGain(compare=compare).units(grown, rewards, ONE)
+    found = group_mean(units.values[:, 0], units.comparison, std="group", eps=0.0, ddof=0)
+    assert by_start(grown, units, found) == near([[first, second], [-first, -second]])
 
 
 def judged(values, discount=0.5, anchor=0.1, anchored_steps=2, root=False):
     """Chains of three stochastic steps, whose states have values[start][1:]."""
     grown = tree(twigs([SDE] * 3, (0, 1, 2), 1, root), groups=1, size=len(values))
-    return grown, discounted_value(
-        grown, valued(grown, values), ONE, discount=discount, anchor=anchor, anchored_steps=anchored_steps
-    )
+    credit = DiscountedValue(discount=discount, anchor=anchor, anchored_steps=anchored_steps)
+    return grown, credit.units(grown, valued(grown, values), ONE)
 
 
 @pytest.mark.parametrize("root", [False, True])
-def test_the_value_to_come_is_discounted_and_knows_nothing_of_the_start(root):
+def test_the_value_to_come_is_discounted_and_edges_weigh_as_theirs_over_the_mean_of_the_trajectory(root):
+    """The start has no say; 7, 6 and 8 have mean 7."""
     grown, units = judged([[99.0, 4.0, 2.0, 8.0], [99.0, 1.0, 1.0, 1.0]], root=root)
-    assert by_edge(grown, units, units.values[:, 0].tolist()) == pytest.approx(
-        {
-            (10, 0, 1): 4 + 0.5 * 2 + 0.25 * 8,
-            (10, 0, 2): 2 + 0.5 * 8,
-            (10, 0, 3): 8.0,
-            (10, 1, 1): 1.75,
-            (10, 1, 2): 1.5,
-            (10, 1, 3): 1.0,
-        }
-    )
+    quality = [[4 + 0.5 * 2 + 0.25 * 8, 2 + 0.5 * 8, 8.0], [1.75, 1.5, 1.0]]
+    assert by_start(grown, units, units.values[:, 0]) == near(quality)
     assert units.comparison.unique(dim=0).tolist() == [[10, 1], [10, 2], [10, 3]]
-
-
-def test_edges_weigh_as_their_value_over_the_mean_of_their_trajectory():
-    grown, units = judged([[0, 4.0, 2.0, 8.0], [0, 1.0, 1.0, 1.0]])
-    assert by_edge(grown, units, units.weight.tolist()) == pytest.approx(
-        {
-            (10, 0, 1): 1,  # 7, 6 and 8 have mean 7
-            (10, 0, 2): 6 / 7,
-            (10, 0, 3): 8 / 7,
-            (10, 1, 1): 1.75 * 3 / 4.25,
-            (10, 1, 2): 1.5 * 3 / 4.25,
-            (10, 1, 3): 1 * 3 / 4.25,
-        }
-    )
+    assert by_start(grown, units, units.weight) == near([[1, 6 / 7, 8 / 7], [q * 3 / 4.25 for q in quality[1]]])
 
 
 def test_a_value_below_zero_weighs_nothing_unless_all_are():
     grown, units = judged([[0, -1.0, 2.0, 4.0], [0, -1.0, -2.0, -3.0]], discount=0.0)
-    assert [by_edge(grown, units, units.weight.tolist())[10, 0, step] for step in (1, 2, 3)] == [0, 1, 2]
-    assert [by_edge(grown, units, units.weight.tolist())[10, 1, step] for step in (1, 2, 3)] == [1, 1, 1]
+    assert by_start(grown, units, units.weight) == [[0, 1, 2], [1, 1, 1]]
 
 
 def test_the_weight_is_of_the_weighted_sum_of_the_rewards():
     grown = tree(twigs([SDE] * 3, (0, 1, 2), 1, False), groups=1, size=1)
     rewards = torch.cat([valued(grown, [[0, 1, 2, 3]]), valued(grown, [[0, 5, -3, 1]])], dim=1)
-    units = discounted_value(
-        grown, rewards, torch.tensor([1.0, 2.0], dtype=torch.float64), discount=0.0, anchor=0.1, anchored_steps=2
-    )
+    units = DiscountedValue(discount=0.0).units(grown, rewards, torch.tensor([1.0, 2.0], dtype=torch.float64))
     # 1 + 2 * 5, 2 - 2 * 3, which weighs nothing, and 3 + 2 * 1 have mean 16 / 3.
-    assert by_edge(grown, units, units.weight.tolist()) == pytest.approx(
-        {(10, 0, 1): 11 * 3 / 16, (10, 0, 2): 0, (10, 0, 3): 5 * 3 / 16}
-    )
+    assert by_start(grown, units, units.weight) == near([[11 * 3 / 16, 0, 5 * 3 / 16]])
 
 
 def test_a_lost_value_loses_what_is_summed_up_to_it():
     grown, units = judged([[0, 4.0, NAN, 8.0], [0, 1.0, 1.0, 1.0]])
-    assert by_edge(grown, units, units.values[:, 0].tolist()) == pytest.approx(
-        {(10, 0, 1): NAN, (10, 0, 2): NAN, (10, 0, 3): 8, (10, 1, 1): 1.75, (10, 1, 2): 1.5, (10, 1, 3): 1}, nan_ok=True
-    )
+    assert by_start(grown, units, units.values[:, 0]) == near([[NAN, NAN, 8], [1.75, 1.5, 1]], nan_ok=True)
     assert units.weight.isfinite().all()
 
 
 def test_the_anchor_teaches_the_first_steps_where_a_group_agrees():
     grown, units = judged([[0, 4.0, 2.0, 8.0]] * 3, anchored_steps=2, anchor=0.25)
-    plain = GroupMean().advantages(units.values, torch.ones(1).double(), units.comparison)
-    anchored = GroupMean().advantages(units.values, torch.ones(1).double(), units.comparison, anchor=units.anchor)
+    plain, anchored = (
+        GroupMean().advantages(units.values, ONE, units.comparison, anchor=anchor) for anchor in (None, units.anchor)
+    )
     assert plain.tolist() == [0] * 9
-    expected = {(10, start, step): a for start in range(3) for step, a in ((1, 0.25 * 7), (2, 0.25 * 6), (3, 0))}
-    assert by_edge(grown, units, anchored.tolist()) == pytest.approx(expected)
-
-
-def test_discounted_values_need_the_value_of_every_state():
-    grown = tree(chain([SDE] * 3, (0, 1), (0, 1)))
-    with pytest.raises(InputError, match="value of every state"):
-        discounted_value(
-            grown,
-            torch.zeros(len(grown.leaves), 1, dtype=torch.float64),
-            ONE,
-            discount=0.9,
-            anchor=0.1,
-            anchored_steps=5,
-        )
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [
-        brush([SDE] * 3, [2, 2, 0]),
-        lambda role, step: (Move(SDE, count=2, trained=True), Move(role=TWIG, ode_stops=(3,))),
-    ],
-    ids=["brush", "branching twigs"],
-)
-def test_discounted_values_need_chains(plan):
-    grown = tree(plan, 1, 1)
-    with pytest.raises(InputError, match="needs chains"):
-        discounted_value(
-            grown,
-            torch.ones(len(grown.leaves), 1, dtype=torch.float64),
-            ONE,
-            discount=0.9,
-            anchor=0.1,
-            anchored_steps=5,
-        )
+    assert by_start(grown, units, anchored) == near([[0.25 * 7, 0.25 * 6, 0]] * 3)
 
 
 @pytest.mark.parametrize("twig_first", [False, True])
@@ -197,42 +125,35 @@ def test_a_twig_measures_a_state_before_the_trunk_does(twig_first):
 
     grown = tree(plan, 1, 1)
     rewards = {TWIG: 3.0, TRUNK: 5.0}
-    value = state_values(grown, column([rewards[grown.nodes[leaf].role] for leaf in grown.leaves]))
+    values, known = state_values(grown, column([rewards[grown.nodes[leaf].role] for leaf in grown.leaves]))
     trunk = {node.step: i for i, node in enumerate(grown.nodes) if node.role == TRUNK}
-    assert not value.known[trunk[0]]  # its only child is random
-    assert [value.of[trunk[step]].item() for step in (1, 2, 3)] == [3, 5, 5]
+    assert not known[trunk[0]]  # its only child is random
+    assert [values[trunk[step]].item() for step in (1, 2, 3)] == [3, 5, 5]
 
 
 def test_signs_are_counted_at_their_step():
-    grown = tree(twigs([SDE] * 3, (0, 1), None, True), groups=1, size=3)
-    rewards = valued(grown, [[0, 1, 5], [0, -1, -2], [0, 2, 2]])
-    # Gains of the first step 1, -1, 2; of the second 4, -1, 0; the third is ODE.
+    grown = tree(twigs([SDE] * 3, (0, 1), None, True), groups=1, size=4)
+    rewards = valued(grown, [[0, 1, 5], [0, -1, -2], [0, 2, 2], [0, NAN, 5]])
+    # Gains of the first step 1, -1, 2, and a lost one; of the second 4, -1, 0, and a lost one; the third is ODE.
     assert step_signs(grown, rewards[:, 0]).tolist() == [[2, 1, 0], [1, 1, 0]]
-
-
-def test_a_lost_value_has_no_sign():
-    grown = tree(twigs([SDE] * 3, (0, 1), None, True), groups=1, size=2)
-    rewards = valued(grown, [[0, NAN, 5], [0, 1, 3]])
-    assert step_signs(grown, rewards[:, 0]).tolist() == [[1, 1, 0], [0, 0, 0]]
 
 
 def test_noise_rises_where_signs_balance_and_falls_elsewhere():
     positive, negative = torch.tensor([[12.0, 13.0, 6.0, 14.0, 0.0], [12.0, 11.0, 18.0, 10.0, 0.0]])
-    levels = calibrated([0.7, 0.7, 0.7, 0.015, 0.7], positive, negative, steps=[0.01] * 5, difference=3)
+    levels = adjust_levels([0.7, 0.7, 0.7, 0.015, 0.7], positive, negative, steps=[0.01] * 5, difference=3)
     # Differences of 0 and 2 are balanced, 12 and 4 are not; no level falls below the step; the last has no gains.
     assert levels == pytest.approx([0.71, 0.71, 0.69, 0.01, 0.7])
 
 
 def test_noise_does_not_rise_above_the_kernel_s_highest_level():
     even, uneven = torch.tensor([5.0, 5.0, 5.0, 9.0]), torch.tensor([5.0, 5.0, 5.0, 1.0])
-    levels = calibrated([0.7, 0.995, 1.0, 1.0], even, uneven, steps=[0.01] * 4, difference=2, highest=1.0)
-    assert levels == pytest.approx([0.71, 1.0, 1.0, 0.99], abs=1e-12)
-    assert max(levels) == 1.0
+    levels = adjust_levels([0.7, 0.995, 1.0, 1.0], even, uneven, steps=[0.01] * 4, difference=2, highest=1.0)
+    assert levels == [pytest.approx(0.71), 1.0, 1.0, pytest.approx(0.99)]
 
 
 def test_a_difference_at_the_bound_is_no_balance():
     """3 and 1 differ by two: the level falls where fewer than two are asked for, and moves by a step of its own."""
-    levels = [calibrated([0.7], *torch.tensor([[3.0], [1.0]]), steps=[0.01], difference=most) for most in (2, 3)]
+    levels = [adjust_levels([0.7], *torch.tensor([[3.0], [1.0]]), steps=[0.01], difference=most) for most in (2, 3)]
     assert [level for (level,) in levels] == pytest.approx([0.69, 0.71])
 
 
@@ -240,5 +161,5 @@ def test_steps_of_more_children_weigh_as_much_as_others_where_steps_do():
     grown = tree(brush([SDE] * 3, [2, 4, 0]), groups=1, size=1)
     rewards = column([float(i) for i in range(len(grown.leaves))])
     for weights, told in (("edges", [1.0] * 6), ("steps", [1 / 2] * 2 + [1 / 4] * 4)):
-        units = siblings(grown, rewards, weights=weights)
+        units = Siblings(weights=weights).units(grown, rewards, ONE)
         assert sorted(units.weight.tolist(), reverse=True) == told

@@ -14,20 +14,9 @@ BOUNDED = PrefixRatio(clip_range=[LOW, HIGH], dual=DUAL / HIGH)
 
 def case(own, earlier, position, advantage):
     """One edge whose own log ratio is `own`, below trained steps whose log ratios sum to `earlier`; and its log_prob."""
-    log_prob = torch.tensor([own - 1.5], dtype=torch.float64, requires_grad=True)
-    zeros = (torch.zeros(1, 2),)
-    inputs = LossInputs(
-        log_prob=log_prob,
-        old_log_prob=torch.tensor([-1.5], dtype=torch.float64),
-        advantage=torch.tensor([advantage], dtype=torch.float64),
-        mean=zeros,
-        std=torch.tensor(1.0),
-        step_size=0.1,
-        velocity=zeros,
-        earlier=torch.tensor([earlier], dtype=torch.float64),
-        position=torch.tensor([position]),
-    )
-    return inputs, log_prob
+    log_prob, old, earlier, advantage = (torch.tensor([x]).double() for x in (own - 1.5, -1.5, earlier, advantage))
+    given = {"log_prob": log_prob.requires_grad_(), "old_log_prob": old, "advantage": advantage, "earlier": earlier}
+    return LossInputs(**given, position=torch.tensor([position])), log_prob
 
 
 def told(objective, *edge):
@@ -66,19 +55,15 @@ def test_the_path_s_ratio_is_clipped_by_bounds_that_grow_as_the_root_of_its_step
     assert clipped is not moves
 
 
-def test_the_bounds_grow_by_the_power():
-    edge = (0.1, 0.25, 4, 1.0)  # in units of `high`: 1.75
-    assert [told(PrefixRatio(clip_range=[LOW, HIGH], power=power), *edge)[2] for power in (0.0, 0.3, 0.5)] == [
-        True, True, False,
-    ]  # fmt: skip
+@pytest.mark.parametrize(("power", "clipped"), [(0.0, True), (0.3, True), (0.5, False)])
+def test_the_bounds_grow_by_the_power(power, clipped):
+    objective = PrefixRatio(clip_range=[LOW, HIGH], power=power)
+    assert told(objective, 0.1, 0.25, 4, 1.0)[2] is clipped  # 1.75 in units of `high`
 
 
-def test_without_a_dual_bound_bad_edges_are_pushed_down_from_anywhere():
+def test_bad_edges_are_pushed_down_from_anywhere_without_a_dual_bound_and_edges_of_advantage_0_do_not_move():
     loss, slope, clipped = told(PrefixRatio(clip_range=[LOW, HIGH], dual=None), 0.5, 1.5, 4, -2.0)
     assert (loss, slope, clipped) == (pytest.approx(2 * math.e**2), pytest.approx(2 * math.e**2), False)
-
-
-def test_an_edge_of_advantage_0_is_not_clipped_and_does_not_move():
     assert told(PrefixRatio(clip_range=[LOW, HIGH]), 3.0, 3.0, 1, 0.0) == (0.0, 0.0, False)
 
 
@@ -100,13 +85,10 @@ def test_a_ratio_beyond_any_bound_has_a_finite_loss_and_no_gradient(log_ratio, a
     assert slope == 0
 
 
-def test_the_steps_before_enter_as_a_number():
-    inputs, log_prob = case(0.1, 0.7, 3, 1.0)
+@pytest.mark.parametrize(("own", "earlier", "above"), [(0.05, -0.2, False), (-0.05, 0.2, True)])
+def test_what_is_above_1_is_the_path_s_ratio_and_the_steps_before_enter_as_a_number(own, earlier, above):
+    inputs, log_prob = case(own, earlier, 2, 1.0)
+    assert BOUNDED.above(inputs).tolist() == [above]
     found = prefix_log_ratio(inputs)
-    assert found.tolist() == pytest.approx([0.8])
+    assert found.tolist() == pytest.approx([own + earlier])
     assert torch.autograd.grad(found.sum(), log_prob)[0].tolist() == [1.0]
-
-
-def test_what_is_above_1_is_the_path_s_ratio():
-    for own, earlier, above in ((0.05, -0.2, False), (-0.05, 0.2, True)):
-        assert BOUNDED.above(case(own, earlier, 2, 1.0)[0]).tolist() == [above]

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
+from gaussian_flow import step
 
 from flowgrpo.flow.methods.objectives.policy_gradient import (
     KL,
@@ -14,10 +14,8 @@ from flowgrpo.flow.methods.objectives.policy_gradient import (
     LossInputs,
     NormalisedRatio,
     SoftGate,
-    adapted,
     equalised,
     noise_aware,
-    normalised_ratio,
     plain_ratio,
     previous_kl,
 )
@@ -26,26 +24,19 @@ from flowgrpo.flow.updates.update import Credited, update_part
 from flowgrpo.training.advantages.clipped_ratio import clip_loss, clipped, soft_gate_loss
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.weights.trained_weights import Weights
-from samplers.kernels import Kernel, cps, flow_sde, log_prob
+from samplers.kernels import Kernel, log_prob, transition
 from samplers.plans import chain
-from samplers.schedule import linear_sigmas
+from samplers.schedule import euler_sigmas, linear_sigmas
 from samplers.trees import Root, grow
+
+normalised_ratio = NormalisedRatio().ratio
 
 
 def terms(log_ratio, advantage, **others):
-    log_ratio, advantage = torch.tensor(log_ratio), torch.tensor(advantage)
+    log_ratio, zeros = torch.tensor(log_ratio), (torch.zeros(len(log_ratio), 4),)
     old = torch.full_like(log_ratio, -1.5)
-    zeros = (torch.zeros(len(log_ratio), 4),)
-    default = LossInputs(
-        log_prob=old + log_ratio,
-        old_log_prob=old,
-        advantage=advantage,
-        mean=zeros,
-        std=torch.tensor(0.5),
-        step_size=0.1,
-        velocity=zeros,
-    )
-    return replace(default, **others)
+    given = {"mean": zeros, "std": torch.tensor(0.5), "step_size": 0.1, "velocity": zeros, "log_prob": old + log_ratio}
+    return LossInputs(**{**given, "old_log_prob": old, "advantage": torch.tensor(advantage), **others})
 
 
 @pytest.mark.parametrize(
@@ -59,56 +50,36 @@ def terms(log_ratio, advantage, **others):
         (0.5, 0.0, 0.0, False),
     ],
 )
-def test_the_clip_is_asymmetric_and_pessimistic(ratio, advantage, loss, stopped):
-    case = terms([math.log(ratio)], [advantage])
-    assert clip_loss(plain_ratio(case), case.advantage, 0.1, 0.3).item() == pytest.approx(loss)
+def test_the_clip_is_asymmetric_and_pessimistic_and_what_is_clipped_has_no_gradient(ratio, advantage, loss, stopped):
+    case, moved = terms([0.0], [advantage]), torch.tensor([math.log(ratio)], requires_grad=True)
+    case = replace(case, log_prob=case.old_log_prob + moved)
+    found = clip_loss(plain_ratio(case), case.advantage, 0.1, 0.3)
+    assert found.item() == pytest.approx(loss)
     assert clipped(plain_ratio(case), case.advantage, 0.1, 0.3).item() is stopped
+    assert (torch.autograd.grad(found.sum(), moved)[0].item() == 0) is (stopped or advantage == 0)
 
 
-@pytest.mark.parametrize(("log_ratio", "advantage"), [(0.0, 1.0), (0.5, 1.0), (-0.5, 1.0), (0.5, -1.0), (-0.5, -1.0)])
-def test_what_is_called_clipped_has_no_gradient(log_ratio, advantage):
-    log_prob = torch.tensor([log_ratio], requires_grad=True)
-    case = replace(terms([0.0], [advantage]), log_prob=log_prob, old_log_prob=torch.zeros(1))
-    (slope,) = torch.autograd.grad(clip_loss(plain_ratio(case), case.advantage, 0.2, 0.2).sum(), log_prob)
-    assert (slope.item() == 0) is clipped(plain_ratio(case), case.advantage, 0.2, 0.2).item()
-
-
-def test_kl_forms_on_one_flow_sde_step():
-    """With mean(mu) = x (...) + v (-h - a^2 h / 2) the divergences are multiples of the squared velocity gap."""
-    x, v, reference = torch.randn(3, 5), torch.randn(3, 5), torch.randn(3, 5)
-    sigma, after, level = 0.6, 0.5, 0.7
-    h, g = sigma - after, level * math.sqrt(sigma / (1 - sigma))
-    mean, std = flow_sde(x, v, sigma, after, level, 0.9)
-    other, _ = flow_sde(x, reference, sigma, after, level, 0.9)
-    case = terms([0.0] * 3, [0.0] * 3, mean=(mean,), std=std, step_size=h, velocity=(v,))
-    case = replace(case, reference_mean=(other,), reference_velocity=(reference,))
+@pytest.mark.parametrize(("name", "level", "over"), [("flow_sde", 0.7, 0.1), ("cps", 0.8, 1.0)])
+def test_kl_forms_on_one_step_are_multiples_of_the_squared_velocity_gap(name, level, over):
+    """Flow-GRPO's `std_dev_t` is std / sqrt(h) for flow_sde, and the std itself, without a step to take out, for cps."""
+    x, v, reference = torch.randn(3, 3, 5)
+    kernel, known = Kernel(name, level), step(name, level, 0.6, 0.5, 0.9)
+    (mean, other), std = ([transition(kernel, (x,), (of,), 0.6, 0.5, 0.9)[0] for of in (v, reference)], known.noise)
+    others = {"velocity": (v,), "reference_mean": other, "reference_velocity": (reference,), "step_size": 0.1}
+    case = terms([0.0] * 3, [0.0] * 3, mean=mean, std=torch.tensor(std), diffuses=kernel.diffuses, **others)
     gap = ((v - reference) ** 2).mean(1)
-    slope = h * (1 + level**2 / 2)
+    exact = gap * known.push**2 / (2 * std**2)
     torch.testing.assert_close(KL["velocity"](case), gap)
-    torch.testing.assert_close(KL["flow_grpo"](case), gap * slope**2 / (2 * g**2), rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(KL["exact"](case), gap * slope**2 / (2 * g**2 * h), rtol=1e-4, atol=1e-6)
-
-
-def test_flow_grpo_s_kl_of_cps_divides_by_the_whole_variance_as_its_code_does():
-    """There `std_dev_t` of cps is sigma_next sin(level pi / 2), with no step size to take out."""
-    x, v, reference = torch.randn(3, 5), torch.randn(3, 5), torch.randn(3, 5)
-    kernel = Kernel("cps", 0.8)
-    mean, std = cps(x, v, 0.6, 0.5, 0.8, 0.9)
-    other, _ = cps(x, reference, 0.6, 0.5, 0.8, 0.9)
-    case = terms([0.0] * 3, [0.0] * 3, mean=(mean,), std=std, reference_mean=(other,), diffuses=kernel.diffuses)
-    slope = 0.6 * 0.5 - 0.4 * 0.5 * math.cos(0.4 * math.pi)
-    expected = ((v - reference) ** 2).mean(1) * slope**2 / (2 * (0.5 * math.sin(0.4 * math.pi)) ** 2)
-    torch.testing.assert_close(KL["flow_grpo"](case), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(KL["exact"](case), exact, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(KL["flow_grpo"](case), exact * over, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("log_ratio", [1e3, -1e3])
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_a_ratio_beyond_any_clip_has_a_finite_loss_and_no_gradient(log_ratio, advantage):
     """exp(1000) is infinite, and the 0 of a clip times it is not a number."""
-    moved = torch.tensor([log_ratio], requires_grad=True)
-    case = replace(
-        terms([0.0], [advantage]), log_prob=moved, old_log_prob=torch.zeros(1), old_mean=(torch.zeros(1, 4),)
-    )
+    moved, zero = torch.tensor([log_ratio], requires_grad=True), torch.zeros(1)
+    case = terms([0.0], [advantage], log_prob=moved, old_log_prob=zero, old_mean=(torch.zeros(1, 4),))
     for ratio in (plain_ratio(case), normalised_ratio(case)):
         loss = clip_loss(ratio, case.advantage, 0.2, 0.2)
         (gradient,) = torch.autograd.grad(loss.sum(), moved)
@@ -116,27 +87,19 @@ def test_a_ratio_beyond_any_clip_has_a_finite_loss_and_no_gradient(log_ratio, ad
         assert gradient.tolist() == [0.0]
 
 
-def test_exact_kl_is_the_divergence_of_two_gaussians():
+def test_exact_and_previous_kl_are_divergences_of_two_gaussians():
     a, b, std = torch.randn(2, 6), torch.randn(2, 6), torch.tensor(0.3)
-    expected = torch.distributions.kl_divergence(
-        torch.distributions.Normal(a, std), torch.distributions.Normal(b, std)
-    ).mean(1)
+    normal = torch.distributions.Normal
+    expected = torch.distributions.kl_divergence(normal(a, std), normal(b, std)).mean(1)
     case = terms([0.0] * 2, [0.0] * 2, mean=(a,), std=std, reference_mean=(b,))
     torch.testing.assert_close(KL["exact"](case), expected)
-
-
-def test_previous_kl_is_the_divergence_from_the_policy_of_the_rollout():
-    a, b, std = torch.randn(2, 6), torch.randn(2, 6), torch.tensor(0.3)
-    expected = torch.distributions.kl_divergence(
-        torch.distributions.Normal(a, std), torch.distributions.Normal(b, std)
-    ).mean(1)
     case = terms([0.0] * 2, [0.0] * 2, mean=(a,), std=std, old_mean=(b,), reference_mean=(a - 0.3,))
     torch.testing.assert_close(previous_kl(case), expected)
-    both = Clip(kl=Divergence(form="exact", beta=1.0, previous=0.1))
-    torch.testing.assert_close(both.divergence(case), 0.5 + 0.1 * expected)  # 0.3^2 / (2 0.3^2) from the reference
-    assert both.needs_old_means
-    torch.testing.assert_close(Clip(kl=Divergence(form="exact", beta=1.0)).divergence(case), torch.full((2,), 0.5))
-    assert not Clip(kl=Divergence(form="exact", beta=1.0)).needs_old_means
+    for previous in (0.1, 0.0):
+        objective = Clip(kl=Divergence(form="exact", beta=1.0, previous=previous))
+        # 0.3^2 / (2 0.3^2) from the reference
+        torch.testing.assert_close(objective.divergence(case), 0.5 + previous * expected)
+        assert objective.needs_old_means is (previous > 0)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +114,6 @@ def test_previous_kl_is_the_divergence_from_the_policy_of_the_rollout():
     ],
 )
 def test_the_coefficient_doubles_and_halves_within_its_bounds(beta, measured, following):
-    assert adapted(beta, measured, target=0.1, low=0.01, high=0.1) == pytest.approx(following)
     assert Divergence(beta=0.01, target=0.1, max_beta=0.1).adapted(beta, measured) == pytest.approx(following)
     assert Divergence(beta=0.01).adapted(beta, measured) == beta
     assert Divergence(beta=0.01, target=0.1, max_beta=0.1).adapted(beta, None) == beta
@@ -159,29 +121,22 @@ def test_the_coefficient_doubles_and_halves_within_its_bounds(beta, measured, fo
 
 def sd3_steps(count):
     """The first steps of ten of SD3.5's schedule, with the released code's kernel; and the schedule."""
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
-    scheduler.set_timesteps(10)
-    sigmas = scheduler.sigmas.tolist()
-    kernel = Kernel("flow_sde", 0.7)
-    return [(kernel, *pair) for pair in pairwise(sigmas)][:count], sigmas
+    sigmas = euler_sigmas(10, 3.0).tolist()
+    return [(Kernel("flow_sde", 0.7), *pair) for pair in pairwise(sigmas)][:count], sigmas
 
 
 @pytest.mark.parametrize(("count", "constant"), [(9, 2.2522), (10, 2.4985)])
 def test_noise_aware_weights_compute_the_constant_of_the_released_code(count, constant):
     steps, sigmas = sd3_steps(count)
-    stds = []
-    for sigma, following in pairwise(sigmas[: count + 1]):
-        capped = sigmas[1] if sigma == 1 else sigma
-        stds.append(0.7 * math.sqrt(sigma / (1 - capped)) * math.sqrt(sigma - following))
+    stds = [step("flow_sde", 0.7, *pair, sigmas[1]).noise for pair in pairwise(sigmas[: count + 1])]
     weights = noise_aware(steps, sigmas[1])
     assert [w / std for w, std in zip(weights, stds, strict=True)] == pytest.approx([constant] * count, abs=1e-3)
     assert statistics.fmean(weights) == pytest.approx(1)
 
 
 def test_noise_aware_weights_fall_from_noise_to_data():
-    steps, sigmas = sd3_steps(9)
+    steps, sigmas = sd3_steps(9)  # of ten
     expected = [1.58, 1.67, 1.21, 1.00, 0.88, 0.80, 0.72, 0.63, 0.51]
-    assert noise_aware(steps, sigmas[1]) == pytest.approx(expected, abs=6e-3)
     chosen = Clip(step_weights="noise_aware").weights(steps, sigmas[1])
     assert list(chosen) == steps
     assert list(chosen.values()) == pytest.approx(expected, abs=6e-3)
@@ -191,26 +146,13 @@ def test_noise_aware_weights_fall_from_noise_to_data():
 SAGE = linear_sigmas(20, 5.0).tolist()
 
 
-def pulls(name, level, sigma, following):
-    """N = |d mean / d v| / std by the papers' formulas."""
-    h = sigma - following
-    if name == "manifold":
-        variance = level**2 * (math.log((1 - following) / (1 - min(sigma, 0.997))) - h)
-        return (h + variance * (1 - sigma) / sigma / 2) / math.sqrt(variance)
-    if name == "cps":
-        std = following * math.sin(level * math.pi / 2)
-        return abs(-sigma * (1 - following) + (1 - sigma) * math.sqrt(following**2 - std**2)) / std
-    g = level if name == "dance_sde" else level * math.sqrt(sigma / (1 - (SAGE[1] if sigma == 1 else sigma)))
-    return h * (1 + g**2 * (1 - sigma) / (2 * sigma)) / (g * math.sqrt(h))
-
-
 @pytest.mark.parametrize(("name", "level"), [("manifold", 0.5), ("flow_sde", 0.7), ("dance_sde", 0.3), ("cps", 0.8)])
 def test_equalised_weights_make_all_steps_pull_as_the_median_one(name, level):
     pairs = list(pairwise(SAGE))[:19]
-    sizes = [pulls(name, level, *pair) for pair in pairs]
+    taken = [step(name, level, *pair, SAGE[1]) for pair in pairs]
+    sizes = [-each.push / each.noise for each in taken]  # |d mean / d v| / std by the papers' formulas
     steps = [(Kernel(name, level), *pair) for pair in pairs]
     expected = [statistics.median(sizes) / size for size in sizes]
-    assert equalised(steps, SAGE[1]) == pytest.approx(expected, rel=2e-3)
     assert list(Clip(step_weights="equalised").weights(steps, SAGE[1]).values()) == pytest.approx(expected, rel=2e-3)
 
 
@@ -221,27 +163,18 @@ def test_equalised_weights_of_sage_run_over_two_orders():
     assert weights == sorted(weights, reverse=True)
     assert weights[0] == pytest.approx(8.15, abs=0.01)
     assert weights[-1] == pytest.approx(0.055, abs=5e-4)
-
-
-def test_a_step_without_noise_keeps_its_weight():
-    assert equalised([(Kernel("cps", 0.8), 0.9, 0.5), (Kernel("cps", 0.8), 0.5, 0.0)], 0.9)[1] == 1
+    without_noise = [(Kernel("cps", 0.8), 0.9, 0.5), (Kernel("cps", 0.8), 0.5, 0.0)]
+    assert equalised(without_noise, 0.9)[1] == 1
 
 
 def moved(noise, shift, std):
     """Inputs of a step that drew `noise`, and whose mean has moved by `shift` since."""
     old = torch.linspace(-1, 1, noise.numel()).reshape(noise.shape)
-    std, zeros = torch.tensor(std), torch.zeros(len(noise))
-    following = old + std * noise
-    return LossInputs(
-        log_prob=log_prob((following,), (old + shift,), std),
-        old_log_prob=log_prob((following,), (old,), std),
-        advantage=zeros + 1.5,
-        mean=(old + shift,),
-        std=std,
-        step_size=0.05,
-        velocity=(old,),
-        old_mean=(old,),
-    )
+    std, new = torch.tensor(std), old + shift
+    following = (old + std * noise,)
+    scores = {"log_prob": log_prob(following, (new,), std), "old_log_prob": log_prob(following, (old,), std)}
+    rows = len(noise)
+    return terms([0.0] * rows, [1.5] * rows, **scores, mean=(new,), std=std, step_size=0.05, old_mean=(old,))
 
 
 NOISE = torch.tensor([[0.3, -1.2, 2.0, 0.1], [-0.5, 0.7, 0.2, -2.0]])
@@ -257,25 +190,20 @@ def test_a_normalised_ratio_weighs_the_move_against_the_noise_alike_at_every_ste
     torch.testing.assert_close(plain_ratio(case), torch.exp(plain), rtol=2e-5, atol=0)
 
 
-def test_a_normalised_ratio_has_no_bias():
+@pytest.mark.parametrize(
+    ("ratio", "bias"), [(plain_ratio, -(SHIFT**2).mean(1) / 0.02), (normalised_ratio, torch.zeros(2))]
+)
+def test_a_normalised_ratio_has_no_bias(ratio, bias):
     """Over a noise and its mirror image plain log ratios average to -mean d^2 / (2 std^2), normalised ones to 0."""
-    sides = [moved(sign * NOISE, SHIFT, 0.1) for sign in (1, -1)]
-    plain = sum(torch.log(plain_ratio(side)) for side in sides) / 2
-    torch.testing.assert_close(plain, -(SHIFT**2).mean(1) / (2 * 0.1**2), rtol=1e-3, atol=1e-6)
-    assert (plain < -0.02).all()
-    normalised = sum(torch.log(normalised_ratio(side)) for side in sides) / 2
-    torch.testing.assert_close(normalised, torch.zeros(2), rtol=0, atol=1e-6)
-
-
-def test_a_ratio_is_one_where_nothing_moved():
-    case = moved(NOISE, torch.zeros(2, 4), 0.2)
-    assert normalised_ratio(case).tolist() == plain_ratio(case).tolist() == [1, 1]
+    mean = sum(torch.log(ratio(moved(sign * NOISE, SHIFT, 0.1))) for sign in (1, -1)) / 2
+    torch.testing.assert_close(mean, bias, rtol=1e-3, atol=1e-6)
 
 
 def test_the_loss_of_normalised_ratios_is_divided_by_the_step():
     guard = NormalisedRatio(clip_range=[0.01, 0.002])
     assert guard.needs_old_means
     still = moved(NOISE, torch.zeros(2, 4), 0.2)
+    assert normalised_ratio(still).tolist() == plain_ratio(still).tolist() == [1, 1]
     assert guard.loss(still).tolist() == pytest.approx([-1.5 / 0.05] * 2)
     case = moved(NOISE, SHIFT, 0.2)
     ratios = torch.exp((SHIFT * NOISE).mean(1)).tolist()
@@ -287,20 +215,14 @@ def test_the_loss_of_normalised_ratios_is_divided_by_the_step():
     assert guard.clipped(other).tolist() == [True, False]
 
 
-def gate_slope(ratio, advantage, positive, negative):
-    ratio = torch.tensor(ratio, requires_grad=True)
-    loss = soft_gate_loss(ratio, torch.tensor(advantage), positive, negative)
-    return torch.autograd.grad(loss.sum(), ratio)[0].tolist()
-
-
-def test_a_soft_gate_is_open_at_one_and_closes_on_both_sides():
-    advantage = [2.0, -3.0, 0.0]
-    assert gate_slope([1.0] * 3, advantage, 5.0, 8.0) == pytest.approx([-2, 3, 0])
-    for ratio in (0.7, 0.95, 1.2, 1.6):
-        # The slope of -A r times sech^2(t (r - 1) / 2), t by the sign of A.
-        gates = [1 / math.cosh(t * (ratio - 1) / 2) ** 2 for t in (5.0, 8.0)]
-        assert gate_slope([ratio] * 3, advantage, 5.0, 8.0) == pytest.approx([-2 * gates[0], 3 * gates[1], 0], rel=1e-4)
-    assert gate_slope([0.0, 9.0], [1.0, 1.0], 50.0, 50.0) == pytest.approx([0, 0], abs=1e-6)
+@pytest.mark.parametrize("ratio", [0.0, 0.7, 0.95, 1.0, 1.2, 1.6, 9.0])
+def test_a_soft_gate_is_open_at_one_and_closes_on_both_sides(ratio):
+    """The slope of -A r times sech^2(t (r - 1) / 2), t by the sign of A."""
+    ratios = torch.full((3,), ratio, requires_grad=True)
+    loss = soft_gate_loss(ratios, torch.tensor([2.0, -3.0, 0.0]), 5.0, 8.0)
+    gates = [1 / math.cosh(t * (ratio - 1) / 2) ** 2 for t in (5.0, 8.0)]
+    (slope,) = torch.autograd.grad(loss.sum(), ratios)
+    assert slope.tolist() == pytest.approx([-2 * gates[0], 3 * gates[1], 0], rel=1e-4, abs=1e-6)
 
 
 def test_a_soft_gate_is_the_papers_sigmoid():
@@ -339,38 +261,26 @@ def test_a_step_weight_scales_the_policy_loss_and_not_the_divergence(weight):
     (velocity,) = weights.parameters
     gap = torch.tensor([0.5, 0.2])
     velocity.data += gap  # away from the reference, and then rolled out
+    plan, start = chain([Kernel("dance_sde", level)] * 2, (0,), (0,)), (torch.zeros(1, 2),)
     with torch.no_grad():
-        tree = grow(
-            chain([Kernel("dance_sde", level)] * 2, (0,), (0,)),
-            policy.sigmas,
-            [Root(0, 0, None)],
-            (torch.zeros(1, 2),),
-            policy.velocity,
-            lambda *address: noise,
-            1,
-        )
-    units = CreditUnits(
-        torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1), torch.tensor([-1, 0, 0]), root=torch.zeros(1)
-    )
+        tree = grow(plan, policy.sigmas, [Root(0, 0, None)], start, policy.velocity, lambda *address: noise, 1)
+    zero, one = torch.zeros(1), torch.ones(1)
     credited = Credited(
         tree=tree,
-        units=units,
+        units=CreditUnits(zero[:, None], zero[:, None], one, torch.tensor([-1, 0, 0]), root=zero),
         advantages=torch.tensor([advantage]),
         step_weights={tree.trained_steps[0]: weight},
         beta=beta,
-        group_weight=torch.ones(1),
+        group_weight=one,
     )
-    objective = Clip(kl=Divergence(form="velocity", beta=beta))
-    optimizer = torch.optim.SGD([velocity], lr=1.0)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
     measured = update_part(
         policy,
         credited,
         0,
         weights=weights,
-        optimizer=optimizer,
-        scaler=scaler,
-        objective=objective,
+        optimizer=torch.optim.SGD([velocity], lr=1.0),
+        scaler=torch.amp.GradScaler("cpu", enabled=False),
+        objective=Clip(kl=Divergence(form="velocity", beta=beta)),
         max_grad_norm=1e9,
         sum_shares=lambda x: x,
         sum_processes=lambda x: x,

@@ -23,9 +23,14 @@ def cost(costs, counts):
     return sum(c * n for c, n in zip(costs, counts, strict=True))
 
 
+def written(**axes):
+    """A run of the row, with some of its axes replaced."""
+    chosen = {"preset": "adaptive", **axes}
+    return {"model": {"path": "field", "lora": None}, "algorithm": chosen, "train": {"group_size": 24}}
+
+
 def tree(**options):
-    written = {"model": {"path": "field", "lora": None}, "algorithm": {"preset": "adaptive", "tree": options}}
-    return config.validated({**written, "train": {"group_size": 24}}).algorithm.tree
+    return config.validated(written(tree=options)).algorithm.tree
 
 
 def test_children_follow_std_over_root_cost():
@@ -77,9 +82,8 @@ def test_a_later_shape_costs_what_the_first_did_at_most():
 
 
 def test_a_shape_costs_what_its_own_numbers_do_and_is_drawn_with_them():
-    written = {"preset": "adaptive", "tree": {"profile": [9, *[2] * 7, 40]}}
     numbers = {"groups": 1, "updates": 1, "group_size": 6}
-    run = config.validated({"model": {"path": "field", "lora": None}, "algorithm": written, "train": numbers})
+    run = config.validated({**written(tree={"profile": [9, *[2] * 7, 40]}), "train": numbers})
     cost = predicted(run, 10)
     assert (cost.rollout, cost.decoded) == (9 + 9 * 9 + 2 * 35 + 40, 63)
     assert draw_tree(tree(profile=[3, 12, 108]).plan(KERNELS[:4], 24, 0, 0), 4)[1:] == [
@@ -93,10 +97,7 @@ def test_a_shape_costs_what_its_own_numbers_do_and_is_drawn_with_them():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (
-            {"profile": [2, 2]},
-            r"algorithm\.tree\.profile: \[2, 2\] are 2 numbers of children, and there are 4 stochastic",
-        ),
+        ({"profile": [2, 2]}, r"algorithm\.tree\.profile: \[2, 2\] are 2 numbers of children, and there are 4 stoch"),
         ({"last_step": "sde"}, r"algorithm\.tree\.sample_cost: a child of the last step takes no evaluation"),
     ],
 )
@@ -114,15 +115,9 @@ def test_shapes_that_cannot_be_are_refused(options, sentence):
         ({"baseline": {"std": "group"}}, r"algorithm\.baseline: .* by which leave_one_out with std: group would scale"),
         ({"tree": {"branches": 2}}, r"algorithm\.tree\.branches: "),
         ({"tree": {"profile": [1, 2]}}, r"algorithm\.tree\.profile"),
+        ({"tree": {"branches": 7}}, r"train.*24 does not divide by the 7 algorithm\.tree\.branches .* take 21 or 28"),
     ],
 )
 def test_axes_that_would_turn_the_update_are_refused(axes, sentence):
-    written = {"model": {"path": "field", "lora": None}, "train": {"group_size": 24}}
     with pytest.raises(InputError, match=f"^{sentence}"):
-        config.validated({**written, "algorithm": {"preset": "adaptive", **axes}})
-
-
-def test_a_group_that_does_not_divide_is_refused():
-    written = {"model": {"path": "field", "lora": None}, "train": {"group_size": 10}}
-    with pytest.raises(InputError, match=r"10 does not divide by the 6 algorithm\.tree\.branches .* take 6 or 12"):
-        config.validated({**written, "algorithm": {"preset": "adaptive"}})
+        config.validated(written(**axes))

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from field import lines, trainer, weights_of
+from field import lines, settings, trainer, weights_of
 
-from flowgrpo import config
 from flowgrpo.cli import main
 from samplers.kernels import Kernel
 
@@ -86,17 +85,9 @@ def test_the_page_s_method_is_drawn_as_on_the_page(place, capsys):
 
 
 def in_the_plane(folder, iterations):
-    return trainer(
-        config.validated(
-            {
-                "model": {"path": "field", "lora": None},
-                "algorithm": yaml.safe_load(BLOCKS["yaml"])["algorithm"],
-                "train": {"iterations": iterations, "groups": 2, "group_size": 8, "micro_batch": 5},
-                "run": {"name": "r", "dir": str(folder), "checkpoint": {"every": 1}},
-            }
-        ),
-        held_out=0,
-    )
+    numbers = {"train__iterations": iterations, "train__groups": 2, "train__micro_batch": 5}
+    chosen = settings(folder, algorithm=yaml.safe_load(BLOCKS["yaml"])["algorithm"], **numbers)
+    return trainer(chosen, held_out=0)
 
 
 def test_the_page_s_method_trains_and_resumes(place):
@@ -126,39 +117,30 @@ def odd(name, **options):
 REFUSED = [
     (
         {"options": {"evry": 2}},
-        "algorithm.tree.options: got an unexpected keyword argument 'evry'; ./zigzag.py:zigzag has the options every",
+        ".options: got an unexpected keyword argument 'evry'; ./zigzag.py:zigzag has the options every",
     ),
-    (
-        odd("splitting"),
-        "algorithm.tree.options: missing a required argument: 'at'; ./odd.py:splitting has the options at",
-    ),
+    (odd("splitting"), ".options: missing a required argument: 'at'; ./odd.py:splitting has the options at"),
     (
         odd("of_ode", every=2),
-        "algorithm.tree.options: got an unexpected keyword argument 'every'; ./odd.py:of_ode has the options none",
+        ".options: got an unexpected keyword argument 'every'; ./odd.py:of_ode has the options none",
     ),
-    ({"function": "./zigzag.py:zigzg"}, "algorithm.tree.function './zigzag.py:zigzg': nothing is named 'zigzg' there"),
-    ({"function": "./zagzig.py:zigzag"}, "algorithm.tree.function './zagzig.py:zigzag': there is no file zagzig.py"),
-    ({"trajectories": 2}, "algorithm.tree.trajectories: the plan of a root has 1 ends, not 2"),
+    ({"function": "./zigzag.py:zigzg"}, ".function './zigzag.py:zigzg': nothing is named 'zigzg' there"),
+    ({"function": "./zagzig.py:zigzag"}, ".function './zagzig.py:zigzag': there is no file zagzig.py"),
+    ({"trajectories": 2}, ".trajectories: the plan of a root has 1 ends, not 2"),
     (
         {"trajectories": 3},
         "train.group_size: 16 does not divide by the 3 algorithm.tree.trajectories of each root, take 15 or 18",
     ),
-    (odd("of_ode"), "algorithm.tree: the plan trains a deterministic step, which has no log-probability"),
-    (
-        odd("forgetful"),
-        "algorithm.tree.function: ./odd.py:forgetful returned NoneType, not a plan (role, step) -> moves",
-    ),
-    (
-        odd("of_old_words"),
-        "algorithm.tree.function: ./odd.py:of_old_words: a Move has no 'stops', did you mean 'ode_stops'?",
-    ),
+    (odd("of_ode"), ": the plan trains a deterministic step, which has no log-probability"),
+    (odd("forgetful"), ".function: ./odd.py:forgetful returned NoneType, not a plan (role, step) -> moves"),
+    (odd("of_old_words"), ".function: ./odd.py:of_old_words: a Move has no 'stops', did you mean 'ode_stops'?"),
     (
         odd("of_unknown_words"),
-        "algorithm.tree.function: ./odd.py:of_unknown_words: a Move has no 'heat', choose one of kernel, role, count, "
-        "trained, ode_stops, sibling_strength, noise_scale",
+        ".function: ./odd.py:of_unknown_words: a Move has no 'heat', choose one of kernel, role, count, trained, ode_stops, "
+        "sibling_strength, noise_scale",
     ),
-    (odd("of_nothing"), "algorithm.tree: the plan trains no step, or leads to no sample"),
-    (odd("to_nowhere"), "algorithm.tree: the plan trains no step, or leads to no sample"),
+    (odd("of_nothing"), ": the plan trains no step, or leads to no sample"),
+    (odd("to_nowhere"), ": the plan trains no step, or leads to no sample"),
     (odd("splitting", at=3), "algorithm.credit: terminal needs a tree whose trajectories share no edge, such as chain"),
 ]
 
@@ -167,7 +149,7 @@ REFUSED = [
 def test_a_tree_that_cannot_work_is_refused_in_a_sentence(place, capsys, tree, said):
     status, out, err = planned(capsys, tree)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"flowgrpo: {said}")
+    assert err.startswith(f"flowgrpo: {'algorithm.tree' if said[0] in '.:' else ''}{said}")
 
 
 def test_other_errors_of_a_user_s_plan_keep_their_traceback(place, capsys):

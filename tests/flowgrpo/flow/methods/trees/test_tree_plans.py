@@ -46,9 +46,7 @@ def test_a_fraction_of_a_chain_is_trained_and_all_of_it_stays_stochastic():
     assert {len(steps) for steps in drawn} == {5}
     assert len(set(drawn)) > 20
     assert stochastic(Chain(train_fraction=0.5), steps=11) == list(range(10))
-
-
-def test_the_fraction_that_is_trained_is_rounded_down_to_one_step_at_least():
+    # Rounded down, to one step at least.
     assert [len(trained(Chain(train_fraction=part), steps=11)) for part in (0.69, 0.7, 0.05)] == [6, 7, 1]
 
 
@@ -89,12 +87,15 @@ def test_siblings_share_noise_have_more_of_it_or_have_their_own(siblings, streng
     assert (single.sibling_strength, single.noise_scale) == (None, 1.0)
 
 
-@pytest.mark.parametrize(("iteration", "left_out"), [(0, range(14, 18)), (30, range(13, 17)), (400, range(10, 14))])
-def test_a_window_that_moves_earlier_up_to_the_last_split_is_not_trained(iteration, left_out):
+@pytest.mark.parametrize(
+    ("iteration", "first"), [(0, 14), (29, 14), (30, 13), (60, 12), (90, 11), (120, 10), (150, 10), (3000, 10)]
+)
+def test_a_window_that_moves_earlier_up_to_the_last_split_is_not_trained(iteration, first):
     """The steps 14 to 17 lead to the depths 15 to 18 of 20."""
     tree = Branch(prune=Pruning(rule="depth"))
-    assert trained(tree, iteration=iteration) == [step for step in range(19) if step not in left_out]
+    assert trained(tree, iteration=iteration) == [*range(first), *range(first + 4, 19)]
     assert stochastic(tree, iteration=iteration) == list(range(19))
+    assert [step for step, move in enumerate(moves(tree, iteration=iteration)) if move.count == 2] == [0, 3, 6, 9]
 
 
 def test_a_branch_with_a_window_is_stochastic_in_it_and_where_it_splits():
