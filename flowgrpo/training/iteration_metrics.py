@@ -20,28 +20,32 @@ def of_policy(run: RunState, stats: Sequence[UpdateStats]) -> dict[str, Any]:
     return metrics.of_policy(stats, run.collectives.gather_shares) | {"policy/learning_rate": rate}
 
 
+class Stopwatch:
+    """When an iteration began, and when its samples were there; model evaluations before the update."""
+
+    def __init__(self) -> None:
+        self.started = self.rolled_out = time.perf_counter()
+        self.evaluations = 0
+
+    def lap(self, run: RunState) -> None:
+        """Note that the samples are there."""
+        self.rolled_out, self.evaluations = time.perf_counter(), run.evaluations
+
+
 def of_iteration(
     run: RunState,
-    made: Made,
+    rollout: Made,
     compared: Compared,
     stats: Sequence[UpdateStats],
     *,
     moved: dict[str, Any],
-    started: float,
-    rolled_out: float,
-    evaluations: int,
+    watch: Stopwatch,
 ) -> dict[str, Any]:
-    """Return the metrics of an iteration, over all processes.
-
-    Args:
-        moved: of `of_policy`.
-        started, rolled_out: when the iteration began, and when its samples were there, by `time.perf_counter`.
-        evaluations: of the model on this process, before the update.
-    """
-    batch, updated = made.batch, run.evaluations - evaluations
+    """Return the metrics of an iteration, over all processes; `moved` is of `of_policy`."""
+    batch, updated = rollout.batch, run.evaluations - watch.evaluations
     counts = {
-        "cost/model_evaluations": made.evaluations + updated,
-        "cost/rollout_evaluations": made.evaluations,
+        "cost/model_evaluations": rollout.evaluations + updated,
+        "cost/rollout_evaluations": rollout.evaluations,
         "cost/update_evaluations": updated,
         "cost/trained_edges": sum(each.edges for each in stats),
         "cost/decoded": batch.decoded,
@@ -51,9 +55,9 @@ def of_iteration(
         **run.collectives.totals(batch.counts),
         **moved,
         **run.collectives.totals(counts),
-        "time/rollout": rolled_out - started,
+        "time/rollout": watch.rolled_out - watch.started,
         "time/reward": batch.scores.seconds,
-        **({"time/generate": made.seconds} if run.roles.generators else {}),
-        "time/update": time.perf_counter() - rolled_out,
+        **({"time/generate": rollout.seconds} if run.roles.generators else {}),
+        "time/update": time.perf_counter() - watch.rolled_out,
         "memory/peak_bytes": peak_bytes(run.accelerator.device),
     }

@@ -8,7 +8,6 @@ images, videos and sounds, `mdlm.trainer` for texts. `training.assembly` puts bo
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -89,31 +88,21 @@ class Loop:
 
     def iterate(self) -> dict[str, Any]:
         """Run one iteration and return its metrics."""
-        state, started = self.state, time.perf_counter()
-        state.versions.keep(state.done, state.prompt_stats.state())
-        made = self.rollouts.next(
-            state.done
-        )  # sampled here, by generators, by an engine, or stored; decoded and scored
-        rolled_out, evaluations = time.perf_counter(), state.evaluations
-        units = self.wing.units(made.batch)  # what is compared: trajectories, branches, gains of steps
-        compared = compare(state, self.wing, units, made.batch)  # advantages over all processes, and what is trained on
+        state, watch = self.state, iteration_metrics.Stopwatch()
+        state.versions.keep(state.done, state.prompt_stats.state())  # the policy that later rollouts may need
+        # Sampled here, by generators or by an engine, or stored; decoded and scored.
+        rollout = self.rollouts.next(state.done)
+        watch.lap(state)
+        # Trajectories, branches or gains of steps, and their advantages over all processes.
+        compared = compare(state, self.wing, self.wing.units(rollout.batch), rollout.batch)
         with phase("update"):
-            minibatches = self.calls.minibatches(made.batch, compared)
+            minibatches = self.calls.minibatches(rollout.batch, compared)
             minibatches.prepare()
             self._record(minibatches.tree_records())
             stats = [minibatches.step(number) for number in range(len(minibatches))]
         moved = iteration_metrics.of_policy(state, stats)
         self.wing.after_update(moved)  # older policies follow, the KL coefficient adapts
-        return iteration_metrics.of_iteration(
-            state,
-            made,
-            compared,
-            stats,
-            moved=moved,
-            started=started,
-            rolled_out=rolled_out,
-            evaluations=evaluations,
-        )
+        return iteration_metrics.of_iteration(state, rollout, compared, stats, moved=moved, watch=watch)
 
     def evaluate(self) -> None:
         """Have the held-out prompts sampled with the averaged weights, and scored."""
