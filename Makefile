@@ -1,7 +1,7 @@
-# make demo | test | test-all | test-gpu | test-lowest | docs | oracle | mutants | lint | dist | constraints. Each makes .venv if it is missing; nothing here touches a model hub.
+# make demo | test | test-research | test-all | test-gpu | test-lowest | docs | oracle | mutants | lint | dist | constraints. Each makes .venv if it is missing; nothing here touches a model hub.
 PY := .venv/bin/python
 PARALLEL := -n 2 --dist loadfile
-.PHONY: demo test test-all test-gpu test-lowest docs oracle mutants lint dist constraints clean
+.PHONY: demo test test-research test-all test-gpu test-lowest docs oracle mutants lint dist constraints clean
 
 .venv/installed: pyproject.toml
 	test -x $(PY) || python3 -m venv .venv
@@ -18,7 +18,11 @@ demo: .venv/installed
 
 # Bytecode is kept, whatever the environment says: hundreds of files would be compiled anew by each worker and command.
 test: .venv/installed
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest $(PARALLEL)
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest $(PARALLEL) --ignore=tests/research
+
+# The programs of research/, which measure and compare and are no part of the package.
+test-research: .venv/installed
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest $(PARALLEL) tests/research
 
 # With the certificates of all pipelines, every preset on every language model, and other cases like those of a plain run.
 test-all: .venv/installed

@@ -6,6 +6,7 @@ A rollout of a chain of the embedded model, of 8 and 32 rows a call, over the CP
 
  - `device`: a pipeline keeps its device until a component is replaced or moved.
  - `embeddings`: those of a call are put together once, as long as they are asked for again.
+ - `latents`: a state is an argument of the call, which then draws none.
 
 And `adapters`: to compute as the base below adapters and to go back, in the random transformer of size `wide`, whose layers
 that have adapters are looked for once. Samples are the same to the bit with each and without it, or the script ends.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import bench_flow
@@ -40,8 +42,14 @@ def no_embeddings(policy: DiffusersPolicy) -> tuple[object, str, object]:
     return policy.walk.embeddings._batches, "of", lambda key, make: make()
 
 
+def no_latents(policy: DiffusersPolicy) -> tuple[object, str, object]:
+    """Calls that draw latents, in the place of which the state comes."""
+    latents = policy.walk.latents
+    return latents, "slots", [replace(slot, argument=None) for slot in latents.slots]
+
+
 # What each lever is taken out by: an object, its attribute, and what that is instead.
-LEVERS = {"device": no_device, "embeddings": no_embeddings}
+LEVERS = {"device": no_device, "embeddings": no_embeddings, "latents": no_latents}
 
 
 @contextmanager

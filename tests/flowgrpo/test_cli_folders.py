@@ -232,7 +232,8 @@ TEXT_FAULTS = {
 
 @pytest.mark.parametrize("fault", TEXT_FAULTS)
 def test_a_language_model_s_folder_is_refused_alike_by_every_command(text, capsys, monkeypatch, fault):
-    monkeypatch.setattr("flowgrpo.mdlm.models.load._model", lambda *a, **k: pytest.fail("the model was loaded"))
+    for place in ("architectures.load", "load.MaskPredictor"):
+        monkeypatch.setattr(f"flowgrpo.mdlm.models.{place}", lambda *a, **k: pytest.fail("the model was loaded"))
     spoil, said = TEXT_FAULTS[fault]
     spoil(text)
     sentences = told(TEXT, capsys)

@@ -75,7 +75,9 @@ BELOW = {
         "samplers errors schema training.advantages training.weights flow.methods.credit "
         "flow.methods.objectives flow.methods.trees"
     ),
-    "flowgrpo.flow.pipeline.inputs": "samplers errors data training.reports flow.pipeline.networks",
+    "flowgrpo.flow.pipeline.inputs": (
+        "samplers rewards errors data training.run training.reports flow.pipeline.networks"
+    ),
     "flowgrpo.flow.pipeline": (
         "samplers rewards errors data training.run training.distributed flow.pipeline.networks flow.pipeline.inputs"
     ),

@@ -165,7 +165,9 @@ class DenoisingLoop:
         self.scheduler.restrict(steps, landing)
         self.scheduler.recording = record or steps is not None
         self.latents.reset(state)
-        given = {**self.call, **self._conditions(rows[0])}
+        # Not in a whole call: given latents, some pipelines draw other noise for decoding.
+        latents = self.latents.arguments() if output_type == "latent" else {}
+        given = {**latents, **self.call, **self._conditions(rows[0])}
         if len(rows) > 1:  # some pipelines need one text per row, others take one for all
             given = {k: [v] * len(rows) if "prompt" in k and isinstance(v, str) else v for k, v in given.items()}
         if watch is not None:
@@ -198,7 +200,7 @@ class DenoisingLoop:
         if not self.latents.slots:
             with self.uncounted():
                 self.latents.locate(lambda: [step.sample for step in self.run_slice(rows[:1], range(1))[1]])
-                self._find_pins(rows[:1])
+                self._probe_step(rows[:1])
             self._located[self._call_key] = self.latents.slots, self.pins
             for prepared in self._prepared_before.pop(self._call_key, []):
                 self._check_shapes(self.latents.initial(prepared))
@@ -320,21 +322,27 @@ class DenoisingLoop:
     def _conditions(self, row: Row) -> dict[str, Any]:
         return {k: conditions.loaded(v) for k, v in row.columns.items() if k in self.takes and v is not None}
 
-    def _find_pins(self, rows: Sequence[Row]) -> None:
-        """Look whether the loop pins a part of the state, negated to differ from what the pipeline draws."""
-        if len(self.latents.slots) > 1 or "callback_on_step_end" not in self.takes:
-            return
-        state, watch = tuple(-x for x in self.latents.initial()), Watch()
+    def _probe_step(self, rows: Sequence[Row]) -> None:
+        """Look whether the loop pins a part of the state, and whether its call takes latents as an argument.
+
+        The state is negated, so that it differs from what the pipeline draws.
+        """
+        state = tuple(-x for x in self.latents.initial())
+        watch = Watch() if len(self.latents.slots) == 1 and "callback_on_step_end" in self.takes else None
         _, recorded = self.run_slice(rows, range(1), state, watch=watch)
-        if not watch.sees_pins(recorded[0]):
-            return
-        if not watch.frees(recorded[0]):
-            raise InputError(masked_state.whole(rows[0]))
-        self.pins = True
-        if not self._spared:
+        if watch is not None and watch.sees_pins(recorded[0]):
+            if not watch.frees(recorded[0]):
+                raise InputError(masked_state.whole(rows[0]))
+            self.pins = True
             for module in self.modules.values():
-                masked_state.spare(module, lambda: self.scheduler.lands)
-        self._spared = True
+                if not self._spared:
+                    masked_state.spare(module, lambda: self.scheduler.lands)
+            self._spared = True
+            return
+        takes, velocities = inspect.signature(self._run).parameters, [step.velocity for step in recorded]
+        self.latents.hand_over(
+            takes, velocities, lambda: [x.velocity for x in self.run_slice(rows, range(1), state)[1]]
+        )
 
     def _count(self, module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         if stands_in() or (self.pins and self.scheduler.lands):  # its result is not used

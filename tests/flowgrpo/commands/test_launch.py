@@ -271,7 +271,7 @@ def test_what_one_process_says_of_its_memory_is_shown_and_the_others_end(workpla
     assert lost == "flowgrpo: another process of this run has ended, so this one ends too"
     assert failed == "process 1 of 2 failed:"
     assert memory.startswith("stopped, out of memory in the rewards phase, by the reward 'redness' (3725290.30 GiB ")
-    assert memory.endswith("model.text_encoders=free run.resume=true")  # its graphs it had given up
+    assert memory.endswith("train.replay=always run.resume=true")  # its rollouts kept graphs
     assert [(workplace / f"here-{rank}").read_text() for rank in (0, 1)] == ["2", "2"]  # share the memory of the host
 
 

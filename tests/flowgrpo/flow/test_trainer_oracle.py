@@ -14,7 +14,7 @@ from oracle_presets import line
 
 from flowgrpo.flow.methods import CHOICES
 from flowgrpo.flow.trainer import FlowWing
-from flowgrpo.training import loop
+from flowgrpo.training.advantages import unit_selection
 
 EXACT = [name for name in PRESETS if name != "vgpo"]  # whose edges' weights depend on the reward
 # A plain run leaves out what has the kernel and the credit of others, and their kind of tree; `adaptive`, whose children of
@@ -91,13 +91,13 @@ def test_leave_one_out_leaves_the_whole_of_a_gradient():
 
 
 def change_baseline(patch):
-    real = loop.unit_selection.normalize_advantages
+    real = unit_selection.normalize_advantages
 
     def changed(*args, **options):
         advantages, trained = real(*args, **options)
         return -advantages, trained
 
-    patch.setattr(loop.unit_selection, "normalize_advantages", changed)
+    patch.setattr(unit_selection, "normalize_advantages", changed)
 
 
 def change_credit(patch):

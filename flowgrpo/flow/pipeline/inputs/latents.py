@@ -3,19 +3,27 @@
 A pipeline makes its latents in a `prepare_latents` (or `prepare_audio_latents`, ...). That method runs unchanged, for
 its ids, masks and conditions; then the state replaces the latents that it returned. Which returned tensor holds them,
 and how its elements reach the scheduler, is found by probing: no pipeline is hard-coded here.
+
+Given latents as an argument, such a method draws none; the host would draw them while a GPU waits. So where a call takes
+them, and nothing else depends on it, the state is that argument, too.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
+from typing_extensions import override
 
 from flowgrpo.errors import InputError
+from flowgrpo.training.run.stop_reasons import is_lost
+from rewards.memory import is_out_of_memory
 from samplers.kernels import State
 
 Source = tuple[str, int, int]  # method, its number of earlier runs, item of its output
@@ -29,12 +37,14 @@ class LatentSlot:
         source: the prepared tensor.
         order: (n,) indices of the elements of a prepared row that reach the scheduler, in its order; None for all of
             them.
+        argument: of the pipeline's call that takes such a tensor; None where there is none.
     """
 
     source: Source
     order: torch.Tensor | None
     shape: torch.Size
     dtype: torch.dtype
+    argument: str | None = None
 
     def extract(self, prepared: torch.Tensor) -> torch.Tensor:
         """Return the state (B, *shape) in a prepared tensor (B, ...)."""
@@ -101,6 +111,49 @@ class LatentSlots:
         """Return the state (B, ...) in `prepared`, by default in what the last call prepared."""
         prepared = self.prepared if prepared is None else prepared
         return tuple(slot.extract(prepared[slot.source]) for slot in self.slots)
+
+    def hand_over(
+        self, takes: Container[str], expected: Sequence[torch.Tensor], again: Callable[[], Sequence[torch.Tensor]]
+    ) -> None:
+        """Pass the state as an argument from now on, if a step then has the same velocities and warns of nothing.
+
+        Args:
+            takes: names of the arguments of a call.
+            expected: velocities of the last step, which got the state by `prepare_latents` alone.
+            again: repeats that step and returns its velocities; whatever it raises, the state stays no argument.
+        """
+        drawing, prepared = self.slots, self._beside()
+        self.slots = self._taking(takes)
+        if self.slots == drawing:
+            return
+        try:
+            with _warnings_heard() as heard:
+                found = again()
+        except Exception as error:
+            if is_out_of_memory(error) or is_lost(error):
+                raise
+            found = []
+        tensors, others = [*found, *self._beside()], [*expected, *prepared]
+        if heard or len(tensors) != len(others) or not all(map(torch.equal, tensors, others)):
+            self.slots = drawing
+
+    def _beside(self) -> list[torch.Tensor]:
+        """Return what else the pipeline prepared in its last call."""
+        sources = {slot.source for slot in self.slots}
+        return [tensor for source, tensor in self.prepared.items() if source not in sources]
+
+    def _taking(self, takes: Container[str]) -> list[LatentSlot]:
+        """Return the slots with their arguments: `latents` for `prepare_latents`."""
+        named = [(slot, slot.source[0].removeprefix("prepare_")) for slot in self.slots]
+        return [
+            replace(slot, argument=name) if slot.order is None and slot.source[1] == 0 and name in takes else slot
+            for slot, name in named
+        ]
+
+    def arguments(self) -> dict[str, torch.Tensor]:
+        """Return the part of the state that the next call takes as arguments."""
+        state = () if self.state is None or not self.slots else zip(self.slots, self.state, strict=True)
+        return {slot.argument: tensor for slot, tensor in state if slot.argument is not None}
 
     def outlines(self) -> dict[Source, torch.Tensor]:
         """Return what the last call prepared, as meta tensors."""
@@ -174,3 +227,24 @@ class LatentSlots:
                 if slot.source == source:
                     item = slot.insert(item, own)
         return item
+
+
+class _Listener(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.heard: list[str] = []
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        self.heard.append(record.getMessage())
+
+
+@contextmanager
+def _warnings_heard() -> Iterator[list[str]]:
+    """Collect the warnings of diffusers in place of showing them."""
+    listener, logger = _Listener(), logging.getLogger("diffusers")
+    before, logger.handlers = logger.handlers, [listener]
+    try:
+        yield listener.heard
+    finally:
+        logger.handlers = before

@@ -9,6 +9,7 @@ import torch
 import yaml
 from accelerate import Accelerator
 from conftest import furnished
+from opened import Opened
 from runs import CALL, metrics
 
 from flowgrpo import config
@@ -56,7 +57,7 @@ def test_a_group_is_the_one_that_a_run_s_first_iteration_samples(one_prompt):
     settings = config.load("tiny.yaml", [*ONE, "run.seed=7"])
     rows = prompts.load_split(settings.prompts, "train")
     data = RunData(rows, [], *scorer.rewards(settings.rewards))
-    run = setup.trainer(settings, Accelerator(cpu=True), data)
+    run = Opened(setup.trainer(settings, Accelerator(cpu=True), data))
     batch = run.rollout(0, run.groups(0))
     assert torch.equal(found.latents([(0, member) for member in range(4)])[0], batch.tree.samples[0])
     assert found.groups[0].rewards[:, 0].tolist() == batch.scores.values[:, 0].tolist()

@@ -1,8 +1,14 @@
 """A pipeline gives the same in slices of its schedule as in one run."""
 
+import inspect
+import logging
+import sys
+from dataclasses import replace
+
 import pytest
 import tiny
 import torch
+from diffusers import StableDiffusion3Pipeline
 from zoo import SPECIMENS
 
 from flowgrpo.data.prompts import Row
@@ -82,12 +88,39 @@ def test_a_row_that_could_not_be_encoded_does_not_keep_batches_from_being_kept(m
     assert walk.embeddings.seen is None
 
 
+def draws(walk, monkeypatch):
+    """Shapes of the latents that the pipeline draws in a step from another state than it drew first, and the velocity."""
+    drawn, module = [], sys.modules[type(walk.pipe).__module__]
+    real = module.randn_tensor
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "randn_tensor", lambda shape, **given: drawn.append(shape) or real(shape, **given))
+        state = walk.start([replace(row, seed=row.seed + 9) for row in ROWS])
+        assert drawn
+        drawn.clear()
+        (velocity,) = walk.velocity(state, walk.sigmas[1], ROWS)
+    return drawn, velocity
+
+
+@pytest.mark.parametrize("name", ["sd3_guided", "flux"])
+@torch.no_grad()
+def test_a_step_draws_no_latents_where_the_call_takes_some(name, monkeypatch):
+    walk = DenoisingLoop(tiny.PIPELINES[name](), tiny.CALLS[name])
+    none, velocity = draws(walk, monkeypatch)
+    assert not none
+    assert [slot.argument for slot in walk.latents.slots] == ["latents"]
+    walk.latents.slots = [replace(slot, argument=None) for slot in walk.latents.slots]
+    some, expected = draws(walk, monkeypatch)
+    assert len(some) == 1
+    assert torch.equal(velocity, expected)
+
+
 @torch.no_grad()
 def test_what_a_pipeline_draws_to_decode_is_what_it_draws_in_its_own_run():
     specimen = SPECIMENS["LTXPipeline"]
     call = {**specimen.call, "guidance_scale": 1.0, "decode_timestep": 0.05, "decode_noise_scale": 0.1}
     walk = DenoisingLoop(specimen.build(vae={"timestep_conditioning": True}), call)
     state = walk.start(ROWS)
+    assert [slot.argument for slot in walk.latents.slots] == ["latents"]
     whole, last = walk.generate(ROWS), range(len(walk.sigmas) - 1)
     assert torch.equal(walk.generate(ROWS, state), whole)
     end = walk.run_slice(ROWS, last, state)[1][-1].next_sample
@@ -111,3 +144,33 @@ def test_another_call_is_looked_at_once():
         calls.clear()
         walk.start(ROWS)
         assert calls
+
+
+@pytest.mark.parametrize("told", ["another velocity", "another condition", "an error", "a warning"])
+@torch.no_grad()
+def test_a_pipeline_that_makes_something_else_of_its_latents_draws_them(told, monkeypatch):
+    class Pipeline(StableDiffusion3Pipeline):
+        def prepare_latents(self, *args, **kwargs):
+            made = super().prepare_latents(*args, **kwargs)
+            if args[-1] is None and kwargs.get("latents") is None:
+                return made, torch.zeros(1)
+            if told == "an error":
+                raise ValueError("of no use")
+            if told == "a warning":
+                logging.getLogger("diffusers.pipelines").warning("of some use")
+            if told == "another velocity":
+                self.transformer.pos_embed.proj.bias += 1
+            return made, torch.full((1,), float(told == "another condition"))
+
+        def __call__(self, *args, **kwargs):
+            own, self.prepare_latents = self.prepare_latents, lambda *a, **k: own(*a, **k)[0]
+            try:
+                return inspect.unwrap(StableDiffusion3Pipeline.__call__)(self, *args, **kwargs)
+            finally:
+                self.prepare_latents = own
+
+        __call__.__signature__ = inspect.signature(StableDiffusion3Pipeline.__call__)
+
+    walk = DenoisingLoop(Pipeline(**tiny.sd3().components), tiny.CALLS["sd3"])
+    walk.start(ROWS)
+    assert [slot.argument for slot in walk.latents.slots] == [None]
