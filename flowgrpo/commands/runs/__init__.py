@@ -1,0 +1,1 @@
+"""Commands that prepare, run, export and upload a run: `train`, `plan`, `export`."""
