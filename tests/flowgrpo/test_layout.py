@@ -51,3 +51,8 @@ def test_tests_lie_where_what_they_test_lies():
 def test_no_test_file_is_longer_than_four_hundred_lines():
     files = sorted((ROOT / "tests").rglob("*.py"))
     assert not {str(path): lines for path in files if (lines := len(path.read_text().splitlines())) > 400}
+
+
+def test_every_folder_of_modules_is_a_package():
+    """Else a wheel would leave it out."""
+    assert not [str(path) for path in MODULES.values() if not (path.parent / "__init__.py").is_file()]
