@@ -1,4 +1,4 @@
-"""Runs whose rollouts some processes make for others, which `test_generating` compares with runs that make their own."""
+"""Runs whose rollouts some processes make for others. `test_async_rollout` compares them with runs that make their own."""
 
 import os
 import signal
@@ -79,7 +79,7 @@ def chains_with_two(rank):
 
 
 def interrupted(rank):
-    """A run that is asked to stop in its second iteration and goes on: what each process said, and what it told."""
+    """Stop a run in its second iteration, then resume it. Return what each process said, and what the run reported."""
     box = [tempfile.mkdtemp()]
     distributed.broadcast_object_list(box)
     folder = Path(box[0])
@@ -103,7 +103,7 @@ def interrupted(rank):
 
 
 def lost(rank):
-    """A run whose generator ends without a word while it makes the samples of the third iteration."""
+    """End the generator without a word while it makes the samples of the third iteration."""
     run = begun(Path(tempfile.mkdtemp()), run__generators=1, run__staleness=2)
     real = run.rollout
 
@@ -118,7 +118,7 @@ def lost(rank):
 
 
 def posted(rank):
-    """How many messages are under way after each of six, of which two may not have been asked for; or what was received."""
+    """Post six messages, at most two unrequested. Return how many are under way after each, or what was received."""
     post = Channel(torch.device("cpu"))
     if rank == 1:
         return [post.unpacked(post.receive(0)) for _ in range(6)]
@@ -131,7 +131,7 @@ def posted(rank):
 
 
 def unreadable(rank):
-    """A process that trains has no memory for what its generator sends."""
+    """Let the training process have no memory for what its generator sends."""
     run = begun(Path(tempfile.mkdtemp()), run__generators=1, run__staleness=1)
     if rank == 0:
 
@@ -143,7 +143,7 @@ def unreadable(rank):
 
 
 def adapted(folder):
-    """The shapes of a run whose tree adapts."""
+    """Run a tree that adapts, and return its shapes."""
     run = begun(
         folder,
         algorithm={"preset": "adaptive", "tree": {"branches": 4, "every": 2}},
@@ -156,7 +156,7 @@ def adapted(folder):
 
 
 def adapting(rank):
-    """The same on processes that train together."""
+    """Do the same on processes that train together."""
     box = [tempfile.mkdtemp()]
     distributed.broadcast_object_list(box)
     return adapted(Path(box[0]))

@@ -1,4 +1,4 @@
-"""Runs whose evaluations some processes make for others, which `test_evaluating` compares with runs that make their own."""
+"""Runs whose evaluations other processes make; `test_async_evaluation` compares them with runs that make their own."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ def begun(folder, **choices):
 
 
 def kept(folder, samples, step):
-    """Samples of a plane are no pictures: their numbers, in place of the files of a run."""
+    """Keep the numbers of samples of the plane, which are not pictures."""
     file = folder / f"samples-{step}.pt"
     torch.save([sample.decoded for sample in samples], file)
 
@@ -76,7 +76,7 @@ def behind(rank):
 
 
 def slow(rank):
-    """An evaluator that takes longer than what is trained: the steps that were done when the first answer came."""
+    """Delay the first evaluation until a checkpoint is asked for. Return the phase and step of each line."""
     run = begun(shared_folder(), run__evaluators=1)
     if run.worker is not None:
         real = run.eval_samples
@@ -95,7 +95,7 @@ def slow(rank):
 
 
 def interrupted(rank):
-    """A run that is asked to stop in its third iteration and goes on: what each process said, and what it told."""
+    """Stop a run in its third iteration, then resume it. Return what each process said, and what the run reported."""
     folder = shared_folder()
     run, said = begun(folder, run__evaluators=1), None
     real = run.iterate
@@ -118,7 +118,7 @@ def interrupted(rank):
 
 
 def lost(rank):
-    """A run whose evaluator ends without a word in its second evaluation; what the one that trains says."""
+    """End the evaluator without a word in its second evaluation. Return what the training process says."""
     run = begun(shared_folder(), run__evaluators=1)
     real = run.eval_samples
 

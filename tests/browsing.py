@@ -52,7 +52,7 @@ CONTRAST = """() => {
 
 @contextmanager
 def opened(browser, file, width=1400, scheme="light"):
-    """A page of a file, or at a URL; what it told on the console, and what it asked for elsewhere, are its `told`."""
+    """Open a file or URL. The page's `told` lists console messages and requests to other places."""
     url = file if isinstance(file, str) else file.as_uri()
     own = ("file:", "data:", *([url] if url.startswith("http") else []))
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)

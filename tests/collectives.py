@@ -1,4 +1,4 @@
-"""What `test_traffic` runs in two processes, or in one that pretends to be of many: a network in shards, its messages."""
+"""Count the bytes that `test_collective_traffic` sends in two processes, or in one that pretends to be of many."""
 
 import os
 from collections import defaultdict
@@ -17,7 +17,7 @@ SENT = {"_allgather_base_": "gather", "_reduce_scatter_base_": "scatter", "allre
 
 
 class Collectives(TorchDispatchMode):
-    """Counts the bytes that a process sends in each collective, going round a ring; sums are of the replicas, if any."""
+    """Count the bytes that a process sends in each collective, going round a ring; sums are over replicas, if any."""
 
     def __init__(self, processes, replicas=1):
         super().__init__()
@@ -47,7 +47,7 @@ def inputs(network):
 
 
 def in_phases(modules, weights, *, half, reduce):
-    """Bytes sent in a call without gradient, in one with gradient and its backward pass, and in an optimizer step."""
+    """Return the bytes sent in a call without gradient, in one with its backward pass, and in an optimizer step."""
     network = modules["transformer"]
     given, found = inputs(network), []
     autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=half)
@@ -65,12 +65,7 @@ def in_phases(modules, weights, *, half, reduce):
         torch.no_grad()(call),
         lambda: weights.lockstep.backward(call()),
         lambda: optimizer_step.optimizer_step(
-            weights,
-            optimizer_step.UpdateStats(),
-            optimizer=optimizer,
-            scaler=scaler,
-            max_grad_norm=1.0,
-            reduce=reduce,
+            weights, optimizer_step.UpdateStats(), optimizer=optimizer, scaler=scaler, max_grad_norm=1.0, reduce=reduce
         ),
     ):
         counter = Collectives(2)
@@ -86,7 +81,7 @@ def shapes_of(network):
 
 
 def of_two(rank, *, full, half=False):
-    """Bytes sent, the shapes of the network, and how many numbers learn."""
+    """Return the bytes sent, the shapes of the network, and how many numbers are trained."""
     torch.manual_seed(0)
     network = tiny.sd3().transformer.requires_grad_(False)
     modules, shapes = {"transformer": network}, shapes_of(network)
@@ -121,10 +116,9 @@ def full_in_half(rank):
 
 
 def of_many(cases, file):
-    """Bytes sent by the first of many processes, whose messages reach nobody: in a call, and with its backward pass.
+    """Write the bytes sent by the first of many processes, whose messages reach nobody, and the network's shapes.
 
-    Cases are whether all is trained, how many processes there are, and how many a machine holds, which share the network
-    among these alone where they are several. Written to a file with the shapes of the network.
+    Cases are (all weights are trained, processes, processes per machine). Machines share the network within themselves.
     """
     torch.save([_of_many(*case) for case in cases], file)
     os._exit(0)

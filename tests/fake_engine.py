@@ -44,7 +44,6 @@ def serialized(tensor, as_text=False):
 
 
 def step(kind, x, velocity, xi, *, sigma, sigma_next, sigma_max, level):
-    """The next state and the std of its noise."""
     dt = sigma_next - sigma
     if kind == "sde":
         near = sigma_max if abs(sigma - 1) <= 1e-8 + 1e-5 else sigma
@@ -59,19 +58,17 @@ def step(kind, x, velocity, xi, *, sigma, sigma_next, sigma_max, level):
 
 
 class FakeEngine:
-    """What the server knows; attributes that tests set make it go wrong.
+    """Hold what the server knows, and attributes that make it go wrong.
 
     Attributes:
-        asked: (path, body) of every request.
         skips_pushes: `set_lora` says yes and does nothing.
         offset: added to each log-probability.
-        answer: sent for a rollout instead of samples.
-        delay: seconds before each rollout.
+        answer: sent for a rollout in place of samples.
         edit: changes the list of samples before it is sent.
     """
 
     def __init__(self, model, **started):
-        """Of a model's folder and the arguments that it is started with, or of a policy."""
+        """Load a model's folder with the arguments that the server is started with, or take a policy."""
         if isinstance(model, DiffusersPolicy):
             self.policy = model
         else:
@@ -82,7 +79,7 @@ class FakeEngine:
         self.as_started()
 
     def as_started(self):
-        """Nothing was asked or loaded, and nothing goes wrong; the network is as it is."""
+        """Forget all requests and faults; keep the network as it is."""
         self.asked, self.loaded, self.merged, self.wrapped, self.held = [], {}, None, False, {}
         self.skips_pushes, self.offset, self.answer, self.delay, self.edit = False, 0.0, None, 0.0, None
         self.as_text, self.dtype = False, torch.float32
@@ -128,21 +125,15 @@ class FakeEngine:
             return serialized(tensor, self.as_text)
 
         return {
-            "request_id": "fake",
-            "prompt": body["prompt"],
-            "seed": body["seed"],
+            "request_id": "fake", "prompt": body["prompt"], "seed": body["seed"],
             "generated_output": told(self.policy.decode((x,), [row])[0]),
-            "rollout_log_probs": told(torch.stack(log_probs)),
-            "rollout_debug_tensors": None,
-            "denoising_env": None,
+            "rollout_log_probs": told(torch.stack(log_probs)), "rollout_debug_tensors": None, "denoising_env": None,
             "dit_trajectory": {
                 "latents": told(torch.stack(returned).to(self.dtype)),
-                "timesteps": told(torch.tensor(sigmas) * 1000),
-                "sigmas": told(torch.tensor(sigmas)),
+                "timesteps": told(torch.tensor(sigmas) * 1000), "sigmas": told(torch.tensor(sigmas)),
             },
-            "inference_time_s": None,
-            "peak_memory_mb": None,
-        }
+            "inference_time_s": None, "peak_memory_mb": None,
+        }  # fmt: skip
 
     @torch.no_grad()
     def set_lora(self, body):
@@ -178,7 +169,7 @@ class FakeEngine:
         return digest.hexdigest()
 
     def answered(self, path, body):
-        """The status, the type and the content of an answer."""
+        """Return the status, type and content of an answer."""
         self.asked.append((path, body))
         if path == "/rollout/generate":
             time.sleep(self.delay)
@@ -205,7 +196,7 @@ class FakeEngine:
 
 @contextmanager
 def serving(engine):
-    """Serve an engine from threads; yields its address, and a function that ends it at once."""
+    """Serve an engine from threads. Yield its address, and a function that ends it at once."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -249,7 +240,7 @@ def serving(engine):
 
 
 def write_exchanges(folder):
-    """Write down a request and its answers, in both forms of tensors, and one of each other path, as files in a folder."""
+    """Write a request and its answers, in both forms of tensors, and one of each other path, into a folder."""
     import tempfile
     from pathlib import Path
 

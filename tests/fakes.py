@@ -27,7 +27,7 @@ class Asked:
 
 @contextmanager
 def http_server(answer, port=0):
-    """Serve `answer(asked) -> body or (status, body)`, a body being bytes or what JSON holds; yields the server's URL."""
+    """Serve `answer(asked) -> body or (status, body)`, a body being bytes or JSON's values; yield the server's URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -63,7 +63,7 @@ def http_server(answer, port=0):
 
 
 def endpoint(answer, models=("vlm",)):
-    """An OpenAI-compatible endpoint whose only choice is `answer(request)`: its words, or (token, probability) pairs."""
+    """Serve an OpenAI-compatible endpoint whose only choice is `answer(request)`: text, or (token, probability) pairs."""
 
     def respond(asked):
         if asked.path == "/v1/models":
@@ -87,7 +87,6 @@ def words_of(request):
 
 
 def pictures_of(request):
-    """The pictures of a request, uint8 (H, W, 3)."""
     urls = [part["image_url"]["url"] for part in request["messages"][-1]["content"] if part["type"] == "image_url"]
     assert all(url.startswith("data:image/png;base64,") for url in urls)
     return [np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))) for url in urls]

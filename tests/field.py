@@ -14,12 +14,8 @@ from flowgrpo.training.weights.trained_weights import Weights
 from rewards import Reward
 from samplers.schedule import linear_sigmas
 
-MANY_DRAWS = (
-    "awm",
-    "awm_fast",
-    "dgpo",
-    "sol_rl",
-)  # presets that draw more steps than a short schedule has, unless they are told to
+# Presets that draw more steps than a short schedule has, unless they are told to.
+MANY_DRAWS = ("awm", "awm_fast", "dgpo", "sol_rl")
 TARGET = torch.tensor([1.5, -1.0])
 STD = 0.3
 
@@ -57,23 +53,17 @@ def closeness(samples, prompts):
 
 
 def nearness(samples, prompts):
-    """The same, but between 0 and 1: VGPO weighs by values, and supposes that none is negative."""
+    """Return closeness between 0 and 1, for VGPO, which weighs by values that are not negative."""
     return torch.exp(closeness(samples, prompts) / 4)
 
 
 def settings(folder, **overrides):
-    """The configuration of a small run in a folder; `__` in the name of an override is a dot."""
+    """Configure a small run in a folder; `__` in the name of an override is a dot."""
+    train = {"iterations": 6, "groups": 4, "group_size": 8, "micro_batch": 16, "learning_rate": 0.05, "draft": None}
     written = {
         "model": {"path": "field", "lora": None},
         "algorithm": {"preset": "flow_grpo"},
-        "train": {
-            "iterations": 6,
-            "groups": 4,
-            "group_size": 8,
-            "micro_batch": 16,
-            "learning_rate": 0.05,
-            "draft": None,
-        },
+        "train": train,
         "eval": {"every": 2, "prompts": 2, "save": 0},
         "run": {"name": "r", "dir": str(folder), "checkpoint": {"every": 1, "keep": 10}},
     }
@@ -92,10 +82,7 @@ def trainer(
     teacher=lambda weight: weight + 0.1,
     **options,
 ):
-    """A run of a configuration, in its folder; the first prompts are evaluated too. Options as of `RunState`.
-
-    Where it has a teacher, that is what `teacher` makes of each of the student's weights.
-    """
+    """Build a run of a configuration; the first prompts are evaluated too. `teacher` maps each weight to the teacher's."""
     policy = FieldPolicy(field or Network(), (2,), linear_sigmas(steps, 3.0))
     algorithm = chosen.algorithm
     weights = Weights(
@@ -116,18 +103,18 @@ def trainer(
 
 
 def lines(run, phase="train"):
-    """What the run told, without its times and its memory."""
+    """Return the run's metrics without times and memory."""
     told = [line for line in run.report.lines if line["phase"] == phase]
     return [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in told]
 
 
 def credit(run, batch):
-    """What the update replays of a batch, with what its edges are worth."""
+    """Return the edges of a batch that the update replays, with their credits."""
     return run.credit_edges(batch, run.compare(batch))
 
 
 def step_in_place(run, credited, part=0):
-    """What an optimizer step that moves nothing measures of a part; the gradients stay on the parameters."""
+    """Measure a part by an optimizer step that moves nothing; the gradients stay on the parameters."""
     return update_part(
         run.policy,
         credited,

@@ -1,4 +1,4 @@
-"""What tests of kept graphs run, in one process and in two: the field of the plane."""
+"""Runs of the plane's field that keep graphs, in one process and in two."""
 
 from accelerate import Accelerator
 from field import lines, settings, trainer, weights_of
@@ -22,7 +22,7 @@ def run_of(folder, replay, preset, overrides, algorithm, **options):
 
 
 def of_two(rank, folder, word):
-    """The weights that a run of two processes ends with, and what its first update evaluates."""
+    """Train in two processes; return the weights, and what the first update evaluates."""
     chosen = settings(folder, run__name=word, train__replay=word, train__iterations=2, train__updates=2)
     run = trainer(chosen, held_out=0, accelerator=Accelerator(cpu=True))
     run.run()

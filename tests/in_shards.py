@@ -1,4 +1,4 @@
-"""What `test_lockstep` and `test_sharding` run in two processes: networks in shards, called in unequal number and order."""
+"""Networks in shards in two processes, called in unequal number and order, for `test_fsdp_lockstep` and `test_sharding`."""
 
 from contextlib import nullcontext
 
@@ -33,7 +33,7 @@ def whole(seed):
 
 
 def networks(counted, met=None):
-    """Two networks with an adapter each on a base in shards, whose calls are counted but for those thrown away."""
+    """Make two networks with an adapter each on a sharded base, and count the calls that are not thrown away."""
     made = []
     for seed in (1, 2):
         network = whole(seed)
@@ -57,7 +57,7 @@ def rows(rank):
 
 
 def unequal_calls(rank):
-    """Each process calls the networks in an order and a number of its own."""
+    """Call the networks in an order and a number of each process's own."""
     counted = []
     (first, second), lockstep = networks(counted)
     order = [first] * 3 if rank == 0 else [second, first]
@@ -70,7 +70,7 @@ def unequal_calls(rank):
 
 
 def unequal_updates(rank):
-    """One process has two losses, one of them of two calls; the other has one, and then none."""
+    """Give one process two losses, one of them of two calls, and the other one loss and then none."""
     (first, second), lockstep = networks([])
     if rank == 0:
         lockstep.backward((first(rows(0)) + first(2 * rows(0))).sum())
@@ -85,7 +85,7 @@ def unequal_updates(rank):
 
 
 def unequal_references(rank):
-    """One process computes a reference, its adapters off, when the other has a loss already."""
+    """Compute a reference, its adapters off, while the other process has a loss already."""
     (first, second), lockstep = networks([])
     if rank == 0:
         for network in (first, second):
@@ -102,7 +102,7 @@ def unequal_references(rank):
 
 
 def broken_stand_ins(rank):
-    """The call that is made to stand in has results that are not numbers."""
+    """Let the call that is made to stand in have results that are not numbers."""
     (first, _), lockstep = networks([], met=torch.full((1, 4), torch.inf))
     for _ in range(1 + rank):
         lockstep.backward(first(rows(rank)).sum())
@@ -111,7 +111,7 @@ def broken_stand_ins(rank):
 
 
 def learning(seeds=(1, 2)):
-    """Two small networks of blocks, by name, of which all weights are to be trained."""
+    """Make two small networks of blocks, of which all weights are to be trained."""
     made = {}
     for seed in seeds:
         torch.manual_seed(seed)
@@ -132,7 +132,7 @@ class Chain(torch.nn.Module):
 
 
 def of_all(modules, *, form="fsdp2", half=False, **options):
-    """The weights of networks trained whole, with a reference that is not where they are, cut into shards."""
+    """Shard networks trained whole, with a reference elsewhere."""
     weights = sharding.shard(
         modules,
         lambda: Weights(modules, None, reference="fixed", **options),
@@ -151,7 +151,7 @@ def of_all(modules, *, form="fsdp2", half=False, **options):
 
 
 def unequal_updates_of_all(rank):
-    """One process has two losses, one of them of two calls; the other a reference and one loss. Their summed gradients."""
+    """Give one process two losses, and the other a reference and one loss; return the summed gradients."""
     modules = learning()
     weights = of_all(modules)
     first, second = modules.values()
@@ -168,7 +168,7 @@ def unequal_updates_of_all(rank):
 
 
 def references_of_two(rank):
-    """Both processes compute a reference at once, each of another network."""
+    """Compute a reference of another network on each process at once."""
     modules = learning()
     weights = of_all(modules)
     with torch.no_grad(), weights.reference():
@@ -178,7 +178,7 @@ def references_of_two(rank):
 
 
 def reference_within_autocast(rank):
-    """One process stands in for a call of the reference, under the autocast of its own call."""
+    """Stand in for a call of the reference under the autocast of the own call."""
     modules = learning()
     weights = of_all(modules, half=True)
     half = torch.autocast("cpu", dtype=torch.bfloat16)
@@ -203,7 +203,7 @@ def experts():
 
 
 def experts_apart(rank):
-    """The gradients of a network of which each process reaches other experts."""
+    """Return the gradients of a network of which each process reaches other experts."""
     modules = experts()
     weights = of_all(modules)
     weights.lockstep.backward(modules["net"](rows(rank)).sum())
@@ -212,7 +212,7 @@ def experts_apart(rank):
 
 
 def steps_of_all(rank):
-    """Two optimizer steps with an average."""
+    """Take two optimizer steps with an average."""
     modules = learning()
     weights = of_all(modules, ema=Ema(decay=0.5, every=1))
     optimizer = torch.optim.AdamW(weights.parameters, lr=0.1)
@@ -242,7 +242,7 @@ def steps_of_all(rank):
 
 
 def in_half(rank):
-    """The velocity of a transformer trained whole and in shards, under autocast, and the same of a whole one."""
+    """Return velocities and gradients under autocast of a transformer that is whole, and of one in shards."""
     torch.manual_seed(0)
     whole, cut = tiny.sd3().transformer.float(), tiny.sd3().transformer.float()
     cut.load_state_dict(whole.state_dict())
@@ -284,7 +284,7 @@ def failing(rank):
 
 
 def held(rank):
-    """Of a transformer in shards: numbers of its base on this process, and of all; and those of its adapters alike."""
+    """Count the base's numbers of a sharded transformer, on this process and in all, and the same of its adapters."""
     transformer = tiny.sd3().transformer.requires_grad_(False)
     modules = {"transformer": transformer}
     sharding.shard(
@@ -306,6 +306,6 @@ def held(rank):
 
 
 def of_machines(rank):
-    """The mesh of two machines of one process each."""
+    """Return the mesh of two machines of one process each."""
     mesh = sharding._mesh("hsdp", torch.device("cpu"), {"LOCAL_WORLD_SIZE": "1"})
     return mesh.mesh_dim_names, tuple(mesh.shape)

@@ -1,4 +1,4 @@
-"""What clip, baselines, selection, drafts, pruning, branch noise, values and stale rollouts make of an update, as a table.
+"""Measure what clip, baselines, selection, drafts, pruning and other changes make of an update, as a table.
 
     python research/oracle_tables.py effects
 
@@ -17,7 +17,6 @@ from oracle_variants import Effect, effects
 
 
 def rows() -> Iterator[Effect]:
-    """All rows, in the order of the page."""
     for family in FAMILIES:
         yield from effects(family())
     for behind in (1, 2, 4):
@@ -26,17 +25,8 @@ def rows() -> Iterator[Effect]:
 
 
 HEADS = (
-    "what is changed",
-    "of",
-    "expected",
-    "size",
-    "phi / theta",
-    "turned",
-    "to chain",
-    "to ODE",
-    "noise",
-    "of 1,000",
-)
+    "what is changed", "of", "expected", "size", "phi / theta", "turned", "to chain", "to ODE", "noise", "of 1,000",
+)  # fmt: skip
 
 
 def table(found: Sequence[Effect]) -> Iterator[str]:
@@ -60,7 +50,6 @@ def table(found: Sequence[Effect]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print the table."""
     torch.set_num_threads(1)
     for line in table([*rows()]):
         print(line)

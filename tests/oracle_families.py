@@ -112,7 +112,7 @@ def gains() -> Family:
 
 
 def twigs() -> Family:
-    """Values of states by fewer ODE steps."""
+    """Vary the ODE steps of the values of states."""
     lengths = [Variant(f"twigs of {n}", {"algorithm.tree.length": n}) for n in (5, 1)]
     return Family("dense_grpo", "quadratic", lengths, batches=12, groups=5, shared=False)
 

@@ -45,7 +45,7 @@ class Family:
     """Variants of a preset on the same rollouts.
 
     Attributes:
-        sees: what the preset's edges see: a chain's reward, or that of branches of an ODE trunk or of a chain.
+        sees: what the edges see: a chain's reward, or that of branches of an ODE trunk or of a chain.
         share: what the group's mean leaves of it.
         variants: changes of the preset and, where it is known, the size of its update, of which the preset's own has 1.
     """
@@ -81,22 +81,9 @@ FAMILIES = (
         groups=12,
     ),
     Family(
-        "tempflow",
-        "brush",
-        5 / 6,
-        _AS_IT_IS,
-        batches=10,
-        groups=3,
-        base={"algorithm.objective.step_weights": "none"},
+        "tempflow", "brush", 5 / 6, _AS_IT_IS, batches=10, groups=3, base={"algorithm.objective.step_weights": "none"}
     ),
-    Family(
-        "dense_grpo",
-        "twigs",
-        7 / 8,
-        {**_AS_IT_IS, "gains over their std": (_STD, None)},
-        batches=10,
-        groups=5,
-    ),
+    Family("dense_grpo", "twigs", 7 / 8, {**_AS_IT_IS, "gains over their std": (_STD, None)}, batches=10, groups=5),
 )
 
 
@@ -116,7 +103,7 @@ class Row:
 
 @cache
 def exact(sees: str, reward: str) -> list[float]:
-    """What the shifts of the noisy steps change of the reward that edges of a kind see, or that ODE samples earn."""
+    """Differentiate the reward that edges of a kind see, or that ODE samples earn, by the shifts of the noisy steps."""
     earned = REWARDS[reward]
     if sees == "ode":
         return mixture_flow.of_ode(ODE, earned)[1][:-1]
@@ -127,7 +114,6 @@ def exact(sees: str, reward: str) -> list[float]:
 
 
 def rows(family: Family, reward: str) -> list[Row]:
-    """Try the variants of a family."""
     with ExitStack() as stack:
         options = {"groups": family.groups, "earned": REWARDS[reward], **family.base}
         runs = [
@@ -188,7 +174,6 @@ def table(found: Sequence[Row]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print the table."""
     torch.set_num_threads(1)
     for line in table([row for reward in REWARDS for family in FAMILIES for row in rows(family, reward)]):
         print(line)

@@ -37,7 +37,6 @@ def row(preset: str, reward: str = "quadratic", batches: int | None = None, **ov
 
 
 def line(found: oracle.Row | oracle_texts.Row) -> str:
-    """The row of what was found of a preset."""
     text = isinstance(found, oracle_texts.Row)
     cells = (
         f"`{found.name if text else found.preset}`",
@@ -53,7 +52,6 @@ def line(found: oracle.Row | oracle_texts.Row) -> str:
 
 
 def main() -> None:
-    """Print the table of the presets that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("presets", nargs="*", metavar="PRESET", help="those to try; by default all")
     parser.add_argument("--reward", choices=REWARDS, default="quadratic", help="of flow presets")

@@ -18,10 +18,9 @@ STEPS = len(SIGMAS) - 1
 
 @dataclass(frozen=True)
 class Variant:
-    """A change of a preset, and the size of its update, of which the preset as it stands has 1.
+    """A change of a preset, and the factor of its update's size.
 
-    Attributes:
-        factor: of the update in expectation; by step where it differs; None where no closed form is known.
+    `factor` is by step where it differs, and None where no closed form is known.
     """
 
     name: str
@@ -48,7 +47,7 @@ class Effect:
     """What a variant's update was.
 
     Attributes:
-        expected: its length along the update of the preset as it stands, of which that has 1; None: no closed form.
+        expected: its length along the update of the preset as it stands; None where no closed form is known.
         size, error: as seen, and its standard error.
         phi, phi_error: the same of the slopes' part, over the size of the shifts'.
         turned: the largest distance of a step's signal from size times what is expected, in standard errors.
@@ -72,7 +71,6 @@ class Effect:
 
 
 def effects(family: Family) -> list[Effect]:
-    """Try the variants of a family."""
     with ExitStack() as stack:
         runs = [
             stack.enter_context(
@@ -90,7 +88,6 @@ def effects(family: Family) -> list[Effect]:
 
 
 def effect(family: Family, variant: Variant, seen: Sequence[Seen]) -> Effect:
-    """Sum up what a variant's batches were."""
     by_step = isinstance(variant.factor, Mapping)
     if by_step:
         scaled = {i: times(each, variant.factor[i]) for i, each in seen[0].exact.items()}
@@ -123,19 +120,16 @@ def effect(family: Family, variant: Variant, seen: Sequence[Seen]) -> Effect:
 
 
 def _row(seen: Seen, name: str, parameter: str) -> list[float]:
-    """The update by a parameter, a number for each step."""
     found = getattr(seen, name)
     return [seen.weight.get(i, 0.0) * getattr(found[i], parameter) if i in found else 0.0 for i in range(STEPS)]
 
 
 def _mean(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and its standard error."""
     (mean,), (spread,) = oracle.mean_and_std([[value] for value in values])
     return mean, spread / math.sqrt(len(values))
 
 
 def times(found: Gradient, factor: float) -> Gradient:
-    """A gradient that is so many times as large."""
     return Gradient(factor * found.theta, factor * found.phi)
 
 

@@ -1,4 +1,4 @@
-"""Runs of few groups, which `test_deal` has done by one process, by two and by four."""
+"""Runs of few groups, which `test_assignment` makes with one process, with two and with four."""
 
 import tempfile
 from pathlib import Path
@@ -11,7 +11,7 @@ from rewards import Reward
 
 
 def ranked(samples, prompts):
-    """The place of each sample among all of its group by its distance from the first of them, which no part could tell."""
+    """Rank samples by their distance from the first of the group, which no part could tell."""
     return (samples - samples[0]).norm(dim=1).argsort().argsort().double() / len(samples)
 
 
@@ -19,12 +19,12 @@ ranked.group_wise = True
 
 
 def two_valued(samples, prompts):
-    """0 or 1, so that many are alike and their order decides which are chosen."""
+    """Reward 0 or 1: many are alike, and their order decides which are chosen."""
     return (((samples - TARGET) ** 2).sum(1) < 4).double()
 
 
 def partly_broken(samples, prompts):
-    """A number of each, but the third of a group has none."""
+    """Give the third of a group no number."""
     values = closeness(samples, prompts).double()
     return [None if len(samples) > 2 and i == 2 else value for i, value in enumerate(values.tolist())]
 
@@ -79,7 +79,7 @@ CASES = {
 
 
 def runs(rank, cases=tuple(CASES)):
-    """Metric lines and weights of two iterations of each case."""
+    """Return metrics and weights of two iterations of each case."""
     found = {}
     for name in cases:
         choices, rewards = CASES[name]

@@ -33,7 +33,7 @@ def save_tokenizer(folder, length):
 
 
 def shaken(make, scale=0.3):
-    """A model with weights so large that different inputs give clearly different outputs; always the same."""
+    """Make weights so large that different inputs give clearly different outputs, always the same."""
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
         model = make()
@@ -99,7 +99,7 @@ def save_clap(folder, fusion=False):
 
 
 def save_open_clip(folder):
-    """A file of weights of the architecture `tiny-open-clip`, which open_clip knows from then on."""
+    """Save weights of `tiny-open-clip`, and register this architecture with open_clip."""
     config = {
         "embed_dim": 16,
         "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 8},
@@ -113,7 +113,7 @@ def save_open_clip(folder):
 
 
 def drawn(shapes, seed=0):
-    """Random weights by name, of deviation 1 / sqrt(inputs); one of the norms or a bias has one dimension."""
+    """Draw weights of deviation 1 / sqrt(inputs) by name; those of norms and biases have one dimension."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(shape, generator=generator) * (0.5 if len(shape) == 1 else shape[-1] ** -0.5)
@@ -132,7 +132,7 @@ def head_shapes(prefix, width):
 
 
 def image_reward_weights(vision=128, text=64, layers=2, patch=16, grid=2):
-    """A small checkpoint by the names of the authors' files, extra entries included."""
+    """Make a small checkpoint by the names of the authors' files, extra entries included."""
     eyes, read = "blip.visual_encoder.", "blip.text_encoder."
     shapes = {
         f"{eyes}cls_token": (1, 1, vision),
@@ -169,7 +169,7 @@ def image_reward_weights(vision=128, text=64, layers=2, patch=16, grid=2):
 
 
 def options(name, folder):
-    """What `name` needs to hold a tiny model, which is saved in `folder`."""
+    """Save a tiny model in `folder`, and return the options with which `name` holds it."""
     folder.mkdir(exist_ok=True)
     if name in ("clip_score", "pickscore"):
         return {"path": str(save_clip(folder))}
@@ -188,13 +188,4 @@ def options(name, folder):
     return {"path": str(folder), "architecture": "tiny-open-clip", "clip": str(clip)}
 
 
-NAMES = (
-    "clip_score",
-    "pickscore",
-    "hpsv2",
-    "aesthetic",
-    "image_reward",
-    "image_similarity",
-    "diversity",
-    "clap",
-)
+NAMES = ("clip_score", "pickscore", "hpsv2", "aesthetic", "image_reward", "image_similarity", "diversity", "clap")

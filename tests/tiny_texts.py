@@ -47,7 +47,7 @@ class Decoding:
     """A decoder as the chances of what it does.
 
     Attributes:
-        order: which open places are sure enough: confidence, gumbel (drawn by it), entropy, random or left_to_right.
+        order: which open places are sure enough: confidence, gumbel, entropy, random or left_to_right.
         counts: how many places take their letter, by step; the last takes all that are left.
         temperatures: that the letters are drawn at, with their chances.
     """
@@ -134,7 +134,6 @@ class Exact:
 
     @cached_property
     def earned(self) -> torch.Tensor:
-        """The expected reward."""
         return self.value(0, (None,) * LENGTH)
 
     @property
@@ -158,7 +157,6 @@ class Exact:
         return self._flat(loss)
 
     def texts(self) -> dict[Canvas, float]:
-        """How likely each text is."""
         reached, chances = {(None,) * LENGTH: 1.0}, dict.fromkeys(itertools.product(range(LETTERS), repeat=LENGTH), 0.0)
         for step in range(LENGTH):
             following: dict[Canvas, float] = {}

@@ -45,7 +45,6 @@ class Measured:
 
 
 def ode() -> list[Step]:
-    """The steps of the ODE sampler."""
     return [step("ode", 0.0, *pair, SIGMAS[1]) for pair in pairwise(SIGMAS)]
 
 
@@ -58,7 +57,6 @@ def target(reward: str, weights: str) -> list[float]:
 
 
 def of_signals(seen: Sequence[Seen], groups: int) -> Measured:
-    """What batches of so many groups tell of a tree."""
     cost = sum(each.evaluations for each in seen) / len(seen)
     return Measured(
         cost, groups, torch.tensor([[each.signal[i].theta / each.exact[i].theta for i in STEPS] for each in seen])
@@ -66,7 +64,6 @@ def of_signals(seen: Sequence[Seen], groups: int) -> Measured:
 
 
 def fixed(name: str, reward: str, batches: int) -> Measured:
-    """Try one of the trees that stay as they are."""
     preset, options = FIXED[name]
     with trainer(preset, reward, **KERNEL, **options) as run:
         return of_signals([batch(run, reward, i) for i in range(batches)], run.config.train.groups)
@@ -82,7 +79,7 @@ def adaptive(reward: str, batches: int, weights: str, **options: Any) -> tuple[M
 
 
 def price(measured: Measured, aim: Sequence[float]) -> tuple[float, float]:
-    """Evaluations that an update of relative variance 1 costs, and the standard error of that."""
+    """Return the evaluations that an update of relative variance 1 costs, and their standard error."""
     weights = torch.tensor(aim) ** 2 / sum(a**2 for a in aim)
     batches = len(measured.signals)
     squares = ((measured.signals - measured.signals.mean(0)) ** 2 @ weights) * batches / (batches - 1)
@@ -132,7 +129,6 @@ def table(reward: str, batches: int) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--reward", choices=REWARDS, default="quadratic")
     parser.add_argument("--batches", type=int, default=60)

@@ -35,29 +35,21 @@ CONFIGS = {
 }
 VARIANTS = (None, None, None, "fp16", "bf16")
 JSON = (
-    "",
-    "{",
-    "[]",
-    "null",
-    "3",
-    '{"_class_name": []}',
-    '{"model_type": "x"}',
-    '{"weight_map": {"a": "../b"}}',
+    "", "{", "[]", "null", "3", '{"_class_name": []}', '{"model_type": "x"}', '{"weight_map": {"a": "../b"}}',
     "[" * 9000,
-)
+)  # fmt: skip
 Damage = tuple[str, str, int]  # what is done, to which file, by a number
 Case = tuple[str, str | None, list[Damage]]
 
 
 def weights(file: Path) -> bool:
-    """Whether a file is one of weights that is whole."""
     with contextlib.suppress(OSError, SafetensorError), safe_open(file, "pt"):
         return file.suffix == ".safetensors"
     return False
 
 
 def damage(folder: Path, what: str, name: str, number: int) -> None:
-    """Do something to a file of a model, or to the folder that it is in; nothing where an earlier damage took it away."""
+    """Damage a file of a model or its folder; do nothing where an earlier damage took it away."""
     file = folder / name
     if what == "network":
         return broken.keep_network(folder, file.parent.name) if file.parent != folder and file.parent.is_dir() else None
@@ -116,7 +108,7 @@ WAYS = (
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """A model, a variant and damages to its files."""
+    """Draw a model, a variant and damages to its files."""
     kind = draw(st.sampled_from(sorted(CALLS)))
     place = EMBEDDED[kind].folder
     files = sorted(str(file.relative_to(place)) for file in place.rglob("*") if file.is_file())
@@ -128,7 +120,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def said_by(words: list[str]) -> str | None:
-    """The sentence of a command that is refused; None of one that is done."""
+    """Run a command; return its refusal, or None."""
     err = io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
         status = main(words)
@@ -141,7 +133,7 @@ def said_by(words: list[str]) -> str | None:
 
 
 def attempt(case: Case) -> str | None:
-    """Plan a run of a folder and sample from it; None if it can be sampled from."""
+    """Plan a run of a folder and sample from it; return None if it can be sampled from."""
     kind, variant, damages = case
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         broken.copied(EMBEDDED[kind].folder, MODEL)
@@ -159,7 +151,6 @@ def attempt(case: Case) -> str | None:
 
 
 def fuzz(seed: int, count: int) -> Summary:
-    """What came of `count` folders."""
     for kind in CALLS:  # the first case is not to wait for imports
         assert attempt((kind, None, [])) is None
     return run("folders", cases(), attempt, seed, count)

@@ -56,11 +56,7 @@ CHANGES = {
         "signal.signal(signal.SIGUSR1, signal.SIG_IGN)",
         lambda: signal.getsignal(signal.SIGUSR1),
     ),
-    "the filters of warnings": (
-        "import warnings",
-        'warnings.simplefilter("ignore")',
-        lambda: list(warnings.filters),
-    ),
+    "the filters of warnings": ("import warnings", 'warnings.simplefilter("ignore")', lambda: list(warnings.filters)),
 }
 WHERE = ("import", "make", "move", "call", "yield", "number")
 IN_CALLS = ("call", "yield", "number")
@@ -68,12 +64,12 @@ Case = Mapping[str, Sequence[str]]  # from where to names of `CHANGES`
 
 
 def is_compared(name: str, where: str) -> bool:
-    """Whether a change is put back there; in calls the kinds of attention are left to the model."""
+    """Tell whether a change is put back there; in calls the kinds of attention are left to the model."""
     return where not in IN_CALLS or not name.startswith("the attention ")
 
 
 def source(case: Case) -> str:
-    """A file with the class of a reward, which makes the changes of a case."""
+    """Write a reward class that makes the changes of a case."""
 
     def lines(where: str, indent: int) -> str:
         return "".join(f"{' ' * indent}{CHANGES[name][1]}\n" for name in case.get(where, ())) or f"{' ' * indent}pass\n"
@@ -91,7 +87,7 @@ def source(case: Case) -> str:
 
 
 def attempt(case: Case) -> None:
-    """Use the reward; an AssertionError where something is left changed, or a score is another."""
+    """Use the reward; fail where something stays changed or a score differs."""
     before = {name: get() for name, (_, _, get) in CHANGES.items()}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "mine.py"
@@ -105,7 +101,6 @@ def attempt(case: Case) -> None:
 
 
 def fuzz(seed: int, count: int) -> Summary:
-    """Use `count` rewards."""
     names = st.lists(st.sampled_from(sorted(CHANGES)), max_size=3, unique=True)
     cases = st.dictionaries(st.sampled_from(WHERE), names, max_size=4).map(
         lambda case: {where: [name for name in own if is_compared(name, where)] for where, own in case.items()}

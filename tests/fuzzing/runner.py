@@ -19,17 +19,12 @@ Case = TypeVar("Case")
 
 
 def run(
-    subject: str,
-    cases: strategies.SearchStrategy[Case],
-    attempt: Callable[[Case], str | None],
-    seed: int,
-    count: int,
+    subject: str, cases: strategies.SearchStrategy[Case], attempt: Callable[[Case], str | None], seed: int, count: int
 ) -> Summary:
-    """What came of `count` cases, the same for the same seed.
+    """Put `count` cases through; the same seed gives the same cases.
 
-    Args:
-        attempt: puts a case through; returns None where it is accepted, otherwise the sentence that refuses it, and raises
-            where it is neither. More than one line, too long a one, and more than `LONGEST` seconds are failures too.
+    `attempt` returns None where it accepts a case, else the sentence that refuses it, and raises on anything else.
+    Long or multi-line sentences, and more than `LONGEST` seconds, are failures too.
     """
     accepted = refused = 0
     slowest, smallest = 0.0, None
@@ -65,5 +60,4 @@ def run(
 
 
 def is_sentence(said: str) -> bool:
-    """Whether a message is one line that can be printed anywhere."""
     return 0 < len(said) <= LONGEST_SENTENCE and not {category(c) for c in said} & {"Cc", "Cs", "Zl", "Zp"}

@@ -56,13 +56,11 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """As tables show it."""
         lora = ", LoRA" if LORA in self.words else ""
         return f"{self.config}, {self.preset}{lora}, {self.processes} x {self.sharding}"
 
     @property
     def arguments(self) -> list[str]:
-        """The words of `flowgrpo train`, from its config on."""
         own = [f"algorithm.preset={self.preset}", f"run.processes={self.processes}", f"run.sharding={self.sharding}"]
         return [f"{self.config}.yaml", *own, *self.words]
 
