@@ -11,7 +11,7 @@ from field import closeness, lines, settings, trainer, weights_of
 from torch import distributed
 
 from flowgrpo.training.distributed.channel import Channel, packed
-from flowgrpo.training.run.stop_reasons import Interrupted
+from flowgrpo.training.run.stop_reasons import Stopped
 from rewards import Reward
 
 NUMBERS = {
@@ -37,6 +37,13 @@ CASES = {
     "drafted starts": {"train__draft": {"pool": 2, "call": {}}},
     "calibrated noise": {"algorithm": {"preset": "dense_grpo", "kernel": {"calibrate": {"rounds": 1}}}},
 }
+
+
+def shared_folder():
+    """Make an empty folder that all processes have."""
+    box = [tempfile.mkdtemp()]
+    distributed.broadcast_object_list(box)
+    return Path(box[0])
 
 
 def begun(folder, **choices):
@@ -80,26 +87,32 @@ def chains_with_two(rank):
 
 def interrupted(rank):
     """Stop a run in its second iteration, then resume it. Return what each process said, and what the run reported."""
-    box = [tempfile.mkdtemp()]
-    distributed.broadcast_object_list(box)
-    folder = Path(box[0])
-    run, said = begun(folder, run__generators=1, run__staleness=2), None
+    folder = shared_folder()
+    said = stopped(begun(folder, run__generators=1, run__staleness=2), 1)
+    return said, told(resumed(begun(folder, run__generators=1, run__staleness=2)))
+
+
+def stopped(run, done):
+    """Send SIGTERM to a run after some iterations, and return what it said."""
     real = run.iterate
 
     def iterate():
-        if run.done == 1:
+        if run.done == done:
             os.kill(os.getpid(), signal.SIGTERM)
         return real()
 
     run.iterate = iterate
     try:
         run.run()
-    except Interrupted as stopped:
-        said = str(stopped)
-    again = begun(folder, run__generators=1, run__staleness=2)
-    again.resume()
-    again.run()
-    return said, told(again)
+    except Stopped as stop:
+        return str(stop)
+    return None
+
+
+def resumed(run):
+    run.resume()
+    run.run()
+    return run
 
 
 def lost(rank):
@@ -144,19 +157,12 @@ def unreadable(rank):
 
 def adapted(folder):
     """Run a tree that adapts, and return its shapes."""
-    run = begun(
-        folder,
-        algorithm={"preset": "adaptive", "tree": {"branches": 4, "every": 2}},
-        train__group_size=8,
-        train__learning_rate=1e-3,
-        train__updates=1,
-    )
+    train = {"train__group_size": 8, "train__learning_rate": 1e-3, "train__updates": 1}
+    run = begun(folder, algorithm={"preset": "adaptive", "tree": {"branches": 4, "every": 2}}, **train)
     run.run()
     return run.shaping.state()["shapes"]
 
 
 def adapting(rank):
     """Do the same on processes that train together."""
-    box = [tempfile.mkdtemp()]
-    distributed.broadcast_object_list(box)
-    return adapted(Path(box[0]))
+    return adapted(shared_folder())

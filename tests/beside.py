@@ -1,13 +1,11 @@
 """Runs whose evaluations other processes make; `test_async_evaluation` compares them with runs that make their own."""
 
 import os
-import signal
-import tempfile
 import time
-from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from ahead import resumed, shared_folder, stopped
 from field import closeness, lines, nearness, settings, trainer, weights_of
 from torch import distributed
 
@@ -15,13 +13,6 @@ from flowgrpo.training.run.stop_reasons import Stopped
 from rewards import Reward
 
 NUMBERS = {"train__group_size": 4, "train__updates": 2, "train__iterations": 5, "eval__prompts": 3, "eval__save": 3}
-
-
-def shared_folder():
-    """An empty folder that all processes have."""
-    box = [tempfile.mkdtemp()]
-    distributed.broadcast_object_list(box)
-    return Path(box[0])
 
 
 def begun(folder, **choices):
@@ -97,24 +88,9 @@ def slow(rank):
 def interrupted(rank):
     """Stop a run in its third iteration, then resume it. Return what each process said, and what the run reported."""
     folder = shared_folder()
-    run, said = begun(folder, run__evaluators=1), None
-    real = run.iterate
-
-    def iterate():
-        if run.done == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real()
-
-    run.iterate = iterate
-    try:
-        run.run()
-    except Stopped as stopped:
-        said = str(stopped)
+    said = stopped(begun(folder, run__evaluators=1), 2)
     distributed.barrier()
-    again = begun(folder, run__evaluators=1)
-    again.resume()
-    again.run()
-    return said, told(again)
+    return said, told(resumed(begun(folder, run__evaluators=1)))
 
 
 def lost(rank):
@@ -130,5 +106,5 @@ def lost(rank):
     run.eval_samples = eval_samples
     try:
         run.run()
-    except Stopped as stopped:
-        return type(stopped).__name__, str(stopped), stopped.rest
+    except Stopped as stop:
+        return type(stop).__name__, str(stop), stop.rest

@@ -38,15 +38,6 @@ def valued(grown, values):
     return column([values[root.index][min(step, len(values[root.index]) - 1)] for root, step in ends])
 
 
-def by_edge(grown, units, of):
-    """What is `of` the unit of each edge that has one, by the start and the step it arrives at."""
-    return {
-        (node.root.group, node.root.index, node.step): of[unit]
-        for node, unit in zip(grown.nodes, units.of_edge.tolist(), strict=True)
-        if unit >= 0
-    }
-
-
 def by_path(grown, units, of):
     """Map the path and step of each edge's child to what is `of` its unit, for one start."""
     return {

@@ -18,6 +18,7 @@ from samplers.schedule import linear_sigmas
 MANY_DRAWS = ("awm", "awm_fast", "dgpo", "sol_rl")
 TARGET = torch.tensor([1.5, -1.0])
 STD = 0.3
+TEXTS = ("a", "bb", "ccc", "dddd", "eeeee")
 
 
 class GaussianFlow(torch.nn.Module):
@@ -76,7 +77,7 @@ def trainer(
     chosen,
     field=None,
     reward=closeness,
-    texts=("a", "bb", "ccc", "dddd", "eeeee"),
+    texts=TEXTS,
     held_out=2,
     steps=6,
     teacher=lambda weight: weight + 0.1,
@@ -85,15 +86,11 @@ def trainer(
     """Build a run of a configuration; the first prompts are evaluated too. `teacher` maps each weight to the teacher's."""
     policy = FieldPolicy(field or Network(), (2,), linear_sigmas(steps, 3.0))
     algorithm = chosen.algorithm
+    kl = algorithm.objective.kl
     weights = Weights(
-        policy.modules,
-        None,
-        ema=chosen.train.ema,
-        reference=algorithm.reference,
-        refresh=algorithm.objective.kl.refresh,
-        old=algorithm.old,
-        bank=algorithm.bank,
-    )
+        policy.modules, None, ema=chosen.train.ema, reference=algorithm.reference, refresh=kl.refresh,
+        old=algorithm.old, bank=algorithm.bank,
+    )  # fmt: skip
     if algorithm.reference == "teacher":
         weights.put_reference({name: teacher(p) for name, p in weights.named.items()})
     rows = [prompts.Prompt(text) for text in texts]
@@ -115,18 +112,15 @@ def credit(run, batch):
 
 def step_in_place(run, credited, part=0):
     """Measure a part by an optimizer step that moves nothing; the gradients stay on the parameters."""
+    return step_of_part(run, credited, part, torch.optim.SGD(run.weights.parameters, lr=0.0))
+
+
+def step_of_part(run, credited, part, optimizer):
     return update_part(
-        run.policy,
-        credited,
-        part,
-        weights=run.weights,
-        optimizer=torch.optim.SGD(run.weights.parameters, lr=0.0),
-        scaler=run.scaler,
-        objective=run.config.algorithm.objective,
-        max_grad_norm=math.inf,
-        sum_shares=run.collectives.sum_shares,
-        sum_processes=run.collectives.sum,
-    )
+        run.policy, credited, part, weights=run.weights, optimizer=optimizer, scaler=run.scaler,
+        objective=run.config.algorithm.objective, max_grad_norm=math.inf,
+        sum_shares=run.collectives.sum_shares, sum_processes=run.collectives.sum,
+    )  # fmt: skip
 
 
 def weights_of(run):

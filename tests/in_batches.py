@@ -56,6 +56,10 @@ def few(algorithm):
     return {"algorithm__likelihood__draws": 3} if algorithm in ("awm", "dgpo") else {}
 
 
+def sizes(run):
+    return run.config.train.micro_batch, run.config.train.rollout_batch
+
+
 def held(run):
     written = json.loads((run.folder / "batches.json").read_text())["held"]
     return [(each["step"], each.get("micro_batch"), each.get("rollout_batch"), each["why"]) for each in written]
@@ -81,12 +85,10 @@ def equal(some, others):
 def of_two(rank, folder, with_gradient, without):
     """Train in two processes, of which the second has less memory; return sizes and weights."""
     batch_probing.clock = counting()
-    net = Short()
-    if rank:
-        net.with_gradient, net.without = with_gradient, without
+    net = short(with_gradient, without) if rank else Short()
     run = begun(folder, net, Accelerator(cpu=True), **AUTO, train__iterations=2)
     run.run()
-    return run.config.train.micro_batch, run.config.train.rollout_batch, weights_of(run)
+    return *sizes(run), weights_of(run)
 
 
 def of_two_disks(rank, folder):
@@ -94,7 +96,7 @@ def of_two_disks(rank, folder):
     run = begun(Path(folder, str(rank)), Short(), Accelerator(cpu=True), **AUTO, train__iterations=1)
     with run.report:
         run.batch_sizes.prepare()
-    return run.config.train.micro_batch, run.config.train.rollout_batch
+    return sizes(run)
 
 
 def beside_an_evaluator(rank, folder):
@@ -102,7 +104,7 @@ def beside_an_evaluator(rank, folder):
     batch_probing.clock = counting()
     run = begun(folder, Short(), Accelerator(cpu=True), **AUTO, train__iterations=1, run__evaluators=1)
     run.run()
-    return run.config.train.micro_batch, run.config.train.rollout_batch
+    return sizes(run)
 
 
 def of_two_short_later(rank, folder):

@@ -6,14 +6,13 @@ import threading
 from pathlib import Path
 
 import torch
-from in_shards import Chain, learning, of_all, rows
+from in_shards import Chain, cut_in_shards, learning, of_all, rows
 
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training.checkpoints import checkpoint, snapshot
 from flowgrpo.training.distributed import agreement
 from flowgrpo.training.distributed.dtensors import gathered, local
 from flowgrpo.training.run import random_states
-from flowgrpo.training.weights import sharding
 from flowgrpo.training.weights.policy_versions import Versions
 from flowgrpo.training.weights.trained_weights import Weights
 
@@ -61,17 +60,11 @@ def held(weights, optimizer, versions):
 
 
 def taken(weights, optimizer, versions, *, step=1, first=True):
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
     return snapshot.take(
-        step,
-        weights=weights,
-        optimizer=optimizer,
-        scaler=torch.amp.GradScaler("cpu", enabled=False),
-        random_states=[random_states.random_state()],
-        beta=0.0,
-        prompt_stats={},
-        versions=versions,
-        first=first,
-    )
+        step, weights=weights, optimizer=optimizer, scaler=scaler, random_states=[random_states.random_state()],
+        beta=0.0, prompt_stats={}, versions=versions, first=first,
+    )  # fmt: skip
 
 
 def spoil(weights, optimizer):
@@ -152,11 +145,7 @@ def large():
 def save_large(rank, folder, form="fsdp2"):
     """Save `large` and its average."""
     modules = {"net": large()}
-
-    def make():
-        return Weights(modules, None, ema=Ema(decay=0.5, every=1))
-
-    weights = sharding.shard(modules, make, form=form, device=torch.device("cpu"), full=True)
+    weights = cut_in_shards(modules, lambda: Weights(modules, None, ema=Ema(decay=0.5, every=1)), form=form)
     optimizer = torch.optim.AdamW(weights.parameters)
     among = agreement.of_first(int(os.environ.get("WORLD_SIZE", "1")))
     shot = taken(weights, optimizer, Versions(weights, 0), first=among.first)

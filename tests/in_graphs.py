@@ -5,17 +5,8 @@ from field import lines, settings, trainer, weights_of
 
 
 def run_of(folder, replay, preset, overrides, algorithm, **options):
-    chosen = settings(
-        folder / replay,
-        **{
-            "train__iterations": 3,
-            "train__updates": 2,
-            "train__replay": replay,
-            "algorithm": {"preset": preset, **algorithm},
-            "eval__every": 9,
-            **overrides,
-        },
-    )
+    usual = {"train__iterations": 3, "train__updates": 2, "train__replay": replay, "eval__every": 9}
+    chosen = settings(folder / replay, **{**usual, "algorithm": {"preset": preset, **algorithm}, **overrides})
     done = trainer(chosen, held_out=0, **options)
     done.run()
     return done

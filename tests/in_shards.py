@@ -1,6 +1,7 @@
 """Networks in shards in two processes, called in unequal number and order, for `test_fsdp_lockstep` and `test_sharding`."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import tiny
 import torch
@@ -131,15 +132,25 @@ class Chain(torch.nn.Module):
         return x * self.scale
 
 
+def cut_in_shards(modules, make, *, form="fsdp2", full=True, gather=None):
+    return sharding.shard(modules, make, form=form, device=torch.device("cpu"), full=full, gather=gather)
+
+
+def take_step(weights, optimizer, *, max_grad_norm, reduce):
+    stats, scaler = UpdateStats(), torch.amp.GradScaler("cpu", enabled=False)
+    optimizer_step(weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=max_grad_norm, reduce=reduce)
+    return stats
+
+
+def summed(weights, x):
+    weights.lockstep.join()
+    distributed.all_reduce(x)
+    return x
+
+
 def of_all(modules, *, form="fsdp2", half=False, **options):
     """Shard networks trained whole, with a reference elsewhere."""
-    weights = sharding.shard(
-        modules,
-        lambda: Weights(modules, None, reference="fixed", **options),
-        form=form,
-        device=torch.device("cpu"),
-        full=True,
-    )
+    weights = cut_in_shards(modules, lambda: Weights(modules, None, reference="fixed", **options), form=form)
     with torch.no_grad(), weights.lockstep.meeting(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
         for module in modules.values():
             module(torch.ones(1, 4))
@@ -220,15 +231,7 @@ def steps_of_all(rank):
         optimizer.zero_grad()
         for module in modules.values():
             weights.lockstep.backward(module(rows(rank) + step).sum())
-        stats = UpdateStats()
-        optimizer_step(
-            weights,
-            stats,
-            optimizer=optimizer,
-            scaler=torch.amp.GradScaler("cpu", enabled=False),
-            max_grad_norm=0.1,
-            reduce=lambda x: (weights.lockstep.join(), distributed.all_reduce(x))[0] or x,
-        )
+        stats = take_step(weights, optimizer, max_grad_norm=0.1, reduce=partial(summed, weights))
     with torch.no_grad(), weights.averaged():
         averaged = modules["net1"](rows(0))
     weights.lockstep.join()
@@ -247,21 +250,8 @@ def in_half(rank):
     whole, cut = tiny.sd3().transformer.float(), tiny.sd3().transformer.float()
     cut.load_state_dict(whole.state_dict())
     modules = {"transformer": cut}
-    weights = sharding.shard(
-        modules,
-        lambda: Weights(modules, None),
-        form="fsdp2",
-        device=torch.device("cpu"),
-        full=True,
-        gather=torch.bfloat16,
-    )
-    config = whole.config
-    given = {
-        "hidden_states": torch.randn(1, config.in_channels, 8, 8),
-        "encoder_hidden_states": torch.randn(1, 3, config.joint_attention_dim),
-        "pooled_projections": torch.randn(1, config.pooled_projection_dim),
-        "timestep": torch.tensor([500.0]),
-    }
+    weights = cut_in_shards(modules, lambda: Weights(modules, None), gather=torch.bfloat16)
+    given = tiny.sd3_inputs(whole)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16), weights.lockstep.meeting():
         found = [network(**given)[0] for network in (whole, cut)]
     if rank == 0:  # the other stands in, outside of autocast
@@ -287,13 +277,7 @@ def held(rank):
     """Count the base's numbers of a sharded transformer, on this process and in all, and the same of its adapters."""
     transformer = tiny.sd3().transformer.requires_grad_(False)
     modules = {"transformer": transformer}
-    sharding.shard(
-        modules,
-        lambda: Weights(modules, lora_config(2, 4, "auto", modules)),
-        form="fsdp2",
-        device=torch.device("cpu"),
-        full=False,
-    )
+    cut_in_shards(modules, lambda: Weights(modules, lora_config(2, 4, "auto", modules)), full=False)
     frozen = [p for p in transformer.parameters() if not p.requires_grad]
     trained = [p for p in transformer.parameters() if p.requires_grad]
     blocks = [name for name, module in transformer.named_modules() if hasattr(module, "unshard")]

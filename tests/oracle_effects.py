@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from oracle_families import FAMILIES
+from oracle_page import markdown
 from oracle_stale import passes, stale
 from oracle_variants import Effect, effects
 
@@ -30,11 +31,8 @@ HEADS = (
 
 
 def table(found: Sequence[Effect]) -> Iterator[str]:
-    """The rows as a table of Markdown."""
-    yield "| " + " | ".join(HEADS) + " |"
-    yield "|---" * len(HEADS) + "|"
-    for each in found:
-        cells = [
+    rows = (
+        [
             each.name,
             f"`{each.preset}`, {each.reward}",
             "-" if each.expected is None else f"{each.expected:.3f}",
@@ -46,7 +44,9 @@ def table(found: Sequence[Effect]) -> Iterator[str]:
             f"{each.noise:.2f}",
             f"{each.noise * math.sqrt(each.evaluations / 1000):.2f}",
         ]
-        yield "| " + " | ".join(cells) + " |"
+        for each in found
+    )
+    return markdown(HEADS, rows)
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ import oracle
 import torch
 from gaussian_flow import Step, cosine, step
 from mixture_flow import REWARDS, SIGMAS
+from oracle_page import markdown
 
 STEPS = len(SIGMAS) - 1
 PAIRS = list(pairwise(SIGMAS))
@@ -65,25 +66,19 @@ _AS_IT_IS = {"uncut": ({"algorithm.baseline.clip": UNCUT}, 1.0)}
 _LEAVE_ONE_OUT = {"algorithm.baseline": {"name": "leave_one_out", "clip": UNCUT}}
 _MEDIAN = {"algorithm.baseline": {"name": "median", "std": "none", "clip": UNCUT}}
 _STD = {"algorithm.baseline.std": "group"}
+_BY_CHAIN = {
+    **_AS_IT_IS,
+    "advantages cut at 5": ({}, None),
+    "leave_one_out": (_LEAVE_ONE_OUT, 8 / 7),
+    "median": (_MEDIAN, None),
+    "std of the group": (_STD, None),
+}
+_BY_TWIGS = {**_AS_IT_IS, "gains over their std": (_STD, None)}
+_EVEN = {"algorithm.objective.step_weights": "none"}
 FAMILIES = (
-    Family(
-        "flow_grpo",
-        "chain",
-        7 / 8,
-        {
-            **_AS_IT_IS,
-            "advantages cut at 5": ({}, None),
-            "leave_one_out": (_LEAVE_ONE_OUT, 8 / 7),
-            "median": (_MEDIAN, None),
-            "std of the group": (_STD, None),
-        },
-        batches=14,
-        groups=12,
-    ),
-    Family(
-        "tempflow", "brush", 5 / 6, _AS_IT_IS, batches=10, groups=3, base={"algorithm.objective.step_weights": "none"}
-    ),
-    Family("dense_grpo", "twigs", 7 / 8, {**_AS_IT_IS, "gains over their std": (_STD, None)}, batches=10, groups=5),
+    Family("flow_grpo", "chain", 7 / 8, _BY_CHAIN, batches=14, groups=12),
+    Family("tempflow", "brush", 5 / 6, _AS_IT_IS, batches=10, groups=3, base=_EVEN),
+    Family("dense_grpo", "twigs", 7 / 8, _BY_TWIGS, batches=10, groups=5),
 )
 
 
@@ -157,11 +152,8 @@ HEADS = ("preset, reward, advantages", "expected", "size", "turned", "to chain",
 
 
 def table(found: Sequence[Row]) -> Iterator[str]:
-    """The rows as a table of Markdown."""
-    yield "| " + " | ".join(HEADS) + " |"
-    yield "|---" * len(HEADS) + "|"
-    for each in found:
-        cells = [
+    rows = (
+        [
             each.name,
             "-" if each.expected is None else f"{each.expected:.2f}",
             f"{each.size:.2f} ± {each.error:.2f}",
@@ -170,10 +162,13 @@ def table(found: Sequence[Row]) -> Iterator[str]:
             f"{each.to_ode:.3f}",
             f"{each.noise:.2f}",
         ]
-        yield "| " + " | ".join(cells) + " |"
+        for each in found
+    )
+    return markdown(HEADS, rows)
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    for line in table([row for reward in REWARDS for family in FAMILIES for row in rows(family, reward)]):
+    found = [row for reward in REWARDS for family in FAMILIES for row in rows(family, reward)]
+    for line in table(found):
         print(line)

@@ -1,7 +1,15 @@
-"""The tables of docs/oracle.md, to hold them against what prints them."""
+"""The tables of docs/oracle.md: how they are printed and read."""
 
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table of Markdown."""
+    yield from ("| " + " | ".join(heads) + " |", "|---" * len(heads) + "|")
+    for cells in rows:
+        yield "| " + " | ".join(cells) + " |"
 
 
 def on_page(heading: str) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,13 +9,12 @@ from typing import Any
 
 import oracle
 import torch
-from field import credit
+from field import credit, step_of_part
 from gaussian_flow import Gradient, Step, gradient, whole_gradient
 from opened import Opened
 from oracle import Seen, batch, trainer
 from oracle_variants import STEPS, Effect, Family, Variant, chain_of, effect, times
 
-from flowgrpo.flow.updates.update import update_part
 from flowgrpo.training.scoring.rollout_batch import Made
 
 BATCHES, GROUPS, SIZE = 12, 8, 8
@@ -122,17 +120,6 @@ def _stepped(run: Opened, made: Made, rate: float) -> dict[int, Gradient]:
     with torch.enable_grad():
         credited, optimizer = credit(run, made.batch), torch.optim.SGD(run.weights.parameters, lr=rate)
         for part in range(run.config.train.updates):
-            update_part(
-                run.policy,
-                credited,
-                part,
-                weights=run.weights,
-                optimizer=optimizer,
-                scaler=run.scaler,
-                objective=run.config.algorithm.objective,
-                max_grad_norm=math.inf,
-                sum_shares=run.collectives.sum_shares,
-                sum_processes=run.collectives.sum,
-            )
+            step_of_part(run, credited, part, optimizer)
     model, each = run.policy.modules["field"], (STEPS - 1) / (rate * run.config.train.updates)
     return {i: Gradient(each * float(model.theta[i]), each * float(model.phi[i])) for i in range(STEPS - 1)}

@@ -19,6 +19,7 @@ from typing import Any
 import tiny_texts
 import torch
 from opened import Opened
+from oracle_page import markdown
 from tiny_texts import Decoding, Exact, Table, normal_temperatures
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -195,11 +196,8 @@ HEADS = ("preset", "decoder", "evaluations", "size", "cosine", "by its definitio
 
 
 def table(rows: Sequence[Row], variants: Sequence[Variant]) -> Iterator[str]:
-    """The rows as a table of Markdown."""
-    yield "| " + " | ".join(HEADS) + " |"
-    yield "|---" * len(HEADS) + "|"
-    for each, variant in zip(rows, variants, strict=True):
-        cells = [
+    rows = (
+        [
             f"`{each.name}`",
             variant.decoding.order,
             f"{each.evaluations:.0f}",
@@ -210,7 +208,9 @@ def table(rows: Sequence[Row], variants: Sequence[Variant]) -> Iterator[str]:
             f"{each.noise:.2f}",
             f"{each.noise * math.sqrt(each.evaluations / 1000):.2f}",
         ]
-        yield "| " + " | ".join(cells) + " |"
+        for each, variant in zip(rows, variants, strict=True)
+    )
+    return markdown(HEADS, rows)
 
 
 def main() -> None:

@@ -63,6 +63,16 @@ def sd3(shift=3.0):
     )  # fmt: skip
 
 
+def sd3_inputs(transformer):
+    config = transformer.config
+    return {
+        "hidden_states": torch.randn(1, config.in_channels, 8, 8),
+        "encoder_hidden_states": torch.randn(1, 3, config.joint_attention_dim),
+        "pooled_projections": torch.randn(1, config.pooled_projection_dim),
+        "timestep": torch.tensor([500.0]),
+    }
+
+
 def flux():
     """Packed latents, dynamic shift, embedded guidance: nothing of it is like SD3."""
     torch.manual_seed(0)

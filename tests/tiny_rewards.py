@@ -69,32 +69,18 @@ CLAP_RATE, CLAP_SECONDS = 8000, 1
 def save_clap(folder, fusion=False):
     text = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     audio = {
-        "patch_size": 2,
-        "patch_stride": (2, 2),
-        "num_mel_bins": 16,
-        "spec_size": 64,
-        "window_size": 4,
-        "depths": (1, 1),
-        "num_attention_heads": (2, 2),
-        "num_hidden_layers": 2,
-        "patch_embeds_hidden_size": 8,
-        "hidden_size": 16,
-        "enable_fusion": fusion,
-        "fusion_type": "aff_2d" if fusion else None,
-    }
+        "patch_size": 2, "patch_stride": (2, 2), "num_mel_bins": 16, "spec_size": 64, "window_size": 4, "depths": (1, 1),
+        "num_attention_heads": (2, 2), "num_hidden_layers": 2, "patch_embeds_hidden_size": 8, "hidden_size": 16,
+        "enable_fusion": fusion, "fusion_type": "aff_2d" if fusion else None,
+    }  # fmt: skip
     text |= {"vocab_size": len(WORDS), "max_position_embeddings": 20, "pad_token_id": PAD}
     config = ClapConfig(text_config=text, audio_config=audio, projection_dim=8)
     shaken(lambda: ClapModel(config), 0.1).save_pretrained(folder)
     save_tokenizer(folder, 16)
     ClapFeatureExtractor(
-        feature_size=16,
-        sampling_rate=CLAP_RATE,
-        hop_length=100,
-        max_length_s=CLAP_SECONDS,
-        fft_window_size=256,
-        frequency_max=4000,
-        truncation="fusion" if fusion else "rand_trunc",
-    ).save_pretrained(folder)
+        feature_size=16, sampling_rate=CLAP_RATE, hop_length=100, max_length_s=CLAP_SECONDS, fft_window_size=256,
+        frequency_max=4000, truncation="fusion" if fusion else "rand_trunc",
+    ).save_pretrained(folder)  # fmt: skip
     return folder
 
 
@@ -124,9 +110,8 @@ def drawn(shapes, seed=0):
 
 def head_shapes(prefix, width):
     shapes = {}
-    for layer, (out, into) in zip(
-        (0, 2, 4, 6, 7), ((1024, width), (128, 1024), (64, 128), (16, 64), (1, 16)), strict=True
-    ):
+    sizes = {0: (1024, width), 2: (128, 1024), 4: (64, 128), 6: (16, 64), 7: (1, 16)}
+    for layer, (out, into) in sizes.items():
         shapes |= {f"{prefix}{layer}.weight": (out, into), f"{prefix}{layer}.bias": (out,)}
     return shapes
 

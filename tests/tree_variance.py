@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from gaussian_flow import REWARDS, Step, gradient, moments, step
 from oracle import SIGMAS, Seen, batch, trainer
+from oracle_page import markdown
 
 STEPS = range(len(SIGMAS) - 2)  # stochastic ones
 KERNEL = {"algorithm.kernel": {"name": "flow_sde", "level": 0.7}}
@@ -106,8 +107,7 @@ def table(reward: str, batches: int) -> Iterator[str]:
     """The trees as a table of Markdown, a column for each weighting of the steps."""
     weightings = ("none", "noise_aware")
     aims = {weights: target(reward, weights) for weights in weightings}
-    yield "| tree | evaluations | " + " | ".join(weightings) + " |"
-    yield "|---" * (2 + len(weightings)) + "|"
+    yield from markdown(("tree", "evaluations", *weightings), ())
     best = dict.fromkeys(weightings, float("inf"))
 
     def cell(found: tuple[float, float], against: float | None = None) -> str:

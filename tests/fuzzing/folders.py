@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -21,8 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from flowgrpo.cli import main
 from flowgrpo.data.embedded import EMBEDDED
-from fuzzing.runner import run
-from fuzzing.summary import Summary
+from fuzzing.runner import Summary, refusal, run
 
 MODEL = "m"
 CALLS = {
@@ -124,12 +122,7 @@ def said_by(words: list[str]) -> str | None:
     err = io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
         status = main(words)
-    if status == 0:
-        return None
-    assert status == 2, f"exit status {status}"
-    said = err.getvalue().splitlines()[-1].removeprefix("flowgrpo: ")
-    assert re.match(r".+?: .", said), f"no place is named: {said!r}"
-    return said
+    return refusal(status, err.getvalue().splitlines()[-1]) if status else None
 
 
 def attempt(case: Case) -> str | None:
@@ -141,10 +134,8 @@ def attempt(case: Case) -> str | None:
             if Path(MODEL).is_dir():
                 damage(Path(MODEL), *each)
         Path("c.yaml").write_text(CONFIGS[kind])
-        plan = said_by(
-            ["plan", "c.yaml", "--format", "json", *([] if variant is None else [f"model.variant={variant}"])]
-        )
-        option = [] if variant is None else ["--variant", variant]
+        chosen, option = ([], []) if variant is None else ([f"model.variant={variant}"], ["--variant", variant])
+        plan = said_by(["plan", "c.yaml", "--format", "json", *chosen])
         said = said_by(["sample", MODEL, "--prompt", "1", "--out", "o", *option, *CALLS[kind]])
         assert plan is None or said is not None, f"sampled from, and refused by the plan: {plan!r}"
         return said

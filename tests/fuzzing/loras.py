@@ -23,8 +23,7 @@ from zoo import SPECIMENS
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Model
 from flowgrpo.flow.model import initial_lora
-from fuzzing.runner import run
-from fuzzing.summary import Summary
+from fuzzing.runner import Summary, run
 
 DATA = Path(__file__).parents[1] / "data"
 RECORDED = json.loads((DATA / "comfyui_names.json").read_text())
@@ -116,7 +115,9 @@ class File:
     def change(self, change: str, number: int, shifts: list[tuple[str, str]]) -> None:
         makers, path = shifts[number % len(shifts)]
         name, parts = self.names[number % len(self.names)]
+        unknown = self.named(f"blocks.0.no{number}")
         shape = self.network.get_parameter(path).shape
+        self.known &= change in ("shift", "shape", "bias", "zeros")
         match change:
             case "shift" | "shape":
                 key = self._key(makers, path)
@@ -134,29 +135,19 @@ class File:
                 self.tensors[key] = value
                 for part, own in zip(parts, value.split([len(layer.bias) for layer in layers]), strict=True):
                     self.add(f"{part}.bias", own)
-            case "zeros":
-                self.tensors[f"{self.named(f'blocks.0.no{number}')}.diff"] = torch.zeros(2)
-            case "unknown shift":
-                self.tensors[f"{self.named(f'blocks.0.no{number}')}.diff"] = self.random(2)
-                self.known = False
+            case "zeros" | "unknown shift":
+                self.tensors[f"{unknown}.diff"] = torch.zeros(2) if change == "zeros" else self.random(2)
             case "unknown layer":
-                own = self.named(f"blocks.0.no{number}")
-                self.tensors |= {f"{own}.{end}": self.random(RANK, RANK) for end in self.ends}
-                self.known = False
+                self.tensors |= {f"{unknown}.{end}": self.random(RANK, RANK) for end in self.ends}
             case "alpha":
                 self.tensors[f"{self.named('blocks.0.none')}.alpha"] = torch.tensor(2.0)
-                self.known = False
             case "half":
                 self.tensors.pop(f"{self.named(name)}.{self.ends[number % 2]}", None)
-                self.known = False
             case "middle":
                 self.tensors[f"{self.named(name)}.lora_mid.weight"] = self.random(RANK, RANK)
-                self.known = False
-
             case "twice":
                 other = "lora_down.weight" if self.ends[0] == "lora_A.weight" else "lora_A.weight"
                 self.tensors[f"{self.named(name)}.{other}"] = self.random(RANK, RANK)
-                self.known = False
 
     def _key(self, makers: str, path: str) -> str:
         """Return a shift's key in this layout."""

@@ -25,8 +25,7 @@ from flowgrpo.commands.inspect.gallery import write_gallery
 from flowgrpo.commands.scores import score as scoring
 from flowgrpo.data import conditions, prompts
 from flowgrpo.errors import InputError
-from fuzzing.runner import is_sentence, run
-from fuzzing.summary import Summary
+from fuzzing.runner import Summary, is_sentence, run
 from rewards import RewardError
 from rewards.files import media, suffixes
 from rewards.models import similarity

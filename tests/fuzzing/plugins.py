@@ -15,42 +15,34 @@ from pathlib import Path
 import torch
 from hypothesis import strategies as st
 
-from fuzzing.runner import run
-from fuzzing.summary import Summary
+from fuzzing.runner import Summary, run
 from rewards import load
 
 PICTURES = torch.linspace(0, 1, 96).reshape(2, 3, 4, 4)
-CHANGES = {
+TORCH = "import torch"
+CHANGES = {  # what is imported and run, and what it changes
     "the working directory": ("import os", 'os.chdir("/")', os.getcwd),
-    "torch's default dtype": ("import torch", "torch.set_default_dtype(torch.bfloat16)", torch.get_default_dtype),
-    "torch's default device": ("import torch", 'torch.set_default_device("meta")', lambda: torch.zeros(1).device),
-    "torch's gradient mode": ("import torch", "torch.set_grad_enabled(False)", torch.is_grad_enabled),
+    "torch's default dtype": (TORCH, "torch.set_default_dtype(torch.bfloat16)", torch.get_default_dtype),
+    "torch's default device": (TORCH, 'torch.set_default_device("meta")', lambda: torch.zeros(1).device),
+    "torch's gradient mode": (TORCH, "torch.set_grad_enabled(False)", torch.is_grad_enabled),
     "torch's deterministic algorithms": (
-        "import torch",
+        TORCH,
         "torch.use_deterministic_algorithms(True, warn_only=True)",
         torch.are_deterministic_algorithms_enabled,
     ),
-    "cudnn.benchmark": (
-        "from torch.backends import cudnn",
-        "cudnn.benchmark = True",
-        lambda: torch.backends.cudnn.benchmark,
-    ),
-    "cudnn.enabled": (
-        "from torch.backends import cudnn",
-        "cudnn.enabled = False",
-        lambda: torch.backends.cudnn.enabled,
-    ),
+    "cudnn.benchmark": (TORCH, "torch.backends.cudnn.benchmark = True", lambda: torch.backends.cudnn.benchmark),
+    "cudnn.enabled": (TORCH, "torch.backends.cudnn.enabled = False", lambda: torch.backends.cudnn.enabled),
     "the precision of matmul": (
-        "import torch",
+        TORCH,
         'torch.set_float32_matmul_precision("medium")',
         torch.get_float32_matmul_precision,
     ),
     "the attention flash": (
-        "from torch.backends import cuda",
-        "cuda.enable_flash_sdp(False)",
+        TORCH,
+        "torch.backends.cuda.enable_flash_sdp(False)",
         torch.backends.cuda.flash_sdp_enabled,
     ),
-    "the number of threads": ("import torch", "torch.set_num_threads(3)", torch.get_num_threads),
+    "the number of threads": (TORCH, "torch.set_num_threads(3)", torch.get_num_threads),
     "signal handlers": (
         "import signal",
         "signal.signal(signal.SIGUSR1, signal.SIG_IGN)",

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 from unicodedata import category
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, strategies
 
-from fuzzing.summary import Summary
-
 LONGEST = 5.0  # seconds of a case
 LONGEST_SENTENCE = 1000  # characters
 Case = TypeVar("Case")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The figures of a fuzz; each failure is the smallest case that ended otherwise, and how."""
+
+    subject: str
+    cases: int
+    accepted: int
+    refused: int
+    failures: tuple[str, ...]
+    slowest: float  # seconds of a case
 
 
 def run(
@@ -57,6 +69,14 @@ def run(
         at = traceback.extract_tb(error.__traceback__)[-1]
         failures = (f"{smallest!r}: {type(error).__name__}: {error} ({at.filename}:{at.lineno})",)
     return Summary(subject, accepted + refused + len(failures), accepted, refused, failures, slowest)
+
+
+def refusal(status: int, said: str) -> str:
+    """Return the sentence of a refused command, which names a place."""
+    assert status == 2, f"exit status {status}"
+    said = said.removeprefix("flowgrpo: ").removesuffix("\n")
+    assert re.match(r".+?: .", said), f"no place is named: {said!r}"
+    return said
 
 
 def is_sentence(said: str) -> bool:

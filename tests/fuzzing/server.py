@@ -22,8 +22,7 @@ import psutil
 import torch
 
 from fuzzing.requests import CASES, GOOD, TOKEN, Case
-from fuzzing.runner import LONGEST, is_sentence, run
-from fuzzing.summary import Summary
+from fuzzing.runner import LONGEST, Summary, is_sentence, run
 from rewards.served.wire import CONTENT_TYPE, encode
 
 STATUSES = {200, 400, 401, 404, 405, 411, 413, 415, 421, 422}  # and 500, of what a plug-in raised

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from flowgrpo.data import prompts
 from flowgrpo.errors import InputError
 from flowgrpo.schema.readable import one_line
-from fuzzing.runner import run
-from fuzzing.summary import Summary
+from fuzzing.runner import Summary, run
 
 ROWS = [
     {"prompt": "a red fox", "n": 1},

@@ -21,8 +21,7 @@ from zoo import SPECIMENS
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.loading.load import load_pipeline
 from flowgrpo.mdlm.models.load import load_predictor
-from fuzzing.runner import run
-from fuzzing.summary import Summary
+from fuzzing.runner import Summary, run
 
 PIPELINES = ("StableDiffusion3Pipeline", "FluxPipeline", "QwenImagePipeline", "WanPipeline", "LTXPipeline")
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh")
