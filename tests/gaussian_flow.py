@@ -5,8 +5,6 @@ each step i, 0 unless a step says otherwise. Every kernel's step is x' = carry x
 variances are products and sums: nothing here calls the project's samplers, which are held against it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass

@@ -4,8 +4,6 @@ The velocity is exact, plus a shift theta_i at each step i, all 0. A trapezoid s
 to many digits. Nothing here calls the project's samplers, which are held against it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

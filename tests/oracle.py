@@ -5,8 +5,6 @@ a run; its gradient is divided by the weights of its edges, and compared step by
 finish make of the reward, times the factor that its baseline leaves of it.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections import Counter, defaultdict

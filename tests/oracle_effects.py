@@ -5,8 +5,6 @@
 Each row is a preset of `oracle` with something changed, held against the gradient that is exact for the preset.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """The families of rows of `oracle_effects` that are rolled out by the policy they train."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -5,8 +5,6 @@
 The model is `mixture_flow`, on which a rule of advantage may turn an update, as it cannot on one Gaussian.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack

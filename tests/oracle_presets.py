@@ -3,8 +3,6 @@
 python research/oracle_tables.py presets [PRESET ...] [--reward linear] [--set KEY=VALUE ...]
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from typing import Any

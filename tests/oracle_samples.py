@@ -5,8 +5,6 @@ integral over samples of the solver and over noise: both are Gaussian, so that i
 compared by their ranks there is no such form, and only the direction is told.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from functools import cache

@@ -1,7 +1,5 @@
 """Rows of `oracle_effects` of a policy that has moved since the rollout: stale rollouts, and several updates of one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace

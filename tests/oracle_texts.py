@@ -6,8 +6,6 @@ The model is the table of `tiny_texts`, of which every canvas can be counted. A 
 by the code of a run.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import tempfile

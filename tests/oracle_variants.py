@@ -1,7 +1,5 @@
 """What a change makes of a preset's update: how variants of presets are tried, and what is summed up of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack

@@ -4,8 +4,6 @@ Nothing here calls the project's decoders or likelihoods, which are held against
 where it is open; logits of a place depend on its neighbours, a prompt of one letter before the first.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

@@ -8,8 +8,6 @@ ODE, times the objective's weight of the step. Then the trace of the covariance 
 square of its mean, times the group's model evaluations: how many evaluations an update of relative variance 1 costs.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Iterator, Sequence

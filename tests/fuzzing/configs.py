@@ -4,8 +4,6 @@ A case is a file's bytes and the overrides of a command line. The real configs, 
 in, are changed in some places: other values, other keys, other depths; then, in some cases, as text.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

@@ -5,8 +5,6 @@ they are cut off, emptied, taken away, renamed, exchanged, made links to nothing
 a variant's name, or other JSON.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

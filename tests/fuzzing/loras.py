@@ -4,8 +4,6 @@ A case is a pipeline, a layout, and what is put into the file beside the adapter
 the makers and of ComfyUI come from `comfyui_names.json`, which was recorded from ComfyUI and from diffusers' own converters.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import tempfile

@@ -4,8 +4,6 @@ A case is the suffix of a file and its bytes. Tiny files of many formats and pix
 off, have bytes flipped, put in and taken out, get the head of another format, and headers that promise any size.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import struct

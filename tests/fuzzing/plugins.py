@@ -3,8 +3,6 @@
 A case is what is changed, and where.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile

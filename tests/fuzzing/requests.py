@@ -1,7 +1,5 @@
 """Requests to a reward server, right ones and such as are wrong in one to three places."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Hypothesis's cases put through one function, and counted."""
 
-from __future__ import annotations
-
 import re
 import time
 import traceback

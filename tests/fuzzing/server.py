@@ -2,8 +2,6 @@
 where it was no whole request; and the server lives on, as large as it was.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

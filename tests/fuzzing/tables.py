@@ -4,8 +4,6 @@ A case is the name of a file and its bytes: the same rows in every layout and in
 in, taken out or cut off.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import tempfile

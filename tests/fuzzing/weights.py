@@ -3,8 +3,6 @@
 A case is a component of a tiny pipeline or a language model, and what is done to the tensors of its file.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Callable

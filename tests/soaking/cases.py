@@ -1,7 +1,5 @@
 """A case: one run that is killed and damaged several times, resumed each time, and compared with one that was not."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import signal

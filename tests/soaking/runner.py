@@ -1,7 +1,5 @@
 """Cases one after the other, for a number of them or for a time, and the table of what came of them."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """What a run has left in its folder, as far as two runs of one config must agree on it, and damage to its checkpoints."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """What is soaked: very small runs of both kinds, in one process and in two, whole and in shards."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
