@@ -3,6 +3,7 @@
 import os
 import signal
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -77,12 +78,7 @@ def chains(rank):
     return runs(rank, 0, ["chains"], [2])
 
 
-def chains_with_one(rank):
-    return runs(rank, 1, ["chains"], [2])
-
-
-def chains_with_two(rank):
-    return runs(rank, 2, ["chains"], [2])
+chains_with_one, chains_with_two = (partial(runs, generators=n, cases=["chains"], lags=[2]) for n in (1, 2))
 
 
 def interrupted(rank):

@@ -84,16 +84,8 @@ def of_two(rank, *, full, half=False):
     return in_phases(modules, weights, half=half), shapes, learn
 
 
-def lora(rank):
-    return of_two(rank, full=False)
-
-
-def full(rank):
-    return of_two(rank, full=True)
-
-
-def full_in_half(rank):
-    return of_two(rank, full=True, half=True)
+_TRAINED = ({"full": False}, {"full": True}, {"full": True, "half": True})
+lora, full, full_in_half = (partial(of_two, **options) for options in _TRAINED)
 
 
 def of_many(cases, file):

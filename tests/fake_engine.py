@@ -1,28 +1,27 @@
 """A stand-in for an SGLang-Diffusion server, in a thread, backed by a tiny pipeline: its paths, fields and formulas.
 
-They are those of sgl-project/sglang, python/sglang/multimodal_gen/runtime, read file by file:
+They are those of sgl-project/sglang, python/sglang/multimodal_gen/runtime:
 
-    entrypoints/post_training/rollout_api.py at 078e5e2a, io_struct.py at 00e1106f, utils.py at 067e8f42: rollouts
+    entrypoints/post_training: rollout_api.py at 078e5e2a, io_struct.py at 00e1106f, utils.py at 067e8f42: rollouts
     entrypoints/post_training/weights_api.py, entrypoints/openai/common_api.py at 0730031c: checksums and adapters
-    post_training/scheduler_rl_mixin.py at 1e7c5863: steps and log-probabilities
-    post_training/rollout_denoising_mixin.py at 0470d4fd: which states come back
+    post_training: scheduler_rl_mixin.py at 1e7c5863, rollout_denoising_mixin.py at 0470d4fd: steps and returned states
     pipelines_core/lora/pipeline.py at 013aa626, layers/lora/linear.py at 012f278d: what an adapter's file means
-
-It is not that program.
 """
 
 import base64
 import hashlib
 import json
 import math
+import tempfile
 import threading
 import time
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from itertools import pairwise
+from pathlib import Path
 
 import msgpack
 import torch
+from fakes import in_threads
 from safetensors.torch import load_file, save
 
 from flowgrpo.data.prompts import Row
@@ -114,9 +113,8 @@ class FakeEngine:
             x, std = step(kind, x, velocity, xi, **scales)
             x = x.to(self.dtype).float()
             square = (xi * std) ** 2
-            scored = (
-                -square if body["rollout_log_prob_no_const"] else -square / (2 * std**2) - math.log(std) - LOG_SQRT_2PI
-            )
+            whole = -square / (2 * std**2) - math.log(std) - LOG_SQRT_2PI
+            scored = -square if body["rollout_log_prob_no_const"] else whole
             log_probs.append(scored.mean() + self.offset)
         if len(sigmas) - 1 in kept:
             returned.append(x[0])
@@ -194,7 +192,6 @@ class FakeEngine:
         return {"loaded_adapters": [], "active": {"transformer": [one]} if self.merged else {}}
 
 
-@contextmanager
 def serving(engine):
     """Serve an engine from threads. Yield its address, and a function that ends it at once."""
 
@@ -223,27 +220,11 @@ def serving(engine):
             except OSError:  # the client did not wait
                 self.close_connection = True
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-
-    def end():
-        server.shutdown()
-        server.server_close()
-
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", end
-    finally:
-        end()
-        thread.join()
+    return in_threads(Handler)
 
 
 def write_exchanges(folder):
     """Write a request and its answers, in both forms of tensors, and one of each other path, into a folder."""
-    import tempfile
-    from pathlib import Path
-
     import tiny
 
     from flowgrpo.schema.engine import Engine
@@ -265,10 +246,8 @@ def write_exchanges(folder):
     engine.merged = "t-transformer-0123456789abcdef"
     for name, path in (("list_loras", "/v1/list_loras"), ("checksum", "/get_weights_checksum")):
         said = json.loads(engine.answered(path, {"module_names": ["transformer"]})[2])
-        Path(folder, f"{name}.json").write_text(json.dumps(said, indent=1) + "\n")
+        (folder / f"{name}.json").write_text(json.dumps(said, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    from pathlib import Path
-
     write_exchanges(Path(__file__).parent / "data" / "engine")

@@ -77,19 +77,15 @@ class FakeTextEngine:
             tokens = tokens[: tokens.index(self.policy.eos_id) + 1]
         steps = []
         for starts, ends in parts:
-            own = [
-                step for step in rollout.step_map[row, starts[row] : ends[row]].tolist() if step < rollout.steps[row]
-            ]
+            every = rollout.step_map[row, starts[row] : ends[row]].tolist()
+            own = [step for step in every if step < rollout.steps[row]]
             first = 1 + (max(steps, default=0) if self.over_all else 0)
             steps += [first + sorted(set(own)).index(step) for step in own]
         about = {
-            "id": body["rid"][row],
-            "prompt_tokens": len(body["input_ids"][row]),
-            "completion_tokens": len(tokens),
-            "finish_reason": {"type": "length", "length": len(tokens)},
-            "weight_version": "default",
+            "id": body["rid"][row], "prompt_tokens": len(body["input_ids"][row]), "completion_tokens": len(tokens),
+            "finish_reason": {"type": "length", "length": len(tokens)}, "weight_version": "default",
             "step_maps": steps[: len(tokens)],
-        }
+        }  # fmt: skip
         if body.get("return_logprob"):
             logp = rollout.commit_logp[row].tolist()
             about["output_token_logprobs"] = [[logp[i] + self.offset, token, None] for i, token in enumerate(tokens)]

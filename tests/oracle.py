@@ -312,17 +312,12 @@ def summary(preset: str, reward: str, seen: Sequence[Seen], groups: int) -> Row:
         (size,), (error,) = mean_and_std([[each] for each in lengths])
         error, worst = error / math.sqrt(batches), max(map(abs, distances), default=None)
     return Row(
-        preset=preset,
-        reward=reward,
-        evaluations=seen[0].evaluations,
-        size=size,
-        error=error,
-        worst=worst,
+        preset=preset, reward=reward, evaluations=seen[0].evaluations, size=size, error=error, worst=worst,
         compared=len(distances),
         to_chain=cosine(direction[:-1], _mean_theta([each.chain for each in seen])[:-1]),
         to_ode=cosine(direction[:-1], [each.theta for each in seen[0].ode][:-1]),
         noise=math.sqrt(groups * sum(s * s for s in spread) / sum(m * m for m in mean)),
-    )
+    )  # fmt: skip
 
 
 def _distances(seen: Sequence[Seen]) -> list[float]:

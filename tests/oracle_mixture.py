@@ -135,15 +135,10 @@ def _row(
     gaps = [[value - size * to for value, to in zip(each, aim, strict=True)] for each in seen]
     apart = [abs(m / s) * math.sqrt(family.batches) for m, s in zip(*oracle.mean_and_std(gaps), strict=True)]
     return Row(
-        name=name,
-        expected=known,
-        size=size,
-        error=spread / math.sqrt(family.batches),
-        turned=max(apart),
-        to_chain=cosine(mean, exact("chain", reward)),
-        to_ode=cosine(mean, exact("ode", reward)),
+        name=name, expected=known, size=size, error=spread / math.sqrt(family.batches), turned=max(apart),
+        to_chain=cosine(mean, exact("chain", reward)), to_ode=cosine(mean, exact("ode", reward)),
         noise=math.sqrt(family.groups * sum(s * s for s in total) / sum(m * m for m in mean)),
-    )
+    )  # fmt: skip
 
 
 HEADS = ("preset, reward, advantages", "expected", "size", "turned", "to chain", "to ODE", "noise")

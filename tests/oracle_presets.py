@@ -21,12 +21,7 @@ HEADS = ("preset", "evaluations", "size", "steps", "to sampler", "to ODE", "nois
 
 
 def row(preset: str, reward: str = "quadratic", batches: int | None = None, **overrides: Any) -> str:
-    """The row of a preset, in Markdown, as `HEADS` names its cells.
-
-    Args:
-        reward, overrides: of flow presets.
-        batches: to try it on; by default as many as its kind of preset needs.
-    """
+    """Return the row of a preset in Markdown, by default on as many batches as its kind needs."""
     counted = {} if batches is None else {"batches": batches}
     if preset in TEXTS:
         return line(oracle_texts.row(TEXTS[preset], **counted))
@@ -53,9 +48,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("presets", nargs="*", metavar="PRESET", help="those to try; by default all")
     parser.add_argument("--reward", choices=REWARDS, default="quadratic", help="of flow presets")
-    parser.add_argument(
-        "--batches", type=int, help="to try each on; by default 20 or 40, 20 of final samples, 12 of texts"
-    )
+    by_default = "to try each on; by default 20 or 40, 20 of final samples, 12 of texts"
+    parser.add_argument("--batches", type=int, help=by_default)
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides, for all flow presets")
     asked = parser.parse_args()
     if strange := [preset for preset in asked.presets if preset not in PRESETS]:

@@ -70,10 +70,9 @@ class Effect:
 
 def effects(family: Family) -> list[Effect]:
     with ExitStack() as stack:
+        options = {"groups": family.groups, **family.base}
         runs = [
-            stack.enter_context(
-                trainer(family.preset, family.reward, groups=family.groups, **family.base, **variant.changes)
-            )
+            stack.enter_context(trainer(family.preset, family.reward, **options, **variant.changes))
             for variant in family.variants
         ]
         seen = [[] for _ in runs]
@@ -101,20 +100,13 @@ def effect(family: Family, variant: Variant, seen: Sequence[Seen]) -> Effect:
     mean, spread = oracle.mean_and_std(update)
     direction = mean if variant.factor is None else oracle.mean_and_std(aim)[0]
     return Effect(
-        name=variant.name,
-        preset=family.preset,
-        reward=family.reward,
+        name=variant.name, preset=family.preset, reward=family.reward, evaluations=seen[0].evaluations,
         expected=1.0 if by_step else variant.factor,
-        size=size,
-        error=error,
-        phi=phi,
-        phi_error=phi_error,
-        turned=turned,
+        size=size, error=error, phi=phi, phi_error=phi_error, turned=turned,
         to_chain=cosine(direction[:-1], [each.theta for each in seen[0].chain][:-1]),
         to_ode=cosine(direction[:-1], [each.theta for each in seen[0].ode][:-1]),
         noise=math.sqrt(family.groups * sum(s * s for s in spread) / sum(m * m for m in mean)),
-        evaluations=seen[0].evaluations,
-    )
+    )  # fmt: skip
 
 
 def _row(seen: Seen, name: str, parameter: str) -> list[float]:

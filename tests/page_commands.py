@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 FENCE = re.compile(r"\s*(```+|~~~+)\s*(\w*)")
 SHELLS = ("", "sh", "bash", "shell", "console")
-STARTS = re.compile(
-    r"(flowgrpo [a-z]|python (?:scripts|research)/|accelerate launch |torchrun |srun )|make [a-z-]+ *(#|$)"
-)
+PROGRAMS = r"flowgrpo [a-z]|python (?:scripts|research)/|accelerate launch |torchrun |srun "
+STARTS = re.compile(rf"({PROGRAMS})|make [a-z-]+ *(#|$)")
 VARIABLE = re.compile(r"([A-Z]+)=(\"[^\"]*\"|\S+)(?:; )?")
 
 

@@ -43,11 +43,8 @@ MADE = {
     "docs/mdlm.md": {"mine.yaml": "texts.yaml", "runs/mine": "runs/mine", "eval.jsonl": "eval.jsonl"},
     "docs/methods/distillation.md": {"student.yaml": "sd35.yaml", "runs/teacher": "runs/t"},
     "docs/offline.md": {
-        "offline.yaml": "offline.yaml",
-        "prompts.txt": "two_prompts.txt",
-        "tiny.yaml": "of_samples.yaml",
-        "pairs.parquet": "pairs.parquet",
-        "earlier": "groups",
+        **{name: name for name in ("offline.yaml", "pairs.parquet")},
+        **{"prompts.txt": "two_prompts.txt", "tiny.yaml": "of_samples.yaml", "earlier": "groups"},
     },
     "docs/real_models.md": {"runs/flux1-24gb": "runs/t"},
     "docs/rewards.md": {"runs/demo-1": "runs/t"},

@@ -159,11 +159,10 @@ def pretended():
     waits.clear()
     with pytest.MonkeyPatch.context() as patch, _Calls(), _Made():
         patch.setattr(torch.cuda, "current_device", lambda: 0)
-        patch.setattr(torch.cuda, "default_generators", (torch.Generator(),))
-        patch.setattr(torch.cuda, "get_rng_state", lambda device: torch.cuda.default_generators[device].get_state())
-        patch.setattr(
-            torch.cuda, "set_rng_state", lambda state, device: torch.cuda.default_generators[device].set_state(state)
-        )
+        generators = (torch.Generator(),)
+        patch.setattr(torch.cuda, "default_generators", generators)
+        patch.setattr(torch.cuda, "get_rng_state", lambda device: generators[device].get_state())
+        patch.setattr(torch.cuda, "set_rng_state", lambda state, device: generators[device].set_state(state))
         yield waits
 
 

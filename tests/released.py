@@ -165,21 +165,15 @@ def qwen_tokenizer(folder: Path, name: str) -> None:
     (folder / "merges.txt").write_text("#version: 0.2\n")
     added = {END: "<|endoftext|>", MASK: "<|mask|>", 98: "<|beginoftext|>", 99: "<|im_start|>", 100: "<|im_end|>"}
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    template = (
+        "{% for message in messages %}<|im_start|>{{message['role']}}\n{{message['content']}}<|im_end|>\n"
+        "{% endfor %}<|im_start|>assistant\n"
+    )
     written = {
-        "add_bos_token": False,
-        "add_prefix_space": False,
+        "add_bos_token": False, "add_prefix_space": False, "bos_token": "<|beginoftext|>", "chat_template": template,
         "added_tokens_decoder": {i: {"content": word, **flags} for i, word in added.items()},
-        "auto_map": {"AutoTokenizer": [f"{file}.{own}Tokenizer", None]},
-        "bos_token": "<|beginoftext|>",
-        "chat_template": (
-            "{% for message in messages %}<|im_start|>{{message['role']}}\n{{message['content']}}<|im_end|>\n"
-            "{% endfor %}<|im_start|>assistant\n"
-        ),
-        "eos_token": "<|endoftext|>",
-        "mask_token": "<|mask|>",
-        "pad_token": "<|endoftext|>",
-        "tokenizer_class": f"{own}Tokenizer",
-        "unk_token": None,
-    }
+        "auto_map": {"AutoTokenizer": [f"{file}.{own}Tokenizer", None]}, "eos_token": "<|endoftext|>",
+        "mask_token": "<|mask|>", "pad_token": "<|endoftext|>", "tokenizer_class": f"{own}Tokenizer", "unk_token": None,
+    }  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(written, indent=2))
     (folder / f"{file}.py").write_text(REMOTE)

@@ -18,9 +18,8 @@ END, MASK = 2, 3  # tokens behind the letters
 PROMPT = 0
 REWARDS = dict(zip(itertools.product("ab", repeat=LENGTH), (0.3, 1.1, 2.0, -0.4, 0.9, -1.2, 0.1, 1.6), strict=True))
 Canvas = tuple[int | None, ...]
-Transition = tuple[
-    Canvas, torch.Tensor, torch.Tensor
-]  # canvas that follows, its probability, log p of what is committed
+# The canvas that follows, its probability, and log p of what is committed.
+Transition = tuple[Canvas, torch.Tensor, torch.Tensor]
 
 
 class Table(torch.nn.Module):

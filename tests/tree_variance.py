@@ -57,9 +57,8 @@ def target(reward: str, weights: str) -> list[float]:
 
 def of_signals(seen: Sequence[Seen], groups: int) -> Measured:
     cost = sum(each.evaluations for each in seen) / len(seen)
-    return Measured(
-        cost, groups, torch.tensor([[each.signal[i].theta / each.exact[i].theta for i in STEPS] for each in seen])
-    )
+    signals = [[each.signal[i].theta / each.exact[i].theta for i in STEPS] for each in seen]
+    return Measured(cost, groups, torch.tensor(signals))
 
 
 def fixed(name: str, reward: str, batches: int) -> Measured:

@@ -139,13 +139,10 @@ def files(draw: st.DrawFn) -> bytes:
 def overrides(draw: st.DrawFn) -> str:
     """Draw a key and a value of a command line, mostly with a known key."""
     place = ".".join(map(str, draw(st.sampled_from(places(draw(st.sampled_from(bases())))))))
-    key = draw(
-        st.sampled_from((place,) * 5 + (f"{place}.x", f"{place}x", "", ".", "a" + ".a" * 70, f".{place}", f"{place}."))
-    )
-    value = draw(
-        st.sampled_from((*FRAGMENTS, *words(), *TEXTS, "[", "[a, {b: ", "{use: shapes}", *map(str, WHOLE)))
-        | st.text(max_size=8)
-    )
+    strange = (f"{place}.x", f"{place}x", "", ".", "a" + ".a" * 70, f".{place}", f"{place}.")
+    key = draw(st.sampled_from((place,) * 5 + strange))
+    plain = st.sampled_from((*FRAGMENTS, *words(), *TEXTS, "[", "[a, {b: ", "{use: shapes}", *map(str, WHOLE)))
+    value = draw(plain | st.text(max_size=8))
     return key + draw(st.sampled_from(("=",) * 9 + ("",))) + value
 
 

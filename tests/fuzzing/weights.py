@@ -5,7 +5,6 @@ A case is a component of a tiny pipeline or a language model, and what is done t
 
 import shutil
 import tempfile
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -117,7 +116,6 @@ def attempt(case: Case) -> str | None:
 
 
 def fuzz(seed: int, count: int) -> Summary:
-    every: Callable[[Case], str | None] = attempt
     for name in models():  # before a case is timed
         whole(name)
-    return run("weights", cases(), every, seed, count)
+    return run("weights", cases(), attempt, seed, count)

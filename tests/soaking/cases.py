@@ -194,9 +194,8 @@ def _content(checkpoint: Path) -> dict[str, bytes]:
 def _passed_over(case: Case, folder: Path) -> str | None:
     """Return the newest checkpoint, if a resume has to warn of it."""
     newest = max((path.name for path in (folder / "checkpoints").glob("step-*")), default="")
-    return (
-        newest if newest in case.harmed and case.harmed[newest] == _content(folder / "checkpoints" / newest) else None
-    )
+    same = newest in case.harmed and case.harmed[newest] == _content(folder / "checkpoints" / newest)
+    return newest if same else None
 
 
 def _begun(case: Case, folder: Path) -> forked.Command:
