@@ -1,8 +1,9 @@
-"""Runs whose rollouts some processes make for others, which `test_generating` compares with runs that make their own."""
+"""Runs whose rollouts some processes make for others. `test_async_rollout` compares them with runs that make their own."""
 
 import os
 import signal
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from field import closeness, lines, settings, trainer, weights_of
 from torch import distributed
 
 from flowgrpo.training.distributed.channel import Channel, packed
-from flowgrpo.training.run.stop_reasons import Interrupted
+from flowgrpo.training.run.stop_reasons import Stopped
 from rewards import Reward
 
 NUMBERS = {
@@ -37,6 +38,13 @@ CASES = {
     "drafted starts": {"train__draft": {"pool": 2, "call": {}}},
     "calibrated noise": {"algorithm": {"preset": "dense_grpo", "kernel": {"calibrate": {"rounds": 1}}}},
 }
+
+
+def shared_folder():
+    """Make an empty folder that all processes have."""
+    box = [tempfile.mkdtemp()]
+    distributed.broadcast_object_list(box)
+    return Path(box[0])
 
 
 def begun(folder, **choices):
@@ -70,40 +78,41 @@ def chains(rank):
     return runs(rank, 0, ["chains"], [2])
 
 
-def chains_with_one(rank):
-    return runs(rank, 1, ["chains"], [2])
-
-
-def chains_with_two(rank):
-    return runs(rank, 2, ["chains"], [2])
+chains_with_one, chains_with_two = (partial(runs, generators=n, cases=["chains"], lags=[2]) for n in (1, 2))
 
 
 def interrupted(rank):
-    """A run that is asked to stop in its second iteration and goes on: what each process said, and what it told."""
-    box = [tempfile.mkdtemp()]
-    distributed.broadcast_object_list(box)
-    folder = Path(box[0])
-    run, said = begun(folder, run__generators=1, run__staleness=2), None
+    """Stop a run in its second iteration, then resume it. Return what each process said, and what the run reported."""
+    folder = shared_folder()
+    said = stopped(begun(folder, run__generators=1, run__staleness=2), 1)
+    return said, told(resumed(begun(folder, run__generators=1, run__staleness=2)))
+
+
+def stopped(run, done):
+    """Send SIGTERM to a run after some iterations, and return what it said."""
     real = run.iterate
 
     def iterate():
-        if run.done == 1:
+        if run.done == done:
             os.kill(os.getpid(), signal.SIGTERM)
         return real()
 
     run.iterate = iterate
     try:
         run.run()
-    except Interrupted as stopped:
-        said = str(stopped)
-    again = begun(folder, run__generators=1, run__staleness=2)
-    again.resume()
-    again.run()
-    return said, told(again)
+    except Stopped as stop:
+        return str(stop)
+    return None
+
+
+def resumed(run):
+    run.resume()
+    run.run()
+    return run
 
 
 def lost(rank):
-    """A run whose generator ends without a word while it makes the samples of the third iteration."""
+    """End the generator without a word while it makes the samples of the third iteration."""
     run = begun(Path(tempfile.mkdtemp()), run__generators=1, run__staleness=2)
     real = run.rollout
 
@@ -118,7 +127,7 @@ def lost(rank):
 
 
 def posted(rank):
-    """How many messages are under way after each of six, of which two may not have been asked for; or what was received."""
+    """Post six messages, at most two unrequested. Return how many are under way after each, or what was received."""
     post = Channel(torch.device("cpu"))
     if rank == 1:
         return [post.unpacked(post.receive(0)) for _ in range(6)]
@@ -131,7 +140,7 @@ def posted(rank):
 
 
 def unreadable(rank):
-    """A process that trains has no memory for what its generator sends."""
+    """Let the training process have no memory for what its generator sends."""
     run = begun(Path(tempfile.mkdtemp()), run__generators=1, run__staleness=1)
     if rank == 0:
 
@@ -143,20 +152,13 @@ def unreadable(rank):
 
 
 def adapted(folder):
-    """The shapes of a run whose tree adapts."""
-    run = begun(
-        folder,
-        algorithm={"preset": "adaptive", "tree": {"branches": 4, "every": 2}},
-        train__group_size=8,
-        train__learning_rate=1e-3,
-        train__updates=1,
-    )
+    """Run a tree that adapts, and return its shapes."""
+    train = {"train__group_size": 8, "train__learning_rate": 1e-3, "train__updates": 1}
+    run = begun(folder, algorithm={"preset": "adaptive", "tree": {"branches": 4, "every": 2}}, **train)
     run.run()
     return run.shaping.state()["shapes"]
 
 
 def adapting(rank):
-    """The same on processes that train together."""
-    box = [tempfile.mkdtemp()]
-    distributed.broadcast_object_list(box)
-    return adapted(Path(box[0]))
+    """Do the same on processes that train together."""
+    return adapted(shared_folder())

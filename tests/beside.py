@@ -1,13 +1,11 @@
-"""Runs whose evaluations some processes make for others, which `test_evaluating` compares with runs that make their own."""
+"""Runs whose evaluations other processes make; `test_async_evaluation` compares them with runs that make their own."""
 
 import os
-import signal
-import tempfile
 import time
-from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from ahead import resumed, shared_folder, stopped
 from field import closeness, lines, nearness, settings, trainer, weights_of
 from torch import distributed
 
@@ -15,13 +13,6 @@ from flowgrpo.training.run.stop_reasons import Stopped
 from rewards import Reward
 
 NUMBERS = {"train__group_size": 4, "train__updates": 2, "train__iterations": 5, "eval__prompts": 3, "eval__save": 3}
-
-
-def shared_folder():
-    """An empty folder that all processes have."""
-    box = [tempfile.mkdtemp()]
-    distributed.broadcast_object_list(box)
-    return Path(box[0])
 
 
 def begun(folder, **choices):
@@ -38,7 +29,7 @@ def begun(folder, **choices):
 
 
 def kept(folder, samples, step):
-    """Samples of a plane are no pictures: their numbers, in place of the files of a run."""
+    """Keep the numbers of samples of the plane, which are not pictures."""
     file = folder / f"samples-{step}.pt"
     torch.save([sample.decoded for sample in samples], file)
 
@@ -76,7 +67,7 @@ def behind(rank):
 
 
 def slow(rank):
-    """An evaluator that takes longer than what is trained: the steps that were done when the first answer came."""
+    """Delay the first evaluation until a checkpoint is asked for. Return the phase and step of each line."""
     run = begun(shared_folder(), run__evaluators=1)
     if run.worker is not None:
         real = run.eval_samples
@@ -95,30 +86,15 @@ def slow(rank):
 
 
 def interrupted(rank):
-    """A run that is asked to stop in its third iteration and goes on: what each process said, and what it told."""
+    """Stop a run in its third iteration, then resume it. Return what each process said, and what the run reported."""
     folder = shared_folder()
-    run, said = begun(folder, run__evaluators=1), None
-    real = run.iterate
-
-    def iterate():
-        if run.done == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real()
-
-    run.iterate = iterate
-    try:
-        run.run()
-    except Stopped as stopped:
-        said = str(stopped)
+    said = stopped(begun(folder, run__evaluators=1), 2)
     distributed.barrier()
-    again = begun(folder, run__evaluators=1)
-    again.resume()
-    again.run()
-    return said, told(again)
+    return said, told(resumed(begun(folder, run__evaluators=1)))
 
 
 def lost(rank):
-    """A run whose evaluator ends without a word in its second evaluation; what the one that trains says."""
+    """End the evaluator without a word in its second evaluation. Return what the training process says."""
     run = begun(shared_folder(), run__evaluators=1)
     real = run.eval_samples
 
@@ -130,5 +106,5 @@ def lost(rank):
     run.eval_samples = eval_samples
     try:
         run.run()
-    except Stopped as stopped:
-        return type(stopped).__name__, str(stopped), stopped.rest
+    except Stopped as stop:
+        return type(stop).__name__, str(stop), stop.rest

@@ -1,4 +1,4 @@
-"""Folders of models, made as users have them: other layouts of weights, and files that are not whole."""
+"""Folders of models with other layouts of weights, and with files that are not whole."""
 
 import json
 import shutil
@@ -11,18 +11,18 @@ POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'5' * 64}\ns
 
 
 def copied(source, folder):
-    """A copy of a model's folder, with links to its files, which `write` and the functions here replace."""
+    """Copy a model's folder as hard links, which `write` and the functions here replace."""
     return Path(shutil.copytree(source, folder, copy_function=lambda file, to: Path(to).hardlink_to(file)))
 
 
 def write(file, content):
-    """Put another file in the place of one that may be a link."""
+    """Replace a file that may be a link."""
     file.unlink(missing_ok=True)
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 def point(file):
-    """Leave a Git LFS pointer in a file's place."""
+    """Replace a file by a Git LFS pointer."""
     write(file, POINTER)
 
 
@@ -39,7 +39,7 @@ def name_variant(folder, variant="fp16"):
 
 
 def shard(file, count=3, variant=None, *, form="safetensors"):
-    """Put shards and their index in the place of a file of weights; return the shards."""
+    """Replace a file of weights by shards and their index, and return the shards."""
     own = form == "safetensors" or file.stem.startswith("diffusion")
     tensors, stem = load_file(file), file.stem if own else "pytorch_model"
     word = "" if variant is None else f".{variant}"
@@ -56,7 +56,7 @@ def shard(file, count=3, variant=None, *, form="safetensors"):
 
 
 def pickle(file, *, zipped=True):
-    """Put a pickle in the place of a file of weights; return it."""
+    """Replace a file of weights by a pickle, and return it."""
     stem = file.stem if file.stem.startswith("diffusion") else "pytorch_model"
     torch.save(load_file(file), file.with_name(f"{stem}.bin"), _use_new_zipfile_serialization=zipped)
     file.unlink()
@@ -64,13 +64,12 @@ def pickle(file, *, zipped=True):
 
 
 def empty(folder):
-    """Take everything out of a folder."""
     shutil.rmtree(folder)
     folder.mkdir()
 
 
 def keep_network(folder, name="transformer"):
-    """Leave of a pipeline's folder what one network's folder holds."""
+    """Keep only the files of one network in a pipeline's folder."""
     network = folder.with_name(f"{folder.name}-{name}")
     (folder / name).rename(network)
     shutil.rmtree(folder)

@@ -8,14 +8,9 @@ CHROMIUM = next(
 )
 MISSING = "no Chromium is installed here (on Debian: apt install chromium), so no page is opened in a browser"
 QUIET = (  # it asks nobody for anything by itself
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
 WILD = "<img src=x onerror=alert(1)></script><script>alert(2)</script>&amp; " + 4000 * "w"  # as a prompt may be
 LOOKS = [(width, scheme) for width in (1400, 390) for scheme in ("light", "dark")]
 # The least contrast of all visible letters with what is behind them, and whose it is (WCAG 2.2, 1.4.3).
@@ -52,7 +47,7 @@ CONTRAST = """() => {
 
 @contextmanager
 def opened(browser, file, width=1400, scheme="light"):
-    """A page of a file, or at a URL; what it told on the console, and what it asked for elsewhere, are its `told`."""
+    """Open a file or URL. The page's `told` lists console messages and requests to other places."""
     url = file if isinstance(file, str) else file.as_uri()
     own = ("file:", "data:", *([url] if url.startswith("http") else []))
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)

@@ -1,23 +1,25 @@
-"""What `test_traffic` runs in two processes, or in one that pretends to be of many: a network in shards, its messages."""
+"""Count the bytes that `test_collective_traffic` sends in two processes, or in one that pretends to be of many."""
 
 import os
 from collections import defaultdict
+from functools import partial
 
 import tiny
 import torch
+from in_shards import cut_in_shards, summed, take_step
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from flowgrpo.training.weights import optimizer_step, sharding
+from flowgrpo.training.weights import sharding
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
 
 SENT = {"_allgather_base_": "gather", "_reduce_scatter_base_": "scatter", "allreduce_": "sum"}
 
 
 class Collectives(TorchDispatchMode):
-    """Counts the bytes that a process sends in each collective, going round a ring; sums are of the replicas, if any."""
+    """Count the bytes that a process sends in each collective, going round a ring; sums are over replicas, if any."""
 
     def __init__(self, processes, replicas=1):
         super().__init__()
@@ -36,20 +38,10 @@ class Collectives(TorchDispatchMode):
         return out
 
 
-def inputs(network):
-    config = network.config
-    return {
-        "hidden_states": torch.randn(1, config.in_channels, 8, 8),
-        "encoder_hidden_states": torch.randn(1, 3, config.joint_attention_dim),
-        "pooled_projections": torch.randn(1, config.pooled_projection_dim),
-        "timestep": torch.tensor([500.0]),
-    }
-
-
-def in_phases(modules, weights, *, half, reduce):
-    """Bytes sent in a call without gradient, in one with gradient and its backward pass, and in an optimizer step."""
+def in_phases(modules, weights, *, half):
+    """Return the bytes sent in a call without gradient, in one with its backward pass, and in an optimizer step."""
     network = modules["transformer"]
-    given, found = inputs(network), []
+    given, found = tiny.sd3_inputs(network), []
     autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=half)
 
     def call():
@@ -57,21 +49,13 @@ def in_phases(modules, weights, *, half, reduce):
             return network(**given)[0].float().square().sum()
 
     optimizer = torch.optim.AdamW(weights.parameters)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
     with torch.no_grad(), weights.lockstep.meeting():
         call()
     weights.lockstep.join()
     for work in (
         torch.no_grad()(call),
         lambda: weights.lockstep.backward(call()),
-        lambda: optimizer_step.optimizer_step(
-            weights,
-            optimizer_step.UpdateStats(),
-            optimizer=optimizer,
-            scaler=scaler,
-            max_grad_norm=1.0,
-            reduce=reduce,
-        ),
+        lambda: take_step(weights, optimizer, max_grad_norm=1.0, reduce=partial(summed, weights)),
     ):
         counter = Collectives(2)
         with counter:
@@ -86,45 +70,28 @@ def shapes_of(network):
 
 
 def of_two(rank, *, full, half=False):
-    """Bytes sent, the shapes of the network, and how many numbers learn."""
+    """Return the bytes sent, the shapes of the network, and how many numbers are trained."""
     torch.manual_seed(0)
     network = tiny.sd3().transformer.requires_grad_(False)
     modules, shapes = {"transformer": network}, shapes_of(network)
-    weights = sharding.shard(
+    weights = cut_in_shards(
         modules,
         lambda: Weights(modules, None if full else lora_config(2, 4, "auto", modules)),
-        form="fsdp2",
-        device=torch.device("cpu"),
         full=full,
         gather=torch.bfloat16 if half else None,
     )
-
-    def reduce(x):
-        weights.lockstep.join()
-        distributed.all_reduce(x)
-        return x
-
     learn = sum(p.numel() for p in weights.parameters)
-    return in_phases(modules, weights, half=half, reduce=reduce), shapes, learn
+    return in_phases(modules, weights, half=half), shapes, learn
 
 
-def lora(rank):
-    return of_two(rank, full=False)
-
-
-def full(rank):
-    return of_two(rank, full=True)
-
-
-def full_in_half(rank):
-    return of_two(rank, full=True, half=True)
+_TRAINED = ({"full": False}, {"full": True}, {"full": True, "half": True})
+lora, full, full_in_half = (partial(of_two, **options) for options in _TRAINED)
 
 
 def of_many(cases, file):
-    """Bytes sent by the first of many processes, whose messages reach nobody: in a call, and with its backward pass.
+    """Write the bytes sent by the first of many processes, whose messages reach nobody, and the network's shapes.
 
-    Cases are whether all is trained, how many processes there are, and how many a machine holds, which share the network
-    among these alone where they are several. Written to a file with the shapes of the network.
+    Cases are (all weights are trained, processes, processes per machine). Machines share the network within themselves.
     """
     torch.save([_of_many(*case) for case in cases], file)
     os._exit(0)
@@ -144,7 +111,7 @@ def _of_many(full, processes, of_node):
     for learns in (False, True):
         counter = Collectives(of_node, replicas=processes // of_node)
         with counter, torch.set_grad_enabled(learns):
-            out = network(**inputs(network))[0]
+            out = network(**tiny.sd3_inputs(network))[0]
             if learns:
                 out.sum().backward()
         found.append(dict(counter.sent))

@@ -23,18 +23,18 @@ os.fsync = lambda handle: None  # what only a loss of power would show; a checkp
 
 
 def pytest_configure(config):
-    """Tests and the commands they start see no GPU, but those that `-m gpu` asks for: numbers are those of the host."""
+    """Hide GPUs from the tests unless `-m gpu` asks for them."""
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_collection():
-    """All files are imported without a search for garbage: they make a million objects, most of which stay."""
+    """Import all files without garbage collection: they make a million objects, most of which stay."""
     gc.disable()
 
 
 def pytest_collection_finish():
-    """What is garbage by then goes in one search, what is not is put aside, and tests are run as programs are."""
+    """Collect garbage once, freeze the rest, and run the tests with garbage collection."""
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -42,7 +42,7 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable():
-    """A worker sends the main process what a test printed as UTF-8, which has no half characters."""
+    """Send what a test printed as UTF-8, which has no half characters."""
     return _encodable((yield))
 
 
@@ -59,19 +59,19 @@ def _encodable(value):
 
 @pytest.fixture(scope="module", autouse=True)
 def _a_clean_desk():
-    """What other files imported is put aside: each search for garbage would go through those millions of objects again."""
+    """Freeze what other files imported: each collection would go through those millions of objects again."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_sessionfinish():
-    """At its end an interpreter clears up all there is, or libraries say what they miss."""
+    """Unfreeze, as an interpreter that ends does."""
     gc.unfreeze()
 
 
 @pytest.fixture
 def cudnn_attention():
-    """PyTorch may take cuDNN's attention, as it may in a new process."""
+    """Let PyTorch take cuDNN's attention, as in a new process."""
     import torch
 
     torch.backends.cuda.enable_cudnn_sdp(True)
@@ -81,7 +81,7 @@ def cudnn_attention():
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
-    """A folder with a tiny SD3 pipeline, saved as diffusers saves them."""
+    """Save a tiny SD3 pipeline as diffusers does."""
     import tiny
 
     folder = tmp_path_factory.mktemp("models") / "sd3"
@@ -90,7 +90,7 @@ def tiny_model(tmp_path_factory):
 
 
 def furnish(folder, model):
-    """A config of a very small run on a model, and what it names."""
+    """Write a config of a very small run on a model, and what it names."""
     (folder / "prompts.txt").write_text("a red circle\ntwo blue square\na green circle\na blue circle\n")
     (folder / "mine.py").write_text("def redness(images, prompts):\n    return images[:, 0].mean((1, 2))\n")
     (folder / "tiny.yaml").write_text(
@@ -107,7 +107,7 @@ def furnish(folder, model):
 
 @contextmanager
 def furnished(folder, model):
-    """A folder with such a config, in which commands run inside this context: for runs that several tests share."""
+    """Furnish a folder and work in it inside this context, for runs that several tests share."""
     furnish(folder, model)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -116,7 +116,7 @@ def furnished(folder, model):
 
 @pytest.fixture
 def workplace(tiny_model, tmp_path, monkeypatch):
-    """An empty folder to work in, with a config of a very small run on the tiny model."""
+    """Work in an empty folder with a config of a very small run on the tiny model."""
     furnish(tmp_path, tiny_model)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -124,7 +124,7 @@ def workplace(tiny_model, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def finished(tiny_model, tmp_path_factory):
-    """A folder with the finished run `runs/t` of that config."""
+    """Make a folder with the finished run `runs/t` of that config."""
     from flowgrpo.cli import main
 
     with furnished(tmp_path_factory.mktemp("finished"), tiny_model) as folder:
@@ -133,7 +133,7 @@ def finished(tiny_model, tmp_path_factory):
 
 
 def copy_run(source, folder):
-    """Put the run `runs/t` of one folder into another, as if it had begun there."""
+    """Copy the run `runs/t` of one folder into another, as if it had begun there."""
     shutil.copytree(source / "runs" / "t", folder / "runs" / "t")
     environment = folder / "runs" / "t" / "environment.json"  # the paths of the config are relative to where it began
     environment.write_text(environment.read_text().replace(str(source), str(folder)))
@@ -141,14 +141,14 @@ def copy_run(source, folder):
 
 @pytest.fixture
 def trained(workplace, finished):
-    """A workplace with the finished run `runs/t` of its config."""
+    """Put the finished run `runs/t` into the workplace."""
     copy_run(finished, workplace)
     return workplace
 
 
 @pytest.fixture
 def exact_convolutions(monkeypatch):
-    """A GPU's convolutions in float32, of which torch else rounds the factors to ten bits."""
+    """Let a GPU's convolutions use float32; otherwise torch rounds the factors to ten bits."""
     import torch
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
@@ -156,7 +156,7 @@ def exact_convolutions(monkeypatch):
 
 @pytest.fixture(name="few_objects")
 def _few_objects():
-    """A plan of memory collects garbage a dozen times, among all that was ever imported unless that is put aside."""
+    """Put imports aside: a plan of memory collects garbage a dozen times."""
     from flowgrpo.training.planning.meta_networks import few_objects
 
     with few_objects():
@@ -165,7 +165,7 @@ def _few_objects():
 
 @pytest.fixture
 def script(monkeypatch):
-    """Gives a script as a module, by its name; it finds those beside it."""
+    """Load a script as a module by its name; it finds those beside it."""
 
     def load(name):
         (place,) = (path for top in ("research", "scripts") if (path := ROOT / top / f"{name}.py").is_file())
@@ -181,7 +181,7 @@ def script(monkeypatch):
 
 @pytest.fixture
 def unloaded(monkeypatch):
-    """No model is loaded."""
+    """Fail if a model is loaded."""
     # The set-up first: it would keep a patched loader if it were imported after.
     for place in ("setup.policy_and_weights", "setup.load_policy", "pipeline.loading.load.load_policy"):
         monkeypatch.setattr(f"flowgrpo.flow.{place}", lambda *a, **k: pytest.fail("the model was loaded"))

@@ -12,7 +12,7 @@ SDE = Kernel("dance_sde", 0.3)
 
 
 def drawn(shape, group, path, step, component):
-    """Numbers that differ from edge to edge."""
+    """Draw numbers that differ from edge to edge."""
     return torch.tensor([math.sin(1 + 3 * sum(path) + 5 * step + 7 * len(path) + k) for k in range(shape[0])])
 
 
@@ -27,28 +27,19 @@ def column(values):
 
 
 def left_trunk(grown, leaf):
-    """The step at which a leaf's way left the trunk by a twig, or the last of all."""
+    """Return the step at which a leaf's way left the trunk by a twig, or the last step."""
     on_twig = [i for i in grown.ancestry(leaf) if grown.nodes[i].role == TWIG]
     return grown.nodes[grown.nodes[on_twig[-1]].parent].step if on_twig else len(SIGMAS) - 1
 
 
 def valued(grown, values):
-    """Rewards with which the state of each start at step k has the value values[start][k]; the end comes last."""
+    """Return rewards that give the state of each start at step k the value values[start][k], the end last."""
     ends = [(grown.nodes[leaf].root, left_trunk(grown, leaf)) for leaf in grown.leaves]
     return column([values[root.index][min(step, len(values[root.index]) - 1)] for root, step in ends])
 
 
-def by_edge(grown, units, of):
-    """What is `of` the unit of each edge that has one, by the start and the step it arrives at."""
-    return {
-        (node.root.group, node.root.index, node.step): of[unit]
-        for node, unit in zip(grown.nodes, units.of_edge.tolist(), strict=True)
-        if unit >= 0
-    }
-
-
 def by_path(grown, units, of):
-    """The same by the path and step of the edge's child, for one start."""
+    """Map the path and step of each edge's child to what is `of` its unit, for one start."""
     return {
         (node.path[1:], node.step): of[unit]
         for node, unit in zip(grown.nodes, units.of_edge.tolist(), strict=True)
@@ -57,5 +48,4 @@ def by_path(grown, units, of):
 
 
 def sets(units):
-    """How large each set of comparison is."""
     return units.comparison.unique(dim=0, return_counts=True)[1].tolist()

@@ -1,11 +1,11 @@
-"""Of a finished run what one leaves that is killed, for tests that resume."""
+"""Cut a finished run back to what a killed one leaves, for tests that resume."""
 
 import json
 import shutil
 
 
 def cut_back(folder, step):
-    """Leave no checkpoint and no metrics of later steps in a run's folder; a killed run may leave the rest, too."""
+    """Delete the checkpoints and metrics of later steps in a run's folder."""
     checkpoints = sorted((folder / "checkpoints").iterdir())
     assert f"step-{step:06d}" in [checkpoint.name for checkpoint in checkpoints[:-1]]
     for checkpoint in checkpoints:

@@ -1,28 +1,27 @@
 """A stand-in for an SGLang-Diffusion server, in a thread, backed by a tiny pipeline: its paths, fields and formulas.
 
-They are those of sgl-project/sglang, python/sglang/multimodal_gen/runtime, read file by file:
+They are those of sgl-project/sglang, python/sglang/multimodal_gen/runtime:
 
-    entrypoints/post_training/rollout_api.py at 078e5e2a, io_struct.py at 00e1106f, utils.py at 067e8f42: rollouts
+    entrypoints/post_training: rollout_api.py at 078e5e2a, io_struct.py at 00e1106f, utils.py at 067e8f42: rollouts
     entrypoints/post_training/weights_api.py, entrypoints/openai/common_api.py at 0730031c: checksums and adapters
-    post_training/scheduler_rl_mixin.py at 1e7c5863: steps and log-probabilities
-    post_training/rollout_denoising_mixin.py at 0470d4fd: which states come back
+    post_training: scheduler_rl_mixin.py at 1e7c5863, rollout_denoising_mixin.py at 0470d4fd: steps and returned states
     pipelines_core/lora/pipeline.py at 013aa626, layers/lora/linear.py at 012f278d: what an adapter's file means
-
-It is not that program.
 """
 
 import base64
 import hashlib
 import json
 import math
+import tempfile
 import threading
 import time
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from itertools import pairwise
+from pathlib import Path
 
 import msgpack
 import torch
+from fakes import in_threads
 from safetensors.torch import load_file, save
 
 from flowgrpo.data.prompts import Row
@@ -44,7 +43,6 @@ def serialized(tensor, as_text=False):
 
 
 def step(kind, x, velocity, xi, *, sigma, sigma_next, sigma_max, level):
-    """The next state and the std of its noise."""
     dt = sigma_next - sigma
     if kind == "sde":
         near = sigma_max if abs(sigma - 1) <= 1e-8 + 1e-5 else sigma
@@ -59,19 +57,17 @@ def step(kind, x, velocity, xi, *, sigma, sigma_next, sigma_max, level):
 
 
 class FakeEngine:
-    """What the server knows; attributes that tests set make it go wrong.
+    """Hold what the server knows, and attributes that make it go wrong.
 
     Attributes:
-        asked: (path, body) of every request.
         skips_pushes: `set_lora` says yes and does nothing.
         offset: added to each log-probability.
-        answer: sent for a rollout instead of samples.
-        delay: seconds before each rollout.
+        answer: sent for a rollout in place of samples.
         edit: changes the list of samples before it is sent.
     """
 
     def __init__(self, model, **started):
-        """Of a model's folder and the arguments that it is started with, or of a policy."""
+        """Load a model's folder with the arguments that the server is started with, or take a policy."""
         if isinstance(model, DiffusersPolicy):
             self.policy = model
         else:
@@ -82,7 +78,7 @@ class FakeEngine:
         self.as_started()
 
     def as_started(self):
-        """Nothing was asked or loaded, and nothing goes wrong; the network is as it is."""
+        """Forget all requests and faults; keep the network as it is."""
         self.asked, self.loaded, self.merged, self.wrapped, self.held = [], {}, None, False, {}
         self.skips_pushes, self.offset, self.answer, self.delay, self.edit = False, 0.0, None, 0.0, None
         self.as_text, self.dtype = False, torch.float32
@@ -117,9 +113,8 @@ class FakeEngine:
             x, std = step(kind, x, velocity, xi, **scales)
             x = x.to(self.dtype).float()
             square = (xi * std) ** 2
-            scored = (
-                -square if body["rollout_log_prob_no_const"] else -square / (2 * std**2) - math.log(std) - LOG_SQRT_2PI
-            )
+            whole = -square / (2 * std**2) - math.log(std) - LOG_SQRT_2PI
+            scored = -square if body["rollout_log_prob_no_const"] else whole
             log_probs.append(scored.mean() + self.offset)
         if len(sigmas) - 1 in kept:
             returned.append(x[0])
@@ -128,21 +123,15 @@ class FakeEngine:
             return serialized(tensor, self.as_text)
 
         return {
-            "request_id": "fake",
-            "prompt": body["prompt"],
-            "seed": body["seed"],
+            "request_id": "fake", "prompt": body["prompt"], "seed": body["seed"],
             "generated_output": told(self.policy.decode((x,), [row])[0]),
-            "rollout_log_probs": told(torch.stack(log_probs)),
-            "rollout_debug_tensors": None,
-            "denoising_env": None,
+            "rollout_log_probs": told(torch.stack(log_probs)), "rollout_debug_tensors": None, "denoising_env": None,
             "dit_trajectory": {
                 "latents": told(torch.stack(returned).to(self.dtype)),
-                "timesteps": told(torch.tensor(sigmas) * 1000),
-                "sigmas": told(torch.tensor(sigmas)),
+                "timesteps": told(torch.tensor(sigmas) * 1000), "sigmas": told(torch.tensor(sigmas)),
             },
-            "inference_time_s": None,
-            "peak_memory_mb": None,
-        }
+            "inference_time_s": None, "peak_memory_mb": None,
+        }  # fmt: skip
 
     @torch.no_grad()
     def set_lora(self, body):
@@ -178,7 +167,7 @@ class FakeEngine:
         return digest.hexdigest()
 
     def answered(self, path, body):
-        """The status, the type and the content of an answer."""
+        """Return the status, type and content of an answer."""
         self.asked.append((path, body))
         if path == "/rollout/generate":
             time.sleep(self.delay)
@@ -203,9 +192,8 @@ class FakeEngine:
         return {"loaded_adapters": [], "active": {"transformer": [one]} if self.merged else {}}
 
 
-@contextmanager
 def serving(engine):
-    """Serve an engine from threads; yields its address, and a function that ends it at once."""
+    """Serve an engine from threads. Yield its address, and a function that ends it at once."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -232,27 +220,11 @@ def serving(engine):
             except OSError:  # the client did not wait
                 self.close_connection = True
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-
-    def end():
-        server.shutdown()
-        server.server_close()
-
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", end
-    finally:
-        end()
-        thread.join()
+    return in_threads(Handler)
 
 
 def write_exchanges(folder):
-    """Write down a request and its answers, in both forms of tensors, and one of each other path, as files in a folder."""
-    import tempfile
-    from pathlib import Path
-
+    """Write a request and its answers, in both forms of tensors, and one of each other path, into a folder."""
     import tiny
 
     from flowgrpo.schema.engine import Engine
@@ -274,10 +246,8 @@ def write_exchanges(folder):
     engine.merged = "t-transformer-0123456789abcdef"
     for name, path in (("list_loras", "/v1/list_loras"), ("checksum", "/get_weights_checksum")):
         said = json.loads(engine.answered(path, {"module_names": ["transformer"]})[2])
-        Path(folder, f"{name}.json").write_text(json.dumps(said, indent=1) + "\n")
+        (folder / f"{name}.json").write_text(json.dumps(said, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    from pathlib import Path
-
     write_exchanges(Path(__file__).parent / "data" / "engine")

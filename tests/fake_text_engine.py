@@ -21,17 +21,15 @@ from flowgrpo.mdlm.setup import load_text_policy
 
 
 class FakeTextEngine:
-    """What the server knows; attributes that tests set make it go wrong.
+    """Hold what the server knows, and attributes that make it go wrong.
 
     Attributes:
-        asked: (path, body) of every request.
-        over_all: steps are counted over the whole completion, and not anew in each block.
+        over_all: steps are counted over the whole completion, not anew in each block.
         cuts: what stands behind the end token does not come back.
         skips_pushes: a load says yes and does nothing.
         ignores_adapters: they are loaded, and nothing is computed with them.
         offset: added to each log-probability.
         edit: changes the list of answers before it is sent.
-        delay: seconds before each completion.
     """
 
     def __init__(self, decoder, path="digits", **options):
@@ -45,7 +43,7 @@ class FakeTextEngine:
 
     @torch.no_grad()
     def compute_with(self, name):
-        """Put an adapter's matrices into the weights, in the place of those before."""
+        """Merge an adapter's matrices into the weights, in place of those before."""
         parameters = dict(self.predictor.model.named_parameters())
         for key, p in parameters.items():
             p.copy_(self.base[key])
@@ -79,19 +77,15 @@ class FakeTextEngine:
             tokens = tokens[: tokens.index(self.policy.eos_id) + 1]
         steps = []
         for starts, ends in parts:
-            own = [
-                step for step in rollout.step_map[row, starts[row] : ends[row]].tolist() if step < rollout.steps[row]
-            ]
+            every = rollout.step_map[row, starts[row] : ends[row]].tolist()
+            own = [step for step in every if step < rollout.steps[row]]
             first = 1 + (max(steps, default=0) if self.over_all else 0)
             steps += [first + sorted(set(own)).index(step) for step in own]
         about = {
-            "id": body["rid"][row],
-            "prompt_tokens": len(body["input_ids"][row]),
-            "completion_tokens": len(tokens),
-            "finish_reason": {"type": "length", "length": len(tokens)},
-            "weight_version": "default",
+            "id": body["rid"][row], "prompt_tokens": len(body["input_ids"][row]), "completion_tokens": len(tokens),
+            "finish_reason": {"type": "length", "length": len(tokens)}, "weight_version": "default",
             "step_maps": steps[: len(tokens)],
-        }
+        }  # fmt: skip
         if body.get("return_logprob"):
             logp = rollout.commit_logp[row].tolist()
             about["output_token_logprobs"] = [[logp[i] + self.offset, token, None] for i, token in enumerate(tokens)]
@@ -120,7 +114,7 @@ class FakeTextEngine:
         return {"object": "list", "data": [base, *adapters]}
 
     def answered(self, path, body):
-        """The status, the type and the content of an answer."""
+        """Return the status, type and content of an answer."""
         self.asked.append((path, body))
         status, said = 200, None
         if path == "/generate":

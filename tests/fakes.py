@@ -26,8 +26,25 @@ class Asked:
 
 
 @contextmanager
+def in_threads(handler, port=0):
+    """Serve requests from threads. Yield the URL, and a function that ends the server at once."""
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def end():
+        server.shutdown()
+        server.server_close()
+
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", end
+    finally:
+        end()
+
+
+@contextmanager
 def http_server(answer, port=0):
-    """Serve `answer(asked) -> body or (status, body)`, a body being bytes or what JSON holds; yields the server's URL."""
+    """Serve `answer(asked) -> body or (status, body)`, a body being bytes or JSON's values; yield the server's URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -51,19 +68,12 @@ def http_server(answer, port=0):
         def log_message(self, *_):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with in_threads(Handler, port) as (url, _):
+        yield url
 
 
 def endpoint(answer, models=("vlm",)):
-    """An OpenAI-compatible endpoint whose only choice is `answer(request)`: its words, or (token, probability) pairs."""
+    """Serve an OpenAI-compatible endpoint whose only choice is `answer(request)`: text, or (token, probability) pairs."""
 
     def respond(asked):
         if asked.path == "/v1/models":
@@ -73,11 +83,8 @@ def endpoint(answer, models=("vlm",)):
         if not isinstance(said, list):
             return {"choices": [{"message": {"role": "assistant", "content": said}, "logprobs": None}]}
         top = [{"token": token, "logprob": math.log(p)} for token, p in said]
-        return {
-            "choices": [
-                {"message": {"content": said[0][0]}, "logprobs": {"content": [{**top[0], "top_logprobs": top}]}}
-            ]
-        }
+        logprobs = {"content": [{**top[0], "top_logprobs": top}]}
+        return {"choices": [{"message": {"content": said[0][0]}, "logprobs": logprobs}]}
 
     return http_server(respond)
 
@@ -87,7 +94,6 @@ def words_of(request):
 
 
 def pictures_of(request):
-    """The pictures of a request, uint8 (H, W, 3)."""
     urls = [part["image_url"]["url"] for part in request["messages"][-1]["content"] if part["type"] == "image_url"]
     assert all(url.startswith("data:image/png;base64,") for url in urls)
     return [np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))) for url in urls]

@@ -14,14 +14,11 @@ from flowgrpo.training.weights.trained_weights import Weights
 from rewards import Reward
 from samplers.schedule import linear_sigmas
 
-MANY_DRAWS = (
-    "awm",
-    "awm_fast",
-    "dgpo",
-    "sol_rl",
-)  # presets that draw more steps than a short schedule has, unless they are told to
+# Presets that draw more steps than a short schedule has, unless they are told to.
+MANY_DRAWS = ("awm", "awm_fast", "dgpo", "sol_rl")
 TARGET = torch.tensor([1.5, -1.0])
 STD = 0.3
+TEXTS = ("a", "bb", "ccc", "dddd", "eeeee")
 
 
 class GaussianFlow(torch.nn.Module):
@@ -57,23 +54,17 @@ def closeness(samples, prompts):
 
 
 def nearness(samples, prompts):
-    """The same, but between 0 and 1: VGPO weighs by values, and supposes that none is negative."""
+    """Return closeness between 0 and 1, for VGPO, which weighs by values that are not negative."""
     return torch.exp(closeness(samples, prompts) / 4)
 
 
 def settings(folder, **overrides):
-    """The configuration of a small run in a folder; `__` in the name of an override is a dot."""
+    """Configure a small run in a folder; `__` in the name of an override is a dot."""
+    train = {"iterations": 6, "groups": 4, "group_size": 8, "micro_batch": 16, "learning_rate": 0.05, "draft": None}
     written = {
         "model": {"path": "field", "lora": None},
         "algorithm": {"preset": "flow_grpo"},
-        "train": {
-            "iterations": 6,
-            "groups": 4,
-            "group_size": 8,
-            "micro_batch": 16,
-            "learning_rate": 0.05,
-            "draft": None,
-        },
+        "train": train,
         "eval": {"every": 2, "prompts": 2, "save": 0},
         "run": {"name": "r", "dir": str(folder), "checkpoint": {"every": 1, "keep": 10}},
     }
@@ -86,27 +77,20 @@ def trainer(
     chosen,
     field=None,
     reward=closeness,
-    texts=("a", "bb", "ccc", "dddd", "eeeee"),
+    texts=TEXTS,
     held_out=2,
     steps=6,
     teacher=lambda weight: weight + 0.1,
     **options,
 ):
-    """A run of a configuration, in its folder; the first prompts are evaluated too. Options as of `RunState`.
-
-    Where it has a teacher, that is what `teacher` makes of each of the student's weights.
-    """
+    """Build a run of a configuration; the first prompts are evaluated too. `teacher` maps each weight to the teacher's."""
     policy = FieldPolicy(field or Network(), (2,), linear_sigmas(steps, 3.0))
     algorithm = chosen.algorithm
+    kl = algorithm.objective.kl
     weights = Weights(
-        policy.modules,
-        None,
-        ema=chosen.train.ema,
-        reference=algorithm.reference,
-        refresh=algorithm.objective.kl.refresh,
-        old=algorithm.old,
-        bank=algorithm.bank,
-    )
+        policy.modules, None, ema=chosen.train.ema, reference=algorithm.reference, refresh=kl.refresh,
+        old=algorithm.old, bank=algorithm.bank,
+    )  # fmt: skip
     if algorithm.reference == "teacher":
         weights.put_reference({name: teacher(p) for name, p in weights.named.items()})
     rows = [prompts.Prompt(text) for text in texts]
@@ -116,30 +100,27 @@ def trainer(
 
 
 def lines(run, phase="train"):
-    """What the run told, without its times and its memory."""
+    """Return the run's metrics without times and memory."""
     told = [line for line in run.report.lines if line["phase"] == phase]
     return [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in told]
 
 
 def credit(run, batch):
-    """What the update replays of a batch, with what its edges are worth."""
+    """Return the edges of a batch that the update replays, with their credits."""
     return run.credit_edges(batch, run.compare(batch))
 
 
 def step_in_place(run, credited, part=0):
-    """What an optimizer step that moves nothing measures of a part; the gradients stay on the parameters."""
+    """Measure a part by an optimizer step that moves nothing; the gradients stay on the parameters."""
+    return step_of_part(run, credited, part, torch.optim.SGD(run.weights.parameters, lr=0.0))
+
+
+def step_of_part(run, credited, part, optimizer):
     return update_part(
-        run.policy,
-        credited,
-        part,
-        weights=run.weights,
-        optimizer=torch.optim.SGD(run.weights.parameters, lr=0.0),
-        scaler=run.scaler,
-        objective=run.config.algorithm.objective,
-        max_grad_norm=math.inf,
-        sum_shares=run.collectives.sum_shares,
-        sum_processes=run.collectives.sum,
-    )
+        run.policy, credited, part, weights=run.weights, optimizer=optimizer, scaler=run.scaler,
+        objective=run.config.algorithm.objective, max_grad_norm=math.inf,
+        sum_shares=run.collectives.sum_shares, sum_processes=run.collectives.sum,
+    )  # fmt: skip
 
 
 def weights_of(run):

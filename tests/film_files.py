@@ -23,12 +23,9 @@ def ffmpeg(*arguments, given=None):
 
 
 def write_film(path, frames, pixel_format, *codec, filters=(), options=()):
-    """Encode frames, uint8 (F, H, W, 3), eight a second; returns the path.
+    """Encode frames, uint8 (F, H, W, 3), at eight a second, and return the path.
 
-    Args:
-        codec: its name and its options.
-        filters: of ffmpeg, after the frames have their pixel format.
-        options: of the output, such as a frame rate.
+    `codec` is its name and options; `filters` come after the pixel format; `options` are of the output.
     """
     _, height, width, _ = frames.shape
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", "8", "-i", "pipe:0"]

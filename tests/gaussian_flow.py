@@ -5,8 +5,6 @@ each step i, 0 unless a step says otherwise. Every kernel's step is x' = carry x
 variances are products and sums: nothing here calls the project's samplers, which are held against it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -16,15 +14,11 @@ from statistics import NormalDist
 
 MEAN, STD = 0.7, 0.5  # of the data
 THRESHOLD = 1.2  # above which a sample is a success
-REWARDS = {
-    "linear": lambda x: x,
-    "quadratic": lambda x: -((x - 2) ** 2),
-    "success": lambda x: (x > THRESHOLD) * 1.0,
-}
+REWARDS = {"linear": lambda x: x, "quadratic": lambda x: -((x - 2) ** 2), "success": lambda x: (x > THRESHOLD) * 1.0}
 
 
 def schedule(steps: int = 10, shift: float = 3.0) -> list[float]:
-    """Sigmas from 1 to 1 / steps, evenly, then shifted as SD3's are; and 0."""
+    """Return sigmas from 1 to 1 / steps, evenly, shifted as SD3's are; and 0."""
     plain = [1 - i / steps for i in range(steps)]
     return [shift * s / (1 + (shift - 1) * s) for s in plain] + [0.0]
 
@@ -33,9 +27,7 @@ def schedule(steps: int = 10, shift: float = 3.0) -> list[float]:
 class Step:
     """x' = carry x + push v + noise xi, from sigma to the next.
 
-    Attributes:
-        theta, phi: added to the shift and to the slope of the velocity.
-        heat: of the noise that is drawn, by which it is larger than the kernel's.
+    `theta` and `phi` are added to the velocity's shift and slope; `heat` scales the drawn noise.
     """
 
     sigma: float
@@ -49,12 +41,12 @@ class Step:
 
     @cached_property
     def slope(self) -> float:
-        """How x' moves with x, the velocity moving with it."""
+        """How x' moves with x, the velocity included."""
         return self.carry + self.push * (velocity(self.sigma)[0] + self.phi)
 
     @cached_property
     def shift(self) -> float:
-        """What x' is where x is 0, but for the noise."""
+        """What x' is at x = 0 without noise."""
         return self.push * (velocity(self.sigma)[1] + self.theta)
 
 
@@ -74,10 +66,9 @@ def velocity(sigma: float) -> tuple[float, float]:
 
 
 def step(kernel: str, level: float, sigma: float, after: float, cap: float) -> Step:
-    """A step of a kernel of `samplers.kernels`, by its formula there, written again.
+    """Build a step of a kernel of `samplers.kernels` by its formula there, written again.
 
-    Args:
-        cap: stands in for sigma 1 where `flow_sde` divides by 1 - sigma.
+    `cap` stands in for sigma 1 where `flow_sde` divides by 1 - sigma.
     """
     size = sigma - after
     if kernel == "ode" or level == 0:
@@ -98,7 +89,7 @@ def step(kernel: str, level: float, sigma: float, after: float, cap: float) -> S
 
 
 def moments(steps: Sequence[Step]) -> tuple[float, float]:
-    """Mean and variance after some steps from standard noise."""
+    """Return mean and variance after some steps from standard noise."""
     mean, variance = 0.0, 1.0
     for each in steps:
         mean = each.slope * mean + each.shift
@@ -107,7 +98,6 @@ def moments(steps: Sequence[Step]) -> tuple[float, float]:
 
 
 def expected(steps: Sequence[Step], reward: str) -> float:
-    """The expected reward of what some steps lead to."""
     mean, variance = moments(steps)
     if reward == "linear":
         return mean
@@ -117,7 +107,7 @@ def expected(steps: Sequence[Step], reward: str) -> float:
 
 
 def derivatives(mean: float, variance: float, reward: str) -> tuple[float, float]:
-    """Of the expected reward of a Gaussian, by its mean and by its variance."""
+    """Differentiate the expected reward of a Gaussian by its mean and by its variance."""
     if reward == "linear":
         return 1.0, 0.0
     if reward == "quadratic":
@@ -127,10 +117,9 @@ def derivatives(mean: float, variance: float, reward: str) -> tuple[float, float
 
 
 def gradient(before: Sequence[Step], own: Step, after: Sequence[Step], reward: str) -> Gradient:
-    """Of the expected reward by the parameters of one step alone, between those that lead to it and those that follow.
+    """Differentiate the expected reward by the parameters of one step, between those before and after it.
 
-    It is also the mean of reward times the gradient of the step's log-probability, which is what an update of that edge
-    sees, whatever kernels come before and after.
+    It is also the mean of reward times the gradient of the step's log-probability, whatever the other kernels.
     """
     mean, variance = moments(before)
     follows = math.prod(each.slope for each in after)
@@ -140,11 +129,10 @@ def gradient(before: Sequence[Step], own: Step, after: Sequence[Step], reward: s
 
 
 def whole_gradient(steps: Sequence[Step], reward: str) -> list[Gradient]:
-    """Of the expected reward by the parameters of every step."""
+    """Differentiate the expected reward by the parameters of every step."""
     return [gradient(steps[:i], steps[i], steps[i + 1 :], reward) for i in range(len(steps))]
 
 
 def cosine(left: Sequence[float], right: Sequence[float]) -> float:
-    """Cosine of the angle between two vectors."""
     product, *squares = (sum(map(mul, a, b)) for a, b in ((left, right), (left, left), (right, right)))
     return product / math.sqrt(math.prod(squares))

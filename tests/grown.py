@@ -13,7 +13,7 @@ SIGMAS = linear_sigmas(4, 3.0).tolist()
 
 
 class Field:
-    """A velocity that depends on state, sigma and row, and that counts and remembers its calls."""
+    """Compute a velocity from state, sigma and row, and record its calls."""
 
     def __init__(self):
         self.calls = []
@@ -44,7 +44,7 @@ def grown(plan, field=None, micro_batch=4, keep_means=False, **geometry):
 
 
 def mixed(role, step):
-    """A trunk that walks by ODE; at step 1 it also grows two stochastic children, one of them untrained, and a twig."""
+    """Walk a trunk by ODE; at step 1 it grows two stochastic children, an untrained one, and a twig."""
     if role == TRUNK and step == 1:
         return (
             Move(),

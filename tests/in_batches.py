@@ -1,4 +1,4 @@
-"""What `training/test_batch_sizes` runs, in one process and in two: the field of the plane with too little memory."""
+"""Runs of the plane's field with too little memory, in one process and two, for `test_batch_sizes` and `test_oom_retry`."""
 
 import json
 import random
@@ -15,12 +15,12 @@ AUTO = {"train__micro_batch": "auto", "train__rollout_batch": "auto"}
 
 
 def counting():
-    """A clock by which each call takes a second, so that the largest size that fits is the fastest."""
+    """Make a clock by which each call takes a second, so that the largest size that fits is the fastest."""
     return iter(range(10**9)).__next__
 
 
 class Short(Network):
-    """A network that runs out of memory in calls of more rows than `with_gradient`, or than `without`."""
+    """Run out of memory in calls of more rows than `with_gradient`, or than `without`."""
 
     with_gradient = without = 1000
 
@@ -35,14 +35,13 @@ def judged_at_a_whim(samples, prompts):
 
 
 def begun(folder, net=None, accelerator=None, **overrides):
-    """A run that has not begun to train, which draws from the global generators."""
+    """Build a run that draws from the global generators."""
     torch.manual_seed(1), random.seed(1)
     chosen = settings(folder, **{"train__group_size": 12, "train__replay": "always", **overrides})
     return trainer(chosen, net or Short(), reward=judged_at_a_whim, accelerator=accelerator or Accelerator())
 
 
 def told(run):
-    """All that a run has made of its numbers."""
     return lines(run), lines(run, "eval"), weights_of(run)
 
 
@@ -53,8 +52,12 @@ def short(with_gradient=1000, without=1000):
 
 
 def few(algorithm):
-    """Draws that a short schedule has."""
+    """Ask for no more draws than a short schedule has."""
     return {"algorithm__likelihood__draws": 3} if algorithm in ("awm", "dgpo") else {}
+
+
+def sizes(run):
+    return run.config.train.micro_batch, run.config.train.rollout_batch
 
 
 def held(run):
@@ -63,7 +66,7 @@ def held(run):
 
 
 def at(run, iteration, change):
-    """Let something change when an iteration begins to roll out, in a run that goes on from wherever."""
+    """Change something when an iteration begins to roll out."""
     real = run.rollout
 
     def rollout(number, groups):
@@ -80,34 +83,32 @@ def equal(some, others):
 
 
 def of_two(rank, folder, with_gradient, without):
-    """The sizes and the numbers of a run of two processes, of which the second has less memory."""
+    """Train in two processes, of which the second has less memory; return sizes and weights."""
     batch_probing.clock = counting()
-    net = Short()
-    if rank:
-        net.with_gradient, net.without = with_gradient, without
+    net = short(with_gradient, without) if rank else Short()
     run = begun(folder, net, Accelerator(cpu=True), **AUTO, train__iterations=2)
     run.run()
-    return run.config.train.micro_batch, run.config.train.rollout_batch, weights_of(run)
+    return *sizes(run), weights_of(run)
 
 
 def of_two_disks(rank, folder):
-    """The sizes that two processes go on with, of which only the first sees what the run has found."""
+    """Return the sizes of two processes, of which only the first sees what the run has found."""
     run = begun(Path(folder, str(rank)), Short(), Accelerator(cpu=True), **AUTO, train__iterations=1)
     with run.report:
         run.batch_sizes.prepare()
-    return run.config.train.micro_batch, run.config.train.rollout_batch
+    return sizes(run)
 
 
 def beside_an_evaluator(rank, folder):
-    """The sizes of a run of two processes that train and one that only evaluates; larger calls are always faster."""
+    """Return the sizes of two processes that train and one that evaluates; larger calls are always faster."""
     batch_probing.clock = counting()
     run = begun(folder, Short(), Accelerator(cpu=True), **AUTO, train__iterations=1, run__evaluators=1)
     run.run()
-    return run.config.train.micro_batch, run.config.train.rollout_batch
+    return sizes(run)
 
 
 def of_two_short_later(rank, folder):
-    """A run of two processes, of which the second comes to have less memory."""
+    """Train in two processes, of which the second comes to have less memory."""
     batch_probing.clock = counting()
     net = Short()
     run = begun(folder, net, Accelerator(cpu=True), **AUTO, train__iterations=2)
@@ -117,7 +118,7 @@ def of_two_short_later(rank, folder):
 
 
 def beside_a_generator(rank, folder):
-    """How a run of a process that trains and a generator ends whose rollout runs out of memory."""
+    """Train beside a generator whose rollout runs out of memory."""
     net = Short()
     run = begun(folder, net, Accelerator(cpu=True), train__iterations=2, run__generators=1, run__staleness=1)
     at(run, 1, lambda: setattr(net, "without", 0))

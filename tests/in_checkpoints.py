@@ -1,4 +1,4 @@
-"""What `test_snapshot` and `test_shards` run in several processes: checkpoints of weights that are trained in shards."""
+"""Checkpoints of weights in shards, which `test_snapshot` and `test_shards` make in several processes."""
 
 import os
 import resource
@@ -6,20 +6,19 @@ import threading
 from pathlib import Path
 
 import torch
-from in_shards import Chain, learning, of_all, rows
+from in_shards import Chain, cut_in_shards, learning, of_all, rows
 
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training.checkpoints import checkpoint, snapshot
 from flowgrpo.training.distributed import agreement
 from flowgrpo.training.distributed.dtensors import gathered, local
 from flowgrpo.training.run import random_states
-from flowgrpo.training.weights import sharding
 from flowgrpo.training.weights.policy_versions import Versions
 from flowgrpo.training.weights.trained_weights import Weights
 
 
 def started(form):
-    """Weights with an average, their optimizer and a version of an iteration before; in shards, or whole without a form."""
+    """Make weights with an average, their optimizer and earlier versions; whole where `form` is None."""
     modules = learning()
     if form is None:
         weights = Weights(modules, None, reference="fixed", ema=Ema(decay=0.5, every=1))
@@ -30,7 +29,7 @@ def started(form):
 
 
 def trained(form, rank=0):
-    """The same after two steps."""
+    """Start, and train for two steps."""
     modules, weights, optimizer, versions = started(form)
     for step in range(2):
         versions.keep(step, {"3": [1.0, float(step), step]})
@@ -44,7 +43,7 @@ def trained(form, rank=0):
 
 
 def held(weights, optimizer, versions):
-    """All that a checkpoint must bring back, as wholes."""
+    """Gather all that a checkpoint must bring back."""
     moments = {
         f"{number}.{key}": gathered(value.detach()).clone()
         for number, own in optimizer.state_dict()["state"].items()
@@ -61,22 +60,15 @@ def held(weights, optimizer, versions):
 
 
 def taken(weights, optimizer, versions, *, step=1, first=True):
-    """The snapshot of a step."""
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
     return snapshot.take(
-        step,
-        weights=weights,
-        optimizer=optimizer,
-        scaler=torch.amp.GradScaler("cpu", enabled=False),
-        random_states=[random_states.random_state()],
-        beta=0.0,
-        prompt_stats={},
-        versions=versions,
-        first=first,
-    )
+        step, weights=weights, optimizer=optimizer, scaler=scaler, random_states=[random_states.random_state()],
+        beta=0.0, prompt_stats={}, versions=versions, first=first,
+    )  # fmt: skip
 
 
 def spoil(weights, optimizer):
-    """Change, in place, all that a snapshot was taken of."""
+    """Change in place all that a snapshot was taken of."""
     with torch.no_grad():
         tensors = [*weights.tensors().values()]
         tensors += [value for own in optimizer.state.values() for value in own.values()]
@@ -85,7 +77,7 @@ def spoil(weights, optimizer):
 
 
 def save(rank, folder, form="fsdp2"):
-    """What was held when a checkpoint was taken; it is written after all of it has changed."""
+    """Return what a checkpoint was taken of; it is written after all of it has changed."""
     weights, optimizer, versions = trained(form, rank)
     before = held(weights, optimizer, versions)
     among = agreement.of_first(int(os.environ.get("WORLD_SIZE", "1")))
@@ -96,7 +88,7 @@ def save(rank, folder, form="fsdp2"):
 
 
 def loaded(folder, form):
-    """What is held once the checkpoint of step 1 is loaded."""
+    """Load the checkpoint of step 1, and return what is held."""
     _, weights, optimizer, versions = started(form)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     place = checkpoint.find(folder, 1)
@@ -106,12 +98,11 @@ def loaded(folder, form):
 
 
 def load(rank, folder, form="fsdp2"):
-    """See `loaded`."""
     return loaded(folder, form)
 
 
 def without_room(rank, folder):
-    """The error of a second checkpoint, for which the last process has no room, and what is left in the folder."""
+    """Write a second checkpoint without room on the last process; return its error and what is left."""
     weights, optimizer, versions = trained("fsdp2", rank)
     among = agreement.of_first(2)
     snapshot.write(folder, taken(weights, optimizer, versions, first=among.first), keep=2, peers=among)
@@ -127,7 +118,7 @@ def without_room(rank, folder):
 
 
 def failing(rank):
-    """What two processes get of a job that one cannot do, and of one that both can."""
+    """Return what two processes get of a job that one cannot do, and of one that both can."""
     among = agreement.of_first(2)
 
     def job():
@@ -145,20 +136,16 @@ LAYERS, WIDTH = 16, 1024
 
 
 def large():
-    """Weights of 64 MiB."""
+    """Make weights of 64 MiB."""
     torch.manual_seed(0)
     blocks = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
     return Chain(blocks)
 
 
 def save_large(rank, folder, form="fsdp2"):
-    """A checkpoint of `large` and its average."""
+    """Save `large` and its average."""
     modules = {"net": large()}
-
-    def make():
-        return Weights(modules, None, ema=Ema(decay=0.5, every=1))
-
-    weights = sharding.shard(modules, make, form=form, device=torch.device("cpu"), full=True)
+    weights = cut_in_shards(modules, lambda: Weights(modules, None, ema=Ema(decay=0.5, every=1)), form=form)
     optimizer = torch.optim.AdamW(weights.parameters)
     among = agreement.of_first(int(os.environ.get("WORLD_SIZE", "1")))
     shot = taken(weights, optimizer, Versions(weights, 0), first=among.first)
@@ -166,7 +153,7 @@ def save_large(rank, folder, form="fsdp2"):
 
 
 def memory_beside(rank, folder):
-    """By how many bytes the process grows at most while it reads the average of `large` into it, files' pages left out."""
+    """Return by how many bytes the process grows while it reads the average of `large`, without pages of files."""
     weights = Weights({"net": large()}, None)
     place = checkpoint.find(folder)
     checkpoint.load_averaged(place, weights)  # which imports what it needs
@@ -184,6 +171,6 @@ def memory_beside(rank, folder):
 
 
 def anonymous():
-    """The bytes of this process in memory that are of no file."""
+    """Return the bytes of this process in memory that are of no file."""
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")]
     return 1024 * int(line.split()[1])

@@ -1,4 +1,4 @@
-"""What `flow/test_context` runs in one process, and in two that share each call of a network along its sequence."""
+"""Calls of a network in one process, and in two that share it along its sequence, for `test_context_parallel`."""
 
 import torch
 from torch import distributed
@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 def velocity_and_gradient(_, name, call, *, degree=2, checkpointing=False):
-    """Of a pipeline of the zoo with adapters on all layers: velocities, those of a replay, and the sum of the gradients."""
+    """Return velocities, those of a replay, and summed gradients of a zoo pipeline with adapters on all layers."""
     specimen = SPECIMENS[name]
     policy = DiffusersPolicy(specimen.build(), {**specimen.call, **call})
     weights = Weights(policy.modules, lora_config(2, 4, "all-linear", policy.modules))

@@ -1,28 +1,19 @@
-"""What tests of kept graphs run, in one process and in two: the field of the plane."""
+"""Runs of the plane's field that keep graphs, in one process and in two."""
 
 from accelerate import Accelerator
 from field import lines, settings, trainer, weights_of
 
 
 def run_of(folder, replay, preset, overrides, algorithm, **options):
-    chosen = settings(
-        folder / replay,
-        **{
-            "train__iterations": 3,
-            "train__updates": 2,
-            "train__replay": replay,
-            "algorithm": {"preset": preset, **algorithm},
-            "eval__every": 9,
-            **overrides,
-        },
-    )
+    usual = {"train__iterations": 3, "train__updates": 2, "train__replay": replay, "eval__every": 9}
+    chosen = settings(folder / replay, **{**usual, "algorithm": {"preset": preset, **algorithm}, **overrides})
     done = trainer(chosen, held_out=0, **options)
     done.run()
     return done
 
 
 def of_two(rank, folder, word):
-    """The weights that a run of two processes ends with, and what its first update evaluates."""
+    """Train in two processes; return the weights, and what the first update evaluates."""
     chosen = settings(folder, run__name=word, train__replay=word, train__iterations=2, train__updates=2)
     run = trainer(chosen, held_out=0, accelerator=Accelerator(cpu=True))
     run.run()

@@ -1,6 +1,7 @@
-"""What `test_lockstep` and `test_sharding` run in two processes: networks in shards, called in unequal number and order."""
+"""Networks in shards in two processes, called in unequal number and order, for `test_fsdp_lockstep` and `test_sharding`."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import tiny
 import torch
@@ -33,7 +34,7 @@ def whole(seed):
 
 
 def networks(counted, met=None):
-    """Two networks with an adapter each on a base in shards, whose calls are counted but for those thrown away."""
+    """Make two networks with an adapter each on a sharded base, and count the calls that are not thrown away."""
     made = []
     for seed in (1, 2):
         network = whole(seed)
@@ -57,7 +58,7 @@ def rows(rank):
 
 
 def unequal_calls(rank):
-    """Each process calls the networks in an order and a number of its own."""
+    """Call the networks in an order and a number of each process's own."""
     counted = []
     (first, second), lockstep = networks(counted)
     order = [first] * 3 if rank == 0 else [second, first]
@@ -70,7 +71,7 @@ def unequal_calls(rank):
 
 
 def unequal_updates(rank):
-    """One process has two losses, one of them of two calls; the other has one, and then none."""
+    """Give one process two losses, one of them of two calls, and the other one loss and then none."""
     (first, second), lockstep = networks([])
     if rank == 0:
         lockstep.backward((first(rows(0)) + first(2 * rows(0))).sum())
@@ -85,7 +86,7 @@ def unequal_updates(rank):
 
 
 def unequal_references(rank):
-    """One process computes a reference, its adapters off, when the other has a loss already."""
+    """Compute a reference, its adapters off, while the other process has a loss already."""
     (first, second), lockstep = networks([])
     if rank == 0:
         for network in (first, second):
@@ -102,7 +103,7 @@ def unequal_references(rank):
 
 
 def broken_stand_ins(rank):
-    """The call that is made to stand in has results that are not numbers."""
+    """Let the call that is made to stand in have results that are not numbers."""
     (first, _), lockstep = networks([], met=torch.full((1, 4), torch.inf))
     for _ in range(1 + rank):
         lockstep.backward(first(rows(rank)).sum())
@@ -111,7 +112,7 @@ def broken_stand_ins(rank):
 
 
 def learning(seeds=(1, 2)):
-    """Two small networks of blocks, by name, of which all weights are to be trained."""
+    """Make two small networks of blocks, of which all weights are to be trained."""
     made = {}
     for seed in seeds:
         torch.manual_seed(seed)
@@ -131,15 +132,25 @@ class Chain(torch.nn.Module):
         return x * self.scale
 
 
+def cut_in_shards(modules, make, *, form="fsdp2", full=True, gather=None):
+    return sharding.shard(modules, make, form=form, device=torch.device("cpu"), full=full, gather=gather)
+
+
+def take_step(weights, optimizer, *, max_grad_norm, reduce):
+    stats, scaler = UpdateStats(), torch.amp.GradScaler("cpu", enabled=False)
+    optimizer_step(weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=max_grad_norm, reduce=reduce)
+    return stats
+
+
+def summed(weights, x):
+    weights.lockstep.join()
+    distributed.all_reduce(x)
+    return x
+
+
 def of_all(modules, *, form="fsdp2", half=False, **options):
-    """The weights of networks trained whole, with a reference that is not where they are, cut into shards."""
-    weights = sharding.shard(
-        modules,
-        lambda: Weights(modules, None, reference="fixed", **options),
-        form=form,
-        device=torch.device("cpu"),
-        full=True,
-    )
+    """Shard networks trained whole, with a reference elsewhere."""
+    weights = cut_in_shards(modules, lambda: Weights(modules, None, reference="fixed", **options), form=form)
     with torch.no_grad(), weights.lockstep.meeting(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
         for module in modules.values():
             module(torch.ones(1, 4))
@@ -151,7 +162,7 @@ def of_all(modules, *, form="fsdp2", half=False, **options):
 
 
 def unequal_updates_of_all(rank):
-    """One process has two losses, one of them of two calls; the other a reference and one loss. Their summed gradients."""
+    """Give one process two losses, and the other a reference and one loss; return the summed gradients."""
     modules = learning()
     weights = of_all(modules)
     first, second = modules.values()
@@ -168,7 +179,7 @@ def unequal_updates_of_all(rank):
 
 
 def references_of_two(rank):
-    """Both processes compute a reference at once, each of another network."""
+    """Compute a reference of another network on each process at once."""
     modules = learning()
     weights = of_all(modules)
     with torch.no_grad(), weights.reference():
@@ -178,7 +189,7 @@ def references_of_two(rank):
 
 
 def reference_within_autocast(rank):
-    """One process stands in for a call of the reference, under the autocast of its own call."""
+    """Stand in for a call of the reference under the autocast of the own call."""
     modules = learning()
     weights = of_all(modules, half=True)
     half = torch.autocast("cpu", dtype=torch.bfloat16)
@@ -203,7 +214,7 @@ def experts():
 
 
 def experts_apart(rank):
-    """The gradients of a network of which each process reaches other experts."""
+    """Return the gradients of a network of which each process reaches other experts."""
     modules = experts()
     weights = of_all(modules)
     weights.lockstep.backward(modules["net"](rows(rank)).sum())
@@ -212,7 +223,7 @@ def experts_apart(rank):
 
 
 def steps_of_all(rank):
-    """Two optimizer steps with an average."""
+    """Take two optimizer steps with an average."""
     modules = learning()
     weights = of_all(modules, ema=Ema(decay=0.5, every=1))
     optimizer = torch.optim.AdamW(weights.parameters, lr=0.1)
@@ -220,15 +231,7 @@ def steps_of_all(rank):
         optimizer.zero_grad()
         for module in modules.values():
             weights.lockstep.backward(module(rows(rank) + step).sum())
-        stats = UpdateStats()
-        optimizer_step(
-            weights,
-            stats,
-            optimizer=optimizer,
-            scaler=torch.amp.GradScaler("cpu", enabled=False),
-            max_grad_norm=0.1,
-            reduce=lambda x: (weights.lockstep.join(), distributed.all_reduce(x))[0] or x,
-        )
+        stats = take_step(weights, optimizer, max_grad_norm=0.1, reduce=partial(summed, weights))
     with torch.no_grad(), weights.averaged():
         averaged = modules["net1"](rows(0))
     weights.lockstep.join()
@@ -242,26 +245,13 @@ def steps_of_all(rank):
 
 
 def in_half(rank):
-    """The velocity of a transformer trained whole and in shards, under autocast, and the same of a whole one."""
+    """Return velocities and gradients under autocast of a transformer that is whole, and of one in shards."""
     torch.manual_seed(0)
     whole, cut = tiny.sd3().transformer.float(), tiny.sd3().transformer.float()
     cut.load_state_dict(whole.state_dict())
     modules = {"transformer": cut}
-    weights = sharding.shard(
-        modules,
-        lambda: Weights(modules, None),
-        form="fsdp2",
-        device=torch.device("cpu"),
-        full=True,
-        gather=torch.bfloat16,
-    )
-    config = whole.config
-    given = {
-        "hidden_states": torch.randn(1, config.in_channels, 8, 8),
-        "encoder_hidden_states": torch.randn(1, 3, config.joint_attention_dim),
-        "pooled_projections": torch.randn(1, config.pooled_projection_dim),
-        "timestep": torch.tensor([500.0]),
-    }
+    weights = cut_in_shards(modules, lambda: Weights(modules, None), gather=torch.bfloat16)
+    given = tiny.sd3_inputs(whole)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16), weights.lockstep.meeting():
         found = [network(**given)[0] for network in (whole, cut)]
     if rank == 0:  # the other stands in, outside of autocast
@@ -284,16 +274,10 @@ def failing(rank):
 
 
 def held(rank):
-    """Of a transformer in shards: numbers of its base on this process, and of all; and those of its adapters alike."""
+    """Count the base's numbers of a sharded transformer, on this process and in all, and the same of its adapters."""
     transformer = tiny.sd3().transformer.requires_grad_(False)
     modules = {"transformer": transformer}
-    sharding.shard(
-        modules,
-        lambda: Weights(modules, lora_config(2, 4, "auto", modules)),
-        form="fsdp2",
-        device=torch.device("cpu"),
-        full=False,
-    )
+    cut_in_shards(modules, lambda: Weights(modules, lora_config(2, 4, "auto", modules)), full=False)
     frozen = [p for p in transformer.parameters() if not p.requires_grad]
     trained = [p for p in transformer.parameters() if p.requires_grad]
     blocks = [name for name, module in transformer.named_modules() if hasattr(module, "unshard")]
@@ -306,6 +290,6 @@ def held(rank):
 
 
 def of_machines(rank):
-    """The mesh of two machines of one process each."""
+    """Return the mesh of two machines of one process each."""
     mesh = sharding._mesh("hsdp", torch.device("cpu"), {"LOCAL_WORLD_SIZE": "1"})
     return mesh.mesh_dim_names, tuple(mesh.shape)

@@ -1,4 +1,4 @@
-"""What `training/test_share` and `training/test_exchange` run in four processes, of which two work on each share."""
+"""Shares of two of four processes, for `test_collectives`."""
 
 import torch
 from accelerate import Accelerator
@@ -19,7 +19,7 @@ def of_pairs():
 
 
 def told(rank):
-    """The share of this process, what it is told, and the scores of two groups, of which one lies on both shares.
+    """Return this process's share, what it is told, and the scores of two groups, one of them on both shares.
 
     One reward differs by process and call, the other compares all samples of a group.
     """
@@ -47,7 +47,7 @@ def told(rank):
 
 
 def exchanged(rank):
-    """Sums and lists over processes and over shares."""
+    """Return sums and lists over processes and over shares."""
     accelerator, share = of_pairs()
     collectives = Collectives(accelerator, share, Lockstep(), count=accelerator.num_processes)
     number = torch.tensor([10.0**rank])

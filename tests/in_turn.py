@@ -19,7 +19,7 @@ SECONDS = 120  # after which a process that waits for the others gives up
 
 
 def each_in_turn(functions, folder, **options):
-    """What `pair` finds for each of some functions by name, an answer of each process; after an error none is called."""
+    """Return what `pair` finds for each function, an answer of each process; after an error call none."""
     found = _answers(partial(_each, functions), folder, **options)
     return {name: [of_process.get(name, "not called") for of_process in found] for name in functions}
 
@@ -65,13 +65,9 @@ class Turn(NamedTuple):
 
 
 def trained_in_turn(cases, folder, begin=None, **options):
-    """How the runs of each case ended on each process, by name: None where they ended well; what is refused is told,
-    and after any other error none begins.
+    """Return how the runs of each case ended on each process: None, or an error, after all but `InputError` no run begins.
 
-    Args:
-        cases: some runs each.
-        folder: an empty one.
-        begin: what each process calls first.
+    `begin` is what each process calls first; `folder` is empty.
     """
     turns = [turn for case in cases for turn in case]
     found = iter(zip(*_answers(partial(_train, turns, str(folder), begin), folder, **options), strict=True))

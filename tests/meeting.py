@@ -1,4 +1,4 @@
-"""What `commands/test_launch` launches in the place of runs: two processes that meet, and write where they listen."""
+"""Two processes that meet and write where they listen, which `test_launch` launches in place of runs."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from flowgrpo.commands import launch
 
 
 def launcher():
-    """A command of `forked`."""
+    """Run as a command of `forked`."""
     program.entry = talk
     os._exit(launch.relaunch(2, Path()))
 

@@ -1,11 +1,8 @@
-"""A flow of two Gaussians whose expected reward and gradient are sums over a grid, for chains, ODE and brushes.
+"""A flow of two Gaussians with exact rewards and gradients, as sums over a grid, for chains, ODE and brushes.
 
-The velocity is the exact one of the mixture, plus a shift theta_i at each step i, all 0. A chain's states have densities and
-values on a grid; a trapezoid sum of what falls off like a Gaussian is exact to many digits. Nothing here calls the project's
-samplers, which are held against it.
+The velocity is exact, plus a shift theta_i at each step i, all 0. A trapezoid sum of what falls off like a Gaussian is exact
+to many digits. Nothing here calls the project's samplers, which are held against it.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,7 +20,7 @@ SIGMAS = schedule()
 
 
 def velocity(x: Tensor, sigma: float) -> Tensor:
-    """The exact velocity at states of any shape: the mean of noise minus data."""
+    """Return the exact velocity at states of any shape: the mean of noise minus data."""
     weights, velocities = [], []
     for weight, mean, std in zip(WEIGHTS, MEANS, STDS, strict=True):
         variance = (1 - sigma) ** 2 * std**2 + sigma**2
@@ -34,24 +31,21 @@ def velocity(x: Tensor, sigma: float) -> Tensor:
 
 
 def moved(step: Step, x: Tensor) -> Tensor:
-    """The mean of the step from states."""
     return step.carry * x + step.push * velocity(x, step.sigma)
 
 
 def followed(steps: Sequence[Step], x: Tensor) -> Tensor:
-    """Where deterministic steps lead."""
     for each in steps:
         x = moved(each, x)
     return x
 
 
 def normal(x: Tensor, std: float = 1.0) -> Tensor:
-    """Density of noise."""
     return torch.exp(-((x / std) ** 2) / 2) / (std * math.sqrt(2 * math.pi))
 
 
 def of_ode(steps: Sequence[Step], earned: Earned) -> tuple[float, list[float]]:
-    """What ODE samples earn, and its gradient by the shift of each step."""
+    """Return what ODE samples earn, and its gradient by the shift of each step."""
     shifts = torch.zeros(len(steps), dtype=torch.float64, requires_grad=True)
     x = GRID
     for each, shift in zip(steps, shifts, strict=True):
@@ -62,7 +56,7 @@ def of_ode(steps: Sequence[Step], earned: Earned) -> tuple[float, list[float]]:
 
 
 def of_chain(steps: Sequence[Step], earned: Earned) -> tuple[float, list[float]]:
-    """What a chain earns whose last step alone is ODE, and its gradient by the shift of each noisy step."""
+    """Return what a chain earns whose last step alone is ODE, and its gradient by the shift of each noisy step."""
     width = _spacing(GRID)
     kernels = [normal(GRID - moved(each, GRID)[:, None], each.noise) * width for each in steps[:-1]]
     value, values = earned(moved(steps[-1], GRID)), []
@@ -80,11 +74,7 @@ def of_chain(steps: Sequence[Step], earned: Earned) -> tuple[float, list[float]]
 def of_branches(
     steps: Sequence[Step], ode: Sequence[Step], earned: Earned, trunk: Sequence[tuple[Tensor, Tensor]]
 ) -> list[float]:
-    """What the shift of each noisy step changes of the reward that ODE steps behind it lead to.
-
-    Args:
-        trunk: before each noisy step states, and their weights.
-    """
+    """Differentiate what ODE steps behind each noisy step earn by its shift; `trunk` has states and weights before it."""
     found = []
     for i, (each, (x, weight)) in enumerate(zip(steps[:-1], trunk, strict=True)):
         ends = followed(ode[i + 1 :], moved(each, x)[:, None] + each.noise * XI)
@@ -94,13 +84,13 @@ def of_branches(
 
 
 def ode_trunk(ode: Sequence[Step]) -> list[tuple[Tensor, Tensor]]:
-    """States of ODE samples before each step but the last, and their weights."""
+    """Return states of ODE samples before each step but the last, and their weights."""
     weight = normal(GRID) * _spacing(GRID)
     return [(followed(ode[:i], GRID), weight) for i in range(len(ode) - 1)]
 
 
 def chain_trunk(steps: Sequence[Step]) -> list[tuple[Tensor, Tensor]]:
-    """States of a chain before each noisy step, and their weights."""
+    """Return states of a chain before each noisy step, and their weights."""
     weight, found = normal(GRID) * _spacing(GRID), []
     for each in steps[:-1]:
         found.append((GRID, weight))

@@ -16,7 +16,7 @@ MODULES = {
 
 @cache
 def imported(path):
-    """Full names of what a file imports, at its top or inside a function."""
+    """Name in full what a file imports, at its top or inside a function."""
     return tuple(_imported(path))
 
 
@@ -32,7 +32,7 @@ def _imported(path):
 
 
 def module_of(name):
-    """Our module that an imported name is of, or None."""
+    """Return our module that an imported name is of, or None."""
     while name and name not in MODULES:
         name = name.rpartition(".")[0]
     return name or None

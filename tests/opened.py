@@ -4,7 +4,7 @@ from flowgrpo.training.comparison import compare
 
 
 class Opened:
-    """The loop itself, then its state, its wing, its checkpoints and its evaluation: the first that has an attribute."""
+    """Look up an attribute in the loop, its state, its wing, its checkpoints and its evaluation, in this order."""
 
     def __init__(self, loop):
         self.__dict__["parts"] = (loop, loop.state, loop.wing, loop.checkpoints, loop.evaluation)
@@ -23,9 +23,9 @@ class Opened:
             setattr(part, name, value)
 
     def compare(self, batch):
-        """The units of a batch with their advantages."""
+        """Return the units of a batch with their advantages."""
         return compare(self.state, self.wing, self.wing.units(batch), batch)
 
     def made(self, iteration):
-        """A rollout of an iteration, with what it took."""
+        """Return a rollout of an iteration, with what it took."""
         return self.rollouts.next(iteration)

@@ -5,8 +5,6 @@ a run; its gradient is divided by the weights of its edges, and compared step by
 finish make of the reward, times the factor that its baseline leaves of it.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections import Counter, defaultdict
@@ -74,8 +72,8 @@ class Seen:
     """One batch of groups.
 
     Attributes:
-        signal: by step, the mean over its edges of advantage times gradient of the log-probability, of theta and of phi.
-        exact: what that is in expectation; None where no closed form is known.
+        signal: by step, the mean over its edges of advantage times gradient of the log-probability.
+        exact: its expectation; None where no closed form is known.
         weight: by step, the share of the update's weight.
         chain, ode: exact gradients of the sampler as it is rolled out, and by ODE.
         evaluations: of the model for a group, rollout and update.
@@ -111,16 +109,10 @@ def trainer(
             "model": {"path": "field", "lora": None},
             "algorithm": {"preset": preset},
             "rewards": [reward],
-            "train": {
-                "groups": groups,
-                "group_size": SIZES.get(preset, 8),
-                "updates": 1,
-                "micro_batch": 1 << 20,
-                "ema": None,
-                "draft": None,
-            },
+            "train": {"groups": groups, "group_size": SIZES.get(preset, 8), "updates": 1, "micro_batch": 1 << 20},
             "run": {"dir": folder, "name": "run"},
         }
+        written["train"] |= {"ema": None, "draft": None}
         for key, value in {**PLAIN, **overrides}.items():
             *sections, last = key.split(".")
             place = written
@@ -154,7 +146,7 @@ def batch(run: Opened, reward: str, iteration: int, made: Made | None = None) ->
 
 
 def replay(run: Opened, made: Made) -> tuple[dict[int, Gradient], dict[int, float]]:
-    """`signal` and `weight` of `Seen`, of a batch that is credited and replayed; no step is taken."""
+    """Return `signal` and `weight` of `Seen`, of a batch that is credited and replayed; take no step."""
     credited, field = credit(run, made.batch), run.policy.modules["field"]
     step_in_place(run, credited)
     weight, scaled = _weights(credited)
@@ -166,7 +158,7 @@ def replay(run: Opened, made: Made) -> tuple[dict[int, Gradient], dict[int, floa
 
 
 def _weights(credited: Credited) -> tuple[dict[int, float], dict[int, float]]:
-    """The weight of each step's edges in the mean of the loss, and the same times that of the step."""
+    """Return the weight of each step's edges in the mean of the loss, and the same times that of the step."""
     plain, scaled = defaultdict(float), defaultdict(float)
     for evaluation in credited.tree.evaluations:
         for edges in evaluation.trained:
@@ -179,7 +171,7 @@ def _weights(credited: Credited) -> tuple[dict[int, float], dict[int, float]]:
 
 
 def paths(tree: Tree) -> tuple[list[Step], list[Step]]:
-    """The steps of the sampler as a tree has them, with a kernel where any of its edges has one; and those by ODE."""
+    """Return the sampler's steps as a tree has them, with a kernel where any edge has one; and those by ODE."""
     found = {}
     for evaluation in tree.evaluations:
         for edges in evaluation.edges:
@@ -194,7 +186,7 @@ def paths(tree: Tree) -> tuple[list[Step], list[Step]]:
 
 
 def finish(first: int, most: int | None) -> list[Step]:
-    """ODE steps from a step of the schedule to its end, evenly over its indices if they are to be fewer."""
+    """Return ODE steps from a step of the schedule to its end, evenly over its indices if they are to be fewer."""
     left = len(SIGMAS) - 1 - first
     count = min(most or left, left)
     stops = [first + round(left * i / count) for i in range(count + 1)] if left else []
@@ -204,7 +196,7 @@ def finish(first: int, most: int | None) -> list[Step]:
 def expectation(
     settings: Any, tree: Tree, chain: Sequence[Step], ode: Sequence[Step], *, reward: str
 ) -> dict[int, Gradient] | None:
-    """What the signal of each stochastic step is in expectation; None where the edges' weights depend on the reward."""
+    """Return the expected signal of each stochastic step; None where the edges' weights depend on the reward."""
     algorithm, size = settings.algorithm, settings.train.group_size
     rule, own = algorithm.credit, [i for i, each in enumerate(chain) if each.noise > 0]
     finished = getattr(algorithm.tree, "finish", None)
@@ -257,7 +249,7 @@ def depth_factors(shape: Any, tree: Tree) -> dict[int, float]:
 
 
 def splits(tree: Tree) -> set[int]:
-    """The steps at which a state has several children by one kernel."""
+    """Return the steps at which a state has several children by one kernel."""
     moves = [(evaluation.sigma, edges.move) for evaluation in tree.evaluations for edges in evaluation.edges]
     return {_step(sigma) for sigma, move in moves if move.kernel.stochastic and move.count > 1}
 
@@ -279,9 +271,8 @@ class Row:
     """What a preset's update is, beside the exact gradients.
 
     Attributes:
-        evaluations: of the model for a group.
-        size: its signal along the expected one, and `error` of it; None without an expectation.
-        worst: the largest distance of a step's signal from the expected, theta or phi, in standard errors, and of how many.
+        size, error: its signal along the expected one; None without an expectation.
+        worst, compared: the largest distance from what is expected, in standard errors, and of how many numbers.
         to_chain, to_ode: cosines of the update by theta to the exact gradients; as expected, or else as seen.
         noise: of a group's update by theta over its mean.
     """
@@ -299,7 +290,7 @@ class Row:
 
 
 def row(preset: str, reward: str, batches: int | None = None, **overrides: Any) -> Row:
-    """Try a preset on so many batches, by default as many as its row of the page has."""
+    """Try a preset on some batches, by default as many as its row of the page has."""
     batches = batches or FEWER.get(preset, BATCHES)
     with trainer(preset, reward, **overrides) as run:
         seen = [batch(run, reward, iteration) for iteration in range(batches)]
@@ -308,7 +299,6 @@ def row(preset: str, reward: str, batches: int | None = None, **overrides: Any) 
 
 
 def summary(preset: str, reward: str, seen: Sequence[Seen], groups: int) -> Row:
-    """What batches of so many groups say of a preset."""
     batches, steps = len(seen), range(len(SIGMAS) - 1)
     update = [[each.weight.get(i, 0.0) * _theta(each.signal.get(i)) for i in steps] for each in seen]
     mean, spread = mean_and_std(update)
@@ -322,17 +312,12 @@ def summary(preset: str, reward: str, seen: Sequence[Seen], groups: int) -> Row:
         (size,), (error,) = mean_and_std([[each] for each in lengths])
         error, worst = error / math.sqrt(batches), max(map(abs, distances), default=None)
     return Row(
-        preset=preset,
-        reward=reward,
-        evaluations=seen[0].evaluations,
-        size=size,
-        error=error,
-        worst=worst,
+        preset=preset, reward=reward, evaluations=seen[0].evaluations, size=size, error=error, worst=worst,
         compared=len(distances),
         to_chain=cosine(direction[:-1], _mean_theta([each.chain for each in seen])[:-1]),
         to_ode=cosine(direction[:-1], [each.theta for each in seen[0].ode][:-1]),
         noise=math.sqrt(groups * sum(s * s for s in spread) / sum(m * m for m in mean)),
-    )
+    )  # fmt: skip
 
 
 def _distances(seen: Sequence[Seen]) -> list[float]:
@@ -348,7 +333,6 @@ def _distances(seen: Sequence[Seen]) -> list[float]:
 
 
 def mean_and_std(rows: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
-    """Means and standard deviations over rows."""
     table = torch.tensor(rows, dtype=torch.float64)
     return table.mean(0).tolist(), table.std(0, correction=1).tolist()
 

@@ -1,23 +1,21 @@
-"""What clip, baselines, selection, drafts, pruning, branch noise, values and stale rollouts make of an update, as a table.
+"""Measure what clip, baselines, selection, drafts, pruning and other changes make of an update, as a table.
 
     python research/oracle_tables.py effects
 
 Each row is a preset of `oracle` with something changed, held against the gradient that is exact for the preset.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 
 import torch
 from oracle_families import FAMILIES
+from oracle_page import markdown
 from oracle_stale import passes, stale
 from oracle_variants import Effect, effects
 
 
 def rows() -> Iterator[Effect]:
-    """All rows, in the order of the page."""
     for family in FAMILIES:
         yield from effects(family())
     for behind in (1, 2, 4):
@@ -26,25 +24,13 @@ def rows() -> Iterator[Effect]:
 
 
 HEADS = (
-    "what is changed",
-    "of",
-    "expected",
-    "size",
-    "phi / theta",
-    "turned",
-    "to chain",
-    "to ODE",
-    "noise",
-    "of 1,000",
-)
+    "what is changed", "of", "expected", "size", "phi / theta", "turned", "to chain", "to ODE", "noise", "of 1,000",
+)  # fmt: skip
 
 
 def table(found: Sequence[Effect]) -> Iterator[str]:
-    """The rows as a table of Markdown."""
-    yield "| " + " | ".join(HEADS) + " |"
-    yield "|---" * len(HEADS) + "|"
-    for each in found:
-        cells = [
+    rows = (
+        [
             each.name,
             f"`{each.preset}`, {each.reward}",
             "-" if each.expected is None else f"{each.expected:.3f}",
@@ -56,11 +42,12 @@ def table(found: Sequence[Effect]) -> Iterator[str]:
             f"{each.noise:.2f}",
             f"{each.noise * math.sqrt(each.evaluations / 1000):.2f}",
         ]
-        yield "| " + " | ".join(cells) + " |"
+        for each in found
+    )
+    return markdown(HEADS, rows)
 
 
 def main() -> None:
-    """Print the table."""
     torch.set_num_threads(1)
     for line in table([*rows()]):
         print(line)

@@ -1,7 +1,5 @@
 """The families of rows of `oracle_effects` that are rolled out by the policy they train."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -26,35 +24,27 @@ def comparisons() -> Family:
     share, known = 1 - 1 / SIZE, {name: each["value"] for name, each in KNOWN["quadratic"].items()}
     select = {"train.select": {"rule": "extremes", "fraction": 2 / SIZE}}
     variance = {"train.select": {"rule": "max_variance", "fraction": 3 / SIZE, "statistics": "all"}}
-    return Family(
-        "flow_grpo",
-        "quadratic",
-        [
-            Variant("mean of the group"),
-            Variant("leave_one_out", _baseline("leave_one_out"), 1 / share),
-            Variant("absolute", _baseline("absolute", value=expected(chain, "quadratic")), 1 / share),
-            Variant("tracker", _baseline("tracker", std="none"), 1 / share),
-            Variant("median, no spread", _baseline("median", std="none"), known["median"] / share**2),
-            Variant(
-                "median, over mad, cut at 5", _baseline("median", clip=5.0, eps=1e-4), known["median_mad"] / share**2
-            ),
-            Variant("std of the group", {"algorithm.baseline.std": "group"}, known["std0"] / share),
-            Variant("std of the batch", {"algorithm.baseline.std": "global"}, 1 / spread),
-            Variant(
-                "select the 2 extremes, std of the group",
-                {"algorithm.baseline.std": "group", **select},
-                known["best_minus_worst"] * SIZE / 2 / share,
-            ),
-            Variant("select 3 of max_variance", variance, None),
-            Variant("soft_gate, or any clip", {"algorithm.objective": {"name": "soft_gate"}}),
-            Variant("prefix_ratio", {"algorithm.objective": {"name": "prefix_ratio"}}),
-            Variant("step weights noise_aware", {"algorithm.objective.step_weights": "noise_aware"}),
-            Variant("step weights equalised", {"algorithm.objective.step_weights": "equalised"}),
-        ],
-        batches=12,
-        groups=12,
-        base={"train.group_size": SIZE},
-    )
+    variants = [
+        Variant("mean of the group"),
+        Variant("leave_one_out", _baseline("leave_one_out"), 1 / share),
+        Variant("absolute", _baseline("absolute", value=expected(chain, "quadratic")), 1 / share),
+        Variant("tracker", _baseline("tracker", std="none"), 1 / share),
+        Variant("median, no spread", _baseline("median", std="none"), known["median"] / share**2),
+        Variant("median, over mad, cut at 5", _baseline("median", clip=5.0, eps=1e-4), known["median_mad"] / share**2),
+        Variant("std of the group", {"algorithm.baseline.std": "group"}, known["std0"] / share),
+        Variant("std of the batch", {"algorithm.baseline.std": "global"}, 1 / spread),
+        Variant(
+            "select the 2 extremes, std of the group",
+            {"algorithm.baseline.std": "group", **select},
+            known["best_minus_worst"] * SIZE / 2 / share,
+        ),
+        Variant("select 3 of max_variance", variance, None),
+        Variant("soft_gate, or any clip", {"algorithm.objective": {"name": "soft_gate"}}),
+        Variant("prefix_ratio", {"algorithm.objective": {"name": "prefix_ratio"}}),
+        Variant("step weights noise_aware", {"algorithm.objective.step_weights": "noise_aware"}),
+        Variant("step weights equalised", {"algorithm.objective.step_weights": "equalised"}),
+    ]
+    return Family("flow_grpo", "quadratic", variants, batches=12, groups=12, base={"train.group_size": SIZE})
 
 
 def successes() -> Family:
@@ -65,18 +55,12 @@ def successes() -> Family:
     counts = [math.comb(SIZE, k) * p**k * (1 - p) ** (SIZE - k) for k in range(SIZE + 1)]
     spread = sum(chance * math.sqrt(k * (SIZE - k)) for k, chance in enumerate(counts)) / SIZE
     scaled = spread / (p * (1 - p)) / share
-    return Family(
-        "flow_grpo",
-        "success",
-        [
-            Variant("mean, of successes"),
-            Variant("drop_zero, of successes", {"algorithm.baseline.drop_zero": True}, 1 / differ),
-            Variant("std of the group, of successes", {"algorithm.baseline.std": "group"}, scaled),
-        ],
-        batches=12,
-        groups=12,
-        base={"train.group_size": SIZE},
-    )
+    variants = [
+        Variant("mean, of successes"),
+        Variant("drop_zero, of successes", {"algorithm.baseline.drop_zero": True}, 1 / differ),
+        Variant("std of the group, of successes", {"algorithm.baseline.std": "group"}, scaled),
+    ]
+    return Family("flow_grpo", "success", variants, batches=12, groups=12, base={"train.group_size": SIZE})
 
 
 def starts() -> Family:
@@ -97,22 +81,17 @@ def gains() -> Family:
     scaled = math.sqrt(2 / size) * math.gamma(size / 2) / math.gamma((size - 1) / 2)
     factors = {i: scaled / each / (1 - 1 / size) for i, each in enumerate(spread[:-1])}
     joint = {"algorithm.credit.compare": "joint"}
-    return Family(
-        "dense_grpo",
-        "linear",
-        [
-            Variant("gains by step"),
-            Variant("gains by step, over their std", {"algorithm.baseline.std": "group"}, factors),
-            Variant("gains jointly", joint),
-            Variant("gains jointly, over their std", {**joint, "algorithm.baseline.std": "group"}, None),
-        ],
-        batches=12,
-        groups=5,
-    )
+    variants = [
+        Variant("gains by step"),
+        Variant("gains by step, over their std", {"algorithm.baseline.std": "group"}, factors),
+        Variant("gains jointly", joint),
+        Variant("gains jointly, over their std", {**joint, "algorithm.baseline.std": "group"}, None),
+    ]
+    return Family("dense_grpo", "linear", variants, batches=12, groups=5)
 
 
 def twigs() -> Family:
-    """Values of states by fewer ODE steps."""
+    """Vary the ODE steps of the values of states."""
     lengths = [Variant(f"twigs of {n}", {"algorithm.tree.length": n}) for n in (5, 1)]
     return Family("dense_grpo", "quadratic", lengths, batches=12, groups=5, shared=False)
 

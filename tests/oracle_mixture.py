@@ -5,8 +5,6 @@
 The model is `mixture_flow`, on which a rule of advantage may turn an update, as it cannot on one Gaussian.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,6 +18,7 @@ import oracle
 import torch
 from gaussian_flow import Step, cosine, step
 from mixture_flow import REWARDS, SIGMAS
+from oracle_page import markdown
 
 STEPS = len(SIGMAS) - 1
 PAIRS = list(pairwise(SIGMAS))
@@ -45,7 +44,7 @@ class Family:
     """Variants of a preset on the same rollouts.
 
     Attributes:
-        sees: what the preset's edges see: a chain's reward, or that of branches of an ODE trunk or of a chain.
+        sees: what the edges see: a chain's reward, or that of branches of an ODE trunk or of a chain.
         share: what the group's mean leaves of it.
         variants: changes of the preset and, where it is known, the size of its update, of which the preset's own has 1.
     """
@@ -65,38 +64,19 @@ _AS_IT_IS = {"uncut": ({"algorithm.baseline.clip": UNCUT}, 1.0)}
 _LEAVE_ONE_OUT = {"algorithm.baseline": {"name": "leave_one_out", "clip": UNCUT}}
 _MEDIAN = {"algorithm.baseline": {"name": "median", "std": "none", "clip": UNCUT}}
 _STD = {"algorithm.baseline.std": "group"}
+_BY_CHAIN = {
+    **_AS_IT_IS,
+    "advantages cut at 5": ({}, None),
+    "leave_one_out": (_LEAVE_ONE_OUT, 8 / 7),
+    "median": (_MEDIAN, None),
+    "std of the group": (_STD, None),
+}
+_BY_TWIGS = {**_AS_IT_IS, "gains over their std": (_STD, None)}
+_EVEN = {"algorithm.objective.step_weights": "none"}
 FAMILIES = (
-    Family(
-        "flow_grpo",
-        "chain",
-        7 / 8,
-        {
-            **_AS_IT_IS,
-            "advantages cut at 5": ({}, None),
-            "leave_one_out": (_LEAVE_ONE_OUT, 8 / 7),
-            "median": (_MEDIAN, None),
-            "std of the group": (_STD, None),
-        },
-        batches=14,
-        groups=12,
-    ),
-    Family(
-        "tempflow",
-        "brush",
-        5 / 6,
-        _AS_IT_IS,
-        batches=10,
-        groups=3,
-        base={"algorithm.objective.step_weights": "none"},
-    ),
-    Family(
-        "dense_grpo",
-        "twigs",
-        7 / 8,
-        {**_AS_IT_IS, "gains over their std": (_STD, None)},
-        batches=10,
-        groups=5,
-    ),
+    Family("flow_grpo", "chain", 7 / 8, _BY_CHAIN, batches=14, groups=12),
+    Family("tempflow", "brush", 5 / 6, _AS_IT_IS, batches=10, groups=3, base=_EVEN),
+    Family("dense_grpo", "twigs", 7 / 8, _BY_TWIGS, batches=10, groups=5),
 )
 
 
@@ -116,7 +96,7 @@ class Row:
 
 @cache
 def exact(sees: str, reward: str) -> list[float]:
-    """What the shifts of the noisy steps change of the reward that edges of a kind see, or that ODE samples earn."""
+    """Differentiate the reward that edges of a kind see, or that ODE samples earn, by the shifts of the noisy steps."""
     earned = REWARDS[reward]
     if sees == "ode":
         return mixture_flow.of_ode(ODE, earned)[1][:-1]
@@ -127,7 +107,6 @@ def exact(sees: str, reward: str) -> list[float]:
 
 
 def rows(family: Family, reward: str) -> list[Row]:
-    """Try the variants of a family."""
     with ExitStack() as stack:
         options = {"groups": family.groups, "earned": REWARDS[reward], **family.base}
         runs = [
@@ -156,26 +135,18 @@ def _row(
     gaps = [[value - size * to for value, to in zip(each, aim, strict=True)] for each in seen]
     apart = [abs(m / s) * math.sqrt(family.batches) for m, s in zip(*oracle.mean_and_std(gaps), strict=True)]
     return Row(
-        name=name,
-        expected=known,
-        size=size,
-        error=spread / math.sqrt(family.batches),
-        turned=max(apart),
-        to_chain=cosine(mean, exact("chain", reward)),
-        to_ode=cosine(mean, exact("ode", reward)),
+        name=name, expected=known, size=size, error=spread / math.sqrt(family.batches), turned=max(apart),
+        to_chain=cosine(mean, exact("chain", reward)), to_ode=cosine(mean, exact("ode", reward)),
         noise=math.sqrt(family.groups * sum(s * s for s in total) / sum(m * m for m in mean)),
-    )
+    )  # fmt: skip
 
 
 HEADS = ("preset, reward, advantages", "expected", "size", "turned", "to chain", "to ODE", "noise")
 
 
 def table(found: Sequence[Row]) -> Iterator[str]:
-    """The rows as a table of Markdown."""
-    yield "| " + " | ".join(HEADS) + " |"
-    yield "|---" * len(HEADS) + "|"
-    for each in found:
-        cells = [
+    rows = (
+        [
             each.name,
             "-" if each.expected is None else f"{each.expected:.2f}",
             f"{each.size:.2f} ± {each.error:.2f}",
@@ -184,11 +155,13 @@ def table(found: Sequence[Row]) -> Iterator[str]:
             f"{each.to_ode:.3f}",
             f"{each.noise:.2f}",
         ]
-        yield "| " + " | ".join(cells) + " |"
+        for each in found
+    )
+    return markdown(HEADS, rows)
 
 
 def main() -> None:
-    """Print the table."""
     torch.set_num_threads(1)
-    for line in table([row for reward in REWARDS for family in FAMILIES for row in rows(family, reward)]):
+    found = [row for reward in REWARDS for family in FAMILIES for row in rows(family, reward)]
+    for line in table(found):
         print(line)

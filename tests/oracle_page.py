@@ -1,11 +1,19 @@
-"""The tables of docs/oracle.md, to hold them against what prints them."""
+"""The tables of docs/oracle.md: how they are printed and read."""
 
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table of Markdown."""
+    yield from ("| " + " | ".join(heads) + " |", "|---" * len(heads) + "|")
+    for cells in rows:
+        yield "| " + " | ".join(cells) + " |"
+
+
 def on_page(heading: str) -> dict[str, str]:
-    """The rows of the table under a heading of docs/oracle.md, by their first cell."""
+    """Return the rows of the table under a heading of docs/oracle.md, by their first cell."""
     text = (Path(__file__).parents[1] / "docs" / "oracle.md").read_text()
     section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     _, _, *rows = [line for line in section.splitlines() if line.startswith("|")]
@@ -13,5 +21,4 @@ def on_page(heading: str) -> dict[str, str]:
 
 
 def numbers(line: str) -> list[float]:
-    """The numbers of a row of a table, behind its first cell."""
     return [float(word) for word in re.findall(r"\d+(?:\.\d+)?", line.split("|", 2)[2])]

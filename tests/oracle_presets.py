@@ -3,8 +3,6 @@
 python research/oracle_tables.py presets [PRESET ...] [--reward linear] [--set KEY=VALUE ...]
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from typing import Any
@@ -23,12 +21,7 @@ HEADS = ("preset", "evaluations", "size", "steps", "to sampler", "to ODE", "nois
 
 
 def row(preset: str, reward: str = "quadratic", batches: int | None = None, **overrides: Any) -> str:
-    """The row of a preset, in Markdown, as `HEADS` names its cells.
-
-    Args:
-        reward, overrides: of flow presets.
-        batches: to try it on; by default as many as its kind of preset needs.
-    """
+    """Return the row of a preset in Markdown, by default on as many batches as its kind needs."""
     counted = {} if batches is None else {"batches": batches}
     if preset in TEXTS:
         return line(oracle_texts.row(TEXTS[preset], **counted))
@@ -37,7 +30,6 @@ def row(preset: str, reward: str = "quadratic", batches: int | None = None, **ov
 
 
 def line(found: oracle.Row | oracle_texts.Row) -> str:
-    """The row of what was found of a preset."""
     text = isinstance(found, oracle_texts.Row)
     cells = (
         f"`{found.name if text else found.preset}`",
@@ -53,13 +45,11 @@ def line(found: oracle.Row | oracle_texts.Row) -> str:
 
 
 def main() -> None:
-    """Print the table of the presets that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("presets", nargs="*", metavar="PRESET", help="those to try; by default all")
     parser.add_argument("--reward", choices=REWARDS, default="quadratic", help="of flow presets")
-    parser.add_argument(
-        "--batches", type=int, help="to try each on; by default 20 or 40, 20 of final samples, 12 of texts"
-    )
+    by_default = "to try each on; by default 20 or 40, 20 of final samples, 12 of texts"
+    parser.add_argument("--batches", type=int, help=by_default)
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides, for all flow presets")
     asked = parser.parse_args()
     if strange := [preset for preset in asked.presets if preset not in PRESETS]:

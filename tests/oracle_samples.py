@@ -5,8 +5,6 @@ integral over samples of the solver and over noise: both are Gaussian, so that i
 compared by their ranks there is no such form, and only the direction is told.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from functools import cache
@@ -36,7 +34,7 @@ SEED = {"run.seed": 2}
 
 
 def sampler(kernel: Choice) -> tuple[float, float]:
-    """Mean and variance of the samples of chains, which have the kernel's noise at all steps."""
+    """Return mean and variance of the samples of chains, which have the kernel's noise at all steps."""
     if getattr(kernel, "solver", None) == "dpm2":
         return MEAN, DPM2_VARIANCE
     return moments([step(kernel.name, getattr(kernel, "level", 0.0), *pair, SIGMAS[1]) for pair in pairwise(SIGMAS)])
@@ -44,11 +42,9 @@ def sampler(kernel: Choice) -> tuple[float, float]:
 
 @cache
 def expected(weight: str, law: tuple[float, float], index: int, *, reward: str, centred: bool) -> Gradient:
-    """Mean of reward times the gradient of a sample's log-likelihood at a step of the schedule.
+    """Return the mean of reward times the gradient of a sample's log-likelihood at a step of the schedule.
 
-    Args:
-        law: mean and variance of the samples.
-        centred: whether the mean reward is taken off.
+    `law` is mean and variance of the samples; `centred` takes the mean reward off.
     """
     likelihood, (mean, variance) = Elbo(weight=weight), law
     x0 = (mean + math.sqrt(variance) * GRID)[:, None]
@@ -63,7 +59,7 @@ def expected(weight: str, law: tuple[float, float], index: int, *, reward: str, 
 
 
 def expectation(run: Opened, reward: str) -> dict[int, Gradient] | None:
-    """What the signal of each step is in expectation; None where samples are compared by rank."""
+    """Return the expected signal of each step; None where samples are compared by rank."""
     algorithm = run.config.algorithm
     if algorithm.preset in RANKED:
         return None
@@ -100,7 +96,6 @@ def batch(run: Opened, reward: str, iteration: int) -> Seen:
 
 
 def row(preset: str, reward: str, batches: int = BATCHES, *, groups: int = GROUPS, **overrides: Any) -> Row:
-    """Try a preset on so many batches."""
     baseline = sample_presets.PRESETS[preset]["baseline"]
     plain: dict[str, Any] = {} if "std" in baseline else {"algorithm.baseline": {**baseline, "clip": 1e9}}
     if preset not in ("awm", "awm_fast"):

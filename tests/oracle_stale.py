@@ -1,8 +1,5 @@
 """Rows of `oracle_effects` of a policy that has moved since the rollout: stale rollouts, and several updates of one."""
 
-from __future__ import annotations
-
-import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,13 +7,12 @@ from typing import Any
 
 import oracle
 import torch
-from field import credit
+from field import credit, step_of_part
 from gaussian_flow import Gradient, Step, gradient, whole_gradient
 from opened import Opened
 from oracle import Seen, batch, trainer
 from oracle_variants import STEPS, Effect, Family, Variant, chain_of, effect, times
 
-from flowgrpo.flow.updates.update import update_part
 from flowgrpo.training.scoring.rollout_batch import Made
 
 BATCHES, GROUPS, SIZE = 12, 8, 8
@@ -28,12 +24,11 @@ PREFIX = {"name": "prefix_ratio", "clip_range": 15.0, "power": 0.0, "dual": None
 
 
 def placed(kernel: str, level: float, theta: Sequence[float], phi: Sequence[float]) -> list[Step]:
-    """The steps of a chain at some parameters."""
     return [replace(each, theta=a, phi=b) for each, a, b in zip(chain_of(kernel, level), theta, phi, strict=True)]
 
 
 def moved(count: int) -> tuple[list[float], list[float]]:
-    """Theta and phi after so many steps along the exact gradient of what the chain earns."""
+    """Return theta and phi after some steps along the exact gradient of what the chain earns."""
     theta, phi = [0.0] * STEPS, [0.0] * STEPS
     for _ in range(count):
         found = whole_gradient(placed("flow_sde", 0.7, theta, phi), "quadratic")
@@ -43,10 +38,10 @@ def moved(count: int) -> tuple[list[float], list[float]]:
 
 
 def stale(behind: int) -> list[Effect]:
-    """Updates by batches that were rolled out so many steps of the policy before, by some ratios.
+    """Measure updates by batches that were rolled out some policy steps before, by some ratios.
 
-    What a ratio without a clip is to see of a step is the derivative by that step as it is now, between the steps before it,
-    as they were, or by `prefix_ratio` as they are, and those behind it as they were. Sizes are along the gradient of now.
+    A ratio without a clip is to see the derivative by the step as it is now, between the steps before it as they were (by
+    `prefix_ratio` as they are) and those behind it as they were. Sizes are along the gradient of now.
     """
     old, now = (placed("flow_sde", 0.7, *moved(count)) for count in (0, behind))
     exact, ode = whole_gradient(now, "quadratic"), whole_gradient(placed("ode", 0.0, *moved(behind)), "quadratic")
@@ -70,7 +65,7 @@ def stale(behind: int) -> list[Effect]:
 
 
 def _late(behind: int, changes: Sequence[dict[str, Any]]) -> list[list[Seen]]:
-    """Of each change the batches, rolled out by the policy where it began, and replayed where it has come to."""
+    """Roll out batches of each change by the policy where it began, and replay them where it has come to."""
     with ExitStack() as stack:
         options = {"groups": GROUPS, "run.staleness": behind}
         runs = [stack.enter_context(trainer("flow_grpo", "quadratic", **options, **change)) for change in changes]
@@ -95,7 +90,7 @@ def _put(run: Opened, theta: Sequence[float], phi: Sequence[float]) -> None:
 
 
 def passes(parts: int = 4) -> list[Effect]:
-    """Steps of SGD on the parts of one batch: where they lead, over what each would do by itself."""
+    """Take steps of SGD on the parts of one batch, and compare where they lead with what each would do by itself."""
     rate = RATE * (STEPS - 1)
     with ExitStack() as stack:
         options = {"groups": GROUPS, "train.updates": parts, "train.split": "samples"}
@@ -118,22 +113,11 @@ def passes(parts: int = 4) -> list[Effect]:
 
 @torch.no_grad()
 def _stepped(run: Opened, made: Made, rate: float) -> dict[int, Gradient]:
-    """How far the parameters of each step have moved, over the rate and the number of parts."""
+    """Return how far the parameters of each step have moved, over the rate and the number of parts."""
     _put(run, *moved(0))
     with torch.enable_grad():
         credited, optimizer = credit(run, made.batch), torch.optim.SGD(run.weights.parameters, lr=rate)
         for part in range(run.config.train.updates):
-            update_part(
-                run.policy,
-                credited,
-                part,
-                weights=run.weights,
-                optimizer=optimizer,
-                scaler=run.scaler,
-                objective=run.config.algorithm.objective,
-                max_grad_norm=math.inf,
-                sum_shares=run.collectives.sum_shares,
-                sum_processes=run.collectives.sum,
-            )
+            step_of_part(run, credited, part, optimizer)
     model, each = run.policy.modules["field"], (STEPS - 1) / (rate * run.config.train.updates)
     return {i: Gradient(each * float(model.theta[i]), each * float(model.phi[i])) for i in range(STEPS - 1)}

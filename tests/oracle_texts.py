@@ -6,8 +6,6 @@ The model is the table of `tiny_texts`, of which every canvas can be counted. A 
 by the code of a run.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import tempfile
@@ -19,6 +17,7 @@ from typing import Any
 import tiny_texts
 import torch
 from opened import Opened
+from oracle_page import markdown
 from tiny_texts import Decoding, Exact, Table, normal_temperatures
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -38,12 +37,9 @@ WORDS = ("a", "b", "<end>", "<mask>")
 
 @dataclass(frozen=True)
 class Variant:
-    """A preset, as it stands or with changes; and what is exact for it.
+    """A preset, as it stands or with changes, and what is exact for it.
 
-    Attributes:
-        decoding: what its decoder does, as `tiny_texts` counts it.
-        own: the estimate of `Exact` that its likelihood is by definition, whose gradient is the expected one; None where it
-            is only compared.
+    `decoding` is its decoder as `tiny_texts` counts it; `own` the estimate of `Exact` that its likelihood is by definition.
     """
 
     preset: str
@@ -58,75 +54,46 @@ def _drawn(temperature: float, order: str = "confidence") -> Decoding:
     return Decoding(order, temperatures=((temperature, 1.0),))
 
 
+_ENTROPY, _LEFT = Decoding("entropy", (0, 1)), _drawn(1.0, "left_to_right")
+_DECODERS = {name: {"algorithm.decoder": {"name": name}} for name in ("random", "entropy", "left_to_right")}
+_TOKEN_MEAN = {**_DECODERS["entropy"], "algorithm.aggregation": "token_mean"}
+_UNMERGED = {**_DECODERS["left_to_right"], "algorithm.likelihood.shrink": 1}
 _NO_HINTS = {"algorithm.hints": {"name": "none"}}
+_PATH = "by_trajectory"
 VARIANTS = (
     Variant("diffu_grpo", _drawn(0.9)),
     Variant("diffu_grpo_fast", _drawn(1.0), "by_one_step"),
-    Variant("coupled_grpo", Decoding("entropy", (0, 1))),
+    Variant("coupled_grpo", _ENTROPY),
     Variant("gdpo", _drawn(1.0)),
     Variant("bgpo", _drawn(0.6)),
-    Variant("cj_grpo", _drawn(1.0), "by_trajectory"),
-    Variant("just_grpo", _drawn(1.0, "left_to_right"), "by_trajectory"),
+    Variant("cj_grpo", _drawn(1.0), _PATH),
+    Variant("just_grpo", _LEFT, _PATH),
     Variant("igpo", _drawn(1.2), changes={"algorithm.hints.success": 2.0}),
     Variant("spg", _drawn(0.9)),
     Variant("trace_rl", _drawn(0.8), "by_one_step"),
-    Variant("co_grpo", Decoding("gumbel", temperatures=normal_temperatures(0.8, 0.3, top=2.0)), "by_trajectory"),
+    Variant("co_grpo", Decoding("gumbel", temperatures=normal_temperatures(0.8, 0.3, top=2.0)), _PATH),
     Variant("igpo", _drawn(1.2), "by_one_step", name="igpo, no hints", changes=_NO_HINTS),
-    Variant(
-        "cj_grpo",
-        _drawn(1.0, "random"),
-        "by_trajectory",
-        name="cj_grpo, random",
-        changes={"algorithm.decoder": {"name": "random"}},
-    ),
-    Variant(
-        "cj_grpo",
-        Decoding("entropy", (0, 1)),
-        name="cj_grpo, entropy",
-        changes={"algorithm.decoder": {"name": "entropy"}},
-    ),
-    Variant(
-        "cj_grpo",
-        Decoding("entropy", (0, 1)),
-        "by_trajectory",
-        name="cj_grpo, entropy, token_mean",
-        changes={"algorithm.decoder": {"name": "entropy"}, "algorithm.aggregation": "token_mean"},
-    ),
-    Variant(
-        "trace_rl",
-        _drawn(1.0, "left_to_right"),
-        "by_trajectory",
-        name="trace_rl, left_to_right, unmerged",
-        changes={"algorithm.decoder": {"name": "left_to_right"}, "algorithm.likelihood.shrink": 1},
-    ),
-    Variant(
-        "bgpo",
-        _drawn(1.0, "random"),
-        name="bgpo, random, temperature 1",
-        changes={"algorithm.decoder": {"name": "random"}},
-    ),
+    Variant("cj_grpo", _drawn(1.0, "random"), _PATH, name="cj_grpo, random", changes=_DECODERS["random"]),
+    Variant("cj_grpo", _ENTROPY, name="cj_grpo, entropy", changes=_DECODERS["entropy"]),
+    Variant("cj_grpo", _ENTROPY, _PATH, name="cj_grpo, entropy, token_mean", changes=_TOKEN_MEAN),
+    Variant("trace_rl", _LEFT, _PATH, name="trace_rl, left_to_right, unmerged", changes=_UNMERGED),
+    Variant("bgpo", _drawn(1.0, "random"), name="bgpo, random, temperature 1", changes=_DECODERS["random"]),
 )
 
 
 @contextmanager
 def trainer(variant: Variant) -> Iterator[Opened]:
-    """A run of a preset on the table of three letters."""
+    """Build a run of a preset on the table of three letters."""
     with tempfile.TemporaryDirectory() as folder:
         written = {
             "kind": "mdlm",
             "model": {"path": "table", "length": tiny_texts.LENGTH, "lora": None},
             "algorithm": {"preset": variant.preset, "baseline": {"std": "none"}},
             "rewards": ["table"],
-            "train": {
-                "groups": GROUPS,
-                "group_size": SIZE,
-                "updates": 1,
-                "micro_batch": 1 << 20,
-                "ema": None,
-                "max_grad_norm": 1e9,
-            },
+            "train": {"groups": GROUPS, "group_size": SIZE, "updates": 1, "micro_batch": 1 << 20},
             "run": {"dir": folder, "name": "run"},
         }
+        written["train"] |= {"ema": None, "max_grad_norm": 1e9}
         if PRESETS[variant.preset]["objective"].get("kl"):
             written["algorithm"]["objective"] = {"kl": {"beta": 0.0}}
         for key, value in variant.changes.items():
@@ -152,7 +119,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 
 def batch(run: Opened, iteration: int) -> tuple[torch.Tensor, float, list[str]]:
-    """The ascent of a batch (P,), the evaluations of a group, and the texts."""
+    """Return the ascent of a batch (P,), the evaluations of a group, and the texts."""
     run.done, before = iteration, run.evaluations
     rolled = run.made(iteration).batch
     minibatches = run.minibatches(rolled, run.compare(rolled))
@@ -168,12 +135,10 @@ class Row:
     """What a variant's update was.
 
     Attributes:
-        size, error: its length along the exact gradient of what its decoder earns, times what the baseline leaves of it and
-            over the letters, of which that has 1; and its standard error.
+        size, error: its length along the exact gradient times what the baseline leaves, over the letters.
         cosine: to that gradient, its own noise taken off.
-        worst: the largest distance of a parameter's update from that of the estimate it is by definition, in standard
-            errors, and of how many; None where there is no such estimate.
-        exact: cosine of that estimate to the exact gradient, None likewise.
+        worst, compared: the largest distance from the estimate it is by definition, in standard errors, and of how many.
+        exact: cosine of that estimate to the exact gradient, or None.
         noise: of a group's update over its length.
         drawn: the largest distance of a text's frequency from its chance, in standard errors.
     """
@@ -191,7 +156,6 @@ class Row:
 
 
 def row(variant: Variant, batches: int = BATCHES) -> Row:
-    """Try a variant on so many batches."""
     with trainer(variant) as run:
         found = [batch(run, iteration) for iteration in range(batches)]
         own = run.config.algorithm.baseline.name == "leave_one_out"
@@ -230,11 +194,8 @@ HEADS = ("preset", "decoder", "evaluations", "size", "cosine", "by its definitio
 
 
 def table(rows: Sequence[Row], variants: Sequence[Variant]) -> Iterator[str]:
-    """The rows as a table of Markdown."""
-    yield "| " + " | ".join(HEADS) + " |"
-    yield "|---" * len(HEADS) + "|"
-    for each, variant in zip(rows, variants, strict=True):
-        cells = [
+    rows = (
+        [
             f"`{each.name}`",
             variant.decoding.order,
             f"{each.evaluations:.0f}",
@@ -245,11 +206,12 @@ def table(rows: Sequence[Row], variants: Sequence[Variant]) -> Iterator[str]:
             f"{each.noise:.2f}",
             f"{each.noise * math.sqrt(each.evaluations / 1000):.2f}",
         ]
-        yield "| " + " | ".join(cells) + " |"
+        for each, variant in zip(rows, variants, strict=True)
+    )
+    return markdown(HEADS, rows)
 
 
 def main() -> None:
-    """Print the table of the presets that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("presets", nargs="*", metavar="PRESET", help="those to try; by default all")
     asked = parser.parse_args()

@@ -1,7 +1,5 @@
 """What a change makes of a preset's update: how variants of presets are tried, and what is summed up of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -18,10 +16,9 @@ STEPS = len(SIGMAS) - 1
 
 @dataclass(frozen=True)
 class Variant:
-    """A change of a preset, and the size of its update, of which the preset as it stands has 1.
+    """A change of a preset, and the factor of its update's size.
 
-    Attributes:
-        factor: of the update in expectation; by step where it differs; None where no closed form is known.
+    `factor` is by step where it differs, and None where no closed form is known.
     """
 
     name: str
@@ -48,7 +45,7 @@ class Effect:
     """What a variant's update was.
 
     Attributes:
-        expected: its length along the update of the preset as it stands, of which that has 1; None: no closed form.
+        expected: its length along the update of the preset as it stands; None where no closed form is known.
         size, error: as seen, and its standard error.
         phi, phi_error: the same of the slopes' part, over the size of the shifts'.
         turned: the largest distance of a step's signal from size times what is expected, in standard errors.
@@ -72,12 +69,10 @@ class Effect:
 
 
 def effects(family: Family) -> list[Effect]:
-    """Try the variants of a family."""
     with ExitStack() as stack:
+        options = {"groups": family.groups, **family.base}
         runs = [
-            stack.enter_context(
-                trainer(family.preset, family.reward, groups=family.groups, **family.base, **variant.changes)
-            )
+            stack.enter_context(trainer(family.preset, family.reward, **options, **variant.changes))
             for variant in family.variants
         ]
         seen = [[] for _ in runs]
@@ -90,7 +85,6 @@ def effects(family: Family) -> list[Effect]:
 
 
 def effect(family: Family, variant: Variant, seen: Sequence[Seen]) -> Effect:
-    """Sum up what a variant's batches were."""
     by_step = isinstance(variant.factor, Mapping)
     if by_step:
         scaled = {i: times(each, variant.factor[i]) for i, each in seen[0].exact.items()}
@@ -106,36 +100,26 @@ def effect(family: Family, variant: Variant, seen: Sequence[Seen]) -> Effect:
     mean, spread = oracle.mean_and_std(update)
     direction = mean if variant.factor is None else oracle.mean_and_std(aim)[0]
     return Effect(
-        name=variant.name,
-        preset=family.preset,
-        reward=family.reward,
+        name=variant.name, preset=family.preset, reward=family.reward, evaluations=seen[0].evaluations,
         expected=1.0 if by_step else variant.factor,
-        size=size,
-        error=error,
-        phi=phi,
-        phi_error=phi_error,
-        turned=turned,
+        size=size, error=error, phi=phi, phi_error=phi_error, turned=turned,
         to_chain=cosine(direction[:-1], [each.theta for each in seen[0].chain][:-1]),
         to_ode=cosine(direction[:-1], [each.theta for each in seen[0].ode][:-1]),
         noise=math.sqrt(family.groups * sum(s * s for s in spread) / sum(m * m for m in mean)),
-        evaluations=seen[0].evaluations,
-    )
+    )  # fmt: skip
 
 
 def _row(seen: Seen, name: str, parameter: str) -> list[float]:
-    """The update by a parameter, a number for each step."""
     found = getattr(seen, name)
     return [seen.weight.get(i, 0.0) * getattr(found[i], parameter) if i in found else 0.0 for i in range(STEPS)]
 
 
 def _mean(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and its standard error."""
     (mean,), (spread,) = oracle.mean_and_std([[value] for value in values])
     return mean, spread / math.sqrt(len(values))
 
 
 def times(found: Gradient, factor: float) -> Gradient:
-    """A gradient that is so many times as large."""
     return Gradient(factor * found.theta, factor * found.phi)
 
 

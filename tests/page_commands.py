@@ -6,16 +6,13 @@ from dataclasses import dataclass
 
 FENCE = re.compile(r"\s*(```+|~~~+)\s*(\w*)")
 SHELLS = ("", "sh", "bash", "shell", "console")
-STARTS = re.compile(
-    r"(flowgrpo [a-z]|python (?:scripts|research)/|accelerate launch |torchrun |srun )|make [a-z-]+ *(#|$)"
-)
+PROGRAMS = r"flowgrpo [a-z]|python (?:scripts|research)/|accelerate launch |torchrun |srun "
+STARTS = re.compile(rf"({PROGRAMS})|make [a-z-]+ *(#|$)")
 VARIABLE = re.compile(r"([A-Z]+)=(\"[^\"]*\"|\S+)(?:; )?")
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a page, by the line that it begins on."""
-
     page: str
     line: int
     words: tuple[str, ...]
@@ -25,12 +22,11 @@ class Command:
 
     @property
     def text(self):
-        """The words with single spaces, without quotes."""
         return " ".join(self.words)
 
 
 def blocks(text):
-    """The blocks of a page in which commands may stand: lists of (number of the line, line without indent or prompt)."""
+    """List the blocks in which commands may stand, as (number, line without indent or prompt)."""
     found, fence, shell, block = [], None, False, []
     for number, line in enumerate([*text.splitlines(), "end"], 1):
         mark = FENCE.match(line)
@@ -53,17 +49,13 @@ def blocks(text):
 
 
 def filled(text, variables):
-    """A line with the shell's variables in it that its block has set, and a machine for a command within a command."""
+    """Put in the variables that the block has set, and a machine for a command within a command."""
     text = re.sub(r"\$\([^)]*\)", "FIRST", text)
     return re.sub(r"\$([A-Z_]+)", lambda name: variables.get(name[1], name[1]), text)
 
 
 def commands(page, text):
-    """The commands of a page's text, in order.
-
-    Raises:
-        ValueError: a command has a quotation without an end.
-    """
+    """List the commands of a page's text; raise a ValueError for a quotation without an end."""
     found = []
     for block in blocks(text):
         lines, variables = iter(block), {}

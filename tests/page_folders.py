@@ -43,11 +43,8 @@ MADE = {
     "docs/mdlm.md": {"mine.yaml": "texts.yaml", "runs/mine": "runs/mine", "eval.jsonl": "eval.jsonl"},
     "docs/methods/distillation.md": {"student.yaml": "sd35.yaml", "runs/teacher": "runs/t"},
     "docs/offline.md": {
-        "offline.yaml": "offline.yaml",
-        "prompts.txt": "two_prompts.txt",
-        "tiny.yaml": "of_samples.yaml",
-        "pairs.parquet": "pairs.parquet",
-        "earlier": "groups",
+        **{name: name for name in ("offline.yaml", "pairs.parquet")},
+        **{"prompts.txt": "two_prompts.txt", "tiny.yaml": "of_samples.yaml", "earlier": "groups"},
     },
     "docs/real_models.md": {"runs/flux1-24gb": "runs/t"},
     "docs/rewards.md": {"runs/demo-1": "runs/t"},
@@ -55,7 +52,7 @@ MADE = {
 
 
 def block(page, beside):
-    """The block of a page that holds some words, without its indent or fence."""
+    """Return the block of a page that holds some words, without its indent or fence."""
     text = (ROOT / page).read_text()
     blocks = re.findall(r"^```\w*\n(.*?)^```|((?:^    [^\n]*\n)+)", text, re.MULTILINE | re.DOTALL)
     ((fenced, indented),) = [pair for pair in blocks if beside in "".join(pair)]
@@ -63,7 +60,7 @@ def block(page, beside):
 
 
 def pairs(file):
-    """Two preferences in the columns of Pick-a-Pic."""
+    """Write two preferences in the columns of Pick-a-Pic."""
     import pyarrow
     from pyarrow import parquet
 
@@ -77,7 +74,7 @@ def pairs(file):
 
 
 def furnished(folder, finished):
-    """The folder with all that `MADE` names; `finished` has a finished run of a tiny model."""
+    """Make all that `MADE` names in a folder; `finished` has a finished run of a tiny model."""
     from flowgrpo.cli import main
 
     shutil.copytree(ROOT / "configs", folder / "configs")

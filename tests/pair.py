@@ -10,13 +10,9 @@ from torch import distributed
 
 
 def pair(function, folder, *, seconds=60, processes=2):
-    """What a function of the rank returns in each of some processes; of one that raises, the error's name and words;
-    None of one that ended before.
+    """Return what a function of the rank, from a module in tests/, returns in each process.
 
-    Args:
-        function: of a module that lies in tests/, where the processes find it.
-        folder: an empty one.
-        seconds: after which a process that waits for the others gives up.
+    A raised error gives its name and words, an ended process None. `seconds` limits the wait for the others.
     """
     options = (str(folder), seconds, processes)
     running = [forked.process(_one, function, rank, *options) for rank in range(processes)]

@@ -13,13 +13,7 @@ from rewards import Reward
 
 
 def pictures(folder, algorithm, *, lora=True, autocast=None, checkpointing=False, trees=None, rewards=None, **train):
-    """A run that has not begun.
-
-    Args:
-        lora: whether adapters are trained, in place of all weights.
-        autocast: type in which the network computes, where that is not its own.
-        train: keys of that section.
-    """
+    """Build a run; `lora` trains adapters in place of all weights, and `train` are keys of that section."""
     policy = DiffusersPolicy(tiny.sd3(), tiny.CALLS["sd3"], autocast=autocast)
     written = {
         "model": {"path": "model", **({} if lora else {"lora": None})},

@@ -48,7 +48,7 @@ def run_with(folder, *trees):
 
 
 def sampled(folder, lines):
-    """A folder of grey pictures: of each line `shade`, and what the manifest says of it."""
+    """Write grey pictures: `shade` of each line, and what the manifest says of it."""
     folder.mkdir(parents=True)
     told = []
     for index, line in enumerate(lines):
@@ -60,11 +60,9 @@ def sampled(folder, lines):
 
 
 def trained_run(folder, lines, evaluated, *, config=None, environment=None):
-    """A run that was evaluated to some mean rewards by step; each iteration takes 100 model evaluations and 2.5 seconds.
+    """Plant a run that was evaluated to some metrics by step; an iteration takes 100 evaluations and 2.5 seconds.
 
-    Args:
-        evaluated: by step the metrics of an evaluation, its mean reward at least.
-        config: what stands in it beside one trained reward, `r`.
+    `config` adds to that of one trained reward, `r`.
     """
     sampled(folder / "samples", lines)
     rewards = [{"use": "./mine.py:r", "name": None, "weight": 1.0, "offset": 0.0, "options": {}}]
@@ -72,12 +70,8 @@ def trained_run(folder, lines, evaluated, *, config=None, environment=None):
     (folder / "config.yaml").write_text(yaml.safe_dump({**usual, **(config or {})}))
     (folder / "environment.json").write_text(json.dumps(environment or {"python": "3.11", "folder": str(folder)}))
     train = {
-        "phase": "train",
-        "reward/mean": 0.5,
-        "time/rollout": 2.0,
-        "time/update": 0.5,
-        "cost/model_evaluations": 100,
-    }
+        "phase": "train", "reward/mean": 0.5, "time/rollout": 2.0, "time/update": 0.5, "cost/model_evaluations": 100,
+    }  # fmt: skip
     metrics = [{"step": step, "phase": "eval", **numbers} for step, numbers in evaluated.items()]
     metrics += [{"step": step, **train} for step in range(1, max(evaluated, default=0) + 1)]
     metrics.sort(key=lambda line: (line["step"], line["phase"] == "eval"))

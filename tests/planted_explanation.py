@@ -17,31 +17,18 @@ SAMPLE = look(0.5, 50)
 
 def step(index, rewards, *, share=None, advantage=None, before=0.1, after=0.3):
     return Step(
-        index=index,
-        sigma=1 - 0.3 * index,
-        kernel="flow_sde 0.7",
-        std=0.25,
-        before=look(before),
-        after=look(after),
-        redraws=[look(reward, 10 * place) for place, reward in enumerate(rewards)],
-        advantage=advantage,
+        index=index, sigma=1 - 0.3 * index, kernel="flow_sde 0.7", std=0.25, before=look(before), after=look(after),
+        redraws=[look(reward, 10 * place) for place, reward in enumerate(rewards)], advantage=advantage,
         share=share and VarianceShare(steps=(index, index + 1), share=share, error=0.125),
-    )
+    )  # fmt: skip
 
 
 def explained(*steps, prompt="a cat", variance=0.04, residual=0.1, lost=0, lent=False):
     explanation = Explanation(
-        row=Row(prompt, 7),
-        sample=SAMPLE,
-        still=look(0.4, 60),
-        steps=steps,
-        of_steps=4,
-        variance=variance,
+        row=Row(prompt, 7), sample=SAMPLE, still=look(0.4, 60), steps=steps, of_steps=4, variance=variance,
         residual=None if residual is None else VarianceShare(steps=None, share=residual, error=0.05),
-        lost=lost,
-        lent=lent,
-        evaluations=1234,
-    )
+        lost=lost, lent=lent, evaluations=1234,
+    )  # fmt: skip
     return Explained(explanation, run="mine", step=20, method="flow_grpo")
 
 

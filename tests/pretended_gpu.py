@@ -22,11 +22,7 @@ INDEXING = {ATEN.index.Tensor, ATEN.index_put.default, ATEN.index_put_.default, 
 
 
 class There(torch.Tensor):
-    """A tensor on the GPU. To autograd it is one of the device meta, for torch may look for no real GPU.
-
-    Attributes:
-        held: its numbers.
-    """
+    """A tensor on the GPU, whose numbers are in `held`. Autograd sees the device meta, as torch may look for no real GPU."""
 
     @staticmethod
     def __new__(cls, held):
@@ -100,7 +96,7 @@ def _note(function):
 
 
 class _Up(torch.autograd.Function):
-    """The way there, which gradients take back."""
+    """Move to the GPU, and gradients back."""
 
     @staticmethod
     def forward(ctx, tensor):
@@ -116,7 +112,7 @@ def _is_gpu(device):
 
 
 class _Calls(TorchFunctionMode):
-    """What is asked of torch with the GPU as an argument, before torch looks for a real one."""
+    """Take calls of torch with the GPU as an argument, before torch looks for a real one."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -147,7 +143,7 @@ class _Calls(TorchFunctionMode):
 
 
 class _Made(TorchDispatchMode):
-    """What torch makes by itself beside such a tensor: it is there, too."""
+    """Put there what torch makes by itself beside such a tensor."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -159,20 +155,19 @@ class _Made(TorchDispatchMode):
 
 @contextmanager
 def pretended():
-    """A context in which the GPU is there; gives the list of waits."""
+    """Pretend in this context that the GPU is there, and yield the list of waits."""
     waits.clear()
     with pytest.MonkeyPatch.context() as patch, _Calls(), _Made():
         patch.setattr(torch.cuda, "current_device", lambda: 0)
-        patch.setattr(torch.cuda, "default_generators", (torch.Generator(),))
-        patch.setattr(torch.cuda, "get_rng_state", lambda device: torch.cuda.default_generators[device].get_state())
-        patch.setattr(
-            torch.cuda, "set_rng_state", lambda state, device: torch.cuda.default_generators[device].set_state(state)
-        )
+        generators = (torch.Generator(),)
+        patch.setattr(torch.cuda, "default_generators", generators)
+        patch.setattr(torch.cuda, "get_rng_state", lambda device: generators[device].get_state())
+        patch.setattr(torch.cuda, "set_rng_state", lambda state, device: generators[device].set_state(state))
         yield waits
 
 
 def moved(module):
-    """The module, with its parameters and buffers there."""
+    """Move a module's parameters and buffers there."""
     for own in module.modules():
         for name, p in own._parameters.items():
             if p is not None:
@@ -184,5 +179,5 @@ def moved(module):
 
 
 def numbers(tree):
-    """Tensors that lie there, on the host, in whatever holds them."""
+    """Return the tensors of a tree on the host."""
     return tree_map(lambda x: x.held if isinstance(x, There) else x, tree)

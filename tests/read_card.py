@@ -16,12 +16,12 @@ HOSTILE = [
 
 
 def blocks(text):
-    """The content of the fenced blocks by their language."""
+    """Map each fenced block's language to its content."""
     return {token.info: token.content.removesuffix("\n") for token in MarkdownIt().parse(text) if token.type == "fence"}
 
 
 def table(text):
-    """The rows of the one table, each cell as the text that is shown."""
+    """Return the rows of the one table, each cell as it is shown."""
     tokens = MarkdownIt("commonmark").enable("table").parse(text)
     assert sum(token.type == "table_open" for token in tokens) == 1
     rows = []
@@ -35,11 +35,11 @@ def table(text):
 
 
 def words(command):
-    """What the command is called with, by a shell."""
+    """Return what a shell calls the command with."""
     shell = ["bash", "-c", 'flowgrpo() { printf "%s\\0" "$@"; }\n' + command]
     return subprocess.run(shell, capture_output=True, check=True).stdout.decode().split("\0")[:-1]
 
 
 def as_shown(prompt):
-    """A text as a table shows it: lines are lines, whatever ends them, and control characters have their numbers."""
+    """Return a text as a table shows it."""
     return prompt.replace("\r\n", "\n").replace("\x1b", "\\x1b").replace("\x07", "\\x07").replace("\x7f", "\\x7f")

@@ -20,11 +20,7 @@ REMOTE = 'raise RuntimeError("the code of the folder ran")\n'
 
 
 def released(name: str, folder: Path, **changed) -> Path:
-    """The folder, with a model of one of `NAMES` or `BLOCKWISE` in it.
-
-    Args:
-        changed: keys of its config.json with other values.
-    """
+    """Write a model of one of `NAMES` or `BLOCKWISE`, with `changed` keys of its config.json."""
     config = CONFIGS[name] | changed
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
@@ -42,7 +38,7 @@ def released(name: str, folder: Path, **changed) -> Path:
 
 
 def random_state(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    """Random weights whose predictions are far from even."""
+    """Draw weights whose predictions are far from even."""
     generator = torch.Generator().manual_seed(0)
 
     def tensor(name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -55,7 +51,6 @@ def random_state(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
 
 
 def llada_shapes(config: dict) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the weights of LLaDA."""
     width, inner, rows = config["d_model"], config["mlp_hidden_size"], config["embedding_size"]
     kept = width // config["n_heads"] * config["n_kv_heads"]
     shapes = {"model.transformer.wte.weight": (rows, width), "model.transformer.ln_f.weight": (width,)}
@@ -70,7 +65,7 @@ def llada_shapes(config: dict) -> dict[str, tuple[int, ...]]:
 
 
 def qwen_shapes(config: dict) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the weights of Dream, whose projections have biases, and SDAR, whose projections have norms."""
+    """Name the weights of Dream, whose projections have biases, and SDAR, whose projections have norms."""
     width, rows, biased = config["hidden_size"], config["vocab_size"], config["model_type"] == "Dream"
     head = width // config["num_attention_heads"] if biased else config["head_dim"]
     seen, kept = head * config["num_attention_heads"], head * config["num_key_value_heads"]
@@ -100,7 +95,6 @@ def qwen_shapes(config: dict) -> dict[str, tuple[int, ...]]:
 
 
 def llada2_shapes(config: dict) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the weights of LLaDA2."""
     width, head, rows = config["hidden_size"], config["head_dim"], config["vocab_size"]
     heads, kept = config["num_attention_heads"], config["num_key_value_heads"]
     experts = config["num_experts"]
@@ -139,7 +133,7 @@ SHAPES = {
 
 
 def tokenizer(folder: Path, name: str) -> None:
-    """The files of a fast tokenizer; of LLaDA2 it names its mask token, of LLaDA only config.json does."""
+    """Write a fast tokenizer; LLaDA2's names its mask token, LLaDA's does not."""
     words = [*CHARACTERS, "<|endoftext|>", "<|mask|>", "<|startoftext|>", "<|start|>", "<|eot_id|>"]
     inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words[:96])}, unk_token="?"))
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated"), decoders.Fuse()
@@ -162,7 +156,7 @@ TEMPLATE = (
 
 
 def qwen_tokenizer(folder: Path, name: str) -> None:
-    """The files of Dream's or SDAR's tokenizer, whose class is remote code: a byte-level vocabulary without merges."""
+    """Write Dream's or SDAR's tokenizer, whose class is remote code: a byte-level vocabulary without merges."""
     file, own = ("tokenization_dream", "Dream") if name == "dream" else ("tokenization_qwen2", "Qwen2")
     bytes_of = {"\n": "Ċ", " ": "Ġ"}
     (folder / "vocab.json").write_text(
@@ -171,21 +165,15 @@ def qwen_tokenizer(folder: Path, name: str) -> None:
     (folder / "merges.txt").write_text("#version: 0.2\n")
     added = {END: "<|endoftext|>", MASK: "<|mask|>", 98: "<|beginoftext|>", 99: "<|im_start|>", 100: "<|im_end|>"}
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    template = (
+        "{% for message in messages %}<|im_start|>{{message['role']}}\n{{message['content']}}<|im_end|>\n"
+        "{% endfor %}<|im_start|>assistant\n"
+    )
     written = {
-        "add_bos_token": False,
-        "add_prefix_space": False,
+        "add_bos_token": False, "add_prefix_space": False, "bos_token": "<|beginoftext|>", "chat_template": template,
         "added_tokens_decoder": {i: {"content": word, **flags} for i, word in added.items()},
-        "auto_map": {"AutoTokenizer": [f"{file}.{own}Tokenizer", None]},
-        "bos_token": "<|beginoftext|>",
-        "chat_template": (
-            "{% for message in messages %}<|im_start|>{{message['role']}}\n{{message['content']}}<|im_end|>\n"
-            "{% endfor %}<|im_start|>assistant\n"
-        ),
-        "eos_token": "<|endoftext|>",
-        "mask_token": "<|mask|>",
-        "pad_token": "<|endoftext|>",
-        "tokenizer_class": f"{own}Tokenizer",
-        "unk_token": None,
-    }
+        "auto_map": {"AutoTokenizer": [f"{file}.{own}Tokenizer", None]}, "eos_token": "<|endoftext|>",
+        "mask_token": "<|mask|>", "pad_token": "<|endoftext|>", "tokenizer_class": f"{own}Tokenizer", "unk_token": None,
+    }  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(written, indent=2))
     (folder / f"{file}.py").write_text(REMOTE)

@@ -19,7 +19,7 @@ def policy_of(name):
 
 
 def adapted(policy, alpha=4, size=0.05):
-    """Adapters of rank 2 that change what a policy computes."""
+    """Add adapters of rank 2 that change what a policy computes."""
     torch.manual_seed(1)
     weights = Weights(policy.modules, lora_config(2, alpha, "auto", policy.modules))
     with torch.no_grad():
@@ -29,7 +29,7 @@ def adapted(policy, alpha=4, size=0.05):
 
 
 def trained(policy, device=None):
-    """The samples, log-probs and decoded pictures of a rollout, its drift, and the gradients of its replay, with LoRA.
+    """Return samples, log-probs and pictures of a rollout with LoRA, its drift, and the gradients of its replay.
 
     The adapters' numbers are those of the host on every device.
     """

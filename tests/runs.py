@@ -1,4 +1,4 @@
-"""Runs of the tiny model by command: what they leave in their folder, and such as go on in another process."""
+"""Runs of the tiny model by command: what they leave in their folder, and runs in another process."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def weights(folder, step):
 
 
 def from_shards(checkpoint):
-    """What lies in shards, put together by what the headers of the files say of their parts."""
+    """Join the shards of a checkpoint by the headers of the files."""
     parts = defaultdict(list)
     for path in checkpoint.glob("shard-*.safetensors"):
         with safe_open(path, "pt") as file:
@@ -41,13 +41,13 @@ def from_shards(checkpoint):
 
 
 def background(*arguments, **environment):
-    """A command in another process, which begins with its imports done."""
+    """Start a command in another process, with its imports done."""
     return forked.Command(arguments, environment)
 
 
 @contextmanager
 def serving(*words, folder="."):
-    """A process that serves rewards from a folder, and their URLs by name."""
+    """Serve rewards from a folder in a process, and yield it and their URLs by name."""
     process = forked.Command(["serve", *words, "--port", "0"], {}, folder)
     try:
         yield process, dict(line.split() for line in process.lines(len(words)))
@@ -57,7 +57,7 @@ def serving(*words, folder="."):
 
 
 def interpreter(*arguments, **environment):
-    """A command in an interpreter of its own, from its first import on."""
+    """Start a command in a new interpreter."""
     return subprocess.Popen(
         [sys.executable, "-m", "flowgrpo", *arguments],
         stdout=subprocess.PIPE,

@@ -20,7 +20,7 @@ def bright(images, prompts):
 
 
 def here(application):
-    """A client of an application in this process."""
+    """Return a client of an application in this process."""
     return TestClient(application, base_url="http://127.0.0.1")
 
 
@@ -33,7 +33,7 @@ def tensors(samples, prompts='["a", "b"]', columns="{}"):
 
 @contextmanager
 def serving(reward, **options):
-    """Serve a function from a thread; yields the address."""
+    """Serve a function from a thread, and yield the address."""
     with guard.listen("127.0.0.1", 0, None) as listening:
         own = uvicorn.Server(guard.configured(app([Reward("bright", reward)], **options)))
         thread = threading.Thread(target=own.run, args=([listening],))

@@ -1,4 +1,4 @@
-"""Runs of few groups, which `test_deal` has done by one process, by two and by four."""
+"""Runs of few groups, which `test_assignment` makes with one process, with two and with four."""
 
 import tempfile
 from pathlib import Path
@@ -11,7 +11,7 @@ from rewards import Reward
 
 
 def ranked(samples, prompts):
-    """The place of each sample among all of its group by its distance from the first of them, which no part could tell."""
+    """Rank samples by their distance from the first of the group, which no part could tell."""
     return (samples - samples[0]).norm(dim=1).argsort().argsort().double() / len(samples)
 
 
@@ -19,12 +19,12 @@ ranked.group_wise = True
 
 
 def two_valued(samples, prompts):
-    """0 or 1, so that many are alike and their order decides which are chosen."""
+    """Reward 0 or 1: many are alike, and their order decides which are chosen."""
     return (((samples - TARGET) ** 2).sum(1) < 4).double()
 
 
 def partly_broken(samples, prompts):
-    """A number of each, but the third of a group has none."""
+    """Give the third of a group no number."""
     values = closeness(samples, prompts).double()
     return [None if len(samples) > 2 and i == 2 else value for i, value in enumerate(values.tolist())]
 
@@ -32,54 +32,29 @@ def partly_broken(samples, prompts):
 partly_broken.group_wise = True
 
 CHAIN = {"train__group_size": 8, "train__groups": 1, "train__updates": 2, "train__split": "samples"}
+PAIRS = CHAIN | {"train__groups": 4, "train__updates": 1, "train__split": "groups"}
+BRUSHES = {"train__group_size": 24, "train__groups": 3, "train__updates": 1, "train__micro_batch": 6}
+UNEQUAL = {"train__groups": 2, "train__group_size": 6, "train__updates": 1}
+EXTREMES = {"train__select": {"rule": "extremes", "fraction": 0.5}, "train__group_size": 16}
+SNAPSHOT = {"preset": "seppo", "likelihood": {"bank": {"every": 1, "keep": 2}}}
+CLOSE, RANKED = ("closeness", closeness), ("ranked", ranked)
 CASES = {
-    "a group of chains": (CHAIN, [("closeness", closeness)]),
-    "its samples compared": (CHAIN, [("ranked", ranked), ("closeness", closeness)]),
+    "a group of chains": (CHAIN, [CLOSE]),
+    "its samples compared": (CHAIN, [RANKED, CLOSE]),
     "with samples that have no reward": (CHAIN, [("partly", partly_broken)]),
-    "chosen among equals": (
-        CHAIN | {"train__select": {"rule": "extremes", "fraction": 0.5}, "train__group_size": 16},
-        [("two", two_valued)],
-    ),
-    "starts chosen by a draft": (
-        CHAIN | {"train__draft": {"pool": 3, "call": {}}},
-        [("closeness", closeness), ("ranked", ranked)],
-    ),
-    "brushes": (
-        {
-            "algorithm": {"preset": "tempflow"},
-            "train__group_size": 24,
-            "train__groups": 3,
-            "train__updates": 1,
-            "train__micro_batch": 6,
-        },
-        [("closeness", closeness), ("ranked", ranked)],
-    ),
-    "final samples, noised": (CHAIN | {"algorithm": {"preset": "nft"}}, [("closeness", closeness)]),
-    "final samples about their mean": (CHAIN | {"algorithm": {"preset": "crd"}}, [("closeness", closeness)]),
-    "final samples in pairs": (
-        CHAIN | {"algorithm": {"preset": "dpo"}, "train__groups": 4, "train__updates": 1, "train__split": "groups"},
-        [("closeness", closeness)],
-    ),
-    "final samples in pairs of a snapshot": (
-        CHAIN
-        | {"algorithm": {"preset": "seppo", "likelihood": {"bank": {"every": 1, "keep": 2}}}}
-        | {"train__groups": 4, "train__updates": 1, "train__split": "groups"},
-        [("closeness", closeness)],
-    ),
-    "groups of unequal sizes": (
-        {
-            "train__groups": 2,
-            "train__group_size": 6,
-            "train__updates": 1,
-            "prompts__pick": {"budget": "knapsack", "worst": -9.0},
-        },
-        [("closeness", closeness)],
-    ),
+    "chosen among equals": (CHAIN | EXTREMES, [("two", two_valued)]),
+    "starts chosen by a draft": (CHAIN | {"train__draft": {"pool": 3, "call": {}}}, [CLOSE, RANKED]),
+    "brushes": (BRUSHES | {"algorithm": {"preset": "tempflow"}}, [CLOSE, RANKED]),
+    "final samples, noised": (CHAIN | {"algorithm": {"preset": "nft"}}, [CLOSE]),
+    "final samples about their mean": (CHAIN | {"algorithm": {"preset": "crd"}}, [CLOSE]),
+    "final samples in pairs": (PAIRS | {"algorithm": {"preset": "dpo"}}, [CLOSE]),
+    "final samples in pairs of a snapshot": (PAIRS | {"algorithm": SNAPSHOT}, [CLOSE]),
+    "groups of unequal sizes": (UNEQUAL | {"prompts__pick": {"budget": "knapsack", "worst": -9.0}}, [CLOSE]),
 }
 
 
 def runs(rank, cases=tuple(CASES)):
-    """Metric lines and weights of two iterations of each case."""
+    """Return metrics and weights of two iterations of each case."""
     found = {}
     for name in cases:
         choices, rewards = CASES[name]
@@ -88,9 +63,7 @@ def runs(rank, cases=tuple(CASES)):
             settings(folder, train__iterations=2, run__checkpoint={"every": 2}, **choices),
             steps=3,
             held_out=0,
-            rewards=[
-                Reward(reward, function, group_wise=hasattr(function, "group_wise")) for reward, function in rewards
-            ],
+            rewards=[Reward(reward, each, group_wise=hasattr(each, "group_wise")) for reward, each in rewards],
             accelerator=Accelerator(cpu=True),  # else several processes of a CPU are not connected
         )
         assert run.accelerator.num_processes == distributed.get_world_size()

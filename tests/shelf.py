@@ -7,7 +7,7 @@ from flowgrpo.data.prompts import Prompt
 
 
 def group(text, rewards, *, first_seed=0, lost=(), **columns):
-    """A group of a prompt, of as many samples as rewards (K, R)."""
+    """Make a group of a prompt, with as many samples as rewards (K, R)."""
     values = torch.tensor(rewards, dtype=torch.float64)
     values = values[:, None] if values.ndim == 1 else values
     return stored.Group(
@@ -19,7 +19,6 @@ def group(text, rewards, *, first_seed=0, lost=(), **columns):
 
 
 def write(folder, groups, names=("closeness",), **about):
-    """Store groups, each with its latents."""
     whole = {"kind": "samples", "model": "field", "fingerprint": "none", "dtype": "float32", "call": {}, **about}
     writer = stored.Writer(folder, whole, names)
     writer.add(groups)

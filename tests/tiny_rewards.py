@@ -33,7 +33,7 @@ def save_tokenizer(folder, length):
 
 
 def shaken(make, scale=0.3):
-    """A model with weights so large that different inputs give clearly different outputs; always the same."""
+    """Make weights so large that different inputs give clearly different outputs, always the same."""
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
         model = make()
@@ -69,37 +69,23 @@ CLAP_RATE, CLAP_SECONDS = 8000, 1
 def save_clap(folder, fusion=False):
     text = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     audio = {
-        "patch_size": 2,
-        "patch_stride": (2, 2),
-        "num_mel_bins": 16,
-        "spec_size": 64,
-        "window_size": 4,
-        "depths": (1, 1),
-        "num_attention_heads": (2, 2),
-        "num_hidden_layers": 2,
-        "patch_embeds_hidden_size": 8,
-        "hidden_size": 16,
-        "enable_fusion": fusion,
-        "fusion_type": "aff_2d" if fusion else None,
-    }
+        "patch_size": 2, "patch_stride": (2, 2), "num_mel_bins": 16, "spec_size": 64, "window_size": 4, "depths": (1, 1),
+        "num_attention_heads": (2, 2), "num_hidden_layers": 2, "patch_embeds_hidden_size": 8, "hidden_size": 16,
+        "enable_fusion": fusion, "fusion_type": "aff_2d" if fusion else None,
+    }  # fmt: skip
     text |= {"vocab_size": len(WORDS), "max_position_embeddings": 20, "pad_token_id": PAD}
     config = ClapConfig(text_config=text, audio_config=audio, projection_dim=8)
     shaken(lambda: ClapModel(config), 0.1).save_pretrained(folder)
     save_tokenizer(folder, 16)
     ClapFeatureExtractor(
-        feature_size=16,
-        sampling_rate=CLAP_RATE,
-        hop_length=100,
-        max_length_s=CLAP_SECONDS,
-        fft_window_size=256,
-        frequency_max=4000,
-        truncation="fusion" if fusion else "rand_trunc",
-    ).save_pretrained(folder)
+        feature_size=16, sampling_rate=CLAP_RATE, hop_length=100, max_length_s=CLAP_SECONDS, fft_window_size=256,
+        frequency_max=4000, truncation="fusion" if fusion else "rand_trunc",
+    ).save_pretrained(folder)  # fmt: skip
     return folder
 
 
 def save_open_clip(folder):
-    """A file of weights of the architecture `tiny-open-clip`, which open_clip knows from then on."""
+    """Save weights of `tiny-open-clip`, and register this architecture with open_clip."""
     config = {
         "embed_dim": 16,
         "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 8},
@@ -113,7 +99,7 @@ def save_open_clip(folder):
 
 
 def drawn(shapes, seed=0):
-    """Random weights by name, of deviation 1 / sqrt(inputs); one of the norms or a bias has one dimension."""
+    """Draw weights of deviation 1 / sqrt(inputs) by name; those of norms and biases have one dimension."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(shape, generator=generator) * (0.5 if len(shape) == 1 else shape[-1] ** -0.5)
@@ -124,15 +110,14 @@ def drawn(shapes, seed=0):
 
 def head_shapes(prefix, width):
     shapes = {}
-    for layer, (out, into) in zip(
-        (0, 2, 4, 6, 7), ((1024, width), (128, 1024), (64, 128), (16, 64), (1, 16)), strict=True
-    ):
+    sizes = {0: (1024, width), 2: (128, 1024), 4: (64, 128), 6: (16, 64), 7: (1, 16)}
+    for layer, (out, into) in sizes.items():
         shapes |= {f"{prefix}{layer}.weight": (out, into), f"{prefix}{layer}.bias": (out,)}
     return shapes
 
 
 def image_reward_weights(vision=128, text=64, layers=2, patch=16, grid=2):
-    """A small checkpoint by the names of the authors' files, extra entries included."""
+    """Make a small checkpoint by the names of the authors' files, extra entries included."""
     eyes, read = "blip.visual_encoder.", "blip.text_encoder."
     shapes = {
         f"{eyes}cls_token": (1, 1, vision),
@@ -169,7 +154,7 @@ def image_reward_weights(vision=128, text=64, layers=2, patch=16, grid=2):
 
 
 def options(name, folder):
-    """What `name` needs to hold a tiny model, which is saved in `folder`."""
+    """Save a tiny model in `folder`, and return the options with which `name` holds it."""
     folder.mkdir(exist_ok=True)
     if name in ("clip_score", "pickscore"):
         return {"path": str(save_clip(folder))}
@@ -188,13 +173,4 @@ def options(name, folder):
     return {"path": str(folder), "architecture": "tiny-open-clip", "clip": str(clip)}
 
 
-NAMES = (
-    "clip_score",
-    "pickscore",
-    "hpsv2",
-    "aesthetic",
-    "image_reward",
-    "image_similarity",
-    "diversity",
-    "clap",
-)
+NAMES = ("clip_score", "pickscore", "hpsv2", "aesthetic", "image_reward", "image_similarity", "diversity", "clap")

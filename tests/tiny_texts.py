@@ -4,8 +4,6 @@ Nothing here calls the project's decoders or likelihoods, which are held against
 where it is open; logits of a place depend on its neighbours, a prompt of one letter before the first.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -20,9 +18,8 @@ END, MASK = 2, 3  # tokens behind the letters
 PROMPT = 0
 REWARDS = dict(zip(itertools.product("ab", repeat=LENGTH), (0.3, 1.1, 2.0, -0.4, 0.9, -1.2, 0.1, 1.6), strict=True))
 Canvas = tuple[int | None, ...]
-Transition = tuple[
-    Canvas, torch.Tensor, torch.Tensor
-]  # canvas that follows, its probability, log p of what is committed
+# The canvas that follows, its probability, and log p of what is committed.
+Transition = tuple[Canvas, torch.Tensor, torch.Tensor]
 
 
 class Table(torch.nn.Module):
@@ -47,7 +44,7 @@ class Decoding:
     """A decoder as the chances of what it does.
 
     Attributes:
-        order: which open places are sure enough: confidence, gumbel (drawn by it), entropy, random or left_to_right.
+        order: which open places are sure enough: confidence, gumbel, entropy, random or left_to_right.
         counts: how many places take their letter, by step; the last takes all that are left.
         temperatures: that the letters are drawn at, with their chances.
     """
@@ -134,7 +131,6 @@ class Exact:
 
     @cached_property
     def earned(self) -> torch.Tensor:
-        """The expected reward."""
         return self.value(0, (None,) * LENGTH)
 
     @property
@@ -158,7 +154,6 @@ class Exact:
         return self._flat(loss)
 
     def texts(self) -> dict[Canvas, float]:
-        """How likely each text is."""
         reached, chances = {(None,) * LENGTH: 1.0}, dict.fromkeys(itertools.product(range(LETTERS), repeat=LENGTH), 0.0)
         for step in range(LENGTH):
             following: dict[Canvas, float] = {}

@@ -69,9 +69,8 @@ def answers(rows=1, scope="eos", length=6, prompt=3, end=4, name="test"):
         ids[row, width + end - row % 3 :] = EOS
     steps = torch.stack([torch.randperm(length, generator=random) // 2 for _ in range(rows)])
     addresses = [(name, row) for row in range(rows)]
-    return Answers(
-        ids=ids, attention_mask=attention, scored=in_scope(ids[:, width:], EOS, scope), addresses=addresses, steps=steps
-    )
+    scored = in_scope(ids[:, width:], EOS, scope)
+    return Answers(ids=ids, attention_mask=attention, scored=scored, addresses=addresses, steps=steps)
 
 
 def copies(one, count):

@@ -8,8 +8,6 @@ ODE, times the objective's weight of the step. Then the trace of the covariance 
 square of its mean, times the group's model evaluations: how many evaluations an update of relative variance 1 costs.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Iterator, Sequence
@@ -20,6 +18,7 @@ from typing import Any
 import torch
 from gaussian_flow import REWARDS, Step, gradient, moments, step
 from oracle import SIGMAS, Seen, batch, trainer
+from oracle_page import markdown
 
 STEPS = range(len(SIGMAS) - 2)  # stochastic ones
 KERNEL = {"algorithm.kernel": {"name": "flow_sde", "level": 0.7}}
@@ -45,7 +44,6 @@ class Measured:
 
 
 def ode() -> list[Step]:
-    """The steps of the ODE sampler."""
     return [step("ode", 0.0, *pair, SIGMAS[1]) for pair in pairwise(SIGMAS)]
 
 
@@ -58,15 +56,12 @@ def target(reward: str, weights: str) -> list[float]:
 
 
 def of_signals(seen: Sequence[Seen], groups: int) -> Measured:
-    """What batches of so many groups tell of a tree."""
     cost = sum(each.evaluations for each in seen) / len(seen)
-    return Measured(
-        cost, groups, torch.tensor([[each.signal[i].theta / each.exact[i].theta for i in STEPS] for each in seen])
-    )
+    signals = [[each.signal[i].theta / each.exact[i].theta for i in STEPS] for each in seen]
+    return Measured(cost, groups, torch.tensor(signals))
 
 
 def fixed(name: str, reward: str, batches: int) -> Measured:
-    """Try one of the trees that stay as they are."""
     preset, options = FIXED[name]
     with trainer(preset, reward, **KERNEL, **options) as run:
         return of_signals([batch(run, reward, i) for i in range(batches)], run.config.train.groups)
@@ -82,7 +77,7 @@ def adaptive(reward: str, batches: int, weights: str, **options: Any) -> tuple[M
 
 
 def price(measured: Measured, aim: Sequence[float]) -> tuple[float, float]:
-    """Evaluations that an update of relative variance 1 costs, and the standard error of that."""
+    """Return the evaluations that an update of relative variance 1 costs, and their standard error."""
     weights = torch.tensor(aim) ** 2 / sum(a**2 for a in aim)
     batches = len(measured.signals)
     squares = ((measured.signals - measured.signals.mean(0)) ** 2 @ weights) * batches / (batches - 1)
@@ -109,8 +104,7 @@ def table(reward: str, batches: int) -> Iterator[str]:
     """The trees as a table of Markdown, a column for each weighting of the steps."""
     weightings = ("none", "noise_aware")
     aims = {weights: target(reward, weights) for weights in weightings}
-    yield "| tree | evaluations | " + " | ".join(weightings) + " |"
-    yield "|---" * (2 + len(weightings)) + "|"
+    yield from markdown(("tree", "evaluations", *weightings), ())
     best = dict.fromkeys(weightings, float("inf"))
 
     def cell(found: tuple[float, float], against: float | None = None) -> str:
@@ -132,7 +126,6 @@ def table(reward: str, batches: int) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--reward", choices=REWARDS, default="quadratic")
     parser.add_argument("--batches", type=int, default=60)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 @contextmanager
 def watching(run, port=0):
-    """Serve a run's page; yields its URL. Afterwards the server was interrupted, and its status is 130."""
+    """Serve a run's page and yield its URL; then interrupt the server, whose status is to be 130."""
     command = [sys.executable, "-u", "-m", "flowgrpo", "watch", str(run), "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:

@@ -1,1 +1,1 @@
-"""Fuzzing of what comes from outside, a file for each subject: `fuzz(seed, count)` of each returns a `summary.Summary`."""
+"""Fuzzing of what comes from outside, a file for each subject: `fuzz(seed, count)` of each returns a `runner.Summary`."""

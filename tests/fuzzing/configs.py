@@ -4,12 +4,9 @@ A case is a file's bytes and the overrides of a command line. The real configs, 
 in, are changed in some places: other values, other keys, other depths; then, in some cases, as text.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io
-import re
 import tempfile
 from dataclasses import replace
 from functools import cache
@@ -32,8 +29,7 @@ from flowgrpo.flow.methods import presets
 from flowgrpo.mdlm import methods as mdlm_axes
 from flowgrpo.mdlm.methods import presets as mdlm_presets
 from flowgrpo.schema.sections import RunConfig
-from fuzzing.runner import run
-from fuzzing.summary import Summary
+from fuzzing.runner import Summary, refusal, run
 
 ROOT = Path(__file__).parents[2]
 NAME = "config.yaml"
@@ -71,33 +67,32 @@ FRAGMENTS = (*YAML.strip().splitlines(), *LONG, *"-:\t\0\ufeff\x85'\"|#@`%!&*[{"
 
 @cache
 def bases() -> tuple[dict[str, Any], ...]:
-    """The configs of the repository and the built-in ones, each as it is written and as it is resolved."""
+    """Return the repository's configs and the built-in ones, each as written and as resolved."""
     files = sorted({file.resolve() for folder in (ROOT / "configs", built_in.FOLDER) for file in folder.glob("*.yaml")})
     return tuple(base for file in files for base in (yaml_maps.read_map(file), config.load(file).model_dump()))
 
 
 @cache
 def words() -> tuple[str, ...]:
-    """Every name of a preset, and of a choice of an axis."""
+    """List the names of all presets and of all choices of an axis."""
     tables = (presets.PRESETS, *axes.CHOICES.values(), mdlm_presets.PRESETS, *mdlm_axes.CHOICES.values())
     return tuple(dict.fromkeys(word for table in tables for word in table))
 
 
 def places(value: Any, above: Place = ()) -> list[Place]:
-    """Every place in maps and lists: the keys on the way to it."""
+    """List every place in maps and lists as the keys on the way to it."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [found for key, item in inner for found in ((*above, key), *places(item, (*above, key)))]
 
 
 def nested(value: Any, depth: int) -> Any:
-    """A value in so many lists and maps."""
     for level in range(depth):
         value = [value] if level % 2 else {"a": value}
     return value
 
 
 def values() -> st.SearchStrategy[Any]:
-    """What stands where something else should."""
+    """Draw what stands where something else should."""
     plain = st.sampled_from((*WHOLE, *FLOATS, *TEXTS, *OTHERS)) | st.integers() | st.floats() | st.text(max_size=12)
     several = st.lists(plain, max_size=3) | st.dictionaries(st.text(max_size=5), plain, max_size=3)
     deep = st.builds(nested, plain, st.integers(1, 200))
@@ -106,7 +101,7 @@ def values() -> st.SearchStrategy[Any]:
 
 @st.composite
 def documents(draw: st.DrawFn) -> Any:
-    """A config changed in a few places."""
+    """Draw a config that is changed in a few places."""
     written = copy.deepcopy(draw(st.sampled_from(bases())))
     for _ in range(draw(st.integers(0, 3))):
         *parents, last = draw(st.sampled_from(places(written) or [("model",)]))
@@ -130,7 +125,7 @@ def documents(draw: st.DrawFn) -> Any:
 
 @st.composite
 def files(draw: st.DrawFn) -> bytes:
-    """The bytes of a config, in some cases broken as text."""
+    """Draw the bytes of a config, sometimes broken as text."""
     text = yaml.safe_dump(draw(documents()), sort_keys=False, allow_unicode=draw(st.booleans()))
     for _ in range(draw(st.sampled_from((0, 0, 0, 0, 1, 2)))):
         start = draw(st.integers(0, len(text)))
@@ -142,25 +137,21 @@ def files(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def overrides(draw: st.DrawFn) -> str:
-    """A key and a value of a command line, mostly with a key that there is."""
+    """Draw a key and a value of a command line, mostly with a known key."""
     place = ".".join(map(str, draw(st.sampled_from(places(draw(st.sampled_from(bases())))))))
-    key = draw(
-        st.sampled_from((place,) * 5 + (f"{place}.x", f"{place}x", "", ".", "a" + ".a" * 70, f".{place}", f"{place}."))
-    )
-    value = draw(
-        st.sampled_from((*FRAGMENTS, *words(), *TEXTS, "[", "[a, {b: ", "{use: shapes}", *map(str, WHOLE)))
-        | st.text(max_size=8)
-    )
+    strange = (f"{place}.x", f"{place}x", "", ".", "a" + ".a" * 70, f".{place}", f"{place}.")
+    key = draw(st.sampled_from((place,) * 5 + strange))
+    plain = st.sampled_from((*FRAGMENTS, *words(), *TEXTS, "[", "[a, {b: ", "{use: shapes}", *map(str, WHOLE)))
+    value = draw(plain | st.text(max_size=8))
     return key + draw(st.sampled_from(("=",) * 9 + ("",))) + value
 
 
 def cases() -> st.SearchStrategy[tuple[bytes, list[str]]]:
-    """A file and overrides."""
     return st.tuples(files(), st.lists(overrides(), max_size=2))
 
 
 def planned(settings: RunConfig) -> dict[str, Any]:
-    """Stands for the plan of a config that was accepted: what it is written down as must be the same config."""
+    """Take an accepted config in place of the plan: what it is dumped as must be the same config."""
     assert config.validated(yaml_maps.parse_yaml(config.dumped(settings), NAME)) == settings, (
         "it is not what it is dumped as"
     )
@@ -168,7 +159,7 @@ def planned(settings: RunConfig) -> dict[str, Any]:
 
 
 def attempt(case: tuple[bytes, list[str]]) -> str | None:
-    """Let `flowgrpo plan` read a case; None if it is accepted."""
+    """Let `flowgrpo plan` read a case; return None if it is accepted."""
     data, keys = case
     plan = SimpleNamespace(plan=planned, table=lambda plan: [])
     readers = {name: replace(kind, plan=plan) for name, kind in KINDS.items()}
@@ -180,12 +171,8 @@ def attempt(case: tuple[bytes, list[str]]) -> str | None:
     if status == 0:
         assert not err.getvalue(), f"accepted, but says {err.getvalue()!r}"
         return None
-    assert status == 2, f"exit status {status}"
-    said = err.getvalue().removeprefix("flowgrpo: ").removesuffix("\n")
-    assert re.match(r".+?: .", said), f"no place is named: {said!r}"
-    return said
+    return refusal(status, err.getvalue())
 
 
 def fuzz(seed: int, count: int) -> Summary:
-    """What came of `count` configs."""
     return run("configs", cases(), attempt, seed, count)

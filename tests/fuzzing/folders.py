@@ -5,12 +5,9 @@ they are cut off, emptied, taken away, renamed, exchanged, made links to nothing
 a variant's name, or other JSON.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
-import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -21,8 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from flowgrpo.cli import main
 from flowgrpo.data.embedded import EMBEDDED
-from fuzzing.runner import run
-from fuzzing.summary import Summary
+from fuzzing.runner import Summary, refusal, run
 
 MODEL = "m"
 CALLS = {
@@ -35,29 +31,21 @@ CONFIGS = {
 }
 VARIANTS = (None, None, None, "fp16", "bf16")
 JSON = (
-    "",
-    "{",
-    "[]",
-    "null",
-    "3",
-    '{"_class_name": []}',
-    '{"model_type": "x"}',
-    '{"weight_map": {"a": "../b"}}',
+    "", "{", "[]", "null", "3", '{"_class_name": []}', '{"model_type": "x"}', '{"weight_map": {"a": "../b"}}',
     "[" * 9000,
-)
+)  # fmt: skip
 Damage = tuple[str, str, int]  # what is done, to which file, by a number
 Case = tuple[str, str | None, list[Damage]]
 
 
 def weights(file: Path) -> bool:
-    """Whether a file is one of weights that is whole."""
     with contextlib.suppress(OSError, SafetensorError), safe_open(file, "pt"):
         return file.suffix == ".safetensors"
     return False
 
 
 def damage(folder: Path, what: str, name: str, number: int) -> None:
-    """Do something to a file of a model, or to the folder that it is in; nothing where an earlier damage took it away."""
+    """Damage a file of a model or its folder; do nothing where an earlier damage took it away."""
     file = folder / name
     if what == "network":
         return broken.keep_network(folder, file.parent.name) if file.parent != folder and file.parent.is_dir() else None
@@ -116,7 +104,7 @@ WAYS = (
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """A model, a variant and damages to its files."""
+    """Draw a model, a variant and damages to its files."""
     kind = draw(st.sampled_from(sorted(CALLS)))
     place = EMBEDDED[kind].folder
     files = sorted(str(file.relative_to(place)) for file in place.rglob("*") if file.is_file())
@@ -128,20 +116,15 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def said_by(words: list[str]) -> str | None:
-    """The sentence of a command that is refused; None of one that is done."""
+    """Run a command; return its refusal, or None."""
     err = io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
         status = main(words)
-    if status == 0:
-        return None
-    assert status == 2, f"exit status {status}"
-    said = err.getvalue().splitlines()[-1].removeprefix("flowgrpo: ")
-    assert re.match(r".+?: .", said), f"no place is named: {said!r}"
-    return said
+    return refusal(status, err.getvalue().splitlines()[-1]) if status else None
 
 
 def attempt(case: Case) -> str | None:
-    """Plan a run of a folder and sample from it; None if it can be sampled from."""
+    """Plan a run of a folder and sample from it; return None if it can be sampled from."""
     kind, variant, damages = case
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         broken.copied(EMBEDDED[kind].folder, MODEL)
@@ -149,17 +132,14 @@ def attempt(case: Case) -> str | None:
             if Path(MODEL).is_dir():
                 damage(Path(MODEL), *each)
         Path("c.yaml").write_text(CONFIGS[kind])
-        plan = said_by(
-            ["plan", "c.yaml", "--format", "json", *([] if variant is None else [f"model.variant={variant}"])]
-        )
-        option = [] if variant is None else ["--variant", variant]
+        chosen, option = ([], []) if variant is None else ([f"model.variant={variant}"], ["--variant", variant])
+        plan = said_by(["plan", "c.yaml", "--format", "json", *chosen])
         said = said_by(["sample", MODEL, "--prompt", "1", "--out", "o", *option, *CALLS[kind]])
         assert plan is None or said is not None, f"sampled from, and refused by the plan: {plan!r}"
         return said
 
 
 def fuzz(seed: int, count: int) -> Summary:
-    """What came of `count` folders."""
     for kind in CALLS:  # the first case is not to wait for imports
         assert attempt((kind, None, [])) is None
     return run("folders", cases(), attempt, seed, count)

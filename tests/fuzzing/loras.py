@@ -4,8 +4,6 @@ A case is a pipeline, a layout, and what is put into the file beside the adapter
 the makers and of ComfyUI come from `comfyui_names.json`, which was recorded from ComfyUI and from diffusers' own converters.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import tempfile
@@ -23,8 +21,7 @@ from zoo import SPECIMENS
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Model
 from flowgrpo.flow.model import initial_lora
-from fuzzing.runner import run
-from fuzzing.summary import Summary
+from fuzzing.runner import Summary, run
 
 DATA = Path(__file__).parents[1] / "data"
 RECORDED = json.loads((DATA / "comfyui_names.json").read_text())
@@ -45,7 +42,7 @@ PIPELINES = {  # with a shift of the first block each: the makers' key, and the 
         ("img_in.diff", "x_embedder.weight"),
     ],
     "HunyuanVideoPipeline": [
-        ("double_blocks.0.txt_attn.norm.key_norm.scale.diff", "transformer_blocks.0.attn.norm_added_k.weight"),
+        ("double_blocks.0.txt_attn.norm.key_norm.scale.diff", "transformer_blocks.0.attn.norm_added_k.weight")
     ],
     "StableDiffusion3Pipeline": [("context_embedder.diff", "context_embedder.weight")],
 }
@@ -58,19 +55,9 @@ LAYOUTS = {  # before a name, whether it is diffusers', whether it is flat, and 
     "OneTrainer": ("lora_transformer_", True, True, ("lora_down.weight", "lora_up.weight")),
 }
 CHANGES = (
-    "shift",
-    "shift",
-    "bias",
-    "bias",
-    "zeros",
-    "unknown shift",
-    "unknown layer",
-    "alpha",
-    "half",
-    "middle",
-    "twice",
+    "shift", "shift", "bias", "bias", "zeros", "unknown shift", "unknown layer", "alpha", "half", "middle", "twice",
     "shape",
-)
+)  # fmt: skip
 RANK, ALPHA = 3, 4.5
 State = dict[str, torch.Tensor]
 Case = tuple[str, str, tuple[tuple[str, int], ...]]
@@ -78,7 +65,6 @@ Case = tuple[str, str, tuple[tuple[str, int], ...]]
 
 @cache
 def network(name: str) -> tuple[str, torch.nn.Module]:
-    """A pipeline's folder, and its network."""
     pipe, folder = SPECIMENS[name].build(), tempfile.mkdtemp()
     pipe.save_pretrained(folder)
     return folder, pipe.transformer
@@ -86,7 +72,7 @@ def network(name: str) -> tuple[str, torch.nn.Module]:
 
 @cache
 def layers(name: str) -> dict[str, list[str]]:
-    """The layers of the first block by the makers' names, each with those of diffusers that it is made of."""
+    """Map the makers' names of the first block's layers to those of diffusers."""
     found = network(name)[1]
     every = RECORDED[type(found).__name__]["layers"]
     there = dict(found.named_modules())
@@ -94,7 +80,7 @@ def layers(name: str) -> dict[str, list[str]]:
 
 
 class File:
-    """A file that grows, and what it adds to the parameters of the network."""
+    """Build a file, and note what it adds to the parameters of the network."""
 
     def __init__(self, name: str, layout: str, seed: int):
         self.folder, self.network = network(name)
@@ -127,7 +113,9 @@ class File:
     def change(self, change: str, number: int, shifts: list[tuple[str, str]]) -> None:
         makers, path = shifts[number % len(shifts)]
         name, parts = self.names[number % len(self.names)]
+        unknown = self.named(f"blocks.0.no{number}")
         shape = self.network.get_parameter(path).shape
+        self.known &= change in ("shift", "shape", "bias", "zeros")
         match change:
             case "shift" | "shape":
                 key = self._key(makers, path)
@@ -145,32 +133,22 @@ class File:
                 self.tensors[key] = value
                 for part, own in zip(parts, value.split([len(layer.bias) for layer in layers]), strict=True):
                     self.add(f"{part}.bias", own)
-            case "zeros":
-                self.tensors[f"{self.named(f'blocks.0.no{number}')}.diff"] = torch.zeros(2)
-            case "unknown shift":
-                self.tensors[f"{self.named(f'blocks.0.no{number}')}.diff"] = self.random(2)
-                self.known = False
+            case "zeros" | "unknown shift":
+                self.tensors[f"{unknown}.diff"] = torch.zeros(2) if change == "zeros" else self.random(2)
             case "unknown layer":
-                own = self.named(f"blocks.0.no{number}")
-                self.tensors |= {f"{own}.{end}": self.random(RANK, RANK) for end in self.ends}
-                self.known = False
+                self.tensors |= {f"{unknown}.{end}": self.random(RANK, RANK) for end in self.ends}
             case "alpha":
                 self.tensors[f"{self.named('blocks.0.none')}.alpha"] = torch.tensor(2.0)
-                self.known = False
             case "half":
                 self.tensors.pop(f"{self.named(name)}.{self.ends[number % 2]}", None)
-                self.known = False
             case "middle":
                 self.tensors[f"{self.named(name)}.lora_mid.weight"] = self.random(RANK, RANK)
-                self.known = False
-
             case "twice":
                 other = "lora_down.weight" if self.ends[0] == "lora_A.weight" else "lora_A.weight"
                 self.tensors[f"{self.named(name)}.{other}"] = self.random(RANK, RANK)
-                self.known = False
 
     def _key(self, makers: str, path: str) -> str:
-        """A shift's key in this layout."""
+        """Return a shift's key in this layout."""
         layer, _, own = path.rpartition(".")
         if self.own:
             end = {"weight": "diff", "bias": "diff_b"}.get(own)
@@ -180,14 +158,13 @@ class File:
 
 
 def cases() -> st.SearchStrategy[Case]:
-    """Every pipeline in every layout, with up to three changes."""
+    """Draw every pipeline in every layout, with up to three changes."""
     change = st.tuples(st.sampled_from(CHANGES), st.integers(0, 20))
     every = st.lists(change, max_size=3).map(tuple)
     return st.tuples(st.sampled_from(sorted(PIPELINES)), st.sampled_from(sorted(LAYOUTS)), every)
 
 
 def written(case: Case) -> File:
-    """The file of a case."""
     name, layout, changes = case
     file = File(name, layout, len(changes))
     for own, parts in layers(name).items():
@@ -199,7 +176,7 @@ def written(case: Case) -> File:
 
 
 def effective(found: torch.nn.Module) -> State:
-    """The parameters of a network with its adapters in them, by their names without them."""
+    """Return a network's parameters with its adapters merged, by their names without adapters."""
     state = {path.replace(".base_layer", ""): p.detach().clone() for path, p in found.named_parameters()}
     state = {path: p for path, p in state.items() if ".lora_" not in path}
     for path, layer in found.named_modules():
@@ -212,7 +189,7 @@ def effective(found: torch.nn.Module) -> State:
 
 
 def attempt(case: Case) -> str | None:
-    """Start from a file; an AssertionError where the network is not what the file says."""
+    """Start from a file; fail where the network is not what the file says."""
     file = written(case)
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -235,7 +212,6 @@ def attempt(case: Case) -> str | None:
 
 
 def fuzz(seed: int, count: int) -> Summary:
-    """Read `count` files."""
     for name in PIPELINES:  # before a case is timed
         network(name)
     return run("loras", cases(), attempt, seed, count)

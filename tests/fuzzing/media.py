@@ -4,8 +4,6 @@ A case is the suffix of a file and its bytes. Tiny files of many formats and pix
 off, have bytes flipped, put in and taken out, get the head of another format, and headers that promise any size.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import struct
@@ -25,8 +23,7 @@ from flowgrpo.commands.inspect.gallery import write_gallery
 from flowgrpo.commands.scores import score as scoring
 from flowgrpo.data import conditions, prompts
 from flowgrpo.errors import InputError
-from fuzzing.runner import is_sentence, run
-from fuzzing.summary import Summary
+from fuzzing.runner import Summary, is_sentence, run
 from rewards import RewardError
 from rewards.files import media, suffixes
 from rewards.models import similarity
@@ -42,7 +39,7 @@ LARGE = (0, 1, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF)
 
 @cache
 def pictures() -> dict[str, bytes]:
-    """Pictures of 6 x 5 pixels, still and moving, in every format that takes their mode, and packed TIFFs."""
+    """Make pictures of 6 x 5 pixels, still and moving, in every format that takes their mode, and packed TIFFs."""
     found = {}
     pixels = np.random.default_rng(0).integers(0, 256, (3, 5, 6, 3), dtype=np.uint8)
     for mode in MODES:
@@ -66,7 +63,7 @@ def pictures() -> dict[str, bytes]:
 
 @cache
 def sounds() -> dict[str, bytes]:
-    """Sounds of 20 samples in every type of them, of one channel and two."""
+    """Make sounds of 20 samples in every type, with one channel and two."""
     found = {}
     for kind in SOUNDS:
         for shape in ((20,), (20, 2)):
@@ -78,9 +75,9 @@ def sounds() -> dict[str, bytes]:
 
 @cache
 def seeds() -> dict[str, bytes]:
-    """All files that cases begin with; the last are none that anything here should read.
+    """Return all files that cases begin with; nothing should read the last ones.
 
-    The films, of two frames, are what ffmpeg made of them: of 8 and 10 bits, turned, with opacity, HDR.
+    ffmpeg made the films, of two frames: 8 and 10 bits, turned, with opacity, HDR.
     """
     array = io.BytesIO()
     np.save(array, np.zeros((4, 4, 3), np.float32))
@@ -95,7 +92,7 @@ def seeds() -> dict[str, bytes]:
 
 
 def mended(data: bytes) -> bytes:
-    """A PNG with the checksums of its chunks made right, so that what was changed in them is looked at."""
+    """Correct the checksums of a PNG's chunks, so that readers look at what was changed."""
     at, found = 8, data[:8]
     while at + 12 <= len(data):
         (size,) = struct.unpack(">I", data[at : at + 4])
@@ -107,7 +104,7 @@ def mended(data: bytes) -> bytes:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[str, bytes]:
-    """A suffix, mostly the right one, and the bytes of a file that was changed in a few places."""
+    """Draw a suffix, mostly the right one, and the bytes of a file with a few changes."""
     name = draw(st.sampled_from(sorted(seeds())))
     data = bytearray(seeds()[name])
     own = f".{name.split()[0].lower()}"
@@ -136,7 +133,7 @@ def cases(draw: st.DrawFn) -> tuple[str, bytes]:
 
 
 def readers(file: Path) -> dict[str, Callable[[], object]]:
-    """What reads a file of others: each for itself accepts it or refuses it."""
+    """Return everything that reads such a file; each accepts or refuses it by itself."""
     folder = file.parent
     row = {"file": file.name, "prompt": "a", "image": file.name, "seed": 0, "step": 0, "rewards": {"shapes": 0.5}}
     (folder / "manifest.jsonl").write_text(json.dumps(row) + "\n")
@@ -164,7 +161,7 @@ def readers(file: Path) -> dict[str, Callable[[], object]]:
 
 
 def attempt(case: tuple[str, bytes]) -> str | None:
-    """Let everything read a case; None if all accept it, otherwise the first sentence that refuses it."""
+    """Let everything read a case; return None if all accept it, else the first refusal."""
     suffix, data = case
     said = []
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -183,5 +180,4 @@ def attempt(case: tuple[str, bytes]) -> str | None:
 
 
 def fuzz(seed: int, count: int) -> Summary:
-    """What came of `count` files."""
     return run("media", cases(), attempt, seed, count)

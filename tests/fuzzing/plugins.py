@@ -3,8 +3,6 @@
 A case is what is changed, and where.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile
@@ -15,52 +13,40 @@ from pathlib import Path
 import torch
 from hypothesis import strategies as st
 
-from fuzzing.runner import run
-from fuzzing.summary import Summary
+from fuzzing.runner import Summary, run
 from rewards import load
 
 PICTURES = torch.linspace(0, 1, 96).reshape(2, 3, 4, 4)
-CHANGES = {
+TORCH = "import torch"
+CHANGES = {  # what is imported and run, and what it changes
     "the working directory": ("import os", 'os.chdir("/")', os.getcwd),
-    "torch's default dtype": ("import torch", "torch.set_default_dtype(torch.bfloat16)", torch.get_default_dtype),
-    "torch's default device": ("import torch", 'torch.set_default_device("meta")', lambda: torch.zeros(1).device),
-    "torch's gradient mode": ("import torch", "torch.set_grad_enabled(False)", torch.is_grad_enabled),
+    "torch's default dtype": (TORCH, "torch.set_default_dtype(torch.bfloat16)", torch.get_default_dtype),
+    "torch's default device": (TORCH, 'torch.set_default_device("meta")', lambda: torch.zeros(1).device),
+    "torch's gradient mode": (TORCH, "torch.set_grad_enabled(False)", torch.is_grad_enabled),
     "torch's deterministic algorithms": (
-        "import torch",
+        TORCH,
         "torch.use_deterministic_algorithms(True, warn_only=True)",
         torch.are_deterministic_algorithms_enabled,
     ),
-    "cudnn.benchmark": (
-        "from torch.backends import cudnn",
-        "cudnn.benchmark = True",
-        lambda: torch.backends.cudnn.benchmark,
-    ),
-    "cudnn.enabled": (
-        "from torch.backends import cudnn",
-        "cudnn.enabled = False",
-        lambda: torch.backends.cudnn.enabled,
-    ),
+    "cudnn.benchmark": (TORCH, "torch.backends.cudnn.benchmark = True", lambda: torch.backends.cudnn.benchmark),
+    "cudnn.enabled": (TORCH, "torch.backends.cudnn.enabled = False", lambda: torch.backends.cudnn.enabled),
     "the precision of matmul": (
-        "import torch",
+        TORCH,
         'torch.set_float32_matmul_precision("medium")',
         torch.get_float32_matmul_precision,
     ),
     "the attention flash": (
-        "from torch.backends import cuda",
-        "cuda.enable_flash_sdp(False)",
+        TORCH,
+        "torch.backends.cuda.enable_flash_sdp(False)",
         torch.backends.cuda.flash_sdp_enabled,
     ),
-    "the number of threads": ("import torch", "torch.set_num_threads(3)", torch.get_num_threads),
+    "the number of threads": (TORCH, "torch.set_num_threads(3)", torch.get_num_threads),
     "signal handlers": (
         "import signal",
         "signal.signal(signal.SIGUSR1, signal.SIG_IGN)",
         lambda: signal.getsignal(signal.SIGUSR1),
     ),
-    "the filters of warnings": (
-        "import warnings",
-        'warnings.simplefilter("ignore")',
-        lambda: list(warnings.filters),
-    ),
+    "the filters of warnings": ("import warnings", 'warnings.simplefilter("ignore")', lambda: list(warnings.filters)),
 }
 WHERE = ("import", "make", "move", "call", "yield", "number")
 IN_CALLS = ("call", "yield", "number")
@@ -68,12 +54,12 @@ Case = Mapping[str, Sequence[str]]  # from where to names of `CHANGES`
 
 
 def is_compared(name: str, where: str) -> bool:
-    """Whether a change is put back there; in calls the kinds of attention are left to the model."""
+    """Tell whether a change is put back there; in calls the kinds of attention are left to the model."""
     return where not in IN_CALLS or not name.startswith("the attention ")
 
 
 def source(case: Case) -> str:
-    """A file with the class of a reward, which makes the changes of a case."""
+    """Write a reward class that makes the changes of a case."""
 
     def lines(where: str, indent: int) -> str:
         return "".join(f"{' ' * indent}{CHANGES[name][1]}\n" for name in case.get(where, ())) or f"{' ' * indent}pass\n"
@@ -91,7 +77,7 @@ def source(case: Case) -> str:
 
 
 def attempt(case: Case) -> None:
-    """Use the reward; an AssertionError where something is left changed, or a score is another."""
+    """Use the reward; fail where something stays changed or a score differs."""
     before = {name: get() for name, (_, _, get) in CHANGES.items()}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "mine.py"
@@ -105,7 +91,6 @@ def attempt(case: Case) -> None:
 
 
 def fuzz(seed: int, count: int) -> Summary:
-    """Use `count` rewards."""
     names = st.lists(st.sampled_from(sorted(CHANGES)), max_size=3, unique=True)
     cases = st.dictionaries(st.sampled_from(WHERE), names, max_size=4).map(
         lambda case: {where: [name for name in own if is_compared(name, where)] for where, own in case.items()}

@@ -1,7 +1,5 @@
 """Requests to a reward server, right ones and such as are wrong in one to three places."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 
@@ -18,11 +16,10 @@ class Case:
     """What is sent over one connection.
 
     Attributes:
-        guarded: whether to the server that asks for a token.
-        pieces: bytes that are sent one by one.
+        guarded: whether it goes to the server that asks for a token.
         answers: how many whole requests there are; 0 where that is not known.
         headless: whether answers have no body, as those to HEAD.
-        name: of the reward that is asked, if it is.
+        name: of the reward that is asked, if any.
         rewards: what it gives if it accepts; None where that is not known.
     """
 
@@ -39,7 +36,7 @@ class Case:
 
 
 def often(right: object, *wrong: object) -> st.SearchStrategy:
-    """One value in most cases, one of others in the rest."""
+    """Draw one value in most cases, and others in the rest."""
     return st.sampled_from((right,) * 5 * len(wrong) + wrong)
 
 
@@ -65,24 +62,13 @@ COLUMN_NAMES = st.sampled_from(("n", "images", "prompts", "self", "", "\ud800", 
 COLUMNS = ODD | st.dictionaries(COLUMN_NAMES, st.lists(VALUES, max_size=3), max_size=3).map(json.dumps)
 PROMPTS = ODD | st.lists(SCALARS, max_size=4).map(json.dumps) | LONG.map(lambda n: json.dumps(["a\n" * n] * 2))
 SPOILT = (
-    None,
-    "dtype",
-    "shape",
-    "data_offsets",
-    "prompts",
-    "columns",
-    "texts",
-    "more",
-    "header",
-    "length",
-    "bytes",
-    "all",
-)
+    None, "dtype", "shape", "data_offsets", "prompts", "columns", "texts", "more", "header", "length", "bytes", "all",
+)  # fmt: skip
 
 
 @st.composite
 def bodies(draw: st.DrawFn) -> tuple[bytes, tuple[float, ...] | None]:
-    """A body, and what the reward `bright` gives for it, None where it may not be a batch."""
+    """Draw a body, and what the reward `bright` gives for it, None where it may not be a batch."""
     spoilt = draw(st.sampled_from(SPOILT))
     count, levels, side = draw(st.integers(1, 3)), draw(st.booleans()), draw(st.sampled_from((1, 4, 64)))
     data = (b"\xff" if levels else b"\x00\x00\x00\x3f") * (count * 3 * side * side)
@@ -116,7 +102,7 @@ def bodies(draw: st.DrawFn) -> tuple[bytes, tuple[float, ...] | None]:
 
 
 def _object(parts: dict[str, str]) -> str:
-    """A JSON object of values that are JSON."""
+    """Return a JSON object of values that are JSON."""
     return "{" + ",".join(f"{json.dumps(name)}:{value}" for name, value in parts.items()) + "}"
 
 
@@ -153,7 +139,7 @@ CHUNKS = st.sampled_from((
 
 @st.composite
 def requests(draw: st.DrawFn) -> Case:
-    """One request, in which its body may be wrong, or also one other thing; it is whole unless that is its end."""
+    """Draw one request with a wrong body or one other fault; it is whole unless its end is the fault."""
     how = draw(st.sampled_from(("body",) * 8 + ("line",) * 4 + ("head", "length", "short", "chunks", "cut")))
     guarded, (body, rewards), further = draw(st.booleans()), draw(bodies()), how not in ("body", "cut")
     method = draw(METHODS) if how == "line" else "POST"

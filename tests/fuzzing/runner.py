@@ -1,35 +1,40 @@
 """Hypothesis's cases put through one function, and counted."""
 
-from __future__ import annotations
-
+import re
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 from unicodedata import category
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, strategies
 
-from fuzzing.summary import Summary
-
 LONGEST = 5.0  # seconds of a case
 LONGEST_SENTENCE = 1000  # characters
 Case = TypeVar("Case")
 
 
-def run(
-    subject: str,
-    cases: strategies.SearchStrategy[Case],
-    attempt: Callable[[Case], str | None],
-    seed: int,
-    count: int,
-) -> Summary:
-    """What came of `count` cases, the same for the same seed.
+@dataclass(frozen=True)
+class Summary:
+    """The figures of a fuzz; each failure is the smallest case that ended otherwise, and how."""
 
-    Args:
-        attempt: puts a case through; returns None where it is accepted, otherwise the sentence that refuses it, and raises
-            where it is neither. More than one line, too long a one, and more than `LONGEST` seconds are failures too.
+    subject: str
+    cases: int
+    accepted: int
+    refused: int
+    failures: tuple[str, ...]
+    slowest: float  # seconds of a case
+
+
+def run(
+    subject: str, cases: strategies.SearchStrategy[Case], attempt: Callable[[Case], str | None], seed: int, count: int
+) -> Summary:
+    """Put `count` cases through; the same seed gives the same cases.
+
+    `attempt` returns None where it accepts a case, else the sentence that refuses it, and raises on anything else.
+    Long or multi-line sentences, and more than `LONGEST` seconds, are failures too.
     """
     accepted = refused = 0
     slowest, smallest = 0.0, None
@@ -64,6 +69,13 @@ def run(
     return Summary(subject, accepted + refused + len(failures), accepted, refused, failures, slowest)
 
 
+def refusal(status: int, said: str) -> str:
+    """Return the sentence of a refused command, which names a place."""
+    assert status == 2, f"exit status {status}"
+    said = said.removeprefix("flowgrpo: ").removesuffix("\n")
+    assert re.match(r".+?: .", said), f"no place is named: {said!r}"
+    return said
+
+
 def is_sentence(said: str) -> bool:
-    """Whether a message is one line that can be printed anywhere."""
     return 0 < len(said) <= LONGEST_SENTENCE and not {category(c) for c in said} & {"Cc", "Cs", "Zl", "Zp"}

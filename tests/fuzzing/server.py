@@ -2,8 +2,6 @@
 where it was no whole request; and the server lives on, as large as it was.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -22,8 +20,7 @@ import psutil
 import torch
 
 from fuzzing.requests import CASES, GOOD, TOKEN, Case
-from fuzzing.runner import LONGEST, is_sentence, run
-from fuzzing.summary import Summary
+from fuzzing.runner import LONGEST, Summary, is_sentence, run
 from rewards.served.wire import CONTENT_TYPE, encode
 
 STATUSES = {200, 400, 401, 404, 405, 411, 413, 415, 421, 422}  # and 500, of what a plug-in raised
@@ -40,7 +37,7 @@ SILENCE = "the connection ended in silence"
 
 
 def fuzz(seed: int, count: int) -> Summary:
-    """What came of `count` requests; the server's own end, growth and output are failures too."""
+    """Send `count` requests; the server's own end, growth and output are failures too."""
     with serving() as (ports, process, output):
         for guarded in (False, True):
             lives(ports, guarded)
@@ -55,16 +52,14 @@ def fuzz(seed: int, count: int) -> Summary:
         if process.is_running() and (grown := process.memory_info().rss - before) > MOST_GROWTH:
             failures.append(f"the server grew by {grown >> 20} MiB")
         traces = output.read_text().split("Traceback (")[1:]
-        strange = [
-            each for each in traces if not re.search("^(RuntimeError: |ValueError: refused )on purpose", each, re.M)
-        ]
-        failures += [f"a traceback: {each[:3000]}" for each in strange]
+        known = re.compile("^(RuntimeError: |ValueError: refused )on purpose", re.M)
+        failures += [f"a traceback: {each[:3000]}" for each in traces if not known.search(each)]
     return replace(found, failures=tuple(failures))
 
 
 @contextmanager
 def serving() -> Iterator[tuple[tuple[int, int], psutil.Process, Path]]:
-    """The ports without and with a token, the process, and the file of what it says."""
+    """Yield the ports without and with a token, the process, and the file of its output."""
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "output").open("w") as output:
         paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
         process = subprocess.Popen(
@@ -81,17 +76,13 @@ def serving() -> Iterator[tuple[tuple[int, int], psutil.Process, Path]]:
 
 
 def lives(ports: tuple[int, int], guarded: bool) -> None:
-    """Raise an AssertionError unless /health answers and a good request gets its numbers."""
+    """Check that /health answers and a good request gets its numbers."""
     assert attempt(ports, Case(guarded, (GOOD,), 1, False, None, None)) is None
     assert attempt(ports, Case(guarded, (NUMBERS,), 1, False, "bright", (0.75, 0.75))) is None
 
 
 def attempt(ports: tuple[int, int], case: Case) -> str | None:
-    """None where all requests of a case are answered with 200, otherwise the first sentence that refuses one.
-
-    Raises:
-        AssertionError: an answer is none, or none came to a whole request.
-    """
+    """Return None where all requests are answered with 200, else the first refusal; fail on any other answer."""
     answers = received(ports[case.guarded], case)
     said = None
     for status, body in answers:
@@ -110,11 +101,7 @@ def attempt(ports: tuple[int, int], case: Case) -> str | None:
 
 
 def received(port: int, case: Case) -> list[tuple[int, bytes]]:
-    """Status and body of each answer to a case.
-
-    Raises:
-        AssertionError: they are no HTTP, too few, or take longer than a case may.
-    """
+    """Return the status and body of each answer; fail where they are no HTTP, too few or too slow."""
     data, until, reset = bytearray(), time.monotonic() + LONGEST, False
     with socket.create_connection(("127.0.0.1", port), LONGEST) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -145,7 +132,7 @@ def received(port: int, case: Case) -> list[tuple[int, bytes]]:
 
 
 def parsed(data: bytes, headless: bool, ended: bool = False) -> tuple[list[tuple[int, bytes]], bytes]:
-    """Whole answers at the beginning, those that announce another one (100) left out, and the rest."""
+    """Split whole answers from the rest, leaving out those that announce another one (100)."""
     answers = []
     while data := re.sub(rb"^(HTTP/1\.1 1\d\d [ -~]*\r\n\r\n)+", b"", data):
         client = h11.Connection(h11.CLIENT)

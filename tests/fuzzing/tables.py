@@ -4,8 +4,6 @@ A case is the name of a file and its bytes: the same rows in every layout and in
 in, taken out or cut off.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import tempfile
@@ -17,8 +15,7 @@ from hypothesis import strategies as st
 from flowgrpo.data import prompts
 from flowgrpo.errors import InputError
 from flowgrpo.schema.readable import one_line
-from fuzzing.runner import run
-from fuzzing.summary import Summary
+from fuzzing.runner import Summary, run
 
 ROWS = [
     {"prompt": "a red fox", "n": 1},
@@ -32,7 +29,6 @@ Case = tuple[str, bytes]
 
 @cache
 def whole() -> dict[str, bytes]:
-    """The rows in every layout."""
     found = {}
     for encoding in ENCODINGS:
         for suffix, delimiter in ((".csv", ","), (".csv", ";"), (".tsv", "\t")):
@@ -54,7 +50,7 @@ def whole() -> dict[str, bytes]:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """A file, changed in up to three places."""
+    """Draw a file, changed in up to three places."""
     name = draw(st.sampled_from(sorted(whole())))
     data = bytearray(whole()[name])
     for _ in range(draw(st.integers(0, 3))):
@@ -74,7 +70,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def attempt(case: Case) -> str | None:
-    """Read a table; an AssertionError where something else than texts and plain columns comes."""
+    """Read a table; fail where anything but texts and plain columns comes."""
     suffix, data = case
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"p{suffix}"
@@ -91,6 +87,5 @@ def attempt(case: Case) -> str | None:
 
 
 def fuzz(seed: int, count: int) -> Summary:
-    """Read `count` tables."""
     whole()
     return run("tables", cases(), attempt, seed, count)

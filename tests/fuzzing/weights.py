@@ -3,11 +3,8 @@
 A case is a component of a tiny pipeline or a language model, and what is done to the tensors of its file.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -21,8 +18,7 @@ from zoo import SPECIMENS
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.loading.load import load_pipeline
 from flowgrpo.mdlm.models.load import load_predictor
-from fuzzing.runner import run
-from fuzzing.summary import Summary
+from fuzzing.runner import Summary, run
 
 PIPELINES = ("StableDiffusion3Pipeline", "FluxPipeline", "QwenImagePipeline", "WanPipeline", "LTXPipeline")
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh")
@@ -33,7 +29,6 @@ Case = tuple[str, str, tuple[tuple[str, int], ...]]  # model, file, and changes 
 
 @cache
 def models() -> dict[str, Path]:
-    """Folders of the whole models, by name."""
     root = Path(tempfile.mkdtemp())
     for name in PIPELINES:
         SPECIMENS[name].build().save_pretrained(root / name)
@@ -43,7 +38,7 @@ def models() -> dict[str, Path]:
 
 
 def bert(folder: Path) -> None:
-    """A language model of transformers whose head is tied to its embeddings."""
+    """Save a language model of transformers whose head is tied to its embeddings."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=32, **sizes)
@@ -54,13 +49,12 @@ def bert(folder: Path) -> None:
 
 @cache
 def files() -> tuple[tuple[str, str], ...]:
-    """Each file of weights, with its model."""
     every = [(name, file.relative_to(f)) for name, f in models().items() for file in f.rglob("*.safetensors")]
     return tuple(sorted((name, str(file)) for name, file in every))
 
 
 def networks(name: str, folder: Path) -> dict[str, Tensors]:
-    """The tensors of a loaded model, by component."""
+    """Load a model, and return its tensors by component."""
     if name in PIPELINES:
         components = load_pipeline(str(folder)).components.items()
         return {part: own.state_dict() for part, own in components if isinstance(own, torch.nn.Module)}
@@ -69,12 +63,10 @@ def networks(name: str, folder: Path) -> dict[str, Tensors]:
 
 @cache
 def whole(name: str) -> dict[str, Tensors]:
-    """The same of the model as it is."""
     return networks(name, models()[name])
 
 
 def changed(tensors: Tensors, changes: tuple[tuple[str, int], ...]) -> Tensors:
-    """The tensors of a file with changes in them."""
     for change, number in changes:
         names = sorted(tensors)
         if not names:
@@ -100,13 +92,13 @@ def changed(tensors: Tensors, changes: tuple[tuple[str, int], ...]) -> Tensors:
 
 
 def cases() -> st.SearchStrategy[Case]:
-    """Every file, with up to three changes; none leaves the model as it is."""
+    """Draw a file with up to three changes; none leaves the model as it is."""
     change = st.tuples(st.sampled_from(CHANGES), st.integers(0, 200))
     return st.builds(lambda file, every: (*file, tuple(every)), st.sampled_from(files()), st.lists(change, max_size=3))
 
 
 def attempt(case: Case) -> str | None:
-    """Load a changed model; an AssertionError where a number of it is another than that of the model."""
+    """Load a changed model; fail where one of its numbers differs from the model's."""
     name, file, changes = case
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model"
@@ -124,8 +116,6 @@ def attempt(case: Case) -> str | None:
 
 
 def fuzz(seed: int, count: int) -> Summary:
-    """Load `count` models."""
-    every: Callable[[Case], str | None] = attempt
     for name in models():  # before a case is timed
         whole(name)
-    return run("weights", cases(), every, seed, count)
+    return run("weights", cases(), attempt, seed, count)

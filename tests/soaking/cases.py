@@ -1,7 +1,5 @@
 """A case: one run that is killed and damaged several times, resumed each time, and compared with one that was not."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import signal
@@ -29,12 +27,10 @@ class Case:
     """What happened in one case.
 
     Attributes:
-        number: with the seed, what it was drawn from.
-        requeued: whether each command is the same, with `run.resume=auto`, as a queue would give it again.
+        requeued: whether each command has `run.resume=auto`, as a queue would give it again.
         steps: what was done, in order, with what came of it.
-        counts: of kills by their kind, damages, and exact recoveries and refusals.
-        harmed: what is in the checkpoints that were damaged, by their names; a run may have replaced or deleted one since.
-        failure: what should not have happened; None if all was well.
+        counts: of kills by their kind, damages, exact recoveries and refusals.
+        harmed: contents of damaged checkpoints by name; a run may have replaced or deleted one since.
     """
 
     number: int
@@ -51,11 +47,7 @@ class Failed(Exception):
 
 
 def undisturbed(subject: Subject, place: Path, name: str) -> tuple[dict, float]:
-    """What a run leaves that nobody disturbs, and the seconds that it takes.
-
-    Raises:
-        Failed: it does not end well.
-    """
+    """Return what an undisturbed run leaves, and its seconds; raise `Failed` if it does not end well."""
     started = time.monotonic()
     command = forked.Command(["train", *subject.arguments, f"run.name={name}"], {}, place)
     _, said = command.communicate(LONGEST)
@@ -67,11 +59,7 @@ def undisturbed(subject: Subject, place: Path, name: str) -> tuple[dict, float]:
 def soak(seed: int, number: int, subject: Subject, place: Path, *, whole: dict, seconds: float, kills: int = 4) -> Case:
     """Run one case, whose random choices come from a seed and its number.
 
-    Args:
-        place: an empty folder with the configs; the run is kept in it if the case fails.
-        whole: what the undisturbed run left, see `undisturbed`.
-        seconds: that it took.
-        kills: how often the run is ended at most, before it may come to its end.
+    The run stays in `place` if the case fails. It must leave what the undisturbed run left, `whole`.
     """
     drawn = random.Random(f"{seed} {number}")
     case = Case(number, subject, requeued=drawn.random() < 0.5)
@@ -97,7 +85,7 @@ def soak(seed: int, number: int, subject: Subject, place: Path, *, whole: dict, 
 
 
 def _disturbed(case: Case, drawn: random.Random, folder: Path, seconds: float) -> None:
-    """Begin the run or go on with it, and end it at a random moment in a random way; it may come to its end before."""
+    """Begin the run or go on with it, and end it at a random moment in a random way."""
     harmed, command = _passed_over(case, folder), _begun(case, folder)
     moment, how = drawn.choice(MOMENTS), drawn.choice(ENDINGS)
     _wait(moment, drawn, command, folder, seconds)
@@ -127,7 +115,7 @@ def _disturbed(case: Case, drawn: random.Random, folder: Path, seconds: float) -
 
 
 def _check_status(command: forked.Command, how: str, processes: int) -> None:
-    """Refuse an end that is not told in sentences, or whose status says that nothing happened."""
+    """Refuse an end without a sentence, or a status that says that nothing happened."""
     said = _said(command)
     if "Traceback" in said:
         raise Failed(f"a traceback after {how}: {said[-3000:]}")
@@ -148,10 +136,7 @@ def _check_status(command: forked.Command, how: str, processes: int) -> None:
 
 
 def _damaged(case: Case, drawn: random.Random, folder: Path) -> None:
-    """Damage some checkpoints; without a whole one a resume must be refused, and the run gets back what it had.
-
-    At times all of them are deleted, which must be refused, too.
-    """
+    """Damage some checkpoints, or delete all; a resume without a whole one must be refused, and the run gets them back."""
     checkpoints = folder / "checkpoints"
     there = {path.name for path in checkpoints.glob("step-*")}
     if not there or drawn.random() < 0.2:
@@ -186,12 +171,12 @@ def _check_refusal(case: Case, folder: Path, why: str) -> None:
 
 
 def _check_finished(case: Case, folder: Path) -> None:
-    """Refuse a run that does more than to say so when nothing is left of it."""
+    """Refuse a finished run that does more than to say so."""
     _check_unchanged(case, folder, status=0, words="nothing is left of its 4 iterations", what="a finished run")
 
 
 def _check_unchanged(case: Case, folder: Path, *, status: int, words: str, what: str) -> None:
-    """Run the command, which must end with a status and one sentence with some words, and leave the folder as it is."""
+    """Check that a command ends with a status and one sentence with some words, and leaves the folder as it is."""
     before = state.content(folder)
     command = _resume(case, folder)
     _expect(command, status, what)
@@ -207,15 +192,14 @@ def _content(checkpoint: Path) -> dict[str, bytes]:
 
 
 def _passed_over(case: Case, folder: Path) -> str | None:
-    """The newest checkpoint, if a resume has to warn of it."""
+    """Return the newest checkpoint, if a resume has to warn of it."""
     newest = max((path.name for path in (folder / "checkpoints").glob("step-*")), default="")
-    return (
-        newest if newest in case.harmed and case.harmed[newest] == _content(folder / "checkpoints" / newest) else None
-    )
+    same = newest in case.harmed and case.harmed[newest] == _content(folder / "checkpoints" / newest)
+    return newest if same else None
 
 
 def _begun(case: Case, folder: Path) -> forked.Command:
-    """The command that begins a run, or goes on with one that has begun."""
+    """Begin a run, or go on with one."""
     resume = ["run.resume=true"] if (folder / "config.yaml").is_file() else []
     if case.requeued:
         resume = ["run.resume=auto"]
@@ -250,8 +234,7 @@ def _said(command: forked.Command) -> str:
 
 
 def _wait(moment: str, drawn: random.Random, command: forked.Command, folder: Path, seconds: float) -> None:
-    """Wait for a random time, for the first file of a run or its config, for a checkpoint that is being written, or for a
-    line of metrics and a little longer."""
+    """Wait for a random time, a file of a beginning run, a checkpoint being written, or a line of metrics."""
     started, last = time.monotonic(), drawn.uniform(0, 0.8 * seconds)
     nth = drawn.randint(1, 3)
     metrics = folder / "metrics.jsonl"
@@ -272,7 +255,7 @@ def _wait(moment: str, drawn: random.Random, command: forked.Command, folder: Pa
 
 
 def _written(file: Path) -> int | None:
-    """When a file was written last; None if it is not there."""
+    """Return when a file was last written, or None."""
     try:
         return file.stat().st_mtime_ns
     except FileNotFoundError:
@@ -280,7 +263,6 @@ def _written(file: Path) -> int | None:
 
 
 def _processes(command: forked.Command) -> list[psutil.Process]:
-    """The command's process, and those that it has started."""
     try:
         first = psutil.Process(command.pid)
         return [first, *first.children(recursive=True)]

@@ -1,7 +1,5 @@
 """Cases one after the other, for a number of them or for a time, and the table of what came of them."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter
@@ -23,12 +21,7 @@ def cases(
     subjects: Sequence[Subject] = SUBJECTS,
     kills: int = 4,
 ) -> Iterator[Case]:
-    """Run the cases of some numbers, until the time is over; a case's subject is its number's turn.
-
-    Args:
-        place: an empty folder.
-        kills: the most of a case.
-    """
+    """Run the cases of some numbers in an empty folder until the time is over; subjects take turns by number."""
     furnish(place)
     end, whole = time.monotonic() + 60 * minutes, {}
     for number in numbers:
@@ -42,13 +35,12 @@ def cases(
 
 
 def counted(case: Case) -> Counter[str]:
-    """The numbers of a case in the columns of the table."""
     kills = sum(case.counts[how] for how in ENDINGS)
     return Counter(case.counts) + Counter({"cases": 1, "kills": kills, "failures": int(case.failure is not None)})
 
 
 def table(found: Sequence[Case]) -> str:
-    """The numbers of each subject and of all, as a table in Markdown, and a line of how runs were ended."""
+    """Return the counts of each subject and of all as a table of Markdown, and how runs were ended."""
     rows = {}
     for case in found:
         for name in (case.subject.name, "all"):
@@ -64,14 +56,14 @@ def table(found: Sequence[Case]) -> str:
 
 
 def steps(case: Case, seed: int) -> str:
-    """What was done in a case that failed, and how to do it again."""
+    """Say what was done in a case that failed, and how to repeat it."""
     words = "\n".join(f"  {number}. {step}" for number, step in enumerate(case.steps, start=1))
     again = f"python scripts/soak.py --seed {seed} --only {case.number}"
     return f"case {case.number} of seed {seed}, {case.subject.name}: {case.failure}\n{words}\nagain: {again}"
 
 
 def run(seed: int, place: Path, tell: Callable[[str], object], **options: object) -> list[Case]:
-    """Run cases and tell of each as it ends; see `cases`."""
+    """Run cases and report each as it ends; see `cases`."""
     found = []
     for case in cases(seed, place, **options):
         found.append(case)

@@ -1,7 +1,5 @@
 """What a run has left in its folder, as far as two runs of one config must agree on it, and damage to its checkpoints."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -17,10 +15,7 @@ UNLIKE = ("time/", "memory/")  # beginnings of metrics that no two runs share
 
 
 def left(folder: Path) -> dict[str, Any]:
-    """The metrics without times, the manifest of samples, and all that is in the last checkpoint.
-
-    Metrics are in the order of their steps: evaluations that other processes make come when they are done.
-    """
+    """Return metrics without times, in the order of steps, the manifest of samples, and the last checkpoint."""
     last = max((folder / "checkpoints").glob("step-*"))
     state = json.loads((last / "state.json").read_text())
     lines = sorted(_lines(folder / "metrics.jsonl"), key=lambda line: line["step"])
@@ -36,7 +31,7 @@ def left(folder: Path) -> dict[str, Any]:
 
 
 def difference(one: Any, other: Any, place: str = "") -> str | None:
-    """Where two things that `left` returned differ first; None if they are the same to the last bit."""
+    """Say where two results of `left` differ first; None if they are the same to the last bit."""
     if type(one) is not type(other):
         return f"{place}: {type(one).__name__} and {type(other).__name__}"
     if isinstance(one, dict):
@@ -55,13 +50,13 @@ def difference(one: Any, other: Any, place: str = "") -> str | None:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder but its lock, by its name."""
+    """Read every file of a folder but its lock."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def damage(folder: Path, drawn: random.Random) -> tuple[str, str]:
-    """Damage a random file of a random checkpoint; returns the checkpoint's name and what was done to it."""
+    """Damage a random file of a random checkpoint; return the checkpoint's name and what was done."""
     checkpoint = drawn.choice(sorted(folder.glob("step-*")))
     file = drawn.choice(sorted(checkpoint.iterdir()))
     kind = drawn.choice(KINDS) if file.stat().st_size else "delete"
@@ -89,7 +84,6 @@ def damage(folder: Path, drawn: random.Random) -> tuple[str, str]:
 
 
 def restore(copy: Path, folder: Path) -> None:
-    """Put a copy of a folder in its place."""
     shutil.rmtree(folder)
     shutil.copytree(copy, folder)
 

@@ -1,7 +1,5 @@
 """What is soaked: very small runs of both kinds, in one process and in two, whole and in shards."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,27 +10,15 @@ ENDS = (
     "eval: {every: 2, prompts: 2, save: 1}\n"
     "run: {patience: null, checkpoint: {every: 1, keep: 3}}\n"
 )
+FLOW = "algorithm: {preset: flow_grpo}\n" + ENDS
 CONFIGS = {
-    "tiny": (
-        "model: {path: tiny, lora: null, call: {num_inference_steps: 4, guidance_scale: 1.0, height: 16, width: 16,"
-        " max_sequence_length: 1}}\n"
-        "prompts: {train: prompts.txt, eval: prompts.txt}\n"
-        "rewards: [{use: './mine.py:whim'}]\n"
-        "algorithm: {preset: flow_grpo}\n" + ENDS
-    ),
-    "shapes": (
-        "model: {path: shapes, lora: null, call: {num_inference_steps: 4}}\n"
-        "prompts: {train: 'shapes:train', eval: 'shapes:eval'}\n"
-        "rewards: [{use: shapes}]\n"
-        "algorithm: {preset: flow_grpo}\n" + ENDS
-    ),
-    "text": (
-        "kind: mdlm\n"
-        "model: {path: digits, lora: null}\n"
-        "prompts: {train: 'countdown:train', eval: 'countdown:eval'}\n"
-        "rewards: [{use: solved}]\n"
-        "algorithm: {preset: diffu_grpo}\n" + ENDS
-    ),
+    "tiny": "model: {path: tiny, lora: null, call: {num_inference_steps: 4, guidance_scale: 1.0, height: 16, width: 16,"
+    " max_sequence_length: 1}}\n"
+    "prompts: {train: prompts.txt, eval: prompts.txt}\nrewards: [{use: './mine.py:whim'}]\n" + FLOW,
+    "shapes": "model: {path: shapes, lora: null, call: {num_inference_steps: 4}}\n"
+    "prompts: {train: 'shapes:train', eval: 'shapes:eval'}\nrewards: [{use: shapes}]\n" + FLOW,
+    "text": "kind: mdlm\nmodel: {path: digits, lora: null}\nalgorithm: {preset: diffu_grpo}\n"
+    "prompts: {train: 'countdown:train', eval: 'countdown:eval'}\nrewards: [{use: solved}]\n" + ENDS,
 }
 # A reward that draws from global generators, so that a resume which does not put them back shows.
 WHIM = """
@@ -56,13 +42,11 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """As tables show it."""
         lora = ", LoRA" if LORA in self.words else ""
         return f"{self.config}, {self.preset}{lora}, {self.processes} x {self.sharding}"
 
     @property
     def arguments(self) -> list[str]:
-        """The words of `flowgrpo train`, from its config on."""
         own = [f"algorithm.preset={self.preset}", f"run.processes={self.processes}", f"run.sharding={self.sharding}"]
         return [f"{self.config}.yaml", *own, *self.words]
 
