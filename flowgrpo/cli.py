@@ -78,14 +78,14 @@ def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Ov
 
     launch.end_with_launcher()
     if launch.needs_relaunch(settings.run.processes):
-        with folders.held(settings.run.folder):
+        with folders.lock_folder(settings.run.folder):
             pass  # fails here if it is in use; in the new processes only rank 0 would fail, and the others wait for it
-        with endings.stops_told(path, overrides or []):
+        with endings.report_stops(path, overrides or []):
             raise typer.Exit(launch.relaunch(settings.run.processes, settings.run.folder))
     from flowgrpo.commands.gallery import history
     from flowgrpo.commands.runs.train import train_config
 
-    with endings.stops_told(path, overrides or []):
+    with endings.report_stops(path, overrides or []):
         run = train_config(settings, configs.place_of(path))
     if launch.is_main():
         if (sentence := history.held_out_words(run.metrics)) is not None:
@@ -223,16 +223,16 @@ def doctor(
 ) -> None:
     """Check a model or a config before spending GPU hours on it; exit status 1 if a check fails."""
     from flowgrpo.commands.endings import suggest_override
-    from flowgrpo.commands.kinds import KINDS, kind_of
-    from flowgrpo.training.reports.progress import shown
+    from flowgrpo.commands.kinds import KINDS, detect_kind
+    from flowgrpo.training.reports.progress import open_display
     from flowgrpo.training.run.phases import phase
 
     if sampling.is_config(target):
         settings = config.load(target, overrides or [])
     else:
-        settings = config.overridden(KINDS[kind_of(target)].doctor.defaults(target), overrides or [])
+        settings = config.apply_override(KINDS[detect_kind(target)].doctor.defaults(target), overrides or [])
     checks = []
-    with shown(), suggest_override(settings), phase("checking"):
+    with open_display(), suggest_override(settings), phase("checking"):
         for check in KINDS[settings.kind].doctor.examine(settings):
             checks.append(check)
             if form == "human":

@@ -43,7 +43,7 @@ def load(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) ->
     missing = [] if configs.is_built_in(path) else config_paths.resolve(written, path.parent)
     _override(written, overrides)
     config_paths.check_found(written, missing, path.parent)
-    return validated(written)
+    return validate(written)
 
 
 def of_run(folder: Path, *, resolve: bool = True) -> RunConfig:
@@ -63,16 +63,16 @@ def of_run(folder: Path, *, resolve: bool = True) -> RunConfig:
         started = tables.document(folder / "environment.json")
         if isinstance(started, dict) and isinstance(started.get("folder"), str):
             config_paths.resolve(written, Path(started["folder"]))
-    return validated(written)
+    return validate(written)
 
 
-def overridden(written: dict[str, Any], overrides: Iterable[str] | Mapping[str, Any] = ()) -> RunConfig:
+def apply_override(written: dict[str, Any], overrides: Iterable[str] | Mapping[str, Any] = ()) -> RunConfig:
     """Return the configuration of a map, modified in place, with overrides applied; see `load`."""
     _override(written, overrides)
-    return validated(written)
+    return validate(written)
 
 
-def validated(written: Mapping[str, Any]) -> RunConfig:
+def validate(written: Mapping[str, Any]) -> RunConfig:
     """Return the configuration of a map.
 
     Raises:
@@ -86,7 +86,7 @@ def validated(written: Mapping[str, Any]) -> RunConfig:
     return checked(CONFIGS[kind], written)
 
 
-def dumped(config: RunConfig) -> str:
+def dump(config: RunConfig) -> str:
     """Return the resolved configuration as YAML, which loads to the same configuration."""
     return yaml.safe_dump(config.model_dump(), sort_keys=False)
 

@@ -29,7 +29,7 @@ from flowgrpo import config
 from flowgrpo.commands.runs.train import train_config
 from flowgrpo.data import prompts, stored
 from flowgrpo.flow import setup
-from flowgrpo.flow.rollouts.prompt_encoding import longest_and_shortest, rows_of
+from flowgrpo.flow.rollouts.prompt_encoding import build_rows, longest_and_shortest
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.run.run_data import RunData
 from flowgrpo.training.scoring import scorer
@@ -60,7 +60,7 @@ def settings(preset: str, finish: dict[str, Any] | None, folder: str, **train: A
         "eval": {"every": 1000, "prompts": 256, "save": 0},
         "run": {"name": "bench", "dir": folder, "checkpoint": {"every": 1000}},
     }
-    return config.validated(written)
+    return config.validate(written)
 
 
 def trainer(chosen: Any, stack: ExitStack) -> Loop:
@@ -70,7 +70,7 @@ def trainer(chosen: Any, stack: ExitStack) -> Loop:
     chosen.run.folder.mkdir(parents=True, exist_ok=True)
     made = setup.trainer(chosen, Accelerator(cpu=True), data)
     stack.enter_context(made.policy.call_overrides(**made.training_call))
-    made.policy.start(rows_of(longest_and_shortest(made.train_prompts)[:1]))
+    made.policy.start(build_rows(longest_and_shortest(made.train_prompts)[:1]))
     return made
 
 

@@ -42,7 +42,7 @@ from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.planning import iteration_cost
 from flowgrpo.flow.planning.memory_budget import FlowBudget, budget_of
 from flowgrpo.flow.planning.plan import plan
-from flowgrpo.flow.rollouts.prompt_encoding import rows_of
+from flowgrpo.flow.rollouts.prompt_encoding import build_rows
 from flowgrpo.flow.rollouts.rollout import edge_noise, walk
 from flowgrpo.training.comparison import compare
 from flowgrpo.training.loop import Loop
@@ -93,7 +93,7 @@ def grown(trainer: Loop) -> Tree:
     kernels = algorithm.kernel.kernels(len(trainer.state.policy.sigmas) - 1)
     plan = algorithm.plan(kernels, train.group_size, 0, 0)
     seeds = range(algorithm.roots(train.group_size))
-    prompts = enumerate(rows_of(trainer.state.train_prompts))
+    prompts = enumerate(build_rows(trainer.state.train_prompts))
     roots = [Root(group, i, replace(row, seed=i)) for group, row in prompts for i in seeds]
     return walk(trainer.state.policy, plan, roots, micro_batch=train.rollout_rows, seed=0, iteration=0)
 

@@ -25,7 +25,7 @@ from flowgrpo import config
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.models.gradient_checkpointing import checkpoint_gradients
-from flowgrpo.mdlm.planning.plan import predicted
+from flowgrpo.mdlm.planning.plan import predict_cost
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.trainer import text_loop
 from flowgrpo.schema.sections import RunConfig
@@ -67,7 +67,7 @@ def alternating(texts: Sequence[str], prompts: Sequence[str], **columns: Any) ->
 def settings(options: argparse.Namespace, folder: Path) -> RunConfig:
     """The configuration of the run."""
     blocks = {"steps": options.steps, "region": {"block_length": options.block_length}, "cache": options.cache}
-    return config.validated(
+    return config.validate(
         {
             "kind": "mdlm",
             "model": {"path": str(folder / "model"), "dtype": options.dtype, "length": options.length},
@@ -105,7 +105,7 @@ def measured(options: argparse.Namespace) -> list[dict[str, float]]:
         rewards = [Reward("alternating", alternating)]
         trainer = text_loop(chosen, policy, weights, rewards=rewards, train_prompts=rows, accelerator=accelerator)
         trainer.run()
-        cost = predicted(chosen)
+        cost = predict_cost(chosen)
     lines = [line for line in trainer.state.report.lines if line["phase"] == "train"]
     assert all(line["cost/model_evaluations"] == cost.rollout + cost.update for line in lines)
     canvas = options.prompt + options.length

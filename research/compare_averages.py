@@ -27,7 +27,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.setup import trainer
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.reports import metrics
-from flowgrpo.training.run.random_states import random_state_kept
+from flowgrpo.training.run.random_states import preserve_random_state
 from flowgrpo.training.run.run_data import RunData
 from flowgrpo.training.scoring import scorer
 from flowgrpo.training.weights.trained_weights import follow
@@ -70,7 +70,7 @@ def measured(run: Loop, warmups: Sequence[float]) -> dict[int, tuple[float, dict
     found: dict[int, tuple[float, dict[float, Difference]]] = {}
 
     def rewards() -> list[float]:
-        with random_state_kept():
+        with preserve_random_state():
             totals = metrics.totals_of(run.wing.eval_samples(), run.state.combination, run.state.rewards)
         return totals.tolist()
 

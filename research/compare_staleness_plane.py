@@ -71,7 +71,7 @@ def learnt(objective: dict[str, Any], *, staleness: int, seed: int, rate: float,
         }
         written["algorithm"]["objective"] = {**objective, "kl": {"beta": 0.0}}
         written["train"]["micro_batch"] = 64
-        chosen = config.validated(written)
+        chosen = config.validate(written)
         policy = FieldPolicy(Network(), (2,), linear_sigmas(6, 3.0))
         prompts = [Prompt(str(number)) for number in range(32)]
         chosen.run.folder.mkdir(parents=True)

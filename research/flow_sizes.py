@@ -18,7 +18,7 @@ from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline.loading.load import load_pipeline
 from flowgrpo.flow.pipeline.networks.switches import checkpoint_gradients
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.flow.rollouts.prompt_encoding import longest_and_shortest, rows_of
+from flowgrpo.flow.rollouts.prompt_encoding import build_rows, longest_and_shortest
 from flowgrpo.flow.setup import trainable
 from flowgrpo.flow.trainer import flow_loop
 from flowgrpo.training.loop import Loop
@@ -92,7 +92,7 @@ def settings(size: Size, kind: str, rows: int, **train: Any) -> Config:
         "train": {"groups": 1, "group_size": size.group, "updates": 1, "micro_batch": rows, "ema": None, **train},
         "run": {"dir": tempfile.gettempdir(), "name": "bench"},
     }
-    return config.validated(written)
+    return config.validate(written)
 
 
 def brightness(samples: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
@@ -137,6 +137,6 @@ def trainer_of(policy: DiffusersPolicy, weights: Weights, chosen: Config) -> Loo
     rewards, _ = scorer.rewards(chosen.rewards, [])
     made = flow_loop(chosen, policy, weights, rewards=rewards, train_prompts=rows, accelerator=Accelerator())
     made.state.folder.mkdir(exist_ok=True)  # for what its report says
-    policy.prepare(rows_of(longest_and_shortest(rows)))
-    policy.start(rows_of(rows))
+    policy.prepare(build_rows(longest_and_shortest(rows)))
+    policy.start(build_rows(rows))
     return made

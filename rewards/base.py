@@ -139,7 +139,7 @@ def matches(columns: Mapping[str, Any], only: Mapping[str, Any]) -> bool:
     return all(columns.get(name) == value for name, value in only.items())
 
 
-def told(error: BaseException, plugin: Any) -> str:
+def describe_error(error: BaseException, plugin: Any) -> str:
     """Describe a plug-in's exception in one line: type, message, and the last traceback entry in the plug-in's file."""
     message = f"{type(error).__name__}: {one_line(str(error))}".removesuffix(": ")
     module = module_of(plugin)
@@ -155,7 +155,7 @@ def one_line(words: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in words).split())[:LONGEST]
 
 
-def last_part(use: str) -> str:
+def default_name(use: str) -> str:
     """Return the default name of a reward: the last part of `use`, without .py."""
     return re.split("[:/]", use)[-1].removesuffix(".py")
 
@@ -178,7 +178,7 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
         raise RewardError(f"the reward {use!r} is a function and takes no options, but got {', '.join(options)}")
     if not callable(reward):
         raise RewardError(f"the reward {use!r} is {type(reward).__name__}, which cannot be called")
-    return Reward(name or last_part(use), reward, weight, group_wise=bool(getattr(reward, "group_wise", False)))
+    return Reward(name or default_name(use), reward, weight, group_wise=bool(getattr(reward, "group_wise", False)))
 
 
 def load_nested(use: str | Mapping[str, Any], complaint: str) -> Reward:
@@ -273,7 +273,7 @@ def _one_sentence(sentence: str, plugin: Any) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if is_out_of_memory(error):
             raise
-        raise RewardError(f"{sentence}: {told(error, plugin)}") from error
+        raise RewardError(f"{sentence}: {describe_error(error, plugin)}") from error
 
 
 def _attribute(module: Any, name: str, what: str) -> Any:

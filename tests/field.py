@@ -70,7 +70,7 @@ def settings(folder, **overrides):
     }
     for key, value in overrides.items():
         config._set(written, key.replace("__", "."), value)
-    return config.validated(written)
+    return config.validate(written)
 
 
 def trainer(

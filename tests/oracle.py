@@ -119,7 +119,7 @@ def trainer(
             for name in sections:
                 place = place.setdefault(name, {})
             place[last] = value
-        chosen = config.validated(written)
+        chosen = config.validate(written)
         chosen.run.folder.mkdir()
         policy = FieldPolicy(model or Shifted(), (1,), SIGMAS)
         algorithm = chosen.algorithm

@@ -98,7 +98,7 @@ def trainer(variant: Variant) -> Iterator[Opened]:
             written["algorithm"]["objective"] = {"kl": {"beta": 0.0}}
         for key, value in variant.changes.items():
             config._set(written, key, value)
-        chosen = config.validated(written)
+        chosen = config.validate(written)
         chosen.run.folder.mkdir()
         table = Table()
         policy = TextPolicy(MaskPredictor(table, tiny_texts.MASK), _tokenizer(), tiny_texts.LENGTH)

@@ -22,7 +22,7 @@ def pictures(folder, algorithm, *, lora=True, autocast=None, checkpointing=False
         "eval": {"save": 0},
         "run": {"name": "r", "dir": str(folder), "trees": trees},
     }
-    chosen = config.validated(written)
+    chosen = config.validate(written)
     if checkpointing:
         checkpoint_gradients(policy.modules.values())
     weights = Weights(

@@ -6,13 +6,13 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, TreeFolder, encoded
+from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, TreeFolder, encode_picture
 
 SIGMAS = (1.0, 0.8, 0.4, 0.0)
 
 
 def shade(grey):
-    return encoded(np.full((6, 6, 4), [grey, grey, grey, 255], dtype=np.uint8))
+    return encode_picture(np.full((6, 6, 4), [grey, grey, grey, 255], dtype=np.uint8))
 
 
 def node(parent, step, total=None, **fields):

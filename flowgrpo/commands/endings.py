@@ -22,7 +22,7 @@ MAY_BE_ALONE = (DiskFull, RanOutOfMemory)  # another process than the main one m
 
 
 @contextmanager
-def stops_told(path: Path, overrides: Sequence[str]) -> Iterator[None]:
+def report_stops(path: Path, overrides: Sequence[str]) -> Iterator[None]:
     """Say why `flowgrpo train PATH OVERRIDES` stopped and how to resume it, and raise `typer.Exit` with its status."""
     try:
         yield

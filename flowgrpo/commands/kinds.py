@@ -24,7 +24,7 @@ class Kind:
     """Modules of a kind, each imported when a command first uses it."""
 
     setup: Any  # `check_model` and `check` refuse wrong input, `trainer` builds the training loop
-    plan: Any  # `plan` plans a run, `table` and `drawn` show the plan, `reached` returns the config after a step
+    plan: Any  # `plan` plans a run, `table` and `format_tree` show it, `config_at_step` returns the config after a step
     budget: Any  # `budget_of` measures the memory of a run, `fit` compares it with a GPU
     cost: Any  # `work` counts what an iteration computes and sends
     export: Any  # `check` refuses wrong input, `export` writes a checkpoint's weights
@@ -57,7 +57,7 @@ KINDS = {
 }
 
 
-def engines_of(settings: RunConfig) -> Any:
+def load_engines(settings: RunConfig) -> Any:
     """Return the module that opens `run.engine` for a run, None without one.
 
     Raises:
@@ -70,7 +70,7 @@ def engines_of(settings: RunConfig) -> Any:
     return import_module(KINDS[settings.kind].engines)
 
 
-def kind_of(path: str) -> str:
+def detect_kind(path: str) -> str:
     """Return `flow` or `mdlm` for a built-in model, a model folder or a hub id; raise InputError if there is none."""
     if path in EMBEDDED:
         return EMBEDDED[path].kind

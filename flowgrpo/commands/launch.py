@@ -258,7 +258,7 @@ def _passing_signals(children: Sequence[subprocess.Popen]) -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
-        for number in stop_reasons.heard((signal.SIGINT, signal.SIGTERM)):
+        for number in stop_reasons.unignored_signals((signal.SIGINT, signal.SIGTERM)):
             signal.signal(number, pass_on)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -50,8 +50,8 @@ def _plan_remedy(phase: str, settings: RunConfig, prefixes: tuple[str, ...]) -> 
     run = settings.run.model_copy(update={"processes": int(os.environ.get("WORLD_SIZE", settings.run.processes))})
     try:
         with KINDS[settings.kind].budget.budget_of(settings.model_copy(update={"run": run})) as memory:
-            switch = memory_budget.relief(memory, PLANNED[phase], prefixes)
+            switch = memory_budget.best_relief(memory, PLANNED[phase], prefixes)
     except Exception as error:  # the run must still end with its own message
         LOGGER.warning("the memory of this run cannot be planned (%s: %s)", type(error).__name__, error)
         return None
-    return None if switch is None else memory_budget.written(dict([switch]))
+    return None if switch is None else memory_budget.as_overrides(dict([switch]))

@@ -25,10 +25,10 @@ def is_file_name(value: Any) -> bool:
     return isinstance(value, str) and suffixes.suffix_of(value) in suffixes.MEDIA
 
 
-def resolved(value: Any, folder: Path) -> Any:
+def resolve_files(value: Any, folder: Path) -> Any:
     """Make existing file names in a value absolute; they are relative to `folder`."""
     if isinstance(value, list):
-        return [resolved(item, folder) for item in value]
+        return [resolve_files(item, folder) for item in value]
     return str((folder / value).resolve()) if is_file_name(value) and os.path.isfile(folder / value) else value
 
 

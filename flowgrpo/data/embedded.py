@@ -37,6 +37,6 @@ def place_of(path: str) -> str:
     return str(EMBEDDED[path].folder) if path in EMBEDDED else path
 
 
-def call_of(path: str) -> dict[str, Any]:
+def default_call(path: str) -> dict[str, Any]:
     """Return the default call of an embedded model; empty for other models."""
     return EMBEDDED[path].call if path in EMBEDDED else {}

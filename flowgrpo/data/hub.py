@@ -36,7 +36,7 @@ def rows(source: str, key: str, needed: str) -> list[tuple[str, Row]]:
     except Exception as error:  # hub libraries raise many types
         if is_out_of_memory(error):
             raise
-        reason = hub.why(error, named["path"], f"set {key} to a file", dataset=True)
+        reason = hub.explain_failure(error, named["path"], f"set {key} to a file", dataset=True)
         reason = reason or f"cannot be had from the hub ({one_line(str(error))})"
         raise InputError(f"{key}: {source} {reason}") from error
     media = (datasets.Image, datasets.Audio, datasets.Video)

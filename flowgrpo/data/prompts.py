@@ -91,7 +91,7 @@ def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row
             f"{key}: {source} is neither a .txt file (one prompt per line) nor a {', '.join(others)} or {last} file"
         )
     return [
-        {name: cell if name == "prompt" else conditions.resolved(cell, path.parent) for name, cell in row.items()}
+        {name: cell if name == "prompt" else conditions.resolve_files(cell, path.parent) for name, cell in row.items()}
         for row in _with_prompt_column(tables.rows(path, key, needed=column), column)
     ]
 
@@ -115,7 +115,7 @@ def _fill_missing_columns(rows: list[tables.Row]) -> list[tables.Row]:
     return [{name: row.get(name) for name in names} for row in rows]
 
 
-def shuffled(number: int, groups: int, seed: int, iteration: int) -> list[int]:
+def shuffle(number: int, groups: int, seed: int, iteration: int) -> list[int]:
     """Return the prompt indices of an iteration's groups, from an endless sequence of shuffled epochs over `number` prompts.
 
     It is a pure function, so resuming needs no state. A prompt may occur twice where an epoch ends within an iteration.

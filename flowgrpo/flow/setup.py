@@ -28,19 +28,19 @@ from flowgrpo.flow.pipeline.networks.attention import set_attention, try_attenti
 from flowgrpo.flow.pipeline.networks.attention_backends import refuse_lossy_attention
 from flowgrpo.flow.pipeline.networks.switches import checkpoint_gradients, compile_blocks, decoders, offload, tile
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.flow.planning.iteration_forecast import predicted
+from flowgrpo.flow.planning.iteration_forecast import predict_cost
 from flowgrpo.flow.planning.plan import call_and_branches, check_columns
 from flowgrpo.flow.rollouts import cheap_finishes, noise_calibration
-from flowgrpo.flow.rollouts.prompt_encoding import encode_run, longest_and_shortest, rows_of
+from flowgrpo.flow.rollouts.prompt_encoding import build_rows, encode_run, longest_and_shortest
 from flowgrpo.flow.trainer import flow_loop
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.distributed.data_share import data_shards
-from flowgrpo.training.distributed.worker_roles import roles_of
+from flowgrpo.training.distributed.worker_roles import assign_roles
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.reports.samples import SAMPLING_RATE
 from flowgrpo.training.run.run_data import RunData
-from flowgrpo.training.scoring.scorer import tried
+from flowgrpo.training.scoring.scorer import pair_with_prompts
 from flowgrpo.training.weights import sharding
 from flowgrpo.training.weights.lora_adapters import Adapter
 from flowgrpo.training.weights.offload_activations import offload_activations
@@ -73,7 +73,7 @@ def check(settings: Config, data: RunData) -> None:
     """
     if settings.algorithm.kernel.calibrate is not None:
         folder = settings.run.folder
-        noise_calibration.read(folder, begun=checkpoint.resumed(folder / "checkpoints") is not None)
+        noise_calibration.read(folder, begun=checkpoint.step_to_resume(folder / "checkpoints") is not None)
     sharding.check(settings)
     if settings.run.trees is not None and (settings.run.engine is not None or settings.stored_groups is not None):
         LOGGER.warning("run.trees: no trees are kept, for run.engine or data.groups makes the samples of this run")
@@ -83,12 +83,12 @@ def check(settings: Config, data: RunData) -> None:
     check_columns(settings, data.train_prompts)
     check_columns(settings, data.eval_prompts, settings.eval.call)
     call = call_and_branches(settings, columns=data.train_prompts[0].columns)[0]
-    stored_groups.check_model(settings, stored_groups.source_of(settings), call)
+    stored_groups.check_model(settings, stored_groups.load_source(settings), call)
     if settings.train.draft is not None:
         checked_call(pipeline_class(settings.model.path), settings.train.draft.call, "train.draft.call")
     steps = call["num_inference_steps"]
     if steps is not None:  # otherwise the pipeline decides, and is asked later
-        predicted(settings, steps)  # refuses axes that do not fit each other
+        predict_cost(settings, steps)  # refuses axes that do not fit each other
     shape = expected_shape(pipeline_class(settings.model.path), settings.model.call)
     check_rewards(data.rewards, data.train_prompts, shape)
     check_rewards([*data.rewards, *data.eval_rewards], data.eval_prompts, shape)
@@ -106,8 +106,8 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData, engines: 
     context_parallel.check_device(settings)
     begun = initial_lora.adapters(settings.model)
     memory_estimate.check(settings, accelerator.device, begun)
-    done = checkpoint.resumed(settings.run.folder / "checkpoints") if settings.run.resume else None
-    roles = roles_of(settings.run, accelerator.num_processes)
+    done = checkpoint.step_to_resume(settings.run.folder / "checkpoints") if settings.run.resume else None
+    roles = assign_roles(settings.run, accelerator.num_processes)
     shares = data_shards(accelerator, settings.run.context_parallel, roles)
 
     def encode(policy: DiffusersPolicy) -> None:
@@ -125,7 +125,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData, engines: 
 
     policy, weights = policy_and_weights(settings, accelerator.device, encode, begun)
     train_prompts, eval_prompts = (with_sampling_rate(part, policy) for part in (data.train_prompts, data.eval_prompts))
-    train_ends, eval_ends = (rows_of(longest_and_shortest(part)) for part in (train_prompts, eval_prompts))
+    train_ends, eval_ends = (build_rows(longest_and_shortest(part)) for part in (train_prompts, eval_prompts))
     steps = call_and_branches(settings, columns=train_prompts[0].columns)[0]["num_inference_steps"]
     with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
         policy.check(train_ends)
@@ -134,7 +134,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData, engines: 
             with policy.call_overrides(**guidance.update_call(settings.model.guidance, policy)):
                 guidance.check_unguided(policy, train_ends)
         if len(policy.sigmas) - 1 != steps:  # some pipelines walk another number of steps than they are asked for
-            predicted(settings, len(policy.sigmas) - 1)
+            predict_cost(settings, len(policy.sigmas) - 1)
         if settings.train.draft is not None:
             with policy.call_overrides(**settings.train.draft.call):
                 policy.check(train_ends, "train.draft.call")
@@ -150,7 +150,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData, engines: 
             if weights.lockstep.active:
                 _refuse_pins(policy)
     data = replace(data, train_prompts=train_prompts, eval_prompts=eval_prompts)
-    source = stored_groups.source_of(settings)
+    source = stored_groups.load_source(settings)
     return flow_loop(
         settings,
         policy,
@@ -293,7 +293,7 @@ def check_rewards(rewards: Sequence[Reward], prompts: Sequence[Prompt], shape: S
         RewardError: a reward fails, or breaks the contract.
     """
     sample, own = _synthetic(shape), {"sampling_rate": SAMPLING_RATE} if len(shape) == 2 else {}
-    for reward, prompt in tried(rewards, prompts):
+    for reward, prompt in pair_with_prompts(rewards, prompts):
         reward.check(sample, prompt.text, {**own, **prompt.columns})
 
 

@@ -43,9 +43,16 @@ from flowgrpo.flow.planning.graph_budget import RolloutGraphs
 from flowgrpo.flow.rollouts import cheap_finishes, noise_calibration
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
 from flowgrpo.flow.rollouts.cheap_finishes import Finishing
-from flowgrpo.flow.rollouts.draft_rollout import Chosen, Drafting, agreement, drafted, first, foretold
+from flowgrpo.flow.rollouts.draft_rollout import (
+    Chosen,
+    Drafting,
+    agreement,
+    pair_draft_with_final,
+    run_draft,
+    take_first_starts,
+)
 from flowgrpo.flow.rollouts.probe_calls import probe_calls
-from flowgrpo.flow.rollouts.prompt_encoding import encode_run, eval_call, longest_and_shortest, rows_of
+from flowgrpo.flow.rollouts.prompt_encoding import build_rows, encode_run, eval_call, longest_and_shortest
 from flowgrpo.flow.rollouts.rollout import Batch, Drawn, rollout, score_leaves
 from flowgrpo.flow.rollouts.state_preview import StatePreviews
 from flowgrpo.flow.updates.minibatches import FlowMinibatches, credit_edges
@@ -53,7 +60,7 @@ from flowgrpo.flow.updates.update import Credited, update_part
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.advantages.prompt_groups import Groups
 from flowgrpo.training.assembly import build_loop
-from flowgrpo.training.distributed.assignment import Assignment, parts_of, pool_of
+from flowgrpo.training.distributed.assignment import Assignment, assign_minibatches, assign_pool
 from flowgrpo.training.fitting.batch_sizes import ProbeCalls
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.reports.samples import FRAME_RATE, Sample
@@ -150,7 +157,7 @@ class FlowWing(Wing):
 
         kernel = self.config.algorithm.kernel
         if kernel.calibrate is not None:
-            with phase("calibrating"), random_states.random_state_kept():  # a resume does not calibrate again
+            with phase("calibrating"), random_states.preserve_random_state():  # a resume does not calibrate again
                 levels = [each.level for each in kernel.kernels(len(self.policy.sigmas) - 1)]
                 self.levels = noise_calibration.calibrate(self.run, levels, at_levels)
         self.kept_graphs.decide(to_come)
@@ -226,7 +233,7 @@ class FlowWing(Wing):
         """Let the engine walk this process's chains, and score them here."""
         run, config, (_, _, plan) = self.run, self.config, self._plan(iteration)
         size, means = config.train.rollout_rows, config.algorithm.objective.needs_old_means
-        roots = self._roots(iteration, groups, first(groups.roots).starts)  # a draft is refused
+        roots = self._roots(iteration, groups, take_first_starts(groups.roots).starts)  # a draft is refused
         tree, samples, drawn = engine.roll_out(run, plan, roots, micro_batch=size, keep_means=means)
         scores = score_leaves(
             tree,
@@ -252,7 +259,7 @@ class FlowWing(Wing):
         if self.shaping is not None:
             self.shaping.learn(units, run.combination.weights, self.policy.sigmas, run.done)
         if batch.draft_rewards is not None:
-            pairs = foretold(batch.tree, run.combination.total(batch.scores.values), batch.draft_rewards)
+            pairs = pair_draft_with_final(batch.tree, run.combination.total(batch.scores.values), batch.draft_rewards)
             line |= agreement([pair for each in gather([pairs]) for pair in each])
         if batch.finished is not None and batch.finished.pairs is not None:
             line |= cheap_finishes.agreement([pair for each in gather([batch.finished.pairs]) for pair in each])
@@ -309,11 +316,11 @@ class FlowWing(Wing):
 
     def _typical_rows(self) -> list[Row]:
         """Return the row of the longest training prompt."""
-        return rows_of(longest_and_shortest(self.run.train_prompts)[:1])
+        return build_rows(longest_and_shortest(self.run.train_prompts)[:1])
 
     def _roots(self, iteration: int, groups: Groups, starts: Sequence[Sequence[int]]) -> list[Root]:
         """Return this process's roots of the iteration, from the starts of each group; groups are integers."""
-        of_roots = parts_of(self.config, groups, iteration)
+        of_roots = assign_minibatches(self.config, groups, iteration)
         shared = self.config.algorithm.tree.start == "shared"
         roots = []
         for group, index in self.run.assignment(iteration, groups).own:
@@ -325,9 +332,9 @@ class FlowWing(Wing):
         """Return the starts of each group's roots: the first, or those that a draft chose."""
         run, train, pool = self.run, self.config.train, self._pool(iteration, groups)
         if train.draft is None:
-            return first(groups.roots)
+            return take_first_starts(groups.roots)
         with self.drafting.computing():
-            return drafted(
+            return run_draft(
                 self.policy,
                 pool,
                 [self._row_at(iteration, groups, *member) for member in pool.own],
@@ -347,7 +354,7 @@ class FlowWing(Wing):
 
     def _pool(self, iteration: int, groups: Groups) -> Assignment:
         """Return the starts that are sampled for the draft of an iteration; none without one."""
-        return pool_of(self.config, groups, iteration=iteration, share=self.run.share)
+        return assign_pool(self.config, groups, iteration=iteration, share=self.run.share)
 
 
 def flow_loop(

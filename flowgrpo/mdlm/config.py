@@ -25,7 +25,7 @@ from flowgrpo.schema.wings import AlgorithmSection, ModelSection
 from flowgrpo.training.advantages.baseline import Baseline
 from flowgrpo.training.distributed import worker_roles
 from flowgrpo.training.distributed.minibatches import check_geometry
-from rewards.base import last_part, nearest
+from rewards.base import default_name, nearest
 
 if TYPE_CHECKING:
     from flowgrpo.mdlm.methods.hints import Inpainting, NoHints
@@ -202,7 +202,7 @@ class TextConfig(RunConfig):
         if hints.name != "none" and (hints.tail or 0) >= self.model.length:
             raise InputError(f"algorithm.hints.tail: {hints.tail} leaves no room in model.length = {self.model.length}")
         if hints.name != "none":
-            _check_success(hints.reward, [use.name or last_part(use.use) for use in self.rewards])
+            _check_success(hints.reward, [use.name or default_name(use.use) for use in self.rewards])
         size = self.model.block_size
         decoder = self.algorithm.decoder.build(self.model.length, 0, "algorithm.decoder", block_size=size)
         self.algorithm.schedule.check(decoder, self.model.length)

@@ -69,7 +69,7 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     between = [found[place * (len(found) - 1) // (GROUPS - 1)] for place in range(1, GROUPS - 1)]
     rewards, _ = scorer.rewards(settings.rewards)
     left = [reward for reward in rewards if not any(reward.applies(prompt.columns) for prompt in chosen)]
-    between = [*(prompt for _, prompt in scorer.tried(left, found)), *between]
+    between = [*(prompt for _, prompt in scorer.pair_with_prompts(left, found)), *between]
     check_rewards(settings, RunData(found, chosen, rewards))
     device = default_device()
     memory_estimate.check(settings, device)

@@ -16,10 +16,10 @@ from flowgrpo.mdlm.models.gradient_checkpointing import checkpoint_gradients
 from flowgrpo.mdlm.models.load import check_weights, load_predictor
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.trainer import text_loop
-from flowgrpo.training.distributed.worker_roles import roles_of
+from flowgrpo.training.distributed.worker_roles import assign_roles
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.run.run_data import RunData
-from flowgrpo.training.scoring.scorer import tried
+from flowgrpo.training.scoring.scorer import pair_with_prompts
 from flowgrpo.training.weights import sharding
 from flowgrpo.training.weights.lora_adapters import Adapter
 from flowgrpo.training.weights.offload_activations import offload_activations
@@ -53,7 +53,7 @@ def check(settings: TextConfig, data: RunData) -> None:
     initial_lora.read(settings.model)
     check_solutions(settings.algorithm.hints, [prompt.columns for prompt in data.train_prompts])
     both = [*data.rewards, *data.eval_rewards]
-    met = [*tried(data.rewards, data.train_prompts), *tried(both, data.eval_prompts)]
+    met = [*pair_with_prompts(data.rewards, data.train_prompts), *pair_with_prompts(both, data.eval_prompts)]
     for reward, prompt in met:
         reward.check(SYNTHETIC, prompt.text, prompt.columns)
 
@@ -145,7 +145,7 @@ def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData, engin
             policy.predictor.logits(*policy.prompts([data.train_prompts[0].text]))
     schedule = weights.extra_modules.get("schedule")
     assert schedule is None or isinstance(schedule, SchedulePolicy)
-    evaluates = roles_of(settings.run, accelerator.num_processes).evaluates(accelerator.process_index)
+    evaluates = assign_roles(settings.run, accelerator.num_processes).evaluates(accelerator.process_index)
     engine = None
     if engines is not None and not evaluates:
         engine = engines.build(settings, policy, weights, data.train_prompts[0].text)

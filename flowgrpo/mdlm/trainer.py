@@ -35,7 +35,7 @@ from typing_extensions import override
 from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder
-from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, scheduled
+from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, apply_actions
 from flowgrpo.mdlm.methods.schedules.schedule import LearnedSchedule
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollouts import tree_record
@@ -45,7 +45,7 @@ from flowgrpo.mdlm.update import UpdateBatch, scored_tokens, update_batches, upd
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.advantages.prompt_groups import Groups
 from flowgrpo.training.assembly import build_loop
-from flowgrpo.training.distributed.assignment import parts_of
+from flowgrpo.training.distributed.assignment import assign_minibatches
 from flowgrpo.training.distributed.minibatches import Member
 from flowgrpo.training.fitting.batch_sizes import UPDATE, ProbeCalls
 from flowgrpo.training.loop import Loop
@@ -177,7 +177,7 @@ class TextWing(Wing):
 
     def _typical(self, decoder: Decoder, count: int) -> Decoder:
         """Return a decoder of so many answers, with the middle of a learned schedule for its numbers if there is one."""
-        return decoder if self.schedule is None else scheduled(decoder, self.schedule.typical(count))
+        return decoder if self.schedule is None else apply_actions(decoder, self.schedule.typical(count))
 
 
 class TextMinibatches(Minibatches):
@@ -194,7 +194,7 @@ class TextMinibatches(Minibatches):
         if self._steps:
             return
         wing, batch, compared = self._wing, self._batch, self._compared
-        parts = parts_of(wing.config, batch.groups, batch.iteration)
+        parts = assign_minibatches(wing.config, batch.groups, batch.iteration)
         self._steps = update_batches(
             wing.config,
             wing.policy,
@@ -213,7 +213,7 @@ class TextMinibatches(Minibatches):
     @override
     def tree_records(self) -> list[KeptTree]:
         wing, compared = self._wing, self._compared
-        return tree_record.parts(
+        return tree_record.build_kept_trees(
             wing.config,
             wing.policy,
             wing.run.combination,

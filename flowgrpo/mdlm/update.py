@@ -15,7 +15,7 @@ from flowgrpo.mdlm.methods.likelihoods.answers import Answers, in_scope
 from flowgrpo.mdlm.methods.likelihoods.estimate import estimate
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
 from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio
-from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, acted
+from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, actions_taken
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollouts.rollout import BROKEN, Batch
 from flowgrpo.training.advantages.clipped_ratio import bounded_exp
@@ -232,7 +232,7 @@ def _schedule_loss(config: TextConfig, schedule: SchedulePolicy, update_batch: U
     objective, actions, rows = config.algorithm.objective, batch.actions, update_batch.rows
     assert isinstance(objective, Ratio), "the config refuses others"
     assert actions is not None
-    took = acted(batch.completions.rollout, actions)[rows]
+    took = actions_taken(batch.completions.rollout, actions)[rows]
     gap = schedule.log_prob(actions.raw[rows]) - actions.log_prob[rows]
     loss = objective.ratio_loss(bounded_exp(gap), update_batch.advantage.float()[:, None])
     each = (loss * took).sum(1) / took.sum(1).clamp(min=1)

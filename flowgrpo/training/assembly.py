@@ -5,7 +5,7 @@ from __future__ import annotations
 from flowgrpo.training.checkpoints.run_checkpoints import RunCheckpoints
 from flowgrpo.training.fitting.batch_sizes import BatchSizes
 from flowgrpo.training.loop import Loop
-from flowgrpo.training.oom_retry import Retry, guarded
+from flowgrpo.training.oom_retry import Retry, guard_calls
 from flowgrpo.training.reports.samples import FRAME_RATE, SampleFolder
 from flowgrpo.training.reports.tree_store import TreeFolder
 from flowgrpo.training.run.background import Background
@@ -24,7 +24,7 @@ def build_loop(run: RunState, wing: Wing, *, frame_rate: float = FRAME_RATE) -> 
         frame_rate: of videos among the samples, in frames a second.
     """
     rank, batch_sizes = run.accelerator.process_index, BatchSizes(run, wing.probe_calls, wing.copies_to_come)
-    calls = guarded(wing, Retry(run, batch_sizes))
+    calls = guard_calls(wing, Retry(run, batch_sizes))
     background, samples, trees = Background(), SampleFolder(run.folder), TreeFolder(run.folder)
     samples.frame_rate = frame_rate
     local = LocalRollouts(run, calls.rollout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flowgrpo.training.advantages import unit_selection
-from flowgrpo.training.advantages.baseline import combined, zero_std_fraction
+from flowgrpo.training.advantages.baseline import weighted_sum, zero_std_fraction
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.reports import learning_signal, metrics
 from flowgrpo.training.scoring.rollout_batch import Batch
@@ -32,7 +32,7 @@ def compare(run: RunState, wing: Wing, units: CreditUnits, batch: Batch) -> Comp
         **metrics.of_totals(total),
         **{f"reward/{name}/mean": metrics.mean(rewards[:, k]) for k, name in enumerate(run.reward_names)},
         "reward/lost": int(sum(each[3].sum() for each in everyone)),
-        "groups/zero_std_fraction": zero_std_fraction(combined(together.values, weights), together.comparison),
+        "groups/zero_std_fraction": zero_std_fraction(weighted_sum(together.values, weights), together.comparison),
         "groups/left_out_fraction": float((~trained).double().mean()),
         "groups/teaching": len(together.comparison[teaching, 0].unique()),
         **wing.observe(together, batch),

@@ -19,7 +19,7 @@ from flowgrpo.training import iteration_metrics
 from flowgrpo.training.checkpoints.run_checkpoints import RunCheckpoints
 from flowgrpo.training.comparison import compare
 from flowgrpo.training.fitting.batch_sizes import BatchSizes
-from flowgrpo.training.oom_retry import ModelCalls, sizes_named
+from flowgrpo.training.oom_retry import ModelCalls, name_sizes
 from flowgrpo.training.reports import learning_signal, tree_store
 from flowgrpo.training.run import background, stop_reasons
 from flowgrpo.training.run.phases import phase
@@ -67,7 +67,7 @@ class Loop:
             Broken: all iterations are done, and the last samples have no rewards, or could not be learnt from.
         """
         state, graphs = self.state, self.wing.kept_graphs
-        with self.wing.session(), state.report, self.background, sizes_named(self.batch_sizes, graphs):
+        with self.wing.session(), state.report, self.background, name_sizes(self.batch_sizes, graphs):
             state.report.start(state.done)
             self.checkpoints.announce()
             self._warn_of_slow_average()

@@ -85,7 +85,7 @@ class Retry:
             free(run.accelerator.device)
             if halved:
                 self._batch_sizes.hold(run.done + within, halved, "out of memory")
-            phase = phase or (now.name if (now := phases.now()) else key)
+            phase = phase or (now.name if (now := phases.current_phase()) else key)
             less = spared or " and ".join(f"train.{name} is {rows}" for name, rows in (halved or {}).items())
             run.report.warn(
                 f"step {run.done + within}: out of memory in the {phase} phase; {less} from here on, "
@@ -103,7 +103,7 @@ class ModelCalls:
     eval_samples: Callable[[], list[Sample]]
 
 
-def guarded(wing: Wing, retry: Retry) -> ModelCalls:
+def guard_calls(wing: Wing, retry: Retry) -> ModelCalls:
     """Return the functions of a wing, each retried with less memory; of several processes none retries."""
     graphs = wing.kept_graphs
 
@@ -153,7 +153,7 @@ class GuardedMinibatches(Minibatches):
 
 
 @contextmanager
-def sizes_named(batch_sizes: BatchSizes, graphs: KeptGraphs) -> Iterator[None]:
+def name_sizes(batch_sizes: BatchSizes, graphs: KeptGraphs) -> Iterator[None]:
     """Tell memory that runs out inside this context the found sizes of the run, and whether it kept graphs."""
     try:
         yield

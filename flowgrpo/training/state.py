@@ -12,13 +12,13 @@ from accelerate import Accelerator
 
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training.advantages.prompt_groups import Groups, groups_of
+from flowgrpo.training.advantages.prompt_groups import Groups, build_groups
 from flowgrpo.training.advantages.prompt_statistics import PromptStats
 from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.distributed.assignment import Assignment, assign_roots
-from flowgrpo.training.distributed.collectives import Collectives, collectives_of
+from flowgrpo.training.distributed.collectives import Collectives, build_collectives
 from flowgrpo.training.distributed.data_share import DataShard, data_shards
-from flowgrpo.training.distributed.worker_roles import Roles, roles_of
+from flowgrpo.training.distributed.worker_roles import Roles, assign_roles
 from flowgrpo.training.reports.report import Report
 from flowgrpo.training.weights import optimizers
 from flowgrpo.training.weights.policy_versions import Versions
@@ -73,10 +73,10 @@ class RunState:
     def __post_init__(self) -> None:
         config, train = self.config, self.config.train
         self.eval_prompts = self.eval_prompts[: config.eval.prompts]
-        self.roles = roles_of(config.run, self.accelerator.num_processes)
+        self.roles = assign_roles(config.run, self.accelerator.num_processes)
         self.shares = self.shares or data_shards(self.accelerator, config.run.context_parallel, self.roles)
         self.share = self.shares[0]
-        self.collectives = collectives_of(self.accelerator, self.share, self.weights.lockstep, self.roles)
+        self.collectives = build_collectives(self.accelerator, self.share, self.weights.lockstep, self.roles)
         groups = self.parameter_groups or [{"params": self.weights.parameters}]
         self.learning_rates = [group.get("lr", train.learning_rate) for group in groups]
         self.optimizer = optimizers.build(train, groups)
@@ -116,7 +116,7 @@ class RunState:
     def groups(self, iteration: int) -> Groups:
         """Return the groups of an iteration on all processes, chosen by the statistics its weights' version knew."""
         known = self.versions.known(iteration, self.prompt_stats)
-        return groups_of(self.config, len(self.train_prompts), known, iteration)
+        return build_groups(self.config, len(self.train_prompts), known, iteration)
 
     def assignment(self, iteration: int, groups: Groups) -> Assignment:
         """Return which roots of an iteration each process grows."""

@@ -35,7 +35,7 @@ def decode(file: BinaryIO, largest: int) -> Generator[Image.Image, None, None]:
             mapping).
         ImportError: imageio-ffmpeg is not installed.
     """
-    command = _command(container_of(file), largest)
+    command = _command(detect_container(file), largest)
     with (
         tempfile.TemporaryFile() as log,
         subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE, stderr=log) as ffmpeg,
@@ -53,7 +53,7 @@ def decode(file: BinaryIO, largest: int) -> Generator[Image.Image, None, None]:
             ffmpeg.kill()  # the caller may stop early
 
 
-def container_of(file: BinaryIO) -> str:
+def detect_container(file: BinaryIO) -> str:
     """Return ffmpeg's name of an open film's container; raise ValueError if it is not MP4, MOV or WebM."""
     head = os.pread(file.fileno(), 8, 0)
     if head.startswith(EBML):

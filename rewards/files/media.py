@@ -35,20 +35,20 @@ class MediaError(ValueError):
 
 def picture(path: str | Path) -> Image.Image:
     """Return an RGB picture, rotated by its EXIF orientation; the first frame of an animation."""
-    with opened(path) as image:
+    with open_picture(path) as image:
         return rgb(image)
 
 
 def frames(path: str | Path) -> list[Image.Image]:
     """Return the RGB frames of an animation, or the one frame of a still picture."""
-    with opened(path) as image:
-        return [rgb(frame) for frame in bounded(path, ImageSequence.Iterator(image))]
+    with open_picture(path) as image:
+        return [rgb(frame) for frame in check_frames(path, ImageSequence.Iterator(image))]
 
 
 def film(path: str | Path) -> list[Image.Image]:
     """Return the RGB frames of a .mp4, .mov or .webm file; of a truncated .webm the complete ones."""
     with _open_regular(path) as file, closing(films.decode(file, LARGEST_PICTURE)) as frames:
-        return list(bounded(path, frames))
+        return list(check_frames(path, frames))
 
 
 def sound(path: str | Path) -> tuple[int, np.ndarray]:
@@ -67,7 +67,7 @@ def sound(path: str | Path) -> tuple[int, np.ndarray]:
 
 
 @contextmanager
-def opened(path: str | Path) -> Iterator[Image.Image]:
+def open_picture(path: str | Path) -> Iterator[Image.Image]:
     """Open a picture, check its size, and yield it before its pixels are decoded."""
     with _open_regular(path) as file, Image.open(file, formats=FORMATS) as image:
         _check_size(path, *image.size)
@@ -76,7 +76,7 @@ def opened(path: str | Path) -> Iterator[Image.Image]:
         yield image
 
 
-def bounded(path: str | Path, frames: Iterable[Image.Image]) -> Iterator[Image.Image]:
+def check_frames(path: str | Path, frames: Iterable[Image.Image]) -> Iterator[Image.Image]:
     """Yield the frames; fail if there are too many or none, or if their sizes differ."""
     pixels = number = 0
     sizes = set()

@@ -7,15 +7,15 @@ from functools import cache
 TIMEOUT = 5.0  # seconds
 
 
-def may_give(name: str, file: str) -> bool:
+def can_load(name: str, file: str) -> bool:
     """Return True if a file of the hub id `name` is in the cache, or the hub answers."""
     from huggingface_hub import try_to_load_from_cache
 
-    return isinstance(try_to_load_from_cache(name, file), str) or answers()
+    return isinstance(try_to_load_from_cache(name, file), str) or is_reachable()
 
 
 @cache
-def answers() -> bool:
+def is_reachable() -> bool:
     """Return True if the hub may be asked and can be reached; cached, since its library tries six times for each file."""
     import httpx2 as httpx  # the hub's library
     from huggingface_hub import constants
@@ -29,7 +29,7 @@ def answers() -> bool:
     return True
 
 
-def why(error: BaseException, name: str, instead: str, dataset: bool = False) -> str | None:
+def explain_failure(error: BaseException, name: str, instead: str, dataset: bool = False) -> str | None:
     """Return why a download from the hub failed, to follow `name` in a sentence; None if the error has another cause.
 
     Libraries wrap the hub's errors, so the whole chain of causes is searched. `instead` says how to do without the hub.

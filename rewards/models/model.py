@@ -24,7 +24,7 @@ from rewards.image import check_images
 from rewards.memory import is_out_of_memory
 from rewards.models import hub
 from rewards.models.preprocessing import Preprocessing, of_transformers
-from rewards.models.weight_names import lacking
+from rewards.models.weight_names import describe_missing
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 FIRST_SENTENCE = re.compile(r".*?(?=[.:]?\s*\n|\.\s|\.?$)")
@@ -119,7 +119,7 @@ class ModelReward(ABC):
                 raise
             sentence = FIRST_SENTENCE.match(str(error).strip())
             assert sentence is not None  # matches any text
-            reason = None if local else hub.why(error, path, "give a folder that holds it")
+            reason = None if local else hub.explain_failure(error, path, "give a folder that holds it")
             if reason is None:
                 reason = "could not be loaded" if local else "is not here, and the hub did not give it either"
                 reason += f" ({type(error).__name__}: {sentence.group()})"
@@ -185,7 +185,7 @@ def load_pretrained(kind: Any, path: str, dtype: torch.dtype) -> transformers.Pr
         model, report = kind.from_pretrained(path, dtype=dtype, output_loading_info=True)
     if report["missing_keys"]:
         absent, surplus = report["missing_keys"], report["unexpected_keys"]
-        raise RewardError(f"{path} {lacking(absent, surplus, len(model.state_dict()), type(model).__name__)}")
+        raise RewardError(f"{path} {describe_missing(absent, surplus, len(model.state_dict()), type(model).__name__)}")
     return model
 
 

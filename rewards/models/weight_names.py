@@ -10,7 +10,7 @@ SHOWN = 3
 ENOUGH = 0.5  # share of the missing names that a prefix must explain
 
 
-def lacking(missing: Collection[str], surplus: Collection[str], total: int, kind: str) -> str:
+def describe_missing(missing: Collection[str], surplus: Collection[str], total: int, kind: str) -> str:
     """Return the end of a sentence about a file: missing weights, and the prefix or the similar names that it has instead.
 
     `missing` are names that only the class `kind` has, of `total` weights, and `surplus` those that only the files have.

@@ -137,6 +137,6 @@ class GenEval:
         try:
             return load(given).to(self.device)
         except OSError as error:
-            reason = None if Path(given).exists() else hub.why(error, given, "give a folder that holds it")
+            reason = None if Path(given).exists() else hub.explain_failure(error, given, "give a folder that holds it")
             neither = "is neither a folder with a model nor one on the hub that can be reached"
             raise RewardError(f"geneval's {option}: {given!r} {reason or neither}") from error

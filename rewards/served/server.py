@@ -110,7 +110,7 @@ def app(
     return Guard(application, token, refused)
 
 
-def token_of(variable: str) -> str:
+def read_token(variable: str) -> str:
     """Return the token in an environment variable; raise RewardError if it is empty or cannot be sent in a header."""
     token = os.environ.get(variable, "")
     if not token:

@@ -150,7 +150,7 @@ def test_a_word_replaces_an_axis_and_an_option_replaces_an_option(path):
 
 def test_an_answer_whose_blocks_fill_the_memory_is_refused():
     with pytest.raises(InputError, match=r"^model\.length: 1000000000000 is wrong, .* less than or equal to 131072$"):
-        config.validated({"kind": "mdlm", "model": {"path": "digits", "length": 10**12}})
+        config.validate({"kind": "mdlm", "model": {"path": "digits", "length": 10**12}})
 
 
 def test_numbers_are_read_as_people_write_them(path):
@@ -165,7 +165,7 @@ def test_a_preset_is_six_words_and_resolves_to_itself(path, preset):
     if "clip_range" in PRESETS[preset]["objective"]:
         options.append("algorithm.objective.clip_range=[1e-4, 2e-4]")
     resolved = config.load(path, options)
-    assert config.validated(yaml.safe_load(config.dumped(resolved))) == resolved
+    assert config.validate(yaml.safe_load(config.dump(resolved))) == resolved
     words = {axis: getattr(resolved.algorithm, axis).name for axis in CHOICES}
     assert words == {axis: row["name"] for axis, row in PRESETS[preset].items()}
 
@@ -185,7 +185,7 @@ def test_a_number_is_short_for_an_average_and_a_word_for_a_schedule(tmp_path):
 def test_what_a_source_says_of_the_loop_can_be_asked_for(preset):
     written = yaml.safe_load((ROOT / "configs" / "shapes.yaml").read_text()) | {"algorithm": {"preset": preset}}
     written["train"]["group_size"] = 24  # which all trees divide
-    chosen = config.overridden(written, PUBLISHED[preset]).model_dump(mode="json")
+    chosen = config.apply_override(written, PUBLISHED[preset]).model_dump(mode="json")
     for key, value in PUBLISHED[preset].items():
         found = reduce(lambda at, name: at[name], key.split("."), chosen)
         assert found == value or (isinstance(value, dict) and found == found | value)
@@ -278,7 +278,7 @@ def test_overrides_apply_to_what_was_written_and_not_to_what_followed(path):
     written = {"model": {"path": "shapes"}, "rewards": [{"use": "shapes"}]}
     chosen = ["algorithm.preset=mix_grpo", "train.groups=4", "rewards=[jpeg_size]"]
     expected = {**written, "algorithm": {"preset": "mix_grpo"}, "train": {"groups": 4}, "rewards": ["jpeg_size"]}
-    assert config.overridden(written, chosen) == config.validated(expected)
+    assert config.apply_override(written, chosen) == config.validate(expected)
 
 
 @pytest.mark.parametrize(("kept", "file"), [("shapes", "shapes.yaml"), ("digits", "mdlm.yaml")])
@@ -302,7 +302,7 @@ def test_where_there_is_no_run(tmp_path):
 def test_calls_of_a_language_model_are_not_shared():
     run = {"processes": 2, "context_parallel": 2}
     with pytest.raises(InputError, match="run.context_parallel: a language model's calls are not shared, remove it"):
-        config.validated({"kind": "mdlm", "model": {"path": "digits"}, "run": run})
+        config.validate({"kind": "mdlm", "model": {"path": "digits"}, "run": run})
 
 
 def test_a_text_that_is_read_again_gives_a_value_of_its_own(monkeypatch):

@@ -28,7 +28,7 @@ NESTED, LEAVE_ONE_OUT = {"preset": "branch_grpo", "credit": "nested"}, {"baselin
 )
 def test_what_nested_comparisons_cannot_have(algorithm, said):
     with pytest.raises(InputError) as error:
-        config.validated({**FLOW, "algorithm": NESTED | algorithm, "train": {"group_size": 24}})
+        config.validate({**FLOW, "algorithm": NESTED | algorithm, "train": {"group_size": 24}})
     assert str(error.value).startswith(f"algorithm.{said}")
 
 
@@ -48,7 +48,7 @@ def test_what_nested_comparisons_cannot_have(algorithm, said):
 )
 def test_what_rewards_cannot_be_put_together_by(kind, baseline, said):
     with pytest.raises(InputError) as error:
-        config.validated({**kind, "algorithm": {"baseline": baseline}})
+        config.validate({**kind, "algorithm": {"baseline": baseline}})
     assert str(error.value).startswith(f"algorithm.baseline.{said}")
 
 
@@ -57,16 +57,16 @@ def test_what_rewards_cannot_be_put_together_by(kind, baseline, said):
 def test_a_reward_that_weighs_nothing_is_refused_where_all_are_members(kind, form):
     written = {**kind, "rewards": ["shapes", {"use": "jpeg_size", "weight": 0}]}
     with pytest.raises(InputError) as error:
-        config.validated({**written, "algorithm": {"baseline": {"combine": form}}})
+        config.validate({**written, "algorithm": {"baseline": {"combine": form}}})
     said = f"rewards.1.weight: 0 makes it 0 for every sample, which {form} counts as any other"
     assert str(error.value).startswith(said)
-    assert config.validated(written).rewards[1].weight == 0  # a sum leaves it out
+    assert config.validate(written).rewards[1].weight == 0  # a sum leaves it out
 
 
 @pytest.mark.parametrize("kind", [FLOW, TEXT])
 def test_a_resolved_config_resolves_to_itself(kind):
     uses = [{"use": "shapes", "offset": 0.5}, {"use": "jpeg_size", "weight": -2}]
     baseline = {"name": "tracker", "combine": "cautious", "caution": 0.1}
-    resolved = config.validated({**kind, "rewards": uses, "algorithm": {"baseline": baseline}})
-    assert config.validated(yaml.safe_load(config.dumped(resolved))) == resolved
+    resolved = config.validate({**kind, "rewards": uses, "algorithm": {"baseline": baseline}})
+    assert config.validate(yaml.safe_load(config.dump(resolved))) == resolved
     assert (resolved.rewards[0].offset, resolved.algorithm.baseline.combine) == (0.5, "cautious")

@@ -152,7 +152,7 @@ def cases() -> st.SearchStrategy[tuple[bytes, list[str]]]:
 
 def planned(settings: RunConfig) -> dict[str, Any]:
     """Take an accepted config in place of the plan: what it is dumped as must be the same config."""
-    assert config.validated(yaml_maps.parse_yaml(config.dumped(settings), NAME)) == settings, (
+    assert config.validate(yaml_maps.parse_yaml(config.dump(settings), NAME)) == settings, (
         "it is not what it is dumped as"
     )
     return {}

@@ -49,7 +49,7 @@ def budget(*, full=False):
         graph_checkpointed=Kept(once=0, each=0),
         dequantises=False,
     )
-    settings = config.validated({"model": {"path": "shapes", "dtype": "bfloat16", "lora": None if full else {}}})
+    settings = config.validate({"model": {"path": "shapes", "dtype": "bfloat16", "lora": None if full else {}}})
     return FlowBudget(
         config=settings,
         trial=trial,

@@ -97,7 +97,7 @@ def check(config: Config, pipeline: type, prompts: Sequence[Prompt] = ()) -> Non
     ):
         if name in taken:
             raise InputError(f"prompts.train: an engine is not sent the column {name}; remove it, {INSTEAD}")
-    count = _sizes(pipeline, {**embedded.call_of(config.model.path), **call})["num_inference_steps"]
+    count = _sizes(pipeline, {**embedded.default_call(config.model.path), **call})["num_inference_steps"]
     steps_of(algorithm.tree.plan(kernel.kernels(count), config.train.group_size, run.seed, 0), count)
 
 

@@ -12,7 +12,7 @@ import torch
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
-from flowgrpo.mdlm.decoding.step_maps import rollout_of
+from flowgrpo.mdlm.decoding.step_maps import rebuild_rollout
 from flowgrpo.schema.engine import Engine
 from flowgrpo.training.distributed.minibatches import Member
 from flowgrpo.training.run.phases import phase
@@ -108,7 +108,7 @@ class EngineRollout:
         ]
         sent = self._sent(asked, members, adapter)
         with phase("scoring"):
-            rollout = rollout_of(
+            rollout = rebuild_rollout(
                 self.predictor,
                 ids,
                 [each.tokens for each in sent],

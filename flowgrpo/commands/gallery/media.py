@@ -65,10 +65,10 @@ def pixel_difference(before: Path, after: Path) -> float | None:
 
 def _picture(path: Path) -> bytes:
     frames, durations = [], []
-    with media.opened(path) as image:
+    with media.open_picture(path) as image:
         if image.format == "WEBP" and getattr(image, "n_frames", 1) > 1 and max(image.size) <= LARGEST_SIDE:
             return path.read_bytes()
-        for frame in media.bounded(path, ImageSequence.Iterator(image)):
+        for frame in media.check_frames(path, ImageSequence.Iterator(image)):
             small = media.rgb(frame)
             small.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
             frames.append(small)
@@ -96,7 +96,7 @@ def _film(path: Path) -> bytes:
     scale = f"scale={sides}:force_original_aspect_ratio=decrease:force_divisible_by=2:{colours}"
     with path.open("rb") as opened, tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "small.mp4"
-        source = ["-protocol_whitelist", "file", "-f", films.container_of(opened), "-i", str(path.absolute())]
+        source = ["-protocol_whitelist", "file", "-f", films.detect_container(opened), "-i", str(path.absolute())]
         try:
             video_files.run(program, [*source, "-an", "-vf", scale], file)
         except OSError as error:

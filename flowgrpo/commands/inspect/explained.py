@@ -12,7 +12,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.diagnostics import explain_sample
 from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.fitting import batch_sizes
-from flowgrpo.training.reports.progress import shown
+from flowgrpo.training.reports.progress import open_display
 
 
 def explain(
@@ -25,7 +25,7 @@ def explain(
     Raises:
         InputError: there is no such run, checkpoint or prompt, it is a run of texts, or the page cannot be written.
     """
-    settings = batch_sizes.settled(config.of_run(run), run)
+    settings = batch_sizes.resolve_sizes(config.of_run(run), run)
     if not isinstance(settings, config.Config):
         raise InputError(f"explain: {run} is a run of texts; steps of noise are of pictures, videos and sounds")
     page = out or run / f"explain-{prompt:04d}{'' if seed is None else f'-seed-{seed}'}.html"
@@ -33,7 +33,7 @@ def explain(
     folder = checkpoint.find(run / "checkpoints", step)
     checkpoint.check(folder)
     smaller = {f"a smaller train.rollout_batch in {run / 'config.yaml'}": settings.train.rollout_rows > 1}
-    with shown(), suggest_option(smaller):
+    with open_display(), suggest_option(smaller):
         explanation = explain_sample.explain_sample(
             settings, run, folder, prompt=prompt, seed=seed, redraws=redraws, chains=chains
         )

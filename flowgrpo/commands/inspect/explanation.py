@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowgrpo.commands.gallery.numbers import number
 from flowgrpo.commands.gallery.pages import template
-from flowgrpo.training.reports.tree_store import encoded
+from flowgrpo.training.reports.tree_store import encode_picture
 
 if TYPE_CHECKING:
     from flowgrpo.flow.diagnostics.counterfactual import Explanation, Look, Step
@@ -24,7 +24,7 @@ class Tile:
     @property
     def url(self) -> str:
         """Data URL of the picture."""
-        return f"data:image/webp;base64,{encoded(self.look.picture)}"
+        return f"data:image/webp;base64,{encode_picture(self.look.picture)}"
 
     @property
     def reward(self) -> str:

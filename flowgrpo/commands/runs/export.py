@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from flowgrpo import config
-from flowgrpo.commands.runs import push
 from flowgrpo.commands.kinds import KINDS
+from flowgrpo.commands.runs import push
 from flowgrpo.errors import InputError
 from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.reports.model_card import Exported

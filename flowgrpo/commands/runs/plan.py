@@ -12,15 +12,15 @@ from typing import Any
 from rich.table import Table
 
 from flowgrpo import config
+from flowgrpo.commands.kinds import KINDS, load_engines
 from flowgrpo.commands.runs.explain import explain_key
-from flowgrpo.commands.kinds import KINDS, engines_of
 from flowgrpo.commands.terminal import out, print_json, print_line
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.distributed import gpu_layout
 from flowgrpo.training.planning import gpu_scaling, memory_budget
-from flowgrpo.training.planning.gpu_types import gpu_of
+from flowgrpo.training.planning.gpu_types import find_gpu
 from flowgrpo.training.planning.iteration_cost import FIXED
 from flowgrpo.training.weights import sharding
 
@@ -52,7 +52,7 @@ def choose_machines(gpus: int | None, asked: dict[str, Any]) -> Machines | None:
         of_node=given.get("--gpus-per-node", gpu_layout.OF_NODE),
         fixed=given.get("--fixed-seconds", FIXED),
     )
-    gpu_of(machines.gpu_type)  # raises for an unknown name
+    find_gpu(machines.gpu_type)  # raises for an unknown name
     if not math.isfinite(machines.fixed):
         raise InputError(f"--fixed-seconds: {machines.fixed} is not a number of seconds, take {FIXED:.0f}, say")
     return machines
@@ -60,13 +60,13 @@ def choose_machines(gpus: int | None, asked: dict[str, Any]) -> Machines | None:
 
 def load_run_config(folder: Path, overrides: Iterable[str]) -> RunConfig:
     """Return the config of a run at its last checkpoint, with overrides; raise InputError if it cannot be read."""
-    settings = config.overridden(config.of_run(folder).model_dump(), overrides)
+    settings = config.apply_override(config.of_run(folder).model_dump(), overrides)
     checkpoints = folder / "checkpoints"
-    step = checkpoint.chosen(checkpoints).step
+    step = checkpoint.choose(checkpoints).step
     if step is None:
         return settings
     rollout = checkpoint.rollout_state(checkpoint.find(checkpoints, step))
-    return KINDS[settings.kind].plan.reached(settings, step, rollout)
+    return KINDS[settings.kind].plan.config_at_step(settings, step, rollout)
 
 
 def show(
@@ -84,7 +84,7 @@ def show(
         gpu_scaling.check_machines(settings, machines.of_node)
     sharding.check(settings)
     kind = KINDS[settings.kind]
-    if (engines := engines_of(settings)) is not None:
+    if (engines := load_engines(settings)) is not None:
         engines.check(settings)
     planned = kind.plan.plan(settings)
     if gpu_memory is not None or machines is not None:
@@ -92,7 +92,7 @@ def show(
     if form == "json":
         print_json(planned)
         return
-    for line in kind.plan.drawn(planned):
+    for line in kind.plan.format_tree(planned):
         print_line(f"  {line}")
     table = Table("", "", show_header=False, box=None, padding=(0, 2))
     for label, words in kind.plan.table(planned):
@@ -109,7 +109,7 @@ def show(
             print_line(line)
     if full:
         out.print()
-        out.print(config.dumped(settings))
+        out.print(config.dump(settings))
 
 
 def _measure(
@@ -121,10 +121,12 @@ def _measure(
     try:
         with kind.budget.budget_of(settings, of_node) as run:
             if gpu_memory is not None:
-                measured["gpu"] = memory_budget.fitted(run, int(gpu_memory * 2**30), memory_budget.rewards_of(settings)[1])
+                measured["gpu"] = memory_budget.check_fit(
+                    run, int(gpu_memory * 2**30), memory_budget.rewards_of(settings)[1]
+                )
             if machines is not None:
                 prices = gpu_scaling.Prices(gpu_type=machines.gpu_type, fixed=machines.fixed)
-                measured["cost"] = gpu_scaling.priced(run, partial(kind.cost.work, planned=planned), prices)
+                measured["cost"] = gpu_scaling.price_run(run, partial(kind.cost.work, planned=planned), prices)
     except NotImplementedError as error:  # as `training.planning.allocation_counter` raises it
         option = "--gpu-memory" if machines is None else "--gpus"
         raise InputError(f"{option}: {settings.model.path} cannot be planned without its weights: {error}") from error

@@ -16,12 +16,12 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, gather_object, set_seed
 
 from flowgrpo import config
-from flowgrpo.commands.runs import inputs
 from flowgrpo.commands import launch
-from flowgrpo.commands.inspect.gallery import check_readable, write_gallery
 from flowgrpo.commands.gallery.trees import TREES, write_trees
-from flowgrpo.commands.kinds import KINDS, engines_of
+from flowgrpo.commands.inspect.gallery import check_readable, write_gallery
+from flowgrpo.commands.kinds import KINDS, load_engines
 from flowgrpo.commands.remedies import remedy
+from flowgrpo.commands.runs import inputs
 from flowgrpo.data import config_paths, configs, prompts, stored, tables
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
@@ -41,7 +41,7 @@ from flowgrpo.training.run.run_data import RunData
 from flowgrpo.training.run.stop_reasons import DiskFull, Finished, Lost, RanOutOfMemory, Stopped
 from flowgrpo.training.scoring import scorer
 from flowgrpo.training.weights import lora_adapters, optimizers
-from rewards.base import last_part, matches, nearest
+from rewards.base import default_name, matches, nearest
 
 if TYPE_CHECKING:  # a run has one of them
     from flowgrpo.flow.pipeline.policy import DiffusersPolicy
@@ -98,9 +98,9 @@ def train_config(settings: RunConfig, source: Path | None = None) -> Run:
     """
     ends = settings.run.resume == resume.AUTO
     settings = _decide_resume(settings)
-    with run_folder.held(settings.run.folder) if launch.is_main() else nullcontext():
+    with run_folder.lock_folder(settings.run.folder) if launch.is_main() else nullcontext():
         try:
-            with progress.shown(launch.is_main()) as display:
+            with progress.open_display(launch.is_main()) as display:
                 return _train(settings, source, display, ends=ends)
         except OutOfMemory as error:
             raise _out_of_memory(error, settings) from error
@@ -131,7 +131,7 @@ def _resuming(settings: RunConfig, resumes: bool) -> RunConfig:
 def _out_of_memory(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
     """Return the stop that names the override that helps most, and how to resume the run, or begin again, with it."""
     folder = settings.run.folder
-    settings = batch_sizes.with_sizes(batch_sizes.settled(settings, folder), error.sizes)
+    settings = batch_sizes.with_sizes(batch_sizes.resolve_sizes(settings, folder), error.sizes)
     if not error.kept_graphs:  # `train.replay` would not save more
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"replay": "always"})})
     begun, step = run_folder.is_begun(folder), checkpoint.latest(folder / "checkpoints")
@@ -142,7 +142,7 @@ def _out_of_memory(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
         there, end = checkpoint.way_on(folder)
         return RanOutOfMemory(f"stopped, {error}", there, [*overrides, *end])
     if begun:
-        overrides.append(f"run.name={run_folder.free(folder).name}")
+        overrides.append(f"run.name={run_folder.next_free_folder(folder).name}")
     return RanOutOfMemory(f"stopped, {error}", "begin again", overrides)
 
 
@@ -173,7 +173,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
         )
     data = RunData(train_prompts, eval_prompts, rewards, eval_rewards)
     begun = lora_files.kept(settings, folder) if settings.run.resume else settings
-    if (engines := engines_of(begun)) is not None:
+    if (engines := load_engines(begun)) is not None:
         engines.check(begun, train_prompts)
         engines.greet(begun.run.engine)
     kind.setup.check(begun, data)
@@ -200,7 +200,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
         folder.mkdir(parents=True, exist_ok=True)
         if trainer.state.weights.begun and not settings.run.resume:
             lora_adapters.save(folder / lora_files.START, trainer.state.weights.begun)
-        run_folder.replace_text(folder / "config.yaml", config.dumped(settings))
+        run_folder.replace_text(folder / "config.yaml", config.dump(settings))
         environment = {**report.environment(accelerator), "folder": str(Path.cwd())}
         run_folder.replace_text(folder / "environment.json", json.dumps(environment, indent=1) + "\n")
         inputs.keep(folder, settings, source)
@@ -241,7 +241,7 @@ def _write_gallery(folder: Path) -> None:
 def _check_only(uses: Sequence[RewardUse], every: Sequence[Prompt], key: str, which: str) -> None:
     """Refuse a reward whose `only` matches no prompt."""
     for use in uses:
-        name = use.name or last_part(use.use)
+        name = use.name or default_name(use.use)
         if any(matches(prompt.columns, use.only) for prompt in every):
             continue
         for column, value in use.only.items():
@@ -280,7 +280,7 @@ def _check_left(settings: RunConfig) -> None:
     run, iterations = settings.run, settings.train.iterations
     if run.resume and resume.is_finished(run.folder, iterations=iterations, patience=run.patience):
         sentence = f"{run.folder} is finished, nothing is left of its {iterations} iterations"
-        more = 2 * max(iterations, checkpoint.resumed(run.folder / "checkpoints") or 0)
+        more = 2 * max(iterations, checkpoint.step_to_resume(run.folder / "checkpoints") or 0)
         raise Finished(sentence, "a longer run goes on", [f"train.iterations={more}", "run.resume=true"])
 
 

@@ -13,7 +13,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow import setup
 from flowgrpo.flow.outputs import group_sampling, preference_pairs
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training.reports.progress import shown
+from flowgrpo.training.reports.progress import open_display
 from flowgrpo.training.run import run_folder
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.scoring import scorer
@@ -34,7 +34,7 @@ def write(settings: RunConfig, rows: Sequence[Row] | None, folder: Path, pairs: 
         )
     run_folder.check_writable(folder, "--groups")
     setup.check_model(settings.model)
-    with shown(), phase("loading"):
+    with open_display(), phase("loading"):
         if pairs is not None:
             return preference_pairs.store_pairs(settings, pairs, folder)
         if rows is None:

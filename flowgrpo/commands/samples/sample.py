@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.commands.kinds import KINDS, kind_of
+from flowgrpo.commands.kinds import KINDS, detect_kind
 from flowgrpo.data import prompts, tables
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
-from flowgrpo.training.reports.progress import shown
+from flowgrpo.training.reports.progress import open_display
 from flowgrpo.training.reports.samples import ModelUse, Sample, Switches, manifest_line, save_sample
 from flowgrpo.training.run import run_folder
 from flowgrpo.training.run.phases import phase
@@ -25,11 +25,11 @@ def sample_to_folder(use: ModelUse, rows: Sequence[Row], out: Path, batch_size: 
     if (out / "manifest.jsonl").exists():
         raise InputError(f"--out {out}: holds samples already (manifest.jsonl), choose another folder")
     run_folder.check_writable(out, "--out")
-    with shown(), phase("loading"):
-        sampler = KINDS[kind_of(use.path)].sampling.sampler(use, rows)
+    with open_display(), phase("loading"):
+        sampler = KINDS[detect_kind(use.path)].sampling.sampler(use, rows)
     out.mkdir(parents=True, exist_ok=True)
     lines: list[dict[str, Any]] = []
-    with (out / "manifest.jsonl").open("w") as manifest, shown(), phase("sampling", len(rows)) as sampling:
+    with (out / "manifest.jsonl").open("w") as manifest, open_display(), phase("sampling", len(rows)) as sampling:
         for part in batched(sampler.rows, batch_size):
             for row, sample in zip(part, sampler.generate(part), strict=True):
                 file = save_sample(sample, out / f"{len(lines):04d}", sampler.sampling_rate, sampler.frame_rate)

@@ -118,7 +118,7 @@ def sample(
         }
         if pairs is None:
             written["rewards"] = [_parse_map(text, "REWARD") for text in reward or []]
-        settings = config.validated(written)
+        settings = config.validate(written)
         rows = None if pairs is not None else choose_rows(prompt, prompts_file, 0, column)
         with suggest_option(spare), as_options():
             _write_groups(settings, rows, groups, pairs=pairs, form=form)

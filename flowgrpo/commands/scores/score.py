@@ -19,12 +19,12 @@ from flowgrpo.data import conditions, tables, yaml_maps
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RewardUse
 from flowgrpo.schema.sentences import checked
-from flowgrpo.training.reports.progress import shown
+from flowgrpo.training.reports.progress import open_display
 from flowgrpo.training.run.out_of_memory import OutOfMemory
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.run.run_files import check_inside, read_manifest
 from rewards import Reward, RewardError, load
-from rewards.base import told
+from rewards.base import describe_error
 from rewards.compute import default_device
 from rewards.files import media, suffixes
 from rewards.memory import is_out_of_memory
@@ -87,7 +87,7 @@ def score_folder(folder: Path, rewards: Sequence[Reward], batch_size: int = BATC
     files = listed(folder)
     scores: list[dict[str, float | None]] = [{} for _ in files]
     for reward in rewards:
-        with shown(), phase(f"scoring by {reward.name}", len(files)) as scoring:
+        with open_display(), phase(f"scoring by {reward.name}", len(files)) as scoring:
             for indices in batches(files, reward.group_wise, batch_size):
                 samples = [read(folder / files[i].name) for i in indices]
                 for alike in _by_shape(indices, samples, reward):
@@ -201,7 +201,7 @@ def _score(reward: Reward, files: Sequence[File], samples: Sequence[Sample]) -> 
     except (Exception, SystemExit) as error:  # a plug-in may raise anything
         if is_out_of_memory(error):
             raise OutOfMemory("rewards", error, f"the reward {reward.name!r}") from error
-        sentence = told(error, reward.function)
+        sentence = describe_error(error, reward.function)
         raise RewardError(f"the reward {reward.name!r} failed on {files[0].name}: {sentence}") from error
     if values.isinf().any():
         bad = files[int(values.isinf().nonzero()[0])].name

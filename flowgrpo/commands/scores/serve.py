@@ -40,7 +40,7 @@ def serve(
 ) -> None:
     """Serve rewards over HTTP; a run uses them by their URLs."""
     written = [yaml_maps.parse_yaml(text, "REWARD") if text.startswith("{") else text for text in uses]
-    settings = config.validated({"model": {"path": "shapes"}, "rewards": written})
+    settings = config.validate({"model": {"path": "shapes"}, "rewards": written})
     for use in settings.rewards:
         for key in ("only", "weight"):
             if key in use.model_fields_set:
@@ -52,7 +52,7 @@ def serve(
     from rewards.compute import default_device
     from rewards.served import guard, server
 
-    token = None if token_env is None else server.token_of(token_env)
+    token = None if token_env is None else server.read_token(token_env)
     listening = guard.listen(host, port, token)
     device = device or default_device()
     served = [load(use.use, use.weight, use.options, use.name) for use in settings.rewards]

@@ -149,7 +149,11 @@ def _prompts(settings: Config, rewards: Sequence[Reward]) -> list[prompts.Prompt
     longest_first = sorted(stored.train_prompts(settings), key=lambda p: -len(p.text))
     ends = longest_first[0], longest_first[-1]
     left = [reward for reward in rewards if not any(reward.applies(p.columns) for p in ends)]
-    return [longest_first[0], *(prompt for _, prompt in scorer.tried(left, longest_first)), longest_first[-1]]
+    return [
+        longest_first[0],
+        *(prompt for _, prompt in scorer.pair_with_prompts(left, longest_first)),
+        longest_first[-1],
+    ]
 
 
 def _cause(policy: DiffusersPolicy, row: Row, refusal: str) -> Check:

@@ -14,7 +14,7 @@ from flowgrpo.flow.rollouts.rollout import walk
 from samplers.trees import Root, Tree
 
 
-def losers(tree: Tree, advantages: torch.Tensor, keep: torch.Tensor) -> list[int]:
+def find_losers(tree: Tree, advantages: torch.Tensor, keep: torch.Tensor) -> list[int]:
     """Return the worse leaf of each group's pair; `keep` (leaves,) bool marks members of pairs."""
     pairs: dict[int, list[int]] = {}
     for leaf in keep.nonzero().flatten().tolist():
@@ -27,7 +27,7 @@ def root_of(tree: Tree, leaf: int) -> Root:
     return tree.nodes[tree.leaves[leaf]].root
 
 
-def resampled(
+def resample(
     config: Config, policy: Policy, tree: Tree, leaves: Sequence[int], *, rows: Sequence[Row], iteration: int
 ) -> Tree:
     """Return the tree with new samples of the current policy in place of some leaves, at most one per group.

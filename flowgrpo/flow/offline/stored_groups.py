@@ -19,9 +19,9 @@ from flowgrpo.flow.offline.model_fingerprint import fingerprint
 from flowgrpo.flow.rollouts.rollout import Batch
 from flowgrpo.training.advantages.prompt_groups import Groups
 from flowgrpo.training.advantages.reward_combination import Combination
-from flowgrpo.training.distributed.assignment import Assignment, parts_of
+from flowgrpo.training.distributed.assignment import Assignment, assign_minibatches
 from flowgrpo.training.scoring.scorer import Scores
-from rewards.base import last_part
+from rewards.base import default_name
 from samplers import noise
 from samplers.trees import TRUNK, Node, Root, Tree
 
@@ -43,7 +43,7 @@ class Source:
 
         Larger groups are subsampled anew in each iteration. `sigmas` is the schedule that noise levels are drawn from.
         """
-        own, parts = assignment.own, parts_of(self.config, groups, iteration)
+        own, parts = assignment.own, assign_minibatches(self.config, groups, iteration)
         members = {group: self._members(groups, group, iteration) for group in dict.fromkeys(group for group, _ in own)}
         taken = [(groups.prompts[group], members[group][index]) for group, index in own]
         roots = []
@@ -68,7 +68,7 @@ class Source:
         return noise.generator(self.config.run.seed, "members", iteration, group).permutation(available)[:size].tolist()
 
 
-def source_of(config: Config) -> Source | None:
+def load_source(config: Config) -> Source | None:
     """Return the stored groups of a run, if any. Raises InputError if they are too small or lack a reward."""
     if config.data.groups is None:
         return None
@@ -81,7 +81,7 @@ def source_of(config: Config) -> Source | None:
     if config.data.rewards:
         named = [("data.rewards", name, weight, 0.0) for name, weight in config.data.rewards.items()]
     else:
-        named = [("rewards", use.name or last_part(use.use), use.weight, use.offset) for use in config.rewards]
+        named = [("rewards", use.name or default_name(use.use), use.weight, use.offset) for use in config.rewards]
     scale, offset = (torch.tensor([each[i] for each in named], dtype=torch.float64) for i in (2, 3))
     return Source(
         config=config,

@@ -11,11 +11,11 @@ from typing_extensions import override
 
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.planning.iteration_forecast import most_graphs
-from flowgrpo.flow.rollouts.prompt_encoding import longest_and_shortest, rows_of
-from flowgrpo.flow.updates.rollout_graphs import ROOM, measured
+from flowgrpo.flow.rollouts.prompt_encoding import build_rows, longest_and_shortest
+from flowgrpo.flow.updates.rollout_graphs import ROOM, measure_graph
 from flowgrpo.training.distributed.gpu_layout import of_machine
 from flowgrpo.training.fitting.batch_probing import free_bytes
-from flowgrpo.training.run.random_states import random_state_kept
+from flowgrpo.training.run.random_states import preserve_random_state
 from flowgrpo.training.state import RunState
 from flowgrpo.training.wing import KeptGraphs
 from rewards.memory import is_out_of_memory
@@ -84,10 +84,10 @@ class RolloutGraphs(KeptGraphs):
         if cost is None or not cost.graphs:
             return
         rows, size = -(-cost.graphs // run.share.count), cost.call_rows
-        (row,) = rows_of(longest_and_shortest(run.train_prompts)[:1])
+        (row,) = build_rows(longest_and_shortest(run.train_prompts)[:1])
         try:
-            with random_state_kept():
-                kept, call = measured(policy, policy.start([row]), row, size=size)
+            with preserve_random_state():
+                kept, call = measure_graph(policy, policy.start([row]), row, size=size)
             need = kept.of(rows, times=cost.graph_times, size=size)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):

@@ -11,8 +11,8 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods.credit.rules import step_signs
 from flowgrpo.flow.methods.trees.adaptive import Adaptive
-from flowgrpo.flow.updates.noised import calls_of, taken
-from flowgrpo.flow.updates.replay import replayed
+from flowgrpo.flow.updates.noised import calls_of, select_samples
+from flowgrpo.flow.updates.replay import build_replay_tree
 from flowgrpo.training.advantages import unit_selection
 from flowgrpo.training.distributed.minibatches import of_roots
 from samplers.schedule import linear_sigmas
@@ -34,7 +34,7 @@ class Cost:
     call_rows: int = 0  # rows of the rollout's largest call, if there are graphs
 
 
-def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
+def predict_cost(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     """Return the cost of an iteration, for a model that evaluates each row once.
 
     The tree is credited with made-up rewards and pruned, so axes that cannot work together fail here.
@@ -71,9 +71,9 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     if of_samples:
         keep = units.to_edges(trained.double())[tree.leaves] > 0
         return _of_samples(
-            config, tree, taken(algorithm.objective, tree, units.to_edges(advantages)[tree.leaves], keep)
+            config, tree, select_samples(algorithm.objective, tree, units.to_edges(advantages)[tree.leaves], keep)
         )
-    left = replayed(
+    left = build_replay_tree(
         config, tree, units=units, advantages=torch.zeros(len(units.values)), trained=trained, iteration=iteration
     )
     evaluations = [e for e in left.evaluations if e.trained]
@@ -103,7 +103,7 @@ def most_graphs(config: Config, num_steps: int, done: int = 0) -> Cost:
     A tree that changes over a run, as of BranchGRPO-Mix, has the most at one end.
     """
     last = max(done, config.train.iterations - 1)
-    costs = [predicted(config, num_steps, iteration) for iteration in sorted({done, (done + last) // 2, last})]
+    costs = [predict_cost(config, num_steps, iteration) for iteration in sorted({done, (done + last) // 2, last})]
     return max(costs, key=lambda cost: cost.graphs)
 
 
@@ -112,7 +112,7 @@ def _finishes(evaluation: Evaluation) -> bool:
     return all(edges.move.ode_stops is not None and not edges.move.trained for edges in evaluation.edges)
 
 
-def compared(config: Config, num_steps: int) -> tuple[int, int]:
+def exact_finish_cost(config: Config, num_steps: int) -> tuple[int, int]:
     """Return the model rows and decoded samples of finishing the first group exactly; zeros if nothing is compared.
 
     See `flow.rollouts.cheap_finishes`.
@@ -177,7 +177,7 @@ def _grow_tree(config: Config, num_steps: int, iteration: int, rows: int) -> Tre
     )
 
 
-def kept(config: Config, num_steps: int) -> tuple[int, int]:
+def count_kept(config: Config, num_steps: int) -> tuple[int, int]:
     """Return the latent states that a rollout keeps on all processes, and the samples of its largest group."""
     algorithm = config.algorithm
     if isinstance(algorithm.tree, Adaptive):  # take the shape of most samples that a run may reach

@@ -17,13 +17,13 @@ from flowgrpo.flow.model.memory_estimate import policy_copies
 from flowgrpo.flow.pipeline.loading import load, meta_pipeline
 from flowgrpo.flow.pipeline.networks.switches import DECODERS
 from flowgrpo.flow.pipeline.networks.traits import ENCODERS, is_network
-from flowgrpo.flow.planning.iteration_forecast import kept, most_graphs
+from flowgrpo.flow.planning.iteration_forecast import count_kept, most_graphs
 from flowgrpo.flow.planning.memory_trace import Sampling, Trial, trial
 from flowgrpo.flow.planning.plan import call_and_branches
 from flowgrpo.flow.updates.rollout_graphs import ROOM
 from flowgrpo.training.distributed.gpu_layout import OF_NODE
 from flowgrpo.training.planning.allocation_counter import Peaks
-from flowgrpo.training.planning.memory_budget import fitted
+from flowgrpo.training.planning.memory_budget import check_fit
 from flowgrpo.training.planning.memory_phases import (
     ROLLOUT,
     UPDATE,
@@ -142,22 +142,22 @@ class FlowBudget(Budget):
 
 
 def fit(config: Config, gpu_bytes: int) -> dict[str, Any]:
-    """Return whether a run fits a GPU, and what to set if not (`fitted`); raise InputError if it cannot run at all."""
+    """Return whether a run fits a GPU, and what to set if not (`check_fit`); raise InputError if it cannot run at all."""
     with budget_of(config) as budget:
-        return fitted(budget, gpu_bytes, rewards_of(config)[1])
+        return check_fit(budget, gpu_bytes, rewards_of(config)[1])
 
 
 @contextmanager
 def budget_of(config: Config, of_node: int = OF_NODE) -> Iterator[FlowBudget]:
     """Yield the memory of a run on machines with `of_node` GPUs; it can be used inside the context only. Raises as `fit`."""
     longest = max(stored.train_prompts(config), key=lambda p: len(p.text))
-    call = {**embedded.call_of(config.model.path), **config.model.call}
+    call = {**embedded.default_call(config.model.path), **config.model.call}
     with meta_pipeline.configs(config.model.path) as folder, few_objects():
         local = switched(switched(config, "model.path", folder), "model.call", call)
         row = Row(longest.text, 0, longest.columns)
         measure = measure_once(local, lambda other: trial(other, folder, row))
         steps = call_and_branches(local, columns=longest.columns)[0]["num_inference_steps"]
-        states, group = kept(config, steps)
+        states, group = count_kept(config, steps)
         graphs = None if config.train.replay == "always" else most_graphs(local, steps)
         yield FlowBudget(
             config=config,

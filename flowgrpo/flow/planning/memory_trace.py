@@ -69,7 +69,7 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
     full_in_half = model.lora is None and model.dtype != "float32"
     policy = DiffusersPolicy(
         pipe,
-        {**load.embedded.call_of(model.path), **model.call},
+        {**load.embedded.default_call(model.path), **model.call},
         autocast=DTYPES[model.dtype] if full_in_half else None,
     )
     if model.gradient_checkpointing:

@@ -19,7 +19,7 @@ from flowgrpo.flow.pipeline.call_arguments import checked_call, unguided
 from flowgrpo.flow.pipeline.guidance import guidance_branches
 from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.loading.load import planned_class
-from flowgrpo.flow.planning.iteration_forecast import compared, predicted
+from flowgrpo.flow.planning.iteration_forecast import exact_finish_cost, predict_cost
 from flowgrpo.flow.planning.tree_diagram import LEGEND, draw_tree
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
 from flowgrpo.schema import published
@@ -52,7 +52,7 @@ def plan(config: Config) -> dict[str, Any]:
     Raises:
         InputError: the model, its files, the prompts or the geometry are wrong.
     """
-    if not load.stands_in(config.model.path):
+    if not load.uses_known_configs(config.model.path):
         load.check_weights(config.model.path, config.model.variant, or_configs=True)
         begun = initial_lora.adapters(config.model)
         initial_lora.check_switched(begun, config)
@@ -75,8 +75,8 @@ def _plan(config: Config) -> dict[str, Any]:
     if call["num_inference_steps"] is None:
         raise InputError("model.call.num_inference_steps: this pipeline decides it while it runs, set it to plan")
     scorer.rewards(config.rewards, config.eval_rewards)
-    stored_groups.check_model(config, stored_groups.source_of(config), call)
-    cost = predicted(config, call["num_inference_steps"])
+    stored_groups.check_model(config, stored_groups.load_source(config), call)
+    cost = predict_cost(config, call["num_inference_steps"])
     drafts, draft_evaluations = _draft(config, over, columns)
     rounds = 0 if algorithm.kernel.calibrate is None else algorithm.kernel.calibrate.rounds
     eval_evaluations = len(held_out) * eval_call["num_inference_steps"] * eval_branches
@@ -127,7 +127,7 @@ def _plan(config: Config) -> dict[str, Any]:
     }
 
 
-def reached(config: Config, step: int, rollout: Any) -> Config:
+def config_at_step(config: Config, step: int, rollout: Any) -> Config:
     """Return the config after a step, with an adaptive tree's next shape; raise InputError if `rollout` does not fit it."""
     if not config.algorithm.tree.adapts:
         return config
@@ -193,7 +193,7 @@ def _memory(planned: dict[str, Any]) -> list[tuple[str, str]]:
     return [("memory", words)]
 
 
-def drawn(planned: dict[str, Any]) -> list[str]:
+def format_tree(planned: dict[str, Any]) -> list[str]:
     """Return the drawing of the tree, with its legend."""
     return [*planned["picture"], LEGEND] if planned["picture"] else []
 
@@ -201,7 +201,7 @@ def drawn(planned: dict[str, Any]) -> list[str]:
 def _comparison(config: Config, num_steps: int, branches: int) -> dict[str, int]:
     """Return the cost of finishing a group exactly, and its interval, 0 for never (`flow.rollouts.cheap_finishes`)."""
     finish = getattr(config.algorithm.tree, "finish", None)
-    evaluations, decoded = compared(config, num_steps)
+    evaluations, decoded = exact_finish_cost(config, num_steps)
     every = 0 if finish is None else finish.every
     return {"every": every, "model_evaluations": branches * evaluations, "decoded": decoded}
 
@@ -223,7 +223,7 @@ def forwards(config: Config) -> int | None:
     call, branches = call_and_branches(config, over, _steps_of(columns) if over else columns)
     if call["num_inference_steps"] is None:
         return None
-    cost = predicted(config, call["num_inference_steps"])
+    cost = predict_cost(config, call["num_inference_steps"])
     _, of_draft = _draft(config, over, columns)
     updates = cost.update + (BACKWARD - 1) * cost.with_gradient
     return branches * cost.rollout + update_branches * updates + of_draft
@@ -342,7 +342,7 @@ def call_and_branches(
         key: config key of `over`.
     """
     pipeline = planned_class(config.model.path)
-    call = {**embedded.call_of(config.model.path), **config.model.call}
+    call = {**embedded.default_call(config.model.path), **config.model.call}
     checked_call(pipeline, call)
     checked_call(pipeline, over or {}, key)
     call = {k: v for k, v in {**call, **(over or {})}.items() if v is not None}

@@ -18,7 +18,7 @@ import torch
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Algorithm, Config
 from flowgrpo.flow.methods import Adaptive
-from flowgrpo.training.advantages.baseline import combined
+from flowgrpo.training.advantages.baseline import weighted_sum
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.run.run_files import is_number
 
@@ -66,7 +66,7 @@ class Shaping:
         assert isinstance(tree, Adaptive)
         kernels = algorithm.kernel.kernels(len(sigmas) - 1)
         steps = len(tree.costs(kernels))
-        squares, freedom = sibling_squares(combined(units.values, reward_weights), units.comparison, steps)
+        squares, freedom = sibling_squares(weighted_sum(units.values, reward_weights), units.comparison, steps)
         decay, zeros = 0.5 ** (1 / train.half_life), [0.0] * steps
         self.squares, self.freedom = (
             [decay * old + new for old, new in zip(before or zeros, now.tolist(), strict=True)]

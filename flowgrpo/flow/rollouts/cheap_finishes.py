@@ -19,13 +19,13 @@ from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.rollouts.draft_rollout import spearman
 from flowgrpo.flow.rollouts.rollout import Finished, Pair, score_leaves, walk
 from flowgrpo.flow.rollouts.state_preview import Foretold
-from flowgrpo.training.advantages.baseline import combined
+from flowgrpo.training.advantages.baseline import weighted_sum
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.distributed.assignment import Assignment
 from flowgrpo.training.distributed.data_share import WHOLE, DataShard
 from flowgrpo.training.reports.metrics import mean
-from flowgrpo.training.run.random_states import random_state_kept
+from flowgrpo.training.run.random_states import preserve_random_state
 from flowgrpo.training.scoring.group_scores import Gather
 from flowgrpo.training.scoring.scorer import Scores, unheard
 from flowgrpo.training.weights.low_precision_copies import Copies
@@ -112,7 +112,7 @@ class Finishing:
         def decode(leaves: Sequence[int], rows: Sequence[Row]) -> torch.Tensor:
             return policy.decode(tuple(x[list(leaves)] for x in again.samples), rows)
 
-        with random_state_kept(), unheard():
+        with preserve_random_state(), unheard():
             exactly = score_leaves(again, decode, rewards, micro_batch, assignment=of_group, gather=gather, share=share)
         exact_values = self._values(exact, again, exactly)
         pairs = [
@@ -127,7 +127,7 @@ class Finishing:
     ) -> Mapping[tuple[tuple[int, ...], int], tuple[tuple[int, ...], float]]:
         """Return the comparison set and value of each unit of the first group, by the path and step of its first node."""
         units: CreditUnits = algorithm.credit.units(tree, self._credited.columns(scores.values), self._credited.weights)
-        values = combined(units.values, self._credited.weights)
+        values = weighted_sum(units.values, self._credited.weights)
         first_nodes = {}
         for node, unit in reversed(list(enumerate(units.of_edge.tolist()))):
             if unit >= 0 and tree.nodes[node].root.group == FIRST:

@@ -67,13 +67,13 @@ class Drafting:
             yield
 
 
-def first(numbers: Sequence[int]) -> Chosen:
+def take_first_starts(numbers: Sequence[int]) -> Chosen:
     """Return the first starts of each group, without a draft."""
     return Chosen([range(number) for number in numbers])
 
 
 @torch.no_grad()
-def drafted(
+def run_draft(
     policy: Policy,
     pool: Assignment,
     rows: Sequence[Row],
@@ -118,7 +118,7 @@ def drafted(
     return Chosen(starts, scores)
 
 
-def foretold(tree: Tree, total: Tensor, draft_rewards: Sequence[Tensor]) -> list[Foretold]:
+def pair_draft_with_final(tree: Tree, total: Tensor, draft_rewards: Sequence[Tensor]) -> list[Foretold]:
     """Return the draft's reward of each root, and the mean one of its samples at the ends of its trunks.
 
     Rewards are the total ones (leaves,) of samples, and the draft's (roots,) of each group, NaN for the lost.

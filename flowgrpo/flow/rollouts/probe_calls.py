@@ -16,7 +16,7 @@ import torch
 
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.flow.pipeline.policy import Policy
-from flowgrpo.flow.rollouts.prompt_encoding import changed, longest_and_shortest, rows_of
+from flowgrpo.flow.rollouts.prompt_encoding import build_rows, changed, longest_and_shortest
 from flowgrpo.training.fitting.batch_probing import Timed
 from flowgrpo.training.fitting.batch_sizes import ProbeCalls
 from flowgrpo.training.weights.trained_weights import Weights
@@ -33,7 +33,7 @@ def probe_calls(
     draft: Mapping[str, Any] = MappingProxyType({}),
 ) -> ProbeCalls:
     """Return the calls, on the longest of some prompts; `call` and `draft` are arguments of evaluations and drafts."""
-    (row,) = rows_of(longest_and_shortest(prompts)[:1])
+    (row,) = build_rows(longest_and_shortest(prompts)[:1])
     steps, sigma = len(policy.sigmas) - 1, policy.sigmas[0]
 
     @cache
@@ -58,7 +58,7 @@ def probe_calls(
     def other(of: Sequence[Prompt], over: Mapping[str, Any]) -> Callable[[int], None]:
         @torch.no_grad()
         def sample(count: int) -> None:
-            (row,) = rows_of(longest_and_shortest(of)[:1])
+            (row,) = build_rows(longest_and_shortest(of)[:1])
             rows = [replace(row, seed=seed) for seed in range(count)]
             with policy.call_overrides(**over):
                 state = policy.start(rows)

@@ -12,9 +12,9 @@ from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
-from flowgrpo.training.advantages.prompt_groups import groups_of
+from flowgrpo.training.advantages.prompt_groups import build_groups
 from flowgrpo.training.advantages.prompt_statistics import PromptStats
-from flowgrpo.training.distributed.assignment import assign_roots, pool_of
+from flowgrpo.training.distributed.assignment import assign_pool, assign_roots
 from flowgrpo.training.distributed.data_share import WHOLE, DataShard
 
 
@@ -37,7 +37,7 @@ def encode_run(
     """
     indices = indices_ahead(config, len(train_prompts), done=done, shares=shares) if rolls_out else ()
     ahead = [train_prompts[i] for i in indices]
-    rows = rows_of([*longest_and_shortest(train_prompts), *ahead])
+    rows = build_rows([*longest_and_shortest(train_prompts), *ahead])
     evaluation = eval_call(config, policy)
     with policy.call_overrides(**guidance.training_call(config.model.guidance, policy)):
         policy.prepare(rows)
@@ -51,7 +51,7 @@ def encode_run(
     for share in shares:
         held_out += eval_prompts[share.index :: share.count]
     with policy.call_overrides(**evaluation):
-        policy.prepare(rows_of(held_out), "eval.call" if config.eval.call else "model.call")
+        policy.prepare(build_rows(held_out), "eval.call" if config.eval.call else "model.call")
 
 
 def eval_call(config: Config, policy: Policy) -> dict[str, Any]:
@@ -74,8 +74,8 @@ def indices_ahead(config: Config, number: int, *, done: int, shares: Sequence[Da
     ahead = range(done - before, config.train.iterations)
     own: dict[int, None] = {}
     for iteration in ahead:
-        groups = groups_of(config, number, stats, iteration)
-        for assign, share in product((assign_roots, pool_of), shares):
+        groups = build_groups(config, number, stats, iteration)
+        for assign, share in product((assign_roots, assign_pool), shares):
             assignment = assign(config, groups, iteration=iteration, share=share)
             own |= dict.fromkeys(groups.prompts[group] for group, _ in assignment.own)
     return list(own)
@@ -88,6 +88,6 @@ def longest_and_shortest(prompts: Sequence[Prompt]) -> list[Prompt]:
     return [max(prompts, key=lambda p: len(p.text)), min(prompts, key=lambda p: len(p.text))]
 
 
-def rows_of(prompts: Sequence[Prompt]) -> list[Row]:
+def build_rows(prompts: Sequence[Prompt]) -> list[Row]:
     """Return rows of prompts, prompt i with seed i."""
     return [Row(prompt.text, i, prompt.columns) for i, prompt in enumerate(prompts)]

@@ -18,7 +18,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.training.run.phases import phase
-from flowgrpo.training.run.random_states import random_state_kept
+from flowgrpo.training.run.random_states import preserve_random_state
 from flowgrpo.training.scoring.scorer import Scorer, Scores, unheard
 from rewards import Reward
 from samplers.batches import batched
@@ -116,7 +116,7 @@ class StatePreviews:
                 shown[each.root.group, each.estimated].append(place)
         decoding = phase("decoding", sum(map(len, shown.values())))
         # These rewards are only shown: a failure loses no sample, and their random draws change nothing.
-        with decoding as progress, random_state_kept(), unheard(), Scorer(self.rewards) as scorer:
+        with decoding as progress, preserve_random_state(), unheard(), Scorer(self.rewards) as scorer:
             for (group, estimated), places in shown.items():
                 most = min(self.config.train.rollout_rows, max(1, len(shown[group, False])))
                 for own in batched(places, most):

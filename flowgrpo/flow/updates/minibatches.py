@@ -11,13 +11,13 @@ from typing_extensions import override
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.offline.bank_samples import losers, resampled, root_of
+from flowgrpo.flow.offline.bank_samples import find_losers, resample, root_of
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.rollouts.rollout import Batch
 from flowgrpo.flow.updates import rollout_graphs
-from flowgrpo.flow.updates.noised import finite, noised_of, taken
-from flowgrpo.flow.updates.replay import replayed
-from flowgrpo.flow.updates.tree_record import parts
+from flowgrpo.flow.updates.noised import find_finite, plan_noised_calls, select_samples
+from flowgrpo.flow.updates.replay import build_replay_tree
+from flowgrpo.flow.updates.tree_record import build_kept_trees
 from flowgrpo.flow.updates.update import Credited
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.advantages.prompt_groups import Groups
@@ -74,7 +74,9 @@ class FlowMinibatches(Minibatches):
     def tree_records(self) -> list[KeptTree]:
         run, config = self._run, cast("Config", self._run.config)
         assert self._credited is not None, "it is prepared"
-        return parts(config, run.credited, self._batch, self._credited, iteration=run.done, names=run.reward_names)
+        return build_kept_trees(
+            config, run.credited, self._batch, self._credited, iteration=run.done, names=run.reward_names
+        )
 
     @override
     def step(self, number: int) -> UpdateStats:
@@ -96,7 +98,7 @@ def credit_edges(run: RunState, policy: Policy, batch: Batch, compared: Compared
         trained = compared.trained & known
         return _noised(run, policy, batch, units, advantages=compared.advantages, trained=trained, row_at=row_at)
     return Credited(
-        tree=replayed(
+        tree=build_replay_tree(
             config,
             tree,
             units=units,
@@ -126,11 +128,11 @@ def _noised(
     """Return the samples that the update scores, for `likelihood: elbo`."""
     config, tree = cast("Config", run.config), batch.tree
     keep, of_leaves = (units.to_edges(each.double())[tree.leaves] for each in (trained, advantages))
-    keep = taken(config.algorithm.objective, tree, of_leaves, (keep > 0) & finite(tree))
+    keep = select_samples(config.algorithm.objective, tree, of_leaves, (keep > 0) & find_finite(tree))
     if batch.stored and config.algorithm.sampler == "bank":
-        leaves = losers(tree, of_leaves, keep)
+        leaves = find_losers(tree, of_leaves, keep)
         tree = _with_samples_of_bank(run, policy, batch, leaves, row_at=row_at)
-        keep &= finite(tree)
+        keep &= find_finite(tree)
     weight = batch.groups.weights[units.comparison[:, 0]]
     return Credited(
         tree=tree,
@@ -139,7 +141,9 @@ def _noised(
         step_weights={},
         beta=run.beta,
         group_weight=weight,
-        noised=noised_of(config, tree, units, keep=keep, advantages=of_leaves, group_weight=weight, iteration=run.done),
+        noised=plan_noised_calls(
+            config, tree, units, keep=keep, advantages=of_leaves, group_weight=weight, iteration=run.done
+        ),
     )
 
 
@@ -148,4 +152,4 @@ def _with_samples_of_bank(run: RunState, policy: Policy, batch: Batch, leaves: S
     roots = [root_of(batch.tree, leaf) for leaf in leaves]
     rows = [row_at(run.done, batch.groups, root.group, root.index) for root in roots]
     with run.weights.policy("bank"):
-        return resampled(cast("Config", run.config), policy, batch.tree, leaves, rows=rows, iteration=run.done)
+        return resample(cast("Config", run.config), policy, batch.tree, leaves, rows=rows, iteration=run.done)

@@ -101,7 +101,7 @@ class Noised:
         return draw.sign * noise.noise(shape, *self.address, "noise", node.root.group, path, draw.number, component)
 
 
-def taken(objective: PolicyGradient, tree: Tree, advantages: Tensor, keep: Tensor) -> Tensor:
+def select_samples(objective: PolicyGradient, tree: Tree, advantages: Tensor, keep: Tensor) -> Tensor:
     """Return the samples (leaves,) bool in `keep` that have a part in the loss, from their advantages (leaves,)."""
     if objective.couples != "group":
         return keep
@@ -113,7 +113,7 @@ def taken(objective: PolicyGradient, tree: Tree, advantages: Tensor, keep: Tenso
     return chosen
 
 
-def finite(tree: Tree) -> Tensor:
+def find_finite(tree: Tree) -> Tensor:
     """Return whether each sample (leaves,) bool of a tree is finite, on the host."""
     return torch.stack([x.flatten(1).isfinite().all(1).cpu() for x in tree.samples]).all(0)
 
@@ -143,7 +143,7 @@ def calls_of(likelihood: Elbo, tree: Tree, keep: Tensor, *, micro_batch: int, ad
     ]
 
 
-def noised_of(
+def plan_noised_calls(
     config: Config,
     tree: Tree,
     units: CreditUnits,

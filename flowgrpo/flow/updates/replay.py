@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 LOGGER = logging.getLogger(__name__)
 
 
-def replayed(
+def build_replay_tree(
     config: Config, tree: Tree, *, units: CreditUnits, advantages: Tensor, trained: Tensor, iteration: int
 ) -> Tree:
     """Return the tree whose evaluations the update replays, without the edges that leave the update.

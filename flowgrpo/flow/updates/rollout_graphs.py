@@ -47,7 +47,7 @@ def drop(evaluations: Sequence[Evaluation]) -> None:
         evaluation.velocity = None
 
 
-def measured(policy: Policy, state: State, row: Row, *, size: int) -> tuple[Kept, int]:
+def measure_graph(policy: Policy, state: State, row: Row, *, size: int) -> tuple[Kept, int]:
     """Run a velocity on one row; return what its graph keeps beside the weights, and further bytes of a call of `size`.
 
     With several networks, which have their own sigmas, it is the maximum over the first and the last step.

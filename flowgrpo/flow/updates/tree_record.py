@@ -11,14 +11,14 @@ from flowgrpo.flow.rollouts.rollout import Batch
 from flowgrpo.flow.rollouts.state_preview import StatePreview
 from flowgrpo.flow.updates.update import Credited
 from flowgrpo.training.advantages.reward_combination import Combination
-from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, encoded, known
+from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, encode_picture, known
 from samplers.kernels import slope
 from samplers.trees import TWIG
 
 Fields = dict[str, Any]  # of a `KeptNode`
 
 
-def parts(
+def build_kept_trees(
     config: Config, combination: Combination, batch: Batch, credited: Credited, *, iteration: int, names: Iterable[str]
 ) -> list[KeptTree]:
     """Return this process's part of the kept trees of an iteration; [] without previews."""
@@ -57,7 +57,7 @@ def _state_fields(each: StatePreview, combination: Combination) -> Fields:
     if each.parent is None:
         fields["seed"] = each.root.row.seed
     if each.picture is not None:
-        fields["picture"] = encoded(each.picture)
+        fields["picture"] = encode_picture(each.picture)
     if each.rewards is not None:
         fields["rewards"] = tuple(known(value) for value in each.rewards.tolist())
         fields["total"] = known(float(combination.total(each.rewards[None])[0]))

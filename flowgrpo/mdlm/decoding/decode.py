@@ -173,7 +173,7 @@ def _fill(
     step_map = torch.full_like(completion, GIVEN)
     steps = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
     position = torch.arange(completion.shape[1], device=ids.device)
-    cache = kv_cache.cached(predictor, decoder.cache, decoder.frame.place) if decoder.cache else None
+    cache = kv_cache.build_cache(predictor, decoder.cache, decoder.frame.place) if decoder.cache else None
     commit_logp = torch.zeros(completion.shape, dtype=torch.float64, device=ids.device)
     for block, (starts, ends) in enumerate(decoder.region.parts(mask[:, :prompt].sum(1))):
         start, end = int(starts.min()), int(ends.max())

@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 
 
 @torch.no_grad()
-def rollout_of(
+def rebuild_rollout(
     predictor: MaskPredictor,
     prompt: Tensor,
     completions: Sequence[Sequence[int]],

@@ -259,7 +259,7 @@ def architecture(written: Written) -> Architecture | None:
     return ARCHITECTURES[written["model_type"]] if is_released(written) else None
 
 
-def translated(path: str, written: Written) -> PreTrainedConfig:
+def build_config(path: str, written: Written) -> PreTrainedConfig:
     """Build the transformers config of a config.json; `path` is the user's name of the model.
 
     Raises InputError if a key is missing, unknown, or has a value that the class does not support.
@@ -293,21 +293,21 @@ def load(path: str, place: str, written: Written, dtype: torch.dtype, *, variant
 
     Raises InputError if its config.json, `written`, or its weights are not those of its type.
     """
-    config, kind = translated(path, written), ARCHITECTURES[written["model_type"]].model
+    config, kind = build_config(path, written), ARCHITECTURES[written["model_type"]].model
     with weight_check.silent():
         return kind.from_pretrained(place, config=config, dtype=dtype, variant=variant)
 
 
 def check_weights(path: str, place: str, written: Written, variant: str | None = None) -> None:
     """Raise InputError, from the headers of its files, if they do not hold the weights of a model's type; see `load`."""
-    config, kind = translated(path, written), ARCHITECTURES[written["model_type"]].model
+    config, kind = build_config(path, written), ARCHITECTURES[written["model_type"]].model
     weight_check.check(path, place, kind, variant=variant, config=config, all_used=True)
 
 
 def shapes(path: str, place: str) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the weights of the class, by its names, from the config.json of a folder or hub id."""
     written, _ = PreTrainedConfig.get_config_dict(place)
-    config = translated(path, written)
+    config = build_config(path, written)
     with torch.device("meta"):
         model = ARCHITECTURES[written["model_type"]].model(config)
     return {name: tuple(p.shape) for name, p in model.named_parameters()}

@@ -195,7 +195,7 @@ def load_adapter(predictor: MaskPredictor, folder: Path) -> None:
         released = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in file.keys()}  # noqa: SIM118
     paths = architectures.own_paths(predictor.model, released)
     if paths:
-        config = lora_adapters.renamed(config, paths)
+        config = lora_adapters.rename_layers(config, paths)
     names = {f"^{re.escape(path)}\\.": f"{here}." for path, here in paths.items()}
     try:
         peft.PeftModel.from_pretrained(predictor.model, str(folder), config=config, key_mapping=names)
@@ -231,7 +231,7 @@ def _one_sentence(path: str, lacks: str | None, config: dict[str, Any], trust_re
 def _hub_reason(path: str, error: Exception) -> str | None:
     """Return why the hub did not give a model; None if the path is not a hub id or that was not the reason."""
     from_hub = re.fullmatch(HUB_ID, path) and not Path(path).is_dir()
-    return hub.why(error, path, "set model.path to a folder") if from_hub else None
+    return hub.explain_failure(error, path, "set model.path to a folder") if from_hub else None
 
 
 def _reason(error: Exception) -> str:

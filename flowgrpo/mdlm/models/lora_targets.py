@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from flowgrpo.mdlm.config import TextModel
 from flowgrpo.mdlm.models.architectures import released_paths
-from flowgrpo.training.weights.lora_adapters import renamed
+from flowgrpo.training.weights.lora_adapters import rename_layers
 from flowgrpo.training.weights.trained_weights import Weights
 
 
@@ -20,7 +20,7 @@ def write_adapter(model: TextModel, network: torch.nn.Module, weights: Weights, 
     lora, state = copy(weights.lora["model"]), weights.adapter_state("model")
     released = released_paths(network, layers(weights))
     if released:
-        lora = renamed(lora, released)
+        lora = rename_layers(lora, released)
         state = {released[_layer(key)] + key.removeprefix(_layer(key)): value for key, value in state.items()}
     lora.base_model_name_or_path, lora.inference_mode = model.path, True
     lora.save_pretrained(str(out))

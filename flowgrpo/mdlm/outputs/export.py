@@ -17,7 +17,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.config import DIGITS, TextConfig, TextModel
 from flowgrpo.mdlm.decoding.decode import Decoder
-from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, scheduled
+from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, apply_actions
 from flowgrpo.mdlm.models.architectures import copy_beside, released_paths
 from flowgrpo.mdlm.models.load import check_weights, config_of, model_paths
 from flowgrpo.mdlm.models.lora_targets import layers, write_adapter
@@ -72,7 +72,7 @@ def export(settings: TextConfig, run: Path, found: Path, out: Path, *, comfyui: 
     decoder = settings.eval.decoder.build(policy.length, policy.eos_id, "eval.decoder", predictor=policy.predictor)
     schedule = weights.extra_modules.get("schedule")
     if isinstance(schedule, SchedulePolicy) and settings.eval.decoder.name == "scheduled":
-        decoder = scheduled(decoder, schedule.typical(1))
+        decoder = apply_actions(decoder, schedule.typical(1))
     answers = [answer(policy, row, decoder) for row in rows]
     files = [save_sample(text, out / f"sample-{row.seed}").name for row, text in zip(rows, answers, strict=True)]
     kind = "full" if weights.lora is None else "lora"
@@ -126,7 +126,7 @@ def with_schedule(decoder: Decoder, folder: Path, count: int = 1) -> Decoder:
     state = load_file(folder / SCHEDULE_FILE)
     schedule = SchedulePolicy(dict.fromkeys(names, 0.5), len(state["mean"]))  # within the bounds of every action
     schedule.load_state_dict(state)
-    return scheduled(decoder, schedule.typical(count))
+    return apply_actions(decoder, schedule.typical(count))
 
 
 def _names_note(network: torch.nn.Module, model: TextModel, weights: Weights) -> str:

@@ -15,7 +15,7 @@ from flowgrpo.mdlm.models.memory_estimate import policy_copies
 from flowgrpo.mdlm.planning.memory_trace import Trial, trial
 from flowgrpo.mdlm.planning.plan import here
 from flowgrpo.training.distributed.gpu_layout import OF_NODE
-from flowgrpo.training.planning.memory_budget import fitted
+from flowgrpo.training.planning.memory_budget import check_fit
 from flowgrpo.training.planning.memory_phases import (
     ROLLOUT,
     UPDATE,
@@ -56,9 +56,9 @@ class TextBudget(Budget):
 
 
 def fit(config: TextConfig, gpu_bytes: int) -> dict[str, Any]:
-    """Return whether a run fits a GPU, and what to set if not (`fitted`); raise InputError if it cannot run at all."""
+    """Return whether a run fits a GPU, and what to set if not (`check_fit`); raise InputError if it cannot run at all."""
     with budget_of(config) as budget:
-        return fitted(budget, gpu_bytes, rewards_of(config)[1])
+        return check_fit(budget, gpu_bytes, rewards_of(config)[1])
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import transformers
 
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder
-from flowgrpo.mdlm.decoding.network.kv_cache import cached
+from flowgrpo.mdlm.decoding.network.kv_cache import build_cache
 from flowgrpo.mdlm.decoding.network.mask_probe import Form
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
@@ -22,10 +22,10 @@ from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
 from flowgrpo.mdlm.models import architectures, initial_lora
 from flowgrpo.mdlm.models.gradient_checkpointing import can_checkpoint, checkpoint_gradients
 from flowgrpo.mdlm.models.load import config_of, model_paths
-from flowgrpo.mdlm.planning.plan import block_size, evaluation_decoder, training_decoder, walked
+from flowgrpo.mdlm.planning.plan import block_size, count_decoder_steps, evaluation_decoder, training_decoder
 from flowgrpo.training.planning.allocation_counter import Peaks
 from flowgrpo.training.planning.memory_phases import TrialSizes
-from flowgrpo.training.planning.meta_networks import MetaNetworks, add_adapters, built, size
+from flowgrpo.training.planning.meta_networks import MetaNetworks, add_adapters, build_on_meta, size
 from flowgrpo.training.weights import quantisation
 from rewards.compute import DTYPES
 
@@ -56,7 +56,7 @@ def trial(config: TextConfig, prompt: int) -> Trial:
     """Measure a run's calls with a prompt of `prompt` tokens; raise InputError as the run would."""
     model, hollow = config.model, MetaNetworks()
     place, _ = model_paths(model.path)
-    network: transformers.PreTrainedModel = built(lambda: _build(model.path, place), DTYPES[model.dtype])
+    network: transformers.PreTrainedModel = build_on_meta(lambda: _build(model.path, place), DTYPES[model.dtype])
     network.requires_grad_(False)
     network.config._experts_implementation = "grouped_mm"  # a loop over experts reads which were chosen
     weights, shapes = size(network), {name: tuple(p.shape) for name, p in network.named_parameters()}
@@ -100,7 +100,7 @@ def trial(config: TextConfig, prompt: int) -> Trial:
 
 def _work(decoder: Decoder) -> tuple[object, ...]:
     """Return what determines the memory and operations of a decoder's steps."""
-    steps = walked(decoder).steps if decoder.cache else None
+    steps = count_decoder_steps(decoder).steps if decoder.cache else None
     return steps, decoder.guided, decoder.cache, decoder.hidden_layers, decoder.region.blocks, decoder.region.counted
 
 
@@ -119,7 +119,7 @@ def _measure_decoding(
     plain, peaks = predictor.form, Peaks()
     if decoder.cache is not None:
         predictor.form = Form("4d")
-    cache = cached(predictor, decoder.cache, decoder.frame.place) if decoder.cache else None
+    cache = build_cache(predictor, decoder.cache, decoder.frame.place) if decoder.cache else None
     ends = [blocks[0], blocks[-1]] if cache is not None or predictor.block_size is not None else [blocks[-1]]
     steps = list(ends) if cache is None else [block for block in dict.fromkeys(ends) for _ in range(2)]
     if cache is not None and predictor.block_size is not None and len(blocks) > 2:
@@ -143,7 +143,7 @@ def _measure_decoding(
             live.lower()
         del cache
     predictor.form = plain
-    later = max(walked(decoder).steps / len(blocks) - 1, 0.0)  # steps of a block after its first
+    later = max(count_decoder_steps(decoder).steps / len(blocks) - 1, 0.0)  # steps of a block after its first
     means = [(first + later * rest[0]) / (1 + later) if rest else first for first, *rest in operations.values()]
     return peaks, round(sum(means) / len(means))
 
@@ -152,7 +152,7 @@ def _build(path: str, place: str) -> transformers.PreTrainedModel:
     written = config_of(place)
     known = architectures.architecture(written)
     if known is not None:
-        return known.model(architectures.translated(path, written))
+        return known.model(architectures.build_config(path, written))
     config = transformers.AutoConfig.from_pretrained(place)
     kind = transformers.AutoModelForMaskedLM
     if config.model_type not in transformers.models.auto.modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:

@@ -25,7 +25,7 @@ from flowgrpo.mdlm.methods.likelihoods import likelihood as likelihoods
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.objectives.objective import TokenRatio
 from flowgrpo.mdlm.methods.presets import PUBLISHED
-from flowgrpo.mdlm.methods.schedules.learned_schedule import Chosen, scheduled
+from flowgrpo.mdlm.methods.schedules.learned_schedule import Chosen, apply_actions
 from flowgrpo.mdlm.models import memory_estimate
 from flowgrpo.mdlm.models.load import block_size_of, check_weights
 from flowgrpo.mdlm.rollouts.rollout import scores_engine
@@ -70,9 +70,9 @@ def _plan(config: TextConfig) -> dict[str, Any]:
     check_solutions(algorithm.hints, [prompt.columns for prompt in prompts.load_split(config.prompts, "train")])
     scorer.rewards(config.rewards, config.eval_rewards)
     decoder = training_decoder(config)
-    walk, cost = walked(decoder), predicted(config)
+    walk, cost = count_decoder_steps(decoder), predict_cost(config)
     held_out = min(config.eval.prompts, len(prompts.load_split(config.prompts, "eval")))
-    evaluation = walked(evaluation_decoder(config))
+    evaluation = count_decoder_steps(evaluation_decoder(config))
     samples = train.groups * train.group_size
     asked = samples if algorithm.hints.name == "none" else 2 * samples
     return {
@@ -109,7 +109,7 @@ def _plan(config: TextConfig) -> dict[str, Any]:
     }
 
 
-def reached(config: TextConfig, step: int, rollout: Any) -> TextConfig:
+def config_at_step(config: TextConfig, step: int, rollout: Any) -> TextConfig:
     """Return the config of a run after a step: as it began."""
     return config
 
@@ -138,7 +138,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def drawn(planned: dict[str, Any]) -> list[str]:
+def format_tree(planned: dict[str, Any]) -> list[str]:
     """Return no lines: an answer has no tree to draw."""
     return []
 
@@ -180,7 +180,7 @@ def training_decoder(
     size = block_size(config) if predictor is None else None
     decoder = algorithm.decoder.build(length, eos_id, "algorithm.decoder", predictor=predictor, block_size=size)
     schedule = algorithm.schedule.policy(length)
-    return decoder if schedule is None else scheduled(decoder, schedule.typical(count))
+    return decoder if schedule is None else apply_actions(decoder, schedule.typical(count))
 
 
 def evaluation_decoder(config: TextConfig) -> Decoder:
@@ -189,10 +189,10 @@ def evaluation_decoder(config: TextConfig) -> Decoder:
     decoder = config.eval.decoder.build(length, NO_END, "eval.decoder", block_size=block_size(config))
     schedule = config.algorithm.schedule.policy(length)
     learned = config.eval.decoder.name == "scheduled"
-    return scheduled(decoder, schedule.typical(1)) if schedule is not None and learned else decoder
+    return apply_actions(decoder, schedule.typical(1)) if schedule is not None and learned else decoder
 
 
-def walked(decoder: Decoder) -> DecodingCost:
+def count_decoder_steps(decoder: Decoder) -> DecodingCost:
     """Return the steps of an answer of full length: exact unless scores decide how many positions a step commits.
 
     In a block-causal model they may depend on the prompt's end within its block; then this is the most.
@@ -271,11 +271,11 @@ class Cost:
     views: int  # of an answer
 
 
-def predicted(config: TextConfig) -> Cost:
+def predict_cost(config: TextConfig) -> Cost:
     """Return the cost of an iteration; raise InputError if the axes do not fit each other."""
     train, algorithm, likelihood = config.train, config.algorithm, config.algorithm.likelihood
     decoder = training_decoder(config)
-    walk = walked(decoder)
+    walk = count_decoder_steps(decoder)
     samples, local = train.groups * train.group_size, config.run.engine is None
     # The answers of an engine are scored at each of their steps, if at all.
     rollout = samples * (walk.evaluations if local else scores_engine(config, decoder) * walk.steps)
@@ -303,7 +303,7 @@ def predicted(config: TextConfig) -> Cost:
 
 def forwards(config: TextConfig) -> int:
     """Return the cost of an iteration in forward passes, a backward pass counting about 2."""
-    cost = predicted(config)
+    cost = predict_cost(config)
     return cost.rollout + BACKWARD * cost.update
 
 

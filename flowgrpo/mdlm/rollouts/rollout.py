@@ -15,7 +15,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
 from flowgrpo.mdlm.methods.hints import Inpainting, draw_hints, failed_groups, replace_failed
-from flowgrpo.mdlm.methods.schedules.learned_schedule import Actions, SchedulePolicy, scheduled
+from flowgrpo.mdlm.methods.schedules.learned_schedule import Actions, SchedulePolicy, apply_actions
 from flowgrpo.mdlm.policy import Completions, TextPolicy
 from flowgrpo.training.advantages.prompt_groups import Groups
 from flowgrpo.training.distributed.assignment import Assignment
@@ -110,7 +110,7 @@ def rollout(
     """
     seeds = [(config.run.seed, "answer", iteration, *member) for member in members]
     actions = None if schedule is None else schedule.draw(seeds)
-    acting = decoder if actions is None else scheduled(decoder, actions)
+    acting = decoder if actions is None else apply_actions(decoder, actions)
     if rolled is None:
         completions = policy.generate([row.prompt for row in rows], acting, seeds, config.train.rollout_rows)
     else:

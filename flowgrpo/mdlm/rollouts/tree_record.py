@@ -16,7 +16,7 @@ from flowgrpo.mdlm.rollouts.rollout import Batch
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.reports.samples import Text
-from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, encoded, known
+from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, encode_picture, known
 
 MOMENTS = 8  # canvases of a decoding, beside its start
 MASKED = "▢"
@@ -25,7 +25,7 @@ EARLY, LATE = (232, 190, 94, 255), (66, 110, 200, 255)  # a cell's colour by whe
 GIVEN, EMPTY = (127, 127, 127, 255), (127, 127, 127, 60)
 
 
-def parts(
+def build_kept_trees(
     config: TextConfig,
     policy: TextPolicy,
     combination: Combination,
@@ -94,7 +94,7 @@ def _chain(text: Text, steps: int, first: int, decoder: str) -> list[KeptNode]:
                 parent=first + column - 1 if column else None,
                 step=column,
                 sigma=sum(step >= moment for step in text.steps) / len(text.steps),
-                picture=encoded(cells(text, moment, steps)),
+                picture=encode_picture(cells(text, moment, steps)),
                 estimated=True,
                 text=canvas(text, moment),
                 kernel=decoder if column else None,

@@ -25,7 +25,7 @@ NESTED = "algorithm.baseline: credit nested compares with the mean of the others
 CAUTION = 0.1  # of PPO in arXiv 2310.02743
 
 
-def combined(values: Tensor, weights: Tensor) -> Tensor:
+def weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
     """Return the weighted sum (U,) of each unit's rewards (U, R), without NaN rewards; NaN if all are NaN."""
     total = (values.nan_to_num() * weights).sum(1)
     return total.where(values.isfinite().any(1), torch.nan)
@@ -89,7 +89,7 @@ class Baseline(Choice):
                 return self.relative(column, comparison, expected)
             return self.within(column, comparison, nested)
 
-        total = combined(values, weights)
+        total = weighted_sum(values, weights)
         if self.combine not in ("per_reward", "decoupled"):  # one number, or one already
             advantages = relative(total)
         else:

@@ -28,7 +28,7 @@ def clip_loss(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tens
     return torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - low, 1 + high))
 
 
-def clipped(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
+def clip_mask(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
     """Return a mask (E,) of edges that the clip stops: their gradient is zero."""
     return torch.where(advantage > 0, ratio > 1 + high, ratio < 1 - low) & (advantage != 0)
 
@@ -55,7 +55,7 @@ def path_clip_loss(log_ratio: Tensor, advantage: Tensor, bounds: tuple[Tensor, T
     return -advantage * bounded_exp(torch.where(advantage > 0, log_ratio.clamp(max=high), log_ratio.clamp(-low, dual)))
 
 
-def path_clipped(log_ratio: Tensor, advantage: Tensor, bounds: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+def path_clip_mask(log_ratio: Tensor, advantage: Tensor, bounds: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     """Return a mask of the ratios that `path_clip_loss` clips: their gradient is zero."""
     low, high, dual = bounds
     bad = (log_ratio < -low) | (log_ratio > dual)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flowgrpo.data.prompts import shuffled
+from flowgrpo.data.prompts import shuffle
 from flowgrpo.schema.sections import Pick, RunConfig
 from flowgrpo.training.advantages import unit_selection
 from flowgrpo.training.advantages.prompt_statistics import PromptStats
@@ -23,7 +23,7 @@ class Groups:
     weights: torch.Tensor  # (G,) loss weights
 
 
-def groups_of(config: RunConfig, number: int, prompt_stats: PromptStats, iteration: int) -> Groups:
+def build_groups(config: RunConfig, number: int, prompt_stats: PromptStats, iteration: int) -> Groups:
     """Return the groups of an iteration by `prompts.pick`, for `number` training prompts; a pure function."""
     pick, train, seed = config.prompts.pick, config.train, config.run.seed
     if pick.by == "variance":
@@ -32,7 +32,7 @@ def groups_of(config: RunConfig, number: int, prompt_stats: PromptStats, iterati
             *_solved(pick, prompt_stats, range(number), iteration), train.groups, drawn
         )
     else:
-        indices = shuffled(number, train.groups, seed, iteration)
+        indices = shuffle(number, train.groups, seed, iteration)
     count, total = _solved(pick, prompt_stats, indices, iteration)
     chance = (1 + total) / (2 + count)
     roots = config.algorithm.roots(train.group_size)

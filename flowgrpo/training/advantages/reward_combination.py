@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowgrpo.schema.imports.heavy import Tensor, torch
-from flowgrpo.training.advantages.baseline import Baseline, combined
+from flowgrpo.training.advantages.baseline import Baseline, weighted_sum
 from rewards import Reward
 
 
@@ -48,7 +48,7 @@ class Combination:
 
     def total(self, rewards: Tensor) -> Tensor:
         """Return the total reward (B,) of samples from their rewards (B, R); NaN where no reward applies."""
-        return combined(self.columns(rewards), self.weights)
+        return weighted_sum(self.columns(rewards), self.weights)
 
 
 AT_ONCE = ("worst", "cautious")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flowgrpo.schema.sections import Select
-from flowgrpo.training.advantages.baseline import Baseline, combined
+from flowgrpo.training.advantages.baseline import Baseline, weighted_sum
 from flowgrpo.training.advantages.credit_units import CreditUnits
 
 
@@ -83,7 +83,7 @@ def normalize_advantages(
 
     `expected` (U,) is the mean reward of their prompts so far; NaN if unknown.
     """
-    total = combined(units.values, weights)
+    total = weighted_sum(units.values, weights)
     trained = select_units(total, units.comparison, select)
     left_out = select is not None and select.statistics == "kept"
     values = units.values.where(trained[:, None], torch.nan) if left_out else units.values

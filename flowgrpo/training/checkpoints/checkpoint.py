@@ -93,7 +93,7 @@ class Choice:
         return f"{'; '.join(self.damaged)}; the run goes on from step {self.step}" if self.damaged else None
 
 
-def chosen(folder: Path) -> Choice:
+def choose(folder: Path) -> Choice:
     """Choose the latest whole and sound checkpoint, else the latest whole one; InputError if all are damaged."""
     damaged, unsound = [], None
     for step in reversed(steps(folder)):
@@ -116,9 +116,9 @@ def chosen(folder: Path) -> Choice:
     return unsound or Choice(None, [])
 
 
-def resumed(folder: Path) -> int | None:
-    """Return the step to resume from, or None; see `chosen`."""
-    return chosen(folder).step
+def step_to_resume(folder: Path) -> int | None:
+    """Return the step to resume from, or None; see `choose`."""
+    return choose(folder).step
 
 
 def latest(folder: Path) -> int | None:
@@ -127,7 +127,7 @@ def latest(folder: Path) -> int | None:
     return next((step for step in reversed(known) if is_sound(place_of(folder, step))), known[-1] if known else None)
 
 
-def rest(folder: Path, done: int) -> str:
+def describe_rest(folder: Path, done: int) -> str:
     """Say where a run resumes that stops after `done` iterations; the command to go on follows this text."""
     step = latest(folder)
     if step is None:

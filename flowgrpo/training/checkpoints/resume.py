@@ -34,7 +34,7 @@ def checkpoint_written(checkpoints: Path) -> None:
     (checkpoints / NONE_YET).unlink(missing_ok=True)
 
 
-def found(step: int | None, lines: Sequence[Mapping[str, Any]]) -> str:
+def describe_resume(step: int | None, lines: Sequence[Mapping[str, Any]]) -> str:
     """Say where a resume goes on, from a checkpoint's step or None, and which of the metric lines' iterations it repeats."""
     if step is not None:
         return f"run.resume: goes on from the checkpoint of step {step}"
@@ -46,7 +46,7 @@ def found(step: int | None, lines: Sequence[Mapping[str, Any]]) -> str:
 def check_checkpoints(run: Path) -> None:
     """Raise InputError if the metrics hold iterations but no checkpoint is left, or none is whole."""
     checkpoints = run / "checkpoints"
-    if checkpoint.resumed(checkpoints) is not None or (checkpoints / NONE_YET).exists():
+    if checkpoint.step_to_resume(checkpoints) is not None or (checkpoints / NONE_YET).exists():
         return
     if done := _count_iterations(read_metrics(run)):
         raise InputError(
@@ -57,7 +57,7 @@ def check_checkpoints(run: Path) -> None:
 
 def is_finished(run: Path, *, iterations: int, patience: int | None) -> bool:
     """Return whether a run has done all its iterations, and neither diverged nor failed to learn."""
-    step, lines = checkpoint.resumed(run / "checkpoints"), read_metrics(run)
+    step, lines = checkpoint.step_to_resume(run / "checkpoints"), read_metrics(run)
     if step is None or step < iterations:
         return False
     return learning_signal.never_learnt(lines, patience) is None and learning_signal.broken(lines, patience) is None

@@ -18,7 +18,7 @@ from flowgrpo.training.reports.samples import SampleFolder
 from flowgrpo.training.reports.tree_store import TreeFolder
 from flowgrpo.training.run import random_states
 from flowgrpo.training.run.background import Background
-from flowgrpo.training.run.run_folder import free
+from flowgrpo.training.run.run_folder import next_free_folder
 from flowgrpo.training.run.stop_reasons import Diverged, Stopped
 from flowgrpo.training.state import RunState
 from flowgrpo.training.wing import Wing
@@ -100,15 +100,15 @@ class RunCheckpoints:
             raise
 
     def resume(self) -> None:
-        """Go back to a checkpoint of the folder (`checkpoint.chosen`), or to the start, and forget what came after.
+        """Go back to a checkpoint of the folder (`checkpoint.choose`), or to the start, and forget what came after.
 
         Raises:
             InputError: processes see different checkpoints.
         """
         run = self._run
-        choice = checkpoint.chosen(run.checkpoints)
+        choice = checkpoint.choose(run.checkpoints)
         step, self._damaged = choice.step, choice.warning
-        self._found = resume.found(step, run.report.lines)
+        self._found = resume.describe_resume(step, run.report.lines)
         if len({*gather_object([step])}) > 1:
             raise InputError(f"run.resume: processes see different checkpoints in {run.checkpoints}; look at its disk")
         if step is not None:
@@ -134,7 +134,7 @@ class RunCheckpoints:
     def rest(self) -> str:
         """Return which checkpoint a resume goes on from, once it is written, as the head of the command."""
         self._background.wait()
-        return checkpoint.rest(self._run.checkpoints, self._run.done)
+        return checkpoint.describe_rest(self._run.checkpoints, self._run.done)
 
     def way_on(self) -> tuple[str, list[str]]:
         """Return head and end of the command that goes on with a run whose weights cannot be trusted."""
@@ -147,7 +147,7 @@ class RunCheckpoints:
 
     def another(self) -> tuple[str, list[str]]:
         """Return head and end of the command that begins again in another folder."""
-        return "mend that and begin again", [f"run.name={free(self._run.folder).name}"]
+        return "mend that and begin again", [f"run.name={next_free_folder(self._run.folder).name}"]
 
     def _is_sound(self, step: int) -> bool:
         return learning_signal.is_sound([line for line in self._run.report.lines if line["step"] == step])

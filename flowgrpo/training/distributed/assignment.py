@@ -36,7 +36,7 @@ class Assignment:
         return {group: list(processes) for group, processes in sorted(holders.items()) if len(processes) > 1}
 
 
-def parts_of(config: RunConfig, groups: Groups, iteration: int) -> list[list[int]]:
+def assign_minibatches(config: RunConfig, groups: Groups, iteration: int) -> list[list[int]]:
     """Return the optimizer step of each root of each group; see `minibatches.of_roots`."""
     roots = config.algorithm.roots(config.train.group_size)
     return minibatches.of_roots(config.train, roots, groups.roots, seed=config.run.seed, iteration=iteration)
@@ -44,14 +44,14 @@ def parts_of(config: RunConfig, groups: Groups, iteration: int) -> list[list[int
 
 def assign_roots(config: RunConfig, groups: Groups, *, iteration: int, share: DataShard) -> Assignment:
     """Assign the roots of an iteration to data shards; see `minibatches.of_processes`."""
-    of_roots = parts_of(config, groups, iteration)
+    of_roots = assign_minibatches(config, groups, iteration)
     hands = minibatches.of_processes(
         config.train, config.algorithm, of_roots, share.count, generators=config.run.generators
     )
     return Assignment(hands, share.index)
 
 
-def pool_of(config: RunConfig, groups: Groups, *, iteration: int, share: DataShard) -> Assignment:
+def assign_pool(config: RunConfig, groups: Groups, *, iteration: int, share: DataShard) -> Assignment:
     """Assign the draft samples of an iteration (`train.draft`); generators draft for their own groups only."""
     draft = config.train.draft if config.kind == "flow" else None
     sizes = [0 if draft is None else draft.pool * roots for roots in groups.roots]

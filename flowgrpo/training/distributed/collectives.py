@@ -74,7 +74,7 @@ class Collectives:
         return [each for own in lists for each in own]
 
 
-def collectives_of(accelerator: Accelerator, share: DataShard, lockstep: Lockstep, roles: Roles) -> Collectives:
+def build_collectives(accelerator: Accelerator, share: DataShard, lockstep: Lockstep, roles: Roles) -> Collectives:
     """Return the collectives of this process's role; a collective call of all processes."""
     if roles.trainers == accelerator.num_processes:
         return Collectives(accelerator, share, lockstep, count=roles.trainers)

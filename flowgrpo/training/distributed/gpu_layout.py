@@ -40,6 +40,6 @@ def of_machine(processes: int, environment: Mapping[str, str] = os.environ) -> i
     return int(environment.get("LOCAL_WORLD_SIZE", processes))
 
 
-def layout_of(config: RunConfig, of_node: int = OF_NODE) -> Layout:
+def detect_layout(config: RunConfig, of_node: int = OF_NODE) -> Layout:
     """Return the layout of a run on machines of `of_node` GPUs."""
     return Layout(processes=config.run.processes, of_node=of_node, sharding=config.run.sharding)

@@ -63,7 +63,7 @@ class Roles:
         return next(rank for rank in ranks if hand in self.hands(rank, iteration))
 
 
-def roles_of(run: Run, processes: int) -> Roles:
+def assign_roles(run: Run, processes: int) -> Roles:
     """Return the roles of a run's processes; raises as `check`."""
     check(run, processes)
     return Roles(run.trainers(processes), run.generators, run.evaluators)

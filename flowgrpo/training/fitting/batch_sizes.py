@@ -29,7 +29,7 @@ from flowgrpo.training.distributed.gpu_layout import of_machine
 from flowgrpo.training.fitting import batch_probing
 from flowgrpo.training.fitting.batch_probing import Memory, Prober, Timed, Tried
 from flowgrpo.training.run import phases
-from flowgrpo.training.run.random_states import random_state_kept
+from flowgrpo.training.run.random_states import preserve_random_state
 from flowgrpo.training.run.run_folder import replace_text
 from flowgrpo.training.state import RunState
 from flowgrpo.training.weights.optimizers import MESSAGE, OPTIMIZERS
@@ -165,7 +165,7 @@ class BatchSizes:
         memory = Memory(run.accelerator.device, self._still_to_come(key), of_machine(run.accelerator.num_processes))
         prober = Prober(memory=memory, everyone=self._everyone, clear=self.drop_gradients, alone=self._is_alone())
         try:
-            with random_state_kept():
+            with preserve_random_state():
                 calls = self._probe_calls()
                 if key == ROLLOUT:
                     yield prober, calls.rollout
@@ -279,7 +279,7 @@ def with_sizes(config: RunConfig, sizes: dict[str, int]) -> RunConfig:
     return config.model_copy(update={"train": config.train.model_copy(update=sizes)})
 
 
-def settled(config: RunConfig, folder: Path) -> RunConfig:
+def resolve_sizes(config: RunConfig, folder: Path) -> RunConfig:
     """The configuration of the run in a folder, with the sizes that it last had in the place of `auto`, if it has found any.
 
     Raises:

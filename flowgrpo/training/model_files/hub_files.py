@@ -130,7 +130,7 @@ def _hub_shapes(place: str, file: str) -> dict[str, Shape]:
 
 def local_place(place: str) -> str:
     """Return a folder or hub id as it is, but the cached folder of an id if the hub does not answer."""
-    return place if Path(place).is_dir() or hub.answers() else downloaded(place)
+    return place if Path(place).is_dir() or hub.is_reachable() else downloaded(place)
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def stands_in_for(path: str, known: Container[str], file: str, look: Callable[[]
     `file` is one that the model has. `look` raises InputError if it cannot be had; so does this without built-in config.
     """
     is_known = path in known and not Path(path).is_dir()
-    if is_known and not hub.may_give(path, file):
+    if is_known and not hub.can_load(path, file):
         return True
     try:
         look()
@@ -170,7 +170,9 @@ def _explain(path: str, error: Exception, key: str) -> str:
     reason = f"({type(error).__name__}: {' '.join(str(error).split())[:300]})"
     if Path(place_of(path)).is_dir():
         return f"could not be loaded from its folder {reason}"
-    return hub.why(error, path, f"set {key} to a folder") or f"could not be loaded from the model hub {reason}"
+    return (
+        hub.explain_failure(error, path, f"set {key} to a folder") or f"could not be loaded from the model hub {reason}"
+    )
 
 
 def index_map(written: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.model_files import hub_files
 from flowgrpo.training.model_files.folder_files import STEMS
 from flowgrpo.training.model_files.hub_files import Shape
-from rewards.models.weight_names import SHOWN, lacking
+from rewards.models.weight_names import SHOWN, describe_missing
 
 if TYPE_CHECKING:
     import accelerate
@@ -112,7 +112,7 @@ def loaded(info: Mapping[str, Any], network: torch.nn.Module) -> Difference:
 def refuse(found: Difference, kind: str, place: str, all_used: bool = False) -> None:
     """Raise InputError for a difference of a class and a file; unused tensors are a warning unless `all_used`."""
     if found.missing:
-        said = lacking(found.missing, found.surplus, len(found.expected), kind)
+        said = describe_missing(found.missing, found.surplus, len(found.expected), kind)
         raise InputError(f"model.path: {place} {said}")
     for name, (has, asked) in sorted(found.mismatched.items()):
         raise InputError(

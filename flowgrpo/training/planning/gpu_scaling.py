@@ -13,7 +13,15 @@ from flowgrpo.training.distributed.minibatches import MOST_SAMPLES, check_geomet
 from flowgrpo.training.planning.collective_traffic import build_messages
 from flowgrpo.training.planning.gpu_types import GPUS, Gpu
 from flowgrpo.training.planning.iteration_cost import PARTS, UTILISATION, Cost, Work, cost_of
-from flowgrpo.training.planning.memory_budget import GIB, ROLLOUT, UPDATE, Budget, resolve_batches, switched, written
+from flowgrpo.training.planning.memory_budget import (
+    GIB,
+    ROLLOUT,
+    UPDATE,
+    Budget,
+    as_overrides,
+    resolve_batches,
+    switched,
+)
 
 NODES = (1, 8, 64)  # machines with a line in the table
 ENOUGH = 0.7  # efficiency that a larger batch aims at
@@ -56,7 +64,7 @@ def check_machines(config: RunConfig, of_node: int) -> None:
         )
 
 
-def priced(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) -> dict[str, Any]:
+def price_run(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) -> dict[str, Any]:
     """Return the costs of a run as JSON, in seconds and bytes.
 
     Args:
@@ -153,7 +161,7 @@ def _limit(cost: Cost) -> str:
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    """Format `priced` for the terminal."""
+    """Format `price_run` for the terminal."""
     heads = ("machines", "samples", *PARTS, "total", "efficiency", "GiB", "GB sent")
     yield f"{'GPUs':>5}" + _row(heads, heads)
     for each in found["costs"]:
@@ -174,7 +182,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         "(--fixed-seconds)"
     )
     if found["found"]:
-        yield f"found when the run starts, and counted with the most that fits {gpu}: {written(found['found'])}"
+        yield f"found when the run starts, and counted with the most that fits {gpu}: {as_overrides(found['found'])}"
     asked = next(each for each in found["costs"] if each["gpus"] == found["asked"])
     limit = found["limit"]
     yield f"on {asked['gpus']} GPUs {_LIMITS[limit]}: {asked['seconds'][limit]:.1f} of {asked['total']:.1f} s"
@@ -188,7 +196,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"{found['idle']} of them have nothing to sample: take fewer, or more train.groups"
     for change in found["changes"]:
         memory = f", {change['peak'] / GIB:.1f} GiB" if "peak" in change else "; for its memory ask --gpu-memory"
-        yield f"with {written(change['set'])}: {change['total']:.1f} s, efficiency {change['efficiency']:.0%}{memory}"
+        yield f"with {as_overrides(change['set'])}: {change['total']:.1f} s, efficiency {change['efficiency']:.0%}{memory}"
 
 
 def _row(cells: Sequence[str], heads: Sequence[str]) -> str:

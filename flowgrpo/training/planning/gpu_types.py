@@ -37,7 +37,7 @@ GPUS = {
 }
 
 
-def gpu_of(name: str) -> Gpu:
+def find_gpu(name: str) -> Gpu:
     """Look up a GPU by name; raise InputError if it is unknown."""
     if name.lower() not in GPUS:
         raise InputError(f"--gpu-type: no numbers of {name!r} are known here, {nearest(name.lower(), GPUS)}")

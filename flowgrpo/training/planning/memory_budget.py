@@ -28,14 +28,14 @@ __all__ = [
     "UPDATE",
     "Budget",
     "advise",
+    "as_overrides",
     "at",
-    "fitted",
+    "best_relief",
+    "check_fit",
     "lines",
-    "relief",
     "resolve_batches",
     "rewards_of",
     "switched",
-    "written",
 ]
 
 PARTS = ("weights", "trained", "optimizer", "gradients", "states", "samples", "activations")
@@ -85,7 +85,7 @@ def advise(budget: Budget, room: int) -> tuple[dict[str, Any], Budget] | None:
     return settings, after
 
 
-def relief(budget: Budget, name: str, prefixes: tuple[str, ...] = ("",)) -> Setting | None:
+def best_relief(budget: Budget, name: str, prefixes: tuple[str, ...] = ("",)) -> Setting | None:
     """Return the setting that saves the most in a phase, among keys with `prefixes`; None if none saves anything.
 
     Settings that change the training are tried only if neither a switch nor half the rows helps. Among equals the cheapest
@@ -121,7 +121,7 @@ def _next(budget: Budget, room: int, options: Sequence[Setting]) -> Setting | No
     return next(iter([*fitting, *(option for option, _ in helpful)]), None)
 
 
-def fitted(budget: Budget, room: int, not_counted: Sequence[str]) -> dict[str, Any]:
+def check_fit(budget: Budget, room: int, not_counted: Sequence[str]) -> dict[str, Any]:
     """Return as JSON whether a run fits GPUs of `room` bytes, and by what; `not_counted` names rewards of unknown size."""
     budget, rows = resolve_batches(budget, room)
     found = advise(budget, room)
@@ -147,7 +147,7 @@ def fitted(budget: Budget, room: int, not_counted: Sequence[str]) -> dict[str, A
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    """Format `fitted` for the terminal."""
+    """Format `check_fit` for the terminal."""
     room = found["gpu_bytes"]
     yield f"{'phase':10}{'rows':>6}" + "".join(f"{name:>12}" for name in (*PARTS, "at least"))
     for phase in found["phases"]:
@@ -155,7 +155,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"{phase['phase']:10}{phase['rows']:>6}" + "".join(f"{size:>12}" for size in sizes)
     yield f"in GiB; at least: with {LIBRARIES / GIB:.0f} GiB and {FRAGMENTS:.0%} more, for libraries and fragments"
     if found["found"]:
-        yield f"found when the run starts, and counted with the most that fits: {written(found['found'])}"
+        yield f"found when the run starts, and counted with the most that fits: {as_overrides(found['found'])}"
     if found["rewards_not_counted"]:
         yield f"not counted: the weights of {', '.join(found['rewards_not_counted'])}"
     yield "samples: decoded ones that wait for their rewards; what rewards allocate while they run is not counted"
@@ -166,19 +166,19 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"does not fit {_gib(room)} GiB, whatever is set of all that is tried: take a larger GPU, or smaller samples"
     else:
         after = _gib(found["peak_when_set"])
-        yield f"does not fit {_gib(room)} GiB as it is; it does, with {after}, by: {written(found['set'])}"
+        yield f"does not fit {_gib(room)} GiB as it is; it does, with {after}, by: {as_overrides(found['set'])}"
     if (graphs := found["graphs"])["rows"]:
         does, size = "keeps" if graphs["kept"] else "does not keep", _gib(graphs["bytes"])
         yield f"train.replay: the rollout {does} graphs for the first update, {size} of {graphs['rows']:,} rows"
     for switch in found["switches"]:
-        yield f"with {written(switch['set'])}: {_gib(switch['peak'])}; {_most(switch['largest'])}"
+        yield f"with {as_overrides(switch['set'])}: {_gib(switch['peak'])}; {_most(switch['largest'])}"
 
 
 def _most(largest: dict[str, int]) -> str:
     return ", ".join(f"{key} up to {rows}" for key, rows in largest.items())
 
 
-def written(settings: dict[str, Any]) -> str:
+def as_overrides(settings: dict[str, Any]) -> str:
     """Format settings as overrides of a command."""
     return " ".join(
         f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 from flowgrpo.schema.lora import Lora
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training.distributed.gpu_layout import OF_NODE, Layout, layout_of
+from flowgrpo.training.distributed.gpu_layout import OF_NODE, Layout, detect_layout
 from flowgrpo.training.model_files.hub_files import Shape
 from flowgrpo.training.planning.allocation_counter import Peaks
 from flowgrpo.training.weights import low_precision_copies, quantisation, sharding
@@ -109,7 +109,7 @@ class Budget(ABC):
     @property
     def layout(self) -> Layout:
         """Layout of the processes on machines."""
-        return layout_of(self.config, self.of_node)
+        return detect_layout(self.config, self.of_node)
 
     def on_processes(self, processes: int, *, times: float = 1) -> Self:
         """Return the same run on `processes`, with `times` as many samples."""

@@ -298,7 +298,7 @@ class _SmallTables(TorchDispatchMode):
         return found if large else function(*args, **kwargs)
 
 
-def built(make: Callable[[], torch.nn.Module], dtype: torch.dtype) -> torch.nn.Module:
+def build_on_meta(make: Callable[[], torch.nn.Module], dtype: torch.dtype) -> torch.nn.Module:
     """Build a network of `dtype` with parameters on the meta device.
 
     Modules that its class keeps in float32 stay so, as with `from_pretrained`. Buffers have their values, unless they are

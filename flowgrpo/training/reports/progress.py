@@ -1,6 +1,6 @@
 """Progress on stderr: one live line on a terminal, else a plain line from time to time.
 
-A display polls `phases.now` in its own thread, at most twice a second.
+A display polls `phases.current_phase` in its own thread, at most twice a second.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Display:
 
     def line(self) -> str:
         """Return the current line; empty outside all phases."""
-        now, left = phases.now(), self.left()
+        now, left = phases.current_phase(), self.left()
         if now is None:
             return ""
         ends = "" if left is None else f"ETA {duration(left)}"
@@ -56,7 +56,7 @@ class Display:
         """Update the display after a change of the phases."""
         if self.console.quiet:
             return
-        now = phases.now()
+        now = phases.current_phase()
         if not self.interactive:
             self.tell()
         elif now is None:
@@ -114,12 +114,12 @@ _shown: list[Display] = []
 
 
 @contextmanager
-def shown(main: bool = True) -> Iterator[Display]:
+def open_display(main: bool = True) -> Iterator[Display]:
     """Yield the display of this process: the active one, or a new one; only the `main` process prints."""
     if _shown:
         yield _shown[-1]
         return
-    with Display(Console(stderr=True, quiet=not main)) as display, phases.watched(display.changed):
+    with Display(Console(stderr=True, quiet=not main)) as display, phases.watch(display.changed):
         _shown.append(display)
         try:
             yield display

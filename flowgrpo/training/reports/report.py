@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from flowgrpo.schema.imports.packages import installed
 from flowgrpo.schema.readable import one_line
-from flowgrpo.training.reports.progress import Display, duration, shown
+from flowgrpo.training.reports.progress import Display, duration, open_display
 from flowgrpo.training.run import phases
 from flowgrpo.training.run.run_files import read_metrics
 from flowgrpo.training.run.run_folder import replace_text
@@ -62,7 +62,7 @@ class Report:
             replace_text(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
 
     def __enter__(self) -> Report:
-        self.display = self._entered.enter_context(shown(self.accelerator.is_main_process))
+        self.display = self._entered.enter_context(open_display(self.accelerator.is_main_process))
         file, terminal = _FileHandler(self.log, encoding="utf-8"), _TerminalHandler(self.display)
         file.setFormatter(_OneLineFormatter("%(asctime)s %(message)s"))
         terminal.setFormatter(_OneLineFormatter())

@@ -65,7 +65,7 @@ class KeptTree:
     nodes: tuple[KeptNode, ...]  # parents before children
 
 
-def encoded(picture: np.ndarray) -> str:
+def encode_picture(picture: np.ndarray) -> str:
     """Encode a picture uint8 (h, w, 4) for a node."""
     buffer = io.BytesIO()
     Image.fromarray(picture).save(buffer, "WEBP", quality=QUALITY, method=4)
@@ -77,7 +77,7 @@ def known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def joined(parts: Sequence[KeptTree]) -> list[KeptTree]:
+def merge_trees(parts: Sequence[KeptTree]) -> list[KeptTree]:
     """Merge the trees of several processes into one per group, sorted by group; parents and units are renumbered."""
     by_group: dict[int, KeptTree] = {}
     for part in sorted(parts, key=lambda part: part.group):
@@ -103,7 +103,7 @@ class TreeFolder:
 
     def write(self, parts: Sequence[KeptTree]) -> None:
         """Write the trees of one iteration, merged over processes."""
-        for tree in joined(parts):
+        for tree in merge_trees(parts):
             folder = self.folder / f"step-{tree.step:06d}"
             folder.mkdir(parents=True, exist_ok=True)
             replace_text(folder / f"{tree.group:04d}.json", json.dumps(_as_json(tree), allow_nan=False) + "\n")

@@ -49,14 +49,14 @@ def phase(name: str, total: int | None = None) -> Iterator[Phase]:
         _notify()
 
 
-def now() -> Phase | None:
+def current_phase() -> Phase | None:
     """Return the phase to display: the outermost one with a total, else the innermost."""
     phases = list(_open)  # a copy: the display calls this from its own thread
     return next((each for each in phases if each.total), phases[-1] if phases else None)
 
 
 @contextmanager
-def watched(watcher: Callable[[], None]) -> Iterator[None]:
+def watch(watcher: Callable[[], None]) -> Iterator[None]:
     """Call `watcher` on every change of the phases while the context is open."""
     _watchers.append(watcher)
     try:

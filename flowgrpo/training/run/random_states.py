@@ -34,7 +34,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 @contextmanager
-def random_state_kept() -> Iterator[None]:
+def preserve_random_state() -> Iterator[None]:
     """Restore the global generators at exit."""
     before = random_state()
     try:

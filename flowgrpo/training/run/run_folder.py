@@ -21,7 +21,7 @@ BEGINNING = (LOCK, "start.safetensors", "engine", f"{CONFIG}.partial")  # files 
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Create and lock a run's folder for this process; delete it at exit if it is empty.
 
     The kernel releases the lock when the process dies. Raises InputError if it is locked or not writable.
@@ -45,7 +45,7 @@ def is_begun(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
-def free(folder: Path) -> Path:
+def next_free_folder(folder: Path) -> Path:
     """Return the first sibling folder name-2, name-3, ... that is empty."""
     names = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
     return next(path for path in names if is_empty(path))

@@ -97,7 +97,7 @@ class StopRequest:
     is_set = False
 
 
-def heard(numbers: Sequence[int]) -> list[int]:
+def unignored_signals(numbers: Sequence[int]) -> list[int]:
     """Return those signals that this process does not ignore."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
@@ -116,7 +116,7 @@ def stop_requests() -> Iterator[StopRequest]:
         stop.is_set = True
 
     try:
-        before = {number: signal.signal(number, ask) for number in heard((signal.SIGINT, signal.SIGTERM))}
+        before = {number: signal.signal(number, ask) for number in unignored_signals((signal.SIGINT, signal.SIGTERM))}
     except ValueError:  # not in the main thread
         before = {}
     try:

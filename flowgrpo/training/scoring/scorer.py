@@ -16,7 +16,7 @@ from flowgrpo.schema.sections import RewardUse
 from flowgrpo.training.run.out_of_memory import OutOfMemory
 from rewards import Reward, RewardError
 from rewards import load as load_reward
-from rewards.base import NoAnswer, told
+from rewards.base import NoAnswer, describe_error
 from rewards.memory import is_out_of_memory
 from rewards.process_state import own_directory
 from samplers.batches import batched
@@ -219,7 +219,7 @@ def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row], silence: Sil
             if attempt == attempts and is_out_of_memory(error):  # the model may have had the memory before
                 raise OutOfMemory("rewards", error, f"the reward {reward.name!r}") from error
             silence.calls = silence.calls + 1 if isinstance(error, NoAnswer) else 0
-            problem = told(error, reward.function)
+            problem = describe_error(error, reward.function)
             time.sleep(0.1 * (attempt - 1))
     times = "" if attempts == 1 else f"{attempts} times "
     LOGGER.warning("the reward %r failed %s(%s); its %d samples are dropped", reward.name, times, problem, len(rows))
@@ -246,7 +246,7 @@ def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> t
     return loaded[0], loaded[1]
 
 
-def tried(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> Iterator[tuple[Reward, Prompt]]:
+def pair_with_prompts(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> Iterator[tuple[Reward, Prompt]]:
     """Each reward with the first prompt that it is for; not those that are for none."""
     for reward in rewards:
         first = next((prompt for prompt in prompts if reward.applies(prompt.columns)), None)

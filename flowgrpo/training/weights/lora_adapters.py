@@ -150,7 +150,7 @@ def _match(patterns: Mapping[str, Number], path: str) -> Number | None:
     return next((value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", path)), None)
 
 
-def renamed(config: LoraConfig, names: Mapping[str, str]) -> LoraConfig:
+def rename_layers(config: LoraConfig, names: Mapping[str, str]) -> LoraConfig:
     """Return peft's config for renamed layers; `names` maps old paths to new ones."""
     config = copy(config)
     config.target_modules = sorted(names.values())

@@ -77,7 +77,7 @@ class AsyncEvaluation:
                 # the first may wait longer than a GPU's group does
                 distributed.barrier(group=self._trainers)  # type: ignore[arg-type]  # torch's stubs: not of new_group
                 return
-            with random_states.random_state_kept():  # how often one looks must not change what is trained
+            with random_states.preserve_random_state():  # how often one looks must not change what is trained
                 found = self._evaluation()
         self._tell(found)
         if self._rank == 0:
@@ -110,7 +110,7 @@ class AsyncEvaluation:
         if isinstance(stopped, Lost):
             with suppress(Lost):
                 self._background.wait()  # a checkpoint may be under way
-            stopped.rest = checkpoint.rest(run.checkpoints, run.done)
+            stopped.rest = checkpoint.describe_rest(run.checkpoints, run.done)
         elif self._ranks and self._rank == 0:
             self._post(End(stopped), behind=0)
         if stopped is not None:

@@ -23,7 +23,7 @@ def settings(**overrides):
     written = {"model": {"path": "some/model", "call": dict(SIZES)}, "run": {"engine": {}}}
     for key, value in overrides.items():
         config._set(written, key.replace("__", "."), value)
-    return config.validated(written)
+    return config.validate(written)
 
 
 def test_a_chain_and_a_window_can_be_rolled_out():

@@ -5,7 +5,7 @@ import pytest
 import torch
 from fake_text_engine import FakeTextEngine
 
-from flowgrpo.config import validated
+from flowgrpo.config import validate
 from flowgrpo.mdlm.setup import policy_and_weights
 
 BLOCKS = {"name": "low_confidence", "steps": 10, "region": {"block_length": 4}}
@@ -25,7 +25,7 @@ def url(engine):
 
 @pytest.fixture
 def settings():
-    return validated({"kind": "mdlm", "model": {"path": "digits", "lora": {"rank": 2, "alpha": 6}}})
+    return validate({"kind": "mdlm", "model": {"path": "digits", "lora": {"rank": 2, "alpha": 6}}})
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flowgrpo.config import validated
+from flowgrpo.config import validate
 from flowgrpo.errors import InputError
 from flowgrpo.schema.engine import Engine
 from flowgrpo_engine.text import door, request
@@ -13,7 +13,7 @@ def config(**sections):
     engine = sections.pop("engine", {})
     written = {"kind": "mdlm", "model": {"path": "digits"}, **sections}
     written["run"] = {"engine": {"url": "http://127.0.0.1:9", **engine}, **sections.get("run", {})}
-    return validated(written)
+    return validate(written)
 
 
 def check(**sections):

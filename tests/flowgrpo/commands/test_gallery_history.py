@@ -81,5 +81,5 @@ def test_no_page_tells_a_gain_where_one_of_the_two_has_no_mean(tmp_path, first, 
 )
 def test_a_model_card_says_of_how_many_samples_its_means_are(tmp_path, every, said):
     run = run_of(tmp_path / "r", every)
-    settings = config.validated({"model": {"path": "shapes"}, "rewards": "shapes"})
+    settings = config.validate({"model": {"path": "shapes"}, "rewards": "shapes"})
     assert said in model_card.heading(run, settings, library="diffusers", kind="full", step=2, task="text-to-image")

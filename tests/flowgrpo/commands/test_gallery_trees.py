@@ -12,7 +12,7 @@ from flowgrpo.commands.gallery.forest import Forest
 from flowgrpo.commands.gallery.trees import Drawing, shown_steps, write_trees
 from flowgrpo.commands.inspect.gallery import check_readable, write_gallery
 from flowgrpo.errors import InputError
-from flowgrpo.training.reports.tree_store import KeptNode, TreeFolder, encoded
+from flowgrpo.training.reports.tree_store import KeptNode, TreeFolder, encode_picture
 
 
 def page_of(folder, *trees):
@@ -189,7 +189,7 @@ def test_eight_trees_of_sixteen_chains_of_twenty_steps_stay_below_ten_megabytes(
             sigma=sigmas[step],
             estimated=step < 20,
             unit=row,
-            picture=encoded(pictures[place]),
+            picture=encode_picture(pictures[place]),
             **edge,
         )
         for place, (row, step) in enumerate(places)

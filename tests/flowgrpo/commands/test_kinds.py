@@ -23,7 +23,7 @@ def watching(met, name, **only):
 
 
 def settings(kind):
-    return config.validated({"kind": kind, "model": {"path": {"flow": "shapes", "mdlm": "digits"}[kind]}})
+    return config.validate({"kind": kind, "model": {"path": {"flow": "shapes", "mdlm": "digits"}[kind]}})
 
 
 @pytest.mark.parametrize("kind", KINDS)

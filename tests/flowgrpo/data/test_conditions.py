@@ -22,7 +22,7 @@ def test_files_of_a_row_are_found_beside_the_prompt_file_and_texts_stay_texts(tm
     picture = conditions.loaded(row.columns["image"])
     assert (picture.mode, picture.size, picture.getpixel((0, 0))) == ("RGB", (4, 2), (255, 0, 0))
     assert conditions.loaded(row.columns["images"]) == [picture]
-    assert conditions.resolved("a" * 300 + ".png", tmp_path) == "a" * 300 + ".png"  # a text that ends so
+    assert conditions.resolve_files("a" * 300 + ".png", tmp_path) == "a" * 300 + ".png"  # a text that ends so
     assert conditions.loaded(row.columns["n"]) == 3
 
 

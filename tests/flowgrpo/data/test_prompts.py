@@ -3,7 +3,7 @@ import json
 import pytest
 
 from flowgrpo.data import prompts
-from flowgrpo.data.prompts import Prompt, shuffled
+from flowgrpo.data.prompts import Prompt, shuffle
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import Prompts
 
@@ -52,12 +52,12 @@ def test_a_file_that_is_missing_or_wrong_is_one_sentence(tmp_path, name, content
 
 
 def test_iterations_walk_through_shuffled_passes():
-    drawn = [shuffled(10, 4, 0, i) for i in range(5)]
+    drawn = [shuffle(10, 4, 0, i) for i in range(5)]
     flat = [place for places in drawn for place in places]
     assert sorted(flat[:10]) == sorted(flat[10:]) == list(range(10))
     assert flat[:10] != flat[10:]
-    assert shuffled(10, 4, 0, 3) == drawn[3]
-    assert shuffled(10, 4, 1, 0) != drawn[0]
+    assert shuffle(10, 4, 0, 3) == drawn[3]
+    assert shuffle(10, 4, 1, 0) != drawn[0]
 
 
 def test_tables_of_every_kind_are_read_with_the_column_that_holds_the_prompt(tmp_path):

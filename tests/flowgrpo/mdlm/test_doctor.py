@@ -22,7 +22,7 @@ def examined(settings, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def checks(**changes):
-        (tmp_path / "chosen.yaml").write_text(config.dumped(settings(**changes)))
+        (tmp_path / "chosen.yaml").write_text(config.dump(settings(**changes)))
         status = main(["doctor", "chosen.yaml", "--format", "json"])
         printed = json.loads(capsys.readouterr().out)
         assert printed["ok"] == (status == 0) == all(check["ok"] for check in printed["checks"])

@@ -18,14 +18,14 @@ def test_a_model_that_processes_share_waits_in_host_memory_until_it_is_cut(monke
         raise InterruptedError
 
     monkeypatch.setattr(setup, "load_text_policy", load)
-    chosen = config.validated(SETTINGS | {"run": {"sharding": sharding}})
+    chosen = config.validate(SETTINGS | {"run": {"sharding": sharding}})
     with pytest.raises(InterruptedError):
         setup.policy_and_weights(chosen, torch.device("meta"))
     assert asked == [device]
 
 
 def test_no_device_needs_room_for_a_model_that_is_shared():
-    chosen = config.validated(SETTINGS)
+    chosen = config.validate(SETTINGS)
     alone, shared = (memory_estimate(chosen, among=count) for count in (1, 4))
     assert alone["host_bytes"] == 0
     assert alone["gpu_bytes"] > shared["host_bytes"] > 0

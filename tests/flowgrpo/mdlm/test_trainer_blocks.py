@@ -18,7 +18,7 @@ from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.doctor import examine
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.mdlm.models.load import load_predictor
-from flowgrpo.mdlm.planning.plan import plan, predicted, walked
+from flowgrpo.mdlm.planning.plan import count_decoder_steps, plan, predict_cost
 
 BLOCK = {"model__attention": "block", "model__block_size": 4, "model__length": 7, "train__group_size": 4}
 
@@ -31,7 +31,7 @@ LIKE_ANOTHER = ("diffu_grpo_fast", "cj_grpo")  # whose estimates diffu_grpo's an
 )
 def test_two_iterations_begin_without_drift_and_cost_what_was_planned(settings, preset):
     chosen = settings(algorithm__preset=preset, eval__prompts=1, eval__save=0, run__checkpoint__every=16, **BLOCK)
-    cost = predicted(chosen)
+    cost = predict_cost(chosen)
     for line in metrics(run.train_config(chosen).folder):
         assert line["policy/max_abs_log_ratio"] < 1e-5
         assert line["policy/skipped_updates"] == 0
@@ -52,7 +52,7 @@ WALKS = [  # steps, most commits of one, and whether every prompt takes so many
 
 @pytest.mark.parametrize(("spec", "length", "expected"), WALKS)
 def test_the_steps_of_a_decoder_are_the_most_of_any_prompt(spec, length, expected):
-    walk = walked(build(spec, length, 2, block_size=4))
+    walk = count_decoder_steps(build(spec, length, 2, block_size=4))
     assert (walk.steps, walk.commits, walk.fixed) == expected
     predictor = MaskPredictor(llama(), MASK, PAD, block_size=4)
     decoder, prompts = build(spec, length, 2, predictor), [torch.ones(1, 1 + i, dtype=torch.long) for i in range(4)]

@@ -40,6 +40,6 @@ def test_a_part_is_written_as_it_is_read(text):
     "written", ["eval: {adapter_steps: 0:0.6}", "eval: {adapter_steps: '0:0.6'}", "eval:\n  adapter_steps: [0, 0.6]"]
 )
 def test_a_config_takes_a_part_in_every_spelling(written):
-    settings = config.validated(parse_yaml(f"model: {{path: shapes}}\n{written}", "config.yaml"))
+    settings = config.validate(parse_yaml(f"model: {{path: shapes}}\n{written}", "config.yaml"))
     assert settings.eval.adapter_steps == [0.0, 0.6]
-    assert config.validated(yaml.safe_load(config.dumped(settings))) == settings
+    assert config.validate(yaml.safe_load(config.dump(settings))) == settings

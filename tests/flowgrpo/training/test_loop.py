@@ -10,7 +10,7 @@ from flowgrpo.training import loop
 
 def test_the_loop_takes_the_steps_of_a_kind_in_their_order(tmp_path):
     """Evaluated at the start and after every second iteration, with a checkpoint after each."""
-    chosen = config.validated(
+    chosen = config.validate(
         {
             "model": {"path": "field", "lora": None},
             "algorithm": {"preset": "flow_grpo"},

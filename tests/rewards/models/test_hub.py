@@ -77,10 +77,10 @@ def test_whatever_needs_the_hub_says_why_it_has_nothing(monkeypatch, below, said
 
 
 def test_a_data_set_is_downloaded_by_another_command_a_tag_by_none_and_other_reasons_are_not_the_hub_s():
-    said = hub.why(ConnectionError("no"), "owner/name", "set prompts.train to a file", dataset=True)
+    said = hub.explain_failure(ConnectionError("no"), "owner/name", "set prompts.train to a file", dataset=True)
     assert said.endswith("once with `hf download --repo-type dataset owner/name`, or set prompts.train to a file")
-    assert hub.why(ConnectionError("no"), "openai", "give a file").endswith("or a part of it; give a file")
-    assert hub.why(ValueError("no"), "owner/name", "") is None
+    assert hub.explain_failure(ConnectionError("no"), "openai", "give a file").endswith("or a part of it; give a file")
+    assert hub.explain_failure(ValueError("no"), "owner/name", "") is None
 
 
 def test_the_hub_is_asked_once_whether_it_answers(monkeypatch):
@@ -91,18 +91,18 @@ def test_the_hub_is_asked_once_whether_it_answers(monkeypatch):
         raise httpx.ConnectError("no")
 
     monkeypatch.setattr(httpx, "head", head)
-    hub.answers.cache_clear()
+    hub.is_reachable.cache_clear()
     try:
-        assert not hub.may_give("someone/something", "config.json")
-        assert not hub.may_give("someone/else", "config.json")
+        assert not hub.can_load("someone/something", "config.json")
+        assert not hub.can_load("someone/else", "config.json")
         assert asked == [constants.ENDPOINT]
     finally:
-        hub.answers.cache_clear()
-    monkeypatch.setattr(hub, "answers", lambda: True)
-    assert hub.may_give("someone/something", "config.json")
+        hub.is_reachable.cache_clear()
+    monkeypatch.setattr(hub, "is_reachable", lambda: True)
+    assert hub.can_load("someone/something", "config.json")
 
 
 def test_what_is_in_the_cache_may_be_given_without_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: str(tmp_path / name / file))
-    monkeypatch.setattr(hub, "answers", lambda: False)
-    assert hub.may_give("someone/something", "config.json")
+    monkeypatch.setattr(hub, "is_reachable", lambda: False)
+    assert hub.can_load("someone/something", "config.json")

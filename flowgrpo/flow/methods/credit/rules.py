@@ -20,7 +20,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.schema.imports.lazy import lazy
-from flowgrpo.training.advantages.baseline import combined
+from flowgrpo.training.advantages.baseline import weighted_sum
 from flowgrpo.training.advantages.credit_units import CreditUnits
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class DiscountedValue(Credit):
                 quality[i] += self.discount * quality[following]
         weight = torch.ones(len(tree.nodes), dtype=torch.float64)
         for line in chains.values():
-            total = combined(quality[line], reward_weights).clamp(min=0)
+            total = weighted_sum(quality[line], reward_weights).clamp(min=0)
             mean = total.nanmean()
             weight[line] = (total / mean).nan_to_num() if mean > 0 else 1.0
         comparison = [(tree.nodes[i].root.group, tree.nodes[i].step) for i in edges]

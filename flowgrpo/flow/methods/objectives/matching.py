@@ -271,7 +271,7 @@ class GroupSigmoid(Coupled):
         if self.clip_range is None:
             return super().clipped(inputs)
         ratio = bounded_exp(inputs.log_prob.detach() - inputs.score(inputs.old_error))
-        return clipped_ratio.clipped(ratio, inputs.advantage, *both_bounds(self.clip_range))
+        return clipped_ratio.clip_mask(ratio, inputs.advantage, *both_bounds(self.clip_range))
 
     @override
     def above(self, inputs: LossInputs) -> Tensor:

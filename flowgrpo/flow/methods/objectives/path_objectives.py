@@ -11,7 +11,7 @@ from typing_extensions import override
 from flowgrpo.flow.methods.objectives.policy_gradient import ClipRange, LossInputs, PolicyGradient
 from flowgrpo.schema.base import Positive
 from flowgrpo.schema.imports.heavy import Tensor
-from flowgrpo.training.advantages.clipped_ratio import path_bounds, path_clip_loss, path_clipped
+from flowgrpo.training.advantages.clipped_ratio import path_bounds, path_clip_loss, path_clip_mask
 
 
 def prefix_log_ratio(inputs: LossInputs) -> Tensor:
@@ -51,7 +51,7 @@ class PrefixRatio(PolicyGradient):
 
     @override
     def clipped(self, inputs: LossInputs) -> Tensor:
-        return path_clipped(prefix_log_ratio(inputs), inputs.advantage, self._bounds(inputs))
+        return path_clip_mask(prefix_log_ratio(inputs), inputs.advantage, self._bounds(inputs))
 
     @override
     def above(self, inputs: LossInputs) -> Tensor:

@@ -261,7 +261,7 @@ class Clipped(PolicyGradient):
 
     @override
     def clipped(self, inputs: LossInputs) -> Tensor:
-        return clipped_ratio.clipped(self.ratio(inputs), inputs.advantage, *both_bounds(self.clip_range))
+        return clipped_ratio.clip_mask(self.ratio(inputs), inputs.advantage, *both_bounds(self.clip_range))
 
     @override
     def above(self, inputs: LossInputs) -> Tensor:

@@ -232,7 +232,7 @@ def _has_index(path: str) -> bool:
 
 
 @cache
-def stands_in(path: str) -> bool:
+def uses_known_configs(path: str) -> bool:
     """Return whether the hub gives no index and `data.known` has the model's configs; InputError if it has not."""
     return stands_in_for(path, known.models(), "model_index.json", lambda: index_of(path))
 
@@ -294,7 +294,7 @@ def load_policy(
     if dtype not in DTYPES:
         raise InputError(f"dtype: {dtype!r} is unknown, {nearest(str(dtype), DTYPES)}")
     check_files(path, variant)
-    call, device = {**embedded.call_of(path), **(call or {})}, torch.device(device or default_device())
+    call, device = {**embedded.default_call(path), **(call or {})}, torch.device(device or default_device())
     waits = encode is not None and options.get("text_encoders", "keep") != "keep"
     can_wait = (waits or on_host) and loads_later(path)
     later = weightless_networks.classes(index_of(path)) if waits and can_wait else {}

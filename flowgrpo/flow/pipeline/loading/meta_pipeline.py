@@ -29,7 +29,7 @@ def configs(path: str) -> Iterator[str]:
     """
     if Path(place_of(path)).is_dir():
         yield place_of(path)
-    elif load.stands_in(path):
+    elif load.uses_known_configs(path):
         with known.folder(path) as place:
             yield place
     else:
@@ -54,8 +54,8 @@ def pipeline(folder: str, dtype: torch.dtype) -> DiffusionPipeline:
 def network(kind: type[Any], folder: Path, dtype: torch.dtype) -> torch.nn.Module:
     """Build a network on the meta device from the config in its folder."""
     if issubclass(kind, ConfigMixin):
-        return meta_networks.built(lambda: kind.from_config(kind.load_config(folder)), dtype)
-    return meta_networks.built(lambda: kind(kind.config_class.from_pretrained(folder)), dtype)
+        return meta_networks.build_on_meta(lambda: kind.from_config(kind.load_config(folder)), dtype)
+    return meta_networks.build_on_meta(lambda: kind(kind.config_class.from_pretrained(folder)), dtype)
 
 
 def _component(kind: type[Any], folder: Path, dtype: torch.dtype) -> Any:

@@ -31,7 +31,7 @@ Kept = tuple[Tensor, list[tuple[Tensor, Tensor]]]  # names of rows; keys and val
 NOTHING: Kept = (torch.empty(0), [])
 
 
-def cached(predictor: MaskPredictor, kind: Literal["prefix", "dual"], place: str) -> Cache:
+def build_cache(predictor: MaskPredictor, kind: Literal["prefix", "dual"], place: str) -> Cache:
     """Build the cache of a decode.
 
     Raises InputError, naming `place`, if the model takes no 4-d attention mask, no positions, or no cache.

@@ -22,7 +22,7 @@ from flowgrpo.training.advantages.clipped_ratio import (
     both_bounds,
     bounded_exp,
     clip_loss,
-    clipped,
+    clip_mask,
     soft_gate_loss,
 )
 
@@ -184,7 +184,7 @@ class Ratio(Objective):
         """Return which ratios have no gradient, bool: none with the gate."""
         if self.gate is not None:
             return torch.zeros(ratio.shape, dtype=torch.bool, device=ratio.device)
-        stopped = clipped(ratio, advantage, *both_bounds(self.clip_range))
+        stopped = clip_mask(ratio, advantage, *both_bounds(self.clip_range))
         return stopped if self.dual is None else stopped | ((advantage < 0) & (ratio > self.dual))
 
     def ratio(self, inputs: LossInputs) -> Tensor:

@@ -10,7 +10,7 @@ from typing_extensions import override
 from flowgrpo.mdlm.methods.objectives.objective import Divergence, LossInputs, Objective, Pair
 from flowgrpo.schema.base import Positive
 from flowgrpo.schema.imports.heavy import Tensor, torch
-from flowgrpo.training.advantages.clipped_ratio import LIMIT, path_bounds, path_clip_loss, path_clipped
+from flowgrpo.training.advantages.clipped_ratio import LIMIT, path_bounds, path_clip_loss, path_clip_mask
 
 ORDERED = ("autoregressive", "trajectory")  # likelihoods whose views follow the order of writing
 
@@ -60,7 +60,7 @@ class PrefixRatio(Objective):
     @override
     def stopped(self, inputs: LossInputs) -> Tensor:
         ratio, bounds = self._prefix(inputs)
-        return path_clipped(ratio, inputs.advantage[:, None], bounds) & (inputs.active_weight > 0).any(0)
+        return path_clip_mask(ratio, inputs.advantage[:, None], bounds) & (inputs.active_weight > 0).any(0)
 
     @override
     def above(self, inputs: LossInputs) -> Tensor:

@@ -92,7 +92,7 @@ class SchedulePolicy(torch.nn.Module):
         return torch.distributions.Normal(self.mean, self.log_std.exp()).log_prob(raw).sum(-1)
 
 
-def scheduled(decoder: Decoder, actions: Actions) -> Decoder:
+def apply_actions(decoder: Decoder, actions: Actions) -> Decoder:
     """Replace the numbers of a decoder by actions; raises InputError for an action that it does not have."""
     for column, name in enumerate(actions.names):
         check_action(name, decoder)
@@ -113,6 +113,6 @@ def scheduled(decoder: Decoder, actions: Actions) -> Decoder:
     return decoder
 
 
-def acted(rollout: Rollout, actions: Actions) -> Tensor:
+def actions_taken(rollout: Rollout, actions: Actions) -> Tensor:
     """Return which actions (B, S) bool took effect: those of the steps that a row took."""
     return torch.arange(actions.log_prob.shape[1], device=rollout.steps.device) < rollout.steps[:, None]

@@ -51,9 +51,9 @@ def test_every_option_has_a_sentence(choices):
 
 def test_the_page_of_keys_is_that_of_the_code():
     block = re.search(r"```yaml\n(kind: flow.*?)```", (DOCS / "config.md").read_text(), re.DOTALL)[1]
-    assert block == page(config.validated(SHAPES)), "docs/config.md: put flowgrpo.commands.runs.explain.page there"
+    assert block == page(config.validate(SHAPES)), "docs/config.md: put flowgrpo.commands.runs.explain.page there"
     written = yaml_maps.parse_yaml(block, "docs/config.md")
-    assert config.validated(written) == config.validated({**SHAPES, "rewards": ["shapes"]})
+    assert config.validate(written) == config.validate({**SHAPES, "rewards": ["shapes"]})
 
 
 @pytest.mark.parametrize(("name", "choices"), [("methods.md", CHOICES), ("mdlm.md", TEXT_CHOICES)])
@@ -98,15 +98,15 @@ def test_the_tables_of_options_have_every_option():
 
 
 def test_a_key_is_explained():
-    found = explain(config.validated(SHAPES), "train.rollout_batch")
+    found = explain(config.validate(SHAPES), "train.rollout_batch")
     assert (found.takes, found.default, found.value) == ("an integer or auto or null", None, None)
     assert found.meaning.endswith("null: micro_batch; auto: found.")
-    two = config.validated({**SHAPES, "rewards": ["shapes", {"use": "jpeg_size", "weight": 2.0}]})
+    two = config.validate({**SHAPES, "rewards": ["shapes", {"use": "jpeg_size", "weight": 2.0}]})
     found = explain(two, "rewards.weight")
     assert (found.default, found.value) == (1.0, [1.0, 2.0])
-    chosen = config.validated({**SHAPES, "algorithm": {"preset": "tempflow"}, "train": {"group_size": 24}})
+    chosen = config.validate({**SHAPES, "algorithm": {"preset": "tempflow"}, "train": {"group_size": 24}})
     assert explain(chosen, "algorithm.tree.branches").value == 6
-    chosen = config.validated({**DIGITS, "algorithm": {"likelihood": "monte_carlo"}})
+    chosen = config.validate({**DIGITS, "algorithm": {"likelihood": "monte_carlo"}})
     found = explain(chosen, "algorithm.likelihood.draws")
     assert (found.meaning, found.takes, found.value) == ("Random masks of an answer.", "an integer, at least 1", 2)
     assert explain(chosen, "algorithm.decoder.cfg_scale").takes == "a number"
@@ -122,7 +122,7 @@ def test_a_key_is_explained():
 )
 def test_no_such_key(key, sentence):
     with pytest.raises(InputError, match="^" + re.escape(sentence)):
-        explain(config.validated(SHAPES), key)
+        explain(config.validate(SHAPES), key)
 
 
 def test_where_a_key_is_used():

@@ -41,7 +41,7 @@ def settings(tmp_path):
         "eval_rewards": [f"{tmp_path}/hue.py"],
     }
     (tmp_path / "run").mkdir()
-    return lambda **prompts: config.validated({**written, "prompts": {**written["prompts"], **prompts}})
+    return lambda **prompts: config.validate({**written, "prompts": {**written["prompts"], **prompts}})
 
 
 def test_the_files_of_a_run_are_copied_once_for_each_content(settings, tmp_path):

@@ -1,6 +1,7 @@
 """`flowgrpo plan` beside `flowgrpo train`, which refuses the same, and `flowgrpo plan --gpus`."""
 
 import dataclasses
+
 import pytest
 
 from flowgrpo.cli import main

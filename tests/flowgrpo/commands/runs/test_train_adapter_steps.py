@@ -36,7 +36,9 @@ def test_a_run_evaluated_with_its_training_on_all_steps_is_an_ordinary_one(workp
 
 
 def test_an_evaluation_a_sample_and_the_card_s_code_are_the_same_picture(workplace, tiny_model, monkeypatch):
-    assert main(["train", "tiny.yaml", "eval.adapter_steps=0:0.6", "train.iterations=1", "train.learning_rate=0.05"]) == 0
+    assert (
+        main(["train", "tiny.yaml", "eval.adapter_steps=0:0.6", "train.iterations=1", "train.learning_rate=0.05"]) == 0
+    )
     assert main(["export", "runs/t", "--out", "lora"]) == 0
     of = ["sample", str(tiny_model), "--prompt", "a red circle", "--adapter", "lora"]
     for name, part in (("part", "0:0.6"), ("two", "0:0.34"), ("none", "0:0"), ("all", "0:1")):

@@ -30,7 +30,7 @@ def test_a_second_run_in_a_folder_ends_with_status_2_before_its_model_or_other_p
     workplace, unloaded, monkeypatch, refused, options
 ):
     monkeypatch.setattr("flowgrpo.commands.launch.relaunch", lambda processes, folder: pytest.fail("they were started"))
-    with run_folder.held(workplace / "runs" / "t"):
+    with run_folder.lock_folder(workplace / "runs" / "t"):
         begin(workplace / "runs" / "t")
         said = f"run.name: another run goes on in runs/t, process {os.getpid()}; wait for its end"
         assert refused("train", "tiny.yaml", *options).startswith(said)

@@ -60,7 +60,14 @@ def begun(tmp_path_factory):
             "prompts": {"train": "prompts.txt", "eval": "prompts.txt"},
             "rewards": [{"use": "motion" if name.startswith("Wan") else "jpeg_size"}],
             "algorithm": {"preset": "flow_grpo_fast", "tree": {"size": 2}},
-            "train": {"iterations": 1, "groups": 2, "group_size": 2, "updates": 1, "micro_batch": 2, "learning_rate": 0.1},
+            "train": {
+                "iterations": 1,
+                "groups": 2,
+                "group_size": 2,
+                "updates": 1,
+                "micro_batch": 2,
+                "learning_rate": 0.1,
+            },
             "eval": {"every": 1, "prompts": 1, "save": 1},
             "run": {"name": "t"},
         }

@@ -12,7 +12,7 @@ from field import settings, trainer
 from gaussian_flow import schedule, velocity
 from pydantic import ValidationError
 
-from flowgrpo.config import validated
+from flowgrpo.config import validate
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import likelihood_rules, presets
 from flowgrpo.flow.methods.likelihood import LEAST, Elbo
@@ -247,9 +247,9 @@ def test_each_row_of_final_samples_sets_its_guidance_and_its_draft_unless_the_co
     [("pipeline", "un-learns guidance; take rollout"), ("none", "with none nft samples and trains")],
 )
 def test_a_guided_call_of_final_samples_is_warned_of(guidance, said):
-    config = validated({"model": {"path": "shapes", "guidance": guidance}, "algorithm": {"preset": "nft"}})
+    config = validate({"model": {"path": "shapes", "guidance": guidance}, "algorithm": {"preset": "nft"}})
     (sentence,) = likelihood_rules.guidance_warnings(config, 2)
     assert said in sentence
     assert likelihood_rules.guidance_warnings(config, 1) == []
     with pytest.raises(InputError, match=r"^model.guidance: steps of a trajectory are scored as they were walked"):
-        validated({"model": {"path": "shapes", "guidance": "rollout"}})
+        validate({"model": {"path": "shapes", "guidance": "rollout"}})

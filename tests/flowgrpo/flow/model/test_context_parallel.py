@@ -231,7 +231,7 @@ def test_shares_of_the_data_are_dealt_to_pairs_of_processes(of_one, tmp_path, tm
 def chosen(path, processes=4, degree=4, **model):
     run = {"processes": processes, "context_parallel": degree}
     model = {"path": str(path), **model}
-    return config.validated({"model": model, "rewards": [{"use": "shapes"}], "train": {"groups": 16}, "run": run})
+    return config.validate({"model": model, "rewards": [{"use": "shapes"}], "train": {"groups": 16}, "run": run})
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ LORA = {"rank": 1, "alpha": 1}
 
 
 def settings(tiny_model, **model):
-    return config.validated({"model": {"path": str(tiny_model), **model}})
+    return config.validate({"model": {"path": str(tiny_model), **model}})
 
 
 def need_of(chosen):
@@ -52,7 +52,7 @@ def test_full_fine_tuning_counts_every_copy(tiny_model):
 def test_the_copy_that_drafts_are_sampled_by_is_counted(tiny_model, lora):
     """What the copies of the layers in the blocks keep: codes, and a scale for each row."""
     model = {"path": str(tiny_model), "lora": lora, "dtype": "bfloat16"}
-    plain, drafting = (config.validated({"model": model, "train": {"draft": d}}) for d in (None, {"precision": "int8"}))
+    plain, drafting = (config.validate({"model": model, "train": {"draft": d}}) for d in (None, {"precision": "int8"}))
     layers = layers_in_blocks(tiny.sd3().transformer, "model.quantise").values()
     kept = sum(layer.weight.numel() + layer.out_features * (2 if lora else 4) for layer in layers)
     need, more = need_of(plain), need_of(drafting)
@@ -79,7 +79,7 @@ def test_every_snapshot_is_counted_as_a_copy(tiny_model, lora):
     def need(keep):
         written = {"preset": "seppo", "likelihood": {"bank": {"keep": keep}}}
         model = {"path": str(tiny_model), "lora": lora, "text_encoders": "free"}
-        return config.validated({"model": model, "algorithm": written})
+        return config.validate({"model": model, "algorithm": written})
 
     _, weights = setup.policy_and_weights(need(7), torch.device("cpu"))
     trained = sum(p.numel() for p in weights.parameters)

@@ -370,7 +370,7 @@ def test_what_is_no_distillation_is_refused_in_a_sentence(workplace, capsys, opt
 
 def test_other_objectives_may_be_held_by_a_teacher(tmp_path):
     kl = {"beta": 0.1, "reference": "teacher"}
-    chosen = config.validated(
+    chosen = config.validate(
         {"model": {"path": "shapes", "teacher": "x"}, "algorithm": {"preset": "flow_grpo", "objective": {"kl": kl}}}
     )
     assert chosen.algorithm.reference == "teacher"

@@ -8,7 +8,7 @@ from field import credit, lines, settings, trainer, weights_of
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.offline import bank_samples, stored_groups
-from flowgrpo.flow.planning.iteration_forecast import predicted
+from flowgrpo.flow.planning.iteration_forecast import predict_cost
 from flowgrpo.training.weights.old_policies import Bank
 from samplers import noise
 
@@ -31,7 +31,7 @@ def run_of(folder, preset="seppo", **overrides):
     written |= {"data": {"groups": str(folder / "groups"), "rewards": {"closeness": 1.0}}}
     sizes = {"train__group_size": 3, "train__groups": 3, "train__updates": 1, "train__iterations": 5}
     chosen = settings(folder, **{**written, **sizes, **overrides})
-    return trainer(chosen, texts=TEXTS, held_out=0, source=stored_groups.source_of(chosen))
+    return trainer(chosen, texts=TEXTS, held_out=0, source=stored_groups.load_source(chosen))
 
 
 def test_the_worse_one_of_a_stored_pair_is_sampled_by_the_drawn_snapshot(tmp_path):
@@ -67,11 +67,11 @@ def test_a_sample_is_the_same_whoever_makes_it_and_beside_whichever_others(tmp_p
     batch = run.rollout(0, run.groups(0))
     leaves = [0, 4, 8]
     rows = [run._row_at(0, batch.groups, *place(batch.tree, batch.tree.leaves[leaf])) for leaf in leaves]
-    several = bank_samples.resampled(run.config, run.policy, batch.tree, leaves, rows=rows, iteration=0).samples[0]
+    several = bank_samples.resample(run.config, run.policy, batch.tree, leaves, rows=rows, iteration=0).samples[0]
     assert torch.equal(several[[1, 2, 3, 5, 6, 7]], batch.tree.samples[0][[1, 2, 3, 5, 6, 7]])
     assert not torch.isclose(several[leaves], batch.tree.samples[0][leaves]).any()
     for leaf, row in zip(leaves, rows, strict=True):
-        alone = bank_samples.resampled(run.config, run.policy, batch.tree, [leaf], rows=[row], iteration=0).samples[0]
+        alone = bank_samples.resample(run.config, run.policy, batch.tree, [leaf], rows=[row], iteration=0).samples[0]
         assert torch.equal(alone[leaf], several[leaf])
 
 
@@ -97,8 +97,8 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path, preset):
 def test_its_samples_are_counted_with_the_update_as_planned(tmp_path):
     """Two pairs, for the made-up rewards of a plan three: a chain of six steps each; scored thrice at four noise levels."""
     run = run_of(tmp_path)
-    assert (predicted(run.config, 6).rollout, predicted(run.config, 6).decoded) == (0, 0)
-    assert predicted(run.config, 6).update == 3 * (6 + 3 * 2 * 4)
+    assert (predict_cost(run.config, 6).rollout, predict_cost(run.config, 6).decoded) == (0, 0)
+    assert predict_cost(run.config, 6).update == 3 * (6 + 3 * 2 * 4)
     line = run.iterate()
     assert (line["cost/rollout_evaluations"], line["cost/decoded"]) == (0, 0)
     assert line["cost/update_evaluations"] == 2 * (6 + 3 * 2 * 4)

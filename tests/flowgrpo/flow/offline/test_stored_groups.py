@@ -10,7 +10,7 @@ from field import credit, lines, settings, trainer, weights_of
 from flowgrpo.errors import InputError
 from flowgrpo.flow import trainer as trainers
 from flowgrpo.flow.offline import stored_groups
-from flowgrpo.flow.planning.iteration_forecast import predicted
+from flowgrpo.flow.planning.iteration_forecast import predict_cost
 from flowgrpo.training.distributed.assignment import assign_roots
 from flowgrpo.training.distributed.data_share import DataShard
 from rewards import Reward
@@ -38,7 +38,7 @@ def offline_run(folder, preset="gdro", *, groups=None, texts=("a", "b", "c"), **
     algorithm = {"preset": preset, "likelihood": FEW.get(preset, {})}
     data = {"groups": str(groups), "rewards": {"closeness": 1.0}}
     chosen = settings(folder, **{"algorithm": algorithm, **SIZES, "data": data, **overrides})
-    return trainer(chosen, texts=texts, held_out=0, reward=never, source=stored_groups.source_of(chosen))
+    return trainer(chosen, texts=texts, held_out=0, reward=never, source=stored_groups.load_source(chosen))
 
 
 def never(*args, **kwargs):
@@ -175,9 +175,9 @@ def test_several_rewards_are_taken_by_name_and_weight(tmp_path):
 def test_rewards_of_the_config_are_those_that_are_stored_by_their_names(tmp_path):
     chosen = settings(tmp_path, algorithm={"preset": "rwr"}, **SIZES, data={"groups": str(store(tmp_path / "groups"))})
     with pytest.raises(InputError, match=r"^rewards: the stored groups have no reward 'shapes'"):
-        stored_groups.source_of(chosen)
+        stored_groups.load_source(chosen)
     chosen.rewards[0] = chosen.rewards[0].model_copy(update={"name": "closeness", "weight": 3.0})
-    source = stored_groups.source_of(chosen)
+    source = stored_groups.load_source(chosen)
     assert (source.names, source.combination.weights.tolist()) == (["closeness"], [3.0])
 
 
@@ -196,7 +196,9 @@ def test_rewards_are_still_asked_at_evaluations(tmp_path):
     data = {"groups": str(store(tmp_path / "groups")), "rewards": {"closeness": 2.0}}
     chosen = settings(tmp_path, algorithm={"preset": "rwr"}, **SIZES, data=data)
     watched = Reward("watched", lambda samples, prompts: samples[:, 0])
-    run = trainer(chosen, texts=("a", "b", "c"), held_out=2, source=stored_groups.source_of(chosen), rewards=[watched])
+    run = trainer(
+        chosen, texts=("a", "b", "c"), held_out=2, source=stored_groups.load_source(chosen), rewards=[watched]
+    )
     run.run()
     assert {"reward/closeness/mean"} <= lines(run)[0].keys()
     held_out = lines(run, "eval")[-1]
@@ -206,10 +208,10 @@ def test_rewards_are_still_asked_at_evaluations(tmp_path):
 
 def test_the_plan_counts_no_rollout_and_no_decoding(tmp_path):
     run = offline_run(tmp_path)
-    told = predicted(run.config, 6)
+    told = predict_cost(run.config, 6)
     assert (told.rollout, told.decoded) == (0, 0)
     online = settings(tmp_path, algorithm={"preset": "gdro"}, **SIZES)
-    assert predicted(online, 6) == replace(told, rollout=2 * 6 * 6, decoded=2 * 6)
+    assert predict_cost(online, 6) == replace(told, rollout=2 * 6 * 6, decoded=2 * 6)
     assert run.iterate()["cost/model_evaluations"] == told.update
 
 
@@ -238,4 +240,4 @@ def test_what_stored_groups_cannot_do_is_one_sentence(tmp_path, overrides, said)
 def test_groups_that_are_too_small_are_refused(tmp_path):
     chosen = settings(tmp_path, algorithm={"preset": "rwr"}, data={"groups": str(store(tmp_path / "groups"))})
     with pytest.raises(InputError, match=r"train\.group_size: 8 samples of a group, .* has 6; take that or less"):
-        stored_groups.source_of(chosen)
+        stored_groups.load_source(chosen)

@@ -10,7 +10,7 @@ from in_graphs import run_of
 from flowgrpo import config
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.planning import graph_budget
-from flowgrpo.flow.planning.iteration_forecast import most_graphs, predicted
+from flowgrpo.flow.planning.iteration_forecast import most_graphs, predict_cost
 from flowgrpo.flow.updates import rollout_graphs
 from flowgrpo.training.run.out_of_memory import OutOfMemory
 from samplers.trees import Tree
@@ -40,7 +40,7 @@ def room(monkeypatch, run, times):
     """Let a process have so many times the memory that its graphs take, beside what else will be there."""
     row, size = Row("eeeee", 0), most_graphs(run.config, 6).call_rows
     assert size < run.config.train.rollout_rows
-    kept, call = rollout_graphs.measured(run.policy, run.policy.start([row]), row, size=size)
+    kept, call = rollout_graphs.measure_graph(run.policy, run.policy.start([row]), row, size=size)
     need, beside = kept.of(80, times=5, size=size), run.batch_sizes.to_come(call)
     monkeypatch.setattr(graph_budget, "free_bytes", lambda device, processes: times * need + beside)
 
@@ -274,6 +274,6 @@ def test_a_tree_that_changes_over_a_run_needs_room_for_the_most_that_it_will_hav
         "algorithm": {"preset": "branch_grpo_mix"},
         "train": {"groups": 2, "group_size": 16, "iterations": 301, "updates": 1},
     }
-    settings = config.validated(written)
-    every = [predicted(settings, 20, iteration).graphs for iteration in range(0, 301, 25)]
+    settings = config.validate(written)
+    every = [predict_cost(settings, 20, iteration).graphs for iteration in range(0, 301, 25)]
     assert most_graphs(settings, 20).graphs == max(every) > 2 * every[0]

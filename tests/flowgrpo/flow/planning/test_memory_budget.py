@@ -53,7 +53,7 @@ def budget(measured=TRIAL, *, loads_later=True, **changes):
         section, _, name = key.partition("__")
         written.setdefault(section, {})[name] = value
     return FlowBudget(
-        config=config.validated(written),
+        config=config.validate(written),
         trial=measured,
         states=1024,
         graphs=64,

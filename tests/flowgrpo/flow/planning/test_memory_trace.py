@@ -65,7 +65,7 @@ def no_checkpointing(monkeypatch):
 
 def settings(folder, specimen, **model):
     lora = {"rank": 2, "alpha": 4, "targets": ["to_q"]}  # each adapted layer takes as many operations as a few others
-    return config.validated(
+    return config.validate(
         {
             "model": {"path": str(folder), "call": dict(specimen.call), "lora": lora, **model},
             "prompts": {"train": "ocr:train", "eval": "ocr:eval"},

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.presets import PRESETS
-from flowgrpo.flow.planning.iteration_forecast import predicted
+from flowgrpo.flow.planning.iteration_forecast import predict_cost
 from flowgrpo.flow.planning.plan import picture, sigma_table, uneven
 from flowgrpo.flow.planning.tree_diagram import draw_tree
 from samplers.kernels import Kernel
@@ -25,7 +25,7 @@ def chosen(algorithm, folder="runs", **train):
     """One group, one optimizer step and one iteration, unless `train` says otherwise."""
     numbers = {"iterations": 1, "groups": 1, "updates": 1, "micro_batch": 7, "draft": None}
     model, run = {"path": "field", "lora": None}, {"name": "r", "dir": str(folder)}
-    return config.validated({"model": model, "algorithm": algorithm, "train": {**numbers, **train}, "run": run})
+    return config.validate({"model": model, "algorithm": algorithm, "train": {**numbers, **train}, "run": run})
 
 
 # preset, options of its tree, group size, steps; and of one group: rollout, update, decoded, trained edges
@@ -89,7 +89,7 @@ LEDGER = [
 
 @pytest.mark.parametrize(("preset", "tree", "group_size", "steps", "counted"), LEDGER)
 def test_the_cost_of_a_group_is_the_ledger_s(preset, tree, group_size, steps, counted):
-    cost = predicted(chosen({"preset": preset, "tree": tree}, group_size=group_size), steps)
+    cost = predict_cost(chosen({"preset": preset, "tree": tree}, group_size=group_size), steps)
     assert (cost.rollout, cost.update, cost.decoded, cost.trained_edges) == counted
 
 
@@ -106,7 +106,7 @@ def counted(settings, steps):
 
 def assert_foreseen(settings, steps):
     """The run of `settings` costs what was predicted."""
-    cost, line = predicted(settings, steps), counted(settings, steps)["train"]
+    cost, line = predict_cost(settings, steps), counted(settings, steps)["train"]
     assert line["cost/rollout_evaluations"] == cost.rollout
     assert line["cost/update_evaluations"] == cost.update - cost.graphs
     assert line["cost/trained_edges"] == cost.trained_edges
@@ -179,9 +179,9 @@ ALONE = {"preset": "tempflow", "tree": {"profile": [1, 1]}}
 
 def test_edges_that_are_all_compared_with_themselves_alone_are_refused():
     with pytest.raises(InputError, match=r"^algorithm\.credit: every edge would be compared with itself alone"):
-        predicted(chosen(ALONE, group_size=24), 10)
+        predict_cost(chosen(ALONE, group_size=24), 10)
     with_others = {**ALONE, "credit": {"within": "prompt"}}
-    assert predicted(chosen(with_others, group_size=24), 10).trained_edges == 4 * 2
+    assert predict_cost(chosen(with_others, group_size=24), 10).trained_edges == 4 * 2
 
 
 @pytest.mark.parametrize("rule", ["parent_top1", "extremes", "depth"])
@@ -192,9 +192,11 @@ def test_a_pruning_that_could_leave_nothing_out_is_refused(rule):
         )
 
     with pytest.raises(InputError, match=r"^algorithm\.tree\.prune: no stochastic step follows the split at 4, so"):
-        predicted(pruned(4), 6)
+        predict_cost(pruned(4), 6)
     # 4 trees of 4 leaves and their last step: half of the chains leave, or all trained edges of that step
-    assert predicted(pruned(4, last_step="sde"), 6).trained_edges == 4 * (2 * 4 + 4 * 2 - (4 if rule == "depth" else 2))
+    assert predict_cost(pruned(4, last_step="sde"), 6).trained_edges == 4 * (
+        2 * 4 + 4 * 2 - (4 if rule == "depth" else 2)
+    )
 
 
 @pytest.mark.parametrize("preset", ["flow_grpo", "tempflow", "branch_grpo"])
@@ -204,9 +206,9 @@ def test_batches_of_a_rollout_and_of_an_update_are_counted_apart(tmp_path, prese
     assert_foreseen(settings, 6)
     same = chosen({"preset": preset}, groups=2, updates=2, group_size=12, micro_batch=4)
     # The other has the same calls with a gradient, and may spare some.
-    assert replace(predicted(same, 6), graphs=0, graph_times=0, call_rows=0) == predicted(settings, 6)
+    assert replace(predict_cost(same, 6), graphs=0, graph_times=0, call_rows=0) == predict_cost(settings, 6)
     if preset == "flow_grpo":  # of each part 12 rows at 5 trained steps
-        assert predicted(settings, 6).update_batches == 2 * 5 * 3
+        assert predict_cost(settings, 6).update_batches == 2 * 5 * 3
 
 
 def test_a_calibration_costs_its_rounds_of_rollouts(tmp_path):
@@ -219,7 +221,7 @@ def test_a_calibration_costs_its_rounds_of_rollouts(tmp_path):
 def test_a_later_iteration_costs_what_its_window_does():
     settings = chosen({"preset": "branch_grpo_mix", "tree": {"every": 2}}, group_size=16)
     # 20 steps, splits 0, 3, 6, 9; windows 0 to 3, and from iteration 2 on 1 to 4
-    assert [predicted(settings, 20, iteration).trained_edges for iteration in (0, 1, 2)] == [34, 34, 34 + 4]
+    assert [predict_cost(settings, 20, iteration).trained_edges for iteration in (0, 1, 2)] == [34, 34, 34 + 4]
 
 
 @pytest.mark.parametrize("steps", [[0, 10], [3, 3], [4, 2], [-1, 5], [0, -11], [9, -1]])
@@ -227,7 +229,7 @@ def test_steps_that_a_chain_does_not_have_are_refused(steps):
     with pytest.raises(
         InputError, match=r"^algorithm\.tree\.steps: .* among the 9 stochastic ones, take \[0, 9\] or less"
     ):
-        predicted(chosen({"preset": "flow_grpo", "tree": {"steps": steps}}, group_size=24), 10)
+        predict_cost(chosen({"preset": "flow_grpo", "tree": {"steps": steps}}, group_size=24), 10)
 
 
 PICTURES = """

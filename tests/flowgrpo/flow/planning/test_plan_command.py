@@ -13,7 +13,7 @@ from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.flow.methods.presets import PRESETS
 from flowgrpo.flow.methods.published import PUBLISHED
-from flowgrpo.flow.planning.iteration_forecast import predicted
+from flowgrpo.flow.planning.iteration_forecast import predict_cost
 from flowgrpo.flow.planning.plan import plan, table
 
 
@@ -87,7 +87,7 @@ def test_every_method_can_be_planned_on_the_embedded_model(capsys, preset):
     planned = json.loads(capsys.readouterr().out)
     assert planned["preset"] == preset
     assert planned["axes"] == {axis: row["name"] for axis, row in PRESETS[preset].items()}
-    cost = predicted(config.load(SHAPES, options[:3]), 10)
+    cost = predict_cost(config.load(SHAPES, options[:3]), 10)
     drafts = 2 * 12 * 4 if preset == "sol_rl" else 0  # by six steps each
     assert planned["model_evaluations"] == {"rollout": cost.rollout + 6 * drafts, "update": cost.update}
     assert (planned["geometry"]["trained_edges"], planned["decoded"]) == (cost.trained_edges, cost.decoded + drafts)
@@ -127,7 +127,7 @@ def test_a_plan_fits_a_screen_and_the_config_is_asked_for(capsys):
     assert main(["plan", str(SHAPES), "--full"]) == 0
     full = capsys.readouterr().out
     assert full.startswith(summary)
-    assert config.validated(yaml.safe_load(full[len(summary) :])) == config.load(SHAPES, [])
+    assert config.validate(yaml.safe_load(full[len(summary) :])) == config.load(SHAPES, [])
 
 
 def test_a_model_that_reads_its_numbers_cannot_be_planned_and_says_so(workplace, monkeypatch, capsys):
@@ -144,7 +144,7 @@ def test_a_model_that_reads_its_numbers_cannot_be_planned_and_says_so(workplace,
 
 
 def test_the_memory_beside_the_devices_is_told_for_all_processes():
-    planned = plan(config.validated({"model": {"path": "shapes", "call": {}}, "run": {"processes": 2}}))
+    planned = plan(config.validate({"model": {"path": "shapes", "call": {}}, "run": {"processes": 2}}))
     planned["memory"] = {"gpu_bytes": 5 << 30, "host_bytes": 3 << 30}
     assert dict(table(planned))["memory"].startswith(
         "5.00 GiB on the device, 3.00 beside it (6.00 for 2 processes), and "
@@ -160,7 +160,7 @@ def test_a_calibration_drafts_as_every_rollout_does():
     shapes = {"path": "shapes", "call": {"num_inference_steps": 3}}
     algorithm = {"preset": "dense_grpo", "kernel": {"calibrate": {"rounds": 2}}}
     train = {"groups": 2, "group_size": 4, "draft": {"pool": 2, "call": {"num_inference_steps": 2}}}
-    told = plan(config.validated({"model": shapes, "algorithm": algorithm, "train": train}))
+    told = plan(config.validate({"model": shapes, "algorithm": algorithm, "train": train}))
     assert told["drafted"] == 2 * 4 * 2
     calibration = told["calibration"]
     assert calibration["model_evaluations"] == 2 * (2 * 4 * (3 + 2 + 1) + 16 * 2) == 160

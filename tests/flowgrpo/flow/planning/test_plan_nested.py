@@ -4,7 +4,7 @@ import pytest
 from field import settings, trainer
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.planning.iteration_forecast import predicted
+from flowgrpo.flow.planning.iteration_forecast import predict_cost
 
 NESTED = {"credit": "nested", "baseline": "leave_one_out"}
 ONE = {"train__iterations": 1, "train__groups": 2}
@@ -23,7 +23,7 @@ ONE = {"train__iterations": 1, "train__groups": 2}
 )
 def test_a_run_counts_what_was_predicted(tmp_path, algorithm):
     chosen = settings(tmp_path, algorithm={**NESTED, **algorithm}, train__group_size=12, **ONE)
-    cost, run = predicted(chosen, 6), trainer(chosen, held_out=0)
+    cost, run = predict_cost(chosen, 6), trainer(chosen, held_out=0)
     run.run()
     (line,) = run.report.lines
     assert line["cost/trained_edges"] == cost.trained_edges > 0
@@ -35,6 +35,6 @@ def test_a_run_counts_what_was_predicted(tmp_path, algorithm):
 def test_siblings_of_states_that_have_one_child_are_refused(tmp_path):
     siblings = {**NESTED, "credit": {"name": "nested", "group": 0}}
     with pytest.raises(InputError, match=r"^algorithm\.credit: every edge would be compared with itself alone"):
-        predicted(settings(tmp_path, algorithm={"preset": "flow_grpo", **siblings}, **ONE), 6)
+        predict_cost(settings(tmp_path, algorithm={"preset": "flow_grpo", **siblings}, **ONE), 6)
     brush = settings(tmp_path, algorithm={"preset": "tempflow", **siblings}, train__group_size=12, **ONE)
-    assert predicted(brush, 6).trained_edges == 2 * 2 * 6 * 5
+    assert predict_cost(brush, 6).trained_edges == 2 * 2 * 6 * 5

@@ -10,8 +10,8 @@ from pair import pair
 from tree_variance import adaptive, exact_brush, exact_chain, price, target
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.planning.iteration_forecast import kept, predicted
-from flowgrpo.flow.planning.plan import reached
+from flowgrpo.flow.planning.iteration_forecast import count_kept, predict_cost
+from flowgrpo.flow.planning.plan import config_at_step
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping, sibling_squares
 from flowgrpo.training.checkpoints import checkpoint
 
@@ -58,10 +58,10 @@ def test_a_shape_is_settled_by_rewards_before_it_and_its_cost_stays(whole):
     assert told[2] == told[3] == known[2]["2"]
     assert "2" not in known[1]  # by the rewards of both iterations before
     costs = [line["cost/rollout_evaluations"] for line in lines(run)]
-    first = predicted(run.config, 6).rollout
+    first = predict_cost(run.config, 6).rollout
     assert costs[:2] == [first, first]
     assert all(first - 4 * 2 * 5 < cost <= first for cost in costs[2:])  # less than the dearest child of each seed
-    most = kept(run.config, 6)[1]
+    most = count_kept(run.config, 6)[1]
     assert all(line["cost/decoded"] <= 4 * most for line in lines(run))
 
 
@@ -74,7 +74,7 @@ def test_a_resume_has_the_shapes_of_the_run_that_was_never_stopped(tmp_path, who
     assert told[4] not in (None, told[2])  # it went on learning
     assert rest.shaping.state() == run.shaping.state()
     held = checkpoint.rollout_state(checkpoint.find(tmp_path / "r" / "checkpoints", 6))
-    drawn = reached(rest.config, 6, held).algorithm.tree.profile  # by a plan of its folder
+    drawn = config_at_step(rest.config, 6, held).algorithm.tree.profile  # by a plan of its folder
     assert drawn == held["shapes"]["6"]
     assert lines(rest) == lines(run)
     for name, tensor in weights_of(run).items():

@@ -15,7 +15,7 @@ from runs import metrics
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
-from flowgrpo.flow.planning.iteration_forecast import compared, predicted
+from flowgrpo.flow.planning.iteration_forecast import exact_finish_cost, predict_cost
 from flowgrpo.flow.rollouts.cheap_finishes import agreement, check_policy
 from flowgrpo.flow.rollouts.rollout import Pair
 from flowgrpo.training.weights import sharding
@@ -98,7 +98,7 @@ def test_plan_and_run_agree_also_where_finishes_are_compared(tmp_path, algorithm
     checked, iterations = finishing(algorithm, {**finish, "check": 2}), 3 if finish is CHEAP[-1] else 2
     run = pictures(tmp_path, checked, iterations=iterations, group_size=3, learning_rate=1e-3)
     run.run()
-    cost, (evaluations, decoded) = predicted(run.config, 4), compared(run.config, 4)
+    cost, (evaluations, decoded) = predict_cost(run.config, 4), exact_finish_cost(run.config, 4)
     assert evaluations > 0
     assert len(lines(run)) == iterations
     for i, line in enumerate(lines(run)):
@@ -285,9 +285,9 @@ def test_what_does_not_go_together_is_one_sentence(tmp_path, algorithm, more, sa
 def test_a_tree_without_finishes_is_one_sentence(preset, tree):
     algorithm = {"preset": preset, "tree": {**tree, "finish": CHEAP[1]}}
     train = {"groups": 2, "group_size": 6, "updates": 1}
-    chosen = config.validated({"model": {"path": "shapes"}, "algorithm": algorithm, "train": train})
+    chosen = config.validate({"model": {"path": "shapes"}, "algorithm": algorithm, "train": train})
     with pytest.raises(InputError, match=rf"{KEY}: no evaluation of this \w+ is of ODE steps that only lead to a rew"):
-        predicted(chosen, 6)
+        predict_cost(chosen, 6)
 
 
 def test_a_pipeline_that_pins_is_one_sentence(tmp_path):

@@ -269,7 +269,7 @@ def test_a_plan_counts_what_a_draft_costs():
     def planned(**model):
         written = {"model": {"path": "shapes", **model}, "algorithm": {"preset": "flow_grpo_window"}}
         for draft in (None, {"pool": 3, "call": {"num_inference_steps": 5}}):
-            chosen = config.validated({**written, "train": {"groups": 2, "group_size": 4, "draft": draft}})
+            chosen = config.validate({**written, "train": {"groups": 2, "group_size": 4, "draft": draft}})
             yield plan(chosen), forwards(chosen)
 
     (plain, passes), (drafted, more) = planned()
@@ -284,7 +284,7 @@ def test_a_plan_counts_what_a_draft_costs():
 def test_an_argument_that_a_draft_s_call_does_not_have_is_named_by_its_place():
     written = {"model": {"path": "shapes"}, "train": {"draft": {"call": {"hight": 32}}}}
     with pytest.raises(InputError, match=r"train.draft.call.hight: .* did you mean 'height'"):
-        plan(config.validated(written))
+        plan(config.validate(written))
 
 
 def test_a_run_by_command_drafts_at_a_lower_resolution_in_one_step(workplace):

@@ -10,7 +10,7 @@ from field import MANY_DRAWS, credit, lines, settings, step_in_place, trainer, w
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import sample_presets
-from flowgrpo.flow.updates.noised import Matching, calls_of, taken
+from flowgrpo.flow.updates.noised import Matching, calls_of, select_samples
 from flowgrpo.training.weights.old_policies import Bank
 
 ROWS = sorted(sample_presets.PRESETS)
@@ -255,7 +255,7 @@ def test_groups_are_looked_at_one_by_one(tmp_path):
     keep[:2] = False
     advantages = torch.arange(12).double()
     groups = [tree.nodes[leaf].root.group for leaf in tree.leaves]
-    kept = taken(run.config.algorithm.objective, tree, advantages, keep).nonzero().flatten().tolist()
+    kept = select_samples(run.config.algorithm.objective, tree, advantages, keep).nonzero().flatten().tolist()
     for group in set(groups):
         own = [leaf for leaf in range(12) if groups[leaf] == group and keep[leaf]]
         assert [leaf for leaf in kept if groups[leaf] == group] == [own[0], own[-1]]

@@ -45,7 +45,7 @@ def run_of(folder, preset, dtype, *, likelihood=(), steps=None, **train):
     steps = steps or (4 if preset in MANY_DRAWS else 2)  # those leave out steps at either end
     few = {"draws": 1 if preset in MANY_DRAWS else 2}
     sizes = {"groups": 2, "group_size": 4, "updates": 1, "micro_batch": 8, "learning_rate": 0.01, "iterations": 2}
-    chosen = config.validated(
+    chosen = config.validate(
         {
             "model": {"path": "model", "dtype": dtype},
             "algorithm": {"preset": preset, "likelihood": {**few, **dict(likelihood)}},

@@ -16,7 +16,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
-from flowgrpo.flow.planning.iteration_forecast import predicted
+from flowgrpo.flow.planning.iteration_forecast import predict_cost
 from flowgrpo.flow.updates import rollout_graphs
 from flowgrpo.training.planning.allocation_counter import AllocationCounter
 from samplers.schedule import linear_sigmas
@@ -40,7 +40,7 @@ def test_a_run_that_keeps_graphs_is_the_run_that_replays_to_the_bit(tmp_path, pr
     replays, keeps = (run_of(tmp_path, word, preset, overrides, algorithm) for word in ("always", "never"))
     for name, tensor in weights_of(replays).items():
         assert torch.equal(weights_of(keeps)[name], tensor), name
-    spared = predicted(replays.config, 6).graphs
+    spared = predict_cost(replays.config, 6).graphs
     assert spared > 0
     for one, other in zip(lines(replays), lines(keeps), strict=True):
         for key in ("cost/update_evaluations", "cost/model_evaluations"):
@@ -125,7 +125,7 @@ def test_what_a_graph_keeps_is_counted_for_one_row():
     policy = FieldPolicy(Network(), (2,), linear_sigmas(6, 3.0))
     row = Row("a", 0)
     state = policy.start([row])
-    kept, call = rollout_graphs.measured(policy, state, row, size=3)
+    kept, call = rollout_graphs.measure_graph(policy, state, row, size=3)
     assert kept.once <= 16
     assert 4 * (4 + 16 + 2) <= kept.once + kept.each <= 4 * (4 + 16 + 2) + 64  # and numbers of the time and the prompt
     assert 0 <= call <= 3 * 4 * 32
@@ -146,10 +146,10 @@ class Larger(Network):
 
 def test_of_two_networks_the_larger_graph_counts():
     policy, row = FieldPolicy(Larger(), (2,), linear_sigmas(6, 3.0)), Row("a", 0)
-    kept, _ = rollout_graphs.measured(policy, policy.start([row]), row, size=3)
+    kept, _ = rollout_graphs.measure_graph(policy, policy.start([row]), row, size=3)
     (field,) = policy.modules.values()
     policy.modules = {"field": field, "second": field.second}
-    larger, _ = rollout_graphs.measured(policy, policy.start([row]), row, size=3)
+    larger, _ = rollout_graphs.measure_graph(policy, policy.start([row]), row, size=3)
     assert larger.each - kept.each == 4 * 2  # of exp its result is kept, the last of which is the velocity itself
     assert policy.evaluations == 0
 
@@ -160,7 +160,7 @@ def test_copies_of_weights_are_kept_by_each_call():
     for p in policy.modules["transformer"].parameters():
         p.requires_grad_()
     rows = [Row("a red circle", seed) for seed in range(3)]
-    kept, _ = rollout_graphs.measured(policy, policy.start(rows[:1]), rows[0], size=1)
+    kept, _ = rollout_graphs.measure_graph(policy, policy.start(rows[:1]), rows[0], size=1)
     matrices = sum(p.numel() for p in policy.modules["transformer"].parameters() if p.ndim > 1)
     assert kept.once > matrices  # two bytes each, but for those of embeddings
 

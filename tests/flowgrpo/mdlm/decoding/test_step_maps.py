@@ -7,7 +7,7 @@ import torch
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import Rollout, decode
 from flowgrpo.mdlm.decoding.decoders import build
-from flowgrpo.mdlm.decoding.step_maps import rollout_of
+from flowgrpo.mdlm.decoding.step_maps import rebuild_rollout
 
 LENGTH, EOS = 8, 5
 PROMPT = torch.tensor([[predictors.PAD, 1, 2], [3, 4, 6], [predictors.PAD, predictors.PAD, 7]])
@@ -28,7 +28,7 @@ def told(rollout):
 
 def again(predictor, sent, **options):
     given = {"length": LENGTH, "fill_id": EOS, "attention_mask": SEEN, **options}
-    return rollout_of(predictor, PROMPT, *sent, **given)
+    return rebuild_rollout(predictor, PROMPT, *sent, **given)
 
 
 def same(left, right):

@@ -19,7 +19,7 @@ def test_a_refusal_names_what_is_not_set_yet_and_what_it_spares(monkeypatch):
     ):
         model = {"path": "digits", "dtype": "bfloat16", "lora": {"rank": 1, "alpha": 1}, "quantise": quantise}
         with pytest.raises(InputError) as refused:
-            memory_estimate.check(config.validated({"kind": "mdlm", "model": model}), torch.device("cuda"))
+            memory_estimate.check(config.validate({"kind": "mdlm", "model": model}), torch.device("cuda"))
         assert said in str(refused.value)
         assert f"model.quantise={quantise}" not in str(refused.value)
         assert "model.dtype" not in str(refused.value)

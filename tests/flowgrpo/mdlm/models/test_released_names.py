@@ -156,7 +156,7 @@ ZOO = pytest.param("llada15", LORA, marks=pytest.mark.zoo)
 def test_a_run_of_each_is_sound_and_its_export_loads_back(folders, settings, monkeypatch, name, lora):
     folder = folders(name)
     chosen = settings(folder, model__lora=lora, eval__decoder={"name": "low_confidence", "steps": 1})
-    Path("run.yaml").write_text(config.dumped(chosen))
+    Path("run.yaml").write_text(config.dump(chosen))
     assert main(["doctor", "run.yaml", "--format", "json"]) == 0
     done = run.train_config(chosen)
     assert [line["policy/skipped_updates"] for line in done.metrics if line["phase"] == "train"] == [0, 0]

@@ -8,7 +8,7 @@ from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from flowgrpo.cli import main
-from flowgrpo.commands.kinds import kind_of
+from flowgrpo.commands.kinds import detect_kind
 from flowgrpo.commands.runs import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.models.load import load_predictor
@@ -82,19 +82,19 @@ def test_an_adapter_changes_the_answers_and_one_of_another_model_is_refused(sett
 
 
 def test_the_kind_of_a_model_is_read_off_its_folder(model, tiny_model, tmp_path):
-    assert [kind_of(path) for path in (str(model), str(tiny_model), "shapes", "digits")] == [
+    assert [detect_kind(path) for path in (str(model), str(tiny_model), "shapes", "digits")] == [
         "mdlm", "flow", "flow", "mdlm",
     ]  # fmt: skip
     LLaDA2Pipeline(
         AutoModelForCausalLM.from_pretrained(model), BlockRefinementScheduler(), AutoTokenizer.from_pretrained(model)
     ).save_pretrained("llada2")
-    assert kind_of("llada2") == "mdlm"
+    assert detect_kind("llada2") == "mdlm"
     with pytest.raises(InputError, match="holds no model, neither a pipeline's model_index.json nor a config.json"):
-        kind_of(str(tmp_path))
+        detect_kind(str(tmp_path))
     with pytest.raises(InputError, match="did you mean 'digits'"):
-        kind_of("digit")
+        detect_kind("digit")
     with pytest.raises(InputError, match="someone/something could not be loaded from the model hub"):
-        kind_of("someone/something")
+        detect_kind("someone/something")
 
 
 @pytest.mark.parametrize(

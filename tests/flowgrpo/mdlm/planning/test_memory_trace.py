@@ -18,7 +18,7 @@ from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
 from flowgrpo.mdlm.models import gradient_checkpointing
 from flowgrpo.mdlm.planning import memory_trace
 from flowgrpo.mdlm.planning.memory_trace import trial
-from flowgrpo.mdlm.planning.plan import training_decoder, walked
+from flowgrpo.mdlm.planning.plan import count_decoder_steps, training_decoder
 from flowgrpo.training.planning.allocation_counter import AllocationCounter, Peaks
 
 pytestmark = pytest.mark.usefixtures("few_objects")
@@ -48,7 +48,7 @@ def settings(folder, decoder=None, **model):
     written = {"path": str(folder), "length": LENGTH, "lora": {"rank": 2, "alpha": 4}, **model}
     chosen = {"kind": "mdlm", "model": written, "prompts": {"train": "gsm8k:train", "eval": "gsm8k:test"}}
     algorithm = {"decoder": decoder} if decoder else {}
-    return config.validated({**chosen, "rewards": [{"use": "gsm8k"}], "algorithm": algorithm})
+    return config.validate({**chosen, "rewards": [{"use": "gsm8k"}], "algorithm": algorithm})
 
 
 def view_of(predictor):
@@ -127,7 +127,7 @@ def test_what_is_planned_of_a_decode_is_what_it_computes(name, decoder, apart, t
     built = training_decoder(chosen, predictor=policy.predictor)
     prompt = torch.full((1, given), 5)
     real = counted(lambda: decode(policy.predictor, prompt, built, [("seed", 0)]))
-    steps = walked(training_decoder(chosen)).steps
+    steps = count_decoder_steps(training_decoder(chosen)).steps
     assert trial(chosen, given).decode_operations * steps == pytest.approx(real, rel=apart)
 
 

@@ -12,7 +12,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.methods.presets import PRESETS, PUBLISHED
 from flowgrpo.mdlm.models import memory_estimate
-from flowgrpo.mdlm.planning.plan import AXES, plan, predicted, table, walked
+from flowgrpo.mdlm.planning.plan import AXES, count_decoder_steps, plan, predict_cost, table
 from flowgrpo.mdlm.setup import policy_and_weights
 
 WALKS = [
@@ -37,13 +37,13 @@ WALKS = [
 
 @pytest.mark.parametrize(("spec", "length", "options", "expected"), WALKS)
 def test_the_steps_of_a_decoder_are_counted_by_its_committer(spec, length, options, expected):
-    walk = walked(build(spec, length, 2))
+    walk = count_decoder_steps(build(spec, length, 2))
     assert (walk.steps, walk.branches, walk.fixed) == expected
 
 
 def counted(settings):
     """The plan of a run, and the lines of its iterations."""
-    return predicted(settings), [line for line in run.train_config(settings).metrics if line["phase"] == "train"]
+    return predict_cost(settings), [line for line in run.train_config(settings).metrics if line["phase"] == "train"]
 
 
 SMALL = {"train__group_size": 4, "algorithm__likelihood__scope": "canvas", "eval__prompts": 1, "eval__save": 0}
@@ -101,7 +101,7 @@ def test_a_run_counts_what_was_predicted(settings, preset, overrides, rollout, u
 def test_twelve_passes_over_64_answers_of_20_steps_evaluate_the_reference_once(settings, proposal, update):
     """64 x 20 x (12 + 1), or + 1 for the old policy; 64 x 20 x 12 x 3 = 46,080 were it both in every pass."""
     numbers = {"model__length": 20, "train__groups": 4, "train__group_size": 16, "train__passes": 12}
-    cost = predicted(settings(algorithm__preset="cj_grpo", algorithm__decoder__proposal=proposal, **numbers))
+    cost = predict_cost(settings(algorithm__preset="cj_grpo", algorithm__decoder__proposal=proposal, **numbers))
     assert (cost.update, cost.update_fixed) == (update, True)  # of the whole canvas
 
 
@@ -170,7 +170,7 @@ def test_every_method_is_planned_by_the_command(settings, tmp_path, capsys, pres
     assert planned["reward_calls"] == (64 if preset == "igpo" else 32)
     assert planned["geometry"]["length"] == 4
     assert planned["memory"]["gpu_bytes"] > 0
-    assert config.validated(planned["config"]) == config.load(arguments[1], arguments[2:])
+    assert config.validate(planned["config"]) == config.load(arguments[1], arguments[2:])
     assert main(arguments) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "4 groups x 8 = 32 answers of 4 tokens, 2 updates, 1 passes, split by groups" in shown

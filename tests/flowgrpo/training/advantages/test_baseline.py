@@ -12,9 +12,9 @@ from flowgrpo.training.advantages.baseline import (
     GroupMean,
     Median,
     Tracker,
-    combined,
     group_mean,
     leave_one_out,
+    weighted_sum,
     zero_std_fraction,
 )
 
@@ -99,7 +99,7 @@ def test_several_columns_lose_and_agree_as_one_does():
 
 def test_rewards_that_do_not_apply_leave_the_sum():
     values = torch.tensor([[1.0, 2.0], [math.nan, 2.0], [math.nan, math.nan]], dtype=torch.float64)
-    total = combined(values, torch.tensor([1.0, 0.5], dtype=torch.float64))
+    total = weighted_sum(values, torch.tensor([1.0, 0.5], dtype=torch.float64))
     assert total[:2].tolist() == [2.0, 1.0]
     assert total[2].isnan()
 

@@ -144,7 +144,7 @@ def test_the_state_has_the_keys_that_earlier_versions_wrote_and_one_of_them_stil
     assert earlier == {"step": 1, "updates": 0, "beta": 0.0, "history": {"3": [1.0, 0.5, 0]}, "sound": True}
     checkpoint.check(tmp_path / "step-000001")
     assert load(tmp_path / "step-000001") == (1, 0.0, {"3": [1.0, 0.5, 0]})
-    assert checkpoint.chosen(tmp_path) == checkpoint.Choice(1, [])
+    assert checkpoint.choose(tmp_path) == checkpoint.Choice(1, [])
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -171,8 +171,8 @@ def test_a_resume_passes_over_what_is_damaged_and_says_why(tmp_path):
         saved(tmp_path, step, keep=4)
     flip(tmp_path / "step-000003" / "optimizer.pt")
     (tmp_path / "step-000004" / "state.json").unlink()
-    choice = checkpoint.chosen(tmp_path)
-    assert choice.step == checkpoint.resumed(tmp_path) == 2
+    choice = checkpoint.choose(tmp_path)
+    assert choice.step == checkpoint.step_to_resume(tmp_path) == 2
     assert "step-000004/state.json" in choice.damaged[0]
     assert choice.damaged[1] == (
         f"{tmp_path}/step-000003 cannot be loaded (ValueError: its optimizer.pt is not as it was written)"
@@ -194,24 +194,24 @@ def test_a_resume_passes_over_what_is_damaged_and_says_why(tmp_path):
 def test_what_a_run_leaves_is_told_as_sound_only_if_it_is(tmp_path, sounds, done, rest):
     for step, sound in enumerate(sounds, start=1):
         saved(tmp_path, step, sound=sound)
-    assert checkpoint.rest(tmp_path, done) == rest
+    assert checkpoint.describe_rest(tmp_path, done) == rest
 
 
 def test_a_sound_checkpoint_that_is_whole_goes_before_a_later_one_that_is_not_sound(tmp_path):
     for step in (1, 2, 3):
         saved(tmp_path, step, keep=3, sound=step < 3)
-    assert checkpoint.chosen(tmp_path) == checkpoint.Choice(2, [])
+    assert checkpoint.choose(tmp_path) == checkpoint.Choice(2, [])
     for step in (1, 2):
         flip(tmp_path / f"step-00000{step}" / "weights.safetensors")
-    assert checkpoint.chosen(tmp_path) == checkpoint.Choice(3, [])
+    assert checkpoint.choose(tmp_path) == checkpoint.Choice(3, [])
 
 
 def test_without_a_whole_checkpoint_a_resume_is_refused_in_one_sentence(tmp_path):
-    assert checkpoint.chosen(tmp_path) == checkpoint.Choice(None, [])
+    assert checkpoint.choose(tmp_path) == checkpoint.Choice(None, [])
     for step in (1, 2):
         flip(saved(tmp_path, step) / "random.pt")
     with pytest.raises(InputError) as error:
-        checkpoint.chosen(tmp_path)
+        checkpoint.choose(tmp_path)
     assert str(error.value) == (
         f"run.resume: no checkpoint is whole ({tmp_path}/step-000002 cannot be loaded (ValueError: its random.pt is not as "
         "it was written), and 1 more); put back a copy, or begin again with another run.name"

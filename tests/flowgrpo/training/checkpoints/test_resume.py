@@ -73,7 +73,7 @@ def test_iterations_without_a_checkpoint_are_dropped_until_there_was_one(tmp_pat
     ],
 )
 def test_what_a_resume_does_is_one_sentence(step, written, sentence):
-    assert resume.found(step, written) == sentence
+    assert resume.describe_resume(step, written) == sentence
 
 
 def test_a_run_without_a_checkpoint_is_not_finished(tmp_path):

@@ -11,7 +11,7 @@ from field import credit, lines, step_in_place, trainer, weights_of
 
 from flowgrpo import config
 from flowgrpo.errors import InputError
-from flowgrpo.flow.planning.iteration_forecast import predicted
+from flowgrpo.flow.planning.iteration_forecast import predict_cost
 from flowgrpo.schema.sections import Train
 from flowgrpo.training.distributed import minibatches
 from flowgrpo.training.distributed.assignment import Assignment
@@ -21,7 +21,7 @@ from samplers.trees import TRUNK, Move, Root, grow
 
 def settings(folder, preset, tree=None, steps=6, **train):
     numbers = {"iterations": 1, "groups": 2, "group_size": 12, "micro_batch": 7, "learning_rate": 0.01}
-    return config.validated(
+    return config.validate(
         {
             "model": {"path": "field", "lora": None},
             "algorithm": {"preset": preset, **({"tree": tree} if tree else {})},
@@ -134,7 +134,7 @@ def test_more_parts_than_states_are_refused(tmp_path):
     chosen = settings(tmp_path, "mix_grpo", split="edges", updates=49)  # 12 chains, a window of 4
     said = "train.updates: 49 parts, but the trained edges of a group leave 48 states, take 48"
     with pytest.raises(InputError, match=said):
-        predicted(chosen, 6)
+        predict_cost(chosen, 6)
 
 
 def forked(role, step):
@@ -211,7 +211,7 @@ def test_the_published_numbers_of_steps_run(tmp_path, preset, size, steps, group
     chosen = settings(tmp_path, preset, group_size=size, groups=groups, split=split, updates=updates)
     run = trainer(chosen, held_out=0, steps=steps)
     run.run()
-    (line,), cost = lines(run), predicted(chosen, steps)
+    (line,), cost = lines(run), predict_cost(chosen, steps)
     assert run.weights.updates == updates
     assert line["policy/max_abs_log_ratio"] <= drift
     assert line["cost/trained_edges"] == cost.trained_edges

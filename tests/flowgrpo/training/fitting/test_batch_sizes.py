@@ -88,7 +88,7 @@ def test_what_was_found_is_in_the_folder_beside_the_word(tmp_path):
         "micro_batch": [1, 2, 4],
         "rollout_batch": [1, 2, 4, 8],
     }
-    chosen = batch_sizes.settled(begun(tmp_path / "other", **AUTO).config, run.folder)
+    chosen = batch_sizes.resolve_sizes(begun(tmp_path / "other", **AUTO).config, run.folder)
     assert (chosen.train.micro_batch, chosen.train.rollout_batch) == (4, 8)
 
 

@@ -75,7 +75,7 @@ def repository(monkeypatch):
 
     hub_files._hub_files.cache_clear()
     hub_files._hub_shapes.cache_clear()
-    monkeypatch.setattr("rewards.models.hub.answers", lambda: True)
+    monkeypatch.setattr("rewards.models.hub.is_reachable", lambda: True)
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, place: FILES)
     monkeypatch.setattr(huggingface_hub.HfApi, "parse_safetensors_file_metadata", head)
     return "owner/name"
@@ -101,7 +101,7 @@ def test_where_the_hub_does_not_answer_the_cache_is_read(repository, tmp_path, m
     (tmp_path / "vae").mkdir()
     for word, size in (("", 2), (".fp16", 3)):
         save_file({"a": torch.zeros(size)}, tmp_path / "vae" / f"diffusion_pytorch_model{word}.safetensors")
-    monkeypatch.setattr("rewards.models.hub.answers", lambda: False)
+    monkeypatch.setattr("rewards.models.hub.is_reachable", lambda: False)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda place, local_files_only: str(tmp_path))
     assert hub_files.shapes(repository, "vae") == {"a": (2,)}
     assert hub_files.shapes(repository, "vae", "fp16") == {"a": (3,)}

@@ -6,7 +6,7 @@ import transformers
 from torch import nn
 
 from flowgrpo.training.planning.allocation_counter import AllocationCounter
-from flowgrpo.training.planning.meta_networks import MetaNetworks, built
+from flowgrpo.training.planning.meta_networks import MetaNetworks, build_on_meta
 
 ENDS = torch.tensor([2, 4, 6, 8], dtype=torch.int32)
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
@@ -49,7 +49,7 @@ def test_blocks_that_are_not_run_and_repeated_calls_are_counted():
     layer, launches = 2 * 8 * 16 * (4 * 16 + 3 * 48) + 2 * 2 * 8 * 8 * 16, set()
     for run_all in (True, False):
         hollow = MetaNetworks()
-        made = built(lambda: transformers.LlamaModel(LLAMA), torch.float32)
+        made = build_on_meta(lambda: transformers.LlamaModel(LLAMA), torch.float32)
         hollow.empty(made, run_all=run_all)
         with torch.no_grad(), hollow.phase() as live:
             for calls in (1, 2):

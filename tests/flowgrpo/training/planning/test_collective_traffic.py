@@ -18,7 +18,7 @@ def ruled(shapes, processes, of_node, *, full, width=4, trained=0):
     form = "hsdp" if of_node < processes else "fsdp2"
     layout = Layout(processes=processes, of_node=of_node, sharding=form)
     model = {"path": "shapes", "lora": None if full else {}}
-    return build_messages(config.validated({"model": model}), [shapes], width=width, trained=trained, layout=layout)
+    return build_messages(config.validate({"model": model}), [shapes], width=width, trained=trained, layout=layout)
 
 
 TRAINED = ("lora", "full", "full_in_half")
@@ -72,7 +72,7 @@ def test_one_process_alone_sends_nothing():
 
 
 def test_what_lies_whole_on_each_is_summed_once_a_step():
-    settings = config.validated({"model": {"path": "shapes", "lora": {}}})
+    settings = config.validate({"model": {"path": "shapes", "lora": {}}})
     rule = build_messages(settings, [{"weight": (8, 8)}], width=2, trained=1000, layout=Layout(processes=16))
     assert rule.step == Message(bytes=round(2 * 4000 * 15 / 16), crosses=True)
     assert rule.gather.bytes == 0
@@ -81,7 +81,7 @@ def test_what_lies_whole_on_each_is_summed_once_a_step():
 def test_a_base_in_eight_bits_sends_its_codes_and_scales():
     whole, codes = (
         build_messages(
-            config.validated({"model": {"path": "shapes", "lora": {}, "quantise": form}}),
+            config.validate({"model": {"path": "shapes", "lora": {}, "quantise": form}}),
             [{"blocks.0.up.weight": (64, 128), "head.weight": (16, 16)}],
             width=2,
             trained=0,

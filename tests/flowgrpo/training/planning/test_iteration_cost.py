@@ -110,4 +110,4 @@ def test_more_trees_are_more_calls_but_for_the_evaluation():
     [({"lora": {}}, 2), ({"lora": None}, 3), ({"lora": {}, "gradient_checkpointing": True}, 3)],
 )
 def test_forward_passes_of_a_call_with_gradient(model, forwards):
-    assert forwards_of(config.validated({"model": {"path": "shapes", **model}})) == forwards
+    assert forwards_of(config.validate({"model": {"path": "shapes", **model}})) == forwards

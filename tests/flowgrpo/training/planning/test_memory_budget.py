@@ -5,7 +5,7 @@ import pytest
 
 from flowgrpo import config
 from flowgrpo.training.planning.allocation_counter import Peaks
-from flowgrpo.training.planning.memory_budget import advise, fitted, lines, relief
+from flowgrpo.training.planning.memory_budget import advise, best_relief, check_fit, lines
 from flowgrpo.training.planning.memory_phases import GIB, ROLLOUT, UPDATE, Budget, Phase, at_key
 
 SWITCHES = {"model.vae": "offload", "model.gradient_checkpointing": True, "model.quantise": "int8"}
@@ -41,7 +41,7 @@ class Made(Budget):
 
 def made(kind=Made, *, micro_batch=4, encode=6):
     train = {"micro_batch": micro_batch, "ema": None, "optimizer": "adamw8bit"}
-    return kind(config=config.validated({"model": {"path": "shapes"}, "train": train}), encode=encode)
+    return kind(config=config.validate({"model": {"path": "shapes"}, "train": train}), encode=encode)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_switches_come_together_where_one_is_too_few():
 
 def test_what_no_setting_helps_says_so():
     assert advise(made(), 7 * GIB) is None
-    found = fitted(made(), 7 * GIB, [])
+    found = check_fit(made(), 7 * GIB, [])
     assert found["set"] is None
     assert not found["fits"]
     assert "does not fit 7.0 GiB, whatever is set" in "\n".join(lines(found))
@@ -109,8 +109,8 @@ def test_a_setting_that_later_ones_make_needless_is_not_advised():
     ],
 )
 def test_the_relief_of_a_phase_is_the_switch_by_which_it_takes_the_least(micro_batch, phase, prefixes, expected):
-    assert relief(made(micro_batch=micro_batch), phase, prefixes or ("",)) == expected
+    assert best_relief(made(micro_batch=micro_batch), phase, prefixes or ("",)) == expected
 
 
 def test_what_changes_the_learning_relieves_only_where_no_switch_does():
-    assert relief(made(micro_batch=1).with_settings(SWITCHES), "update") == ("model.dtype", "bfloat16")
+    assert best_relief(made(micro_batch=1).with_settings(SWITCHES), "update") == ("model.dtype", "bfloat16")

@@ -9,7 +9,7 @@ from flowgrpo.training.weights.optimizers import MESSAGE
 
 
 def run(**written):
-    return config.validated({"model": {"path": "shapes"}, **written})
+    return config.validate({"model": {"path": "shapes"}, **written})
 
 
 CALLS = [Peaks(((0, GIB),)), Peaks(((0, 8 * GIB),)), Peaks(((6 * GIB, GIB), (0, 2 * GIB)))]

@@ -7,7 +7,7 @@ from torch import nn
 
 from flowgrpo.data.tensor_maps import map_tensors
 from flowgrpo.training.planning import meta_networks as hollow
-from flowgrpo.training.planning.meta_networks import AllocationCounter, MetaNetworks, built, few_objects, size
+from flowgrpo.training.planning.meta_networks import AllocationCounter, MetaNetworks, build_on_meta, few_objects, size
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,7 +34,7 @@ class Layers(nn.Module):
 
 
 def hollow_of(network, hollow):
-    made = built(network, torch.float32).requires_grad_(True)
+    made = build_on_meta(network, torch.float32).requires_grad_(True)
     hollow.empty(made)
     return made
 
@@ -46,7 +46,7 @@ def test_keys_and_values_of_blocks_that_are_not_run_are_counted():
     peaks, runs = [], []
     for run_all in (True, False):
         hollow = MetaNetworks()
-        made = built(lambda: transformers.LlamaModel(config), torch.float32)
+        made = build_on_meta(lambda: transformers.LlamaModel(config), torch.float32)
         for layer in made.layers:
             layer.self_attn.register_forward_hook(lambda *_: runs.append(1))
         hollow.empty(made, run_all=run_all, reads_once=True)
@@ -140,7 +140,7 @@ def test_a_number_that_does_not_exist_is_not_made_up():
 
 
 def test_built_networks_have_the_type_asked_for_and_no_numbers():
-    made = built(Layers, torch.bfloat16)
+    made = build_on_meta(Layers, torch.bfloat16)
     assert all(p.is_meta and p.dtype == torch.bfloat16 for p in made.parameters())
     assert made.gain.dtype == torch.bfloat16
     assert size(made) == 2 * (3 * (64 * 64 + 64) + 64)
@@ -171,7 +171,7 @@ class Positions(torch.nn.Module):
 
 
 def test_a_large_table_has_no_numbers_and_a_small_one_has_its_own():
-    large, small = (built(lambda count=count: Positions(count), torch.bfloat16) for count in (4097, 64))
+    large, small = (build_on_meta(lambda count=count: Positions(count), torch.bfloat16) for count in (4097, 64))
     assert large.pairs.is_meta
     assert (large.pairs.shape, large.pairs.dtype) == ((4097, 4097), torch.bfloat16)
     assert torch.equal(small.pairs, Positions(64).pairs.bfloat16())
@@ -188,7 +188,7 @@ def test_a_network_that_computes_with_its_large_table_is_built_all_the_same():
             assert table.numel() > hollow.TABLE
             self.register_buffer("places", torch.cat([table, torch.zeros(1, 4100)]))
 
-    assert built(Placed, torch.float32).places.shape == (4201, 4100)
+    assert build_on_meta(Placed, torch.float32).places.shape == (4201, 4100)
 
 
 def test_objects_that_were_put_aside_stay_so_when_more_were():

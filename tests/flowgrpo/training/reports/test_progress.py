@@ -7,7 +7,7 @@ from accelerate import Accelerator
 from rich.console import Console
 
 from flowgrpo.training.reports import progress
-from flowgrpo.training.reports.progress import Display, duration, shown
+from flowgrpo.training.reports.progress import Display, duration, open_display
 from flowgrpo.training.reports.report import Report
 from flowgrpo.training.run import phases
 from flowgrpo.training.run.phases import phase
@@ -31,7 +31,7 @@ def clock(monkeypatch):
 def display(clock):
     """One that is told of the phases and has no thread; `lines` are what it printed."""
     display = Display(Console(file=io.StringIO(), width=200))
-    with phases.watched(display.changed):
+    with phases.watch(display.changed):
         yield display
 
 
@@ -123,7 +123,7 @@ def test_a_thread_tells_where_a_long_phase_is(monkeypatch):
 
 def test_a_terminal_has_one_live_line_that_leaves_nothing_behind(clock):
     console = Console(file=io.StringIO(), width=60, force_terminal=True)
-    with Display(console) as display, phases.watched(display.changed):
+    with Display(console) as display, phases.watch(display.changed):
         with phase("loading"), phase("trial"):
             pass
         with phase("encoding", 3) as encoding:
@@ -138,14 +138,14 @@ def test_a_terminal_has_one_live_line_that_leaves_nothing_behind(clock):
 
 
 def test_only_the_main_process_speaks(capsys):
-    with shown(main=False) as display, phase("loading"):
+    with open_display(main=False) as display, phase("loading"):
         display.print("run")
         assert shown_again() is display
     assert capsys.readouterr().err == ""
 
 
 def shown_again():
-    with shown() as display:
+    with open_display() as display:
         return display
 
 
@@ -157,5 +157,5 @@ def test_durations(seconds, words):
 def test_nothing_is_left_open_by_an_error(display):
     with pytest.raises(ZeroDivisionError), phase("update"):
         1 / 0  # noqa: B018
-    assert phases.now() is None
+    assert phases.current_phase() is None
     assert progress._shown == []

@@ -12,7 +12,7 @@ from PIL import Image
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.kept import Trees
-from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, TreeFolder, encoded, joined
+from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, TreeFolder, encode_picture, merge_trees
 
 
 def node(parent, step, **fields):
@@ -47,7 +47,7 @@ def test_what_is_written_is_read_again(tmp_path):
 def test_a_picture_is_kept_as_it_looks():
     picture = np.zeros((4, 6, 4), dtype=np.uint8)
     picture[:, 3:] = [200, 40, 90, 255]
-    with Image.open(io.BytesIO(base64.b64decode(encoded(picture)))) as image:
+    with Image.open(io.BytesIO(base64.b64decode(encode_picture(picture)))) as image:
         shown = np.asarray(image.convert("RGBA")).astype(int)
     assert np.abs(shown[:, 5] - [200, 40, 90, 255]).max() < 30
     assert (shown[:, 0, 3] < 30).all()
@@ -55,10 +55,10 @@ def test_a_picture_is_kept_as_it_looks():
 
 def test_parts_of_a_group_are_joined_with_their_numbers_moved_on():
     other = replace(TREE, nodes=(node(None, 0, seed=6), replace(TREE.nodes[1], unit=1)))
-    (whole,) = joined([TREE, other])
+    (whole,) = merge_trees([TREE, other])
     assert [each.parent for each in whole.nodes] == [None, 0, 1, None, 3]
     assert [each.unit for each in whole.nodes] == [None, 0, None, None, 2]
-    assert [each.group for each in joined([TREE, replace(TREE, group=0)])] == [0, 1]
+    assert [each.group for each in merge_trees([TREE, replace(TREE, group=0)])] == [0, 1]
 
 
 def test_trees_after_a_step_are_forgotten(tmp_path):

@@ -135,7 +135,7 @@ def test_a_resumed_run_may_have_smaller_batches(workplace, monkeypatch, capsys):
 
 def run_of(train=None, **model):
     train = train or {"micro_batch": 4, "replay": "always"}
-    return config.validated({"model": {"path": "shapes", **model}, "train": train})
+    return config.validate({"model": {"path": "shapes", **model}, "train": train})
 
 
 @pytest.mark.parametrize("phase", SWITCHES)
@@ -144,7 +144,7 @@ def test_advice_taken_is_never_given_again_and_comes_to_an_end(phase, on_gpu):
     settings, taken = run_of({"micro_batch": 4}, text_encoders="keep"), []
     while (switch := advice(phase, settings, on_gpu)) is not None:
         taken.append(switch)
-        settings = config.overridden(settings.model_dump(), [switch])
+        settings = config.apply_override(settings.model_dump(), [switch])
         assert len(taken) < 20
     assert len(taken) == len(set(taken)) > 0
     assert last_resort(phase)
@@ -186,7 +186,7 @@ FREED = {"text_encoders": "free", "gradient_checkpointing": True}
 def test_a_copy_of_the_base_goes_before_the_base_is_quantised(phase):
     settings = run_of(DRAFTING, **FREED)
     assert advice(phase, settings, on_gpu=True) == "train.draft.precision=null"
-    settings = config.overridden(settings.model_dump(), ["train.draft.precision=null"])
+    settings = config.apply_override(settings.model_dump(), ["train.draft.precision=null"])
     assert advice(phase, settings, on_gpu=True) == "model.quantise=int8"
 
 
@@ -205,7 +205,7 @@ def test_several_processes_are_told_to_share_the_base(monkeypatch, quantise):
 def test_a_gpu_that_is_too_small_is_told_of_the_plan(workplace, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=25_400_000_000))
     stopped = RanOutOfMemory(f"stopped, {OutOfMemory('evaluating', torch.OutOfMemoryError(CUDA))}", "begin again", [])
-    told = endings.stops_told(Path("tiny.yaml"), ["train.iterations=3"])
+    told = endings.report_stops(Path("tiny.yaml"), ["train.iterations=3"])
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
         told.__enter__()
@@ -222,7 +222,7 @@ def test_a_gpu_that_is_too_small_is_told_of_the_plan(workplace, monkeypatch, cap
 def test_a_language_model_is_told_of_no_switch_that_it_lacks():
     model = {"path": "digits", "gradient_checkpointing": True, "quantise": "int8", "dtype": "bfloat16"}
     written = {"kind": "mdlm", "model": model, "rewards": ["exact"], "train": {"micro_batch": 1}}
-    settings = config.validated(written)
+    settings = config.validate(written)
     assert [advice(phase, settings, on_gpu=True) for phase in SWITCHES] == [None] * len(SWITCHES)
 
 

@@ -37,33 +37,33 @@ def test_a_text_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
 
 def test_a_held_folder_is_refused_and_free_afterwards(tmp_path):
     folder = tmp_path / "runs" / "a"
-    with run_folder.held(folder):
+    with run_folder.lock_folder(folder):
         said = f"another run goes on in {folder}, process {os.getpid()}; wait for its end"
-        with pytest.raises(InputError, match=said), run_folder.held(folder):
+        with pytest.raises(InputError, match=said), run_folder.lock_folder(folder):
             pass
         (folder / "file").touch()
-    with run_folder.held(folder):
+    with run_folder.lock_folder(folder):
         assert sorted(path.name for path in folder.iterdir()) == [run_folder.LOCK, "file"]
     assert [path.name for path in folder.iterdir()] == ["file"]
 
 
 def test_a_folder_that_nothing_was_put_into_is_gone(tmp_path):
-    with pytest.raises(KeyError), run_folder.held(tmp_path / "runs" / "a"):
+    with pytest.raises(KeyError), run_folder.lock_folder(tmp_path / "runs" / "a"):
         raise KeyError
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_kernel_lets_go_of_a_killed_run(tmp_path):
     code = "import pathlib, sys, time; from flowgrpo.training.run import run_folder\n"
-    code += "with run_folder.held(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    code += "with run_folder.lock_folder(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code, tmp_path / "a"], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(InputError, match=f"process {other.pid};"), run_folder.held(tmp_path / "a"):
+        with pytest.raises(InputError, match=f"process {other.pid};"), run_folder.lock_folder(tmp_path / "a"):
             pass
         other.send_signal(signal.SIGKILL)
     assert (tmp_path / "a" / run_folder.LOCK).exists()
     assert run_folder.is_empty(tmp_path / "a")  # to a new run it is as if nothing had been there
-    with run_folder.held(tmp_path / "a"):
+    with run_folder.lock_folder(tmp_path / "a"):
         pass
 
 
@@ -72,7 +72,10 @@ def test_what_cannot_be_written_to_is_one_sentence(tmp_path, monkeypatch, parent
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     folder = type(tmp_path)(parent) / "a"
-    with pytest.raises(InputError, match=rf"^run\.dir: {folder} cannot be written to \(.+\)$"), run_folder.held(folder):
+    with (
+        pytest.raises(InputError, match=rf"^run\.dir: {folder} cannot be written to \(.+\)$"),
+        run_folder.lock_folder(folder),
+    ):
         pass
     with pytest.raises(InputError, match=rf"^--out: {folder} cannot be written to \(.+\)$"):
         run_folder.check_writable(folder, "--out")

@@ -122,7 +122,7 @@ def test_networks_that_scale_otherwise_read_back_as_they_were(tmp_path):
 
 def test_renamed_keeps_each_layers_rank_and_alpha():
     config = Adapter({"a.q": layer(2, 3.0), "a.k": layer(4, 3.0), "a.v": layer(2, 5.0)}).config()
-    found = lora_adapters.renamed(config, {"a.q": "b.one", "a.k": "b.two", "a.v": "b.three"})
+    found = lora_adapters.rename_layers(config, {"a.q": "b.one", "a.k": "b.two", "a.v": "b.three"})
     assert sorted(found.target_modules) == ["b.one", "b.three", "b.two"]
     assert (found.r, found.lora_alpha) == (2, 3.0)
     assert lora_adapters.alpha_in({"alpha_pattern": found.alpha_pattern, "lora_alpha": 3.0}, "b.three", 2) == 5.0

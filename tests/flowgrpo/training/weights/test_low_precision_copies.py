@@ -192,7 +192,7 @@ def test_layers_that_cannot_be_copied_are_one_sentence():
 
 
 def drafting(word, **model):
-    return config.validated({"model": {"path": "shapes", **model}, "train": {"draft": {"precision": word}}})
+    return config.validate({"model": {"path": "shapes", **model}, "train": {"draft": {"precision": word}}})
 
 
 def test_a_quantised_base_is_drafted_with_as_it_is_and_all_others_with_copies():

@@ -114,7 +114,7 @@ def test_the_moments_have_the_bytes_that_the_memory_estimate_counts(word):
 def test_the_memory_estimate_counts_fewer_bytes_of_each_trained_number(tiny_model):
     model = {"path": str(tiny_model), "text_encoders": "keep"}
     needs = {
-        name: memory_estimate(config.validated({"model": model, "train": {"optimizer": name}}))["gpu_bytes"]
+        name: memory_estimate(config.validate({"model": model, "train": {"optimizer": name}}))["gpu_bytes"]
         for name in LIBRARIES
     }
     trained = (needs["adamw"] - needs["adamw8bit"]) / (8 - 2 - 8 / 256)
@@ -157,9 +157,9 @@ def test_without_its_library_it_is_refused_in_a_sentence(workplace, capsys, monk
 
 def test_a_word_is_its_name():
     asked = {"model": {"path": "shapes"}, "train": {"optimizer": "adamw8bit"}}
-    settings = config.overridden(asked, ["train.optimizer.eps=1e-6"]).train.optimizer
+    settings = config.apply_override(asked, ["train.optimizer.eps=1e-6"]).train.optimizer
     assert (settings.name, settings.eps, settings.betas) == ("adamw8bit", 1e-6, [0.9, 0.999])
     with pytest.raises(
         optimizers.InputError, match=r"train\.optimizer\.name: 'adam8bit' is not allowed, did you mean 'adamw8bit'"
     ):
-        config.overridden({"model": {"path": "shapes"}}, ["train.optimizer=adam8bit"])
+        config.apply_override({"model": {"path": "shapes"}}, ["train.optimizer=adam8bit"])

@@ -149,11 +149,11 @@ def test_what_is_quantised_in_its_files_is_refused():
 def test_a_config_without_adapters_or_with_another_word_is_refused(kind):
     asked = {**kind, "model": {**kind["model"], "lora": None, "quantise": "int8"}}
     with pytest.raises(InputError, match=r"model\.quantise: only a frozen base can be quantised, and model\.lora=null"):
-        config.validated(asked)
+        config.validate(asked)
     asked["model"] = {**kind["model"], "quantise": "int8_dynamic"}
     with pytest.raises(InputError, match=r"model\.quantise: .*int8"):
-        config.validated(asked)
-    assert config.validated(kind).model.quantise is None
+        config.validate(asked)
+    assert config.validate(kind).model.quantise is None
 
 
 def test_the_layers_before_and_after_the_blocks_stay():

@@ -272,7 +272,7 @@ def test_what_cannot_be_cut_is_refused(sections, said):
     model = {"path": "shapes", **sections.get("model", {})}
     written = {"rewards": [{"use": "shapes"}], **sections, "model": model, "run": {"sharding": "fsdp2"}}
     with nullcontext() if said is None else pytest.raises(InputError, match=rf"^run\.sharding: {said}"):
-        sharding.check(config.validated(written))
+        sharding.check(config.validate(written))
 
 
 def test_a_network_outside_of_blocks_is_refused():

@@ -174,7 +174,7 @@ def test_every_hand_is_grown_by_one_generator_in_every_iteration(trainers, gener
 )
 def test_seconds_that_nobody_knows_are_not_planned(key, said):
     """Neither how processes wait for each other in a call, nor which half of an iteration is the longer."""
-    chosen = config.validated({"model": {"path": "shapes"}, "train": {"groups": 8}})
+    chosen = config.validate({"model": {"path": "shapes"}, "train": {"groups": 8}})
     chosen = chosen.model_copy(update={"run": chosen.run.model_copy(update={key: 2})})
     with pytest.raises(InputError, match=rf"--gpus: the seconds of {said} are not known, set run.{key}="):
         gpu_scaling.check_machines(chosen, 8)
@@ -183,4 +183,4 @@ def test_seconds_that_nobody_knows_are_not_planned(key, said):
 def test_roles_of_texts_are_refused_before_anything_is_loaded():
     written = {"kind": "mdlm", "model": {"path": "digits"}, "rewards": ["solved"], "train": {"groups": 8}}
     with pytest.raises(InputError, match="leave none that trains, take 1"):
-        config.validated(written | {"run": {"processes": 2, "generators": 2}})
+        config.validate(written | {"run": {"processes": 2, "generators": 2}})

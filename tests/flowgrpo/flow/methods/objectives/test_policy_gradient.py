@@ -21,7 +21,7 @@ from flowgrpo.flow.methods.objectives.policy_gradient import (
 )
 from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from flowgrpo.flow.updates.update import Credited, update_part
-from flowgrpo.training.advantages.clipped_ratio import clip_loss, clipped, soft_gate_loss
+from flowgrpo.training.advantages.clipped_ratio import clip_loss, clip_mask, soft_gate_loss
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.weights.trained_weights import Weights
 from samplers.kernels import Kernel, log_prob, transition
@@ -55,7 +55,7 @@ def test_the_clip_is_asymmetric_and_pessimistic_and_what_is_clipped_has_no_gradi
     case = replace(case, log_prob=case.old_log_prob + moved)
     found = clip_loss(plain_ratio(case), case.advantage, 0.1, 0.3)
     assert found.item() == pytest.approx(loss)
-    assert clipped(plain_ratio(case), case.advantage, 0.1, 0.3).item() is stopped
+    assert clip_mask(plain_ratio(case), case.advantage, 0.1, 0.3).item() is stopped
     assert (torch.autograd.grad(found.sum(), moved)[0].item() == 0) is (stopped or advantage == 0)
 
 

@@ -8,7 +8,7 @@ import pytest
 from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.trees.adaptive import LEAST, neyman
-from flowgrpo.flow.planning.iteration_forecast import predicted
+from flowgrpo.flow.planning.iteration_forecast import predict_cost
 from flowgrpo.flow.planning.tree_diagram import draw_tree
 from samplers.kernels import Kernel
 
@@ -30,7 +30,7 @@ def written(**axes):
 
 
 def tree(**options):
-    return config.validated(written(tree=options)).algorithm.tree
+    return config.validate(written(tree=options)).algorithm.tree
 
 
 def test_children_follow_std_over_root_cost():
@@ -83,8 +83,8 @@ def test_a_later_shape_costs_what_the_first_did_at_most():
 
 def test_a_shape_costs_what_its_own_numbers_do_and_is_drawn_with_them():
     numbers = {"groups": 1, "updates": 1, "group_size": 6}
-    run = config.validated({**written(tree={"profile": [9, *[2] * 7, 40]}), "train": numbers})
-    cost = predicted(run, 10)
+    run = config.validate({**written(tree={"profile": [9, *[2] * 7, 40]}), "train": numbers})
+    cost = predict_cost(run, 10)
     assert (cost.rollout, cost.decoded) == (9 + 9 * 9 + 2 * 35 + 40, 63)
     assert draw_tree(tree(profile=[3, 12, 108]).plan(KERNELS[:4], 24, 0, 0), 4)[1:] == [
         "o---o---o",
@@ -120,4 +120,4 @@ def test_shapes_that_cannot_be_are_refused(options, sentence):
 )
 def test_axes_that_would_turn_the_update_are_refused(axes, sentence):
     with pytest.raises(InputError, match=f"^{sentence}"):
-        config.validated(written(**axes))
+        config.validate(written(**axes))

@@ -117,7 +117,7 @@ def test_without_a_move_every_ratio_is_1_whatever_the_bounds(plan):
 
 
 def text(**algorithm):
-    return config.validated({"kind": "mdlm", "model": {"path": "digits"}, "algorithm": algorithm})
+    return config.validate({"kind": "mdlm", "model": {"path": "digits"}, "algorithm": algorithm})
 
 
 UNORDERED = r"^algorithm\.likelihood: prefix_ratio needs the order .* autoregressive or"
