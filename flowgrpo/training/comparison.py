@@ -28,6 +28,7 @@ def compare(run: RunState, wing: Wing, units: CreditUnits, batch: Batch) -> Comp
     total = run.credited.total(rewards)
     run.prompt_stats.add([groups.prompts[group] for each in everyone for group in each[2]], total, run.done)
     teaching = trained & together.values.isfinite().any(1) & learning_signal.teaches(algorithm.objective, advantages)
+    own = wing.observe(together, batch)
     line = {
         **metrics.of_totals(total),
         **{f"reward/{name}/mean": metrics.mean(rewards[:, k]) for k, name in enumerate(run.reward_names)},
@@ -35,7 +36,7 @@ def compare(run: RunState, wing: Wing, units: CreditUnits, batch: Batch) -> Comp
         "groups/zero_std_fraction": zero_std_fraction(weighted_sum(together.values, weights), together.comparison),
         "groups/left_out_fraction": float((~trained).double().mean()),
         "groups/teaching": len(together.comparison[teaching, 0].unique()),
-        **wing.observe(together, batch),
+        **own,
     }
     mine = places[run.share.index]
     return Compared(units, advantages[mine], trained[mine], line)

@@ -41,7 +41,11 @@ def of_iteration(
     moved: dict[str, Any],
     watch: Stopwatch,
 ) -> dict[str, Any]:
-    """Return the metrics of an iteration, over all processes; `moved` is of `of_policy`."""
+    """Return the metrics of an iteration: counts over all processes, times and peak memory of this one.
+
+    Args:
+        moved: what `of_policy` returned.
+    """
     batch, updated = rollout.batch, run.evaluations - watch.evaluations
     counts = {
         "cost/model_evaluations": rollout.evaluations + updated,

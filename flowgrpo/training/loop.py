@@ -58,9 +58,10 @@ class Loop:
         """Train to the last iteration.
 
         Raises:
-            Interrupted: Ctrl-C or SIGTERM came in an iteration, which was finished, and a checkpoint written.
+            Interrupted: Ctrl-C or SIGTERM came before the last iteration; the one under way was finished, and saved.
+            InputError: not even one row fits into memory, or the found batch sizes of a resumed run cannot be read.
             OutOfMemory: memory ran out.
-            EngineLost: an engine did not roll out; a checkpoint was written.
+            EngineLost: an engine did not roll out; a checkpoint was written if an iteration is finished.
             NothingToLearn: the last `run.patience` iterations, or all there are, had no advantage or no update; a checkpoint
                 was written.
             Diverged: a checkpoint was due, and the weights are not finite; none was written.
@@ -120,13 +121,13 @@ class Loop:
             empty = empty + 1 if learning_signal.is_idle(line) else 0
             if empty:
                 state.report.warn(f"step {state.done}: nothing to learn, {learning_signal.why(line)}")
-            last, tired = state.done == train.iterations, empty == run.patience
+            last, out_of_patience = state.done == train.iterations, empty == run.patience
             if state.done % state.config.eval.every == 0 or last:
                 self.evaluate()
             stopping = bool(state.collectives.sum(torch.tensor(float(stop.is_set))) > 0)
-            if state.done % run.checkpoint.every == 0 or last or stopping or tired:
+            if state.done % run.checkpoint.every == 0 or last or stopping or out_of_patience:
                 self.checkpoints.save()
-            if tired:
+            if out_of_patience:
                 reason = f"nothing to learn since step {state.done - empty}, {learning_signal.why(line)}"
                 raise stop_reasons.NothingToLearn(f"stopped after step {state.done}: {reason}", self.checkpoints.rest())
             if stopping and not last:

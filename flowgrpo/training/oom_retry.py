@@ -1,8 +1,8 @@
 """Retry a step that ran out of memory: first without kept graphs, then with half the batch size.
 
 A rollout, an evaluation, or the gradient of an optimizer step is made again from its start: no weight, moment or statistic
-changes before its end. One process alone retries. Several processes meet in the middle of each step, so such a run ends, and
-says the batch size to resume with.
+changes before its end. Memory that runs out inside the optimizer's step is not retried. One process alone retries. Several
+processes meet in the middle of each step, so such a run ends, and says the batch size to resume with.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class Retry:
             Exception: whatever the work raises; memory that runs out with nothing left to spare.
         """
         run = self._run
-        while self._alone:
+        if not self._alone:
+            return work()
+        while True:
             state, evaluations = random_state(), run.evaluations
             try:
                 return work()
@@ -91,7 +93,6 @@ class Retry:
                 f"step {run.done + within}: out of memory in the {phase} phase; {less} from here on, "
                 "and what was under way is made again"
             )
-        return work()
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,9 @@ class GuardedMinibatches(Minibatches):
         each = self._minibatches
 
         def take() -> UpdateStats:
-            self._retry.attempt(each.sized_by, each.prepare)  # for another size of calls, after an attempt that failed
+            self._retry.attempt(
+                each.sized_by, each.prepare, undo=each.forget
+            )  # for another size of calls, after an attempt that failed
             return each.step(number)
 
         give_up = _nothing if number else self._graphs.give_up  # later steps keep no graphs

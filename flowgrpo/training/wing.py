@@ -89,7 +89,7 @@ class KeptGraphs:
 
 
 class Wing(ABC):
-    """A kind of model: how its samples are made, credited and learnt from.
+    """The model-specific half of training: how samples are made, credited and learnt from.
 
     Attributes:
         kept_graphs: of its rollouts.
@@ -131,7 +131,7 @@ class Wing(ABC):
 
         Args:
             rollout: rolls out, and again with less where memory runs out.
-            to_come: see `BatchSizes.to_come`.
+            to_come: bytes that the run will still allocate, given the bytes of one call.
         """
         return
 

@@ -125,9 +125,10 @@ class RunCheckpoints:
             self._wing.restore_rollout_state(checkpoint.rollout_state(found))
             self._wing.kept_graphs.restore(checkpoint.own_state(found))
         run.accelerator.wait_for_everyone()  # nobody deletes a checkpoint before all have looked at it
-        run.report.forget_after(run.done if run.done else -1)
+        kept_until = run.done or -1  # a run from the start makes the evaluation of step 0 again
+        run.report.forget_after(kept_until)
         if run.accelerator.is_main_process:
-            self._samples.forget_after(run.done if run.done else -1)
+            self._samples.forget_after(kept_until)
             self._trees.forget_after(run.done)
             checkpoint.forget_after(run.checkpoints, run.done)
 
