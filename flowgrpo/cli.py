@@ -82,7 +82,7 @@ def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Ov
             pass  # fails here if it is in use; in the new processes only rank 0 would fail, and the others wait for it
         with endings.report_stops(path, overrides or []):
             raise typer.Exit(launch.relaunch(settings.run.processes, settings.run.folder))
-    from flowgrpo.commands.gallery import history
+    from flowgrpo.commands.page_parts import history
     from flowgrpo.commands.runs.train import train_config
 
     with endings.report_stops(path, overrides or []):
@@ -143,7 +143,7 @@ def gallery(
     if trees:
         if len(folders) > 1:
             raise InputError(f"--trees: the page is of one run, and {len(folders)} are named; name one")
-        from flowgrpo.commands.gallery.trees import TREES, write_trees
+        from flowgrpo.commands.page_parts.trees import TREES, write_trees
 
         page = write_trees(folders[0], out_file or folders[0] / TREES)
     else:

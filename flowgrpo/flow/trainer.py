@@ -58,11 +58,11 @@ from flowgrpo.flow.rollouts.state_preview import StatePreviews
 from flowgrpo.flow.updates.minibatches import FlowMinibatches, credit_edges
 from flowgrpo.flow.updates.update import Credited, update_part
 from flowgrpo.training.advantages.credit_units import CreditUnits
-from flowgrpo.training.advantages.prompt_groups import Groups
 from flowgrpo.training.assembly import build_loop
 from flowgrpo.training.distributed.assignment import Assignment, assign_minibatches, assign_pool
 from flowgrpo.training.fitting.batch_sizes import ProbeCalls
 from flowgrpo.training.loop import Loop
+from flowgrpo.training.prompts.prompt_groups import Groups
 from flowgrpo.training.reports.samples import FRAME_RATE, Sample
 from flowgrpo.training.run import random_states
 from flowgrpo.training.run.phases import phase

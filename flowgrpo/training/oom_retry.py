@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from typing_extensions import override
 
-from flowgrpo.training.advantages.prompt_groups import Groups
 from flowgrpo.training.fitting.batch_probing import free
 from flowgrpo.training.fitting.batch_sizes import ROLLOUT, UPDATE, BatchSizes
+from flowgrpo.training.prompts.prompt_groups import Groups
 from flowgrpo.training.reports.samples import Sample
 from flowgrpo.training.reports.tree_store import KeptTree
 from flowgrpo.training.run import phases

@@ -12,13 +12,13 @@ from accelerate import Accelerator
 
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training.advantages.prompt_groups import Groups, build_groups
-from flowgrpo.training.advantages.prompt_statistics import PromptStats
 from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.distributed.assignment import Assignment, assign_roots
 from flowgrpo.training.distributed.collectives import Collectives, build_collectives
 from flowgrpo.training.distributed.data_share import DataShard, data_shards
 from flowgrpo.training.distributed.worker_roles import Roles, assign_roles
+from flowgrpo.training.prompts.prompt_groups import Groups, build_groups
+from flowgrpo.training.prompts.prompt_statistics import PromptStats
 from flowgrpo.training.reports.report import Report
 from flowgrpo.training.weights import optimizers
 from flowgrpo.training.weights.policy_versions import Versions

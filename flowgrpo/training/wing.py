@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from flowgrpo.training.advantages.credit_units import CreditUnits
-from flowgrpo.training.advantages.prompt_groups import Groups
 from flowgrpo.training.fitting.batch_sizes import ProbeCalls
+from flowgrpo.training.prompts.prompt_groups import Groups
 from flowgrpo.training.reports.samples import Sample
 from flowgrpo.training.reports.tree_store import KeptTree
 from flowgrpo.training.scoring.rollout_batch import Batch

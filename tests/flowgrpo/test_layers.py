@@ -16,12 +16,13 @@ BELOW = {
     "flowgrpo.data": "samplers rewards errors shapes schema",
     "flowgrpo.conditions": "data",
     "flowgrpo.training": "",
-    "flowgrpo.training.advantages": "samplers rewards errors schema data",
+    "flowgrpo.training.advantages": "rewards errors schema",
     "flowgrpo.training.model_files": "rewards errors schema data",
+    "flowgrpo.training.prompts": "samplers schema data training.advantages",
     "flowgrpo.training.run": "rewards errors data",
-    "flowgrpo.training.distributed": "samplers errors schema training.advantages training.run",
+    "flowgrpo.training.distributed": "samplers errors schema training.prompts training.run",
     "flowgrpo.training.weights": (
-        "samplers errors schema training.advantages training.model_files training.run training.distributed"
+        "samplers errors schema training.model_files training.prompts training.run training.distributed"
     ),
     "flowgrpo.training.planning": (
         "rewards errors schema data training.model_files training.distributed training.weights"
@@ -30,15 +31,18 @@ BELOW = {
         "rewards errors schema data training.advantages training.model_files training.run training.weights"
     ),
     "flowgrpo.training.scoring": (
-        "samplers rewards schema data training.advantages training.run training.distributed training.reports"
+        "samplers rewards schema data training.prompts training.run training.distributed training.reports"
     ),
     "flowgrpo.training.state": (
-        "rewards schema data training.advantages training.distributed training.weights training.reports"
+        "rewards schema data training.advantages training.prompts training.distributed training.weights "
+        "training.reports"
     ),
     "flowgrpo.training.fitting": (
         "rewards errors schema data training.run training.distributed training.weights training.reports training.state"
     ),
-    "flowgrpo.training.wing": "training.advantages training.weights training.reports training.scoring training.fitting",
+    "flowgrpo.training.wing": (
+        "training.advantages training.prompts training.weights training.reports training.scoring training.fitting"
+    ),
     "flowgrpo.training.checkpoints": (
         "rewards errors schema data training.model_files training.run training.distributed training.weights "
         "training.reports training.state training.wing"
@@ -50,7 +54,7 @@ BELOW = {
         "training.weights training.reports training.scoring training.state training.wing"
     ),
     "flowgrpo.training.oom_retry": (
-        "rewards training.advantages training.run training.weights training.reports training.scoring "
+        "rewards training.prompts training.run training.weights training.reports training.scoring "
         "training.state training.fitting training.wing"
     ),
     "flowgrpo.training.workers": (
@@ -95,18 +99,18 @@ BELOW = {
         "training.checkpoints flow.pipeline.networks flow.pipeline.loading flow.config"
     ),
     "flowgrpo.flow.rollouts": (
-        "samplers rewards errors data training.advantages training.run training.distributed training.weights "
-        "training.reports training.scoring training.state training.fitting flow.methods.credit flow.methods "
-        "flow.pipeline flow.config"
+        "samplers rewards errors data training.advantages training.prompts training.run training.distributed "
+        "training.weights training.reports training.scoring training.state training.fitting "
+        "flow.methods.credit flow.methods flow.pipeline flow.config"
     ),
     "flowgrpo.flow.offline": (
-        "samplers rewards errors data training.advantages training.model_files training.distributed "
-        "training.scoring flow.pipeline flow.pipeline.loading flow.config flow.rollouts"
+        "samplers rewards errors data training.advantages training.model_files training.prompts "
+        "training.distributed training.scoring flow.pipeline flow.pipeline.loading flow.config flow.rollouts"
     ),
     "flowgrpo.flow.updates": (
-        "samplers schema data training.advantages training.distributed training.weights training.planning "
-        "training.reports training.state training.fitting training.wing flow.methods.objectives flow.methods "
-        "flow.pipeline flow.config flow.rollouts flow.offline"
+        "samplers schema data training.advantages training.prompts training.distributed training.weights "
+        "training.planning training.reports training.state training.fitting training.wing "
+        "flow.methods.objectives flow.methods flow.pipeline flow.config flow.rollouts flow.offline"
     ),
     "flowgrpo.flow.planning": (
         "samplers rewards errors schema data training.advantages training.run training.distributed "
@@ -116,10 +120,10 @@ BELOW = {
         "flow.updates"
     ),
     "flowgrpo.flow.trainer": (
-        "samplers data training.advantages training.run training.distributed training.weights "
-        "training.reports training.scoring training.state training.fitting training.wing training.loop "
-        "training.assembly flow.methods flow.pipeline flow.config flow.rollouts flow.offline flow.updates "
-        "flow.planning"
+        "samplers data training.advantages training.prompts training.run training.distributed "
+        "training.weights training.reports training.scoring training.state training.fitting training.wing "
+        "training.loop training.assembly flow.methods flow.pipeline flow.config flow.rollouts flow.offline "
+        "flow.updates flow.planning"
     ),
     "flowgrpo.flow.setup": (
         "rewards errors schema data training.run training.distributed training.weights training.reports "
@@ -175,8 +179,8 @@ BELOW = {
         "training.checkpoints mdlm.decoding.network mdlm.config"
     ),
     "flowgrpo.mdlm.rollouts": (
-        "rewards data training.advantages training.run training.distributed training.weights training.reports "
-        "training.scoring training.fitting mdlm.decoding.decode mdlm.methods.likelihoods "
+        "rewards data training.advantages training.prompts training.run training.distributed training.weights "
+        "training.reports training.scoring training.fitting mdlm.decoding.decode mdlm.methods.likelihoods "
         "mdlm.methods.schedules mdlm.methods mdlm.policy mdlm.config"
     ),
     "flowgrpo.mdlm.controller": (
@@ -195,9 +199,9 @@ BELOW = {
         "mdlm.config mdlm.rollouts"
     ),
     "flowgrpo.mdlm.trainer": (
-        "data training.advantages training.distributed training.weights training.reports training.scoring "
-        "training.state training.fitting training.wing training.loop training.assembly mdlm.decoding.decode "
-        "mdlm.methods.schedules mdlm.policy mdlm.config mdlm.rollouts mdlm.update"
+        "data training.advantages training.prompts training.distributed training.weights training.reports "
+        "training.scoring training.state training.fitting training.wing training.loop training.assembly "
+        "mdlm.decoding.decode mdlm.methods.schedules mdlm.policy mdlm.config mdlm.rollouts mdlm.update"
     ),
     "flowgrpo.mdlm.setup": (
         "rewards training.run training.distributed training.weights training.scoring training.loop "
@@ -214,16 +218,16 @@ BELOW = {
         "mdlm.planning mdlm.setup mdlm.outputs"
     ),
     "flowgrpo.config": "rewards errors schema data flow.config mdlm.config",
-    "flowgrpo.commands.gallery": "rewards errors data training.run training.reports",
-    "flowgrpo.commands.report": "rewards errors data training.run training.reports commands.gallery",
+    "flowgrpo.commands.page_parts": "rewards errors data training.run training.reports",
+    "flowgrpo.commands.report": "rewards errors data training.run training.reports commands.page_parts",
     "flowgrpo.commands": (
         "samplers rewards errors schema data training.model_files training.run training.distributed "
         "training.weights training.planning training.reports training.scoring training.fitting "
         "training.checkpoints flow.pipeline flow.planning flow.setup flow.outputs flow.diagnostics "
         "mdlm.policy mdlm.models mdlm.controller mdlm.planning mdlm.setup mdlm.outputs mdlm.doctor config "
-        "commands.gallery commands.report"
+        "commands.page_parts commands.report"
     ),
-    "flowgrpo.cli": "rewards errors schema data training.run training.reports config commands.gallery commands",
+    "flowgrpo.cli": "rewards errors schema data training.run training.reports config commands.page_parts commands",
     "flowgrpo": "flow.pipeline flow.pipeline.loading commands",
     "flowgrpo.__main__": "cli",
 }

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flowgrpo.commands.compare.runs import Run
-from flowgrpo.commands.gallery.cards import Card, Shown
-from flowgrpo.commands.gallery.media import pixel_difference
-from flowgrpo.commands.gallery.numbers import difference, number
+from flowgrpo.commands.page_parts.cards import Card, Shown
+from flowgrpo.commands.page_parts.media import pixel_difference
+from flowgrpo.commands.page_parts.numbers import difference, number
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Any
 from flowgrpo.commands.compare.differences import differences
 from flowgrpo.commands.compare.matches import Match, changes, disagreements, matches, shown_steps
 from flowgrpo.commands.compare.runs import Run, find_redefined, have_same_totals, read_runs
-from flowgrpo.commands.gallery.curve import HEIGHT, PART, WIDTH, Series, chart
-from flowgrpo.commands.gallery.history import COSTS
-from flowgrpo.commands.gallery.media import LONGEST
-from flowgrpo.commands.gallery.numbers import counts, difference, minutes, number
-from flowgrpo.commands.gallery.pages import template
-from flowgrpo.commands.gallery.totals import name_of
+from flowgrpo.commands.page_parts.curve import HEIGHT, PART, WIDTH, Series, chart
+from flowgrpo.commands.page_parts.history import COSTS
+from flowgrpo.commands.page_parts.media import LONGEST
+from flowgrpo.commands.page_parts.numbers import counts, difference, minutes, number
+from flowgrpo.commands.page_parts.pages import template
+from flowgrpo.commands.page_parts.totals import name_of
 
 # Keys in which any two runs differ: their names and folders, and the process that started them.
 UNASKED = {"settings": ("run.name", "run.dir"), "environment": ("folder", "torchrun")}

@@ -10,11 +10,11 @@ from string import ascii_uppercase
 from typing import Any
 
 from flowgrpo.commands.compare.differences import in_words
-from flowgrpo.commands.gallery.cards import Card, Key, read_cards
-from flowgrpo.commands.gallery.folder import input_errors, read_config
-from flowgrpo.commands.gallery.history import COSTS, Metrics, held_out_means, of_phase, points, spent
-from flowgrpo.commands.gallery.numbers import Mean
-from flowgrpo.commands.gallery.totals import Totals, name_of, watched_names
+from flowgrpo.commands.page_parts.cards import Card, Key, read_cards
+from flowgrpo.commands.page_parts.folder import input_errors, read_config
+from flowgrpo.commands.page_parts.history import COSTS, Metrics, held_out_means, of_phase, points, spent
+from flowgrpo.commands.page_parts.numbers import Mean
+from flowgrpo.commands.page_parts.totals import Totals, name_of, watched_names
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 from flowgrpo.training.run.run_files import read_metrics

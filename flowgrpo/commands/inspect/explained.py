@@ -6,8 +6,8 @@ from pathlib import Path
 
 from flowgrpo import config
 from flowgrpo.commands.endings import suggest_option
-from flowgrpo.commands.gallery.pages import check_out, write_page
 from flowgrpo.commands.inspect.explanation import Explained
+from flowgrpo.commands.page_parts.pages import check_out, write_page
 from flowgrpo.errors import InputError
 from flowgrpo.flow.diagnostics import explain_sample
 from flowgrpo.training.checkpoints import checkpoint

@@ -6,8 +6,8 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
-from flowgrpo.commands.gallery.numbers import number
-from flowgrpo.commands.gallery.pages import template
+from flowgrpo.commands.page_parts.numbers import number
+from flowgrpo.commands.page_parts.pages import template
 from flowgrpo.training.reports.tree_store import encode_picture
 
 if TYPE_CHECKING:

@@ -9,15 +9,15 @@ from typing import Any
 from urllib.parse import quote
 
 from flowgrpo.commands.compare.page import comparison
-from flowgrpo.commands.gallery.cards import gaps, read_cards
-from flowgrpo.commands.gallery.curve import curve
-from flowgrpo.commands.gallery.folder import input_errors, read_config, read_log, trained_weights
-from flowgrpo.commands.gallery.history import held_out_means, of_phase, part_curves, points, spent
-from flowgrpo.commands.gallery.media import LONGEST
-from flowgrpo.commands.gallery.numbers import counts, difference, minutes, number
-from flowgrpo.commands.gallery.pages import check_out, template, write_page
-from flowgrpo.commands.gallery.totals import Totals, watched_names
-from flowgrpo.commands.gallery.trees import TREES, check_trees
+from flowgrpo.commands.page_parts.cards import gaps, read_cards
+from flowgrpo.commands.page_parts.curve import curve
+from flowgrpo.commands.page_parts.folder import input_errors, read_config, read_log, trained_weights
+from flowgrpo.commands.page_parts.history import held_out_means, of_phase, part_curves, points, spent
+from flowgrpo.commands.page_parts.media import LONGEST
+from flowgrpo.commands.page_parts.numbers import counts, difference, minutes, number
+from flowgrpo.commands.page_parts.pages import check_out, template, write_page
+from flowgrpo.commands.page_parts.totals import Totals, watched_names
+from flowgrpo.commands.page_parts.trees import TREES, check_trees
 from flowgrpo.training.run.run_files import read_metrics
 from rewards.base import one_line
 

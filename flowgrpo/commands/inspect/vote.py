@@ -33,8 +33,8 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from flowgrpo.commands.gallery.pages import check_out, template, write_page
 from flowgrpo.commands.inspect.watch import HEADERS, build_guarded_app
+from flowgrpo.commands.page_parts.pages import check_out, template, write_page
 from flowgrpo.commands.terminal import print_line
 from flowgrpo.errors import InputError
 from flowgrpo.training.run.run_files import read_manifest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flowgrpo.commands.gallery.pages import check_out, write_page
+from flowgrpo.commands.page_parts.pages import check_out, write_page
 from flowgrpo.commands.report.markdown import markdown
 from flowgrpo.commands.report.page import page
 from flowgrpo.commands.report.read import read

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.commands.gallery.folder import trained_weights
-from flowgrpo.commands.gallery.totals import name_of, watched_names
+from flowgrpo.commands.page_parts.folder import trained_weights
+from flowgrpo.commands.page_parts.totals import name_of, watched_names
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 

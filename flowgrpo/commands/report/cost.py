@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from flowgrpo.commands.gallery.history import Metrics, of_phase
+from flowgrpo.commands.page_parts.history import Metrics, of_phase
 from flowgrpo.training.reports.progress import duration
 
 # Name, phase of the metric lines, and their keys of seconds, model evaluations and decoded samples.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flowgrpo.commands.gallery.curve import curve
-from flowgrpo.commands.gallery.history import Metrics, of_phase, points
-from flowgrpo.commands.gallery.numbers import Mean
+from flowgrpo.commands.page_parts.curve import curve
+from flowgrpo.commands.page_parts.history import Metrics, of_phase, points
+from flowgrpo.commands.page_parts.numbers import Mean
 
 MOST = 12  # rows of the table
 

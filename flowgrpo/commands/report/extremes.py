@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.commands.gallery.cards import Card, read_lines, show
-from flowgrpo.commands.gallery.totals import Totals
+from flowgrpo.commands.page_parts.cards import Card, read_lines, show
+from flowgrpo.commands.page_parts.totals import Totals
 from flowgrpo.errors import InputError
 
 MOST = 4  # of either

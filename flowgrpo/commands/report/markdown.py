@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from flowgrpo.commands.gallery.cards import Card
-from flowgrpo.commands.gallery.numbers import Mean, counts, difference, number
+from flowgrpo.commands.page_parts.cards import Card
+from flowgrpo.commands.page_parts.numbers import Mean, counts, difference, number
 from flowgrpo.commands.report.cost import Cost
 from flowgrpo.commands.report.extremes import Extremes
 from flowgrpo.commands.report.read import Report

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from flowgrpo.commands.gallery.media import LONGEST
-from flowgrpo.commands.gallery.numbers import counts, difference, number
-from flowgrpo.commands.gallery.pages import template
+from flowgrpo.commands.page_parts.media import LONGEST
+from flowgrpo.commands.page_parts.numbers import counts, difference, number
+from flowgrpo.commands.page_parts.pages import template
 from flowgrpo.commands.report.read import Report
 
 PACKAGE = "flowgrpo.commands.report"

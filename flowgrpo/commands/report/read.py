@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from flowgrpo.commands.gallery.folder import input_errors, read_config, read_log
-from flowgrpo.commands.gallery.history import PartCurve, held_out_means, of_phase, part_curves
-from flowgrpo.commands.gallery.numbers import Mean
-from flowgrpo.commands.gallery.totals import Totals, watched_names
+from flowgrpo.commands.page_parts.folder import input_errors, read_config, read_log
+from flowgrpo.commands.page_parts.history import PartCurve, held_out_means, of_phase, part_curves
+from flowgrpo.commands.page_parts.numbers import Mean
+from flowgrpo.commands.page_parts.totals import Totals, watched_names
 from flowgrpo.commands.report import curves
 from flowgrpo.commands.report.asked import Facts, clips, describe_environment, describe_settings
 from flowgrpo.commands.report.cost import Cost, cost

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from flowgrpo.commands.gallery.curve import PART, curve
-from flowgrpo.commands.gallery.history import Metrics, points
-from flowgrpo.commands.gallery.numbers import number
+from flowgrpo.commands.page_parts.curve import PART, curve
+from flowgrpo.commands.page_parts.history import Metrics, points
+from flowgrpo.commands.page_parts.numbers import number
 
 # Key in the metric lines, name, and meaning.
 KNOWN = (

@@ -7,8 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowgrpo.commands.gallery.forest import Forest
-from flowgrpo.commands.gallery.numbers import number
+from flowgrpo.commands.page_parts.forest import Forest
+from flowgrpo.commands.page_parts.numbers import number
 from flowgrpo.training.reports.tree_store import TreeFolder
 
 WIDTH, HEIGHT, TOP, BOTTOM = 640, 180, 22, 40

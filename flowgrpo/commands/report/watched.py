@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flowgrpo.commands.gallery.history import Metrics, of_phase
+from flowgrpo.commands.page_parts.history import Metrics, of_phase
 from flowgrpo.training.reports.reward_hacking import overoptimization_streak, overoptimized
 
 NONE = (

@@ -17,9 +17,9 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.offline.model_fingerprint import fingerprint
 from flowgrpo.flow.rollouts.rollout import Batch
-from flowgrpo.training.advantages.prompt_groups import Groups
 from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.distributed.assignment import Assignment, assign_minibatches
+from flowgrpo.training.prompts.prompt_groups import Groups
 from flowgrpo.training.scoring.scorer import Scores
 from rewards.base import default_name
 from samplers import noise

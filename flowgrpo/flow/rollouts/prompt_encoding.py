@@ -12,10 +12,10 @@ from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
-from flowgrpo.training.advantages.prompt_groups import build_groups
-from flowgrpo.training.advantages.prompt_statistics import PromptStats
 from flowgrpo.training.distributed.assignment import assign_pool, assign_roots
 from flowgrpo.training.distributed.data_share import WHOLE, DataShard
+from flowgrpo.training.prompts.prompt_groups import build_groups
+from flowgrpo.training.prompts.prompt_statistics import PromptStats
 
 
 @torch.no_grad()

@@ -13,9 +13,9 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.flow.methods.credit.rules import trunk_ends
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.rollouts.state_preview import StatePreview
-from flowgrpo.training.advantages.prompt_groups import Groups
 from flowgrpo.training.distributed.assignment import Assignment
 from flowgrpo.training.distributed.data_share import WHOLE, DataShard
+from flowgrpo.training.prompts.prompt_groups import Groups
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.scoring.group_scores import Gather, Piece, score_pieces
 from flowgrpo.training.scoring.scorer import Scores

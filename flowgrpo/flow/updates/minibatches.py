@@ -20,8 +20,8 @@ from flowgrpo.flow.updates.replay import build_replay_tree
 from flowgrpo.flow.updates.tree_record import build_kept_trees
 from flowgrpo.flow.updates.update import Credited
 from flowgrpo.training.advantages.credit_units import CreditUnits
-from flowgrpo.training.advantages.prompt_groups import Groups
 from flowgrpo.training.fitting.batch_sizes import ROLLOUT
+from flowgrpo.training.prompts.prompt_groups import Groups
 from flowgrpo.training.reports.tree_store import KeptTree
 from flowgrpo.training.state import RunState
 from flowgrpo.training.weights.optimizer_step import UpdateStats

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training.advantages.prompt_groups import Groups
 from flowgrpo.training.distributed import minibatches
 from flowgrpo.training.distributed.data_share import DataShard
 from flowgrpo.training.distributed.minibatches import Member
+from flowgrpo.training.prompts.prompt_groups import Groups
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from flowgrpo.training.advantages.prompt_groups import Groups
+from flowgrpo.training.prompts.prompt_groups import Groups
 from flowgrpo.training.scoring.scorer import Scores
 
 

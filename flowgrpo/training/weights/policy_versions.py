@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from flowgrpo.training.advantages.prompt_statistics import PromptStats
 from flowgrpo.training.distributed.dtensors import placed_as
+from flowgrpo.training.prompts.prompt_statistics import PromptStats
 from flowgrpo.training.weights.old_policies import clones
 from flowgrpo.training.weights.trained_weights import Weights
 

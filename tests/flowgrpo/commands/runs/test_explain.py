@@ -132,7 +132,7 @@ def test_where_a_key_is_used():
         lines = (ROOT / file).read_text().splitlines()
         assert all("train.group_size" in lines[int(number) - 1] for number in numbers.split(", "))
     files = [place.partition(":")[0] for place in places]
-    assert "flowgrpo/training/advantages/prompt_groups.py" in files
+    assert "flowgrpo/training/prompts/prompt_groups.py" in files
     assert "flowgrpo/flow/methods/presets.py" not in files  # a word in a text is no use of it
 
 

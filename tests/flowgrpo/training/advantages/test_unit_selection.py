@@ -7,7 +7,6 @@ import torch
 from flowgrpo.schema.sections import Select
 from flowgrpo.training.advantages.baseline import Best, Median
 from flowgrpo.training.advantages.credit_units import CreditUnits
-from flowgrpo.training.advantages.prompt_statistics import PromptStats
 from flowgrpo.training.advantages.unit_selection import (
     extremes,
     knapsack,
@@ -17,6 +16,7 @@ from flowgrpo.training.advantages.unit_selection import (
     robust_weights,
     select_units,
 )
+from flowgrpo.training.prompts.prompt_statistics import PromptStats
 from samplers import noise
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flowgrpo.commands.gallery.totals import Totals
+from flowgrpo.commands.page_parts.totals import Totals
 from flowgrpo.training.advantages.reward_combination import Combination
 
 USES = [

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from flowgrpo.commands.gallery.curve import APART, TOP, Series, chart, marks
-from flowgrpo.commands.gallery.numbers import compact
+from flowgrpo.commands.page_parts.curve import APART, TOP, Series, chart, marks
+from flowgrpo.commands.page_parts.numbers import compact
 
 
 def two(second):

@@ -13,11 +13,11 @@ from data_urls import embedded
 from PIL import Image
 from planted_run import written
 
-from flowgrpo.commands.gallery import cards, media
-from flowgrpo.commands.gallery.curve import _ticks, curve
-from flowgrpo.commands.gallery.media import data_url, outline
-from flowgrpo.commands.gallery.numbers import Mean, difference, number
 from flowgrpo.commands.inspect.gallery import write_gallery
+from flowgrpo.commands.page_parts import cards, media
+from flowgrpo.commands.page_parts.curve import _ticks, curve
+from flowgrpo.commands.page_parts.media import data_url, outline
+from flowgrpo.commands.page_parts.numbers import Mean, difference, number
 from flowgrpo.training.reports import video_files
 from flowgrpo.training.reports.samples import save_sample
 from rewards import BUILT_IN

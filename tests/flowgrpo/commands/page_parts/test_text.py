@@ -7,9 +7,9 @@ import pytest
 import yaml
 from planted_run import written as lines_of
 
-from flowgrpo.commands.gallery import cards
-from flowgrpo.commands.gallery.text import answer
 from flowgrpo.commands.inspect.gallery import write_gallery
+from flowgrpo.commands.page_parts import cards
+from flowgrpo.commands.page_parts.text import answer
 
 
 class Reader:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.commands.gallery.folder import read_config
-from flowgrpo.commands.gallery.forest import Forest
-from flowgrpo.commands.gallery.numbers import difference, number, share
-from flowgrpo.commands.gallery.pages import check_out, template, write_page
+from flowgrpo.commands.page_parts.folder import read_config
+from flowgrpo.commands.page_parts.forest import Forest
+from flowgrpo.commands.page_parts.numbers import difference, number, share
+from flowgrpo.commands.page_parts.pages import check_out, template, write_page
 from flowgrpo.errors import InputError
 from flowgrpo.training.reports.tree_store import KeptNode, TreeFolder
 

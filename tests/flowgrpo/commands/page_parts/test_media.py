@@ -10,7 +10,7 @@ from data_urls import embedded
 from film_files import H264, HEVC, VP9, blocks, write_film
 from PIL import Image
 
-from flowgrpo.commands.gallery.media import data_url
+from flowgrpo.commands.page_parts.media import data_url
 from flowgrpo.training.reports import video_files
 from flowgrpo.training.reports.samples import save_sample
 from rewards.files.media import MediaError, film

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from flowgrpo.commands.gallery.curve import PART, curve
-from flowgrpo.commands.gallery.numbers import Mean, counts
+from flowgrpo.commands.page_parts.curve import PART, curve
+from flowgrpo.commands.page_parts.numbers import Mean, counts
 
 Metrics = Sequence[dict[str, Any]]
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from planted import FIRST, NODES, node, run_with, shade, tree
 
-from flowgrpo.commands.gallery.forest import Forest
-from flowgrpo.commands.gallery.trees import Drawing, shown_steps, write_trees
 from flowgrpo.commands.inspect.gallery import check_readable, write_gallery
+from flowgrpo.commands.page_parts.forest import Forest
+from flowgrpo.commands.page_parts.trees import Drawing, shown_steps, write_trees
 from flowgrpo.errors import InputError
 from flowgrpo.training.reports.tree_store import KeptNode, TreeFolder, encode_picture
 

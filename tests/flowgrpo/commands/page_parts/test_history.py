@@ -6,8 +6,8 @@ import pytest
 from planted_run import evaluated, run_of, trained, with_samples
 
 from flowgrpo import config
-from flowgrpo.commands.gallery.history import held_out_words
 from flowgrpo.commands.inspect.gallery import write_gallery
+from flowgrpo.commands.page_parts.history import held_out_words
 from flowgrpo.commands.report import write_report
 from flowgrpo.training.reports import model_card
 

@@ -10,7 +10,7 @@ import torch
 from flowgrpo.data.prompts import shuffle
 from flowgrpo.schema.sections import Pick, RunConfig
 from flowgrpo.training.advantages import unit_selection
-from flowgrpo.training.advantages.prompt_statistics import PromptStats
+from flowgrpo.training.prompts.prompt_statistics import PromptStats
 from samplers import noise
 
 

@@ -4,7 +4,7 @@ import pytest
 from planted import sampled, trained_run
 
 from flowgrpo.commands.compare.runs import find_redefined, have_same_totals, read_runs, unique_names
-from flowgrpo.commands.gallery.history import spent
+from flowgrpo.commands.page_parts.history import spent
 from flowgrpo.errors import InputError
 
 EVALUATED = {0: {"reward/mean": 0.25}, 2: {"reward/mean": 0.5}, 4: {"reward/mean": None}, 6: {"reward/mean": 0.75}}

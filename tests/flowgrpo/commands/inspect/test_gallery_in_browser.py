@@ -8,8 +8,8 @@ from PIL import Image
 from planted import NODES, node, run_with, shade, tree
 from planted_run import written
 
-from flowgrpo.commands.gallery.trees import write_trees
 from flowgrpo.commands.inspect.gallery import write_gallery
+from flowgrpo.commands.page_parts.trees import write_trees
 from flowgrpo.training.reports.samples import save_sample
 
 

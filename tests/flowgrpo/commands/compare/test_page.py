@@ -9,8 +9,8 @@ import torch
 from planted import sampled, trained_run
 from planted_run import written
 
-from flowgrpo.commands.gallery import cards
 from flowgrpo.commands.inspect.gallery import write_gallery
+from flowgrpo.commands.page_parts import cards
 from flowgrpo.training.reports.samples import save_sample
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from markupsafe import escape
 
-from flowgrpo.commands.gallery.numbers import compact, number
+from flowgrpo.commands.page_parts.numbers import compact, number
 
 WIDTH, HEIGHT = 640, 240
 PART = 340, 180  # the size of one of several

@@ -12,10 +12,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from flowgrpo.commands.gallery.media import data_url, outline
-from flowgrpo.commands.gallery.numbers import difference, number, share
-from flowgrpo.commands.gallery.text import answer
-from flowgrpo.commands.gallery.totals import Totals
+from flowgrpo.commands.page_parts.media import data_url, outline
+from flowgrpo.commands.page_parts.numbers import difference, number, share
+from flowgrpo.commands.page_parts.text import answer
+from flowgrpo.commands.page_parts.totals import Totals
 from flowgrpo.errors import InputError
 from flowgrpo.training.run.run_files import read_manifest
 from rewards.files import suffixes

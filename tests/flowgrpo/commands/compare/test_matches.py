@@ -7,7 +7,7 @@ from planted import sampled
 
 from flowgrpo.commands.compare.matches import changes, disagreements, matches, shown_steps
 from flowgrpo.commands.compare.runs import read_runs
-from flowgrpo.commands.gallery.media import pixel_difference
+from flowgrpo.commands.page_parts.media import pixel_difference
 
 
 def read(tmp_path, **folders):

@@ -1,0 +1,1 @@
+"""Choose the prompts of an iteration, by what is known of them."""
