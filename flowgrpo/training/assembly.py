@@ -9,7 +9,6 @@ from flowgrpo.training.oom_retry import Retry, guard_calls
 from flowgrpo.training.reports.samples import FRAME_RATE, SampleFolder
 from flowgrpo.training.reports.tree_store import TreeFolder
 from flowgrpo.training.run.background import Background
-from flowgrpo.training.scoring.rollout_batch import Rollouts
 from flowgrpo.training.state import RunState
 from flowgrpo.training.wing import Wing
 from flowgrpo.training.workers.async_evaluation import AsyncEvaluation
@@ -23,22 +22,22 @@ def build_loop(run: RunState, wing: Wing, *, frame_rate: float = FRAME_RATE) -> 
     Args:
         frame_rate: of videos among the samples, in frames a second.
     """
-    rank, batch_sizes = run.accelerator.process_index, BatchSizes(run, wing.probe_calls, wing.copies_to_come)
+    batch_sizes = BatchSizes(run, wing.probe_calls, wing.copies_to_come)
     calls = guard_calls(wing, Retry(run, batch_sizes))
-    background, samples, trees = Background(), SampleFolder(run.folder), TreeFolder(run.folder)
-    samples.frame_rate = frame_rate
+    background, samples, trees = Background(), SampleFolder(run.folder, frame_rate), TreeFolder(run.folder)
     local = LocalRollouts(run, calls.rollout)
     evaluation = AsyncEvaluation(run, calls.eval_samples, background=background, samples=samples)
-    rollouts: Rollouts = local
-    worker = evaluation.serve if run.roles.evaluates(rank) else None
-    if run.roles.generators:
-        generated = AsyncRollout(run, wing, local)
-        rollouts, worker = generated, generated.generate if run.roles.generates(rank) else worker
+    ahead = AsyncRollout(run, wing, local) if run.roles.generators else None
+    rank, worker = run.accelerator.process_index, None
+    if run.roles.evaluates(rank):
+        worker = evaluation.serve
+    elif ahead is not None and run.roles.generates(rank):
+        worker = ahead.generate
     return Loop(
         state=run,
         wing=wing,
         calls=calls,
-        rollouts=rollouts,
+        rollouts=local if ahead is None else ahead,
         evaluation=evaluation,
         checkpoints=RunCheckpoints(run, wing, background=background, samples=samples, trees=trees),
         batch_sizes=batch_sizes,

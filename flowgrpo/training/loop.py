@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from flowgrpo.training import iteration_metrics
+from flowgrpo.training import comparison, iteration_metrics
 from flowgrpo.training.checkpoints.run_checkpoints import RunCheckpoints
-from flowgrpo.training.comparison import compare
 from flowgrpo.training.fitting.batch_sizes import BatchSizes
 from flowgrpo.training.oom_retry import ModelCalls, name_sizes
 from flowgrpo.training.reports import learning_signal, tree_store
-from flowgrpo.training.run import background, stop_reasons
+from flowgrpo.training.run import stop_reasons
+from flowgrpo.training.run.background import Background
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.scoring.rollout_batch import Rollouts
 from flowgrpo.training.state import RunState
@@ -50,7 +50,7 @@ class Loop:
     evaluation: AsyncEvaluation
     checkpoints: RunCheckpoints
     batch_sizes: BatchSizes
-    background: background.Background
+    background: Background
     trees: tree_store.TreeFolder
     worker: Callable[[], None] | None = None
 
@@ -76,7 +76,7 @@ class Loop:
             if self.worker is not None:
                 with stop_reasons.stop_requests():  # those that train decide
                     return self.worker()
-            saved = self.checkpoints.saved_at(stop_reasons.EngineLost)
+            saved = self.checkpoints.save_on(stop_reasons.EngineLost)
             with self.rollouts.ended(), self.evaluation.ended(), saved:
                 self.wing.start(self.calls.rollout, self.batch_sizes.to_come)
                 if state.done == 0:
@@ -95,7 +95,7 @@ class Loop:
         rollout = self.rollouts.next(state.done)
         watch.lap(state)
         # Trajectories, branches or gains of steps, and their advantages over all processes.
-        compared = compare(state, self.wing, self.wing.units(rollout.batch), rollout.batch)
+        compared = comparison.compare(state, self.wing, self.wing.units(rollout.batch), rollout.batch)
         with phase("update"):
             minibatches = self.calls.minibatches(rollout.batch, compared)
             minibatches.prepare()
@@ -129,9 +129,11 @@ class Loop:
                 self.checkpoints.save()
             if out_of_patience:
                 reason = f"nothing to learn since step {state.done - empty}, {learning_signal.why(line)}"
-                raise stop_reasons.NothingToLearn(f"stopped after step {state.done}: {reason}", self.checkpoints.rest())
+                raise stop_reasons.NothingToLearn(
+                    f"stopped after step {state.done}: {reason}", self.checkpoints.describe_rest()
+                )
             if stopping and not last:
-                raise stop_reasons.Interrupted(f"interrupted after step {state.done}", self.checkpoints.rest())
+                raise stop_reasons.Interrupted(f"interrupted after step {state.done}", self.checkpoints.describe_rest())
 
     def _check_end(self) -> None:
         """End a run badly that took all its iterations and has nothing to show for it; see `run`."""
@@ -139,9 +141,13 @@ class Loop:
         verdicts = learning_signal.never_learnt(lines, patience), learning_signal.broken(lines, patience)
         (never, broken), *_ = state.collectives.gather([verdicts])  # the first process has all lines
         if never is not None:
-            raise stop_reasons.NothingToLearn(f"ended after step {state.done}: {never}", *self.checkpoints.another())
+            raise stop_reasons.NothingToLearn(
+                f"ended after step {state.done}: {never}", *self.checkpoints.advise_new_run()
+            )
         if broken is not None:
-            raise stop_reasons.Broken(f"ended after step {state.done}: {broken}", *self.checkpoints.way_on())
+            raise stop_reasons.Broken(
+                f"ended after step {state.done}: {broken}", *self.checkpoints.advise_after_damage()
+            )
 
     def _record(self, parts: Sequence[tree_store.KeptTree]) -> None:
         """Write the trees of an iteration that is due, in the background, from the parts of all processes."""

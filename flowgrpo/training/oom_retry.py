@@ -146,9 +146,8 @@ class GuardedMinibatches(Minibatches):
         each = self._minibatches
 
         def take() -> UpdateStats:
-            self._retry.attempt(
-                each.sized_by, each.prepare, undo=each.forget
-            )  # for another size of calls, after an attempt that failed
+            # For another size of calls, after an attempt that failed.
+            self._retry.attempt(each.sized_by, each.prepare, undo=each.forget)
             return each.step(number)
 
         give_up = _nothing if number else self._graphs.give_up  # later steps keep no graphs

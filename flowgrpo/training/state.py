@@ -40,8 +40,8 @@ class RunState:
         share: the one that it works on now.
         done: finished iterations.
         beta: coefficient of the KL term, which may adapt.
-        reward_names, credited: the rewards trained on and how they are combined; stored groups bring their own.
-        combination: of the run's rewards, used by evaluations.
+        combination: of the run's rewards, for evaluations.
+        credited, reward_names: combination and names of the rewards trained on; stored groups bring their own.
     """
 
     config: RunConfig
@@ -95,7 +95,7 @@ class RunState:
         return self.config.run.folder
 
     @property
-    def checkpoints(self) -> Path:
+    def checkpoint_folder(self) -> Path:
         """The folder of the run's checkpoints."""
         return self.folder / "checkpoints"
 

@@ -97,7 +97,7 @@ def _countdown(answer: str, numbers: Any, target: Any) -> float:
 
 
 def sudoku(texts: Texts, prompts: Texts, *, puzzle: Sequence, solution: Sequence, bare: Bare = None) -> Scores:
-    """Return the share of empty cells that are filled correctly, in [0, 1]; 0 without an answer (d1, 2504.12216).
+    """Return the share of empty cells that are filled correctly, in [0, 1]; 0 without an answer (d1, arXiv 2504.12216).
 
     `puzzle` and `solution` are texts of 16 digits, 0 where a cell is empty. The first 16 digits of the answer are read row
     by row, whatever stands between them; missing ones are wrong.

@@ -67,8 +67,8 @@ BELOW = {
         "training.workers"
     ),
     "flowgrpo.training.assembly": (
-        "training.run training.reports training.scoring training.state training.fitting training.wing "
-        "training.checkpoints training.oom_retry training.workers training.loop"
+        "training.run training.reports training.state training.fitting training.wing training.checkpoints "
+        "training.oom_retry training.workers training.loop"
     ),
     "flowgrpo.flow": "",
     "flowgrpo.flow.pipeline.networks": "rewards errors",

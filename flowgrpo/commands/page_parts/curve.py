@@ -58,8 +58,8 @@ def chart(
 
     Args:
         size: width and height in pixels.
-        unit: of x; `step` is a whole number.
-        bands: spread of a series, by its kind.
+        unit: name of the x axis; for `step` the ticks are whole numbers.
+        bands: shaded spread of a series, by `Series.kind`.
         label: for screen readers; by default "reward by `unit`".
     """
     width, height = size

@@ -16,7 +16,7 @@ MOST = 4  # of either
 
 @dataclass(frozen=True)
 class Extremes:
-    """The best and the worst samples, the most extreme first, of `count` with a reward; each card has one sample."""
+    """The best and the worst samples, most extreme first; `count` samples have a reward, and each card has one."""
 
     step: int
     count: int

@@ -158,7 +158,9 @@ def spearman(a: Tensor, b: Tensor) -> float:
 
 
 def halves_kept(a: Tensor, b: Tensor) -> float:
-    """Return the share of places in the same half of both tensors (B,), the better half rounded up; NaN for fewer than two.
+    """Return the share of indices in the better half of both tensors (B,), or in the worse half of both.
+
+    The better half has one more of an odd number. NaN for fewer than two.
 
     Equal values on both sides of the middle count as in the mean over random orders.
     """

@@ -50,10 +50,10 @@ class Drawn(Protocol):
 
     @property
     def correction(self) -> torch.Tensor:
-        """Weight (nodes,) of the edge to each node for having been walked by another policy."""
+        """Importance weight (nodes,) of the edge into each node, because the engine sampled it by its own policy."""
 
     def line(self, run: Any) -> dict[str, Any]:
-        """Metrics of the mismatch between the engine and the policy."""
+        """Return the metrics of the mismatch between the engine and the policy."""
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,10 @@ class Drawn(Protocol):
 
     @property
     def correction(self) -> Tensor:
-        """Weight (B, L) of each token for having been drawn by another policy."""
+        """Importance weight (B, L) of each token, because the engine sampled it by its own policy."""
 
     def line(self, run: Any, scored: Tensor) -> dict[str, Any]:
-        """Metrics of the mismatch between the engine and the policy, of the tokens (B, L) bool that are trained on."""
+        """Return the metrics of the mismatch between engine and policy; `scored` (B, L) bool are the trained tokens."""
 
 
 Rolled = tuple[Rollout, Drawn | None]  # completions of an engine, and what it tells of them

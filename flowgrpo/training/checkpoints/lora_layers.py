@@ -257,7 +257,7 @@ def _split_shift(
 
 
 def names_in(network: str, paths: Iterable[str]) -> dict[str, Target]:
-    """Return the table of a network's own names, for `Index`."""
+    """Map each layer path of a network to itself, as `Index` needs."""
     return {path: Target(network, (path,)) for path in paths}
 
 

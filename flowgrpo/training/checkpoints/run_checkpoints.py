@@ -38,7 +38,9 @@ class RunCheckpoints:
         self._damaged: str | None = None  # what is wrong with checkpoints that a resume passed over
         self._found: str | None = None  # what a resume goes on from
         peers = agreement.of_first(run.roles.trainers)
-        self._writer = snapshot.Writer(run.checkpoints, background, keep=run.config.run.checkpoint.keep, peers=peers)
+        self._writer = snapshot.Writer(
+            run.checkpoint_folder, background, keep=run.config.run.checkpoint.keep, peers=peers
+        )
 
     def announce(self) -> None:
         """Say what a resume goes on from."""
@@ -50,7 +52,7 @@ class RunCheckpoints:
     def mark_start(self) -> None:
         """Note that the run has no checkpoint yet."""
         if self._run.accelerator.is_main_process:
-            resume.mark_start(self._run.checkpoints)
+            resume.mark_start(self._run.checkpoint_folder)
 
     def save(self) -> None:
         """Begin to write a checkpoint of the finished iterations, once the one before is written.
@@ -64,7 +66,9 @@ class RunCheckpoints:
         broken = sum(not bool(local(tensor).isfinite().all()) for tensor in run.weights.tensors().values())
         if run.collectives.sum(torch.tensor(float(broken))) > 0:
             run.report.warn(f"step {run.done}: the trained weights are not finite")
-            raise Diverged(f"stopped after step {run.done}: the trained weights are not finite", *self.way_on())
+            raise Diverged(
+                f"stopped after step {run.done}: the trained weights are not finite", *self.advise_after_damage()
+            )
         states = run.collectives.gather([random_states.random_state()])
         taken = snapshot.take(
             run.done,
@@ -82,21 +86,21 @@ class RunCheckpoints:
         self._writer.begin(taken, partial(self._is_sound, run.done))
 
     def save_if_missing(self) -> None:
-        """Begin to write a checkpoint of the finished iterations unless there is one."""
+        """Begin to write a checkpoint of the finished iterations unless there is a sound one."""
         self._background.wait()
         run = self._run
-        there, *_ = run.collectives.gather([checkpoint.latest(run.checkpoints) == run.done])
+        there, *_ = run.collectives.gather([checkpoint.latest(run.checkpoint_folder) == run.done])
         if run.done and not there:
             self.save()
 
     @contextmanager
-    def saved_at(self, kind: type[Stopped]) -> Iterator[None]:
+    def save_on(self, kind: type[Stopped]) -> Iterator[None]:
         """Save what is done if the run stops for this reason inside the context, and tell the error where it rests."""
         try:
             yield
         except kind as stopped:
             self.save_if_missing()
-            stopped.rest = self.rest()
+            stopped.rest = self.describe_rest()
             raise
 
     def resume(self) -> None:
@@ -106,13 +110,15 @@ class RunCheckpoints:
             InputError: processes see different checkpoints.
         """
         run = self._run
-        choice = checkpoint.choose(run.checkpoints)
+        choice = checkpoint.choose(run.checkpoint_folder)
         step, self._damaged = choice.step, choice.warning
         self._found = resume.describe_resume(step, run.report.lines)
-        if len({*gather_object([step])}) > 1:
-            raise InputError(f"run.resume: processes see different checkpoints in {run.checkpoints}; look at its disk")
+        if len({*gather_object([step])}) > 1:  # over all processes, generators and evaluators too
+            raise InputError(
+                f"run.resume: processes see different checkpoints in {run.checkpoint_folder}; look at its disk"
+            )
         if step is not None:
-            found = checkpoint.find(run.checkpoints, step)
+            found = checkpoint.find(run.checkpoint_folder, step)
             run.done, run.beta, prompt_stats = checkpoint.load(
                 found,
                 weights=run.weights,
@@ -130,23 +136,23 @@ class RunCheckpoints:
         if run.accelerator.is_main_process:
             self._samples.forget_after(kept_until)
             self._trees.forget_after(run.done)
-            checkpoint.forget_after(run.checkpoints, run.done)
+            checkpoint.forget_after(run.checkpoint_folder, run.done)
 
-    def rest(self) -> str:
+    def describe_rest(self) -> str:
         """Return which checkpoint a resume goes on from, once it is written, as the head of the command."""
         self._background.wait()
-        return checkpoint.describe_rest(self._run.checkpoints, self._run.done)
+        return checkpoint.describe_rest(self._run.checkpoint_folder, self._run.done)
 
-    def way_on(self) -> tuple[str, list[str]]:
+    def advise_after_damage(self) -> tuple[str, list[str]]:
         """Return head and end of the command that goes on with a run whose weights cannot be trusted."""
-        checkpoints = self._run.checkpoints
-        rest, step = self.rest(), checkpoint.latest(checkpoints)
+        checkpoints = self._run.checkpoint_folder
+        rest, step = self.describe_rest(), checkpoint.latest(checkpoints)
         if step is not None and checkpoint.is_sound(checkpoint.place_of(checkpoints, step)):
             return rest, ["run.resume=true"]
-        rest, end = self.another()
+        rest, end = self.advise_new_run()
         return f"no checkpoint is sound, {rest}", end
 
-    def another(self) -> tuple[str, list[str]]:
+    def advise_new_run(self) -> tuple[str, list[str]]:
         """Return head and end of the command that begins again in another folder."""
         return "mend that and begin again", [f"run.name={next_free_folder(self._run.folder).name}"]
 

@@ -28,7 +28,7 @@ MOST_SAMPLES = 1 << 20  # of an iteration
 
 
 def kept_whole(train: Train, algorithm: Any, generators: int = 0) -> str | None:
-    """Return the setting, as written, that keeps each group on one process; None if processes may share groups."""
+    """Return the `key=value` that keeps each group on one process; None if processes may share groups."""
     if train.split == "edges":
         return "train.split=edges"
     return f"run.generators={generators}" if generators else algorithm.keeps_groups_whole
@@ -142,9 +142,10 @@ def evenly(things: Sequence[T], processes: int) -> list[Sequence[T]]:
 
 
 def of_edges(tree: Tree, keep: torch.Tensor, *, updates: int, seed: int, iteration: int) -> torch.Tensor:
-    """Return the part (nodes,) int64 of the edge to each node; a group's edges are shuffled and dealt to all parts.
+    """Return for each node the optimizer step (nodes,) int64 that trains the edge into it.
 
-    The edges that leave one state stay together, since they share its evaluation. BranchGRPO's released code takes an
+    The edges of a group are shuffled and spread over all steps. The edges out of one state stay together, because they share
+    its evaluation. BranchGRPO's released code takes an
     optimizer step for each 12 of the shuffled edges of a process's trees.
 
     `keep` (nodes,) tells whether the edge to each node is trained.

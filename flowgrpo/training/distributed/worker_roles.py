@@ -15,8 +15,8 @@ KEY, OF_EVALUATION = "run.generators", "run.evaluators"
 class Roles:
     """The numbers of trainers, generators (which only roll out) and evaluators.
 
-    Each trainer needs a hand of samples per iteration. With fewer generators than trainers, each generator makes several
-    hands; with more, they take turns by iteration.
+    Each trainer trains on one share of the samples of an iteration. With fewer generators than trainers, each makes several
+    shares; with more, they take turns by iteration.
     """
 
     trainers: int

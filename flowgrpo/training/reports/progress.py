@@ -22,7 +22,7 @@ LOADING = "loading"  # libraries may show download bars
 
 
 class Display:
-    """Show the phases while it is entered, or without a terminal print a line `every` so many seconds."""
+    """Show the current phase live; without a terminal, print a line every `every` seconds."""
 
     def __init__(self, console: Console, every: float = EVERY):
         self.console, self.every = console, every

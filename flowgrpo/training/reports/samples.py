@@ -49,8 +49,8 @@ def is_finite(decoded: torch.Tensor | Text) -> bool:
 class SampleFolder:
     """A run's samples: files in `samples/step-000010/`, listed in `manifest.jsonl`."""
 
-    def __init__(self, run: Path):
-        self.frame_rate = FRAME_RATE
+    def __init__(self, run: Path, frame_rate: float = FRAME_RATE):
+        self.frame_rate = frame_rate
         self.folder = run / "samples"
         self.manifest = self.folder / "manifest.jsonl"
 

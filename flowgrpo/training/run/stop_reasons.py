@@ -33,7 +33,7 @@ class Interrupted(Stopped):
 
 
 class NothingToLearn(Stopped):
-    """The last `run.patience` iterations had no nonzero advantage or no possible update."""
+    """The last `run.patience` iterations had no nonzero advantage or no update; `learning_signal.is_idle` decides."""
 
 
 class Diverged(Stopped):

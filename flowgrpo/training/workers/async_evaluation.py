@@ -110,7 +110,7 @@ class AsyncEvaluation:
         if isinstance(stopped, Lost):
             with suppress(Lost):
                 self._background.wait()  # a checkpoint may be under way
-            stopped.rest = checkpoint.describe_rest(run.checkpoints, run.done)
+            stopped.rest = checkpoint.describe_rest(run.checkpoint_folder, run.done)
         elif self._ranks and self._rank == 0:
             self._post(End(stopped), behind=0)
         if stopped is not None:

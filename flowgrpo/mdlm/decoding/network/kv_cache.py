@@ -162,9 +162,9 @@ def _without(tensor: Tensor, *, first: int, last: int, dim: int = 1) -> Tensor:
 
 
 class PrefixCache(Cache):
-    """Compute the blocks of a block-causal model in order, each from the columns behind the finished blocks.
+    """Decode a block-causal model block by block, with the keys and values of the finished blocks cached.
 
-    The first step of a block feeds the previous one again, now finished, and keeps it.
+    The first step of a block also runs the previous block, which is finished then, and caches it.
     """
 
     def __init__(self, predictor: MaskPredictor, place: str):

@@ -227,7 +227,7 @@ class MaskPredictor:
             chosen.remove()
 
     def head(self) -> torch.nn.Module | None:
-        """Return the layer that computes logits from hidden states, with adapters that came around it."""
+        """Return the output layer, from hidden states to logits, with its adapter; None if the model names none."""
         get_head = getattr(self.model, "get_output_embeddings", None)
         return get_head() if get_head is not None else None
 

@@ -39,7 +39,7 @@ class Scoring(Choice):
 
 
 class Scorer(Scoring):
-    """A scorer that loads nothing: the word itself scores."""
+    """A scorer without weights: the section of the config is itself the scoring function."""
 
     probability: ClassVar[bool] = False  # whether scores are probabilities
     hidden_layers: ClassVar[int] = 0  # hidden states that it wants
