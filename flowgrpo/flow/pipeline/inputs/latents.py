@@ -26,6 +26,7 @@ from flowgrpo.training.run.stop_reasons import is_lost
 from rewards.memory import is_out_of_memory
 from samplers.kernels import State
 
+LOGGER = logging.getLogger(__name__)
 Source = tuple[str, int, int]  # method, its number of earlier runs, item of its output
 
 
@@ -132,6 +133,7 @@ class LatentSlots:
         except Exception as error:
             if is_out_of_memory(error) or is_lost(error):
                 raise
+            LOGGER.info("this pipeline takes no latents as an argument (%s: %s)", type(error).__name__, error)
             found = []
         tensors, others = [*found, *self._beside()], [*expected, *prepared]
         if heard or len(tensors) != len(others) or not all(map(torch.equal, tensors, others)):
