@@ -16,7 +16,7 @@ spec.loader.exec_module(fuzz)
 
 
 @pytest.mark.parametrize(
-    ("subject", "count"), [(configs, 40), (media, 60), (folders, 25), (weights, 20), (loras, 30), (tables, 60)]
+    ("subject", "count"), [(configs, 60), (media, 60), (folders, 40), (weights, 30), (loras, 40), (tables, 60)]
 )
 def test_a_case_is_accepted_or_refused_in_a_sentence(subject, count):
     found = subject.fuzz(seed=1, count=count)

@@ -18,7 +18,7 @@ spec.loader.exec_module(soak)
 def test_runs_that_are_killed_and_damaged_come_to_what_others_come_to(tmp_path):
     chosen = [SUBJECTS[0], SUBJECTS[11]]  # in one process and in two
     total = Counter()
-    for case in runner.cases(5, tmp_path, numbers=iter(range(20)), subjects=chosen, kills=2):
+    for case in runner.cases(5, tmp_path, numbers=iter(range(20)), subjects=chosen, kills=3):
         assert case.failure is None, case.steps
         total += runner.counted(case)
         if total["cases"] > 1 and total["kills"] and total["damages"]:  # they fall by the clock
