@@ -25,7 +25,7 @@ def train(config: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ())
 
 
 def load_policy(path: str, **options: Any) -> DiffusersPolicy:
-    """A pipeline as a policy; see `flowgrpo.flow.pipeline.loading.load.load_policy`."""
+    """Load a pipeline as a policy; see `flowgrpo.flow.pipeline.loading.load.load_policy`."""
     from flowgrpo.flow.pipeline.loading import load
 
     return load.load_policy(path, **options)

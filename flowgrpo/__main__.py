@@ -1,6 +1,6 @@
-"""`flowgrpo`, `python -m flowgrpo` and `accelerate launch -m flowgrpo`: from its first moment Ctrl-C ends it in one line.
+"""Entry point of `flowgrpo`, `python -m flowgrpo` and `accelerate launch -m flowgrpo`.
 
-Nothing heavy is imported before that is so.
+Ctrl-C ends the program with one line at any time: the signal handler is installed before any heavy import.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ INTERRUPTED = 130
 
 def entry() -> NoReturn:
     """Run the command line, and exit with its status."""
-    asked: list[int] = []
+    interrupts: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        asked.append(number)
-        if len(asked) > 1:
+        interrupts.append(number)
+        if len(interrupts) > 1:
             _end()
         raise KeyboardInterrupt
 
-    def ignored(unraisable: Any) -> None:
-        if issubclass(unraisable.exc_type, KeyboardInterrupt):  # it came where Python can only drop it
+    def handle_unraisable(unraisable: Any) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):  # raised in __del__, say
             _end()
         hook(unraisable)
 
-    hook, sys.unraisablehook = sys.unraisablehook, ignored
+    hook, sys.unraisablehook = sys.unraisablehook, handle_unraisable
     try:
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a script
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # scripts ignore it for background jobs
             signal.signal(signal.SIGINT, interrupt)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `launch` starts its processes with it blocked
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `launch` blocks SIGINT while it starts processes
         from flowgrpo.cli import main
 
         status = main()
     except BaseException:
-        if asked:  # whatever became of it on its way through others' code
+        if interrupts:  # other code may have turned KeyboardInterrupt into another error
             _end()
         raise
-    if asked and status == INTERRUPTED:
+    if interrupts and status == INTERRUPTED:
         _end("")
     sys.exit(status)
 
 
 def _end(last_words: str = "flowgrpo: interrupted\n") -> NoReturn:
-    """End at once, however much is half done and whoever waits in a thread."""
+    """Print `last_words` on stderr and end the process at once, without cleanup and without waiting for threads."""
     try:
         sys.stdout.flush()
         sys.stderr.write(last_words)

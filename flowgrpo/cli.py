@@ -63,7 +63,7 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Take the options of the command line as a whole."""
+    """Declare the options of `flowgrpo` itself, which stand before the command."""
 
 
 app.command()(init.init)
@@ -79,7 +79,7 @@ def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Ov
     launch.end_with_launcher()
     if launch.needs_relaunch(settings.run.processes):
         with folders.lock_folder(settings.run.folder):
-            pass  # fails here if it is in use; in the new processes only rank 0 would fail, and the others wait for it
+            pass  # fails here if the folder is in use; in the new processes only rank 0 would fail while the others wait
         with endings.report_stops(path, overrides or []):
             raise typer.Exit(launch.relaunch(settings.run.processes, settings.run.folder))
     from flowgrpo.commands.page_parts import history

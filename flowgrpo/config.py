@@ -26,8 +26,8 @@ CONFIGS: dict[str, type[RunConfig]] = {"flow": Config, "mdlm": TextConfig}
 def load(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> RunConfig:
     """Return the configuration of a YAML file with overrides applied.
 
-    Relative paths in the file are searched beside it first, see `flowgrpo.data.config_paths`; those of overrides and of
-    built-in configs are relative to the current folder.
+    Relative paths in the file are searched beside the file first (see `flowgrpo.data.config_paths`). Paths in overrides and
+    in built-in configs are relative to the current folder.
 
     Args:
         path: a file, or the name of a built-in config.
@@ -67,7 +67,7 @@ def of_run(folder: Path, *, resolve: bool = True) -> RunConfig:
 
 
 def apply_override(written: dict[str, Any], overrides: Iterable[str] | Mapping[str, Any] = ()) -> RunConfig:
-    """Return the configuration of a map, modified in place, with overrides applied; see `load`."""
+    """Apply overrides to a map in place and return its configuration; see `load`."""
     _override(written, overrides)
     return validate(written)
 

@@ -1,9 +1,9 @@
-"""The error of wrong input: one sentence that names the place and the nearest valid choice; exit status 2."""
+"""Errors that end a command with one sentence: wrong input (exit status 2), a failed upload (exit status 1)."""
 
 
 class InputError(ValueError):
-    """What a user wrote is wrong. The message is one clear sentence; `rewards.base.nearest` ends many."""
+    """Wrong input. The message is one sentence that names the place, often with the valid choice nearest to the input."""
 
 
 class UploadFailed(Exception):
-    """What was asked for is written, and its upload failed. The message is one sentence with the way out."""
+    """An upload that failed after all files were written. The message is one sentence that says how to repeat it."""

@@ -1,1 +1,1 @@
-"""What each command does, for both kinds."""
+"""Implementations of the commands, for flow models and for text models."""

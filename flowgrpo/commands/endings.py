@@ -17,8 +17,8 @@ from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.run.out_of_memory import OutOfMemory, last_resort
 from flowgrpo.training.run.stop_reasons import DiskFull, RanOutOfMemory, Stopped, is_lost
 
-RESUME_AUTO = "run.resume=auto"  # resumes as run.resume=true does, so a command that has it keeps it
-MAY_BE_ALONE = (DiskFull, RanOutOfMemory)  # another process than the main one may stop for these
+RESUME_AUTO = "run.resume=auto"  # resumes a begun run too, so a command that has it keeps it
+MAY_BE_ALONE = (DiskFull, RanOutOfMemory)  # one process alone may stop for these, so each process prints its own
 
 
 @contextmanager
@@ -58,7 +58,11 @@ def suggest_override(settings: RunConfig) -> Iterator[None]:
 
 @contextmanager
 def suggest_option(options: Mapping[str, bool]) -> Iterator[None]:
-    """Add the first option that is still free to an `OutOfMemory`; the one that saves most comes first."""
+    """Add the first unused option to an `OutOfMemory`.
+
+    Args:
+        options: option -> whether it is unused; the option that saves most memory comes first.
+    """
     try:
         yield
     except OutOfMemory as error:

@@ -1,4 +1,4 @@
-"""The two kinds of runs and models, `flow` and `mdlm`: their modules, and how a model's kind is found."""
+"""The two kinds of runs and models, `flow` and `mdlm`: their modules, and the detection of a model's kind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Kind:
     export: Any  # `check` refuses wrong input, `export` writes a checkpoint's weights
     sampling: Any  # `sampler` loads a model that is ready to sample
     doctor: Any  # `defaults` returns the config of a model alone, `examine` runs the checks
-    engines: str  # of flowgrpo-engine: `check` refuses a run, `greet` asks who is there, `build` returns what rolls out
+    engines: str  # of flowgrpo-engine: `check` refuses a run, `greet` contacts the servers, `build` returns a client
 
 
 KINDS = {
@@ -71,7 +71,7 @@ def load_engines(settings: RunConfig) -> Any:
 
 
 def detect_kind(path: str) -> str:
-    """Return `flow` or `mdlm` for a built-in model, a model folder or a hub id; raise InputError if there is none."""
+    """Return `flow` or `mdlm` for a built-in model, a model folder or a hub id; raise InputError for others."""
     if path in EMBEDDED:
         return EMBEDDED[path].kind
     folder_files.refuse_file(path)
@@ -93,14 +93,14 @@ def detect_kind(path: str) -> str:
 
 
 def _kind_of_folder(folder: Path) -> str:
-    index, own = folder / "model_index.json", folder / "config.json"
+    index, network = folder / "model_index.json", folder / "config.json"
     folder_files.refuse_empty(folder)
-    for file in (index, own):
+    for file in (index, network):
         folder_files.refuse_pointer(file)
     if index.is_file():
         with one_sentence(str(folder)):
             return _kind_of_pipeline(index)
-    if not own.is_file():
+    if not network.is_file():
         raise InputError(
             f"model.path: {folder} holds no model, neither a pipeline's model_index.json nor a config.json"
         )

@@ -82,7 +82,7 @@ def check_environment(environment: Mapping[str, str]) -> None:
 def check_alone(environment: Mapping[str, str]) -> None:
     """Refuse a single process that `accelerate launch` started where several were asked for.
 
-    Without a GPU for each process accelerate starts only one; its command line and its config give the number asked for.
+    accelerate starts only one process if there is no GPU for each. Its command line or config has the number asked for.
     """
     waits = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= environment.keys()
     if not waits or not environment.keys().isdisjoint({"WORLD_SIZE", *MPI}):
@@ -135,7 +135,7 @@ def _ancestors() -> Iterator[list[str]]:
 
 
 def shares_store(environment: Mapping[str, str]) -> bool:
-    """Return whether a restart by torchrun would reuse the store of the attempt before, as torch 2.15 does.
+    """Return whether a restart by torchrun would reuse the store of the previous attempt, as torch 2.15 does.
 
     The store still holds addresses of processes that have ended, so the new ones would wait or be refused.
     """
@@ -162,7 +162,7 @@ def command() -> list[str]:
     """Return the first words of a command line that starts this run again, with accelerate's launcher if it was used."""
     if "WORLD_SIZE" not in os.environ or OURS in os.environ:
         return ["flowgrpo"]
-    several = os.environ["WORLD_SIZE"] != "1"  # without --multi_gpu accelerate starts one where GPUs are too few
+    several = os.environ["WORLD_SIZE"] != "1"  # without --multi_gpu accelerate starts one if GPUs are too few
     switch = ["--multi_gpu"] if several else []
     return ["accelerate", "launch", *switch, "--num_processes", os.environ["WORLD_SIZE"], "-m", "flowgrpo"]
 
@@ -235,15 +235,16 @@ def relaunch(processes: int, folder: Path) -> int:
 
 
 def end_with_launcher() -> None:
-    """Get SIGTERM when the launcher dies, in a process that `relaunch` started, so that the run saves and ends.
+    """Let the kernel send SIGTERM to this process when its launcher dies, so that the run saves and ends.
 
-    Otherwise nobody would end it, and it would hold the run's folder.
+    Without the signal the process would go on and keep the run's folder locked. Only processes that `relaunch` started have
+    a launcher; nothing happens in others.
     """
     if OURS not in os.environ:
         return
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM) != 0:
         raise OSError(ctypes.get_errno(), "prctl cannot tie this process to its launcher")
-    if os.getppid() != int(os.environ[OURS]):  # it died before
+    if os.getppid() != int(os.environ[OURS]):  # the launcher died before the call
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -280,11 +281,11 @@ def _open_store(processes: int) -> TCPStore:
 def _first_failure(children: list[subprocess.Popen]) -> int | None:
     """Wait for all processes, at most `GRACE` seconds after one failed; return the rank that failed first, or None.
 
-    A process with the status `LOST` only followed another one.
+    A process with the status `LOST` ended because of another one, and counts only if all failures have that status.
     """
     failed, deadline = None, math.inf
     while True:
-        running = None in [child.poll() for child in children]  # polls all, for one may have died beside a living one
+        running = None in [child.poll() for child in children]  # polls all: `any` would stop at a living one
         ended = [rank for rank, child in enumerate(children) if child.returncode]
         if ended and deadline == math.inf:
             deadline = time.monotonic() + GRACE

@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What only l
 
 @app.callback()
 def _group() -> None:
-    """Keep a single command a command of its own."""
+    """Keep `tracelock` a subcommand: without a callback, typer would run the only command directly."""
 
 
 @app.command()
@@ -54,7 +54,7 @@ def tracelock(
     def show_progress(judged: Judged) -> None:
         out.print(f"step {judged.step} of {steps}: loss {judged.loss:.3f}, F-half {judged.f_half:.3f}")
 
-    taught = teach(
+    result = teach(
         model,
         source,
         out_folder,
@@ -70,13 +70,13 @@ def tracelock(
         watch=show_progress if form == "human" else None,
     )
     if form == "json":
-        print_json(asdict(taught))
+        print_json(asdict(result))
         return
-    out.print(f"learned from {taught.learned} prompts; on {taught.held_out} others:")
+    out.print(f"learned from {result.learned} prompts; on {result.held_out} others:")
     table = Table("decoder", "evaluations", "same tokens", "same answers", box=None, padding=(0, 2))
-    for row in taught.compared:
+    for row in result.compared:
         table.add_row(row.decoder, f"{row.evaluations:.1f}", f"{row.same_tokens:.3f}", f"{row.same_answers:.3f}")
     out.print(table)
-    kept = taught.kept
-    print_line(f"kept that of step {kept.step}, F-half {kept.f_half:.3f} at {taught.threshold:g}, in {taught.folder}")
-    print_line(f"in a config: decoder: {{name: trace_lock, scorer: {{controller: {taught.folder}}}}}")
+    kept = result.kept
+    print_line(f"kept that of step {kept.step}, F-half {kept.f_half:.3f} at {result.threshold:g}, in {result.folder}")
+    print_line(f"in a config: decoder: {{name: trace_lock, scorer: {{controller: {result.folder}}}}}")

@@ -1,4 +1,4 @@
-"""Command-line options that several commands share, or that would crowd the command that has them."""
+"""Command-line options that several commands share, or that are too long to stand in the signature of one."""
 
 from __future__ import annotations
 

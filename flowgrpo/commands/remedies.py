@@ -38,7 +38,7 @@ def remedy(phase: str | None, settings: RunConfig, prefixes: tuple[str, ...] = (
     preferred. The phases are the keys of `memory_advice.SWITCHES`.
     """
     plan, first = None, memory_advice.advice(phase, settings, prefixes=prefixes)
-    if first is not None and first.startswith("train.replay="):  # a plan does not know which graphs `auto` kept
+    if first is not None and first.startswith("train.replay="):  # a plan cannot tell how many graphs `auto` keeps
         return first
     if torch.cuda.is_available() and phase in PLANNED:
         say(f"out of memory in the {phase} phase; planning on the host what helps most there")

@@ -1,4 +1,4 @@
-"""Terminal output of the commands. Texts that others wrote cannot act as markup or as control sequences."""
+"""Terminal output of the commands. Markup and control sequences in printed texts, such as prompts, have no effect."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Difference:
 
 
 def differences(maps: Sequence[Mapping[str, str]], ignored: Collection[str] = ()) -> tuple[list[Difference], int]:
-    """Return the keys of flat maps whose values differ, and the number of keys, without `ignored` ones, that agree."""
+    """Compare flat maps: return the keys whose values differ, and the number of other keys. Skip `ignored` keys."""
     keys = [key for key in dict.fromkeys(key for each in maps for key in each) if key not in ignored]
     rows = [Difference(key, [each.get(key, ABSENT) for each in maps]) for key in keys]
     differing = [row for row in rows if len(set(row.values)) > 1]
@@ -27,7 +27,7 @@ def differences(maps: Sequence[Mapping[str, str]], ignored: Collection[str] = ()
 
 
 def in_words(value: Mapping[str, Any]) -> dict[str, str]:
-    """Flatten a map, with strings as they are, dates as strings and other values as JSON."""
+    """Flatten a map and turn its values into texts: strings stay as they are, other values become JSON."""
     return {
         key: each if isinstance(each, str) else json.dumps(each, ensure_ascii=False, default=str)
         for key, each in flat(value).items()

@@ -1,4 +1,4 @@
-"""Samples of the same prompt and seed in several runs: how far apart they are, and how much training changed them."""
+"""Samples of the same prompt and seed in several runs: their disagreement, and how much training changed them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Match:
 
     @property
     def bases(self) -> list[tuple[list[Run], Shown]]:
-        """The different samples before training, each with the runs whose files have equal bytes."""
+        """Distinct samples before training, each with the runs that have it (files with equal bytes)."""
         by_bytes: dict[bytes, tuple[list[Run], Shown]] = {}
         for column in self.columns:
             if column.base is not None:
@@ -79,7 +79,7 @@ class Match:
         return all(column.card for column in self.columns)
 
     def largest_gain(self, units: Mapping[int, float]) -> float | None:
-        """Return the largest absolute change of a run's reward, in units by the run's index; None if none is known."""
+        """Return the largest absolute gain over the runs, each divided by its run's unit; None if no gain is known."""
         gains = [(column.run.index, column.gain) for column in self.columns]
         return max((abs(gain) / units[index] for index, gain in gains if gain is not None), default=None)
 
@@ -115,8 +115,8 @@ def shown_steps(rows: Sequence[Match]) -> list[int]:
 def disagreements(rows: Sequence[Match], comparable: bool) -> list[float]:
     """Return the standard deviation over runs of each match's last rewards; 0 where fewer than two are known.
 
-    If totals are not comparable, return the mean over the rewards that all runs have, each in units of its standard
-    deviation over all last samples.
+    If totals are not comparable, return the mean of such deviations over the rewards that all runs have. Each is divided by
+    the reward's standard deviation over all last samples.
     """
     finals = [[column.final for column in match.columns if column.final] for match in rows]
     if comparable:
@@ -142,7 +142,7 @@ def _shared_rewards(rows: Sequence[Match]) -> list[str]:
 def changes(rows: Sequence[Match], comparable: bool) -> list[float]:
     """Return how much each match changed in the run that changed most: its reward, or its pixels if no gain is known.
 
-    If totals are not comparable, gains are in units of their standard deviation in a run.
+    If totals are not comparable, the gains of each run are divided by their standard deviation.
     """
     by_run: dict[int, list[float | None]] = {}
     for column in (column for match in rows for column in match.columns):

@@ -65,7 +65,7 @@ def _facts(run: Run) -> list[str]:
 
 
 def _curves(runs: Sequence[Run], axes: Sequence[str], every_reward: bool) -> list[dict[str, Any]]:
-    """Draw the total, and each of several rewards, over each axis, if a run was evaluated by it twice."""
+    """Draw the held-out total, and single rewards, over each axis; skip those that no run evaluated twice."""
     names = list(dict.fromkeys(name for run in runs for name in (*run.trained.names, *run.watched)))
     curves = []
     for name in ["", *(names if every_reward or len(names) > 1 else ())]:

@@ -19,7 +19,7 @@ from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 from flowgrpo.training.run.run_files import read_metrics
 
-COLOURS = 6  # of a page; a seventh run has the first one's, and a dashed line
+COLOURS = 6  # number of colours; a seventh run has the first colour and a dashed line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,12 @@ class Run:
         return how.form, how.caution if how.form == "cautious" else None, members
 
     def held_out(self, reward: str, axis: str) -> list[tuple[float, float]]:
-        """Return the mean reward (the total, without a name) of each evaluation over `step` or a key of `COSTS`."""
+        """Return (x, mean) of each evaluation.
+
+        Args:
+            reward: name of the reward; empty for the total.
+            axis: what x is: `step`, or a key of `COSTS`.
+        """
         evaluations = points(self.metrics, "eval", f"reward/{reward}/mean" if reward else "reward/mean")
         return [(step if axis == "step" else spent(self.metrics, axis, step), value) for step, value in evaluations]
 
@@ -73,7 +78,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def unique_names(folders: Sequence[Path]) -> list[str]:
-    """Return the last part of each folder's path, or as many parts as it takes to tell them apart."""
+    """Return the last part of each folder's path, preceded by enough parents to make the names unique."""
     ways = [folder.resolve().parts for folder in folders]
     lengths = [1] * len(ways)
     while True:

@@ -37,10 +37,10 @@ def explain(
         explanation = explain_sample.explain_sample(
             settings, run, folder, prompt=prompt, seed=seed, redraws=redraws, chains=chains
         )
-    told = Explained(
+    explained = Explained(
         explanation,
         run=run.resolve().name,
         step=int(folder.name.removeprefix("step-")),
         method=settings.algorithm.preset,
     )
-    return told, write_page(page, told.page())
+    return explained, write_page(page, explained.page())

@@ -49,14 +49,16 @@ class StepRow:
     @classmethod
     def of(cls, step: Step, sample: Look) -> StepRow:
         """Format a step of a sample."""
-        own, advantage = step.share, step.advantage
+        share, advantage = step.share, step.advantage
         tiles = [*map(Tile, step.redraws), Tile(sample, own=True)]
         known = [look.reward for look in step.redraws if look.reward is not None]
         return cls(
             step=step,
-            share="–" if own is None else f"{100 * own.share:.0f}% ± {100 * own.error:.0f}".replace("-", "−"),
-            bar=0.0 if own is None else _percent(own.share),
-            whisker=(0.0, 0.0) if own is None else (_percent(own.share - own.error), _percent(own.share + own.error)),
+            share="–" if share is None else f"{100 * share.share:.0f}% ± {100 * share.error:.0f}".replace("-", "−"),
+            bar=0.0 if share is None else _percent(share.share),
+            whisker=(0.0, 0.0)
+            if share is None
+            else (_percent(share.share - share.error), _percent(share.share + share.error)),
             spread=number(step.deviation, 2),
             advantage="–" if advantage is None else f"{'+' if advantage > 0 else ''}{number(advantage, 2)}",
             foretold=(Tile(step.before), Tile(step.after)),
@@ -119,7 +121,7 @@ class Explained:
 
     @property
     def document(self) -> dict[str, Any]:
-        """All numbers, for JSON: steps are counted from 0, and the sum of the shares is 1 but for its error."""
+        """All numbers, for JSON. Steps are counted from 0; the shares sum to 1 up to their errors."""
         explanation, rows, total = self.of, self.rows, self.total
         return {
             "run": self.run,

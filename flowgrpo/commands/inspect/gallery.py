@@ -51,7 +51,7 @@ def _page(folder: Path, out: Path) -> str:
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    """Return what the page shows of a folder."""
+    """Return the values that the template shows of a folder."""
     with input_errors(folder):
         config = read_config(folder)
         trained, watched = Totals.of(config), watched_names(config)

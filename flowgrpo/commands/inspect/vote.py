@@ -58,9 +58,9 @@ class Pair:
 
 
 def pairs_of(folders: Sequence[Path]) -> list[Pair]:
-    """Return all pairs of different pictures of one prompt, with the prompts in turn.
+    """Return all pairs of different pictures of one prompt: a pair of each prompt, then a second of each, and so on.
 
-    The order of the pairs, and which of two pictures comes first, is drawn.
+    The order of the pairs, and of the two pictures of a pair, is random with the seed `SEED`.
 
     Raises:
         InputError: there are no pairs, or a sample is no picture.
@@ -76,13 +76,13 @@ def pairs_of(folders: Sequence[Path]) -> list[Pair]:
             if not file.is_file():
                 raise InputError(f"{samples / 'manifest.jsonl'}: there is no file {file}")
             by_prompt[line["prompt"]].setdefault(hashlib.blake2b(file.read_bytes()).digest(), file)
-    drawn = random.Random(SEED)
+    generator = random.Random(SEED)
     columns = []
     for prompt, files in by_prompt.items():
-        own = [Pair(prompt, *drawn.sample(pair, 2)) for pair in combinations(files.values(), 2)]
-        drawn.shuffle(own)
-        columns.append(own)
-    drawn.shuffle(columns)
+        of_prompt = [Pair(prompt, *generator.sample(pair, 2)) for pair in combinations(files.values(), 2)]
+        generator.shuffle(of_prompt)
+        columns.append(of_prompt)
+    generator.shuffle(columns)
     pairs = [pair for row in zip_longest(*columns) for pair in row if pair is not None]
     if not pairs:
         names = ", ".join(map(str, folders))
@@ -125,7 +125,7 @@ class Ballot:
         del self._left[0]
 
     def undo(self) -> bool:
-        """Take the last vote back, so that its pair comes next; return False if it is on other pairs, or without votes."""
+        """Take the last vote back, so that its pair comes next; return False if there is none, or its pair is not here."""
         if not self._lines:
             return False
         last = json.loads(self._lines[-1])

@@ -54,7 +54,7 @@ class Watched:
         self._lock = threading.Lock()
 
     def look(self) -> tuple[str, float | None]:
-        """Return a digest of the state of the run's files, and the seconds since the last change, None without files."""
+        """Return a digest of the state of the run's files, and the seconds since their last change (None without files)."""
         files = []
         for path in (*(self.run / name for name in FILES), *sorted((self.run / "trees").glob("step-*"))[-1:]):
             try:

@@ -21,7 +21,7 @@ from flowgrpo.training.run.run_files import read_manifest
 from rewards.files import suffixes
 
 LARGEST_MEDIA = 64 << 20  # bytes of video and audio files; a page of more shows the first and the last step only
-LARGEST_TEXTS = 4 << 20  # the same for texts, which take several times as much of a page as of the folder
+LARGEST_TEXTS = 4 << 20  # the same for texts, which take several times their file size on a page
 
 Key = tuple[str, int | None, int]  # prompt, seed, and a count that tells equal ones apart
 
@@ -95,8 +95,8 @@ class Card:
 def gaps(cards: Sequence[Card], watched: Sequence[str]) -> list[float]:
     """Return how far each card's gain in the trained total is above its gain in the watched rewards.
 
-    Gains are in units of their standard deviation over the cards. The largest gap over the watched rewards counts; it is 0
-    where a gain is unknown or nothing is watched.
+    Gains are divided by their standard deviation over the cards. With several watched rewards, the largest gap counts. A
+    gap is at least 0, and 0 if a gain is unknown or nothing is watched.
     """
     trained = _standardise([card.gain for card in cards])
     gaps = [0.0] * len(cards)

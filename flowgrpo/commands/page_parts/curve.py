@@ -13,7 +13,7 @@ from markupsafe import escape
 from flowgrpo.commands.page_parts.numbers import compact, number
 
 WIDTH, HEIGHT = 640, 240
-PART = 340, 180  # the size of one of several
+PART = 340, 180  # width and height of a small chart, one of several
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 14, 30  # margins; the left one holds labels of five letters
 LETTER = 7.5
 APART = 18  # pixels between two marks at line ends

@@ -65,8 +65,8 @@ class Forest:
                 rows[place] = float(ends)
                 ends += 1
         for place in reversed(order):
-            if own := self.children[place]:
-                rows[place] = statistics.mean((rows[own[0]], rows[own[-1]]))
+            if children := self.children[place]:
+                rows[place] = statistics.mean((rows[children[0]], rows[children[-1]]))
         return rows
 
     @cached_property
@@ -80,7 +80,7 @@ class Forest:
 
     @cached_property
     def values(self) -> list[float | None]:
-        """Mean reward of the ends below each node, of an end its own; twigs do not count for their parents."""
+        """Mean reward of the ends below each node; an end has its own reward. Twigs do not count for their parents."""
         sums = [0.0] * len(self.nodes)
         counts = [0] * len(self.nodes)
         for place, node in reversed([*enumerate(self.nodes)]):
@@ -93,7 +93,7 @@ class Forest:
 
     @cached_property
     def ode_values(self) -> list[float | None]:
-        """Reward of the sample that steps without noise reach from each node; by a twig where there is one."""
+        """Reward of the sample that ODE steps reach from each node; a twig takes precedence over a child."""
         values: list[float | None] = [None] * len(self.nodes)
         by_twig = [False] * len(self.nodes)
         for place, node in reversed([*enumerate(self.nodes)]):
@@ -147,14 +147,14 @@ class Forest:
 
     @cached_property
     def spreads(self) -> list[Spread]:
-        """Spread of each step after which some state has several children with known rewards."""
-        squares: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        """Spread of each step that gave some state several noisy children with known rewards."""
+        variances: dict[int, list[tuple[float, int]]] = defaultdict(list)
         for place, node in enumerate(self.nodes):
             drawn = [child for child in self.children[place] if self.nodes[child].noise > 0]
             siblings = [value for child in drawn if (value := self.values[child]) is not None]
             if len(siblings) > 1:
-                squares[node.step].append((statistics.variance(siblings), len(siblings) - 1))
+                variances[node.step].append((statistics.variance(siblings), len(siblings) - 1))
         return [
-            Spread(step, (sum(v * n for v, n in own) / sum(n for _, n in own)) ** 0.5, len(own))
-            for step, own in sorted(squares.items())
+            Spread(step, (sum(v * n for v, n in parents) / sum(n for _, n in parents)) ** 0.5, len(parents))
+            for step, parents in sorted(variances.items())
         ]

@@ -37,7 +37,10 @@ def points(metrics: Metrics, phase: str, key: str) -> list[tuple[int, float]]:
 def part_curves(
     metrics: Metrics, trained: Sequence[str], watched: Sequence[str], label: str = "reward by training step"
 ) -> list[PartCurve]:
-    """Return a curve of each of several rewards that was evaluated twice; `{}` in `label` stands for its name."""
+    """Return a curve of each reward with two evaluations or more; none if there is only one reward.
+
+    `{}` in `label` stands for the name of the reward.
+    """
     names = [*trained, *watched]
     curves = []
     for name in names if len(names) > 1 else []:

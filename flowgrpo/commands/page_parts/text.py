@@ -52,7 +52,7 @@ def _cell(token: str, step: int, count: int, end: bool) -> Markup:
 
 
 def _end_count(text: str, tokens: Sequence[str]) -> int:
-    """Return how many equal tokens at the end of the canvas are the end of sequence, which the answer leaves out."""
+    """Count the end-of-sequence tokens at the end of the canvas; they are equal, and the answer leaves them out."""
     if not tokens or tokens[-1].strip() in text:
         return 0
     return sum(1 for _ in takewhile(tokens[-1].__eq__, reversed(tokens)))

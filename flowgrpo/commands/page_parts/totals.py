@@ -20,7 +20,7 @@ class Member:
     bounds: tuple[float, float] | None
 
     def of(self, value: float) -> float:
-        """Return what a reward counts."""
+        """Return what a value of this reward adds to the total."""
         return self.weight * (value - self.offset)
 
 

@@ -107,10 +107,10 @@ class Drawing:
 
     @property
     def details(self) -> list[dict[str, Any]]:
-        """Data that the page shows of a selected node and of the path to it."""
-        return [self._tell(place, node) for place, node in enumerate(self.forest.nodes)]
+        """Data of each node and of the path to it, which the page shows when the node is selected."""
+        return [self._detail(place, node) for place, node in enumerate(self.forest.nodes)]
 
-    def _tell(self, place: int, node: KeptNode) -> dict[str, Any]:
+    def _detail(self, place: int, node: KeptNode) -> dict[str, Any]:
         largest = self.forest.largest_rise(place)
         return {
             "parent": node.parent,
@@ -188,7 +188,10 @@ def _edge_kind(node: KeptNode) -> str:
 
 
 def shown_steps(sizes: dict[int, int]) -> set[int]:
-    """Return the iterations to show by their bytes: all, or as many evenly spaced ones as fit, with both ends."""
+    """Choose the iterations to show by their sizes in bytes: all, or as many evenly spaced ones as fit in `LARGEST`.
+
+    The first and the last iteration are always shown.
+    """
     steps = sorted(sizes)
     most = len(steps) if not sizes else min(len(steps), LARGEST // max(1, min(sizes.values())))
     for count in range(most, 2, -1):
@@ -206,7 +209,7 @@ def check_trees(run: Path) -> None:
 
 
 def write_trees(run: Path, out: Path) -> Path:
-    """Write the page of a run's trees; raise InputError if there are none, one is damaged, or it cannot be written."""
+    """Write the page of a run's trees; raise InputError if there are none, one is damaged, or the page cannot be written."""
     check_out(out, "trees.html")
     folder = TreeFolder(run)
     trees = folder.read(shown_steps(folder.sizes()))

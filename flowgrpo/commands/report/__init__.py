@@ -1,4 +1,4 @@
-"""`flowgrpo report`: one page, or Markdown, of what was asked of a run, what it cost and what came of it."""
+"""`flowgrpo report`: the settings, costs and results of a run, as an HTML page or as Markdown."""
 
 from __future__ import annotations
 

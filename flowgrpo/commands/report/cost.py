@@ -36,7 +36,10 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Cost of a run: seconds in rewards (in the rollout) and per iteration, and peak bytes of memory on one process."""
+    """Cost of a run; `rewards` and `per_iteration` are seconds, `peak` is bytes of memory on one process.
+
+    The rollout includes the seconds of rewards.
+    """
 
     phases: list[Phase]
     total: Phase
@@ -69,8 +72,8 @@ def cost(metrics: Metrics) -> Cost | None:
     spent = [line.get("time/rollout", 0) + line.get("time/update", 0) for line in train]
     return Cost(
         phases=[
-            Phase(name, own, round(100 * own / (seconds or 1)), evaluations=evaluations, decoded=decoded)
-            for name, (own, evaluations, decoded) in sums.items()
+            Phase(name, time, round(100 * time / (seconds or 1)), evaluations=evaluations, decoded=decoded)
+            for name, (time, evaluations, decoded) in sums.items()
         ],
         total=Phase("total", seconds, 100, evaluations=evaluations, decoded=decoded),
         rewards=_sum(train, "time/reward"),

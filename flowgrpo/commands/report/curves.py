@@ -22,7 +22,7 @@ class Evaluation:
 
 
 def total_curve(metrics: Metrics) -> str | None:
-    """Draw the held-out total with its standard error over the training's with its standard deviation.
+    """Draw the held-out total with its standard error, and the training total with its standard deviation.
 
     Return None if neither was measured twice.
     """

@@ -11,7 +11,7 @@ from flowgrpo.commands.page_parts.cards import Card, read_lines, show
 from flowgrpo.commands.page_parts.totals import Totals
 from flowgrpo.errors import InputError
 
-MOST = 4  # of either
+MOST = 4  # of the best, and of the worst
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Extremes:
 
 
 def extremes(run: Path, config: Mapping[str, Any]) -> Extremes | None:
-    """Return the extremes of a run's last evaluation, none of them twice; None if no kept sample has a reward.
+    """Return the extremes of a run's last evaluation, each sample once at most; None if no kept sample has a reward.
 
     Raises:
         InputError: the manifest or a text is damaged, or the manifest names a missing file.

@@ -12,7 +12,7 @@ from flowgrpo.commands.page_parts.numbers import number
 from flowgrpo.training.reports.tree_store import TreeFolder
 
 WIDTH, HEIGHT, TOP, BOTTOM = 640, 180, 22, 40
-LABELS = 12  # most bars with a label
+LABELS = 12  # largest number of labelled bars
 
 NO_TREES = (
     "The run kept no trees. With run.trees={every: 8} it keeps those of every 8th iteration, and this tells more."
@@ -25,7 +25,7 @@ NO_SIBLINGS = (
 
 @dataclass(frozen=True)
 class Bar:
-    """Noise level at the start of a step, counted from 1, and the mean over trees of siblings' standard deviation."""
+    """A step, counted from 1, with its starting noise level and siblings' mean standard deviation over the trees."""
 
     step: int
     level: str
@@ -79,7 +79,7 @@ def spectrum(run: Path) -> Spectrum:
         return Spectrum([], NO_SIBLINGS)
     sigmas, texts = trees[0].sigmas, trees[0].nodes[0].text is not None
     levels = [f"{sigma:.0%}" if texts else f"σ {sigma:.2f}" for sigma in sigmas]
-    bars = [Bar(step + 1, levels[step], sum(own) / len(own)) for step, own in sorted(deviations.items())]
+    bars = [Bar(step + 1, levels[step], sum(of_trees) / len(of_trees)) for step, of_trees in sorted(deviations.items())]
     most = max(bars, key=lambda bar: bar.deviation)
     mean = f", mean of {len(trees)} trees" if len(trees) > 1 else ""
     return Spectrum(

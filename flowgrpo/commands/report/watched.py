@@ -16,7 +16,10 @@ NONE = (
 
 @dataclass(frozen=True)
 class Watched:
-    """Held-out means of a reward, and the evaluations in a row up to the last in which it fell while the total rose."""
+    """First and last held-out mean of a reward that is only watched.
+
+    `streak` counts the last evaluations in a row in which it fell while the trained total rose.
+    """
 
     name: str
     first: float
@@ -26,7 +29,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Warnings of the watch after the last evaluation; `sentence` stands for no warnings."""
+    """Warnings of the watch after the last evaluation; `sentence` is shown if there are none."""
 
     watched: list[Watched]
     alarms: list[str]
@@ -34,7 +37,10 @@ class Verdict:
 
 
 def verdict(metrics: Metrics, names: Sequence[str], times: int) -> Verdict:
-    """Return the run's own watch after its last evaluation; it warns after `times` evaluations in a row."""
+    """Return the state of the watch after the last evaluation.
+
+    It warns if a watched reward fell while the trained total rose, in `times` evaluations in a row.
+    """
     if not names:
         return Verdict([], [], NONE)
     evaluated = of_phase(metrics, "eval")

@@ -61,7 +61,7 @@ def to_yaml(value: Any) -> str:
 
 
 def page(settings: Strict) -> str:
-    """Return a config as YAML, each key with its meaning; sections that are null, or a preset's, are commented out."""
+    """Return a config as YAML, each key with its meaning; null sections and the choices of a preset are commented out."""
     return "\n".join(_lines(settings, 0)) + "\n"
 
 
@@ -71,7 +71,7 @@ def _lines(section: Strict, indent: int) -> list[str]:
         value, meaning = getattr(section, name), sentences.get(name, "")
         inner = explain.section(field.annotation)
         if isinstance(value, Choice) and name != "decoder":
-            lines += _line(f"# {name}: {value.name}", meaning, indent)  # a word alone would drop the preset's numbers
+            lines += _line(f"# {name}: {value.name}", meaning, indent)  # the name alone would drop the preset's numbers
         elif isinstance(value, Strict):
             lines += [*_line(f"{name}:", meaning, indent), *_lines(value, indent + 2)]
         elif isinstance(value, list) and value and isinstance(value[0], Strict):

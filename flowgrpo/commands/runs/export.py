@@ -25,8 +25,8 @@ def export(
 ) -> Exported:
     """Write the evaluated weights (the average, if one is kept) of a checkpoint, by default the last, to `out`.
 
-    `comfyui` writes a LoRA for ComfyUI as well. `push_to_hub` uploads the folder to OWNER/NAME at the model hub, which is
-    made `private` if it does not exist.
+    `comfyui` writes a LoRA for ComfyUI as well. `push_to_hub` uploads the folder to the repository OWNER/NAME of the model
+    hub. A missing repository is created, as a `private` one if that is set.
 
     Raises:
         InputError: the run or `out` cannot be used, ComfyUI has no names for the trained layers, the model or the evaluation
@@ -43,7 +43,7 @@ def export(
         raise InputError("--private: it is for --push-to-hub")
     exporter = KINDS[settings.kind].export
     exporter.check(settings, run, folder, comfyui=comfyui)
-    if push_to_hub is not None:  # after all checks, for it makes the repository
+    if push_to_hub is not None:  # after all other checks, because it creates the repository
         push.open_repository(push_to_hub, private=private)
     done = exporter.export(settings, run, folder, out, comfyui=comfyui)
     if push_to_hub is not None:

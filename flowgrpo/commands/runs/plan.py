@@ -115,7 +115,10 @@ def show(
 def _measure(
     settings: RunConfig, planned: dict[str, Any], gpu_memory: float | None, machines: Machines | None
 ) -> dict[str, Any]:
-    """Try the run's calls; return `gpu`, whether they fit, and `cost`, the seconds, as far as they are asked for."""
+    """Measure the run's calls without loading weights.
+
+    Return `gpu` (whether they fit) if `gpu_memory` is given, and `cost` (seconds of an iteration) if `machines` are.
+    """
     kind, measured = KINDS[settings.kind], {}
     of_node = gpu_layout.OF_NODE if machines is None else machines.of_node
     try:

@@ -52,7 +52,7 @@ SHARED_STORE = (
     "torchrun may start this run again, and torch hands it the store of the attempt before, where processes look for "
     "those that have ended; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where torchrun is called"
 )
-MAY_DIFFER = (
+MAY_DIFFER = (  # prefixes of the keys that a resumed run may change
     "train.iterations",
     "eval.",
     "eval_rewards",
@@ -91,7 +91,7 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
 
 
 def train_config(settings: RunConfig, source: Path | None = None) -> Run:
-    """Train a config, of which `source` is the file, and return the finished run; see `train`.
+    """Train a config and return the finished run; `source` is the config's file. See `train`.
 
     Raises:
         Finished: with `run.resume: auto`, nothing is left to do; no model is loaded.
@@ -129,7 +129,7 @@ def _resuming(settings: RunConfig, resumes: bool) -> RunConfig:
 
 
 def _out_of_memory(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
-    """Return the stop that names the override that helps most, and how to resume the run, or begin again, with it."""
+    """Return the error that stops the run: it names the override that saves most memory, and says how to go on with it."""
     folder = settings.run.folder
     settings = batch_sizes.with_sizes(batch_sizes.resolve_sizes(settings, folder), error.sizes)
     if not error.kept_graphs:  # `train.replay` would not save more
@@ -205,7 +205,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
         run_folder.replace_text(folder / "environment.json", json.dumps(environment, indent=1) + "\n")
         inputs.keep(folder, settings, source)
     accelerator.wait_for_everyone()
-    trainer.state.weights.begun = {}  # they are in the file
+    trainer.state.weights.begun = {}  # saved in that file
     if settings.run.resume:
         trainer.checkpoints.resume()
     try:
@@ -232,7 +232,7 @@ def _write_gallery(folder: Path) -> None:
         if TreeFolder(folder).sizes():
             write_trees(folder, folder / TREES)
         else:
-            (folder / TREES).unlink(missing_ok=True)  # its trees were dropped by a resume
+            (folder / TREES).unlink(missing_ok=True)  # a resume dropped the trees that it showed
     except InputError as error:
         LOGGER.warning("the page of trees is not written: %s", error)
     write_gallery([folder], folder / "gallery.html")

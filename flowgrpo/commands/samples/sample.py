@@ -33,8 +33,8 @@ def sample_to_folder(use: ModelUse, rows: Sequence[Row], out: Path, batch_size: 
         for part in batched(sampler.rows, batch_size):
             for row, sample in zip(part, sampler.generate(part), strict=True):
                 file = save_sample(sample, out / f"{len(lines):04d}", sampler.sampling_rate, sampler.frame_rate)
-                own = manifest_line(file.name, Sample(0, row, {}, None), 0, sampler.word)
-                lines.append(own | row.columns | own)  # a column does not replace a key of the manifest
+                line = manifest_line(file.name, Sample(0, row, {}, None), 0, sampler.word)
+                lines.append(line | row.columns | line)  # a column does not replace a key of the manifest
                 manifest.write(json.dumps(lines[-1]) + "\n")
             sampling.advance(len(part))
     return lines
@@ -59,7 +59,7 @@ def choose_rows(texts: Sequence[str] | None, prompts_file: str | None, seed: int
 
 @contextmanager
 def as_options() -> Iterator[None]:
-    """Replace keys of a model in errors by the command-line options that set them."""
+    """Name command-line options instead of keys such as `model.dtype` in an InputError."""
     try:
         yield
     except InputError as error:

@@ -112,7 +112,7 @@ def sample(
         keys = {"path": model, "call": arguments, "dtype": dtype, "quantise": quantise, "variant": variant, **switches}
         written: dict[str, Any] = {
             "model": keys | ({"lora": {"path": _parse_map(adapter, "--adapter")}} if adapter is not None else {}),
-            "algorithm": {"preset": "rwr"},  # its rollouts are Euler's, as the pipeline's own
+            "algorithm": {"preset": "rwr"},  # its rollouts take Euler steps, as the pipeline does
             "train": {"group_size": group_size or 16, "micro_batch": batch_size},
             "run": {"seed": seed},
         }

@@ -57,7 +57,7 @@ def catalogue() -> list[dict[str, Any]]:
 def reward_help(name: str) -> str:
     """Return a reward's docstring, its options and a line for a config, as text.
 
-    Those of a built-in reward are read from its source, so that no optional package is imported.
+    A built-in reward is described from its source code, so that no optional package is imported.
     """
     docstring, options = _describe(name)
     preset = BUILT_IN[name].options if name in BUILT_IN else {}
@@ -79,7 +79,7 @@ def options_of(use: str) -> Options | None:
 
 
 def _describe(use: str) -> tuple[str | None, Options | None]:
-    return _read(BUILT_IN[use].target) if use in BUILT_IN else _imported(find(use))
+    return _describe_source(BUILT_IN[use].target) if use in BUILT_IN else _imported(find(use))
 
 
 def _imported(reward: Any) -> tuple[str | None, Options | None]:
@@ -89,16 +89,16 @@ def _imported(reward: Any) -> tuple[str | None, Options | None]:
     kinds: list[Any] = [kind for kind in reward.__mro__ if "__init__" in vars(kind) and kind is not object]
     parameters = ([*inspect.signature(kind.__init__).parameters.values()][1:] for kind in kinds)  # without self
     constructors = (
-        ({p.name: p.default for p in own if p.kind is not p.VAR_KEYWORD}, any(p.kind is p.VAR_KEYWORD for p in own))
-        for own in parameters
+        ({p.name: p.default for p in taken if p.kind is not p.VAR_KEYWORD}, any(p.kind is p.VAR_KEYWORD for p in taken))
+        for taken in parameters
     )
     return inspect.getdoc(reward), _merge_options(constructors)
 
 
-def _read(target: str) -> tuple[str | None, Options | None]:
+def _describe_source(target: str) -> tuple[str | None, Options | None]:
     """Return the docstring and the options of `module:name` of this package, from its source alone."""
     module, _, name = target.partition(":")
-    node = _defined(module)[name]
+    node = _definitions(module)[name]
     if not isinstance(node, ast.ClassDef):
         return ast.get_docstring(node), None
     return ast.get_docstring(node), _merge_options(_constructors(module, name))
@@ -107,8 +107,8 @@ def _read(target: str) -> tuple[str | None, Options | None]:
 def _merge_options(constructors: Iterable[tuple[Options, bool]]) -> Options:
     """Merge the options of a constructor and, while one accepts **kwargs, of the next base's."""
     options: dict[str, Any] = {}
-    for own, has_kwargs in constructors:
-        options |= {key: default for key, default in own.items() if key not in options}
+    for added, has_kwargs in constructors:
+        options |= {key: default for key, default in added.items() if key not in options}
         if not has_kwargs:
             break
     return options
@@ -116,21 +116,21 @@ def _merge_options(constructors: Iterable[tuple[Options, bool]]) -> Options:
 
 def _constructors(module: str, name: str) -> Iterator[tuple[Options, bool]]:
     """Yield the options of each `__init__` of a class, then of its bases, and whether it accepts **kwargs."""
-    names = _defined(module)
+    names = _definitions(module)
     for node in names[name].body:
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
             taken = node.args
             plain = [argument.arg for argument in (*taken.posonlyargs, *taken.args)][1:]  # without self
             required = len(plain) - len(taken.defaults)
             defaults = dict.fromkeys(plain[: max(required, 0)], inspect.Parameter.empty)
-            own = defaults | {
+            defaults |= {
                 key: _value(default, names)
                 for key, default in (
                     *zip(plain[max(required, 0) :], taken.defaults, strict=True),
                     *((a.arg, d) for a, d in zip(taken.kwonlyargs, taken.kw_defaults, strict=True)),
                 )
             }
-            yield own, taken.kwarg is not None
+            yield defaults, taken.kwarg is not None
     for base in names[name].bases:
         definition = names.get(base.id) if isinstance(base, ast.Name) else None
         if isinstance(definition, ast.ImportFrom) and definition.module is not None:
@@ -147,7 +147,7 @@ def _value(node: ast.expr | None, names: Mapping[str, Any]) -> Any:
 
 
 @cache
-def _defined(module: str) -> dict[str, Any]:
+def _definitions(module: str) -> dict[str, Any]:
     """Return the function, class, assignment or import that defines each name of a module."""
     definitions: dict[str, Any] = {}
     spec = find_spec(module)

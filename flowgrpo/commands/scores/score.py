@@ -47,9 +47,9 @@ class File:
 def load_rewards(
     uses: Sequence[str], *, dtype: str | None = None, batch_size: int | None = None, device: str | None = None
 ) -> list[Reward]:
-    """Load rewards, each named as in a config or by a map in braces, onto a device, by default the first GPU.
+    """Load rewards onto a device, by default the first GPU; each text is a name as in a config, or a map in braces.
 
-    `dtype` and `batch_size` are options for every reward that takes them and whose map does not set them.
+    `dtype` and `batch_size` become options of every reward that takes them, unless its map sets them.
 
     Raises:
         InputError: a map is wrong, or no reward takes the dtype.
@@ -110,7 +110,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     for row in rows:
         table.add_row(row["file"], row["prompt"], *(_cell(row["rewards"][name]) for name in names))
     known = [[row["rewards"][name] for row in rows if row["rewards"][name] is not None] for name in names]
-    table.add_row("mean", f"{len(rows)} samples", *(_cell(sum(own) / len(own) if own else None) for own in known))
+    table.add_row("mean", f"{len(rows)} samples", *(_cell(sum(xs) / len(xs) if xs else None) for xs in known))
     return table
 
 
@@ -176,7 +176,7 @@ def batches(files: Sequence[File], group_wise: bool, batch_size: int = BATCH) ->
 
 
 def _by_shape(indices: Sequence[int], samples: Sequence[Sample], reward: Reward) -> list[dict[int, Sample]]:
-    """Group samples of one shape, by their indices."""
+    """Group samples by shape; each group maps indices of files to samples."""
     by_shape: defaultdict[tuple[int, ...], dict[int, Sample]] = defaultdict(dict)
     for i, sample in zip(indices, samples, strict=True):
         by_shape[() if isinstance(sample, str) else tuple(sample.shape)][i] = sample
@@ -212,8 +212,8 @@ def _score(reward: Reward, files: Sequence[File], samples: Sequence[Sample]) -> 
 def read(path: Path) -> Sample:
     """Return the sample of a file as rewards receive it; raise InputError if it cannot be read.
 
-    A picture is (3, H, W) and a video (F, 3, H, W), float32 in [0, 1]; audio is (C, N) in [-1, 1]; of a .json file, with the
-    fields of `flowgrpo.training.reports.samples.Text`, it is the text.
+    A picture is (3, H, W) and a video (F, 3, H, W), float32 in [0, 1]; audio is (C, N) in [-1, 1]. A .json file gives
+    its field `text`; it has the fields of `flowgrpo.training.reports.samples.Text`.
     """
     suffix = suffixes.suffix_of(path)
     if suffix in suffixes.TEXTS:
