@@ -1,1 +1,1 @@
-"""What goes in: prompts and their columns, corpora, tasks drawn by us, and the embedded models."""
+"""Training data: prompts and their columns, public corpora, generated tasks, stored groups, embedded models."""

@@ -17,7 +17,7 @@ from rewards.files import media, suffixes
 KINDS = ", ".join(suffixes.MEDIA)
 # Usual names of pipelines' conditions.
 COLUMNS = ("image", "images", "control_image", "last_image", "mask_image", "video", "audio")
-FILES_KEPT = 64  # cache of decoded files
+FILES_KEPT = 64  # decoded files in the cache
 
 
 def is_file_name(value: Any) -> bool:
@@ -33,9 +33,9 @@ def resolve_files(value: Any, folder: Path) -> Any:
 
 
 def loaded(value: Any) -> Any:
-    """Load a file named in a row: a PIL image (RGB), a list of them (video), or float32 (channels, samples) in [-1, 1].
+    """Load the file that a value names: an RGB PIL image, a list of them (video), or float32 (channels, samples) in [-1, 1].
 
-    Lists are loaded by item, and other values returned unchanged.
+    A list is loaded item by item. Other values are returned unchanged.
     """
     if isinstance(value, list):
         return [loaded(item) for item in value]

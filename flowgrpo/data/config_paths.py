@@ -1,7 +1,7 @@
 """Paths in a config: prompt files, corpora, models, LoRAs and code.
 
-Paths of a config file are searched beside it first, then in the current folder; those of the command line and of
-built-in configs in the current folder only.
+Paths in a config file are searched beside the file first, then in the current folder. Paths on the command line and in
+built-in configs are searched in the current folder only.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ def paths(written: Mapping[str, Any]) -> Iterator[Named]:
 
 
 def resolve(written: dict[str, Any], folder: Path) -> list[Named]:
-    """Make relative paths that exist in `folder` point there, in place; return those found neither there nor in the cwd."""
+    """Prepend `folder` in place to relative paths that exist in it; return paths found neither there nor in the cwd."""
     if folder.resolve() == Path.cwd():
         return []
     missing = []
     _write_default_folder(written, folder)
     for named in list(paths(written)):
-        beside = folder / named.path
+        candidate = folder / named.path
         if Path(named.path).is_absolute():
             continue
-        if os.path.exists(beside):
-            named.holder[named.key] = f"{named.before}{beside}{named.after}"
+        if os.path.exists(candidate):
+            named.holder[named.key] = f"{named.before}{candidate}{named.after}"
         elif named.sure and not os.path.exists(named.path):
             missing.append(named)
     return missing

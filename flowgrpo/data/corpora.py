@@ -1,4 +1,4 @@
-"""Corpora that a user has a copy of, read in their original columns.
+"""Readers of public corpora in their original columns; the user supplies the files.
 
     gsm8k       GSM8K (2110.14168)          train, test
     math        MATH (2103.03874)           train, test
@@ -36,7 +36,7 @@ def convert_gsm8k(row: Row, place: str) -> Row:
     if not mark:
         raise InputError(f"{place}: answer is {worked[-40:]!r}, GSM8K's end with #### and the number")
     completion = _CALCULATION.sub("", solution).strip() or None
-    return _joined(row, "question", question=question, answer=answer, completion=completion)
+    return _question_row(row, "question", question=question, answer=answer, completion=completion)
 
 
 def convert_math(row: Row, place: str) -> Row:
@@ -50,10 +50,10 @@ def convert_math(row: Row, place: str) -> Row:
     if not answer:
         raise InputError(f"{place}: the solution has no \\boxed answer, and there is no column answer")
     completion = solution and re.split(r"\\(?:boxed|fbox)", solution)[0].strip()
-    return _joined(row, "problem", question=problem, answer=answer, completion=completion)
+    return _question_row(row, "problem", question=problem, answer=answer, completion=completion)
 
 
-def _joined(row: Row, asked: str, *, question: str, answer: str, completion: str | None) -> Row:
+def _question_row(row: Row, asked: str, *, question: str, answer: str, completion: str | None) -> Row:
     further = {name: cell for name, cell in row.items() if name != asked}
     return {"prompt": question.strip(), **further, "answer": answer.strip(), "completion": completion or None}
 
@@ -80,7 +80,7 @@ def convert_drawbench(row: Row, place: str) -> Row:
 class Corpus:
     """A corpus: hub id, file patterns (the first match is used), and row conversion.
 
-    `columns` limits what is read of .parquet files; `distinct` drops repeated prompts.
+    `columns` are those to read from .parquet files, by default all; `distinct` drops repeated prompts.
     """
 
     home: str

@@ -52,7 +52,7 @@ def models() -> dict[str, dict[str, Any]]:
 def folder(name: str, *, with_tokenizers: bool = True) -> Iterator[str]:
     """Yield a temporary folder with the configs of a known pipeline, laid out as by `save_pretrained`.
 
-    The tokenizers know no words, only the approximate number of tokens of a text.
+    The tokenizers have no vocabulary; they only approximate the number of tokens of a text.
     """
     known = dict(models()[name])
     index: dict[str, Any] = {"_class_name": known.pop("class")}

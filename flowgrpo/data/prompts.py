@@ -62,7 +62,7 @@ def load(
 
 
 def _cell(name: str, cell: Any) -> Any:
-    """Convert a number of steps, which some tables hold as text."""
+    """Convert `num_inference_steps` from text, as tables hold it, to int; return other cells unchanged."""
     is_number = name == STEPS and isinstance(cell, str) and cell.strip().isdecimal() and len(cell) < LONGEST_NUMBER
     return int(cell) if is_number else cell
 

@@ -57,7 +57,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """A complete folder."""
+    """A complete folder of stored groups."""
 
     folder: Path
     manifest: Mapping[str, Any]  # describes the model, the call and the files
@@ -66,7 +66,7 @@ class Stored:
 
     @property
     def rewards(self) -> list[str]:
-        """Return the names of the rewards, in the order of their columns."""
+        """Names of the rewards, in the order of their columns."""
         return self.manifest["rewards"]
 
     def latents(self, members: Sequence[tuple[int, int]]) -> State:
@@ -87,10 +87,10 @@ class Stored:
 
 
 class Writer:
-    """Write a folder, or continue an incomplete one.
+    """Writer of a folder of groups, which continues an incomplete folder.
 
     Raises InputError if the folder is complete, holds other samples, or pyarrow is missing. `about` is a JSON
-    description of the samples, and must be equal when continuing; `rewards` are the names of the reward columns.
+    description of the samples; an incomplete folder must have the same. `rewards` names the reward columns.
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any], rewards: Sequence[str]):
@@ -112,7 +112,7 @@ class Writer:
 
     @property
     def number(self) -> int:
-        """Return the number of groups, written or waiting."""
+        """Number of groups, written or waiting."""
         return self.done + len(self._waiting)
 
     def add(self, groups: Sequence[tuple[Group, State]]) -> None:
@@ -122,7 +122,7 @@ class Writer:
             self._flush()
 
     def finish(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the remaining groups, the table and the manifest; return the manifest, completed by `found`."""
+        """Write the remaining groups, the table and the manifest; return the manifest, with the entries of `found`."""
         self._flush()
         files = list(dict.fromkeys(row["file"] for row in self._rows))
         sizes = {file: (self.folder / file).stat().st_size for file in files}
@@ -169,7 +169,7 @@ class Writer:
 
 
 def read(folder: Path, key: str = KEY) -> Stored:
-    """Read a complete folder of groups. Raises InputError, naming `key`, if it is incomplete or a file has changed."""
+    """Read a complete folder of groups. Raises InputError, naming `key`, if it is incomplete or a file has another size."""
     if not (folder / MANIFEST).is_file():
         cut = "was cut off before it was whole; go on with the same command" if (folder / BEGUN).is_file() else ""
         raise InputError(
@@ -186,15 +186,15 @@ def read(folder: Path, key: str = KEY) -> Stored:
         actual = (folder / file).stat().st_size if (folder / file).is_file() else None
         if actual != size:
             raise InputError(f"{key}: {folder / file} has {'no' if actual is None else actual} bytes, not {size}")
-    together: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    by_number: dict[int, list[dict[str, Any]]] = defaultdict(list)
     columns = [*COLUMNS, *(REWARD + name for name in manifest["rewards"])]
     for place, row in tables.rows(folder / TABLE, key):
         if missing := [name for name in columns if name not in row]:
             raise InputError(f"{place}: the row has no {missing[0]!r}, which flowgrpo sample writes")
         if row["file"] not in manifest["files"]:
             raise InputError(f"{place}: its latents are in {row['file']!r}, which {MANIFEST} does not name")
-        together[row["group"]].append(row)
-    rows = [sorted(together[number], key=lambda row: row["member"]) for number in sorted(together)]
+        by_number[row["group"]].append(row)
+    rows = [sorted(by_number[number], key=lambda row: row["member"]) for number in sorted(by_number)]
     groups = [_group(group, manifest["rewards"]) for group in rows]
     places = [(group[0]["file"], group[0]["row"]) for group in rows]
     return Stored(folder=folder, manifest=manifest, groups=groups, places=places)
@@ -208,9 +208,9 @@ def train_prompts(config: RunConfig) -> list[Prompt]:
 
 
 def check_parquet(key: str, path: Path) -> None:
-    """Check that pyarrow is installed. Raises InputError if it is not."""
+    """Raise InputError if pyarrow is not installed."""
     try:
-        import pyarrow  # noqa: F401 - whether it is there
+        import pyarrow  # noqa: F401 - only to see whether it is installed
     except ModuleNotFoundError:
         raise InputError(f"{key}: {path} needs pyarrow to be written, pip install 'flowgrpo[parquet]'") from None
 

@@ -1,4 +1,4 @@
-"""Read tables of all `SUFFIXES` as rows with their places for error messages, and check JSON of other programs."""
+"""Read tables (`SUFFIXES`) and JSON, with one-sentence errors; each row comes with its place for messages."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def document(path: Path) -> Any:
 
 
 def value(text: str, place: str, *, of_row: bool = False) -> Any:
-    """Return the value of a JSON text, or raise InputError; `of_row`, objects must not repeat a key."""
+    """Return the value of a JSON text, or raise InputError; with `of_row`, also for a repeated key."""
     try:
         parsed = json.loads(text, object_pairs_hook=partial(_unique, place) if of_row else None)
     except InputError:
@@ -142,7 +142,7 @@ def text(row: Row, column: str, place: str) -> str:
 
 
 def refuse_pointer(file: Path, place: str) -> None:
-    """Refuse a Git LFS pointer in place of a file. Raises InputError if it is one; `place` stands before the path."""
+    """Raise InputError if a file is a Git LFS pointer; in the message `place` stands before the path."""
     if not file.is_file() or file.stat().st_size > LARGEST_POINTER:
         return
     with file.open("rb") as opened:
@@ -157,7 +157,7 @@ def _read_text(path: Path, key: str) -> str:
         text = data[len(mark) :].decode(MARKS.get(mark, "utf-8"))
     except UnicodeDecodeError as error:
         raise InputError(f"{key}: {path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-    if "\0" in text:  # as UTF-16 without its mark has
+    if "\0" in text:  # UTF-16 without a byte order mark
         raise InputError(f"{key}: {path} is not UTF-8 text (it holds zero bytes); save it as UTF-8")
     return text
 
@@ -245,7 +245,7 @@ def _read_parquet(path: Path, key: str, columns: Sequence[str] | None, needed: s
         return table.cast(schema_of([(f.name, _plain_type(f.type)) for f in table.schema])).to_pylist()
     except InputError:
         raise
-    except (ArrowException, OSError, ValueError, OverflowError) as error:  # by what its pages hold
+    except (ArrowException, OSError, ValueError, OverflowError) as error:  # pyarrow raises them for damaged pages
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"{key}: {path} is not a readable parquet file ({reason})") from None
 
@@ -271,7 +271,7 @@ def _plain_type(kind: Any) -> Any:
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):
         return pa.string()
     if pa.types.is_duration(kind):
-        return pa.int64()  # of its unit
+        return pa.int64()  # in its own unit
     if pa.types.is_decimal(kind) or pa.types.is_float16(kind):
         return pa.float64()
     if pa.types.is_dictionary(kind):

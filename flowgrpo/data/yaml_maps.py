@@ -19,7 +19,7 @@ LARGEST_VALUE = 1 << 17  # values, with aliases expanded
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 3e-4 is a number and 0:0.6 a text; keys are unique and aliases small."""
+    """YAML loader that reads 3e-4 as a number and 0:0.6 as a text, and refuses repeated keys and huge aliases."""
 
     def __init__(self, text: str):
         super().__init__(text)
@@ -58,7 +58,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _decimal(tag: str, pattern: re.Pattern[str]) -> tuple[str, re.Pattern[str]]:
-    """Exclude numbers of base 60 from a resolver: YAML 1.1 reads 1:30 as 90."""
+    """Return a resolver without numbers of base 60: YAML 1.1 reads 1:30 as 90."""
     if tag not in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
         return tag, pattern
     return tag, re.compile(f"(?!.*:)(?:{pattern.pattern})", pattern.flags)
@@ -73,7 +73,7 @@ _Loader.add_implicit_resolver(
 
 
 @lru_cache(maxsize=8)
-def _parsed(text: str) -> Any:
+def _parse(text: str) -> Any:
     """Parse a YAML text; cached, because reports read a run's config many times."""
     return yaml.load(text, _Loader)
 
@@ -83,7 +83,7 @@ def parse_yaml(text: str, place: str) -> Any:
     if len(text) > LARGEST_TEXT:
         raise InputError(f"{place}: has {len(text)} characters, at most {LARGEST_TEXT} are read")
     try:
-        parsed = copy.deepcopy(_parsed(text))
+        parsed = copy.deepcopy(_parse(text))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None and "\n" in text else ""

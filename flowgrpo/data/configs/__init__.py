@@ -33,7 +33,7 @@ def whole(name: str) -> str:
     """Return the full name of a built-in config. Raises InputError if the name is unknown or ambiguous."""
     if name in names():
         return name
-    meant = [SHORT[name]] if name in SHORT else _matching(name)
+    meant = [SHORT[name]] if name in SHORT else _completions(name)
     if not meant:
         raise InputError(f"there is no built-in config {name!r}, {nearest(name, [*names(), *SHORT])}")
     if len(meant) > 1:
@@ -44,12 +44,12 @@ def whole(name: str) -> str:
 def place_of(path: str | Path) -> Path:
     """Return the file of a built-in config; other paths unchanged. Raises InputError if the name is ambiguous."""
     name = str(path)
-    if Path(path).is_file() or not (name in SHORT or _matching(name)):
+    if Path(path).is_file() or not (name in SHORT or _completions(name)):
         return Path(path)
     return FOLDER / f"{whole(name)}.yaml"
 
 
-def _matching(name: str) -> list[str]:
+def _completions(name: str) -> list[str]:
     words = name.rstrip("-")
     return [known for known in names() if words and f"{known}-".startswith(f"{words}-")]
 
@@ -60,8 +60,8 @@ def is_built_in(file: Path) -> bool:
 
 
 def head(name: str) -> dict[str, str]:
-    """Return the top comment of a built-in config: `about`, its first sentence, and the text of each label."""
-    said, label = {"about": ""}, "about"
+    """Return the top comment of a built-in config: its first sentence as `about`, and the text of each label."""
+    texts, label = {"about": ""}, "about"
     for line in (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
@@ -70,7 +70,7 @@ def head(name: str) -> dict[str, str]:
         if not words:
             label = ""
         elif colon and start in LABELS:
-            label, said[start] = start, rest.strip()
+            label, texts[start] = start, rest.strip()
         elif label:
-            said[label] = f"{said[label]} {words}".strip()
-    return said
+            texts[label] = f"{texts[label]} {words}".strip()
+    return texts

@@ -1,1 +1,1 @@
-"""Generated prompts: compositions, edits, motions, sounds, printed words, tasks, and the embedded world."""
+"""Generated prompts: compositions, edits, motions, sounds, printed words, tasks, and scenes for the embedded model."""

@@ -12,7 +12,7 @@ tasks and two harder ones of ours; `compositions` interleaves all eight.
     two_counts      a photo of two benches and three dogs                          (ours; its tag is counting)
     two_relations   a photo of a dog left of a bench and a cup above the bench     (ours; its tag is position)
 
-Held out for `eval` are pairs of objects, objects with a count, and objects with a colour, across all sets: a pair of
+Some pairs of objects, objects with a count, and objects with a colour are held out for `eval` across all sets: a pair of
 `two_object:eval` is in no row of `position:train`. Single objects are held out in `single_object` only. The objects are
 COCO's 80 classes in GenEval's names.
 """
@@ -41,8 +41,8 @@ OBJECTS = (
 COLOURED = tuple(name for name in OBJECTS if name not in ("person", "orange"))
 NUMBERS = {2: "two", 3: "three", 4: "four"}
 PLURALS = {"person": "people", "sheep": "sheep", "knife": "knives", "computer mouse": "computer mice"}
-UNITS = {"scissors": "pair", "skis": "pair", "broccoli": "head"}  # what these are counted by
-HISSING = ("s", "x", "ch", "sh")
+UNITS = {"scissors": "pair", "skis": "pair", "broccoli": "head"}  # counting words of objects without a plain plural
+HISSING = ("s", "x", "ch", "sh")  # endings with the plural -es
 
 
 def phrase(name: str, count: int = 1, colour: str | None = None, article: str | None = None) -> str:
@@ -73,19 +73,19 @@ def _pair(a: str, b: str) -> Part:
 
 
 def single_object(rng: np.random.Generator) -> Draft:
-    """One object."""
+    """Draw one object."""
     (name,) = choose(rng, OBJECTS)
     return _draft("single_object", phrase(name), [("alone", name)], [_clause(name)])
 
 
 def two_object(rng: np.random.Generator) -> Draft:
-    """Two objects."""
+    """Draw two objects."""
     a, b = choose(rng, OBJECTS, 2)
     return _draft("two_object", f"{phrase(a)} and {phrase(b)}", [_pair(a, b)], [_clause(a), _clause(b)])
 
 
 def counting(rng: np.random.Generator) -> Draft:
-    """Two, three or four of an object, and not one more."""
+    """Draw a count of two, three or four of an object; one more is excluded."""
     (name,), (count,) = choose(rng, OBJECTS), choose(rng, list(NUMBERS))
     parts: list[Part] = [("count", name, count)]
     exclude = [_clause(name, count + 1)]
@@ -93,21 +93,21 @@ def counting(rng: np.random.Generator) -> Draft:
 
 
 def colors(rng: np.random.Generator) -> Draft:
-    """One object in a colour."""
+    """Draw one object in a colour."""
     (name,), (colour,) = choose(rng, COLOURED), choose(rng, COLOURS)
     include = [_clause(name, color=colour)]
     return _draft("colors", phrase(name, colour=colour), [("colour", name, colour)], include)
 
 
 def position(rng: np.random.Generator) -> Draft:
-    """One object in a relation to another."""
+    """Draw one object in a relation to another."""
     (a, b), (relation,) = choose(rng, OBJECTS, 2), choose(rng, RELATIONS)
     include = [_clause(b), _clause(a, position=[relation, 0])]
     return _draft("position", f"{phrase(a)} {relation} {phrase(b)}", [_pair(a, b)], include)
 
 
 def color_attr(rng: np.random.Generator) -> Draft:
-    """Two objects in two colours."""
+    """Draw two objects in two colours."""
     a, b = choose(rng, COLOURED, 2)
     one, other = choose(rng, COLOURS, 2)
     words = f"{phrase(a, colour=one)} and {phrase(b, colour=other)}"
@@ -116,7 +116,7 @@ def color_attr(rng: np.random.Generator) -> Draft:
 
 
 def two_counts(rng: np.random.Generator) -> Draft:
-    """Two kinds of object, each in its number."""
+    """Draw two kinds of object with different counts."""
     a, b = choose(rng, OBJECTS, 2)
     i, j = choose(rng, list(NUMBERS), 2)
     words = f"{phrase(a, i)} and {phrase(b, j)}"
@@ -126,7 +126,7 @@ def two_counts(rng: np.random.Generator) -> Draft:
 
 
 def two_relations(rng: np.random.Generator) -> Draft:
-    """Two objects, each in another relation to a third."""
+    """Draw two objects, each in a different relation to a third."""
     a, b, c = choose(rng, OBJECTS, 3)
     one, other = choose(rng, RELATIONS, 2)
     words = f"{phrase(a)} {one} {phrase(c)} and {phrase(b)} {other} {phrase(c, article='the')}"

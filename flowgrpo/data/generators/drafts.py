@@ -1,7 +1,7 @@
 """Generated prompts, split so that `eval` has combinations that `train` never has.
 
-A draft names its parts, combinations (kind, word, word, ...). A part is held out by its hash, independent of seed and
-set. Rows of `train` have no held-out part; rows of `eval` have at least one.
+A draft lists its parts: combinations (kind, word, word, ...). The hash of a part decides whether it is held out, for all
+seeds and sets alike. Rows of `train` have no held-out part; rows of `eval` have at least one.
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ def split_of(draft: Draft) -> str:
 
 
 def rows(name: str, one: PromptSet, split: str, seed: int = 0) -> list[Row]:
-    """Return the distinct rows of a set and split; a larger set begins with the same ones.
+    """Return the distinct rows of a set and split; the rows of a smaller set are the first rows of a larger one.
 
-    Row i is drawn at its own address (seed, name, split, i) until it is new; there must be enough drafts.
+    Row i is redrawn from its own noise address (seed, name, split, i) until it is new. The set must have enough drafts, or
+    this never ends.
     """
-    found: dict[str, Row] = {}
+    by_draft: dict[str, Row] = {}
     for i in range(getattr(one, split)):
         rng = noise.generator(seed, "prompts", name, split, i)
         draft = one.draw(rng)
-        while split_of(draft) != split or repr(draft) in found:
+        while split_of(draft) != split or repr(draft) in by_draft:
             draft = one.draw(rng)
-        found[repr(draft)] = {"prompt": draft.prompt, **draft.columns}
-    return list(found.values())
+        by_draft[repr(draft)] = {"prompt": draft.prompt, **draft.columns}
+    return list(by_draft.values())
 
 
 def interleave(parts: Sequence[Sequence[Row]]) -> list[Row]:

@@ -6,9 +6,10 @@
     remove the red circle                           remove
     add a red circle                                add
 
-Rows have `image` and `target`, the files of the input and the expected picture; `caption`, the target's content, which
-`shapes` compares with; `edit`, one of the words above; `tag` is edit. Held out are an edit's word and shapes. The
-pictures are drawn on first use into the folder `edits` beside corpora, each named by a hash of its content.
+The columns are `image` and `target`, the files of the input and of the expected picture; `caption`, the content of the
+target, which `shapes` compares with; `edit`, one of the words above; and `tag` (edit). Combinations of an edit's word with
+its shapes are held out. The pictures are drawn on first use into `edits` in the folder of the corpora, each named by a hash
+of its content.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ SET = PromptSet(edit, train=256, eval=64)
 
 
 def load(source: str, folder: str, key: str) -> list[Row]:
-    """Return the rows of `NAMES`; missing pictures are drawn into `folder`/edits, or InputError is raised."""
+    """Return the rows of a set in `NAMES`; draw missing pictures into `folder`/edits, or raise InputError."""
     into = Path(folder, "edits").resolve()
     rows = drafts.rows("edits", SET, source.partition(":")[2])
     try:

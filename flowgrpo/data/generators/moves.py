@@ -1,7 +1,7 @@
 """Prompts for videos that ask for a motion: subject, action, direction, place and camera.
 
-The columns are `tag` (motion), `subject`, `action`, `direction` (or None) and `camera`. Held out are a subject with an
-action, an action in a direction, and a subject with a camera move.
+The columns are `tag` (motion), `subject`, `action`, `direction` (or None) and `camera`. Combinations of subject and
+action, of action and direction, and of subject and camera move are held out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CAMERAS = ("stays still", "pans left", "pans right", "zooms in", "zooms out", "f
 
 
 def motion(rng: np.random.Generator) -> Draft:
-    """Draw a moving subject."""
+    """Draw a motion of a subject, seen by a camera."""
     subjects, actions, places = KINDS[rng.integers(len(KINDS))]
     (subject,), (action,), (place,), (camera,) = (choose(rng, s) for s in (subjects, list(actions), places, CAMERAS))
     direction = choose(rng, actions[action])[0] if actions[action] else None

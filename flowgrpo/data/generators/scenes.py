@@ -1,7 +1,7 @@
-"""Pictures and captions of the embedded world, on which the small model is trained.
+"""Pictures and captions that the embedded model `shapes` is trained on.
 
-A scene is one to four flat shapes, drawn with anti-aliased edges by signed distance. The reward (`rewards/shapes.py`)
-owns the vocabulary and the grammar, which it parses.
+A scene is one to four flat shapes, drawn with anti-aliased edges by signed distance. `rewards/shapes.py` defines the
+vocabulary and the grammar of captions, and parses them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def names_unseen(caption: str) -> bool:
 
 
 def is_held_out(caption: str) -> bool:
-    """Return whether a caption is excluded from training: it names an unseen kind, or by its hash (40 of 256 parts)."""
+    """Return whether training excludes a caption: it names an unseen kind, or its hash falls into 40 of 256 parts."""
     return names_unseen(caption) or hashlib.blake2b(caption.encode(), digest_size=1).digest()[0] < 40
 
 
@@ -64,11 +64,11 @@ def captions(split: str) -> list[str]:
 
     A quarter of the `eval` captions name an unseen kind; the others combine known kinds in an unseen caption.
     """
-    return list(_drawn(split))
+    return list(_cached_captions(split))
 
 
 @cache
-def _drawn(split: str) -> tuple[str, ...]:
+def _cached_captions(split: str) -> tuple[str, ...]:
     shuffled = np.random.default_rng(0).permutation(every_caption()).tolist()
     if split == "train":
         return tuple(islice((c for c in shuffled if not is_held_out(c)), 1024))
@@ -78,16 +78,16 @@ def _drawn(split: str) -> tuple[str, ...]:
 
 
 def arrange(caption: str, rng: np.random.Generator) -> list[Drawn]:
-    """Return the objects of a caption at random places of a loose 3 x 3 grid, in the relation it names."""
+    """Return the objects of a caption at random places of a loose 3 x 3 grid, in the relation that the caption names."""
     parsed = parse(caption)
     while True:
         cells = rng.choice(9, sum(parsed.objects.values()), replace=False)
-        objects = [_placed(kind, cell, rng) for kind, cell in zip(parsed.objects.elements(), cells, strict=True)]
+        objects = [_place(kind, cell, rng) for kind, cell in zip(parsed.objects.elements(), cells, strict=True)]
         if _in_relation(objects, parsed.relation):
             return objects
 
 
-def _placed(kind: Kind, cell: int, rng: np.random.Generator) -> Drawn:
+def _place(kind: Kind, cell: int, rng: np.random.Generator) -> Drawn:
     x, y = (np.array(divmod(cell, 3)) + 0.5) * SIZE / 3 + rng.uniform(-JITTER, JITTER, 2)
     return Drawn(kind, x, y, rng.uniform(*RADII))
 

@@ -1,7 +1,7 @@
 """Prompts for sounds: source, sound, place and background, for the reward `clap` or custom ones.
 
-The columns are `tag` (sound), `source`, `sound` and `background` (or None). Held out are a source with a sound, and a
-sound before a background.
+The columns are `tag` (sound), `source`, `sound` and `background` (or None). Combinations of source and sound, and of
+sound and background, are held out.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ completions have no tags; and `completion`, a solution to pretrain on. Columns o
     sudoku 1.3./34.2/..4./4..1:                 1234/3412/2143/4321
     compute 12*7-85:                            -1
 
-`eval` and `train` are disjoint up to rewording: a Countdown is identified by its numbers and target, an arithmetic
-problem by its terms in any order, a Sudoku by its solution, because only 288 exist and a model would memorise them.
+No problem of `eval` is a rewording of one of `train`. A Countdown is identified by its numbers and target, an arithmetic
+problem by its terms in any order. A Sudoku is identified by its solution: only 288 exist, and a model would memorise them.
 """
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ def draw(task: str, split: str, rng: np.random.Generator) -> Row:
 def problems(task: str, split: str, count: int, seed: int = 0) -> list[Row]:
     """Return the first `count` distinct problems of a task and split; larger counts extend smaller ones.
 
-    Problem i is drawn at its own address (seed, task, split, i) until it is new. There are tens of thousands of
+    Problem i is redrawn from its own noise address (seed, task, split, i) until it is new. There are tens of thousands of
     problems per task and split. Draws are cached, and each caller gets a copy.
     """
     return [
         {key: [*value] if isinstance(value, list) else value for key, value in row.items()}
-        for row in _drawn(task, split, count, seed)
+        for row in _draw_rows(task, split, count, seed)
     ]
 
 
 @cache
-def _drawn(task: str, split: str, count: int, seed: int) -> list[Row]:
+def _draw_rows(task: str, split: str, count: int, seed: int) -> list[Row]:
     rows: dict[str, Row] = {}
     for i in range(count):
         rng = noise.generator(seed, "tasks", task, split, i)
@@ -104,7 +104,7 @@ class _Term:
     binding: int = 3
 
 
-_OPERATORS = {  # with how tightly they bind
+_OPERATORS = {  # function and precedence
     "+": (operator.add, 1), "-": (operator.sub, 1), "*": (operator.mul, 2), "/": (operator.floordiv, 2),
 }  # fmt: skip
 
@@ -142,17 +142,17 @@ def _combine(left: _Term, sign: str, right: _Term) -> _Term | None:
 @cache
 def grids() -> np.ndarray:
     """Return all 288 solved grids, int8 (288, 16), row by row."""
-    return np.array([[int(c) for row in rows for c in row] for rows in _completed(())], dtype=np.int8)
+    return np.array([[int(c) for row in rows for c in row] for rows in _completions(())], dtype=np.int8)
 
 
 @cache
 def _agreements() -> np.ndarray:
-    """Return the cells in which each pair of grids agrees: bits of int32 (288, 288), first cell lowest."""
+    """Return the cells in which each pair of grids agrees: int32 (288, 288), bit i for cell i."""
     agree = grids()[:, None] == grids()
     return (agree * (1 << np.arange(16, dtype=np.int32))).sum(2, dtype=np.int32)
 
 
-def _completed(rows: tuple[tuple[str, ...], ...]) -> Iterator[tuple[tuple[str, ...], ...]]:
+def _completions(rows: tuple[tuple[str, ...], ...]) -> Iterator[tuple[tuple[str, ...], ...]]:
     if len(rows) == 4:
         yield rows
         return
@@ -161,7 +161,7 @@ def _completed(rows: tuple[tuple[str, ...], ...]) -> Iterator[tuple[tuple[str, .
         # If the left box of two rows holds all four digits, so does the right one.
         box_is_full = len(rows) % 2 == 0 or len({*rows[-1][:2], *row[:2]}) == 4
         if columns_differ and box_is_full:
-            yield from _completed((*rows, row))
+            yield from _completions((*rows, row))
 
 
 def sudoku(rng: np.random.Generator) -> Problem:
@@ -172,20 +172,20 @@ def sudoku(rng: np.random.Generator) -> Problem:
         given = 2**16 - 1  # bits of cells
         for cell in rng.permutation(16).tolist():
             fewer = given & ~(1 << cell)
-            if np.count_nonzero(agreements & fewer == fewer) > 1:  # the grids that fill the puzzle
+            if np.count_nonzero(agreements & fewer == fewer) > 1:  # several grids fit the remaining cells
                 continue
             given = fewer
             if given.bit_count() == 16 - EMPTY_CELLS:
                 asked, solved = _digits(solution * (given >> np.arange(16) & 1)), _digits(solution)
-                prompt = f"sudoku {_in_rows(asked).replace('0', '.')}:"
-                return Problem(solved, prompt, _in_rows(solved), {"puzzle": asked, "solution": solved})
+                prompt = f"sudoku {_format_rows(asked).replace('0', '.')}:"
+                return Problem(solved, prompt, _format_rows(solved), {"puzzle": asked, "solution": solved})
 
 
 def _digits(grid: np.ndarray) -> str:
     return "".join(map(str, grid))
 
 
-def _in_rows(digits: str) -> str:
+def _format_rows(digits: str) -> str:
     return "/".join(digits[i : i + 4] for i in range(0, 16, 4))
 
 

@@ -1,4 +1,4 @@
-r"""Prompt templates that ask for the answer format a reward reads.
+r"""Prompt templates that ask for the answer format that a reward reads.
 
 The formats follow released code, the wording is ours:
 
