@@ -161,7 +161,7 @@ def default_name(use: str) -> str:
 
 
 def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None, name: str | None = None) -> Reward:
-    """Load a reward by what a user wrote, or raise RewardError.
+    """Load the reward that `use` names, or raise RewardError.
 
     Args:
         use: a built-in name, a dotted path `pkg.module:object`, a file `./file.py:object` (`./file.py` if only one object
@@ -182,7 +182,10 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
 
 
 def load_nested(use: str | Mapping[str, Any], complaint: str) -> Reward:
-    """Load a reward that is an option of another one: a name or a map of `use` and `options`."""
+    """Load a reward that is an option of another one: a name or a map of `use` and `options`.
+
+    Anything else raises a RewardError with the message `complaint`.
+    """
     fields: dict[str, Any] = {"use": use} if isinstance(use, str) else dict(use)
     if not isinstance(fields.get("use"), str) or fields.keys() - {"use", "options"}:
         raise RewardError(complaint)
@@ -190,7 +193,7 @@ def load_nested(use: str | Mapping[str, Any], complaint: str) -> Reward:
 
 
 def find(use: str) -> Any:
-    """Return the function or class that `load` would use, as a `partial` if the built-in name fixes some options."""
+    """Return the function or class that `load` would use, as a `partial` if `use` fixes some of its options."""
     if use in BUILT_IN:
         target = locate(BUILT_IN[use].target, f"the reward {use!r}")
         return partial(target, **BUILT_IN[use].options) if BUILT_IN[use].options else target
@@ -212,7 +215,10 @@ def find(use: str) -> Any:
 
 
 def _only_reward(use: str, module: Any) -> Any:
-    """Return the one object of a module whose second argument is `prompts`, as that of a reward."""
+    """Return the only object of a module that looks like a reward: its second argument is `prompts`.
+
+    Raise RewardError if there are none or several.
+    """
     rewards = [name for name in _names(module) if _looks_like_reward(getattr(module, name))]
     if len(rewards) == 1:
         return getattr(module, rewards[0])
@@ -234,7 +240,7 @@ def batched(rows: Any, size: int) -> list[Any]:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """Return the end of an error: "did you mean 'x'?" if one of `choices` is close to `word`, otherwise all choices."""
+    """Return the end of an error message: "did you mean 'x'?" if a choice is close to `word`, otherwise all choices."""
     choices = [str(choice) for choice in choices]
     close = difflib.get_close_matches(word, choices, 1)
     return f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(choices)}"

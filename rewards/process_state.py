@@ -1,13 +1,14 @@
 """Restore the process state that a plug-in changes: directory, torch's defaults and flags, signal handlers, warnings.
 
-Rewards, judges and trees of the user run in the process that trains or serves. What they change of this state while they
-are imported, constructed, moved or called is restored afterwards, with one warning; warning filters are restored silently,
-since libraries add some on import. Random generators are restored after an import but not after a call: a run draws from
-none of them, and a reward must not draw the same numbers twice. Environment variables and `sys.path` are not restored.
+Rewards, judges and trees of the user run in the process that trains or serves. They may change this state while they are
+imported, constructed, moved or called. The changes are undone afterwards, with one warning. Warning filters are restored
+silently, since libraries add some on import. Random generators are restored after an import but not after a call: a run
+draws from none of them, and a reward must not draw the same numbers twice. Environment variables and `sys.path` are not
+restored.
 
 Rewards run in threads beside the model. State that threads share is read before the first of several concurrent plug-ins
-and restored after the last; until then the others see the change. Attention kernels are not compared around calls: a model
-beside a call selects one for a while, and the call would restore that. Kernels in `LEFT_OUT` stay disabled.
+and restored after the last; until then the others see the change. Attention kernels are not restored after calls: a model
+in another thread may have selected one meanwhile, and restoring would undo that. Kernels in `LEFT_OUT` stay disabled.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class _Settings:
-    """What is restored, by who shares it and who can set it."""
+    """The restored settings, grouped by the threads that share them and can set them."""
 
     process: tuple[Setting, ...]  # shared by all threads
-    thread: tuple[Setting, ...]  # of each thread; the directory only after `own_directory`
+    thread: tuple[Setting, ...]  # of each thread; the directory is only after `own_directory`
     main_thread: tuple[Setting, ...]  # of the process, but only the main thread can set it
     attention: tuple[Setting, ...]  # kernels that torch may choose
 
@@ -131,7 +132,7 @@ def _put_back(before: list[tuple[Setting, Any]]) -> list[str]:
 
 
 class _Shared:
-    """State of the process before the first of the plug-ins that run now."""
+    """Process state before the first of the plug-ins that are running."""
 
     def __init__(self) -> None:
         self.lock, self.running = threading.Lock(), 0
@@ -146,7 +147,7 @@ class _Shared:
             self.met.append(who)
 
     def leave(self) -> tuple[list[str], list[str]]:
-        """Restore the state when the last one leaves. Return what had changed, and who ran since the first."""
+        """Restore the state when the last plug-in ends. Return the changed settings, and the plug-ins since the first."""
         with self.lock:
             self.running -= 1
             return ([] if self.running else _put_back(self.before)), list(dict.fromkeys(self.met))

@@ -84,7 +84,8 @@ def detect(images_BCHW: np.ndarray) -> list[list[Found]]:
 
     nearest_BHW = _open_mask(_nearest_colour(images_BCHW))
     count, height, width = nearest_BHW.shape
-    # Stack a mask for each picture and colour. Of empty lines keep one before each used line to separate components.
+    # Stack a mask for each picture and colour. Keep the used lines, and one empty line below each run of them: it separates
+    # components.
     masks = np.zeros((count, len(COLOURS), height + 1, width), bool)
     masks[:, :, :height] = nearest_BHW[:, None] == np.arange(1, 1 + len(COLOURS), dtype=np.uint8)[:, None, None]
     sheet = masks.reshape(-1, width)
@@ -139,9 +140,10 @@ def _open_mask(nearest_BHW: np.ndarray) -> np.ndarray:
 
 @lru_cache(512)
 def _templates(height: int, width: int) -> tuple[np.ndarray, list[float]]:
-    """Return float64 (6, height * width), to be summed over a component of this size, and the areas of the three templates.
+    """Return templates (6, height * width), float64, for components of this size, and the areas of the first three.
 
-    The rows are the masks of circle, square and triangle, then 1, x and y of each pixel.
+    The rows are the masks of circle, square and triangle, then 1, x and y of each pixel. Their product with a component's
+    mask gives the overlaps, the area, and the sums of x and y.
     """
     y, x = np.mgrid[0:height, 0:width]
     v, u = (y + 0.5) / height, (x + 0.5) / width  # the bounding box as the unit square, v downwards
@@ -180,7 +182,7 @@ def _relation_holds(found: list[Found], caption: Caption) -> bool:
 def shapes(images: torch.Tensor, prompts: Sequence[str], caption: Sequence[str | None] | None = None) -> list[float]:
     """Share of each caption that its picture shows, in [0, 1]; made for the 64 x 64 pictures of the embedded model.
 
-    The column `caption` has the captions where the prompts are something else, such as edits. Images are float (B, 3, H, W)
+    The column `caption` replaces prompts that are no captions, such as edits. Images are float (B, 3, H, W)
     in [0, 1].
     """
     check_images("shapes", images)
@@ -189,10 +191,10 @@ def shapes(images: torch.Tensor, prompts: Sequence[str], caption: Sequence[str |
 
 
 def features(images: torch.Tensor, prompts: Sequence[str]) -> list[list[float]]:
-    """Return features (B, 4) of pictures and captions, on which `rewards.models.votes` learns.
+    """Return features (B, 4) of pictures and captions, from which `rewards.models.votes` learns.
 
-    They are right objects over the larger of asked and found, the shares of asked objects with the right colour and with
-    the right shape, and 1 if the relation holds.
+    The features are right objects over the larger of asked and found, the share of asked objects with the right colour, the
+    share with the right shape, and 1 if the relation holds (else 0).
     """
     check_images("shapes", images)
     captions = [parse(prompt) for prompt in prompts]

@@ -44,7 +44,7 @@ def structural_similarity(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def check_videos(name: str, videos: torch.Tensor, frames: int = 1, side: int = 1) -> None:
-    """Raise ValueError if `videos` is not (B, F, 3, H, W) with at least so many frames and pixels a side."""
+    """Raise ValueError if `videos` is not (B, F, 3, H, W) with at least `frames` frames and `side` pixels per side."""
     if videos.ndim != 5 or videos.shape[1] < frames or videos.shape[2] != 3 or min(videos.shape[3:]) < side:
         least = f"{frames} frames and {side} x {side} pixels or more"
         raise ValueError(f"{name} takes videos (B, F, 3, H, W) of {least}, not shape {tuple(videos.shape)}")

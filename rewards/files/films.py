@@ -73,7 +73,7 @@ def _command(container: str, largest: int) -> list[str]:
     bounds = ["-max_pixels", str(largest), "-threads", "1"]  # each thread holds frames
     source = ["-protocol_whitelist", "fd", "-f", container, "-fd", "0", "-i", "fd:"]
     stream = ["-map", "0:V:0", "-fps_mode", "passthrough"]  # V: no cover picture
-    # Clip stretched frames to just above the bound. Ignore 1 % of stretch: programs that resize a film leave such a rest.
+    # Clip stretched frames to just above the bound. Ignore up to 1 % of stretch, which resizing programs leave.
     width = f"if(gt(abs(sar-1),0.01),clip(round(iw*sar),1,{largest}/ih+1),iw)"
     filters = f"format={EIGHT_BITS},scale=w='{width}':h=ih,format=rgb24"
     target = ["-vf", filters, "-c:v", "ppm", "-f", "image2pipe", "pipe:1"]

@@ -46,7 +46,7 @@ def frames(path: str | Path) -> list[Image.Image]:
 
 
 def film(path: str | Path) -> list[Image.Image]:
-    """Return the RGB frames of a .mp4, .mov or .webm file; of a truncated .webm the complete ones."""
+    """Return the RGB frames of a .mp4, .mov or .webm file; a truncated .webm gives its complete frames."""
     with _open_regular(path) as file, closing(films.decode(file, LARGEST_PICTURE)) as frames:
         return list(check_frames(path, frames))
 
@@ -106,7 +106,7 @@ def rgb(image: Image.Image) -> Image.Image:
 
 @contextmanager
 def _open_regular(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a regular file and turn whatever is raised inside the `with` into a MediaError."""
+    """Open a regular file, and turn any exception inside the `with` into a MediaError."""
     try:
         with open(path, "rb", opener=_opener) as file:
             size = os.fstat(file.fileno()).st_size
@@ -140,7 +140,7 @@ def _check_size(path: str | Path, width: int, height: int) -> None:
 
 
 def _check_tiff(path: str | Path, image: TiffImagePlugin.TiffImageFile) -> None:
-    """Refuse a TIFF with tiles above the bound (each is decoded whole), of unknown white, or of several pages."""
+    """Refuse a TIFF with too large tiles (each is decoded whole), with an unknown white level, or with several pages."""
     tags = image.tag_v2
     _check_size(path, tags.get(TiffImagePlugin.TILEWIDTH, 0), tags.get(TiffImagePlugin.TILELENGTH, 0))
     depths, formats = tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,)), tags.get(TiffImagePlugin.SAMPLEFORMAT, (UNSIGNED,))

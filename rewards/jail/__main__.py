@@ -83,7 +83,7 @@ def _continue_as_first_process(seconds):
 
 
 def _become_nobody(user, folder, reachable):
-    """Change from root to an unused user id, so that limits per user hold; other users stay."""
+    """Change from root to an unused user id, so that limits per user hold; other users keep theirs."""
     if os.geteuid() != 0:
         return
     if not reachable:
@@ -118,9 +118,9 @@ def _limit(job):
 
 
 def _write(out, line):
-    rest = memoryview(line.encode() + b"\n")
-    while rest:
-        rest = rest[os.write(out, rest) :]
+    unwritten = memoryview(line.encode() + b"\n")
+    while unwritten:
+        unwritten = unwritten[os.write(out, unwritten) :]
 
 
 main()

@@ -1,7 +1,7 @@
 """Seccomp: allow only the system calls that a Python program needs to compute.
 
-New processes, threads and programs, sockets, signals to others, shared memory, mounts, changes of owner or mode, and calls
-of later kernels are missing. A refused call returns EPERM, which Python raises as PermissionError.
+The list has no calls for new processes, threads and programs, sockets, signals to others, shared memory, mounts, or changes
+of owner or mode, and none of later kernels. A refused call returns EPERM, which Python raises as PermissionError.
 """
 
 import ctypes
@@ -75,7 +75,7 @@ def _when(value, action):
 
 
 def _on_argument(number, place, tests, otherwise):
-    body = [(_LOAD, 0, 0, 16 + 8 * place)]  # its low word: both machines are little-endian
+    body = [(_LOAD, 0, 0, 16 + 8 * place)]  # low word of the argument: both machines are little-endian
     for test in tests:
         body += _when(*test)
     body.append((_RETURN, 0, 0, otherwise))

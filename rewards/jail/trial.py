@@ -4,14 +4,14 @@ A question is a line of JSON, [nonce, kind, source, ...]; the reply is [nonce, o
 
 - of `load` and `do` (statements): "done";
 - of `value` (an expression): "value" and the value;
-- of `claim` (an expression): "claim", its truth, and whether it equals made-up objects, as nothing should;
+- of `claim` (an expression): "claim", its truth, and whether it equals unrelated made-up objects, as only a cheat does;
 - of `pair` (two expressions and one of `_SIGNS`): "pair", both values, the result of the comparison, and whether either
-  equals such objects;
-- of any: "raised" and why.
+  equals the made-up objects;
+- of any kind, after an exception: "raised" and why.
 
-Values are JSON if they are plain data. Tuples, sets, dictionaries, bytes and other numbers are an object with their kind as
-its only key; objects of a subclass count as their base; all else, also sets and dictionaries of more than `MOST_HASHED`, is
-{"object": truth}.
+Values of plain data are sent as JSON. Tuples, sets, dictionaries, bytes and other numbers become an object whose only key
+is their kind. Instances of a subclass count as their base. Everything else becomes {"object": truth}, also sets and
+dictionaries of more than `MOST_HASHED` elements.
 """
 
 import io
@@ -117,7 +117,7 @@ _KINDS = {"load": _load, "do": _do, "value": _value, "claim": _claim, "pair": _p
 
 
 def _same(a, b):
-    """Compare within statements, where equality cannot be judged outside."""
+    """Compare two values inside a statement, whose equality cannot be judged outside the process."""
     return a == b and not _equals_all(a) and not _equals_all(b)
 
 

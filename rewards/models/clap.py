@@ -20,7 +20,7 @@ from rewards.models.model import ModelReward, encode_unique, pooled_features
 class Clap(ModelReward):
     """CLAP: cos(sound, prompt) of a contrastive language-audio model's features (Wu et al., 2211.06687), -1 to 1.
 
-    Channels are averaged and the sound is resample to the model's rate (48 kHz). transformers takes a random 10 seconds of
+    Channels are averaged and the sound is resampled to the model's rate (48 kHz). transformers takes a random 10 seconds of
     a longer sound; here the score is the mean over the fewest evenly spaced windows of 10 seconds that cover it.
 
         rewards: [{use: clap, options: {path: laion/clap-htsat-unfused, batch_size: 8}}]
@@ -64,7 +64,7 @@ class Clap(ModelReward):
     def _encode(self, pieces: list[np.ndarray]) -> torch.Tensor:
         rate = self.extractor.sampling_rate
         inputs = self.extractor(pieces, sampling_rate=rate, return_tensors="pt")["input_features"]
-        # The extractor marks a random sound of a batch as longer; none is.
+        # The extractor marks a random sound of each batch as longer than a window; here none is.
         longer = torch.zeros(len(pieces), 1, dtype=torch.bool, device=self.device)
         features = inputs.to(self.device, self.dtype)
         return pooled_features(self.model.get_audio_features(input_features=features, is_longer=longer))

@@ -1,8 +1,8 @@
 """ImageReward: the authors' checkpoint on the BLIP of transformers.
 
 The authors' package has its own BLIP, which does not import beside transformers 5. Its networks equal those of transformers
-under other names, so weights are renamed and sizes read from them. As in the authors' code, layer norms of the picture have
-eps 1e-6 and heads are 64 wide.
+under other names, so weights are renamed, and sizes are read from the weights. As in the authors' code, layer norms of the
+vision network have eps 1e-6, and heads are 64 wide.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class ModelReward(ABC):
 
     @contextmanager
     def loading(self, path: str) -> Iterator[None]:
-        """Turn whatever is raised while something at `path` is loaded into one sentence."""
+        """Turn any error while something at `path` is loaded into a RewardError, except running out of memory."""
         local = Path(path).exists()
         if not local and not HUB_ID.fullmatch(path):
             hint = f"give a path that is there or a hub id such as {self.weights}"
@@ -158,10 +158,10 @@ class PairedReward(PictureReward):
 
     @torch.no_grad()
     def features(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-        """Return features (B, 2 D), on which `rewards.models.votes` learns.
+        """Return features (B, 2 D), from which `rewards.models.votes` learns.
 
-        They are the picture's normalised embedding and its elementwise product with that of the prompt, whose sum is the
-        cosine.
+        The first D are the picture's normalised embedding. The others are its elementwise product with the prompt's; they
+        sum to the cosine.
         """
         features = []
         for part in zip(batched(images, self.batch_size), batched(list(prompts), self.batch_size), strict=True):
@@ -219,7 +219,10 @@ def select_weights(weights: dict[str, torch.Tensor], prefix: str) -> dict[str, t
 
 
 def laion_aesthetic_head(weights: dict[str, torch.Tensor]) -> nn.Sequential:
-    """Return the linear head D-1024-128-64-16-1 of the LAION aesthetic predictor, numbered 0, 2, 4, 6, 7 around dropout."""
+    """Return the linear head D-1024-128-64-16-1 of the LAION aesthetic predictor.
+
+    Its weights are numbered 0, 2, 4, 6 and 7, since dropout layers have the other numbers.
+    """
     widths = [weights["0.weight"].shape[1], 1024, 128, 64, 16, 1]
     first, second, third, fourth, last = (nn.Linear(*pair) for pair in pairwise(widths))
     head = nn.Sequential(first, nn.Identity(), second, nn.Identity(), third, nn.Identity(), fourth, last)
@@ -233,6 +236,6 @@ def pooled_features(output: Any) -> torch.Tensor:
 
 
 def encode_unique(encode: Callable[[list[str]], torch.Tensor], texts: Sequence[str]) -> torch.Tensor:
-    """Return `encode` of all texts with each distinct text encoded once, since a batch often shares one prompt."""
+    """Return `encode` of all texts, but encode each distinct text once: a batch often shares one prompt."""
     distinct = list(dict.fromkeys(texts))
     return encode(distinct)[[distinct.index(text) for text in texts]]

@@ -9,7 +9,7 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-BILINEAR = 2  # number of PIL and transformers; the models here use this or bicubic
+BILINEAR = 2  # PIL's and transformers' number; the models here use this or bicubic
 Fit = Literal["cover", "contain", "exact"]
 
 
@@ -26,10 +26,10 @@ class Preprocessing:
     interpolation: InterpolationMode = InterpolationMode.BICUBIC
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Return pictures, float (B, 3, H, W) in [0, 1], as the model takes them, float32 (B, 3, h, w).
+        """Convert pictures, float (B, 3, H, W) in [0, 1], to the model's input, float32 (B, 3, h, w).
 
-        They are rounded to 8 bits first, so that a picture scores the same before and after it is saved. Models were
-        trained on 8-bit pictures through PIL, which this matches to the bit or nearly.
+        They are rounded to 8 bits first, so that a picture scores the same before and after it is saved. The models were
+        trained on 8-bit pictures resized by PIL; this matches PIL to the bit or nearly.
         """
         pictures = images.float().clamp(0, 1).mul(255).round().byte()
         pictures = F.resize(pictures, self._target_size(*images.shape[-2:]), self.interpolation, antialias=True)

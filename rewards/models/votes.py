@@ -1,7 +1,7 @@
 """A reward learnt from a person's votes on pairs of pictures.
 
-`flowgrpo vote` writes the file of votes. Unlike a preference network (PickScore, HPS) the model is linear in the features
-of another reward, so that a few dozen votes suffice, and it is learnt from the file on first use.
+`flowgrpo vote` writes the file of votes. Unlike a preference network (PickScore, HPS), the model is linear in the features
+of another reward, so a few dozen votes suffice. It is learnt from the file on first use.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from rewards.files.media import MediaError, picture
 
 LOGGER = logging.getLogger(__name__)
 OUTCOMES = {"a": 1.0, "b": 0.0, "neither": 0.5}
-STRENGTHS = tuple(10.0**power for power in range(-2, 4))  # of the prior, tried
+STRENGTHS = tuple(10.0**power for power in range(-2, 4))  # of the prior; all are tried
 FOLDS = 10
-FEWEST = 5  # votes for one of two
+FEWEST = 5  # smallest number of votes for a or b
 AT_ONCE = 16  # pictures
 
 
@@ -74,9 +74,9 @@ class Learned:
 def learn(first: np.ndarray, second: np.ndarray, outcomes: np.ndarray, prompts: Sequence[str] = ()) -> Learned:
     """Fit a Bradley-Terry model (1952) of preferences: P(first wins) = sigmoid(w (x_first - x_second)).
 
-    Features (N, D) are standardised over all pictures voted on. w has a normal prior; its strength maximises the likelihood
-    of held-out votes in ten folds of whole prompts, since pairs may share a picture; without prompts each vote is held out
-    alone. A vote for neither (outcome 0.5) is half a win for each.
+    Features (N, D) are standardised over all pictures voted on. w has a normal prior. Its strength maximises the likelihood
+    of held-out votes in ten folds. A fold holds out whole prompts, since pairs of a prompt may share a picture; with one
+    prompt or none it holds out single votes. A vote for neither (outcome 0.5) is half a win for each.
     """
     every = np.concatenate([first, second])
     mean, std = every.mean(0), every.std(0)
@@ -119,15 +119,15 @@ def fit(gaps: np.ndarray, outcomes: np.ndarray, strength: float) -> np.ndarray:
 class Votes:
     """Log-odds that the votes of a file prefer a picture to the mean of the pictures voted on. Positive is better.
 
-    A warning reports if it agrees with hardly more held-out votes than a coin.
+    A warning says if it agrees with hardly more held-out votes than a coin would.
 
         rewards: [{use: votes, options: {file: runs/demo/votes.jsonl, of: clip_score}}]
 
     Args:
         file: of `flowgrpo vote`.
-        of: the reward, or list of rewards, on whose features it is learnt: names, paths or maps of `use` and `options`. The
-            features (B, D) are those of its method `features(samples, prompts)`, which `clip_score`, `pickscore`, `hpsv2`
-            and `shapes` have, else its score; a list of rewards thus has its weights learnt.
+        of: the reward, or list of rewards, that gives the features: a name, a path or a map of `use` and `options`. The
+            features (B, D) come from its method `features(samples, prompts)`, which `clip_score`, `pickscore`, `hpsv2` and
+            `shapes` have. The only feature of another reward is its score, so a list of them has its weights learnt.
     """
 
     def __init__(self, file: str, of: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] = "clip_score"):
@@ -171,7 +171,7 @@ class Votes:
         """Return log-odds of pictures, float (B, 3, H, W) in [0, 1]."""
         learned = self.learned()
         parts = zip(batched(images, AT_ONCE), batched(prompts, AT_ONCE), strict=True)
-        return [float(odds) for part, own in parts for odds in learned(self._features(part, own))]
+        return [float(odds) for part, texts in parts for odds in learned(self._features(part, texts))]
 
     def _read_features(self, vote: Vote, side: str) -> np.ndarray:
         try:
@@ -181,7 +181,7 @@ class Votes:
         return self._features(torch.from_numpy(pixels).movedim(-1, 0)[None], [vote.prompt])
 
     def _features(self, images: torch.Tensor, prompts: Sequence[str]) -> np.ndarray:
-        """Return the features (B, D) of all rewards in float64, the score of a reward that has none."""
+        """Return the features (B, D) of all rewards in float64; a reward without features gives its score."""
         parts = []
         for reward in self._rewards:
             with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Models of transformers for GenEval: detectors `(images, names, threshold)` of named classes, and a namer of colours."""
+"""Models for GenEval: object detectors, called with (images, names, threshold), and a classifier of colours."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class Detector(ABC):
 
 
 class Mask2Former(Detector):
-    """Objects with masks of the classes that a Mask2Former was trained on.
+    """Detector of objects with masks, for the classes that a Mask2Former was trained on.
 
     The score is the class probability times the mean probability of the mask's pixels, as in mmdet and in transformers'
-    `post_process_instance_segmentation`. Unlike there, masks have the picture's size, not 384 x 384, and padding is cut
+    `post_process_instance_segmentation`. Unlike theirs, masks have the picture's size, not 384 x 384, and padding is cut
     off.
     """
 
@@ -119,7 +119,7 @@ def _box(mask: torch.Tensor) -> tuple[float, float, float, float]:
 
 
 class Owlv2(Detector):
-    """Boxes without masks of any class by its name; a box may count for several classes."""
+    """Detector of boxes without masks, for a class of any name; a box may count for several classes."""
 
     def __init__(self, path: str, dtype: torch.dtype):
         self.processor = transformers.AutoProcessor.from_pretrained(path)
@@ -183,7 +183,7 @@ class ColourNamer:
 
 
 def _central_square(crop: torch.Tensor) -> torch.Tensor:
-    """Cut out the central square, all that CLIP's preprocessing would keep of a crop."""
+    """Cut out the central square of a crop, the part that CLIP's preprocessing keeps."""
     height, width = crop.shape[1:]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2

@@ -3,9 +3,9 @@
 GenEval's evaluation (arXiv 2310.11513; evaluation/evaluate_images.py) with its columns `tag`, `include` and `exclude`, on
 detectors of transformers in place of mmdet's. The rules are in `rewards.objects.rules`. Credits:
 
-    official    1 or 0 as GenEval counts: at least so many, none of what `exclude` forbids
-    strict      1 or 0: exactly so many (the accuracy that Flow-GRPO reports while it trains)
-    partial     the mean over all that is asked for (the reward Flow-GRPO trains on, arXiv 2505.05470)
+    official    1 or 0 as GenEval counts: the counts are reached, and nothing occurs that `exclude` forbids
+    strict      1 or 0: the counts are exact (the accuracy that Flow-GRPO reports while it trains)
+    partial     the mean over all requirements (the reward that Flow-GRPO trains on, arXiv 2505.05470)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Column = Sequence[Any] | None
 
 
 class GenEval:
-    """How much of a prompt's objects, counts, colours and places a picture shows; None where the column `include` is empty.
+    """Share of a prompt's objects, counts, colours and places that its picture shows; None if the column `include` is empty.
 
     The prompts are a .jsonl file with GenEval's columns `tag`, `include` and `exclude`.
 

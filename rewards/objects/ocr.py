@@ -1,9 +1,10 @@
 """Rewards of written text: `ocr` reads pictures, `video_ocr` reads frames of videos.
 
-1 minus the edit distance between the recognised and the requested text over the length of the requested one, at least 0
-(Flow-GRPO, arXiv 2505.05470). As in its code, white space and case do not count, and requested text that appears whole
-among other text earns 1. Differences: all quoted parts are requested, not only the first; PP-OCRv6 of `rapidocr` on
-onnxruntime replaces PaddleOCR; similar signs are equal; boxes are ordered whatever their tilt; frames without text count 0.
+The reward is 1 minus the edit distance between recognised and requested text, divided by the length of the requested text,
+and at least 0 (Flow-GRPO, arXiv 2505.05470). As in its code, white space and case do not count, and requested text that
+appears whole among other text earns 1. Differences: all quoted parts are requested, not only the first; PP-OCRv6 of
+`rapidocr` on onnxruntime replaces PaddleOCR; similar signs are equal; tilted lines are put in order; frames without text
+count 0.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ def normalise(text: str) -> str:
 
 
 def similarity(read: str, asked: str, substring: bool = True) -> float:
-    """Return max(0, 1 - edit distance / length of `asked`), normalise; 1 if `substring` and `asked` appears whole."""
+    """Return max(0, 1 - edit distance / length of `asked`) of the normalised texts.
+
+    With `substring` it is 1 if `asked` occurs in `read`.
+    """
     read, asked = normalise(read), normalise(asked)
     if substring and asked in read:
         return 1.0
@@ -105,11 +109,11 @@ def reading_order(boxes: np.ndarray) -> np.ndarray:
 
 
 class Ocr:
-    """How well pictures show the text that their prompts quote, 0 to 1; None where a prompt asks for no text.
+    """Similarity of the text in a picture to the text that its prompt quotes, 0 to 1; None if the prompt asks for no text.
 
-    The text is the column `text` or whatever stands in double quotes in the prompt. White space and case do not count,
-    punctuation does. Text repeated all over the picture earns 1 as well (not with substring: false), and so does mostly
-    text upside down, which the recogniser reads, too.
+    The text is the column `text` or all parts of the prompt in double quotes. White space and case do not count, punctuation
+    does. Text repeated all over the picture earns 1 as well, unless `substring` is false. Upside-down text mostly earns 1,
+    too, since the recogniser can read it.
 
     Options:
         substring: requested text among other text earns 1; if false, other text costs.
@@ -168,7 +172,7 @@ class Ocr:
 
 
 class VideoOcr(Ocr):
-    """How well videos show the text that their prompts quote, 0 to 1: the mean over frames; None if no text is asked for.
+    """Mean over a video's frames of the similarity that `ocr` measures, 0 to 1; None if the prompt asks for no text.
 
     Options:
         frames: number of evenly spaced frames that are read.

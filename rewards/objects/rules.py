@@ -96,9 +96,9 @@ def official(objects: Objects, include: Sequence[Clause], exclude: Sequence[Clau
 def partial_credit(objects: Objects, include: Sequence[Clause]) -> float:
     """Return the mean over counts, colours and relations asked for: 1 if all is right, below 0 if far too many are found.
 
-    A count earns 1 - |asked - found| / asked. If the count is right, a colour earns the share of objects that have it and a
-    relation 1 or 0, else 0. Flow-GRPO's code adds a 1 beside the 0 of a failed relation, so that two objects in the wrong
-    places earn 0.75; in its paper that 1 is not earned (0.67), as here.
+    A count earns 1 - |asked - found| / asked. If the count is right, a colour earns the share of objects that have it, and a
+    relation earns 1 or 0; if the count is wrong, both earn 0. Flow-GRPO's code counts an extra 1 with each failed relation,
+    so two objects in the wrong places earn 0.75. Here, as in its paper, they earn 0.67.
     """
     groups = _match(objects, include, lambda found, clause: found)
     parts = []

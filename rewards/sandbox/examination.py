@@ -1,13 +1,13 @@
-"""Examine a program without giving it the expected answers: what is asked, what is judged here, and what must never pass.
+"""Examine a program without giving it the expected answers.
 
-Tests that run in the program's own process must believe what that process says. Therefore
+A test that runs in the program's own process must believe what that process says. Therefore
 
-1. of `assert LEFT == LITERAL`, of other comparisons with a literal, and of `and`, `or`, `not` of these, the process is asked
-   for LEFT alone; the literal stays here, and values are compared as Python compares plain data; an expression in place of
-   the literal that needs only Python's own names (`sorted([2, 1])`) is computed in a process without the program;
-2. everything else is a claim of the process. Each such test is put to two separate processes, as it is and negated, and a
-   program that affirms both scores nothing;
-3. among the questions are canaries with known replies; one wrong reply scores nothing.
+1. For `assert LEFT == LITERAL`, other comparisons with a literal, and `and`, `or`, `not` of these, the process computes LEFT
+   alone. The literal stays here, and values are compared here as Python compares plain data. In place of the literal may be
+   an expression of Python's own names (`sorted([2, 1])`), which is computed in a process without the program.
+2. Everything else is a claim of the process. Each such test is put to two separate processes, as it is and negated. A
+   program that affirms both scores nothing.
+3. Some questions are canaries, with known replies. One wrong reply scores nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _UNCOMPUTED = (TypeError, ValueError, ArithmeticError, RecursionError, MemoryErr
 
 
 class Cheating(Exception):
-    """The process said what no honest one says."""
+    """The process gave a reply that no honest program gives."""
 
 
 class Raised(Exception):
@@ -65,8 +65,8 @@ Ask = Callable[..., list]
 class Sitting:
     """The examination of one process.
 
-    `ask` sends a question, a kind and sources, and returns the reply, see `rewards/jail/trial.py`. `known` has the plain
-    values of expressions of `constants`. A `second` process is asked for claims in the opposite form to the first.
+    `ask(kind, *sources)` sends a question and returns the reply, see `rewards/jail/trial.py`. `known` maps the expressions
+    of `papers.constants` to their plain values. A `second` process gets claims in the opposite form to the first.
     """
 
     def __init__(self, ask: Ask, known: Mapping[str, Any], second: bool = False):
@@ -74,7 +74,10 @@ class Sitting:
         self._denied = self._claimed = False
 
     def passes(self, paper: Paper, passed_before: bool = False) -> tuple[bool, bool]:
-        """Return if a test passes, and if by the process's own word; Cheating if it `passed_before` and passes negated."""
+        """Return whether a test passes, and whether by a claim of the process.
+
+        Raise Cheating if it `passed_before` in the first process and passes negated in this one.
+        """
         self._denied, self._claimed = paper.denied != self._second, False
         try:
             passed = all(self._holds(step, passed_before) for step in paper.steps)
@@ -202,7 +205,7 @@ def _is_number(node: ast.expr) -> bool:
 
 
 def _is_judged_here(node: ast.Compare) -> bool:
-    """Return whether each comparison has a literal, `in` on its right, since other containers may define `in` themselves."""
+    """Return whether each comparison has a literal; for `in` on the right, since other containers may define `in`."""
     operands = [node.left, *node.comparators]
     return all(
         is_literal(right) if isinstance(sign, ast.In | ast.NotIn) else is_literal(left) or is_literal(right)

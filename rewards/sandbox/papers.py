@@ -37,11 +37,14 @@ class Paper:
 
 
 def paper(test: str) -> Paper:
-    """Split a test, also a function of one parameter that is called once (`check(candidate)`), or raise SyntaxError."""
+    """Split a test into steps; raise SyntaxError if it does not parse.
+
+    A function of one parameter that is called at the end, such as `check(candidate)`, is inlined.
+    """
     tree = ast.parse(test)
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
-            node.msg = None  # nobody reads it but the program
+            node.msg = None  # only the program would read it
     body = _unfold(tree.body)
     checked = any(isinstance(statement, ast.Assert) for statement in body)
     steps: list[Do | Check] = []
@@ -74,7 +77,7 @@ _SCOPED = (ast.Return, ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal, ast.F
 
 
 def _postpone(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Replace names that only assertions compare with by their literals; bind these names last, for later tests."""
+    """Substitute literals for names that assertions only compare with; bind these names last, for later tests."""
     kept: list[ast.stmt] = []
     late: list[ast.stmt] = []
     names: dict[str, ast.expr] = {}
@@ -126,7 +129,7 @@ def _unroll(statement: ast.stmt) -> list[ast.stmt]:
 
 
 def _bind(target: ast.expr, item: ast.expr, body: list[ast.stmt]) -> dict[str, ast.expr] | None:
-    """Return the literal of each loop variable in one round; None if it is none, or one that `body` may change."""
+    """Return the literal of each loop variable in one round; None if an item is no literal, or `body` may change it."""
     if isinstance(target, ast.Tuple) and isinstance(item, ast.Tuple) and len(target.elts) == len(item.elts):
         pairs = list(zip(target.elts, item.elts, strict=True))
     else:
@@ -173,14 +176,14 @@ class _Guard(ast.NodeTransformer):
 
 @dataclass(frozen=True)
 class Constants:
-    """Imports and expressions in comparisons of tests that need no program."""
+    """Expressions that tests compare with and that need no program, and the imports of the tests."""
 
     imports: tuple[str, ...]
     expressions: tuple[str, ...]
 
 
 def constants(papers: Iterable[Paper]) -> Constants:
-    """Return the compared expressions that use only builtins and what the tests import."""
+    """Return the compared expressions that use only builtins and imported names."""
     imports, expressions = {}, {}
     for paper in papers:
         names = set(dir(builtins))

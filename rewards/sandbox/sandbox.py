@@ -1,12 +1,12 @@
-"""A sandbox for programs that a model wrote: the kernel limits what they may do, and each limit is tried out beforehand.
+"""A sandbox for programs that a model wrote: the kernel limits them, and each limit is tested beforehand.
 
 A program runs in its own process (`rewards/jail`) with limits on time, memory and file sizes. It may start no process or
-thread, signal none, open no socket and no files but Python's own (reading) and those of an empty folder. Namespaces, a root
-folder in memory, an unprivileged user, dropped capabilities, Landlock, a seccomp filter and limits overlap: whatever the
-machine has is used, and `find_missing` attempts what must fail. Python's audit hooks and removed builtins limit nothing,
-since a program in the same process can undo them.
+thread, signal none, open no socket and no files but Python's own (reading) and those of an empty folder. Several layers
+overlap: namespaces, a root folder in memory, an unprivileged user, dropped capabilities, Landlock, a seccomp filter and
+limits. The sandbox uses those that the machine has, and `find_missing` tests that forbidden actions fail. Python's audit
+hooks and removed builtins limit nothing, since a program in the same process can undo them.
 
-`rewards/sandbox/examination.py` and docs/rewards.md say how far the score is safe, too.
+`rewards/sandbox/examination.py` and docs/rewards.md describe how far the score is safe from cheating.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ def run(
             return *_examine(process, code, taken, known=known, unproved=unproved), process.layers
 
     passed, claimed, problem, layers = sitting()
-    unproved = [held and word for held, word in zip(passed, claimed, strict=True)]
+    unproved = [held and claim for held, claim in zip(passed, claimed, strict=True)]
     if any(unproved):
         again, _, second_problem, _ = sitting(unproved)
-        passed = [held and (twice or not word) for held, twice, word in zip(passed, again, claimed, strict=True)]
+        passed = [held and (twice or not claim) for held, twice, claim in zip(passed, again, claimed, strict=True)]
         if second_problem and second_problem.startswith(_CHEATED):
             passed, problem = [False] * len(taken), second_problem
     return Outcome(tuple(passed), problem, layers)
@@ -128,7 +128,7 @@ def _compute_constants(
                 outcome, value = process.ask("value", expression)
                 if outcome == "value" and examination.is_plain(value):
                     known[expression] = value
-        except (_Ended, Cheating):  # a test that breaks its own process will break the program's
+        except (_Ended, Cheating):  # a test that breaks this process breaks the program's, too
             pass
     return known
 
@@ -136,9 +136,9 @@ def _compute_constants(
 def _examine(
     process: _Process, code: str, taken: Sequence[Paper | None], *, known: Mapping[str, Any], unproved: Sequence | None
 ) -> tuple[list[bool], list[bool], str | None]:
-    """Return for each test whether it passed and whether by the process's own word; and an `Outcome`'s problem.
+    """Return whether each test passed, whether it passed by a claim of the process, and the `problem` of an `Outcome`.
 
-    `unproved` says, for a second process, which tests passed by the word of the first.
+    `unproved` tells a second process which tests passed by a claim of the first.
     """
     passed, claimed = [False] * len(taken), [False] * len(taken)
     sitting = Sitting(process.ask, known, second=unproved is not None)

@@ -28,14 +28,14 @@ RETRY_TEMPERATURE = 1.0
 class Chat:
     """A model that is asked questions with few possible answers.
 
-    `method` restricts its output to them:
+    `method` restricts its output to the possible answers:
 
     - `logprobs`: one token; the mean of the values, weighted with the probabilities of the answers' first tokens. It orders
       samples that would all get the same single answer. Not for models that think first.
     - `guided`: JSON of a schema, `response_format`, which most servers know.
     - `guided_choice`: `structured_outputs` of vLLM 0.12 and later.
     - `guided_regex`: `regex` of SGLang.
-    - `text`: not at all; the model may reason, and its last words are parsed (see `read_answer`).
+    - `text`: no restriction; the model may reason, and its last words are parsed (see `read_answer`).
 
     Args:
         answers: possible answers and their values.
@@ -156,7 +156,7 @@ def read_answer(words: str, answers: Mapping[str, float]) -> float | None:
     """Return the value of an answer in words; None if it is none of `answers`.
 
     An answer stands alone, as {"answer": ...}, in a last <answer>...</answer>, or in the last line as `Final Score: ...`,
-    `Score: ...` or `Answer: ...`, in any case. If answers are numbers, one between them counts as itself.
+    `Score: ...` or `Answer: ...`, in any case. If all answers are numbers, a number between them counts as itself.
     """
     words = words.strip()
     tagged = last_tagged(words, any_case=True)
@@ -177,9 +177,9 @@ def read_answer(words: str, answers: Mapping[str, float]) -> float | None:
 
 
 def expected_value(top: Sequence[tuple[str, float]], answers: Mapping[str, float]) -> float | None:
-    """Return the mean of the answers' values weighted by probability; None if these sum to less than `LEAST_MASS`.
+    """Return the mean of the answers' values, weighted by probability; None if probabilities sum to less than `LEAST_MASS`.
 
-    `top` has the most probable tokens and their log-probabilities; a token stands for the answer that it begins.
+    `top` has the most probable tokens and their log-probabilities; a token counts for the only answer that begins with it.
     """
     mass = total = 0.0
     for token, log_prob in top:

@@ -112,7 +112,7 @@ class Endpoint:
         raise RewardError(problem) if answered else NoAnswer(problem)
 
     async def _answer(self, method: str, url: str, seconds: float, most_bytes: int, **content: Any) -> httpx.Response:
-        """Return a whole answer. An event loop can stop at a given time, while httpx applies its timeout to each read."""
+        """Return a whole answer within `seconds`. The event loop limits the total time; httpx would limit each read."""
         body = bytearray()
         async with asyncio.timeout(seconds), self._http.stream(method, url, timeout=None, **content) as response:
             async for part in response.aiter_raw():

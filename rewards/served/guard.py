@@ -1,7 +1,7 @@
-"""Protect the reward server from the network: whom it answers, and for how long it waits.
+"""Protect the reward server from the network: refuse requests without permission, and close slow connections.
 
-uvicorn bounds the head of a request, but waits forever for its end, and answers nobody once all connections are taken. Here
-a head must arrive within `FIRST` seconds, and when all connections are taken, one without a request is closed.
+uvicorn bounds the size of a request's head, but waits forever for its end, and answers nobody once all connections are
+taken. Here a head must arrive within `FIRST` seconds. When all connections are taken, one without a request is closed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ CONNECTIONS = 512  # half of the usual limit of open files
 class Guard:
     """An application that answers permitted requests only and counts refused ones by status.
 
-    Without a `token` that requests must bear, their host must be a name of this machine: otherwise a web page in a browser
-    here could resolve its own name to our address and send requests. `late` are connections that sent no request in time.
+    With a `token`, requests must bear it. Without one, their host must be a name of this machine; otherwise a web page in a
+    browser here could resolve its own name to our address and send requests. In `refused`, `late` counts connections that
+    sent no request in time.
     """
 
     def __init__(self, application: ASGIApp, token: str | None, refused: Counter[str]):
@@ -86,7 +87,7 @@ class Connection(H11Protocol):
             min(silent, key=Connection.ends_at).timeout_keep_alive_handler()
 
     def ends_at(self) -> float:
-        """Return when it is closed if no head comes."""
+        """Return the loop's time at which the connection is closed if no head arrives."""
         assert self.timeout_keep_alive_task is not None  # a silent connection has a timer
         return self.timeout_keep_alive_task.when()
 

@@ -1,8 +1,8 @@
 """Rewards by a judge: a vision-language model behind an OpenAI-compatible endpoint that grades each sample.
 
-The styles ask any instruction-tuned model, in our own words, for what well-known reward models measure. HPSv3 and
-VideoAlign themselves have a head of their own, which no chat endpoint serves. `template` takes the exact wording on which a
-fine-tuned judge such as UnifiedReward was trained.
+Each style asks an instruction-tuned model, in our own words, for the quality that a well-known reward model measures. HPSv3
+and VideoAlign themselves have heads of their own, which no chat endpoint serves. `template` takes the exact wording that a
+fine-tuned judge, such as UnifiedReward, was trained on.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class _Lane:
         self.waiting: deque[_Call] = deque()
         self.free, self.thread = asyncio.Lock(), ThreadPoolExecutor(1, initializer=own_directory)
         self.counted: defaultdict[str, float] = defaultdict(float)
-        self.started: float | None = None  # the call that is under way
+        self.started: float | None = None  # time at which the current call began
 
     def card(self) -> dict[str, object]:
         """Return the reward's entry in /health."""
@@ -172,7 +172,7 @@ class _Lane:
 
     def busy(self) -> float:
         """Return the seconds since the current call began; 0 between calls."""
-        started = self.started  # by a thread
+        started = self.started  # its thread may reset it meanwhile
         return 0.0 if started is None else time.perf_counter() - started
 
     def check(self) -> None:
@@ -187,7 +187,7 @@ class _Lane:
         self.counted["requests"] += 1
         waits = self.free.locked()
         async with self.free:
-            if waits and call.outcome is None and await request.is_disconnected():  # it may have asked again
+            if waits and call.outcome is None and await request.is_disconnected():  # the client may have sent it again
                 self.waiting.remove(call)
                 raise HTTPException(400, "the client left before its turn")
             while call.outcome is None:

@@ -1,8 +1,9 @@
 """The process in which `rewards/texts/algebra.py` asks math-verify if two answers are equal.
 
-Arguments: seconds for a question, and megabytes of address space. Output: a line `ready` or why not; then for each line of
-input, JSON of two LaTeX texts with the right one first, a line: true, false, or null if math-verify cannot parse the right
-answer. A question that takes longer ends the process, since computer algebra in C code cannot be stopped otherwise.
+Arguments: seconds for a question, and megabytes of address space. The first line of output is `ready`, or the reason why
+not. Then each line of input is JSON of two LaTeX texts, the right one first, and its line of output is true, false, or null
+if math-verify cannot parse the right one. A question that takes longer ends the process, since computer algebra in C code
+cannot be stopped otherwise.
 """
 
 import json
@@ -28,7 +29,7 @@ def main():
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     def read(latex):
-        # As LaTeX only: math-verify evaluates plain arithmetic as Python. Without its timer.
+        # As LaTeX only, since math-verify evaluates plain arithmetic as Python. The timer is ours, not its own.
         return parse(f"\\boxed{{{latex}}}", extraction_config=[LatexExtractionConfig()], parsing_timeout=None)
 
     verify(read("x^{2} + 1"), read("1 + x^{2}"), timeout_seconds=None)  # the first question of a process takes a second

@@ -50,11 +50,11 @@ class code:
     is empty; once it has read from it, failing top-level statements are skipped. A row whose column `tests` is None scores
     None.
 
-    It runs in a sandbox of the Linux kernel, with the standard library and an empty folder of 16 MB and 1,000 files. A new
-    process or thread, a signal to another, memory beyond `megabytes`, more in its folder, any other file but Python's own,
-    and any socket are refused with an exception; a program that does not end is killed. When the reward is made, real
-    attempts test if this machine can refuse all that; if not, the reward is refused unless `unsafe` names what is missing.
-    Later nothing runs while a layer is missing that was there then.
+    It runs in a sandbox of the Linux kernel, with the standard library and an empty folder of 16 MB and 1,000 files. These
+    are refused with an exception: new processes and threads, signals to others, memory beyond `megabytes`, a fuller folder,
+    files other than Python's own, and sockets. A program that does not end is killed. When the reward is made, attempts
+    test that this machine refuses each of these; otherwise the reward is refused, unless `unsafe` names the missing
+    protections. Later, nothing runs while a layer of the sandbox is missing that was in place then.
 
     Args:
         seconds: for loading and all tests of one text, in each process.

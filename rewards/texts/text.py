@@ -75,7 +75,7 @@ def countdown(texts: Texts, prompts: Texts, *, numbers: Sequence, target: Sequen
 
     The rule of d1 (2504.12216, its released code): the integers in the answer are, as a multiset, `numbers` (lists of
     integers or texts such as "3,25,7"); it has only digits, + - * / ( ) . and white space; its value lies within 1e-5 of
-    the integer `target`. So ** and // count, as they do there.
+    the integer `target`. As in that code, ** and // are allowed.
     """
     return _score(_countdown, texts, bare, numbers, target)
 
@@ -135,7 +135,7 @@ def _integer(text: str) -> str | None:
 
 
 def solved(texts: Texts, prompts: Texts, **columns: Sequence) -> Scores:
-    """Return the accuracy on tasks by their columns: 1 where `countdown`, `sudoku` or `arithmetic` gives 1, else 0.
+    """Return 1 where `countdown`, `sudoku` or `arithmetic` gives 1, else 0; the columns of a row tell its task.
 
     A Sudoku counts only if the whole grid is right, which is stricter than the share of cells that d1 reports.
     """
@@ -167,9 +167,9 @@ def _tags(text: str) -> float:
 def final_answer(text: str) -> str | None:
     r"""Return the final answer of a worked text; None if nothing marks one.
 
-    It is read from the text after the last <answer>, up to </answer> or the end, or from the whole text if that is empty:
-    the content of the last non-empty \boxed; or the line after the last ####; or all of it, if it stood in tags or is a
-    number.
+    It is read from the text after the last <answer>, up to </answer> or the end; if that is empty, from the whole text. The
+    answer is the content of the last non-empty \boxed there, else the line after the last ####, else all of it if it stood
+    in tags or is a number.
     """
     _, tag, after = text.rpartition("<answer>")
     tagged = after.partition("</answer>")[0].strip() if tag else ""
@@ -187,8 +187,8 @@ def gsm8k(texts: Texts, prompts: Texts, answer: Sequence) -> Scores:
     """Return format and correctness of a grade-school answer, the sum that d1 (2504.12216) trains with, in [0, 4].
 
     `tags` (at most 0.5); 0.5 for reasoning and then answer tags at the start; 0.5 more for a line break around each, to the
-    end; 0.5 for an integer answer; 2 for the right one, as in `gsm8k_accuracy`. Reasoning may have many lines, which the
-    strict pattern of d1's first release, and of SPG's and IGPO's, does not match; d1's later one does.
+    end; 0.5 for an integer answer; 2 for the right one, as in `gsm8k_accuracy`. Reasoning may have many lines, as in d1's
+    later pattern; the strict patterns of d1's first release, of SPG and of IGPO do not match such reasoning.
     """
     return _judge(_gsm8k, texts, answer)
 
@@ -207,12 +207,15 @@ def _gsm8k(text: str, right: Any) -> float:
 def gsm8k_accuracy(texts: Texts, prompts: Texts, answer: Sequence) -> Scores:
     r"""Return 1 where the final answer of a text is the right number, else 0.
 
-    The released functions differ. d1's reward takes what follows the last <answer>, closed or not, or the whole text, and
-    requires equality; its evaluation the number in the first \boxed, or else the last one in closed tags; IGPO the first
-    \boxed; ESPO "The answer is 42", #### 42, or the last number of the text; JustGRPO the last \boxed, "the answer is" or
-    the last number. Here `final_answer`, in tags, a box or after ####, is right if it is the number in any spelling
-    ("$1,000.00", "25%"), or if its last number is ("42 eggs", "6 * 7 = 42"). The last number of a text without any mark
-    does not count.
+    `final_answer`, in tags, in a box or after ####, is right if it is the number in any spelling ("$1,000.00", "25%"), or if
+    its last number is right ("42 eggs", "6 * 7 = 42"). The last number of a text without any mark does not count. The
+    released functions differ:
+
+     - d1's reward requires that the text after the last <answer>, closed or not, or the whole text, equals the number;
+     - d1's evaluation reads the number in the first \boxed, else the last one in closed tags;
+     - IGPO reads the first \boxed;
+     - ESPO reads "The answer is 42", #### 42, or the last number of the text;
+     - JustGRPO reads the last \boxed, "the answer is", or the last number.
 
     The column `answer` has answers alone or in GSM8K's format, after "####".
     """
