@@ -1,1 +1,1 @@
-"""Rollouts by an engine outside (`run.engine`): SGLang-Diffusion, and engines of texts that tell step maps."""
+"""Rollouts by an external engine (`run.engine`): SGLang-Diffusion, and engines of texts that send step maps."""

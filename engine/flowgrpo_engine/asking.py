@@ -1,4 +1,4 @@
-"""Ask engines on all processes together, and report how far their log-probabilities are from the policy's."""
+"""Call engines on all processes together, and report how far their log-probabilities are from the policy's."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ T = TypeVar("T")
 
 
 class Pushes(Protocol):
-    """Sends weights to an engine, and verifies that it used them."""
+    """Sender of weights to engines, which verifies that they used them."""
 
     def push(self) -> object:
-        """Send the weights as they stand."""
+        """Send the current weights."""
 
     def verify(self) -> object:
-        """Raise an `EngineError` if the engine used others."""
+        """Raise an `EngineError` if an engine used other weights."""
 
 
 def answered(run: RunState, ask: Callable[[], T]) -> T:
-    """Return what is asked of an engine; all processes ask together.
+    """Call `ask` on all processes together and return its result.
 
     Raises:
-        EngineLost: it failed for some process; raised on all of them, and the loop writes a checkpoint.
+        EngineLost: `ask` raised an EngineError on some process. It is raised on all of them; the loop writes a checkpoint.
     """
     answer: T | None = None
     problem: str | None = None
@@ -43,46 +43,46 @@ def answered(run: RunState, ask: Callable[[], T]) -> T:
 
 
 def on_main(run: RunState, ask: Callable[[], T]) -> T | None:
-    """Return what the main process alone asks of an engine, None on the others; errors as of `answered`."""
+    """Call `ask` on the main process alone and return its result, None on the others; errors as of `answered`."""
     return answered(run, ask if run.accelerator.is_main_process else lambda: None)
 
 
 def rolled_out(run: RunState, adapters: Pushes, roll: Callable[[], T]) -> T:
-    """Return what engines roll out by the weights as they stand: pushed before, and verified afterwards.
+    """Push the current weights, call `roll`, verify that the engines used these weights, and return the result.
 
     Raises:
-        EngineLost: an engine is gone, or did something else; on all processes.
+        EngineLost: an engine is gone, or did something else; raised on all processes.
     """
     on_main(run, adapters.push)
-    rolled = answered(run, roll)
+    result = answered(run, roll)
     on_main(run, adapters.verify)
-    return rolled
+    return result
 
 
-def report_mismatch(run: RunState, own: Mismatch, *, unit: str, same: str) -> dict[str, Any]:
-    """Return the metrics of the mismatch on all processes, and warn of a large one.
+def report_mismatch(run: RunState, local: Mismatch, *, unit: str, same: str) -> dict[str, Any]:
+    """Return the metrics of the mismatch over all processes, and warn of a large one.
 
     Args:
-        own: of this process.
-        unit: of which `Mismatch.each` is one.
-        same: what of an engine may differ.
+        local: the mismatch on this process.
+        unit: word for an entry of `Mismatch.each` in the warning.
+        same: settings of the engine that may differ, in words for the warning.
     """
-    found = metrics(run.collectives.gather_shares([own]))
-    if (gap := found["engine/mean_abs_log_ratio"]) is not None and gap > FAR:
+    line = metrics(run.collectives.gather_shares([local]))
+    if (gap := line["engine/mean_abs_log_ratio"]) is not None and gap > FAR:
         run.report.warn(
             f"step {run.done + 1}: the engine's log-probabilities are {gap:.3g} nats per {unit} from ours; are its {same} "
             "the same?"
         )
-    return found
+    return line
 
 
-SEEDS = 2**48  # so that a seed with the number of a sample stays a small integer in any language
+SEEDS = 2**48  # so that a seed plus a sample's index is an exact integer in any language
 
 
 def seed_of(seed: int, iteration: int, group: int) -> int:
-    """Return the seed of the first sample of a group; sample i has it plus i, whatever request it is in.
+    """Return the seed of a group's first sample; sample i has this seed plus i, whichever request asks for it.
 
     Args:
-        seed: of the run.
+        seed: the run's seed.
     """
     return int(noise.generator(seed, "engine", iteration, group).integers(SEEDS))

@@ -1,8 +1,8 @@
-"""What lies between an engine and the trained policy, and how much of it a sample is weighed for.
+"""Mismatch between an engine and the trained policy: metrics, and the importance weights that correct for it.
 
-The update compares the policy with the trained one at the rollout (old), as it does without an engine. That the samples are
-another policy's is mended by a weight of each action, min(exp(log p_old - log p_engine), C), without gradient: truncated
-importance sampling (Espeholt et al., arXiv 1802.01561; for language models verl's rollout correction).
+The ratio of the update compares the policy with itself at the rollout (old), as without an engine. But the samples come
+from another policy, the engine's. So each action has the weight min(exp(log p_old - log p_engine), C), without gradient:
+truncated importance sampling (Espeholt et al., arXiv 1802.01561; for language models verl's rollout correction).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-FAR = 0.01  # nats between engine and trained policy, in the mean, from which a line of metrics has a warning
+FAR = 0.01  # nats; a larger mean absolute log-ratio is warned of
 
 NAMES = tuple(
     f"engine/{name}"
@@ -35,10 +35,10 @@ class Mismatch:
     """Differences log p_old - log p_engine of a process's trained actions: steps of a flow, tokens of a text.
 
     Attributes:
-        each: (E,) of one action; of a step of a flow the mean over its dimensions.
-        joint: (R,) of whole samples.
-        weights: (E,) of the actions, truncated.
-        truncated: how many were.
+        each: (E,) difference of each action; for a step of a flow, the mean over its dimensions.
+        joint: (R,) difference of each whole sample.
+        weights: (E,) truncated weight of each action.
+        truncated: number of truncated weights.
     """
 
     each: torch.Tensor
@@ -48,17 +48,17 @@ class Mismatch:
 
 
 def truncated(gap: torch.Tensor, most: float) -> torch.Tensor:
-    """Weights min(exp(gap), most) of differences of log-probabilities."""
+    """Return the weights min(exp(gap), most) of differences of log-probabilities."""
     return gap.clamp(max=math.log(most)).exp()
 
 
 def metrics(everyone: Sequence[Mismatch]) -> dict[str, float | None]:
-    """What a line of metrics says of the mismatch on all processes; None where no action has a finite one.
+    """Return the metrics of the mismatch over all processes; all are None if no action has a finite difference.
 
-    `engine/kl` estimates the divergence of the trained policy from the engine, in nats per action, by the mean of
-    log p_engine - log p_old, and `engine/kl_joint` in nats of a whole sample. `engine/effective_samples` is the effective
-    sample size (Kish), as a part of all, of actions weighed by their ratios, untruncated; of
-    `engine/effective_samples_joint` of samples weighed by theirs.
+    `engine/kl` estimates the divergence of the trained policy from the engine by the mean of log p_engine - log p_old, in
+    nats per action; `engine/kl_joint` does so in nats per sample. `engine/effective_samples` is Kish's effective sample size
+    of actions with untruncated ratios as weights, as a share of their number; `engine/effective_samples_joint` is that of
+    whole samples.
     """
     gaps = torch.cat([each.each for each in everyone])
     joint = torch.cat([each.joint for each in everyone])
@@ -79,6 +79,6 @@ def metrics(everyone: Sequence[Mismatch]) -> dict[str, float | None]:
 
 
 def effective(log_weights: torch.Tensor) -> float:
-    """The effective sample size of weights, given by their logarithms, as a part of their number: from 1 / n to 1."""
+    """Return the effective sample size of weights, given as logarithms (n,), as a share of n: from 1 / n to 1."""
     total, squares = log_weights.logsumexp(0), (2 * log_weights).logsumexp(0)
     return float((2 * total - squares).exp()) / len(log_weights)

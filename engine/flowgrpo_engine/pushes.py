@@ -1,6 +1,6 @@
-"""Pushes: the adapters of a run as they stand, in files that each engine reads, and the proof that it did.
+"""Push a run's adapters to engines as files, and verify that each engine uses them.
 
-A version's name is made of a digest of its numbers, since engines keep adapters by their names.
+The name of a version contains a digest of its numbers, since engines cache adapters by name.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Pushes(ABC):
-    """The adapters of a run, as its engines have them.
+    """Base class of pushes of a run's adapters to its engines.
 
     Args:
-        urls: of the engines.
-        weights: whose adapters are pushed.
-        folder: where their files lie, seen by the engines under the same path.
-        name: of the run, with which the names of versions begin.
+        urls: addresses of the engines.
+        weights: weights with the adapters.
+        folder: folder of the files, which the engines see under the same path.
+        name: name of the run, with which the names of versions begin.
 
     Raises:
-        InputError: an engine would leave out a part of them.
+        InputError: an engine would leave out a part of the adapters.
     """
 
-    suffix: str  # of what a version is written to
+    suffix: str  # of a version's file or folder
 
     def __init__(self, urls: Sequence[str], weights: Weights, folder: Path, name: str):
         self.urls, self.weights, self.folder, self.name = urls, weights, folder, name
@@ -42,15 +42,15 @@ class Pushes(ABC):
             raise InputError("model.lora.path: its adapters have biases, which an engine leaves out; start from others")
         if shifts := [path for adapter in weights.begun.values() for path in adapter.shifts]:
             raise InputError(f"model.lora.path: it shifts {shifts[0]}, which an engine leaves out; start from others")
-        self.named: dict[str, str] | None = None  # the version of each network's, as they were pushed last
+        self.named: dict[str, str] | None = None  # network -> version pushed last; None before the first push
 
     def push(self) -> None:
-        """Bring the adapters to every engine, if they are others than the last time; delete the files of before.
+        """Push the adapters to every engine if they have changed since the last time; delete the files of older versions.
 
         Raises:
-            EngineError: an engine has not taken them.
+            EngineError: an engine has not taken the adapters.
         """
-        versions = {network: tensors for network, tensors in self._tensors().items() if _acts(tensors)}
+        versions = {network: tensors for network, tensors in self._tensors().items() if _have_effect(tensors)}
         named = {network: f"{self.name}-{network}-{_digest(tensors)}" for network, tensors in versions.items()}
         if named == self.named:
             return self.verify()
@@ -65,10 +65,10 @@ class Pushes(ABC):
         self._delete_all_but(set(files.values()))
 
     def verify(self) -> None:
-        """Ask every engine whether it has the adapters that were pushed last, and no others.
+        """Check that every engine has the adapters that were pushed last, and no others.
 
         Raises:
-            EngineError: one does not.
+            EngineError: an engine has not.
         """
         wanted = {network: [version] for network, version in (self.named or {}).items()}
         for url in self.urls:
@@ -79,14 +79,14 @@ class Pushes(ABC):
                 )
 
     def release(self) -> None:
-        """Take the adapters out of every engine."""
+        """Remove the adapters from every engine."""
         for url in self.urls:
             self._remove(url)
         self.named = None
 
     @abstractmethod
     def _tensors(self) -> dict[str, Tensors]:
-        """The matrices of each network as they are pushed; float32, on the host."""
+        """Return the matrices of each network in the form that is pushed; float32, on the host."""
 
     @abstractmethod
     def _write(self, file: Path, tensors: Tensors) -> None:
@@ -94,40 +94,40 @@ class Pushes(ABC):
 
     @abstractmethod
     def _set(self, url: str, files: Mapping[str, tuple[str, str]]) -> None:
-        """Have one engine take versions, by the name of each network its version and path, in the place of all before.
+        """Let one engine load versions in place of all earlier ones; `files` maps each network to its version and path.
 
         Raises:
-            EngineError: it did not.
+            EngineError: the engine did not.
         """
 
     @abstractmethod
     def _active(self, url: str) -> dict[str, list[str]]:
-        """The versions that one engine has, by network."""
+        """Return the versions that one engine has, by network."""
 
     @abstractmethod
     def _remove(self, url: str) -> None:
-        """Take all versions out of one engine."""
+        """Remove all versions from one engine."""
 
     def ours(self, text: str) -> bool:
-        """Whether something is named as a version of this run."""
+        """Return whether a text is the name of a version of this run."""
         return (
             re.fullmatch(rf"{re.escape(self.name)}-({'|'.join(self.weights.modules)})-[0-9a-f]{{16}}", text) is not None
         )
 
     def _delete_all_but(self, files: set[Path]) -> None:
-        """Delete the files of versions before, of this run alone: others may have theirs beside them."""
+        """Delete the files of this run's other versions; other runs may have files in the same folder."""
         for file in self.folder.iterdir() if self.folder.is_dir() else ():
             if file.name.endswith(self.suffix) and self.ours(file.name.removesuffix(self.suffix)) and file not in files:
                 shutil.rmtree(file) if file.is_dir() else file.unlink()
 
 
-def _acts(tensors: Tensors) -> bool:
-    """Whether adapters change anything: new ones do not."""
+def _have_effect(tensors: Tensors) -> bool:
+    """Return whether adapters change the model; new ones, with B = 0, do not."""
     return any(bool(tensor.any()) for key, tensor in tensors.items() if ".lora_B." in key)
 
 
 def _digest(tensors: Tensors) -> str:
-    """A short name of what adapters are, the same for the same numbers."""
+    """Return 16 hex digits that identify the numbers of adapters."""
     digest = hashlib.sha256()
     for key in sorted(tensors):
         digest.update(key.encode() + tensors[key].numpy().tobytes())

@@ -1,4 +1,4 @@
-"""Requests to one engine, or to several that take turns, each within its time, and the JSON that they answer."""
+"""Requests to one engine, or to several that take turns, with time limits; and JSON answers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Request = TypeVar("Request")
 
 
 class Service:
-    """The engines of a run.
+    """HTTP client of the engines of a run.
 
     Args:
         section: `run.engine`.
 
     Attributes:
-        urls: of the engines.
+        urls: addresses of the engines.
 
     Raises:
         InputError: an address is not valid, or the variable with the key is not set.
@@ -45,14 +45,14 @@ class Service:
         self.urls, self._requests = self._endpoint.urls, section.requests
 
     def place(self, path: str) -> str:
-        """Where something is asked for, in errors."""
+        """Return the addresses with a path, for errors."""
         return f"{' or '.join(self.urls)} at {path}"
 
     def greet(self, ask: Callable[[str, float], object]) -> None:
-        """Ask each engine something by its address and a deadline, before anything expensive happens.
+        """Call `ask(url, deadline)` for each engine, before anything expensive happens.
 
         Raises:
-            InputError: one is not there, or answers something else.
+            InputError: an engine does not answer, or answers something else.
         """
         for url in self.urls:
             try:
@@ -61,10 +61,10 @@ class Service:
                 raise InputError(f"{KEY}.url: {error}") from None
 
     def together(self, ask: Callable[[Request], T], requests: Sequence[Request]) -> list[T]:
-        """What `ask` returns of each request, some of which are under way at once; the first error ends all.
+        """Return the result of `ask` for each request; several requests run at once, and the first error ends all.
 
         Raises:
-            EngineError: `ask` did.
+            EngineError: `ask` raised it.
         """
         with ThreadPoolExecutor(self._requests, "rollouts") as pool:
             jobs = [pool.submit(ask, request) for request in requests]
@@ -75,10 +75,10 @@ class Service:
                 raise
 
     def ask(self, method: str, path: str, **content: Any) -> bytes:
-        """The content of an answer; options as of `Endpoint.ask`.
+        """Return the content of an answer; options as of `Endpoint.ask`.
 
         Raises:
-            EngineError: there was none, or one that is not a success.
+            EngineError: there was no answer, or its status is an error.
         """
         try:
             return self._endpoint.ask(method, path, **content).content
@@ -86,19 +86,19 @@ class Service:
             raise EngineError(str(error)) from None
 
     def json(self, url: str, method: str, path: str, **content: Any) -> dict[str, Any]:
-        """The JSON object that one engine answers.
+        """Return the JSON object that one engine answers.
 
         Raises:
-            EngineError: it is something else.
+            EngineError: the answer is something else.
         """
-        found = parsed(self.ask(method, path, only=url, **content))
-        if not isinstance(found, dict):
+        answer = parsed(self.ask(method, path, only=url, **content))
+        if not isinstance(answer, dict):
             raise EngineError(f"{url}{path} answered with something else than a JSON object")
-        return found
+        return answer
 
 
 def parsed(content: bytes) -> Any:
-    """What JSON says; None where it is none."""
+    """Return the value of a JSON text; None if it is not JSON."""
     try:
         return json.loads(content)
     except (ValueError, RecursionError):
@@ -106,12 +106,12 @@ def parsed(content: bytes) -> Any:
 
 
 class EngineError(Exception):
-    """An engine is not there, or did not do what it was asked; the message is one sentence."""
+    """An engine did not answer, or did not do what was requested; the message is one sentence."""
 
 
 @contextmanager
 def naming(place: str) -> Iterator[None]:
-    """Begin what is wrong with an answer with the place that it came from."""
+    """Prefix the message of an EngineError with the place of the answer."""
     try:
         yield
     except EngineError as error:
@@ -119,10 +119,10 @@ def naming(place: str) -> Iterator[None]:
 
 
 def check(config: RunConfig) -> None:
-    """Refuse a run whose weights are not one set of adapters that every process has whole.
+    """Refuse a run whose weights are not one set of adapters that every process holds in full.
 
     Raises:
-        InputError: it is one; the sentence says what to set instead.
+        InputError: the sentence says what to set instead.
     """
     run = config.run
     for key, value in (("run.generators", run.generators), ("run.staleness", run.staleness)):

@@ -1,1 +1,1 @@
-"""Rollouts by an engine outside (`run.engine`), SGLang-Diffusion: asked for, scored again, and corrected."""
+"""Rollouts by an external SGLang-Diffusion engine (`run.engine`): requests, scores by our model, correction."""

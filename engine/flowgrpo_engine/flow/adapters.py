@@ -1,9 +1,9 @@
-"""Pushes: the adapters as they stand, as files that an engine merges, and the proof that it did.
+"""Push a flow model's adapters to engines as files, and verify by checksums that they were merged.
 
-An engine reads no alpha from a file's header (pipelines_core/lora/pipeline.py of sgl-project/sglang at 013aa626: without an
-alpha of its own a layer has that of its rank), so alpha over rank is multiplied into the matrices. It looks adapters up by
-their layers alone, so each network has a file of its own. It keeps adapters by nickname, so each version has another. And it
-skips names that it does not know without a word, so checksums are compared before and after.
+An engine reads no alpha from a file's header (pipelines_core/lora/pipeline.py of sgl-project/sglang at 013aa626: the default
+alpha of a layer is its rank), so alpha / rank is multiplied into the matrices. It finds layers by their names alone, so each
+network has its own file. It caches adapters by nickname, so each version has a new one. It silently skips names that it does
+not know, so checksums are compared before and after.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from flowgrpo_engine.flow.client import Client
 from flowgrpo_engine.pushes import Pushes, Tensors
 from flowgrpo_engine.service import KEY, EngineError
 
-NETWORKS = ("transformer", "transformer_2")  # what an engine calls those that take adapters
-PREFIX = "transformer."  # diffusers' before the layers of a file
+NETWORKS = ("transformer", "transformer_2")  # an engine's names of the networks that take adapters
+PREFIX = "transformer."  # diffusers' prefix of layer names in a file
 
 
 class Adapters(Pushes):
-    """The adapters of a flow model; arguments and errors as of `Pushes`, and
+    """Pushes of a flow model's adapters; arguments and errors as of `Pushes`, and
 
     Args:
-        client: of the engines.
+        client: client of the engines.
     """
 
     suffix = ".safetensors"
@@ -40,8 +40,8 @@ class Adapters(Pushes):
             raise InputError(f"{KEY}: adapters can be pushed for {' and '.join(NETWORKS)}, not for {others[0]}")
         super().__init__(client.urls, weights, folder, name)
         self.client = client
-        self._wrapped: set[str] = set()  # engines whose layers are known to be named as with adapters
-        self._checksums: dict[str, dict[str, str]] = {}  # of each engine, after the last push
+        self._wrapped: set[str] = set()  # engines that have renamed their layers; see `_set`
+        self._checksums: dict[str, dict[str, str]] = {}  # url -> network -> checksum after the last push
 
     @override
     def release(self) -> None:
@@ -60,8 +60,8 @@ class Adapters(Pushes):
     def _set(self, url: str, files: Mapping[str, tuple[str, str]]) -> None:
         """Merge the adapters into one engine, and compare the checksums of its networks before and after.
 
-        Checksums are of names, too, and an engine renames layers when it first wraps them. So the first time adapters are
-        merged and taken out once: then it holds the same names, and the same adapters, before and after.
+        Checksums include the layers' names, and an engine renames layers when it first wraps them. So the first time,
+        adapters are merged and removed once: then the names are the same before and after.
         """
         client = self.client
         client.remove_adapters(url)
@@ -87,8 +87,8 @@ class Adapters(Pushes):
 
     @override
     def _tensors(self) -> dict[str, Tensors]:
-        """The matrices of each network, scaled so that their alpha is their rank; float32, on the host."""
-        found = {}
+        """Return the matrices of each network, scaled so that alpha equals the rank; float32, on the host."""
+        tensors = {}
         for network, module in self.weights.modules.items():
             state = {}
             for key, tensor in self.weights.adapter_state(network).items():
@@ -96,12 +96,12 @@ class Adapters(Pushes):
                 layer: Any = module.get_submodule(path)  # of peft
                 scale = layer.scaling["default"] if matrix == "B.weight" else 1.0
                 state[key] = (tensor.detach().float().cpu() * scale).contiguous()
-            found[network] = state
-        return found
+            tensors[network] = state
+        return tensors
 
     @override
     def _write(self, file: Path, tensors: Tensors) -> None:
-        """Write them as diffusers names them, without an alpha, which then is the rank."""
+        """Write a file with diffusers' names and without alpha, which then defaults to the rank."""
         partial = file.with_name(f".{file.name}.partial")
         save_file({PREFIX + key: tensor for key, tensor in tensors.items()}, partial, {"format": "pt"})
         partial.replace(file)

@@ -1,9 +1,9 @@
-"""The correction of a flow's edges that an engine walked; what it is, and what is told: `flowgrpo_engine.mismatch`.
+"""Truncated importance weights of a flow's edges that an engine sampled; see `flowgrpo_engine.mismatch`.
 
-With `algorithm.kernel.log_prob: mean` the log-probabilities of an edge are means over the D dimensions of a state, so its
-weight is the D-th root of the true one, and C bounds that: 2 then stands for 2^D, and is met by nothing but an engine that
-does something else. What is told does not depend on that form: it is the mismatch of densities, per dimension, and of the
-joint one of all dimensions and trained steps of a sample, by which samples would be weighed without truncation.
+With `algorithm.kernel.log_prob: mean`, log-probabilities are means over the D dimensions of a state. The weight of an edge
+is then the D-th root of the true ratio, so C = 2 bounds the true ratio by 2^D. Only an engine that computes something else
+exceeds that. The reported mismatch does not depend on `log_prob`. It compares densities, per dimension and jointly over all
+dimensions and trained steps of a sample; the joint ratio would be a sample's weight without truncation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def edge_weights(tree: Tree, engine: torch.Tensor, truncate: float) -> torch.Ten
     """Return weights (nodes,) of the edges to each node, float64; 1 for edges that are not trained.
 
     Args:
-        engine: (nodes,) log-probability of each edge under the engine, in the form that its kernel has here.
+        engine: (nodes,) log-probability of each edge under the engine, in the `log_prob` form of the edge's kernel.
         truncate: C, the largest weight.
     """
     weights = torch.ones(len(tree.nodes), dtype=torch.float64)
@@ -33,14 +33,14 @@ def edge_weights(tree: Tree, engine: torch.Tensor, truncate: float) -> torch.Ten
 
 
 def mismatch(tree: Tree, engine: torch.Tensor, truncate: float) -> Mismatch:
-    """How far the trained policy is from the engine, by edges that are finite.
+    """Return the mismatch between the trained policy and the engine over the edges with finite log-probabilities.
 
     Args:
         engine: as of `edge_weights`.
         truncate: C, the largest weight.
     """
     differences, weights, cut = [], [], 0
-    joint = torch.zeros(len(tree.nodes), dtype=torch.float64)  # of the way to each node
+    joint = torch.zeros(len(tree.nodes), dtype=torch.float64)  # log-ratio of the edge to each node
     for evaluation, edges in _trained(tree):
         assert edges.next_state is not None
         assert edges.log_prob is not None
@@ -65,7 +65,7 @@ def _trained(tree: Tree) -> list[tuple[Evaluation, Edges]]:
 
 
 def _per_dimension(tree: Tree, evaluation: Evaluation, edges: Edges, dimensions: int) -> float:
-    """The factor from a difference in an edge's form of the log-probability to that of densities, per dimension."""
+    """Return the factor from a log-ratio in the kernel's `log_prob` form to a log-ratio of densities per dimension."""
     form = edges.move.kernel.log_prob
     if form == "sum":
         return 1 / dimensions

@@ -1,4 +1,4 @@
-"""The door of a flow model: refuse what engines cannot do, and roll out by them."""
+"""Entry points for engine rollouts of a flow model: refuse unsupported runs, contact the engines, roll out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from samplers.trees import Plan, Root, Tree
 
 @dataclass(frozen=True)
 class Drawn:
-    """What an engine tells of the edges that it walked.
+    """An engine's log-probabilities of the edges that it sampled.
 
     Attributes:
         log_probs: (nodes,) log-probability of each trained edge under the engine, in the form of its kernel.
@@ -39,32 +39,32 @@ class Drawn:
 
     @property
     def correction(self) -> torch.Tensor:
-        """Return the weight (nodes,) of the edge to each node; see `correction.edge_weights`."""
+        """Weight (nodes,) of the edge to each node; see `correction.edge_weights`."""
         return correction.edge_weights(self.tree, self.log_probs, self.truncate)
 
     def line(self, run: RunState) -> dict[str, Any]:
-        """Return the metrics of the mismatch, over all processes."""
+        """Return the metrics of the mismatch over all processes."""
         gap = correction.mismatch(self.tree, self.log_probs, self.truncate)
         return asking.report_mismatch(run, gap, unit="dimension", same="model, precision and guidance")
 
 
 @dataclass(frozen=True)
 class Door:
-    """Rolls out in place of a policy."""
+    """Rollouts by engines in place of a policy."""
 
     rollout: EngineRollout
 
     def seed(self, seed: int, iteration: int, group: int, start: int) -> int:
-        """Return the seed of a sample, which the engine draws its start and its noise from."""
+        """Return the seed from which the engine draws a sample's start and noise."""
         return asking.seed_of(seed, iteration, group) + start
 
     def roll_out(
         self, run: RunState, plan: Plan, roots: Sequence[Root], *, micro_batch: int, keep_means: bool
     ) -> tuple[Tree, torch.Tensor, Drawn]:
-        """Return the chains from some roots, their decoded samples in the order of its leaves, and what the engine tells.
+        """Return the tree of chains from `roots`, its decoded samples in the order of the leaves, and the engine's part.
 
         Raises:
-            EngineLost: an engine is gone, or did something else; on all processes.
+            EngineLost: an engine is gone, or did something else; raised on all processes.
         """
 
         def ask() -> Any:
@@ -78,25 +78,25 @@ def check(settings: Config, prompts: Sequence[Prompt] = ()) -> None:
     """Refuse a run that an engine cannot roll out for.
 
     Raises:
-        InputError: it is one.
+        InputError: the sentence says what to set instead.
     """
     request.check(settings, planned_class(settings.model.path), prompts)
 
 
 def greet(section: Engine) -> None:
-    """Ask each engine of a run whether it is there.
+    """Contact each engine of a run.
 
     Raises:
-        InputError: one is not, or answers something else.
+        InputError: an engine does not answer, or answers something else.
     """
     Client(section).greet()
 
 
 def build(settings: Config, policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row]) -> Door:
-    """Return what rolls out for a policy, once it was seen to sample the same states.
+    """Return the door of a policy, after a trial: one sample whose states, sigmas and size must fit the policy.
 
     Raises:
-        InputError: it does not, or does not answer.
+        InputError: they do not, or the engine does not answer.
     """
     section, run = settings.run.engine, settings.run
     assert section is not None, "asked of runs with an engine"

@@ -1,9 +1,9 @@
-"""What an engine can be asked for: what of a run it cannot do is refused, the rest is a request.
+"""Requests to an engine of flow models: refuse runs that it cannot sample for, and build requests for the others.
 
-An engine samples chains: each sample has one generator, seeded by the request's seed and the sample's number in it, for its
-start and all its noise. So there is no noise by address, and nothing that would share a start or a state. Its kernels are
-`flow_sde` and `cps`, of one level, with ODE steps elsewhere (scheduler_rl_mixin.py of sgl-project/sglang at 1e7c5863); its
-log-probabilities are means over the dimensions, without their constants where it is asked so.
+An engine samples chains. Each sample has one generator for its start and all its noise, seeded by the request's seed and the
+sample's index in the request. So noise has no addresses, and samples share no start and no state. The engine's kernels are
+`flow_sde` and `cps` at one level, with ODE steps elsewhere (scheduler_rl_mixin.py of sgl-project/sglang at 1e7c5863). Its
+log-probabilities are means over the dimensions, without constants on request.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from samplers.batches import batched
 from samplers.kernels import Kernel
 from samplers.trees import TRUNK, Plan, Root
 
-KINDS = {"flow_sde": "sde", "cps": "cps"}  # what an engine calls our kernels
+KINDS = {"flow_sde": "sde", "cps": "cps"}  # our kernel -> the engine's name
 SIZES = ("height", "width", "num_inference_steps")
 CALL = (*SIZES, "num_frames", "guidance_scale", "true_cfg_scale", "negative_prompt")
-NEAR_ONE = (0.999, 1 - 1e-5)  # sigmas in between are 1 to our kernel, and not to the engine's
+NEAR_ONE = (0.999, 1 - 1e-5)  # our kernel treats sigmas in between as 1, the engine's does not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ class Steps:
     """The steps of a rollout.
 
     Attributes:
-        kernel: of the stochastic ones.
-        stochastic: their indices.
-        trained: those of them whose states are needed.
+        kernel: kernel of the stochastic steps.
+        stochastic: indices of the stochastic steps.
+        trained: indices of the trained steps.
     """
 
     kernel: Kernel
@@ -51,7 +51,7 @@ class Steps:
 
     @property
     def returned(self) -> list[int]:
-        """The indices of the states that come back: before and after each trained step."""
+        """Indices of the states that the engine returns: before and after each trained step."""
         return sorted({step + after for step in self.trained for after in (0, 1)})
 
 
@@ -59,10 +59,10 @@ def check(config: Config, pipeline: type, prompts: Sequence[Prompt] = ()) -> Non
     """Refuse a run that an engine cannot roll out for, by its configuration and the class of its pipeline.
 
     Args:
-        prompts: that are trained on.
+        prompts: the training prompts.
 
     Raises:
-        InputError: it cannot; the sentence says what to set instead.
+        InputError: the sentence says what to set instead.
     """
     run, algorithm, kernel = config.run, config.algorithm, config.algorithm.kernel
     if run.context_parallel > 1:
@@ -102,10 +102,10 @@ def check(config: Config, pipeline: type, prompts: Sequence[Prompt] = ()) -> Non
 
 
 def steps_of(plan: Plan, count: int) -> Steps:
-    """The steps of a plan over so many, which must be one chain with one kernel.
+    """Return the steps of a plan over `count` steps; the plan must be one chain with one stochastic kernel.
 
     Raises:
-        InputError: it branches, measures states on the way, or has several levels of noise.
+        InputError: the plan branches, measures states on the way, or has several noise levels.
     """
     kernels, trained = {}, []
     for step in range(count):
@@ -124,10 +124,10 @@ def steps_of(plan: Plan, count: int) -> Steps:
 
 
 def check_sigmas(steps: Steps, sigmas: Sequence[float]) -> None:
-    """Refuse a stochastic step that an engine takes and scores otherwise.
+    """Refuse stochastic steps that an engine takes and scores differently.
 
     Raises:
-        InputError: it begins so near to 1 that our kernel takes it for 1, and the engine's does not.
+        InputError: a step begins so near to sigma 1 that our kernel treats it as 1 and the engine's does not.
     """
     for step in steps.stochastic:
         if NEAR_ONE[0] < sigmas[step] < NEAR_ONE[1]:
@@ -138,17 +138,18 @@ def check_sigmas(steps: Steps, sigmas: Sequence[float]) -> None:
 
 
 def call_of(pipeline: type, call: Mapping[str, Any], *, distilled: bool, untold: Sequence[str]) -> dict[str, Any]:
-    """The sampling parameters of a request, from the arguments of a pipeline's call.
+    """Return the sampling parameters of a request from the arguments of a pipeline's call.
 
-    An engine guides where its scale is above 1 and it has a negative prompt, by `true_cfg_scale` or, where a model has none,
-    by `guidance_scale`. What a guidance-distilled model is told is a setting of the engine's start (embedded_cfg_scale).
+    An engine applies guidance if its scale is above 1 and it has a negative prompt. The scale is `true_cfg_scale`, or
+    `guidance_scale` for a model without it. The scale of a guidance-distilled model is set when the engine starts
+    (embedded_cfg_scale).
 
     Args:
         distilled: whether `guidance_scale` is an input of the network.
         untold: arguments that are left out.
 
     Raises:
-        InputError: a size is not given, or the pipeline guides by something else.
+        InputError: a size is not given, or the pipeline applies guidance in another way.
     """
     parameters = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
     value = {name: call.get(name, p.default) for name, p in parameters.items() if name in CALL}
@@ -171,10 +172,10 @@ def call_of(pipeline: type, call: Mapping[str, Any], *, distilled: bool, untold:
 
 
 def _sizes(pipeline: type, call: Mapping[str, Any]) -> dict[str, int]:
-    """The sizes that an engine is told, of a pipeline's call.
+    """Return the sizes of a request from a pipeline's call.
 
     Raises:
-        InputError: one is neither given nor the default of the class.
+        InputError: a size is neither given nor a default of the class.
     """
     parameters = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
     told = {}
@@ -189,13 +190,13 @@ def _sizes(pipeline: type, call: Mapping[str, Any]) -> dict[str, int]:
 def requests_of(
     roots: Sequence[Root], steps: Steps, call: Callable[[Row], Mapping[str, Any]], section: Engine
 ) -> list[tuple[list[int], dict[str, Any]]]:
-    """The requests for the samples of some roots, with the indices of theirs.
+    """Return the requests for the samples of `roots`, each with the indices of its roots.
 
     Args:
-        roots: whose rows have the seeds of their samples.
-        call: the sampling parameters of a row; see `call_of`.
+        roots: their rows have the seeds of the samples.
+        call: returns the sampling parameters of a row; see `call_of`.
     """
-    asked = {
+    shared = {
         "rollout": True,
         "rollout_sde_type": KINDS[steps.kernel.name],
         "rollout_noise_level": steps.kernel.level,
@@ -209,12 +210,12 @@ def requests_of(
         **({"extra_sampling_params": section.options} if section.options else {}),
     }
     order = sorted(range(len(roots)), key=lambda i: (roots[i].group, roots[i].index))
-    found = []
-    # Neighbours have equal differences between their number in the group and their place in this order.
+    requests = []
+    # Roots with consecutive indices in a group share the difference between that index and their place in this order.
     for _, run in groupby(enumerate(order), lambda at: (roots[at[1]].group, roots[at[1]].index - at[0])):
         neighbours = [i for _, i in run]
         for part in batched(neighbours, section.samples or len(neighbours)):
             row = roots[part[0]].row
-            own_call = {"prompt": row.prompt, "seed": row.seed, "num_outputs_per_prompt": len(part), **call(row)}
-            found.append((part, own_call | asked))
-    return found
+            row_call = {"prompt": row.prompt, "seed": row.seed, "num_outputs_per_prompt": len(part), **call(row)}
+            requests.append((part, row_call | shared))
+    return requests

@@ -1,4 +1,4 @@
-"""The tree of chains that an engine walked, scored again by our own replay: what our rollout would have returned."""
+"""Build the tree of an engine's chains and score it with our model, in the form that our own rollout returns."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from samplers.trees import TRUNK, Edges, Evaluate, Evaluation, Node, Plan, Root,
 
 @dataclass(frozen=True)
 class Chains:
-    """Chains as a tree, which has no `samples`, for these are decoded elsewhere.
+    """Chains as a tree without `samples`, since the engine decodes them.
 
     Attributes:
-        root_of: the index of each node's root.
+        root_of: index of the root of each node.
     """
 
     tree: Tree
@@ -26,7 +26,7 @@ class Chains:
 
     @property
     def leaves(self) -> list[int]:
-        """The index of the root of each leaf."""
+        """Index of the root of each leaf."""
         return [self.root_of[leaf] for leaf in self.tree.leaves]
 
 
@@ -42,17 +42,17 @@ def chains_of(
     micro_batch: int,
     keep_means: bool = False,
 ) -> Chains:
-    """Return the chains that were walked, with the log-probabilities of their trained edges under our own model.
+    """Return an engine's chains, with the log-probabilities of their trained edges under our model.
 
-    Nodes, evaluations and their order are those of `samplers.trees.grow`, so that the update replays the very calls made
-    here, and its ratio begins at exactly 1. Steps that are not trained are not evaluated.
+    Nodes, evaluations and their order are those of `samplers.trees.grow`. So the update replays exactly the calls made here,
+    and its ratio begins at exactly 1. Steps that are not trained are not evaluated.
 
     Args:
-        plan: one move of one child for each step.
-        states: by step, (R, ...) before it, for each trained step and the one after it, on the device of the model.
-        velocity: of our model.
-        dtype: in which the model takes states. A next state is scored as it was sent.
-        micro_batch: most rows of one evaluation.
+        plan: one move with one child for each step.
+        states: step -> states (R, ...) before it, for each trained step and the step after it, on the model's device.
+        velocity: evaluates our model.
+        dtype: dtype of the model's input. Next states are scored in the dtype that the engine sent.
+        micro_batch: largest number of rows in one evaluation.
         keep_means: whether trained edges keep the mean of their step.
     """
     tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
@@ -84,7 +84,7 @@ def chains_of(
 
 
 def _score(tree: Tree, evaluation: Evaluation, velocity: Evaluate, keep_means: bool) -> None:
-    """Fill in the log-probabilities of the edges of an evaluation, and the means of their step where they are kept."""
+    """Set the log-probabilities of an evaluation's edges and, with `keep_means`, the means of their step."""
     (edges,), state = evaluation.edges, evaluation.state
     assert state is not None
     assert edges.next_state is not None

@@ -1,9 +1,9 @@
-"""What an engine sends: msgpack whose tensors are safetensors, or base64 of them; every size, type and shape is checked.
+"""Decode an engine's answers: msgpack with tensors as safetensors, or as base64 of safetensors.
 
-Nothing that was sent is run: no pickle is read, and what a tensor may be is said before it is looked at. The formats are
-those of sgl-project/sglang, python/sglang/multimodal_gen/runtime/entrypoints/post_training: rollout_api.py at 078e5e2a and
-io_struct.py at 00e1106f (a list of one map for each sample), utils.py at 067e8f42 (a tensor is a map with `__tensor__`,
-`data`, `shape` and `dtype`; later states send `data` as bytes). Not run against an engine.
+Nothing in an answer is executed, and no pickle is read. The caller says which shape and dtypes a tensor may have. The
+formats are those of sgl-project/sglang, python/sglang/multimodal_gen/runtime/entrypoints/post_training: rollout_api.py at
+078e5e2a and io_struct.py at 00e1106f (a list with a map per sample), utils.py at 067e8f42 (a tensor is a map with
+`__tensor__`, `data`, `shape` and `dtype`; later versions send `data` as bytes). Not tested against a real engine.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def samples(content: bytes, count: int) -> list[dict[str, Any]]:
-    """The maps of so many samples in an answer.
+    """Return the maps of the `count` samples in an answer.
 
     Raises:
-        EngineError: it is something else.
+        EngineError: the answer is something else.
     """
     try:
         written = msgpack.unpackb(content, raw=False, strict_map_key=True)
-    except (ValueError, UnicodeDecodeError, RecursionError) as error:  # msgpack's own are ValueErrors
+    except (ValueError, UnicodeDecodeError, RecursionError) as error:  # msgpack's errors are ValueErrors
         raise EngineError(f"answered with what is not msgpack ({str(error)[:80] or type(error).__name__})") from None
     if not isinstance(written, list) or not all(isinstance(each, dict) for each in written):
         raise EngineError("answered with something else than a list of samples")
@@ -50,15 +50,16 @@ def samples(content: bytes, count: int) -> list[dict[str, Any]]:
 def tensor(
     written: Any, name: str, shape: Sequence[int | None], dtypes: Sequence[torch.dtype] = FLOATS
 ) -> torch.Tensor:
-    """A tensor that was sent.
+    """Return a tensor of an answer.
 
     Args:
-        name: of it, in errors.
-        shape: that it must have; None for any size.
-        dtypes: of which it must have one.
+        written: the entry of the answer.
+        name: name of the tensor in errors.
+        shape: the required shape; None for any size.
+        dtypes: the allowed dtypes.
 
     Raises:
-        EngineError: it is missing, cannot be read, or is of another shape or type.
+        EngineError: the tensor is missing, cannot be read, or has another shape or dtype.
     """
     if not isinstance(written, dict) or not written.get(TENSOR):
         raise EngineError(f"sent no tensor as {name}")
@@ -67,12 +68,11 @@ def tensor(
         raw = base64.b64decode(data, validate=True) if isinstance(data, str) else data
         if not isinstance(raw, bytes):
             raise EngineError(f"sent {name} with data that are {type(data).__name__}, not safetensors")
-        (found,) = load(raw).items()
+        ((tensor_name, sent),) = load(raw).items()
     except (binascii.Error, SafetensorError, ValueError, KeyError) as error:
         raise EngineError(f"sent {name} that is not one tensor in safetensors ({str(error)[:80]})") from None
-    sent = found[1]
     fits = sent.ndim == len(shape) and all(want in (None, has) for want, has in zip(shape, sent.shape, strict=True))
-    if found[0] != NAME or not fits or sent.dtype not in dtypes:
+    if tensor_name != NAME or not fits or sent.dtype not in dtypes:
         wanted = " x ".join("any" if size is None else str(size) for size in shape)
         has = " x ".join(map(str, sent.shape)) or "a number"
         raise EngineError(f"sent {name} of {has} in {_word(sent.dtype)}, not {wanted} in {_word(dtypes[0])}")

@@ -1,1 +1,1 @@
-"""Rollouts of texts by an engine outside (`run.engine`): tokens and step maps are asked for, checked, and scored here."""
+"""Rollouts of texts by an external engine (`run.engine`), which sends tokens and step maps; we check and score them."""

@@ -1,8 +1,8 @@
-"""Pushes of a language model's adapters: folders in peft's format, which an engine loads by name and requests name again.
+"""Push a language model's adapters to engines: folders in peft's format, which an engine loads under a name.
 
-A request says whose adapter it wants, so an engine may serve several runs; one that does not know the name refuses. No
-engine of texts tells a checksum of what it computes with: whether it knew the layers is seen by `engine/mean_abs_log_ratio`
-alone, where it tells log-probabilities.
+Each request names the adapter to use, so an engine may serve several runs; it refuses a name that it does not know. Engines
+of texts report no checksums. Whether an engine applied all layers shows only in `engine/mean_abs_log_ratio`, if it sends
+log-probabilities.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ NETWORK = "model"  # its name in `Weights`
 
 
 class Adapters(Pushes):
-    """The adapters of a language model; arguments and errors as of `Pushes`, and
+    """Pushes of a language model's adapters; arguments and errors as of `Pushes`, and
 
     Args:
-        client: of the engines.
-        write: writes the adapter as it stands to a folder, in peft's format.
+        client: client of the engines.
+        write: writes the current adapter to a folder, in peft's format.
     """
 
     suffix = ""
@@ -37,7 +37,7 @@ class Adapters(Pushes):
 
     @property
     def pushed(self) -> str | None:
-        """The name of the adapter that requests ask for; None for that of a model whose adapters change nothing."""
+        """Name of the adapter that requests ask for; None if the adapters do not change the model."""
         return (self.named or {}).get(NETWORK)
 
     @override
@@ -51,12 +51,12 @@ class Adapters(Pushes):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         self.write_adapter(partial)
-        shutil.rmtree(file, ignore_errors=True)  # of a run that was killed: the same numbers
+        shutil.rmtree(file, ignore_errors=True)  # left by a run that was killed; it has the same numbers
         partial.replace(file)
 
     @override
     def _set(self, url: str, files: Mapping[str, tuple[str, str]]) -> None:
-        """Forget the versions before, for an engine holds only so many, and load the new one where it is not there yet."""
+        """Unload earlier versions, since an engine holds few, and load the new one unless it is loaded."""
         loaded, wanted = self.client.adapters(url), dict(files.values())
         for name, path in wanted.items():
             if loaded.get(name) not in (None, path):
@@ -69,8 +69,8 @@ class Adapters(Pushes):
 
     @override
     def _active(self, url: str) -> dict[str, list[str]]:
-        own = sorted(filter(self.ours, self.client.adapters(url)))
-        return {NETWORK: own} if own else {}
+        versions = sorted(filter(self.ours, self.client.adapters(url)))
+        return {NETWORK: versions} if versions else {}
 
     @override
     def _remove(self, url: str) -> None:

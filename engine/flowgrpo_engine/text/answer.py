@@ -1,8 +1,8 @@
-"""What an engine sends of one completion: tokens, the step of each, and log-probabilities; every one of them is checked.
+"""Read and check an engine's answer for one completion: its tokens, the step of each, and log-probabilities.
 
-Steps are counted from 1, where something was committed, over the whole completion or anew in each block: blocks are filled
-one after the other, so that both say the same. In a block that is there as a whole none may be missing. Of one that the end
-of a completion cuts off some may be, since what the engine wrote behind it does not come back.
+Steps that commit a token are counted from 1, over the whole completion or anew in each block. Both are equivalent, since
+blocks are filled one after the other. In a complete block no step may be missing. In a block that the end of the completion
+cuts off, steps may be missing, since the engine does not send the tokens behind the end.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ RANGE = (-1e6, 1e-3)  # of a log-probability: a sum in half precision may be rou
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A completion that is asked for.
+    """A requested completion.
 
     Attributes:
-        name: of it, in the run, which comes back.
-        prompt: tokens.
-        seed: of what is drawn.
+        name: unique name, which the answer repeats.
+        prompt: tokens of the prompt.
+        seed: seed of the sampling.
     """
 
     name: str
@@ -39,12 +39,12 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """A completion that was sent.
+    """A completion that an engine sent.
 
     Attributes:
-        tokens: up to its end.
-        steps: of each token the step at which it was committed, from 0 over the whole completion.
-        log_probs: of each token, as the engine has them; None where they were not asked for.
+        tokens: tokens up to the end.
+        steps: step at which each token was committed, counted from 0 over the whole completion.
+        log_probs: the engine's log-probability of each token; None if not requested.
     """
 
     tokens: list[int]
@@ -55,14 +55,14 @@ class Sent:
 def read(
     answer: Mapping[str, Any], asked: Asked, *, decoder: Decoder, predictor: MaskPredictor, log_probs: bool
 ) -> Sent:
-    """A completion from an answer.
+    """Return the completion in an answer.
 
     Args:
-        decoder: whose blocks the engine fills, and which says whether it may stop.
-        log_probs: whether they were asked for.
+        decoder: decoder with the engine's blocks; it also says whether a completion may stop early.
+        log_probs: whether log-probabilities were requested.
 
     Raises:
-        EngineError: it is of another prompt, or cannot have been decoded so.
+        EngineError: the answer is for another prompt, or no decoding leaves such tokens and steps.
     """
     about, tokens = answer.get("meta_info"), answer.get("output_ids")
     if not isinstance(about, dict) or not isinstance(tokens, list):
@@ -92,7 +92,7 @@ def read(
 
 
 def _check_end(name: str, tokens: Sequence[int], decoder: Decoder) -> None:
-    """Refuse a completion that ends before it is full, unless by the end of sequence, where the decoder stops there."""
+    """Refuse a completion that is too short, unless the decoder stops early and the end of sequence is among the tokens."""
     length = decoder.region.length
     if len(tokens) < length and decoder.stop_id not in tokens:
         why = "" if decoder.stop_id is None else ", and none is the end of sequence"
@@ -100,35 +100,39 @@ def _check_end(name: str, tokens: Sequence[int], decoder: Decoder) -> None:
 
 
 def blocks_of(decoder: Decoder, prompt: int) -> list[tuple[int, int, int]]:
-    """Start, end, and end beyond the completion of each block behind a prompt of so many tokens."""
-    region, found = decoder.region, []
+    """Return the blocks after a prompt of `prompt` tokens: start, end in the completion, and end of the whole block.
+
+    The two ends differ if the last block reaches beyond the completion.
+    """
+    region, blocks = decoder.region, []
     for start, end in region.parts(torch.tensor([prompt])):
         beyond = int(end)
         if region.counted is not None and beyond == region.length:
             beyond += -(prompt + beyond) % region.counted
         if end > start:
-            found.append((int(start), int(end), beyond))
-    return found
+            blocks.append((int(start), int(end), beyond))
+    return blocks
 
 
 def over_all(name: str, steps: Sequence[int], blocks: Sequence[tuple[int, int, int]]) -> list[int]:
-    """Steps from 0 over the whole completion, of steps that count so from 1, or from 1 in each block.
+    """Return steps counted from 0 over the whole completion.
 
     Args:
-        name: of the completion, in errors.
+        name: name of the completion in errors.
+        steps: step of each token, counted from 1 over the whole completion or in each block.
         blocks: see `blocks_of`.
 
     Raises:
-        EngineError: a step is missing, or one of a later block does not come later.
+        EngineError: a step is below 1, or a complete block leaves one out.
     """
-    found: list[int] = []
+    numbered: list[int] = []
     taken = 0
     for start, end, beyond in blocks:
-        own = steps[start:end]
-        order = sorted(set(own))
-        whole = start + len(own) == beyond
+        of_block = steps[start:end]
+        order = sorted(set(of_block))
+        whole = start + len(of_block) == beyond
         numbers = [list(range(first, first + len(order))) for first in (1, taken + 1)]
-        if own and order[0] < 1:
+        if of_block and order[0] < 1:
             raise EngineError(f"sent the step {str(order[0])[:20]} of {name}; they are counted from 1")
         if whole and order not in numbers:
             raise EngineError(
@@ -136,29 +140,29 @@ def over_all(name: str, steps: Sequence[int], blocks: Sequence[tuple[int, int, i
                 f"{_few(numbers[0])}{f' or {_few(numbers[1])}' if taken else ''}; does it fill other blocks than "
                 "algorithm.decoder?"
             )
-        found += [taken + order.index(step) for step in own]
+        numbered += [taken + order.index(step) for step in of_block]
         taken += len(order)
-    return found
+    return numbered
 
 
 def _few(numbers: Sequence[int]) -> str:
-    """Numbers, of which many are cut off in the middle."""
+    """Return numbers as text; of nine or more, the first four and the last."""
     words = [str(number)[:20] for number in numbers]
     return ", ".join(words if len(words) < 9 else [*words[:4], "...", words[-1]])
 
 
 def _log_probs(name: str, written: Any, tokens: Sequence[int]) -> list[float]:
-    """Log-probabilities as SGLang sends them: of each token a list that begins with the number and the token."""
+    """Read log-probabilities as SGLang sends them: for each token, a list that begins with the number and the token."""
     if not isinstance(written, list) or len(written) != len(tokens):
         has = len(written) if isinstance(written, list) else "no"
         raise EngineError(f"sent {has} output_token_logprobs of {name} for its {len(tokens)} tokens")
-    found = []
+    log_probs = []
     for token, each in zip(tokens, written, strict=True):
         if not isinstance(each, list) or len(each) < 2 or each[1] != token:
             raise EngineError(f"sent output_token_logprobs of {name} that are not of its tokens")
-        if not isinstance(each[0], int | float) or not RANGE[0] <= each[0] <= RANGE[1]:  # nor NaN
+        if not isinstance(each[0], int | float) or not RANGE[0] <= each[0] <= RANGE[1]:  # NaN fails, too
             raise EngineError(
                 f"sent the log-probability {str(each[0])[:40]} of {name}, not a finite number of at most 0"
             )
-        found.append(float(each[0]))
-    return found
+        log_probs.append(float(each[0]))
+    return log_probs

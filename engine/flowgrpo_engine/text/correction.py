@@ -1,7 +1,7 @@
-"""The correction of tokens that an engine drew; what it is, and what is told: `flowgrpo_engine.mismatch`.
+"""Truncated importance weights of tokens that an engine sampled; see `flowgrpo_engine.mismatch`.
 
-A token weighs min(p_old / p_engine, C), both where it was committed. An objective of whole answers weighs an answer by the
-mean of its tokens' weights.
+A token has the weight min(p_old / p_engine, C), with both probabilities at the step that committed it. In an objective of
+whole answers, the weight of an answer is the mean of its tokens' weights.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Tensor = torch.Tensor
 
 
 def token_weights(old: Tensor, engine: Tensor, truncate: float) -> Tensor:
-    """Weights (B, L) of tokens, float64; 1 for those that the engine did not draw.
+    """Return the weights (B, L) of tokens, float64; 1 for tokens without a log-probability of the engine.
 
     Args:
-        old: (B, L) log-probability of each token under the trained policy, where it was committed.
+        old: (B, L) log-probability of each token under the trained policy, at the step that committed it.
         engine: the same under the engine, NaN where there is none.
         truncate: C, the largest weight.
     """
@@ -27,7 +27,7 @@ def token_weights(old: Tensor, engine: Tensor, truncate: float) -> Tensor:
 
 
 def mismatch(old: Tensor, engine: Tensor, scored: Tensor, truncate: float) -> Mismatch:
-    """How far the trained policy is from the engine, by tokens whose log-probabilities are finite, in nats per token.
+    """Return the mismatch between the trained policy and the engine over trained tokens with finite log-probabilities.
 
     Args:
         old, engine, truncate: as of `token_weights`.

@@ -1,4 +1,4 @@
-"""The door of a language model: refuse what engines cannot do, and complete prompts by them."""
+"""Entry points for engine rollouts of a language model: refuse unsupported runs, contact the engines, roll out."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from flowgrpo_engine.text.rollout import EngineRollout
 
 @dataclass(frozen=True)
 class Drawn:
-    """What an engine tells of the tokens that it drew.
+    """An engine's log-probabilities of the tokens that it sampled.
 
     Attributes:
-        old: (B, L) log-probability of each token under the trained policy, where it was committed.
+        old: (B, L) log-probability of each token under the trained policy, at the step that committed it.
         log_probs: the same under the engine, NaN where it has none.
         truncate: the largest weight of a token.
     """
@@ -42,11 +42,11 @@ class Drawn:
 
     @property
     def correction(self) -> torch.Tensor:
-        """Return the weight (B, L) of each token; see `correction.token_weights`."""
+        """Weight (B, L) of each token; see `correction.token_weights`."""
         return correction.token_weights(self.old, self.log_probs, self.truncate)
 
     def line(self, run: RunState, scored: torch.Tensor) -> dict[str, Any]:
-        """Return the metrics of the mismatch, over all processes.
+        """Return the metrics of the mismatch over all processes.
 
         Args:
             scored: (B, L) bool, the tokens that are trained on.
@@ -57,7 +57,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Door:
-    """Completes prompts in place of a policy."""
+    """Completions by engines in place of a policy."""
 
     rollout: EngineRollout
     policy: TextPolicy
@@ -65,18 +65,18 @@ class Door:
     def roll_out(
         self, run: RunState, members: Sequence[Member], texts: Sequence[str], *, iteration: int, micro_batch: int
     ) -> tuple[Rollout, Drawn | None]:
-        """Return completions of prompts, and what the engine tells of them, None where it tells nothing.
+        """Return completions of prompts, and the engine's log-probabilities, None if it sends none.
 
         Args:
             members: group of each prompt, and its index in the group.
 
         Raises:
-            EngineLost: an engine is gone, or did something else; on all processes.
+            EngineLost: an engine is gone, or did something else; raised on all processes.
         """
         engine = self.rollout
 
         def ask() -> Any:
-            adapter, *_ = run.collectives.gather([engine.adapters.pushed])  # the main process knows it
+            adapter, *_ = run.collectives.gather([engine.adapters.pushed])  # only the main process has pushed
             return engine.roll_out(
                 self.policy.prompts(texts),
                 members,
@@ -97,7 +97,7 @@ def check(settings: TextConfig, prompts: Sequence[Prompt] = ()) -> None:
     """Refuse a run that an engine cannot roll out for.
 
     Raises:
-        InputError: it is one.
+        InputError: the sentence says what to set instead.
     """
     model = settings.model
     decoder = settings.algorithm.decoder.build(model.length, 0, "algorithm.decoder", block_size=model.block_size)
@@ -105,19 +105,19 @@ def check(settings: TextConfig, prompts: Sequence[Prompt] = ()) -> None:
 
 
 def greet(section: Engine) -> None:
-    """Ask each engine of a run whether it is there.
+    """Contact each engine of a run.
 
     Raises:
-        InputError: one is not, or answers something else.
+        InputError: an engine does not answer, or answers something else.
     """
     Client(section).greet()
 
 
 def build(settings: TextConfig, policy: TextPolicy, weights: Weights, prompt: str) -> Door:
-    """Return what completes prompts for a policy, once it was seen to tell tokens and steps.
+    """Return the door of a policy, after a trial: one completion, whose tokens and steps must fit the policy.
 
     Raises:
-        InputError: it does not, or does not answer.
+        InputError: they do not, or the engine does not answer.
     """
     section, run, predictor = settings.run.engine, settings.run, policy.predictor
     assert section is not None, "asked of runs with an engine"

@@ -1,7 +1,7 @@
-"""What an engine of texts can be asked for: what of a run it cannot do is refused, the rest is a request.
+"""Requests to an engine of texts: refuse runs that it cannot sample for, and build requests for the others.
 
-An engine is told how tokens are drawn, and how many. Which positions take theirs at a step it decides by what it was started
-with, and says afterwards: a step map tells all that a rollout has. It is given no tokens of an answer, and guides by none.
+A request says how tokens are drawn, and how many. The engine's own settings decide which positions are committed at each
+step; its answer has a step map, and a rollout needs no more. Requests have no tokens of the answer, and no guidance.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from flowgrpo_engine.text.answer import Asked
 
 TOLD = ("temperature", "top_p", "top_k", "max_new_tokens", "ignore_eos", "sampling_seed")  # in each request
-ALL = -1  # top_k of an engine that draws among all tokens
+ALL = -1  # top_k that keeps all tokens
 
 
 def check(config: TextConfig, decoder: Decoder) -> None:
     """Refuse a run that an engine cannot roll out for, by its configuration.
 
     Args:
-        decoder: of training.
+        decoder: decoder of training.
 
     Raises:
-        InputError: it cannot; the sentence says what to set instead.
+        InputError: the sentence says what to set instead.
     """
     service.check(config)
     algorithm, section, place = config.algorithm, config.run.engine, decoder.frame.place
@@ -70,10 +70,10 @@ def check(config: TextConfig, decoder: Decoder) -> None:
 
 
 def request_of(asked: Sequence[Asked], decoder: Decoder, section: Engine, adapter: str | None) -> dict[str, Any]:
-    """The request for some completions, of one prompt or of several.
+    """Return the request for completions of one or several prompts.
 
     Args:
-        adapter: the name of the one to complete with; None for none.
+        adapter: name of the adapter to use; None for the model alone.
     """
     proposal, temperature = decoder.proposal, decoder.proposal.temperature
     assert not callable(temperature), "check refuses one of each step"

@@ -1,4 +1,4 @@
-"""A rollout of texts by an engine: completions are asked for, checked, and read as what our own decoder returns."""
+"""Rollouts of texts by engines: request completions, check them, and rebuild the rollout of our own decoder."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from samplers.batches import batched
 
 Tensor = torch.Tensor
 
-A_TOKEN = 256  # bytes of an answer for each of its tokens, its text and three numbers, at most
-HEADERS = 2**20  # bytes beside
+A_TOKEN = 256  # largest size in bytes of a token in an answer: its text and three numbers
+HEADERS = 2**20  # bytes of an answer besides its tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rolled:
-    """What an engine completed.
+    """Completions by engines.
 
     Attributes:
-        rollout: of the completions, with log-probabilities of the trained policy where they are wanted, and 0 elsewhere.
-        engine: (B, L) log-probability of each token under the engine, float64, NaN where it has none; None without any.
+        rollout: the completions, with log-probabilities of the trained policy if requested, else 0.
+        engine: (B, L) log-probability of each token under the engine, NaN where it has none; None if not requested.
     """
 
     rollout: Rollout
@@ -47,9 +47,9 @@ class EngineRollout:
 
     Args:
         section: `run.engine`.
-        predictor: what is trained, which scores what the engines send.
-        decoder: of training, which says how tokens are drawn, and in which blocks.
-        adapters: of the predictor, as the engines have them.
+        predictor: the trained model, which scores the engines' completions.
+        decoder: decoder of training: how tokens are drawn, and in which blocks.
+        adapters: pushes the predictor's adapters.
     """
 
     def __init__(self, section: Engine, predictor: MaskPredictor, decoder: Decoder, adapters: Adapters):
@@ -57,13 +57,13 @@ class EngineRollout:
         self.client = adapters.client
 
     def try_out(self, prompts: tuple[Tensor, Tensor]) -> None:
-        """Ask for one completion without adapters, to see that tokens and steps are those of the model and its blocks.
+        """Request one completion without adapters, to check that tokens and steps fit the model and its blocks.
 
         Args:
-            prompts: (1, P) tokens of one, and where they are.
+            prompts: (1, P) tokens of one prompt, and their mask (1, P) bool.
 
         Raises:
-            InputError: they are not, or the engine does not answer as it should.
+            InputError: they do not, or the engine does not answer as it should.
         """
         try:
             self.adapters.release()
@@ -85,19 +85,19 @@ class EngineRollout:
         """Let the engines complete prompts.
 
         Args:
-            prompts: (B, P) tokens, padded on the left, and where they are (B, P) bool.
-            members: (B,) group of each, and its index in the group; those of one group follow each other.
-            seed: of the run.
-            iteration: counted from 0.
-            adapter: the name of the one that was pushed last; None for the model as it is.
-            scored: whether our model says the log-probability of each token where it was committed.
-            micro_batch: most rows that are scored together.
+            prompts: (B, P) tokens, padded on the left, and their mask (B, P) bool.
+            members: (B,) group of each prompt, and its index in the group; prompts of a group are consecutive.
+            seed: seed of the run.
+            iteration: the iteration, counted from 0.
+            adapter: name of the adapter that was pushed last; None for the model alone.
+            scored: whether our model computes the log-probability of each token at the step that committed it.
+            micro_batch: largest number of rows that are scored together.
 
         Raises:
-            EngineError: an engine did not answer, or not with what was asked for.
+            EngineError: an engine did not answer, or sent something else than was requested.
         """
         ids, seen = prompts
-        call = secrets.token_hex(4)  # an engine may still be at work on what was asked before this run was killed
+        call = secrets.token_hex(4)  # an engine may still work on requests of this run from before it was killed
         asked = [
             Asked(
                 name=f"{self.adapters.name}-{iteration}-{group}-{index}-{call}",
@@ -106,7 +106,7 @@ class EngineRollout:
             )
             for row, (group, index) in enumerate(members)
         ]
-        sent = self._sent(asked, members, adapter)
+        sent = self._complete(asked, members, adapter)
         with phase("scoring"):
             rollout = rebuild_rollout(
                 self.predictor,
@@ -119,13 +119,13 @@ class EngineRollout:
                 micro_batch=micro_batch,
                 scored=scored,
             )
-        return Rolled(rollout=rollout, engine=_placed(sent, rollout) if self.section.log_probs else None)
+        return Rolled(rollout=rollout, engine=_align_log_probs(sent, rollout) if self.section.log_probs else None)
 
-    def _sent(self, asked: Sequence[Asked], members: Sequence[Member], adapter: str | None) -> list[Sent]:
-        """Ask for completions, those of a group together, and check every number of the answers."""
+    def _complete(self, asked: Sequence[Asked], members: Sequence[Member], adapter: str | None) -> list[Sent]:
+        """Request completions, those of a group together, and check the answers."""
         parts = []
-        for _, own in groupby(zip(asked, members, strict=True), key=lambda each: each[1][0]):
-            of_group = [each for each, _ in own]
+        for _, members_of_group in groupby(zip(asked, members, strict=True), key=lambda each: each[1][0]):
+            of_group = [each for each, _ in members_of_group]
             parts += batched(of_group, self.section.samples or len(of_group))
         requests = [request_of(part, self.decoder, self.section, adapter) for part in parts]
         with phase("engine", len(asked)) as asking:
@@ -140,8 +140,8 @@ class EngineRollout:
             ]
 
 
-def _placed(sent: Sequence[Sent], rollout: Rollout) -> Tensor:
-    """The engine's log-probabilities (B, L) of tokens, NaN behind the end of each completion."""
+def _align_log_probs(sent: Sequence[Sent], rollout: Rollout) -> Tensor:
+    """Return the engine's log-probabilities (B, L) of tokens, NaN behind the end of each completion."""
     engine = torch.full_like(rollout.commit_logp, torch.nan)
     for row, each in enumerate(sent):
         engine[row, : len(each.tokens)] = torch.tensor(each.log_probs, dtype=engine.dtype)
