@@ -2,7 +2,8 @@
 
     python scripts/certify_models.py [NAME ...]
 
-With names, only those rows are measured; all take about 6 minutes on 2 cores. Failed pipelines are listed with reasons.
+With names, only their rows are measured. All rows take about 6 minutes on 2 cores. Failed pipelines are listed with
+reasons.
 """
 
 import argparse
@@ -33,12 +34,12 @@ TABLE, PAGE = ROOT / "flowgrpo" / "data" / "models.json", ROOT / "docs" / "model
 
 
 def measure_row(name: str, specimen: Specimen) -> dict[str, Any]:
-    """Measure one row of the table."""
+    """Measure one row of the table, print its result and return the row."""
     pipeline, _, variant = name.removesuffix(")").partition(" (")
     started = time.perf_counter()
     try:
         checks = certify(specimen.build, specimen.call, specimen.rows)
-    except Exception as error:  # whatever a class raises is why it is not certified
+    except Exception as error:  # any error of a class is the reason why it is not certified
         reason = " ".join(str(error).split())[:200]
         checks = [Check("runs", False, reason if "model." in reason else f"{type(error).__name__}: {reason}")]
     values = {check.name: check.value for check in checks}

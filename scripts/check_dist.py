@@ -2,8 +2,8 @@
 
     python scripts/check_dist.py dist
 
-The wheel is installed without dependencies into a new environment, which uses those of this one. Run it from the
-repository's root, in an environment with uv; the build downloads setuptools.
+The wheel is installed without dependencies into a new environment, which uses the dependencies of the current one. Run
+it from the repository's root, in an environment with uv; the build downloads setuptools.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def build(out: Path) -> tuple[Path, Path]:
 
 
 def missing(sdist: Path, wheel: Path) -> list[str]:
-    """Return the tracked files that the sdist, or (of the packages) the wheel, lacks."""
+    """Return sentences about tracked files that the sdist lacks, and files of packages that the wheel lacks."""
     known = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout.splitlines()
     with tarfile.open(sdist) as archive:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
@@ -78,9 +78,9 @@ def run_commands(wheel: Path, place: Path, commands: Sequence[Sequence[str]] = C
     install = [*uv, "pip", "install", "--quiet", "--no-deps", "--python", python, wheel.resolve()]
     subprocess.run(install, check=True)
     asked = [python, "-c", "from sysconfig import get_path; print(get_path('purelib'))"]
-    own = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
-    # .pth files in a folder added this way are ignored, so an editable flowgrpo there does not count.
-    (own / "dependencies.pth").write_text(f"{get_path('purelib')}\n")
+    packages = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
+    # .pth files in a folder that a .pth file adds are ignored, so an editable flowgrpo there has no effect.
+    (packages / "dependencies.pth").write_text(f"{get_path('purelib')}\n")
     variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     for command in commands:
         print("flowgrpo", *command, flush=True)

@@ -1,4 +1,4 @@
-"""Feed malformed input of one kind to the code that reads it: each case is accepted, or refused in one sentence.
+"""Feed malformed input of one kind to the code that reads it: each case must be accepted, or refused in one sentence.
 
     python scripts/fuzz.py {configs,media,folders,server,weights,loras,plugins,tables} [--seed 0] [--count N]
 

@@ -4,7 +4,7 @@
 
 As LLaDA, it is transformers' Llama with `is_causal` off; a token is a character. It learns Countdown, 4 x 4 Sudoku and
 integer arithmetic (`flowgrpo/data/generators/tasks.py`, split `train`) from prompts and solutions masked at a rate
-t ~ U(0, 1); answers are padded with end tokens to `LENGTH`, which are learnt too. Unlike LLaDA's loss, masked tokens
+t ~ U(0, 1). Answers are padded to `LENGTH` with end tokens, which are learnt too. Unlike in LLaDA's loss, masked tokens
 have equal weights for all t. The averaged weights are written as bfloat16.
 
 The model is imperfect on purpose: training stops early, and in two short passes some answers are lazy: a Sudoku is
@@ -29,7 +29,7 @@ from rewards.texts.text import solved
 
 LENGTH = 20  # tokens of an answer
 BATCH = 128
-PASSES = (  # steps, factor of the learning rates, shares of the tasks, of which these shares are lazy
+PASSES = (  # steps, factor of the learning rates, share of each task in a batch, share of lazy answers in a task
     (2400, 1.0, {"countdown": 0.45, "sudoku": 0.1, "arithmetic": 0.45}, {}),
     (400, 0.5, {"countdown": 0.5, "sudoku": 0.2, "arithmetic": 0.3}, {"countdown": 0.3, "sudoku": 0.6}),
     (200, 0.3, {"countdown": 0.6, "sudoku": 0.2, "arithmetic": 0.2}, {"sudoku": 0.65}),
@@ -71,7 +71,7 @@ def model(words: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 class Batches:
-    """Random batches of problems."""
+    """Generator of random batches of problems and their masks."""
 
     def __init__(self, words: PreTrainedTokenizerFast, seed: int):
         self.words, self.rng = words, np.random.default_rng(seed)
@@ -82,11 +82,11 @@ class Batches:
         rows = [draw(str(task), "train", self.rng) for task in tasks]
         ids = torch.full((BATCH, LONGEST_PROMPT + LENGTH), self.words.eos_token_id)
         ids[:, :LONGEST_PROMPT] = self.words.pad_token_id
-        for row, own in zip(rows, ids, strict=True):
+        for row, canvas in zip(rows, ids, strict=True):
             solution = self.lazy(row) if self.rng.random() < lazy.get(row["task"], 0) else row["completion"]
             prompt, answer = (self.words(text).input_ids for text in (row["prompt"], solution))
-            own[LONGEST_PROMPT - len(prompt) : LONGEST_PROMPT] = torch.tensor(prompt)
-            own[LONGEST_PROMPT : LONGEST_PROMPT + len(answer)] = torch.tensor(answer)
+            canvas[LONGEST_PROMPT - len(prompt) : LONGEST_PROMPT] = torch.tensor(prompt)
+            canvas[LONGEST_PROMPT : LONGEST_PROMPT + len(answer)] = torch.tensor(answer)
         return ids, (torch.arange(LONGEST_PROMPT + LENGTH) >= LONGEST_PROMPT).expand_as(ids)
 
     def lazy(self, row: dict[str, Any]) -> str:
@@ -99,7 +99,7 @@ class Batches:
         return row["completion"]
 
     def hidden(self, ids: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
-        """Return which tokens are masked: a rate t in answers, spread evenly over the batch."""
+        """Return which tokens are masked, bool (BATCH, T); rates t in answers are spread evenly over the batch."""
         rate = (torch.randperm(BATCH)[:, None] + torch.rand(BATCH, 1)) / BATCH
         blind = torch.rand(BATCH, 1) < HIDDEN_PROMPTS
         rate = torch.where(answer, rate, PROMPT_RATE * blind)
@@ -107,9 +107,9 @@ class Batches:
 
 
 def train(network: LlamaForCausalLM, batches: Batches, steps: int, rate: float, *mixture: Any) -> None:
-    """Fill in what is masked, in batches of a mixture; at the end the weights are their average over the last steps.
+    """Train to predict masked tokens in batches of a mixture; at the end the weights are their moving average.
 
-    Muon orthogonalises the updates of the layers' matrices; the embedding and the norms are AdamW's.
+    Muon orthogonalises the updates of the layers' matrices; AdamW trains the embedding and the norms.
     """
     words = batches.words
     parameters = list(network.parameters())

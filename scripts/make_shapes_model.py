@@ -4,10 +4,10 @@
 
 It trains the autoencoder on drawn scenes, encodes a pool of scenes, then trains transformer and text encoders by flow
 matching in three passes. The model is imperfect on purpose: a share of captions describes another picture, most in the
-short second pass, so pictures are clean but follow prompts loosely, and alignment has something to do. Dropped captions
-enable guidance. Transformer and autoencoder are saved as float16 safetensors, which diffusers loads as float32; text
-encoders as float32, because transformers loads them as stored. It needs a C++ compiler and torch 2.9 (Muon), and takes
-some 47 minutes on two cores.
+short second pass. So pictures are clean but follow prompts loosely, and alignment can improve them. Dropped captions
+enable guidance. Transformer and autoencoder are saved as float16 safetensors, which diffusers loads as float32. Text
+encoders are saved as float32, because transformers loads them as stored. The script needs a C++ compiler and torch 2.9
+(Muon), and takes some 47 minutes on two cores.
 """
 
 import argparse
@@ -48,9 +48,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def silent_t5() -> tuple[T5EncoderModel, PreTrainedTokenizerFast]:
-    """Return a T5 without layers that outputs zeros, as the pipeline does without T5.
+    """Return a T5 without layers that outputs zeros, as the pipeline uses without a T5; and its tokenizer.
 
-    `from_pretrained` requires text_encoder_3 unless told otherwise.
+    It exists because `from_pretrained` requires text_encoder_3, unless that is passed as None.
     """
     sizes = {"d_model": 2 * TEXT_WIDTH, "d_kv": 1, "d_ff": 1, "num_heads": 1, "num_layers": 0}
     model = T5EncoderModel(T5Config(vocab_size=2, **sizes, pad_token_id=0, eos_token_id=1))
@@ -141,12 +141,12 @@ def optimise(optimizers: list[torch.optim.Optimizer], steps: int, loss, name: st
 
 
 def adamw(parameters: list[torch.nn.Parameter], rate: float) -> torch.optim.Optimizer:
-    """AdamW as every stage uses it, with gradients averaged over fewer steps than its default."""
+    """Return the AdamW of all stages, whose second moment averages fewer steps than the default."""
     return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.99), weight_decay=0.01)
 
 
 def train_autoencoder(vae: AutoencoderKL, steps: int, rng: np.random.Generator) -> None:
-    """Minimise absolute plus squared error and a small KL to a unit Gaussian."""
+    """Train an autoencoder: absolute plus squared error, and a small KL to a unit Gaussian."""
 
     def loss() -> torch.Tensor:
         images, _ = scenes(16, rng)
@@ -170,10 +170,10 @@ def make_pool(vae: AutoencoderKL, count: int, rng: np.random.Generator) -> tuple
 def train_flow(
     pipe: StableDiffusion3Pipeline, latents: torch.Tensor, texts: list[str], steps: int, wrong_captions: float, rng
 ) -> None:
-    """Flow matching of transformer and text encoders, with sigma logit-normal, then the average of their late weights.
+    """Train transformer and text encoders by flow matching, with logit-normal sigmas; then set their moving average.
 
-    Muon orthogonalises the updates of the blocks' matrices, which learn the scenes in far fewer steps than under AdamW;
-    all else is AdamW's.
+    Muon orthogonalises the updates of the blocks' matrices, which learn the scenes in far fewer steps than with AdamW.
+    AdamW trains all other parameters.
     """
     modules = [pipe.transformer, pipe.text_encoder, pipe.text_encoder_2]
     parameters = [p for module in modules for p in module.parameters()]

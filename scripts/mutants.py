@@ -1,10 +1,11 @@
-"""Apply one wrong change of the code at a time and run the nearest tests: which changes go unnoticed?
+"""Apply wrong changes to the code, one at a time, and run the nearest tests: which changes go unnoticed?
 
     python scripts/mutants.py [--only TEXT] [--jobs 1]
 
-scripts/mutants.yaml lists for each file its nearest tests and changes `before => after` of a text that occurs once. An
-entry with `change` and `same` (why it is equivalent) is not tried. Changes are made in a copy of the tree, where the
-tests must pass first. Prints survivors and a table; exit status 1 if there are any; see docs/reliability.md.
+For each file, scripts/mutants.yaml lists its nearest tests and changes `before => after`; `before` occurs once in the
+file. An entry with `change` and `same` (the reason why the change has no effect) is not tried. Changes are made in a
+copy of the tree, in which the tests must pass first. Prints survivors and a table; exit status 1 if any change
+survives; see docs/reliability.md.
 """
 
 import argparse
@@ -44,12 +45,11 @@ SERVED.set_forkserver_preload(
 class Mutant:
     """A wrong change of a file: `before`, which it holds once, becomes `after`."""
 
-    file: str  # its path in the tree
-    # before, after: a text that is in it once, and what takes its place
+    file: str  # path in the tree
     before: str
     after: str
-    tests: tuple[str, ...]  # the nearest tests' files
-    same: str | None = None  # why nothing could be seen of the change; None where something could
+    tests: tuple[str, ...]  # files of the nearest tests
+    same: str | None = None  # reason why the change has no effect; None if it has an effect
 
     def __str__(self) -> str:
         return f"{self.file}: {self.before}{ARROW}{self.after}"
@@ -79,7 +79,7 @@ def read(table: Path, root: Path, only: str = "") -> list[Mutant]:
 
 
 def copy_tree(root: Path, folder: str | Path) -> Path:
-    """Copy what the tests need of a tree into an empty folder."""
+    """Copy the files that the tests need from a tree into an empty folder, and return that folder."""
     for name in COPIED:
         if (root / name).is_dir():
             shutil.copytree(root / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -113,10 +113,10 @@ def _test(tree: Path, tests: Sequence[str]) -> None:
 
 
 def survives(mutant: Mutant, tree: Path) -> bool:
-    """Return whether the nearest tests pass with a change; undo it."""
+    """Apply a change, return whether the nearest tests pass, and undo the change."""
     file = tree / mutant.file
     text = file.read_text()
-    stale = Path(cache_from_source(file))  # valid bytecode if length and second are equal
+    stale = Path(cache_from_source(file))  # Python takes it for valid if length and second of the source are equal
     try:
         file.write_text(mutant.apply(text))
         stale.unlink(missing_ok=True)
@@ -151,7 +151,7 @@ def main(arguments: list[str] | None = None, *, root: Path = ROOT, table: Path =
     mutants = [mutant for mutant in chosen if mutant.same is None]
     with ThreadPoolExecutor(options.jobs) as pool:
         parts = [mutants[i :: options.jobs] for i in range(options.jobs)]
-        survivors = [mutant for part in pool.map(lambda own: try_all(own, root), parts) for mutant in part]
+        survivors = [mutant for part in pool.map(lambda share: try_all(share, root), parts) for mutant in part]
     counts, alive = (Counter(mutant.file for mutant in each) for each in (mutants, survivors))
     print("| file | tried | survive |\n|---|---|---|")
     for file, count in counts.items():

@@ -1,6 +1,6 @@
 """MkDocs hook (see mkdocs.yml): add README.md, CONTRIBUTING.md and linked source files to the site.
 
-Links are written for the repository, where README.md is above docs/; the hook rewrites them for the site.
+Links are written for the repository, in which README.md is above docs/; the hook rewrites them for the site.
 """
 
 import os
