@@ -1,16 +1,19 @@
-"""Run the benchmarks whose ratios are of one commit, and say which became worse.
+"""Run the benchmarks that compare two ways of one commit, and say which ratios became worse.
 
     OMP_NUM_THREADS=1 python research/bench_all.py [--rounds N] [--json FILE] [--compare docs/benchmarks.json] [--only flow]
 
-Runs each of `bench_flow.py`, `bench_text.py` and `bench_run.py` in a process of its own, one after the other, and prints
-their ratios as one table. (What cheap finishes cost, iterations of two commits, and single levers, `bench_finish.py`,
-`bench_commits.py` and `bench_levers.py` measure by themselves.) `--compare` names every ratio whose cost rose by more
-than 5 % over the one in the file, or of which a saving fell by more than 5 %, and the status is 1 if there is one; a
-ratio whose quartiles reach back to the old one is named as unsure, and leaves the status. A change by less than 0.002 is
-none, whatever part of a small ratio that is. What the file has and nothing has measured is named, too. `--json
-docs/benchmarks.json` writes what later runs are compared with: what was measured takes the place of what the file holds
-of it, and the rest stays. All of it takes an hour and a quarter with `--rounds 2`. Where Ctrl-C or an error ends it, what
-was measured by then is told, compared and kept, with status 1.
+Runs `bench_flow.py`, `bench_text.py` and `bench_run.py`, each in its own process, one after the other, and prints their
+ratios in one table. (Not among them are `bench_finish.py` for cheap finishes, `bench_commits.py` for iterations of two
+commits, and `bench_levers.py` for single optimisations.)
+
+`--compare` names every ratio that is worse than in the file: a cost that rose by more than 5 %, or a saving that fell
+by more than 5 %. The exit status is 1 if there is one. A ratio whose quartiles include the old one is named as unsure,
+and does not change the status. A change by less than 0.002 does not count, however small the ratio. Ratios of the file
+that were not measured are named, too.
+
+`--json docs/benchmarks.json` updates the file for later comparisons: new ratios replace old ones, and the others stay.
+All benchmarks take an hour and a quarter with `--rounds 2`. If Ctrl-C or an error ends them, the ratios measured so far
+are printed, compared and written, and the status is 1.
 """
 
 from __future__ import annotations
@@ -30,27 +33,27 @@ from paired import Ratio
 SCRIPTS = ("flow", "text", "run")
 WORSE = 0.05
 LEAST = 0.002
-SAVINGS = ("saving of",)  # words of ratios of which more is better
+SAVINGS = ("saving of",)  # words in the names of ratios of which more is better
 
 
 def worse(before: Mapping[str, Ratio], now: Mapping[str, Ratio]) -> tuple[list[str], list[str]]:
-    """Sentences about ratios that became worse, and about those of which that is not sure."""
+    """Return sentences about ratios that became worse, and about those that perhaps did."""
     sure, unsure = [], []
-    for name, own in now.items():
+    for name, new in now.items():
         if name not in before:
             continue
         old, more_is_better = before[name]["median"], any(word in name for word in SAVINGS)
-        change = (own["median"] / old - 1) * (-1 if more_is_better else 1)
-        if change <= WORSE or abs(own["median"] - old) < LEAST:
+        change = (new["median"] / old - 1) * (-1 if more_is_better else 1)
+        if change <= WORSE or abs(new["median"] - old) < LEAST:
             continue
-        reaches = own["high"] >= old if more_is_better else own["low"] <= old
-        sentence = f"{name}: {old:.3f} before, {own['median']:.3f} now, {change:.0%} worse"
+        reaches = new["high"] >= old if more_is_better else new["low"] <= old
+        sentence = f"{name}: {old:.3f} before, {new['median']:.3f} now, {change:.0%} worse"
         (unsure if reaches else sure).append(sentence)
     return sure, unsure
 
 
 class Ended(Exception):
-    """A script has ended before all was measured; `found` has what was."""
+    """A script ended before all was measured; `found` has the ratios measured so far."""
 
     def __init__(self, script: str, found: Mapping[str, Ratio]):
         super().__init__(f"bench_{script}.py ended after {len(found)} ratios")
@@ -58,10 +61,10 @@ class Ended(Exception):
 
 
 def measured(script: str, rounds: int | None) -> dict[str, Ratio]:
-    """The ratios of a script.
+    """Run a script and return its ratios.
 
     Raises:
-        Ended: it was stopped, or failed.
+        Ended: the script was stopped, or failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "ratios.json"
@@ -76,7 +79,7 @@ def measured(script: str, rounds: int | None) -> dict[str, Ratio]:
 
 
 def held(path: Path, option: str, parser: argparse.ArgumentParser) -> dict[str, Ratio]:
-    """The ratios that a file holds; ends the script where it holds none."""
+    """Return the ratios in a file; end the script if there are none."""
     try:
         return json.loads(path.read_text())["ratios"]
     except (OSError, ValueError, KeyError) as error:
@@ -84,7 +87,7 @@ def held(path: Path, option: str, parser: argparse.ArgumentParser) -> dict[str, 
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, help="pairs of each ratio; by default what each script takes")
     parser.add_argument("--json", type=Path, help="file that gets the ratios")

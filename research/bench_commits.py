@@ -1,11 +1,12 @@
-"""Measure what an iteration of a run takes at two commits, in turns.
+"""Measure the CPU seconds of an iteration at two commits, in turns.
 
     OMP_NUM_THREADS=1 python research/bench_commits.py OLD NEW CONFIG [KEY=VALUE ...] [--rounds 3] [--iterations 4]
 
-Each commit is checked out beside the repository and trains the config as it stands there, or as CONFIG stands here where it
-is an absolute path, through the command line, in one process without evaluations. A round runs each commit for one iteration
-and for some more; the difference of their CPU seconds, over the iterations between, is what one takes, without the start.
-Prints a table in Markdown: CPU seconds of an iteration at each commit, and their ratio, new over old.
+Each commit is checked out into a temporary folder and trains through the command line, in one process without
+evaluations. A relative CONFIG is that of the commit; an absolute path is read as it is now. A round runs each commit
+for one iteration and for 1 + `--iterations`. The difference of the CPU seconds, divided by `--iterations`, is the cost
+of an iteration without the start. Prints a table in Markdown: CPU seconds of an iteration at each commit, and their
+ratio, new over old.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ALONE = ("run.processes=1", "eval.every=100000", "eval.prompts=1", "eval.save=0"
 
 @contextmanager
 def checked_out(commit: str, place: Path):
-    """A commit's files in a folder, as long as the context is open."""
+    """Check out a commit into a folder, as long as the context is open."""
     git = ["git", "-C", str(REPOSITORY), "worktree"]
     subprocess.run([*git, "add", "--quiet", "--detach", str(place), commit], check=True)
     try:
@@ -37,7 +38,7 @@ def checked_out(commit: str, place: Path):
 
 
 def cpu_seconds(place: Path, config: str, overrides: Sequence[str], iterations: int) -> float:
-    """CPU seconds of a run of so many iterations by the code in a folder."""
+    """Return the CPU seconds of a run with the code in a folder."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "flowgrpo", "train", config, *ALONE, *overrides]
         command += [f"train.iterations={iterations}", f"run.dir={folder}", "run.name=run"]
@@ -52,7 +53,7 @@ def cpu_seconds(place: Path, config: str, overrides: Sequence[str], iterations: 
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = paired.parser(__doc__, rounds=3)
     parser.add_argument("old")
     parser.add_argument("new")

@@ -1,11 +1,11 @@
-"""Measure decoders on the embedded language model: held-out accuracy of each task against model evaluations of an answer.
+"""Measure decoders on the embedded language model: held-out accuracy of each task, and model evaluations of an answer.
 
     python research/bench_decoders.py [--model digits] [--count 256] [--length 20] [--controller DIR]
 
-Prints a table in Markdown. All decode at temperature 0; the order of `random` and `origin` is drawn. The evaluations are the
-mean over the answers; a decoder that takes as many steps as it needs takes fewer where it is sure, and an evaluation with a
-cache counts like one without. The time is of an answer in batches of 128. `--controller`, of `flowgrpo mdlm tracelock`,
-adds `trace_lock`.
+Prints a table in Markdown. All decoders sample at temperature 0; the order of `random` and `origin` is random.
+Evaluations are the mean over the answers, since some decoders take fewer steps where the model is confident. An
+evaluation with a cache counts like one without. The time is that of an answer in batches of 128. `--controller`, a
+folder of `flowgrpo mdlm tracelock`, adds `trace_lock`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SPECS: dict[str, dict[str, Any]] = {
 
 
 def measured(policy: TextPolicy, spec: dict[str, Any], task: str, count: int) -> tuple[float, float, float]:
-    """Accuracy, and model evaluations and milliseconds of an answer."""
+    """Return the accuracy, and the model evaluations and milliseconds of an answer."""
     rows = problems(task, "eval", count)
     decoder = build(spec, policy.length, policy.eos_id)
     prompts = [row["prompt"] for row in rows]
@@ -65,7 +65,7 @@ def measured(policy: TextPolicy, spec: dict[str, Any], task: str, count: int) ->
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="digits")
     parser.add_argument("--count", type=int, default=256, help="problems of each task")

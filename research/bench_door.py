@@ -1,9 +1,9 @@
-"""Measure what a command costs before it does anything: CPU seconds, wall seconds and peak memory of each, in Markdown.
+"""Measure the start-up cost of commands: CPU seconds, wall seconds and peak memory, as a table in Markdown.
 
     python research/bench_door.py [--repeats 5]
 
-Each figure is the least of the repeats, every one a process of its own; peak memory is resident. Run it from the
-repository's root: the configurations that are read are those of `configs`.
+Each figure is the smallest of the repeats, which run in separate processes; peak memory is resident. Run it from the
+repository's root, since it reads `configs`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ COMMANDS = {
 
 
 def measured(arguments: list[str]) -> tuple[float, float, float]:
-    """CPU seconds, wall seconds and peak MiB of one call of `flowgrpo`.
+    """Return the CPU seconds, wall seconds and peak MiB of one call of `flowgrpo`.
 
     Raises:
-        RuntimeError: it ended as no command that is done or refused does.
+        RuntimeError: its exit status is neither 0 (done) nor 2 (refused).
     """
     started = time.perf_counter()
     command = [sys.executable, "-m", "flowgrpo", *arguments]

@@ -2,10 +2,10 @@
 
     python research/bench_estimators.py [--length 12] [--draws 4000] [--answers 4] [--steps 1500]
 
-Trains a bidirectional transformer for some seconds on sequences whose halves tell each other (random digits, then the same
-ones by another alphabet), takes the log-probabilities of all masks of a few answers, and from them the exact ELBO. Prints
-two tables in Markdown: the estimators, and ways to the gradient of one answer with many views. Memory is what graphs keep
-for their backward passes. Numbers are means over the answers.
+Trains a bidirectional transformer for some seconds on sequences of random digits d, followed by 3 d + 1 mod 10 of each.
+Then it enumerates all masks of a few answers, and computes the exact ELBO from their log-probabilities. Prints two
+tables in Markdown: the estimators, and ways to compute the gradient of one answer with many views. Memory is that of
+tensors saved for the backward pass. Numbers are means over the answers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ PLANS = {
 
 
 class Tiny(nn.Module):
-    """A bidirectional transformer of two layers, as a predictor."""
+    """A bidirectional transformer of two layers with the interface of a predictor."""
 
     mask_id = MASK
 
@@ -69,14 +69,14 @@ class Tiny(nn.Module):
         self.evaluations = 0
 
     def logits(self, ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """Logits (B, T, V)."""
+        """Return logits (B, T, V)."""
         self.evaluations += len(ids)
         x = self.token(ids) + self.place(torch.arange(ids.shape[1]))
         x = self.layers(x, src_key_padding_mask=~attention_mask if not attention_mask.all() else None)
         return self.head(x).masked_fill(torch.arange(VOCABULARY) == MASK, -math.inf)
 
     def logits_at(self, ids: torch.Tensor, attention_mask: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-        """Logits (N, V) of some tokens."""
+        """Return logits (N, V) of the tokens `where`."""
         return self.logits(ids, attention_mask)[where]
 
 
@@ -85,7 +85,7 @@ class Table:
     """A predictor that looks up the log-probabilities of all masks of one answer.
 
     Attributes:
-        rows: (2^L, L, V), row sum over i of 2^i of the masked places i.
+        rows: (2^L, L, V) log-probabilities; bit i of the row number says whether place i is masked.
     """
 
     rows: torch.Tensor
@@ -93,19 +93,19 @@ class Table:
     evaluations: int = 0
 
     def logits_at(self, ids: torch.Tensor, attention_mask: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-        """Logits (N, V) of some tokens, none of them the prompt's."""
+        """Return logits (N, V) of the tokens `where`, none of them in the prompt."""
         return self.rows[((ids[:, 1:] == MASK) * 2 ** torch.arange(ids.shape[1] - 1)).sum(1)][where[:, 1:]]
 
 
 def sequences(count: int, length: int, random: torch.Generator) -> torch.Tensor:
-    """Sequences (count, 1 + length): a start, random digits d, and 3 d + 1 mod 10 of each."""
+    """Return sequences (count, 1 + length): a start token, random digits d, and 3 d + 1 mod 10 of each."""
     digits = torch.randint(10, (count, length // 2), generator=random)
     start = torch.full((count, 1), START)
     return torch.cat([start, digits, (3 * digits + 1) % 10], dim=1)
 
 
 def trained(length: int, steps: int) -> Tiny:
-    """A model that has learnt the sequences in part."""
+    """Return a model that has partly learnt the sequences."""
     torch.manual_seed(0)
     random = torch.Generator().manual_seed(1)
     model = Tiny(length)
@@ -125,7 +125,7 @@ def trained(length: int, steps: int) -> Tiny:
 
 
 def whole(ids: torch.Tensor, address: tuple) -> Answers:
-    """Answers that are scored on all of their canvas, each with a random order."""
+    """Return answers that are scored on the whole canvas, each with a random order of decoding."""
     count, length = ids.shape[0], ids.shape[1] - 1
     random = torch.Generator().manual_seed(2)
     steps = torch.rand(count, length, generator=random).argsort(1)
@@ -136,23 +136,23 @@ def whole(ids: torch.Tensor, address: tuple) -> Answers:
 
 
 def enumerated(model: Tiny, ids: torch.Tensor) -> tuple[Table, float]:
-    """All masks of one answer (1, 1 + L), and its exact ELBO."""
+    """Return a table of all masks of one answer (1, 1 + L), and its exact ELBO."""
     length = ids.shape[1] - 1
     hidden = (torch.arange(2**length)[:, None] >> torch.arange(length) & 1).bool()
     seen = torch.cat([ids[:, :1].expand(len(hidden), 1), torch.where(hidden, MASK, ids[:, 1:])], dim=1)
     with torch.no_grad():
         logits = torch.cat([model.logits(part, torch.ones_like(part, dtype=torch.bool)) for part in seen.split(1024)])
-    found = logits[:, 1:].double().log_softmax(-1)
-    own = found.gather(-1, ids[:, 1:, None].expand(len(hidden), -1, 1))[..., 0]
+    log_probs = logits[:, 1:].double().log_softmax(-1)
+    of_answer = log_probs.gather(-1, ids[:, 1:, None].expand(len(hidden), -1, 1))[..., 0]
     elbo = 0.0
     for k in range(1, length + 1):
         places = [sum(1 << i for i in chosen) for chosen in combinations(range(length), k)]
-        elbo += float((own[places] * hidden[places]).sum(1).mean()) / k
-    return Table(found), elbo
+        elbo += float((of_answer[places] * hidden[places]).sum(1).mean()) / k
+    return Table(log_probs), elbo
 
 
 def kept(model: Tiny, given: Answers, chosen: masked_views.Views, micro_batch: int) -> int:
-    """Bytes kept for the exact gradient of one answer's ratio, so many evaluations at a time."""
+    """Return the bytes saved for the exact gradient of one answer's ratio with `micro_batch` views per call."""
     weights = aggregation.sequence_mean(given.scored, torch.ones(1), chosen.first)
     with SavedTensorMeter(model.parameters()) as meter:
         backward(model, given, chosen, SequenceRatio(), torch.ones(1), weights, None, None, micro_batch)
@@ -190,7 +190,7 @@ def estimators(model: Tiny, held_out: torch.Tensor, draws: int) -> None:
 
 
 def gradients(model: Tiny, held_out: torch.Tensor, draws: int) -> None:
-    """Print the table of ways to the gradient of a ratio of one answer with so many views, a step off the policy."""
+    """Print the table of ways to compute the gradient of one answer's ratio, after the policy has moved by a step."""
     given = whole(held_out[:1], ("gradients",))
     chosen = likelihood.exact_k(given, draws=draws)
     old = estimate(model, given, chosen, 1).each
@@ -223,7 +223,7 @@ def gradients(model: Tiny, held_out: torch.Tensor, draws: int) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--length", type=int, default=12, help="even, and 2^length masks are enumerated")
     parser.add_argument("--draws", type=int, default=4000)

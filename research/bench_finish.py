@@ -1,11 +1,12 @@
-"""Measure cheap finishes on the embedded model: CPU seconds, evaluations, and what is left of the order of siblings.
+"""Measure cheap finishes on the embedded model: CPU seconds, evaluations, and how well they keep the order of siblings.
 
     python research/bench_finish.py [--preset tempflow] [--iterations 6] [--gain 0] [--seeds 2]
 
-Prints a table in Markdown, and JSON with --json FILE. All forms are iterated in turn, in one process on one thread; seconds
-and ratios are medians, with the quartiles of the ratios to the exact finish of the same turn. The agreement is that of
-`finish/rank_agreement`, the mean over as many iterations, in which the first group is finished exactly, too; its cost is not
-in the seconds. With --gain each form also trains for so many iterations, and the held-out reward's gain is told.
+Prints a table in Markdown, and writes JSON with --json FILE. All forms take turns in one process on one thread. Seconds
+and ratios are medians, with the quartiles of the ratios to the exact finish of the same turn. The rank agreement is the
+mean of `finish/rank_agreement` over further iterations, in which the first group is finished exactly as well; the
+seconds are without these. With --gain N each form also trains for N iterations, and the gain in held-out reward is
+printed.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ TREES = {"tempflow": {}, "tempflow_fast": {}, "dense_grpo": {}}
 
 
 def settings(preset: str, finish: dict[str, Any] | None, folder: str, **train: Any) -> config.Config:
-    """The configuration of a run of `shapes` whose trees are finished in one of the forms."""
-    whole = None if finish is None else {"steps": None, **finish}  # whatever the preset has
+    """Return the configuration of a run of `shapes` with one form of finish."""
+    whole = None if finish is None else {"steps": None, **finish}  # replaces the preset's finish
     algorithm: dict[str, Any] = {"preset": preset, "tree": {"finish": whole}}
     if preset == "dense_grpo":
         algorithm["kernel"] = {"calibrate": None}
@@ -64,7 +65,7 @@ def settings(preset: str, finish: dict[str, Any] | None, folder: str, **train: A
 
 
 def trainer(chosen: Any, stack: ExitStack) -> Loop:
-    """A run that stands before its first iteration."""
+    """Return the training loop of a run before its first iteration."""
     rewards, _ = scorer.rewards(chosen.rewards, [])
     data = RunData(stored.train_prompts(chosen), prompts.load_split(chosen.prompts, "eval")[:1], rewards, [])
     chosen.run.folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +76,7 @@ def trainer(chosen: Any, stack: ExitStack) -> Loop:
 
 
 def iterate(run: Loop) -> dict[str, Any]:
-    """The metrics of one iteration, with its CPU seconds."""
+    """Run one iteration and return its metrics, with its CPU seconds."""
     started = time.process_time()
     line = run.iterate()
     run.state.done += 1
@@ -83,12 +84,12 @@ def iterate(run: Loop) -> dict[str, Any]:
 
 
 def with_check(finish: dict[str, Any] | None, check: int) -> dict[str, Any] | None:
-    """A form that is compared with exact finishes each so many iterations."""
+    """Return a form that is compared with exact finishes every `check` iterations (0: never)."""
     return None if finish is None else finish | {"check": check}
 
 
 def gained(preset: str, finish: dict[str, Any] | None, iterations: int, seed: int, folder: str) -> float:
-    """How much the held-out reward of a run rose."""
+    """Train a run and return the gain in held-out reward."""
     chosen = settings(preset, with_check(finish, 0), folder, iterations=iterations)
     chosen = chosen.model_copy(update={"run": chosen.run.model_copy(update={"seed": seed, "name": f"gain-{seed}"})})
     held_out = [line["reward/mean"] for line in train_config(chosen).metrics if line["phase"] == "eval"]
@@ -96,7 +97,7 @@ def gained(preset: str, finish: dict[str, Any] | None, iterations: int, seed: in
 
 
 def main() -> int:
-    """Measure, and print."""
+    """Measure and print; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--preset", default="tempflow", choices=TREES)
     parser.add_argument("--iterations", type=int, default=6)

@@ -1,24 +1,24 @@
-"""Measure what rollouts and updates of flow models cost beside their transformer alone, in pairs.
+"""Measure the cost of rollouts and updates of flow models relative to their transformer alone, in pairs.
 
     OMP_NUM_THREADS=1 python research/bench_flow.py [--rounds 5] [--json FILE] [--size shapes] [--only rollout]
     OMP_NUM_THREADS=1 python research/bench_flow.py --size wide --only rollout --groups 4 [--kind chain] [--kind branch]
     python research/bench_flow.py --size sd35-medium --size flux1-dev [--kind window] [--json FILE]    # on a GPU
 
-The *bare* model is the transformer with the arguments of the very calls that a rollout or an update made, in their order:
-without gradient, or each followed by a backward pass. A rollout is `flow.rollouts.rollout.walk`: starts, growth and noise,
-without decoding. On a CPU a rollout is also compared with the time that it spends in the transformer itself, which a
-machine whose speed changes from turn to turn leaves as it is. A tree is compared with chains of as many leaves:
-*evaluations* counts what a saving could be at the most. A rollout is of one group, or with `--groups N` of N side by side,
-whose rows share calls. Sizes:
+The *bare* model repeats the transformer's calls of a rollout or an update, with the same arguments in the same order:
+without gradient, or each followed by a backward pass. A rollout is `flow.rollouts.rollout.walk`: starts, growth and
+noise, without decoding. On a CPU a rollout is also compared with the time that it spends in the transformer itself;
+this ratio does not suffer if the speed of the machine changes between turns. A tree is compared with chains that have
+as many leaves; the ratio of *evaluations* bounds the saving. A rollout has one group, or N groups that share calls with
+`--groups N`. Sizes:
 
  - `shapes`: the embedded model, calls of 8 and of 32 rows, all weights trained.
  - `wide`: a random SD3 transformer of 24 layers x 256 in the embedded pipeline, calls of 8 rows, adapters trained.
  - `sd35-medium`, `flux1-dev`, `wan21-1.3b`: networks of these sizes with random weights in bfloat16, of which adapters are
-   trained, by the call (in ten steps) and the checkpointing of the built-in config; on a GPU, unless they are named. There
-   the peak of an iteration and its seconds are compared with what `flowgrpo plan` counts, and the largest |log ratio| of an
-   update that calls the model anew, before its first step, is told.
+   trained, with the call (in ten steps) and the checkpointing of the built-in config. They run on a GPU, unless they are
+   named. There the peak memory and the seconds of an iteration are compared with those of `flowgrpo plan`, and the largest
+   |log ratio| before the first step of an update without kept graphs is printed.
 
-Where there is a GPU they run on it, in wall seconds. Prints a table in Markdown.
+All sizes run on a GPU if there is one, in wall seconds. Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ from flowgrpo.training.planning.gpu_types import GPUS
 from flowgrpo.training.wing import Compared
 from samplers.trees import Root, Tree, drawn_noise
 
-SAVING = ("brush", "branch")  # which share states among their leaves
+SAVING = ("brush", "branch")  # kinds of trees whose leaves share states
 EVERY = tuple(flow_sizes.KINDS)
 
 
 def placed(name: str, rows: int, groups: int = 1) -> str:
-    """What is measured where, as ratios begin: seconds of a GPU have other ratios than those of a CPU."""
+    """Return the beginning of a ratio's name: size, GPU, rows and groups."""
     where = f" on {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return f"{name}{where}, {rows} rows" + (f", {groups} groups" if groups > 1 else "")
 
 
 @contextmanager
 def recorded(policy: DiffusersPolicy) -> Iterator[list[dict[str, Any]]]:
-    """The arguments of the calls of the transformer inside this context."""
+    """Record the arguments of the transformer's calls inside this context."""
     calls: list[dict[str, Any]] = []
     (network,) = policy.modules.values()
-    hook = network.register_forward_pre_hook(lambda own, args, given: calls.append(given), with_kwargs=True)
+    hook = network.register_forward_pre_hook(lambda module, args, given: calls.append(given), with_kwargs=True)
     try:
         yield calls
     finally:
@@ -74,7 +74,7 @@ def recorded(policy: DiffusersPolicy) -> Iterator[list[dict[str, Any]]]:
 
 
 def bare(policy: DiffusersPolicy, calls: Sequence[dict[str, Any]], *, learns: bool = False) -> Work:
-    """The same calls of the transformer alone; where it learns, each with a backward pass."""
+    """Return work that repeats calls of the transformer; with `learns`, each has a backward pass."""
     (network,) = policy.modules.values()
 
     def work() -> None:
@@ -88,7 +88,7 @@ def bare(policy: DiffusersPolicy, calls: Sequence[dict[str, Any]], *, learns: bo
 
 
 def grown(trainer: Loop) -> Tree:
-    """The trees of the first iteration, a group for each prompt of the trainer."""
+    """Return the trees of the first iteration, with a group for each prompt of the trainer."""
     train, algorithm = trainer.state.config.train, trainer.state.config.algorithm
     kernels = algorithm.kernel.kernels(len(trainer.state.policy.sigmas) - 1)
     plan = algorithm.plan(kernels, train.group_size, 0, 0)
@@ -99,7 +99,7 @@ def grown(trainer: Loop) -> Tree:
 
 
 def noises(tree: Tree) -> Work:
-    """All noise of a tree's edges, which is drawn on the host."""
+    """Return work that draws all noise of a tree's edges, on the host."""
     drawn, shape = edge_noise(0, 0), tree.samples[0].shape[1:]
 
     def work() -> None:
@@ -112,7 +112,7 @@ def noises(tree: Tree) -> Work:
 
 
 def rollouts(name: str, rounds: int, kinds: Sequence[str] = EVERY, *, groups: int = 1) -> dict[str, Ratio]:
-    """Rollouts over the bare calls; trees over chains of as many leaves, beside what the evaluations promise."""
+    """Return the ratios of rollouts to bare calls, and of trees to chains with as many leaves, in time and evaluations."""
     size, found = flow_sizes.SIZES[name], {}
     policy, weights = begun(size)
     for rows in size.rows:
@@ -120,7 +120,7 @@ def rollouts(name: str, rounds: int, kinds: Sequence[str] = EVERY, *, groups: in
         works, evaluations, leaves = {}, {}, {}
         for kind in kinds:
             trainer = trainer_of(policy, weights, settings(size, kind, rows, groups=groups))
-            grown(trainer)  # which may see first how rows can share a call
+            grown(trainer)  # the first rollout may test how rows can share a call
             with recorded(policy) as calls:
                 tree = grown(trainer)
             works[kind], works[f"{kind} bare"] = partial(grown, trainer), bare(policy, calls)
@@ -132,7 +132,7 @@ def rollouts(name: str, rounds: int, kinds: Sequence[str] = EVERY, *, groups: in
             found[f"{place}: rollout of a {kind} / bare"] = paired.paired(taken[kind], taken[f"{kind} bare"])
         if "chain" in kinds:
             found[f"{place}: noise of a chain / bare"] = paired.paired(taken["noise"], taken["chain bare"])
-        for kind in [own for own in SAVING if {own, "chain"} <= set(kinds)]:
+        for kind in [tree for tree in SAVING if {tree, "chain"} <= set(kinds)]:
             share = evaluations[kind] / leaves[kind] / (evaluations["chain"] / leaves["chain"])
             each = [taken[kind][i] / leaves[kind] / (taken["chain"][i] / leaves["chain"]) for i in range(rounds)]
             found[f"{place}: leaf of a {kind} / of a chain"] = spread(each)
@@ -144,7 +144,7 @@ def rollouts(name: str, rounds: int, kinds: Sequence[str] = EVERY, *, groups: in
 
 @contextmanager
 def over_inside(network: torch.nn.Module) -> Iterator[Callable[[Work], float]]:
-    """Gives a function: the CPU seconds of a piece of work over those that it spends in a network."""
+    """Yield a function that returns the CPU seconds of a piece of work over those that it spends in a network."""
     spent, entered = 0.0, 0.0
 
     def enter(*_: Any) -> None:
@@ -169,7 +169,7 @@ def over_inside(network: torch.nn.Module) -> Iterator[Callable[[Work], float]]:
 
 
 def inside(name: str, rounds: int, kinds: Sequence[str] = EVERY) -> dict[str, Ratio]:
-    """Rollouts over the CPU seconds that they spend in the transformer."""
+    """Return the ratios of rollouts to the CPU seconds that they spend in the transformer."""
     size, found = flow_sizes.SIZES[name], {}
     policy, weights = begun(size)
     (network,) = policy.modules.values()
@@ -183,11 +183,11 @@ def inside(name: str, rounds: int, kinds: Sequence[str] = EVERY) -> dict[str, Ra
 
 
 def updates(name: str, rounds: int, kinds: Sequence[str] = EVERY) -> dict[str, Ratio]:
-    """Updates over the bare calls with their backward passes; iterations that keep graphs over those that replay."""
+    """Return the ratios of updates to bare calls with backward passes, and of iterations with kept graphs to replays."""
     size, found = flow_sizes.SIZES[name], {}
     policy, weights = begun(size)
     for rows in size.rows:
-        for kind in [own for own in ("chain", "window", "brush") if own in kinds]:
+        for kind in [each for each in ("chain", "window", "brush") if each in kinds]:
             trainer = trainer_of(policy, weights, settings(size, kind, rows))
 
             def rolled(trainer: Loop = trainer) -> tuple[Any, ...]:
@@ -210,7 +210,7 @@ def updates(name: str, rounds: int, kinds: Sequence[str] = EVERY) -> dict[str, R
             works = {"update": partial(update, *stands), "bare": bare(policy, calls, learns=True)}
             with trainer.state.report:
                 trainer.wing.start(trainer.wing.rollout, trainer.batch_sizes.to_come)
-            if trainer.wing.kept_graphs.parts:  # there is memory for them
+            if trainer.wing.kept_graphs.parts:  # they fit into memory
                 works |= {"replays": iteration, "keeps": partial(iteration, 0)}
             taken = in_turns(works, rounds)
             place = placed(name, rows)
@@ -222,7 +222,7 @@ def updates(name: str, rounds: int, kinds: Sequence[str] = EVERY) -> dict[str, R
 
 
 def decoding(name: str, rounds: int) -> dict[str, Ratio]:
-    """Decoding over the decoder alone."""
+    """Return the ratios of decoding to the decoder alone."""
     size, found = flow_sizes.SIZES[name], {}
     policy, _ = begun(size)
     for rows in size.rows:
@@ -241,21 +241,21 @@ def decoding(name: str, rounds: int) -> dict[str, Ratio]:
 
 
 def memory(name: str, kinds: Sequence[str] = EVERY) -> dict[str, float]:
-    """An iteration on a GPU: its seconds and its peak, with what is planned of both, and the largest |log ratio|."""
+    """Measure an iteration on a GPU: seconds and peak memory, both also over the plan's, and the largest |log ratio|."""
     size, found = flow_sizes.SIZES[name], {}
     policy, weights = begun(size)
     for rows in size.rows:
-        for kind in [own for own in REMEMBERED if own in kinds]:
+        for kind in [each for each in REMEMBERED if each in kinds]:
             chosen = settings(size, kind, rows)
             trainer = trainer_of(policy, weights, chosen)
             with trainer.state.report:
                 trainer.wing.start(trainer.wing.rollout, trainer.batch_sizes.to_come)
             place, keeps = f"{placed(name, rows)}: iteration of a {kind}", bool(trainer.wing.kept_graphs.parts)
-            trainer.iterate()  # whose kernels are chosen, and whose moments made
+            trainer.iterate()  # warms up: kernels are chosen, moments allocated
             torch.cuda.reset_peak_memory_stats()
             line = trainer.iterate()
             peak = torch.cuda.max_memory_allocated()
-            trainer.wing.kept_graphs.parts = ()  # for the ratio of a velocity to itself says nothing
+            trainer.wing.kept_graphs.parts = ()  # with kept graphs the ratio is always 1
             found[f"{place}, largest |log ratio|"] = trainer.iterate()["policy/max_abs_log_ratio"]
             with random_pipelines.folder(chosen.model.path) as folder:
                 model = chosen.model.model_copy(update={"path": str(folder), "text_encoders": "keep"})
@@ -272,7 +272,7 @@ def memory(name: str, kinds: Sequence[str] = EVERY) -> dict[str, float]:
 
 
 def planned_seconds(budget: FlowBudget) -> dict[str, float] | None:
-    """What an iteration's rollout, with its decoding, and its update take by `flowgrpo plan`, if it knows this GPU."""
+    """Return the planned seconds of an iteration's rollout (with decoding) and update; None if the plan lacks this GPU."""
     if gpu_type() is None:
         return None
     work = iteration_cost.work(budget, plan(budget.config))
@@ -281,13 +281,13 @@ def planned_seconds(budget: FlowBudget) -> dict[str, float] | None:
 
 
 def gpu_type() -> str | None:
-    """The name by which `flowgrpo plan` knows this GPU; None where it knows none."""
+    """Return this GPU's name in `flowgrpo plan`, or None."""
     words = torch.cuda.get_device_name().lower().replace("rtx ", "rtx").split()
     return next((name for name in GPUS if name in words), None)
 
 
 def fullness(name: str, rounds: int) -> dict[str, Ratio]:
-    """Calls of fewer rows with their backward passes, as many as make up one full call, over that one."""
+    """Return the ratios of a full call, split into several calls, to the full call, all with backward passes."""
     size, found = flow_sizes.SIZES[name], {}
     policy, weights = begun(size)
     most = max(size.rows)
@@ -296,7 +296,7 @@ def fullness(name: str, rounds: int) -> dict[str, Ratio]:
     with recorded(policy) as calls:
         grown(trainer)
     call = calls[0]
-    batch = len(call["hidden_states"])  # which guidance makes twice the rows
+    batch = len(call["hidden_states"])  # twice the rows with guidance
     works = {}
     for count in sorted({1, 2, 4, 8, most}):
         if most % count == 0:
@@ -311,7 +311,7 @@ def fullness(name: str, rounds: int) -> dict[str, Ratio]:
 
 
 def _part(value: Any, batch: int, index: int, count: int) -> Any:
-    """One of so many equal parts of a call's argument; what has no entry for each row, as ids of places, is whole."""
+    """Return one of `count` equal parts of a call's argument; arguments without a row dimension stay whole."""
     whole = not isinstance(value, torch.Tensor) or not value.ndim or len(value) != batch
     return value if whole else value.chunk(count)[index]
 
@@ -319,14 +319,14 @@ def _part(value: Any, batch: int, index: int, count: int) -> Any:
 PARTS = {"rollout": rollouts, "inside": inside, "update": updates, "fullness": fullness, "decoding": decoding}
 BY_KIND = ("rollout", "inside", "update")
 MEMORY = "memory"
-REMEMBERED = ("chain", "window")  # whose iterations have their memory measured
+REMEMBERED = ("chain", "window")  # kinds whose iterations have their memory measured
 
 
 def parts_of(name: str) -> list[str]:
-    """What is measured of a size.
+    """Return the parts that are measured for a size.
 
-    Decoding of `shapes` alone (`wide` has its decoder), memory of real models on a GPU, and what lies inside on a CPU alone:
-    there a call returns when it is done.
+    Decoding is measured for `shapes` only (`wide` has the same decoder), and memory for real models on a GPU. `inside` needs
+    a CPU, where a call returns only when it is done.
     """
     left_out = {
         "inside": torch.cuda.is_available(),
@@ -344,7 +344,7 @@ def ratios(
     *,
     groups: int = 1,
 ) -> Iterator[dict[str, Ratio]]:
-    """The ratios of each part of some sizes, when they are measured."""
+    """Yield the ratios of each part of each size, as soon as they are measured."""
     given = {part: {"kinds": kinds} for part in BY_KIND}
     given["rollout"]["groups"] = groups
     for name in names:
@@ -354,7 +354,7 @@ def ratios(
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = paired.parser(__doc__, rounds=5)
     parser.add_argument(
         "--size",
@@ -383,8 +383,8 @@ def main() -> None:
     found: dict[str, Ratio] = {}
     numbers: dict[str, float] = {}
     timed = [part for part in parts if part != MEMORY]
-    for own in ratios(options.rounds, sizes, timed, options.kind or EVERY, groups=options.groups):
-        found |= own
+    for measured in ratios(options.rounds, sizes, timed, options.kind or EVERY, groups=options.groups):
+        found |= measured
         paired.keep(found, options)
     for name in sizes:
         if MEMORY in parts and MEMORY in parts_of(name):

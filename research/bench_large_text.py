@@ -1,11 +1,11 @@
-"""Measure an iteration of training a language model of LLaDA-8B's shape, of random weights: peak memory and tokens a second.
+"""Measure training iterations of a random language model of LLaDA-8B's shape: peak memory and tokens per second.
 
     python research/bench_large_text.py [--preset gdpo] [--cache dual] [--gradient-checkpointing] [--micro-batch 4] ...
 
-The sizes are those of LLaDA-8B's config (arXiv 2502.09992), with a LoRA on its attention; smaller ones run anywhere. Nothing
-is downloaded, and nothing of the model is kept. Prints a table in Markdown with a row for each iteration. Tokens a second of
-the rollout are those of the answers, of the update those of all canvases that the model sees; the peak is of the GPU, or of
-this process on a CPU.
+The sizes are those of LLaDA-8B's config (arXiv 2502.09992), with a LoRA on its attention; smaller ones run anywhere.
+Nothing is downloaded, and the model is not saved. Prints a table in Markdown with a row for each iteration. For the
+rollout, tokens of the answers are counted; for the update, tokens of all canvases that the model sees. The peak is that
+of the GPU, or of this process on a CPU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PAD, MASK, END = "<pad>", "<mask>", "<end>"
 
 
 def network(options: argparse.Namespace, device: torch.device) -> LlamaForCausalLM:
-    """A random model: LLaDA is a Llama without causality."""
+    """Return a random model; LLaDA is a Llama without a causal mask."""
     sizes = LlamaConfig(
         vocab_size=options.vocabulary,
         hidden_size=options.hidden,
@@ -52,7 +52,7 @@ def network(options: argparse.Namespace, device: torch.device) -> LlamaForCausal
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Letters are tokens; the other tokens of the model have no text."""
+    """Return a tokenizer of letters; the other tokens of the model have no text."""
     words = [PAD, MASK, END, *"abcdefghijklmnopqrstuvwxyz"]
     inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=PAD))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -60,12 +60,12 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def alternating(texts: Sequence[str], prompts: Sequence[str], **columns: Any) -> list[float]:
-    """A reward that differs in every group."""
+    """Return 0 and 1 in turn, so that no group has equal rewards."""
     return [float(i % 2) for i in range(len(texts))]
 
 
 def settings(options: argparse.Namespace, folder: Path) -> RunConfig:
-    """The configuration of the run."""
+    """Return the configuration of the run."""
     blocks = {"steps": options.steps, "region": {"block_length": options.block_length}, "cache": options.cache}
     return config.validate(
         {
@@ -88,7 +88,7 @@ def settings(options: argparse.Namespace, folder: Path) -> RunConfig:
 
 
 def measured(options: argparse.Namespace) -> list[dict[str, float]]:
-    """Of each iteration: peak in bytes, and tokens a second of the rollout and of the update."""
+    """Return for each iteration the peak in bytes, and tokens per second of the rollout and of the update."""
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     model = network(options, accelerator.device).requires_grad_(False)
     if options.gradient_checkpointing:
@@ -99,7 +99,7 @@ def measured(options: argparse.Namespace) -> list[dict[str, float]]:
     weights = Weights(modules, lora_config(options.rank, options.rank / 2, "auto", modules))
     rows = [Prompt("a" * options.prompt) for _ in range(options.groups)]
     with tempfile.TemporaryDirectory() as folder:
-        model.config.save_pretrained(Path(folder) / "model")  # from which the plan knows its attention
+        model.config.save_pretrained(Path(folder) / "model")  # the plan reads its attention from this config
         chosen = settings(options, Path(folder))
         chosen.run.folder.mkdir()
         rewards = [Reward("alternating", alternating)]
@@ -120,7 +120,7 @@ def measured(options: argparse.Namespace) -> list[dict[str, float]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     numbers = {"vocabulary": 126_464, "hidden": 4096, "layers": 32, "heads": 32, "rank": 128}
     numbers |= {"prompt": 128, "length": 256, "steps": 128, "block_length": 32, "iterations": 1}

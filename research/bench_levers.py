@@ -1,15 +1,17 @@
-"""Measure what single things that spare a rollout work are worth: with each, and with it taken out, in turns.
+"""Measure single optimisations of a rollout ("levers"): with each, and without it, in turns.
 
     OMP_NUM_THREADS=1 python research/bench_levers.py [--rounds 3] [--json FILE]
 
-A rollout of a chain of the embedded model, of 8 and 32 rows a call, over the CPU seconds that it spends in its transformer:
+Each ratio is a chain rollout of the embedded model, with 8 or 32 rows per call, over the CPU seconds that it spends in
+its transformer. The levers are:
 
- - `device`: a pipeline keeps its device until a component is replaced or moved.
- - `embeddings`: those of a call are put together once, as long as they are asked for again.
- - `latents`: a state is an argument of the call, which then draws none.
+ - `device`: a pipeline caches its device until a component is replaced or moved.
+ - `embeddings`: the embeddings of a call are batched once and reused while the same rows are called.
+ - `latents`: the state is an argument of the call, so that the call draws no latents.
 
-And `adapters`: to compute as the base below adapters and to go back, in the random transformer of size `wide`, whose layers
-that have adapters are looked for once. Samples are the same to the bit with each and without it, or the script ends.
+A further ratio is `adapters`: switching to the reference below the adapters and back, in the random transformer of size
+`wide`. The lever there is to look for layers with adapters only once. Samples with and without a lever must be equal to
+the bit, or the script ends.
 """
 
 from __future__ import annotations
@@ -29,32 +31,32 @@ from paired import Ratio, in_turns, spread
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from samplers.trees import Tree
 
-ENTRIES = 20  # of a reference, in one turn
+ENTRIES = 20  # switches to the reference in one turn
 
 
 def no_device(policy: DiffusersPolicy) -> tuple[object, str, object]:
-    """A pipeline of its own class, which looks for its device in every call."""
+    """Return the change that gives a pipeline its own class, which looks for the device in every call."""
     return policy.pipe, "__class__", type(policy.pipe).__mro__[1]
 
 
 def no_embeddings(policy: DiffusersPolicy) -> tuple[object, str, object]:
-    """Calls that put their embeddings together anew."""
+    """Return the change that batches embeddings anew in every call."""
     return policy.walk.embeddings._batches, "of", lambda key, make: make()
 
 
 def no_latents(policy: DiffusersPolicy) -> tuple[object, str, object]:
-    """Calls that draw latents, in the place of which the state comes."""
+    """Return the change that lets calls draw latents, which the state then replaces."""
     latents = policy.walk.latents
     return latents, "slots", [replace(slot, argument=None) for slot in latents.slots]
 
 
-# What each lever is taken out by: an object, its attribute, and what that is instead.
+# The change that removes each lever: an object, its attribute, and the new value.
 LEVERS = {"device": no_device, "embeddings": no_embeddings, "latents": no_latents}
 
 
 @contextmanager
 def without(name: str, policy: DiffusersPolicy) -> Iterator[None]:
-    """Context in which a policy lacks a lever."""
+    """Remove a lever from a policy as long as the context is open."""
     owner, attribute, instead = LEVERS[name](policy)
     real = getattr(owner, attribute)
     setattr(owner, attribute, instead)
@@ -65,7 +67,7 @@ def without(name: str, policy: DiffusersPolicy) -> Iterator[None]:
 
 
 def rollouts(rounds: int) -> dict[str, Ratio]:
-    """Rollouts over the time that they spend in the transformer, as they are and without each lever."""
+    """Return the ratios of rollouts to their time in the transformer, with all levers and without each."""
     size, found = flow_sizes.SIZES["shapes"], {}
     policy, weights = begun(size)
     (network,) = policy.modules.values()
@@ -84,13 +86,13 @@ def rollouts(rounds: int) -> dict[str, Ratio]:
         with bench_flow.over_inside(network) as ratio:
             taken = in_turns(works, rounds, ratio)
         found |= {
-            f"shapes, {rows} rows: rollout / transformer in it, {name}": spread(own) for name, own in taken.items()
+            f"shapes, {rows} rows: rollout / transformer in it, {name}": spread(each) for name, each in taken.items()
         }
     return found
 
 
 def references(rounds: int) -> dict[str, Ratio]:
-    """To compute as the reference and to go back where adapters are known, over where they are looked for."""
+    """Return the ratio of switching to the reference with known adapters to switching with a search for them."""
     _, weights = begun(flow_sizes.SIZES["wide"])
 
     def entered(*, anew: bool) -> None:
@@ -106,7 +108,7 @@ def references(rounds: int) -> dict[str, Ratio]:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     options = paired.parser(__doc__, rounds=3).parse_args()
     torch.set_num_threads(1)
     paired.tell({**rollouts(options.rounds), **references(options.rounds)}, options)

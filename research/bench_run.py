@@ -1,13 +1,13 @@
-"""Measure what a run takes beside its models: rewards beside decoding, two processes for one, and starting.
+"""Measure costs of a run besides its models: rewards during decoding, two processes instead of one, and the start.
 
     OMP_NUM_THREADS=1 python research/bench_run.py [--rounds 5] [--json FILE] [--only rewards|processes|start]
 
- - `rewards`: wall seconds in which samples of the embedded model are decoded and scored, group by group, over those of
-   decoding all of them and scoring them then. One reward computes on this machine as long as decoding takes, another waits
-   as long, as one that is served elsewhere does.
- - `processes`: wall seconds of an iteration of `configs/shapes.yaml` in two processes over those in one: a half at best, on
-   a machine that has a core for each. An iteration is the difference of a long and a short run, without the start.
- - `start`: CPU seconds of commands over those of a process that imports PyTorch alone.
+ - `rewards`: wall seconds of decoding and scoring samples of the embedded model at once, group by group, over those of
+   decoding all samples first. One reward computes on this machine for as long as decoding takes. Another waits for as long,
+   like a reward that is served elsewhere.
+ - `processes`: wall seconds of an iteration of `configs/shapes.yaml` in two processes over those in one: at best one half,
+   on a machine with a core for each. The start is excluded, by the difference of a long and a short run.
+ - `start`: CPU seconds of commands over those of a process that only imports PyTorch.
 
 Prints a table in Markdown.
 """
@@ -35,14 +35,14 @@ from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.training.scoring.group_scores import Piece, score_pieces
 from rewards import Reward
 
-GROUPS, SIZE = 8, 8  # samples that are scored
-ITERATIONS = 4  # by which the long run is longer
+GROUPS, SIZE = 8, 8  # groups, and samples of each
+ITERATIONS = 4  # further iterations of the long run
 QUIET = ("eval.every=100000", "eval.prompts=1", "eval.save=0", "run.checkpoint.every=100000", "run.trees=null")
 COMMANDS = {"--help": ["--help"], "plan of configs/shapes.yaml": ["plan", "configs/shapes.yaml"]}
 
 
 def waiting(seconds: float) -> Reward:
-    """A reward that another machine computes in so many seconds for each sample."""
+    """Return a reward that waits `seconds` per sample, as if another machine computed it."""
 
     def function(samples: torch.Tensor, rows: Sequence[Row]) -> list[float]:
         time.sleep(seconds * len(samples))
@@ -53,7 +53,7 @@ def waiting(seconds: float) -> Reward:
 
 
 def computing(work: Work) -> Reward:
-    """A reward of this machine that does some work for each call."""
+    """Return a reward of this machine that does some work in each call."""
 
     def function(samples: torch.Tensor, rows: Sequence[Row]) -> list[float]:
         work()
@@ -63,10 +63,10 @@ def computing(work: Work) -> Reward:
 
 
 def rewards(rounds: int) -> dict[str, Ratio]:
-    """Decoding and scoring at once, over one after the other."""
+    """Return the ratios of decoding and scoring at once to one after the other."""
     settings = {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64}
     policy = DiffusersPolicy(load_pipeline("shapes", torch.float32), settings)
-    other = load_pipeline("shapes", torch.float32).vae  # works in another thread, so it is another one
+    other = load_pipeline("shapes", torch.float32).vae  # a second decoder, since it works in another thread
     asked = [[Row("a red circle", SIZE * group + i) for i in range(SIZE)] for group in range(GROUPS)]
     states = [policy.start(rows) for rows in asked]
 
@@ -97,10 +97,10 @@ def rewards(rounds: int) -> dict[str, Ratio]:
 
 
 def command(arguments: Sequence[str]) -> None:
-    """Run a command in a process.
+    """Run Python in a process.
 
     Raises:
-        SystemExit: it failed.
+        SystemExit: the process failed.
     """
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -108,14 +108,14 @@ def command(arguments: Sequence[str]) -> None:
 
 
 def trained(processes: int, iterations: int) -> None:
-    """A run of so many iterations."""
+    """Train a run."""
     with tempfile.TemporaryDirectory() as folder:
-        own = [f"run.processes={processes}", f"train.iterations={iterations}", f"run.dir={folder}", "run.name=run"]
-        command(["-m", "flowgrpo", "train", "configs/shapes.yaml", *QUIET, *own])
+        keys = [f"run.processes={processes}", f"train.iterations={iterations}", f"run.dir={folder}", "run.name=run"]
+        command(["-m", "flowgrpo", "train", "configs/shapes.yaml", *QUIET, *keys])
 
 
 def processes(rounds: int) -> dict[str, Ratio]:
-    """An iteration in two processes over one in one."""
+    """Return the ratio of an iteration in two processes to one in one process."""
     works = {(count, length): partial(trained, count, length) for count in (1, 2) for length in (1, 1 + ITERATIONS)}
     taken = paired.in_turns(works, rounds, paired.wall)
     each = {
@@ -126,7 +126,7 @@ def processes(rounds: int) -> dict[str, Ratio]:
 
 
 def spent_by_children(work: Work) -> float:
-    """CPU seconds of the processes that a piece of work starts and waits for."""
+    """Return the CPU seconds of the processes that a piece of work starts and waits for."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     work()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -134,9 +134,9 @@ def spent_by_children(work: Work) -> float:
 
 
 def start(rounds: int) -> dict[str, Ratio]:
-    """Commands over the import of PyTorch."""
+    """Return the ratios of commands to the import of PyTorch."""
     works: dict[str, Work] = {"torch": partial(command, ["-c", "import torch"])}
-    works |= {name: partial(command, ["-m", "flowgrpo", *own]) for name, own in COMMANDS.items()}
+    works |= {name: partial(command, ["-m", "flowgrpo", *words]) for name, words in COMMANDS.items()}
     taken = paired.in_turns(works, rounds, spent_by_children)
     return {f"flowgrpo {name} / import torch": paired.paired(taken[name], taken["torch"]) for name in COMMANDS}
 
@@ -145,11 +145,11 @@ PARTS: dict[str, Callable[[int], dict[str, Ratio]]] = {"rewards": rewards, "proc
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Run the command line."""
     parser = paired.parser(__doc__, rounds=5)
     parser.add_argument("--only", action="append", choices=list(PARTS), help="all, unless some are named")
     options = parser.parse_args(arguments)
-    os.chdir(Path(__file__).parents[1])  # where configs is
+    os.chdir(Path(__file__).parents[1])  # which holds configs/
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
     for part in options.only or PARTS:

@@ -1,10 +1,11 @@
-"""How fast a served reward is: images a second through `flowgrpo serve` in another process, against a call in this one.
+"""Measure a served reward: images per second through `flowgrpo serve` in another process, and by a call in this one.
 
     python research/bench_serve.py [--reward shapes] [--batch 16 32 64 512] [--seconds 5] [--transport float32]
 
-The pictures are drawn captions of the embedded model, 64 x 64. The two take turns, batch by batch, one thread each, so that
-whatever else the machine does slows both. It slows the served call more, which takes turns with two processes: next to the
-mean stands the fastest call of each, which says what an idle machine does. The numbers must be equal, or it fails.
+The pictures are drawn captions of the embedded model, 64 x 64. The two ways take turns, batch by batch, one thread
+each, so that other work on the machine slows both. It slows the served call more, which needs two processes. So the
+fastest call of each way is printed beside the mean, as an estimate for an idle machine. The rewards must be equal, or
+the script fails.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from rewards.memory import keep_freed_memory
 
 
 def pictures(number: int) -> tuple[torch.Tensor, list[str]]:
-    """Drawn captions (number, 3, 64, 64) under a little noise, and the captions."""
+    """Return pictures (number, 3, 64, 64) of captions, with a little noise, and the captions."""
     rng = np.random.default_rng(0)
     texts = [every_caption()[i] for i in rng.integers(0, len(every_caption()), number)]
     images = np.stack([draw(arrange(text, rng)) for text in texts])
@@ -36,7 +37,7 @@ def pictures(number: int) -> tuple[torch.Tensor, list[str]]:
 
 
 def compare(name: str, url: str, transport: str, batch: int, seconds: float) -> None:
-    """Call both by turns and print what came of it."""
+    """Call both ways in turns and print their speeds."""
     samples, prompts = pictures(batch)
     both = [rewards.load(name), rewards.load(url, options={"transport": transport})]
     local, served = (reward(samples, prompts, {}) for reward in both)
@@ -57,7 +58,7 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reward", default="shapes")
     parser.add_argument("--batch", type=int, nargs="+", default=[16, 32, 64, 512])

@@ -1,13 +1,13 @@
-"""Measure what decoding and likelihoods of texts cost beside the model alone, in pairs, on one thread.
+"""Measure the cost of decoding and likelihoods of texts relative to the model alone, in pairs, on one thread.
 
     OMP_NUM_THREADS=1 python research/bench_text.py [--rounds 15] [--json FILE] [--size digits|digits-32|large]
 
-Each ratio is of two ways to do the same, taken in turns in one process: seconds of CPU time of the one over those of the
-other, pair by pair, and of the pairs the median and the quartiles. The *bare model* is the same calls of the model again,
-with tensors of the same shapes, the same keys and values kept from earlier ones, and its head on the same tokens, but
-nothing between the calls. *To all tokens* has its head on every token, as a call of the class by itself has. Sizes are the
-embedded model `digits` with 8 rows, its decoding with 32, and a random one of 12 layers x 256 and 32,000 tokens, whose head
-is half of its weights. Rollouts are drawn at temperature 1, as those of training. Prints tables in Markdown.
+Each ratio compares two ways to do the same, which take turns in one process: CPU seconds of the first over those of the
+second, pair by pair. Tables have the median and the quartiles over the pairs. The *bare model* repeats the same calls,
+with tensors of the same shapes, the same cached keys and values, and its head on the same tokens, but nothing between
+the calls. *To all tokens* applies the head to every token, as a plain call of the class does. Sizes are the embedded
+model `digits` with 8 rows, its decoding with 32, and a random model of 12 layers x 256 and 32,000 tokens, whose head is
+half of its weights. Rollouts are drawn at temperature 1, as in training. Prints tables in Markdown.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ Tensor = torch.Tensor
 
 ALONE = " / bare"
 BARE = {ALONE: False, " / bare, to all tokens": True}  # whether the head is on all tokens
-PLAIN = "in blocks"  # which caches are compared with
+PLAIN = "in blocks"  # the decoder that caches are compared with
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """What is measured together: a model, and how many tokens of how many rows it sees.
+    """A model, its prompts, and the sizes of decoding and updates.
 
     Attributes:
         predictor: the model.
         prompt: (B, P) tokens, padded on the left.
-        mask: (B, P) bool, where they are.
+        mask: (B, P) bool, true for tokens of the prompt.
         length: tokens of an answer.
         block: tokens of a block.
-        steps: of a decode in steps.
-        threshold: of the decoder that commits by it.
-        micro_batch: rows of a call of the update.
+        steps: steps of a decode.
+        threshold: threshold of the decoder `threshold`.
+        micro_batch: rows in a call of the update.
         learns: whether likelihoods are measured, too.
     """
 
@@ -74,14 +74,14 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One call of a model, to be made again.
+    """A recorded call of a model.
 
     Attributes:
-        ids: its tokens.
-        given: its other arguments but for what is kept of earlier calls.
-        kept: keys and values of each layer; None where it was given no cache.
-        kept_as: what the model calls a cache that it is given.
-        headed: tokens whose logits were computed.
+        ids: tokens.
+        given: other arguments, without the cache.
+        kept: cached keys and values of each layer; None without a cache.
+        kept_as: the model's name of the cache argument.
+        headed: number of tokens whose logits were computed.
         learnt: whether a backward pass followed.
     """
 
@@ -93,7 +93,7 @@ class Call:
     learnt: bool
 
     def past(self) -> dict[str, DynamicCache]:
-        """A cache as it was before the call."""
+        """Return the cache argument as it was before the call."""
         if self.kept is None:
             return {}
         cache = DynamicCache()
@@ -106,7 +106,7 @@ class Call:
 
 
 def digits(rows: int = 8, length: int = 20, *, learns: bool = True) -> Size:
-    """The embedded model, on its own problems."""
+    """Return the size of the embedded model, on its own problems."""
     predictor, words = load_predictor("digits")
     prompts = tokenised(words, [row["prompt"] for row in problems("countdown", "train", rows)], chat=False)
     width = max(map(len, prompts))
@@ -118,7 +118,7 @@ def digits(rows: int = 8, length: int = 20, *, learns: bool = True) -> Size:
 def large(
     *, layers: int = 12, width: int = 256, vocabulary: int = 32_000, rows: int = 4, length: int = 32, steps: int = 16
 ) -> Size:
-    """A random model with a large vocabulary."""
+    """Return the size of a random model with a large vocabulary."""
     sizes = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=width,
@@ -151,7 +151,7 @@ SIZES: dict[str, Callable[[], Size]] = {
 
 
 def decoders(size: Size) -> dict[str, Decoder]:
-    """What decodes, by name."""
+    """Return the measured decoders by name."""
     usual = {"name": "low_confidence", "steps": size.steps, "proposal": {"temperature": 1.0}}
     blocks = {"region": {"name": "blocks", "block_length": size.block}}
     written = {
@@ -166,24 +166,24 @@ def decoders(size: Size) -> dict[str, Decoder]:
 
 
 def completed(size: Size, decoder: Decoder) -> Rollout:
-    """The completions of all prompts."""
+    """Complete all prompts."""
     seeds = [(0, "bench", i) for i in range(len(size.prompt))]
     return decode(size.predictor, size.prompt, decoder, seeds, attention_mask=size.mask)
 
 
 @contextmanager
 def recorded(predictor: MaskPredictor) -> Iterator[list[Call]]:
-    """The calls of the model meanwhile."""
-    found: list[Call] = []
+    """Record the calls of the model inside this context."""
+    calls: list[Call] = []
     headed: list[int] = []
 
     def before(_: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         name = predictor.cache_argument
         cache = given.get(name)
         kept = None if cache is None else [(layer.keys, layer.values) for layer in cache.layers]
-        rest = {key: value for key, value in given.items() if key != name}
+        others = {key: value for key, value in given.items() if key != name}
         learnt = torch.is_grad_enabled()
-        found.append(Call(ids=args[0], given=rest, kept=kept, kept_as=name, headed=0, learnt=learnt))
+        calls.append(Call(ids=args[0], given=others, kept=kept, kept_as=name, headed=0, learnt=learnt))
 
     def at_head(_: torch.nn.Module, given: tuple[Tensor], __: Tensor) -> None:
         headed.append(given[0].shape[:-1].numel())
@@ -193,25 +193,25 @@ def recorded(predictor: MaskPredictor) -> Iterator[list[Call]]:
         predictor.head().register_forward_hook(at_head),
     ]
     try:
-        yield found
+        yield calls
     finally:
         for hook in hooks:
             hook.remove()
-    found[:] = [Call(**{**vars(call), "headed": count}) for call, count in zip(found, headed, strict=True)]
+    calls[:] = [Call(**{**vars(call), "headed": count}) for call, count in zip(calls, headed, strict=True)]
 
 
 def bare(predictor: MaskPredictor, calls: Sequence[Call], *, whole: bool = False) -> Work:
-    """The model alone, ready to make some calls again.
+    """Return work that repeats calls of the model alone.
 
     Args:
-        whole: whether its head is on all tokens.
+        whole: whether the head is applied to all tokens.
     """
     pasts = [call.past() for call in calls]
 
     def work() -> None:
         for call, past in zip(calls, pasts, strict=True):
             with torch.set_grad_enabled(call.learnt):
-                logits = _called(predictor, call, past, whole=whole)
+                logits = _repeat(predictor, call, past, whole=whole)
                 if call.learnt:
                     some = logits.flatten(0, -2)[: call.headed]
                     wanted = torch.zeros(len(some), dtype=torch.long)
@@ -220,7 +220,7 @@ def bare(predictor: MaskPredictor, calls: Sequence[Call], *, whole: bool = False
     return work
 
 
-def _called(predictor: MaskPredictor, call: Call, past: Mapping[str, Any], *, whole: bool) -> Tensor:
+def _repeat(predictor: MaskPredictor, call: Call, past: Mapping[str, Any], *, whole: bool) -> Tensor:
     if whole or call.headed == call.ids.numel():
         return predictor.model(call.ids, **call.given, **past).logits
     chosen = predictor.head().register_forward_pre_hook(lambda _, given: given[0].flatten(0, 1)[None, : call.headed])
@@ -231,12 +231,12 @@ def _called(predictor: MaskPredictor, call: Call, past: Mapping[str, Any], *, wh
 
 
 def beside(predictor: MaskPredictor, work: Work, calls: Sequence[Call]) -> dict[str, Work | Prepared]:
-    """Some work, the bare model making its calls, and the same to all tokens."""
+    """Return some work, the bare model's calls of it, and these calls with the head on all tokens."""
     return {"": work} | {label: Prepared(partial(bare, predictor, calls, whole=whole)) for label, whole in BARE.items()}
 
 
 def decoding(name: str, size: Size, rounds: int) -> dict[str, Ratio]:
-    """Decoders beside the bare model, and caches beside none."""
+    """Return the ratios of decoders to the bare model, and of caches to none."""
     works: dict[str, Work | Prepared] = {}
     tokens: dict[str, int] = {}
     for kind, decoder in decoders(size).items():
@@ -268,7 +268,7 @@ ESTIMATORS: dict[str, tuple[likelihood.Likelihood, Objective]] = {
 
 
 def learning(size: Size, estimator: str) -> Callable[[Sequence[int] | None], int]:
-    """What takes the gradient of an objective on some of a rollout's answers, or on all, and returns how many views."""
+    """Return a function that backpropagates an objective on some or all answers of a rollout, and returns the views."""
     views, objective = ESTIMATORS[estimator]
     rollout = completed(size, decoders(size)["low_confidence"])
     count = len(rollout.ids)
@@ -301,7 +301,7 @@ def learning(size: Size, estimator: str) -> Callable[[Sequence[int] | None], int
 
 
 def estimating(name: str, size: Size, rounds: int) -> tuple[dict[str, Ratio], dict[str, float]]:
-    """Likelihoods with their gradients beside bare forward and backward, and what packing saves; views a second."""
+    """Return the ratios of likelihoods with gradients to bare passes, and of packing to none; and views per second."""
     modules = {"model": size.predictor.model.requires_grad_(False)}
     Weights(modules, lora_config(8, 8, "auto", modules))
     found, rates = {}, {}
@@ -326,7 +326,7 @@ def _each(gradient: Callable[[Sequence[int]], int], count: int) -> None:
 
 
 def everything(names: Sequence[str], rounds: int) -> Iterator[tuple[dict[str, Ratio], dict[str, float]]]:
-    """The ratios of each part of some sizes, and its views a second, when they are measured."""
+    """Yield the ratios and the views per second of each part of each size, as soon as they are measured."""
     for name in names:
         size = SIZES[name]()
         yield decoding(name, size, rounds), {}
@@ -335,7 +335,7 @@ def everything(names: Sequence[str], rounds: int) -> Iterator[tuple[dict[str, Ra
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Run the command line."""
     parser = paired.parser(__doc__, rounds=15)
     parser.add_argument("--size", action="append", choices=list(SIZES), help="all, unless some are named")
     options = parser.parse_args(arguments)

@@ -1,11 +1,11 @@
-"""Measure how far averages of the weights lag the weights as they are, in held-out reward.
+"""Measure how far averages of the weights lag behind the weights in held-out reward.
 
     OMP_NUM_THREADS=1 python research/compare_averages.py CONFIG [KEY=VALUE ...] [--warmups 10 40 80] [--every 6]
 
-Trains the config once, in one process, and keeps an average beside the weights for each warm-up of its decay, by the rule of
-`train.ema`. After every so many iterations each held-out prompt is sampled from the same noise by the weights and by each
-average. Prints a table in Markdown: the mean reward of the weights, and for each warm-up how much less its average has, with
-the standard error of this difference over the prompts; the last row is the mean over all evaluations.
+Trains the config once, in one process. For each warm-up of the decay it keeps an average of the weights, by the rule of
+`train.ema`. Every `--every` iterations, the weights and each average sample each held-out prompt from the same noise.
+Prints a table in Markdown: the mean reward of the weights, and for each warm-up the reward of the weights minus that of
+the average, with the standard error over the prompts. The last row is the mean over all evaluations.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from flowgrpo.training.run.run_data import RunData
 from flowgrpo.training.scoring import scorer
 from flowgrpo.training.weights.trained_weights import follow
 
-Difference = tuple[float, float]  # and its standard error
+Difference = tuple[float, float]  # mean difference, standard error
 
 
 class Averages:
     """Averages of a run's weights, one for each warm-up.
 
     Args:
-        run: whose optimizer steps they follow, by its rule with other warm-ups.
+        run: the averages follow its optimizer steps, by its rule with the given warm-ups.
     """
 
     def __init__(self, run: Loop, warmups: Sequence[float]):
@@ -59,13 +59,13 @@ class Averages:
 
 
 def difference(some: Sequence[float], others: Sequence[float]) -> Difference:
-    """The mean of the differences of pairs, and its standard error; of those pairs whose rewards are known."""
+    """Return the mean difference of pairs and its standard error, over pairs whose rewards are known."""
     pairs = [gap for a, b in zip(some, others, strict=True) if math.isfinite(gap := a - b)]
     return statistics.fmean(pairs), statistics.stdev(pairs) / math.sqrt(len(pairs))
 
 
 def measured(run: Loop, warmups: Sequence[float]) -> dict[int, tuple[float, dict[float, Difference]]]:
-    """Train, and return of each evaluation the weights' mean reward and how much less each average's is."""
+    """Train; return for each evaluation the weights' mean reward, and its excess over that of each average."""
     averages = Averages(run, warmups)
     found: dict[int, tuple[float, dict[float, Difference]]] = {}
 
@@ -77,11 +77,11 @@ def measured(run: Loop, warmups: Sequence[float]) -> dict[int, tuple[float, dict
     def evaluate() -> None:
         if run.state.done == 0:
             return
-        own, lags = rewards(), {}
+        totals, lags = rewards(), {}
         for warmup, slow in averages.tensors.items():
             with run.state.weights.swapped(slow):
-                lags[warmup] = difference(own, rewards())
-        found[run.state.done] = statistics.fmean(filter(math.isfinite, own)), lags
+                lags[warmup] = difference(totals, rewards())
+        found[run.state.done] = statistics.fmean(filter(math.isfinite, totals)), lags
         print(row(run.state.done, *found[run.state.done]), flush=True)
 
     run.evaluate = evaluate
@@ -90,13 +90,13 @@ def measured(run: Loop, warmups: Sequence[float]) -> dict[int, tuple[float, dict
 
 
 def row(place: object, reward: float | None, lags: dict[float, Difference]) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     cells = [f"{lag:+.4f} ± {error:.4f}" for lag, error in lags.values()]
     return f"| {place} | {'' if reward is None else f'{reward:.3f}'} | {' | '.join(cells)} |"
 
 
 def pooled(found: Sequence[dict[float, Difference]]) -> dict[float, Difference]:
-    """The mean over some evaluations of other weights, whose errors are taken as independent."""
+    """Return the mean over several evaluations, whose errors are assumed to be independent."""
     mean = {}
     for warmup in found[0]:
         lags, errors = zip(*(each[warmup] for each in found), strict=True)
@@ -105,7 +105,7 @@ def pooled(found: Sequence[dict[float, Difference]]) -> dict[float, Difference]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config")
     parser.add_argument("overrides", nargs="*")
@@ -117,10 +117,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--prompts: a standard error is of 2 prompts or more")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        own = [f"eval.every={options.every}", f"eval.prompts={options.prompts}", "eval.save=0", "run.processes=1"]
-        own += [f"run.dir={folder}", "run.name=averages", "run.trees=null", "run.checkpoint.every=100000"]
+        keys = [f"eval.every={options.every}", f"eval.prompts={options.prompts}", "eval.save=0", "run.processes=1"]
+        keys += [f"run.dir={folder}", "run.name=averages", "run.trees=null", "run.checkpoint.every=100000"]
         try:
-            chosen = config.load(options.config, [*options.overrides, *own])
+            chosen = config.load(options.config, [*options.overrides, *keys])
         except InputError as error:
             parser.error(str(error))
         if chosen.train.ema is None:

@@ -1,14 +1,14 @@
-"""Compare ways to put planted proxies of a reward together: when does the true one fall? Writes a table.
+"""Compare ways to combine planted proxies of a reward: when does the true reward fall? Writes a table.
 
     python research/compare_hacking.py run OUT --seeds 0 1 --iterations 32
     python research/compare_hacking.py report OUT --iterations 32
 
-`run` trains the embedded model on the three proxies of research/planted_rewards.py through the command line, one thread
-each, one run after another (--at-once runs several side by side), for each seed with each way; the true reward, `shapes`,
-is watched on held-out prompts and never trained on. A seed fixes the prompts for all ways alike. Runs that are complete are
-not run again; one that was stopped goes on from its last checkpoint. `report` reads the runs' own metrics: the true reward
-before training, at its best and at the end, the proxies' mean at the end, and the first evaluations from which on the true
-reward stays below where it began, and below half of that.
+`run` trains the embedded model on the three proxies of research/planted_rewards.py, once for each seed and way. It uses
+the command line, one thread per run, one run after another (--at-once N: N at a time). The true reward, `shapes`, is
+watched on held-out prompts and never trained on. A seed fixes the prompts for all ways alike. Complete runs are not
+repeated; a stopped run resumes from its last checkpoint. `report` reads the metrics of the runs. It prints the true
+reward before training, at its best and at the end, the proxies' mean at the end, and the iterations from which the true
+reward stays below its start, and below half of its start.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ WAYS = {
 
 
 def truth(folder: Path) -> dict[int, float]:
-    """The true held-out reward at each evaluation of a run, by iteration."""
+    """Return the true held-out reward at each evaluation of a run, by iteration."""
     return {line["step"]: line[TRUE] for line in read(folder) if line["phase"] == "eval"}
 
 
 def proxies(folder: Path) -> float:
-    """The mean of the proxies' held-out means at a run's last evaluation."""
+    """Return the mean of the proxies' held-out means at a run's last evaluation."""
     last = [line for line in read(folder) if line["phase"] == "eval"][-1]
     return statistics.mean(last[f"reward/{name}/mean"] for name in PROXIES)
 
 
 def fallen(curve: dict[int, float], part: float) -> str:
-    """The first iteration from which on all evaluations are below a part of the one before training, in words."""
+    """Return in words the first iteration from which the reward stays below `part` of that before training."""
     below = None
     for step in sorted(curve, reverse=True):
         if curve[step] >= part * curve[0]:
@@ -74,7 +74,7 @@ def fallen(curve: dict[int, float], part: float) -> str:
 
 
 def command(way: str, seed: int, out: Path, iterations: int) -> list[str]:
-    """The command line that trains a run, or goes on with it."""
+    """Return the command that trains a run, or resumes it."""
     weight, combine = WAYS[way]
     name = f"{way}-seed{seed}"
     uses = ", ".join(f"{{use: '{PLANTED}:{proxy}', weight: {weight}}}" for proxy in PROXIES)
@@ -129,7 +129,7 @@ def report(out: Path, iterations: int) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["run", "report"])
     parser.add_argument("out", type=Path)

@@ -6,18 +6,19 @@
     python research/compare_methods.py report OUT --config configs/mdlm.yaml --work 50000
     python research/compare_methods.py run OUT --seeds 0 1 2 --work 8000 --rates 3e-5 1e-4 3e-4 [--methods ...]
 
-`run` trains each method (a preset, or NAME='preset key=value ...') with each seed through the command line, one thread each,
-two at a time (--at-once), until its calibration, rollouts and updates have taken so many seconds, or so much work, which is
-model evaluations.
-Held-out evaluation, start-up and checkpoints do not count. A seed fixes the prompts for all methods alike. Runs that are
-complete are not run again. `report` reads the runs' own metrics and interpolates their held-out reward at the budget, and
-after a budget of seconds also at as many model evaluations as all of them have made, or at --evaluations; --rise adds the
-evaluations that a rise of the reward took. --picture needs matplotlib (pip install -e '.[docs]').
+`run` trains each method (a preset, or NAME='preset key=value ...') with each seed through the command line, one thread
+per run, two runs at a time (--at-once). A run ends when its calibration, rollouts and updates have used the budget:
+--seconds, or --work in model evaluations. Held-out evaluation, start-up and checkpoints do not count. A seed fixes the
+prompts for all methods alike. Complete runs are not repeated.
 
---rates gives each method a learning rate of its own: of those named, the one by which a run with --rates-seed, which is none
-of the table's, came furthest, after --rates-budget if that is given. Those runs are kept in OUT/rates, and not run again.
+`report` reads the metrics of the runs and interpolates their held-out reward at the budget. After a budget of seconds
+it also does so at an equal number of model evaluations: --evaluations, or the most that all runs have made. --rise adds
+the evaluations that a rise of the reward took. --picture needs matplotlib (pip install -e '.[docs]').
 
-An idle machine is part of the method: the seconds are those of a clock.
+--rates chooses a learning rate for each method: the one with the highest reward in a run with --rates-seed, which must
+not be among --seeds, after --rates-budget if given. Those runs are kept in OUT/rates, and not repeated.
+
+Seconds are wall time, so the machine must be idle.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ CONFIG = Path(__file__).parents[1] / "configs" / "shapes.yaml"
 Lines = Sequence[dict[str, Any]]
 Methods = dict[str, list[str]]  # names, and the settings of each
 ENDLESS = ("train.iterations=10000", "eval.save=0", "run.checkpoint.every=100000", "run.processes=1")
-SHAPES = (  # what all methods share; a method's own numbers stay as published, but for its clip range
+SHAPES = (  # shared by all methods; other numbers of a method stay as published, except its clip range
     "train.groups=2",
     "train.group_size=24",
-    "train.updates=2",  # the second is a step off the rollout's policy, so that ratios and their clips do something
+    "train.updates=2",  # the second is off-policy by one step, so that ratios and clips have an effect
     "train.learning_rate=1e-4",
     "train.schedule=constant",
     "train.ema={decay: 0.9, warmup: 10}",
@@ -65,34 +66,37 @@ CLIPS = {
     "normalised_ratio": 2e-5,
     "constant_free": 1e-4,
 }  # ten times as published, for latents of 1024 dimensions; else 1e-3
-UPDATE = 3.3  # cost of an evaluation with its backward pass, in evaluations without
+UPDATE = 3.3  # cost of an evaluation with a backward pass, in evaluations without one
 
 
 def trained_seconds(lines: Iterable[dict[str, Any]]) -> float:
-    """Seconds of rollouts, updates and calibration in metric lines."""
+    """Return the seconds of rollouts, updates and calibration in metric lines."""
     keys = ("time/rollout", "time/update", "time/calibration")
     return sum(line.get(key, 0.0) for line in lines for key in keys)
 
 
 def curve(lines: list[dict[str, Any]], cost: Callable[[list[dict[str, Any]]], float]) -> list[tuple[float, float]]:
-    """(cost so far, held-out reward) at each evaluation; a calibration before the first changes no reward."""
+    """Return (cost so far, held-out reward) at each evaluation, beginning at cost 0.
+
+    The first evaluation also holds before a calibration, which does not change the model.
+    """
     points = [(cost(lines[:i]), line["reward/mean"]) for i, line in enumerate(lines) if line["phase"] == "eval"]
     return points if points[0][0] == 0 else [(0.0, points[0][1]), *points]
 
 
 def evaluations(lines: Iterable[dict[str, Any]]) -> float:
-    """Model evaluations of training in metric lines."""
+    """Return the model evaluations of training in metric lines."""
     return sum(line["cost/model_evaluations"] for line in lines if line["phase"] != "eval")
 
 
 def within(lines: Lines, budget: Budget) -> int:
-    """How many iterations end within the budget."""
+    """Return the number of iterations that end within the budget."""
     used = [budget.used(lines[: i + 1]) for i, line in enumerate(lines) if line["phase"] == "train"]
     return sum(amount <= budget.amount for amount in used)
 
 
 def at(points: list[tuple[float, float]], cost: float) -> float:
-    """The reward at a cost, on straight lines between evaluations."""
+    """Return the reward at a cost, linearly interpolated between evaluations."""
     for (before, low), (after, high) in pairwise(points):
         if before <= cost <= after:
             return low + (high - low) * (cost - before) / (after - before)
@@ -100,7 +104,7 @@ def at(points: list[tuple[float, float]], cost: float) -> float:
 
 
 def reached(points: list[tuple[float, float]], rise: float) -> float | None:
-    """The cost at which a curve is first so far above its start; None where it never is."""
+    """Return the cost at which a curve is first `rise` above its start; None if it never is."""
     goal = points[0][1] + rise
     for (before, low), (after, high) in pairwise(points):
         if high >= goal:
@@ -110,14 +114,14 @@ def reached(points: list[tuple[float, float]], rise: float) -> float | None:
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a run goes on: its `amount`, what metric lines have `used` of it, and its word."""
+    """Length of a run: the `amount`, a function for the part that metric lines have `used`, and the unit as a word."""
 
     amount: float
     used: Callable[[Lines], float]
     word: str
 
     def iteration(self, cost: dict[str, Any]) -> float:
-        """A guess of what an iteration uses, from its plan; how often to look depends on it, and nothing else."""
+        """Estimate the amount that an iteration uses, from its plan; it only sets the interval of evaluations."""
         rollout, update = cost["model_evaluations"]["rollout"], cost["model_evaluations"]["update"]
         if self.used is evaluations:
             return rollout + update
@@ -125,7 +129,7 @@ class Budget:
 
 
 def clip_range(settings: Sequence[str], path: Path) -> list[str]:
-    """The clip range of a method of flows by the form of its ratio, as a setting; none where it has no clip."""
+    """Return the setting of a flow method's clip range by the form of its ratio; none if it does not clip."""
     algorithm = config.load(path, settings).algorithm
     if not hasattr(algorithm.objective, "clip_range") or not hasattr(algorithm, "kernel"):
         return []
@@ -134,26 +138,26 @@ def clip_range(settings: Sequence[str], path: Path) -> list[str]:
 
 
 def settings_of(overrides: Sequence[str], path: Path) -> list[str]:
-    """What a run of a method is told: what all share, its preset, its clip range, and what was asked for of it by name."""
+    """Return the settings of a method: those that all share, its preset, its clip range, and its own overrides."""
     shared, (preset, *asked) = SETTINGS[config.load(path).kind], overrides
     return [*shared, preset, *clip_range([*shared, *overrides], path), *asked]
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """The complete metric lines of a run."""
+    """Return the complete metric lines of a run."""
     path = folder / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def finished(folder: Path, budget: Budget) -> bool:
-    """Whether a run has been evaluated at or after its budget."""
+    """Return whether a run has been evaluated at or after its budget."""
     lines = read(folder)
     return any(line["phase"] == "eval" and budget.used(lines[:i]) >= budget.amount for i, line in enumerate(lines))
 
 
 def train(name: str, path: Path, overrides: list[str], seed: int, budget: Budget, looks: int, out: Path) -> float:
-    """Train one run of a config to its budget, unless that was done before; its held-out reward there."""
+    """Train one run of a config to its budget, unless it is complete; return its held-out reward there."""
     run = f"{name}-seed{seed}"
     settings = settings_of(overrides, path)
     if finished(out / run, budget):
@@ -184,14 +188,14 @@ def train(name: str, path: Path, overrides: list[str], seed: int, budget: Budget
 
 
 class Failed(RuntimeError):
-    """A run ended before its budget, with the end of its log."""
+    """A run ended before its budget; the message has the end of its log."""
 
 
 def with_rates(methods: Methods, rates: list[str], train_all: Callable[[Methods], dict[str, float]]) -> Methods:
-    """Each method with that of some learning rates by which it came furthest.
+    """Return each method with the learning rate that gave it the highest reward.
 
     Args:
-        train_all: the rewards of methods after a run of each, minus infinity of those that ended early.
+        train_all: trains methods and returns the reward of each, minus infinity if its run ended early.
     """
     tried = {
         f"{name}-lr{rate}": [*overrides, f"train.learning_rate={rate}"]
@@ -207,13 +211,13 @@ def with_rates(methods: Methods, rates: list[str], train_all: Callable[[Methods]
 
 
 def spread(values: list[float]) -> str:
-    """Mean and standard error of a few seeds."""
+    """Return the mean and the standard error over seeds, as text."""
     error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
     return f"{statistics.mean(values):.3f} ± {error:.3f}"
 
 
 def runs_in(folders: list[Path], budget: Budget) -> dict[str, list[Path]]:
-    """The folders of complete runs, by the names of their methods."""
+    """Return the folders of complete runs by method; end the script if there are none."""
     found: dict[str, list[Path]] = {}
     for folder in folders:
         for path in sorted(folder.iterdir()):
@@ -226,7 +230,7 @@ def runs_in(folders: list[Path], budget: Budget) -> dict[str, list[Path]]:
 
 
 def rates_of(paths: list[Path]) -> str:
-    """The learning rates of runs, as their own copies of the config have them."""
+    """Return the learning rates of runs, from their own copies of the config."""
     return ", ".join(sorted({f"{config.load(path / 'config.yaml').train.learning_rate:g}" for path in paths}))
 
 
@@ -234,8 +238,8 @@ def report(folders: list[Path], budget: Budget, *, work: float | None = None, ri
     """Print the table of all complete runs in some folders.
 
     Args:
-        work: model evaluations of the second comparison, by default as many as all runs made.
-        rise: of the reward, whose evaluations are told.
+        work: model evaluations of the second comparison; by default the most that all runs made.
+        rise: a rise of the reward; its model evaluations get a column.
     """
     paths = runs_in(folders, budget)
     runs = {name: [read(path) for path in own] for name, own in paths.items()}
@@ -273,12 +277,12 @@ def report(folders: list[Path], budget: Budget, *, work: float | None = None, ri
 
 
 def least_work(by_work: dict[str, list[list[tuple[float, float]]]]) -> float:
-    """The evaluations that all curves have made."""
+    """Return the largest number of evaluations that all curves reach."""
     return min(points[-1][0] for own in by_work.values() for points in own)
 
 
 def draw(folders: list[Path], budget: Budget, work: float | None, picture: Path) -> None:
-    """Mean curves over the seeds, by the budget and by work."""
+    """Draw the mean curves over the seeds, by the budget and by model evaluations."""
     import matplotlib.pyplot as plt
 
     runs = {name: [read(path) for path in own] for name, own in runs_in(folders, budget).items()}
@@ -308,17 +312,17 @@ def draw(folders: list[Path], budget: Budget, work: float | None, picture: Path)
 
 
 def parsed(methods: list[str]) -> dict[str, list[str]]:
-    """Name and overrides of each method."""
+    """Return the name and the overrides of each method."""
     found = {}
     for method in methods:
         name, _, rest = method.partition("=")
         preset, *overrides = shlex.split(rest) if rest else [name]
-        found[name] = [f"algorithm={{preset: {preset}}}", *overrides]  # without what the config says of another
+        found[name] = [f"algorithm={{preset: {preset}}}", *overrides]  # replaces the whole section of the config
     return found
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["run", "report"])
     parser.add_argument("folders", nargs="+", type=Path, metavar="OUT")

@@ -3,12 +3,12 @@
     python research/compare_staleness.py run OUT --seeds 0 1 2 --staleness 0 1 2 4
     python research/compare_staleness.py report OUT [--picture staleness.svg]
 
-`run` trains each arm with each staleness and seed through the command line, one thread each, seed by seed, one after
-another (--at-once runs several side by side). A seed fixes the prompts for all alike. Runs that are complete are not
-run again; one that was stopped goes on from its last checkpoint. At staleness 0 and one optimizer step an iteration
-every ratio is 1 and the arms are the same, so only the first is run. `report` reads the runs' own metrics; its table
-has the held-out reward after the last iteration, mean and standard error over seeds, and the difference of the arms,
-seed by seed. --picture needs matplotlib (pip install -e '.[docs]').
+`run` trains each arm with each staleness and seed through the command line, one thread per run, seed by seed, one run
+after another (--at-once N: N at a time). A seed fixes the prompts for all runs alike. Complete runs are not repeated; a
+stopped run resumes from its last checkpoint. At staleness 0, with one optimizer step per iteration, every ratio is 1
+and the arms are equal, so only the first is run. `report` reads the metrics of the runs. Its table has the held-out
+reward after the last iteration, as mean and standard error over seeds, and the paired difference of the arms. --picture
+needs matplotlib (pip install -e '.[docs]').
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from compare_methods import CONFIG, read, spread
 
 SETTINGS = (
     "algorithm.preset=flow_grpo_window",
-    "algorithm.kernel.log_prob=sum",  # true densities: a mean's ratios are all within a thousandth of 1
+    "algorithm.kernel.log_prob=sum",  # true densities; with `mean` all ratios are within a thousandth of 1
     "train.groups=2",
     "train.group_size=12",
     "train.updates=1",
@@ -56,12 +56,12 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Its folder's name."""
+        """Name of the run's folder."""
         return f"{self.arm}-staleness{self.staleness}-seed{self.seed}"
 
 
 def runs(seeds: Iterable[int], stalenesses: Iterable[int]) -> list[Run]:
-    """What is trained, seed by seed; at staleness 0 the first arm alone."""
+    """Return the runs, seed by seed; at staleness 0 only the first arm."""
     return [
         Run(arm, staleness, seed)
         for seed in seeds
@@ -71,17 +71,17 @@ def runs(seeds: Iterable[int], stalenesses: Iterable[int]) -> list[Run]:
 
 
 def rewards(folder: Path) -> dict[int, float]:
-    """Held-out reward after each iteration that has one."""
+    """Return the held-out reward of each evaluation, by iteration."""
     return {line["step"]: line["reward/mean"] for line in read(folder) if line["phase"] == "eval"}
 
 
 def clip_fraction(folder: Path) -> float:
-    """Mean over the iterations of the fraction of edges that the objective stopped."""
+    """Return the mean over the iterations of the fraction of edges that the objective clipped."""
     return statistics.mean(line["policy/clip_fraction"] for line in read(folder) if line["phase"] == "train")
 
 
 def command(run: Run, out: Path, iterations: int) -> list[str]:
-    """The command line that trains a run, or goes on with it."""
+    """Return the command that trains a run, or resumes it."""
     settings = [
         *SETTINGS,
         ARMS[run.arm],
@@ -113,13 +113,13 @@ def train(run: Run, out: Path, iterations: int) -> None:
 
 
 def finished(out: Path, iterations: int) -> dict[tuple[str, int], dict[int, Path]]:
-    """The folders of complete runs, by arm and staleness, then by seed; the first arm's at staleness 0 are every arm's."""
+    """Return the folders of complete runs, by arm and staleness, then by seed; all arms share those at staleness 0."""
     found: dict[tuple[str, int], dict[int, Path]] = {}
     for folder in sorted(path for path in out.iterdir() if path.is_dir() and iterations in rewards(path)):
         arm, staleness, seed = folder.name.rsplit("-", 2)
         number = int(staleness.removeprefix("staleness"))
-        for own in ARMS if number == 0 else [arm]:
-            found.setdefault((own, number), {})[int(seed.removeprefix("seed"))] = folder
+        for each in ARMS if number == 0 else [arm]:
+            found.setdefault((each, number), {})[int(seed.removeprefix("seed"))] = folder
     return found
 
 
@@ -146,7 +146,7 @@ def report(out: Path, iterations: int, picture: Path | None) -> None:
 
 
 def draw(found: dict[tuple[str, int], dict[int, Path]], iterations: int, picture: Path) -> None:
-    """The reward at the end against staleness, each seed a dot, and mean curves over the iterations."""
+    """Draw the final reward against staleness, with a dot per seed, and mean curves over the iterations."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
@@ -178,7 +178,7 @@ def draw(found: dict[tuple[str, int], dict[int, Path]], iterations: int, picture
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["run", "report"])
     parser.add_argument("out", type=Path)

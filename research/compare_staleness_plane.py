@@ -1,12 +1,12 @@
-"""Compare stale rollouts of a velocity field in the plane, where a run takes seconds, by plain ratios and by those of paths.
+"""Compare plain ratios and path ratios on stale rollouts of a velocity field in the plane, where a run takes seconds.
 
     python research/compare_staleness_plane.py [--seeds 0 1 2] [--staleness 0 1 2 4] [--rates 0.01 0.03]
 
 Prints a table in Markdown for each learning rate: the held-out reward after the last iteration, mean and standard error
-over seeds. The model is a network of 122 weights over a state in the plane and its sigma, walked in 6 steps of which 5
-are stochastic and trained, and the reward exp(-|x - target|^2 / 4). The arms differ in their objective alone, and the
-controls tell what the ratio does from what the width of its clip does. At staleness 0 and one optimizer step an
-iteration every ratio is 1, so that one arm is run for all.
+over seeds. The model is a network of 122 weights that maps a state in the plane and its sigma to a velocity. A rollout
+has 6 steps, of which 5 are stochastic and trained. The reward is exp(-|x - target|^2 / 4). The arms differ in their
+objective only; further arms separate the effect of the ratio from that of the clip's width. At staleness 0, with one
+optimizer step per iteration, every ratio is 1, so only one arm is run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ARMS: dict[str, dict[str, Any]] = {
 
 
 class Network(torch.nn.Module):
-    """A velocity from a state in the plane and its sigma, the same before every run."""
+    """A velocity field in the plane, with the same initial weights in every run."""
 
     def __init__(self):
         super().__init__()
@@ -50,17 +50,17 @@ class Network(torch.nn.Module):
             self.layers = torch.nn.Sequential(torch.nn.Linear(3, 20), torch.nn.Tanh(), torch.nn.Linear(20, 2))
 
     def forward(self, x: torch.Tensor, sigma: torch.Tensor, rows: Any) -> torch.Tensor:
-        """Velocity (B, 2)."""
+        """Return the velocity (B, 2)."""
         return self.layers(torch.cat([x, sigma[:, None]], dim=1)) + x
 
 
 def nearness(samples: torch.Tensor, prompts: Any) -> torch.Tensor:
-    """Rewards (B,) between 0 and 1."""
+    """Return rewards (B,) between 0 and 1."""
     return torch.exp(-((samples - TARGET) ** 2).sum(1) / 4)
 
 
 def learnt(objective: dict[str, Any], *, staleness: int, seed: int, rate: float, iterations: int) -> list[float]:
-    """Held-out reward of a run before its first iteration and after its last."""
+    """Train a run; return its held-out reward before the first iteration and after the last."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         written = {
             "model": {"path": "plane", "lora": None},
@@ -88,7 +88,7 @@ def learnt(objective: dict[str, Any], *, staleness: int, seed: int, rate: float,
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--staleness", nargs="+", type=int, default=[0, 1, 2, 4])
@@ -98,7 +98,7 @@ def main() -> None:
     for rate in options.rates:
         print(f"\nlearning rate {rate:g}\n\n| objective | {' | '.join(map(str, options.staleness))} |")
         print(f"|{'---|' * (len(options.staleness) + 1)}")
-        fresh: str | None = None  # staleness 0, of every arm
+        fresh: str | None = None  # the cell of staleness 0, shared by all arms
         for arm, objective in ARMS.items():
             cells = []
             for staleness in options.staleness:

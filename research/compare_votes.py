@@ -1,12 +1,11 @@
-"""Train on what some votes prefer, and on the true reward that cast them: how much of the gain do the votes recover?
+"""Train on a reward learnt from votes, and on the true reward that cast them: how much of the gain do votes recover?
 
     python research/compare_votes.py OUT --votes 40 --seeds 0 1
 
-Pictures of the embedded model, some of each of many training prompts, are voted on by `shapes` in a person's place, through
-the same ballot as `flowgrpo vote`: the larger reward wins, and equal ones are a vote for neither. Then the model is trained
-by configs/shapes.yaml on `votes`, and on `shapes` itself, through the command line, one run after the other with one thread,
-half as long and at half the rate as it stands there; the true reward is that of held-out prompts. Runs that are complete are
-not run again.
+The embedded model draws several pictures of each of many training prompts. `shapes` votes on them in place of a person,
+through the same ballot as `flowgrpo vote`: the larger reward wins, and equal rewards are a vote for neither. Then the
+model is trained on `votes`, and on `shapes` itself. Both runs use configs/shapes.yaml with the overrides `SETTINGS`,
+through the command line, with one thread. The true reward is that of held-out prompts. Complete runs are not repeated.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ SETTINGS = (
 
 
 def command(*arguments: str | Path) -> None:
-    """Run one command of flowgrpo, and end with it where it fails."""
+    """Run a command of flowgrpo; raise CalledProcessError if it fails."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-m", "flowgrpo", *map(str, arguments)], env=environment, check=True)
 
 
 def sampled(folder: Path) -> Path:
-    """A folder of pictures to vote on."""
+    """Sample pictures to vote on, unless they exist, and return their folder."""
     if not (folder / "manifest.jsonl").is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)
         prompts = folder.with_suffix(".txt")
@@ -59,7 +58,7 @@ def sampled(folder: Path) -> Path:
 
 
 def voted(folder: Path, file: Path, votes: int) -> list[str]:
-    """Vote so often, and return the votes of the file."""
+    """Vote until the file has `votes` votes, and return them."""
     ballot = Ballot(pairs_of([folder]), file)
     while ballot.told["votes"] < votes:
         pair = ballot.pairs[ballot.told["pair"]]
@@ -74,7 +73,7 @@ def _truth(file: Path, prompt: str) -> float:
 
 
 def trained(folder: Path, reward: str) -> tuple[float, float]:
-    """The true held-out reward before and after training on a reward, written as YAML."""
+    """Train on a reward, given as YAML; return the true held-out reward before and after."""
     if not (folder / "gallery.html").is_file():
         seed = f"run.seed={folder.name.rpartition('-')[2]}"
         place = [f"run.dir={folder.parent}", f"run.name={folder.name}", seed]
@@ -85,7 +84,7 @@ def trained(folder: Path, reward: str) -> tuple[float, float]:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--votes", type=int, default=40)

@@ -1,4 +1,4 @@
-"""The flow models that `bench_flow.py` measures, by the names of their sizes, and runs of them before their start."""
+"""The flow models that `bench_flow.py` measures, by name, and training loops of them before the first iteration."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Size:
     """A model, and the calls that are measured.
 
     Attributes:
-        rows: of each call.
-        group: samples.
-        lora: adapters; None where all weights are trained.
-        transformer: that takes the place of the embedded model's.
-        config: built-in one, whose pipeline has random weights; None for the embedded model.
-        call: arguments over those of that config.
+        rows: measured numbers of rows in a call.
+        group: samples of a group.
+        lora: adapters; None if all weights are trained.
+        transformer: builds a transformer in place of the embedded model's.
+        config: built-in config whose pipeline gets random weights; None for the embedded model.
+        call: arguments that override the call of that config.
     """
 
     rows: Sequence[int]
@@ -61,11 +61,11 @@ class Size:
 
 
 def wide() -> torch.nn.Module:
-    """A random transformer of 24 layers, 256 wide, that fits the embedded pipeline."""
-    own = {"num_layers": 24, "num_attention_heads": 8, "attention_head_dim": 32, "caption_projection_dim": 256}
+    """Return a random transformer of 24 layers, 256 wide, that fits the embedded pipeline."""
+    sizes = {"num_layers": 24, "num_attention_heads": 8, "attention_head_dim": 32, "caption_projection_dim": 256}
     before = load_pipeline("shapes", torch.float32).transformer.config
     torch.manual_seed(0)
-    return SD3Transformer2DModel.from_config({**before, **own})
+    return SD3Transformer2DModel.from_config({**before, **sizes})
 
 
 SIZES = {
@@ -78,7 +78,7 @@ SIZES = {
 
 
 def settings(size: Size, kind: str, rows: int, **train: Any) -> Config:
-    """The run that is measured: one group, unless `train` has more, and one optimizer step."""
+    """Return the config of a measured run: one group, unless `train` has more, and one optimizer step."""
     model: dict[str, Any] = {"path": "shapes", "lora": size.lora}
     if size.config is not None:
         known = config.load(size.config).model
@@ -96,15 +96,15 @@ def settings(size: Size, kind: str, rows: int, **train: Any) -> Config:
 
 
 def brightness(samples: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-    """A reward of pictures and videos that costs nothing."""
+    """Return the mean brightness (B,) of pictures or videos, a reward that costs almost nothing."""
     return samples.flatten(1).mean(1)
 
 
 def begun(size: Size, changes: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[DiffusersPolicy, Weights]:
-    """The policy of a size, on the GPU where there is one, and what is trained of it.
+    """Return the policy of a size, on the GPU if there is one, and its trained weights.
 
     Args:
-        changes: of the configs of a real model's components.
+        changes: changes of the configs of a real model's components, by component.
     """
     model = settings(size, "chain", 1).model
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -127,16 +127,16 @@ def begun(size: Size, changes: Mapping[str, Mapping[str, Any]] | None = None) ->
 
 
 def most_groups() -> int:
-    """How many groups a rollout may have: one for each prompt of the embedded model."""
+    """Return the largest number of groups of a rollout: one for each prompt of the embedded model."""
     return len(prompts.load_split(settings(SIZES["shapes"], "chain", 1).prompts, "train"))
 
 
 def trainer_of(policy: DiffusersPolicy, weights: Weights, chosen: Config) -> Loop:
-    """The training loop of a run on prompts of the embedded model, which its reward scores."""
+    """Return the training loop of a run on prompts of the embedded model."""
     rows = prompts.load_split(chosen.prompts, "train")[: chosen.train.groups]
     rewards, _ = scorer.rewards(chosen.rewards, [])
-    made = flow_loop(chosen, policy, weights, rewards=rewards, train_prompts=rows, accelerator=Accelerator())
-    made.state.folder.mkdir(exist_ok=True)  # for what its report says
+    loop = flow_loop(chosen, policy, weights, rewards=rewards, train_prompts=rows, accelerator=Accelerator())
+    loop.state.folder.mkdir(exist_ok=True)  # the report writes there
     policy.prepare(build_rows(longest_and_shortest(rows)))
     policy.start(build_rows(rows))
-    return made
+    return loop

@@ -1,10 +1,10 @@
-"""Print the tables of docs/oracle.md: updates by the code of a run, against exact gradients.
+"""Print the tables of docs/oracle.md, which compare updates by the code of a run with exact gradients.
 
-    python research/oracle_tables.py                # all of them but variance
+    python research/oracle_tables.py                # all tables except variance
     python research/oracle_tables.py presets tempflow --reward linear
     python research/oracle_tables.py TABLE --help
 
-TABLE is presets (all of them), texts (of text presets, closer), effects, mixture or variance.
+TABLE is presets (all presets), texts (text presets in more detail), effects, mixture or variance.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TABLES = {  # modules of tests/
 
 
 def main() -> None:
-    """The command line: a table and its own arguments."""
+    """Run the command line: a table and its own arguments."""
     name, *rest = sys.argv[1:] or [None]
     if name in ("-h", "--help"):
         sys.exit(__doc__)

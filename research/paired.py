@@ -1,7 +1,7 @@
-"""Ratios of what two ways of doing the same take, measured in turns in one process: for the scripts that measure.
+"""Ratios of the times of two ways to do the same, measured in turns in one process; the benchmarks share this module.
 
-Times are CPU seconds of one thread, or where a GPU works wall seconds after it has ended. A ratio is of one round, and told
-are the median over the rounds and their quartiles: only these mean anything on a machine that others use too.
+Times are CPU seconds of one thread or, with a GPU, wall seconds until it has finished. Each round gives a ratio. The
+scripts print the median and the quartiles over the rounds, the only reliable numbers on a machine that others use, too.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch asks, and for the processes that scripts start
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch reads it; also for processes that scripts start
 
 import torch
 
 from rewards.memory import keep_freed_memory
 
-keep_freed_memory()  # as runs do; else turns of the same work differ by a quarter, by pages that come and go
+keep_freed_memory()  # as runs do; else page faults make turns of the same work differ by a quarter
 
 Ratio = dict[str, float]  # median, low, high and pairs
 Work = Callable[[], object]
@@ -32,20 +32,20 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class Prepared:
-    """Work that is prepared before each turn, which does not count: `make` gives what counts."""
+    """Work with a preparation: `make` runs before each turn without being measured, and returns the measured work."""
 
     make: Callable[[], Work]
 
 
 def cpu(work: Work) -> float:
-    """CPU seconds of a piece of work."""
+    """Return the CPU seconds of a piece of work."""
     started = time.process_time()
     work()
     return time.process_time() - started
 
 
 def seconds(work: Work) -> float:
-    """What a piece of work takes: wall seconds with a GPU, else CPU seconds."""
+    """Return the seconds of a piece of work: wall seconds with a GPU, else CPU seconds."""
     if not torch.cuda.is_available():
         return cpu(work)
     torch.cuda.synchronize()
@@ -56,7 +56,7 @@ def seconds(work: Work) -> float:
 
 
 def wall(work: Work) -> float:
-    """Wall seconds of a piece of work that waits, or works in several processes."""
+    """Return the wall seconds of a piece of work, for work that waits or uses several processes."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
@@ -65,7 +65,7 @@ def wall(work: Work) -> float:
 def in_turns(
     works: Mapping[str, Work | Prepared], rounds: int, clock: Callable[[Work], float] = seconds
 ) -> dict[str, list[float]]:
-    """Seconds of each work in each round, after one that is not counted; every other round goes backwards."""
+    """Return the seconds of each work in each round, after a warm-up round; every second round runs in reverse order."""
     taken: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(rounds + 1):
         for name in list(works)[:: 1 if turn % 2 else -1]:
@@ -77,32 +77,32 @@ def in_turns(
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> Ratio:
-    """The ratio of what took so many seconds in each round to what took so many in the same."""
+    """Return the ratio of two works from their seconds in each round."""
     return spread([a / b for a, b in zip(first, second, strict=True)])
 
 
 def spread(values: Sequence[float]) -> Ratio:
-    """Median and quartiles of values."""
+    """Return the median and the quartiles of values."""
     low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
     return {"median": median, "low": low, "high": high, "pairs": len(values)}
 
 
 def exactly(value: float) -> Ratio:
-    """A ratio that is counted, not measured."""
+    """Return a ratio that is counted, not measured."""
     return {"median": value, "low": value, "high": value, "pairs": 0}
 
 
 def table(ratios: Mapping[str, Ratio]) -> str:
-    """Ratios as a table in Markdown."""
+    """Return ratios as a table in Markdown."""
     lines = ["| ratio | median | quartiles | pairs |", "|---|---|---|---|"]
-    for name, own in ratios.items():
-        quartiles = f"{own['low']:.3f} to {own['high']:.3f}" if own["pairs"] else "counted"
-        lines.append(f"| {name} | {own['median']:.3f} | {quartiles} | {own['pairs'] or ''} |")
+    for name, ratio in ratios.items():
+        quartiles = f"{ratio['low']:.3f} to {ratio['high']:.3f}" if ratio["pairs"] else "counted"
+        lines.append(f"| {name} | {ratio['median']:.3f} | {quartiles} | {ratio['pairs'] or ''} |")
     return "\n".join(lines)
 
 
 def parser(description: str, rounds: int) -> argparse.ArgumentParser:
-    """The options that all of these scripts have."""
+    """Return a parser with the options that all of these scripts have."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--rounds", type=int, default=rounds, help=f"pairs of each ratio, {rounds} by default")
     made.add_argument("--json", type=Path, help="file that gets the ratios too")
@@ -110,15 +110,15 @@ def parser(description: str, rounds: int) -> argparse.ArgumentParser:
 
 
 def tell(ratios: Mapping[str, Ratio], options: argparse.Namespace, **further: Any) -> None:
-    """Print the table, and keep it."""
+    """Print the table and, with `--json`, write the ratios."""
     print(table(ratios))
     keep(ratios, options, **further)
 
 
 def keep(ratios: Mapping[str, Ratio], options: argparse.Namespace, **further: Any) -> None:
-    """With `--json` write what `bench_all.py --compare` reads: the command, the ratios, and what else.
+    """With `--json`, write the command, the ratios and `further` entries, in the form that `bench_all.py --compare` reads.
 
-    It is called after each part, so that a script that is stopped leaves what it has measured.
+    Scripts call it after each part, so that a stopped script leaves the ratios measured so far.
     """
     if options.json is not None:
         command = shlex.join(["python", *sys.argv])

@@ -2,18 +2,19 @@
 
     HF_HUB_OFFLINE=1 python research/plan_cost.py
 
-The runs are those of verl-omni's pages on performance and on batches (docs/algo/performance.md of 10 September 2026 and
-docs/start/rollout_batching.md of 29 July 2026 of verl-project/verl-omni), of Qwen-Image by Flow-GRPO on 512 pictures of
-512 pixels: 32 groups of 16, 10 steps of which 2 are trained, two optimizer steps, 16 rows in a call with gradient. The
-seconds of generation are those of the second page, which names no GPUs; they are taken to be the first one's. The runs
-differ from ours, and so does what is predicted here:
+The runs train Qwen-Image with Flow-GRPO on 512 pictures of 512 pixels: 32 groups of 16, 10 steps of which 2 are
+trained, two optimizer steps, 16 rows in a call with gradient. They are from two pages of verl-project/verl-omni:
+docs/algo/performance.md of 10 September 2026 and docs/start/rollout_batching.md of 29 July 2026. The seconds of
+generation are from the second page, which names no GPUs; we assume those of the first. The runs differ from ours, and
+the prediction accounts for that:
 
  1. Their pictures come from an engine that holds the whole model on each GPU: no call of a rollout gathers.
- 2. The log-probabilities of the rollout are computed again before the update: one more forward pass of each trained step.
- 3. A language model of 8 billion weights judges each picture. It is in the fixed part, which is that of the two runs that
-    train all weights: a line through their seconds over 1 / GPUs ends at 95 s.
- 4. How long their texts are is not said: prompts and negative prompts are taken to have 256 tokens, the most of their
-    recipe. Nor how weights lie on 64 GPUs, or whether activations are checkpointed: here in shards over all, and they are.
+ 2. They compute the log-probabilities of the rollout again before the update: one more forward pass of each trained step.
+ 3. A language model of 8 billion weights judges each picture. It is in the fixed part: a line through the seconds of the two
+    runs that train all weights, over 1 / GPUs, ends at 95 s.
+ 4. The pages do not give the length of their texts; we assume 256 tokens for prompts and negative prompts, the largest of
+    their recipe. They do not say how 64 GPUs hold the weights, or whether activations are checkpointed; we assume shards
+    over all GPUs, and checkpointing.
 
 Nothing is downloaded; a minute of one core.
 """
@@ -31,7 +32,7 @@ from flowgrpo.training.planning.gpu_scaling import Prices
 from flowgrpo.training.planning.iteration_cost import Cost, Work
 
 FIXED = 95.0
-TEXT = "word " * 400  # is cut
+TEXT = "word " * 400  # cut to the longest prompt
 RECIPE = [
     "train.groups=32",
     "train.group_size=16",
@@ -52,14 +53,14 @@ ALL = ["model.lora=null", "model.call.true_cfg_scale=1.0", "model.call.negative_
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A run and its seconds.
+    """A published run and its seconds.
 
     Attributes:
-        name: what is told of it.
-        gpus, gpu_type: that it ran on.
-        overrides: beside `RECIPE`.
-        seconds: that were published.
-        part: of the iteration; None for all of it.
+        name: description in the table.
+        gpus, gpu_type: the GPUs that it ran on.
+        overrides: settings besides `RECIPE`.
+        seconds: published seconds of an iteration, or of a part of it.
+        part: part of the iteration; None for all of it.
     """
 
     name: str
@@ -94,7 +95,7 @@ RUNS = (
 
 
 def as_theirs(work: Work) -> Work:
-    """The work of an iteration with what theirs has in other ways."""
+    """Return the work of an iteration, changed as in points 1 and 2 above, and without evaluation."""
     learning, other = work.calls["update"]
     rollout = [replace(each, gathers=0) for each in work.calls["rollout"]]
     again = replace(other, sweeps=other.sweeps + learning.sweeps)
@@ -102,10 +103,10 @@ def as_theirs(work: Work) -> Work:
 
 
 def predicted(run: Published, prompts: Path) -> Cost:
-    """The cost of its iteration.
+    """Return the predicted cost of a run's iteration.
 
     Args:
-        prompts: a file of them.
+        prompts: a file of prompts.
     """
     settings = config.load("qwen-image", [*RECIPE, f"prompts.train={prompts}", *run.overrides])
     kind = KINDS[settings.kind]
@@ -115,7 +116,7 @@ def predicted(run: Published, prompts: Path) -> Cost:
 
 
 def row(run: Published, cost: Cost) -> str:
-    """Its line of the table."""
+    """Return a run's row of the table."""
     found = cost.total if run.part is None else cost.seconds[run.part]
     parts = {part: seconds for part, seconds in cost.seconds.items() if run.part in (None, part)}
     told = ", ".join(f"{part} {seconds:.0f}" for part, seconds in parts.items() if seconds >= 0.5)
@@ -124,7 +125,7 @@ def row(run: Published, cost: Cost) -> str:
 
 
 def main() -> int:
-    """Print the rows."""
+    """Print the table."""
     heads = ("run", "GPUs", "published", "predicted", "error", "of which")
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     with tempfile.TemporaryDirectory() as folder:

@@ -2,8 +2,8 @@
 
     HF_HUB_OFFLINE=1 python research/plan_models.py [NAME ...]
 
-Nothing is downloaded. 4 to 60 seconds of one core for each config. Where a config's prompts are a corpus
-that has to be fetched, a prompt as long as its longest stands in.
+Nothing is downloaded. Each config takes 4 to 60 seconds of one core. If a config's prompts are a corpus that would have
+to be downloaded, a prompt as long as its longest replaces them.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from flowgrpo.data import configs
 
 GIB = 2**30
 ROOM = 0.985  # GiB that a card offers for each GB of its name: 23.6 of 24, 78.8 of 80
-LONGEST = 1000  # letters of GSM8K's longest questions, about
+LONGEST = 1000  # letters of GSM8K's longest questions, approximately
 PHASES = ("encode", "rollout", "decode", "reward", "update", "evaluate")
 KEYS = ("rollout_batch", "micro_batch")
 
 
 def gpu_of(name: str) -> int:
-    """GB of the GPU that a built-in config says it is for."""
+    """Return the GB of the GPU that a built-in config names."""
     return int(re.match(r"one of (\d+) GB", configs.head(name)["GPU"]).group(1))
 
 
 def room_of(name: str) -> float:
-    """GiB that such a GPU offers."""
+    """Return the GiB that the GPU of a built-in config offers."""
     return ROOM * gpu_of(name)
 
 
 def stand_in(name: str, folder: Path) -> list[str]:
-    """Overrides by which a built-in config reads a stand-in, in a folder, of a corpus that would have to be fetched."""
+    """Write a replacement for a config's corpus to a folder, if it needs one, and return the overrides that select it."""
     if not config.load(name).prompts.train.startswith("gsm8k:"):
         return []
     for split in ("train", "test"):
@@ -49,17 +49,17 @@ def stand_in(name: str, folder: Path) -> list[str]:
 
 
 def planned(name: str, folder: Path) -> dict[str, Any]:
-    """What `flowgrpo plan NAME --gpu-memory` says of a built-in config.
+    """Return the result of `flowgrpo plan NAME --gpu-memory` for a built-in config.
 
     Args:
-        folder: for the stand-in of a corpus.
+        folder: folder for the replacement of a corpus.
     """
     settings = config.load(name, stand_in(name, folder))
     return KINDS[settings.kind].budget.fit(settings, int(room_of(name) * GIB))
 
 
 def row(name: str, found: dict[str, Any]) -> str:
-    """A config's row of the table: GiB of each phase with the rows of its calls, and the largest calls that fit."""
+    """Return a config's row: GiB of each phase with the rows of its calls, and the largest batch sizes that fit."""
     sizes = {phase["phase"]: f"{phase['total'] / GIB:.1f} ({phase['rows']})" for phase in found["phases"]}
     phases = (sizes.get(phase, "") for phase in PHASES)
     largest = (str(found["largest"][f"train.{key}"]) for key in KEYS)
@@ -67,7 +67,7 @@ def row(name: str, found: dict[str, Any]) -> str:
 
 
 def main(names: list[str]) -> int:
-    """Print the rows; the status is 1 if a config does not fit its GPU."""
+    """Print the table; return 1 if a config does not fit its GPU, else 0."""
     short = []
     heads = ("config", "GPU", *PHASES, *KEYS)
     print(f"A card of N GB is taken to offer {ROOM} N GiB.\n")

@@ -1,10 +1,10 @@
-"""Plan a GPU's memory and traffic among 1 to 512 that share a model; prints the tables of docs/scale.md.
+"""Plan memory and traffic per GPU if 1 to 512 GPUs share a model; prints the tables of docs/scale.md.
 
     HF_HUB_OFFLINE=1 python research/plan_scale.py [NAME ...]
 
-Each GPU does the same work whatever their number: an eighth of the groups of a built-in config in one optimizer step, its
-activations checkpointed. Memory is that with one row in each call; the bytes that a GPU sends are those of an iteration with
-the config's rows in a call. Nothing is downloaded; one or two minutes of one core for each model.
+Each GPU does the same work, whatever their number: an eighth of the groups of a built-in config in one optimizer step,
+with checkpointed activations. Memory is for calls of one row. The bytes that a GPU sends are those of an iteration with
+the config's batch sizes. Nothing is downloaded; each model takes one or two minutes of one core.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALONE = {ROLLOUT: 1, UPDATE: 1}
 
 
 def settings_of(name: str, *, full: bool, folder: Path) -> RunConfig:
-    """A built-in config with the work of one GPU among eight, its activations checkpointed."""
+    """Return a built-in config with the work of one GPU among eight and checkpointed activations."""
     overrides = [*stand_in(name, folder), "model.gradient_checkpointing=true"]
     groups = config.load(name, overrides).train.groups
     return config.load(
@@ -46,7 +46,7 @@ def settings_of(name: str, *, full: bool, folder: Path) -> RunConfig:
 
 
 def cells(budget: Budget, of: Callable[[Budget], str]) -> list[str]:
-    """What is said of each number of GPUs: whole on each for one, in shards over all and within a machine for others."""
+    """Return a cell for each number of GPUs; several GPUs have two values: shards over all, and within each machine."""
     found = []
     for processes in PROCESSES:
         many = budget.on_processes(processes, times=processes)
@@ -58,21 +58,21 @@ def cells(budget: Budget, of: Callable[[Budget], str]) -> list[str]:
 
 
 def size(budget: Budget) -> str:
-    """GiB on a GPU, and in which phase."""
+    """Return the peak GiB on a GPU and its phase, as text."""
     most = max(at(budget.phases(), ALONE), key=lambda phase: phase.total)
     return f"{most.total / GIB:.0f} ({most.name})"
 
 
 def sent(budget: Budget, work: Work) -> str:
-    """GB that a GPU sends in an iteration in which each does the same work."""
+    """Return the GB that each GPU sends in an iteration, as text; all do the same work."""
     cost = Prices(gpu_type="h100", fixed=0.0).cost(budget, work.times(budget.layout.processes))
     found = sum(cost.sent.values()) / 1e9
     return f"{found:,.1f}" if found < 100 else f"{found:,.0f}"
 
 
-def row(name: str, own: list[str], *, full: bool) -> str:
-    """A line of a table."""
-    return f"| {' | '.join((f'`{name}`', 'all' if full else 'a LoRA', *own))} |"
+def row(name: str, values: list[str], *, full: bool) -> str:
+    """Return a row of a table."""
+    return f"| {' | '.join((f'`{name}`', 'all' if full else 'a LoRA', *values))} |"
 
 
 def main(names: list[str]) -> int:

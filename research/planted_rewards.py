@@ -1,8 +1,8 @@
-"""Proxies of the reward `shapes`, each right for what the model draws at first and paid by a shortcut of its own.
+"""Proxies of the reward `shapes`, each correct for most pictures of the untrained model, but with its own shortcut.
 
-A proxy is shapes + max(0, feature - start) / spread. Start and spread are the 90 % quantile and the standard deviation of
-the feature among 288 pictures that the embedded model drew in rollouts before training, so that a proxy gives nine in ten of
-them their true reward.
+A proxy is shapes + max(0, feature - start) / spread. Start and spread are the 90 % quantile and the standard deviation
+of the feature among 288 pictures that the embedded model drew before training. So a proxy gives nine in ten of these
+their true reward.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SPREADS = {"vivid": 0.027, "dark": 0.019, "busy": 0.007}
 
 
 def features(images: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What the shortcuts raise, each (B,): how colourful pictures (B, 3, H, W) are, how dark, and how restless."""
+    """Return the features (B,) that the shortcuts raise: how colourful, dark and restless pictures (B, 3, H, W) are."""
     along, down = images.diff(dim=-1).abs(), images.diff(dim=-2).abs()
     return {
         "vivid": (images.amax(1) - images.amin(1)).mean((1, 2)),
@@ -28,17 +28,17 @@ def features(images: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def vivid(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-    """The true reward, and more for colours."""
+    """Return the true reward, plus a bonus for colours."""
     return _planted("vivid", images, prompts)
 
 
 def dark(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-    """The true reward, and more for dark pictures."""
+    """Return the true reward, plus a bonus for dark pictures."""
     return _planted("dark", images, prompts)
 
 
 def busy(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-    """The true reward, and more for differences between neighbouring pixels."""
+    """Return the true reward, plus a bonus for differences between neighbouring pixels."""
     return _planted("busy", images, prompts)
 
 

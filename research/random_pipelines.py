@@ -1,7 +1,7 @@
-"""Pipelines of real models' shapes with random weights, for the scripts that measure: nothing is downloaded.
+"""Pipelines with the shapes of real models and random weights, for benchmarks: nothing is downloaded.
 
-The networks that compute a velocity and the decoder have their released sizes. Text encoders, which run once a prompt, have
-one layer and few words, and tokenizers know no words at all.
+Velocity networks and decoders have their released sizes. Text encoders, which run once per prompt, have one layer and a
+small vocabulary, and tokenizers have no vocabulary.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SMALL = {"num_layers": 1, "num_hidden_layers": 1, "vocab_size": 1024}
 
 @contextmanager
 def folder(path: str, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Iterator[Path]:
-    """A folder with the configs of a known pipeline; gone after the context.
+    """Yield a temporary folder with the configs of a known pipeline.
 
     Args:
-        path: hub id, of `data/known_models.yaml`.
-        changes: of configs, by component.
+        path: a hub id in `data/known_models.yaml`.
+        changes: changes of configs, by component.
     """
     with known.folder(path) as place:
         for file in Path(place).glob("*/config.json"):
@@ -41,20 +41,20 @@ def folder(path: str, changes: Mapping[str, Mapping[str, Any]] | None = None) ->
 
 
 def pipeline(place: Path, dtype: torch.dtype, device: torch.device) -> DiffusionPipeline:
-    """The pipeline of a folder of configs, with normal weights."""
-    made = meta_pipeline.pipeline(str(place), dtype)
+    """Return the pipeline of a folder of configs, with weights from a normal distribution."""
+    pipe = meta_pipeline.pipeline(str(place), dtype)
     generator = torch.Generator(device).manual_seed(0)
-    for network in made.components.values():
+    for network in pipe.components.values():
         if isinstance(network, torch.nn.Module):
             _fill(network, generator)
-    return made
+    return pipe
 
 
 def _fill(network: torch.nn.Module, generator: torch.Generator) -> None:
-    """Put numbers where there are none, and all of a network on the generator's device."""
+    """Draw the weights of a network that are on the meta device, and move the network to the generator's device."""
     tied: dict[int, Any] = {}
 
-    def there(x: torch.Tensor) -> torch.Tensor:
+    def materialise(x: torch.Tensor) -> torch.Tensor:
         if not x.is_meta:
             return x.to(generator.device)
         return torch.empty_like(x, device=generator.device).normal_(std=SPREAD, generator=generator)
@@ -63,8 +63,8 @@ def _fill(network: torch.nn.Module, generator: torch.Generator) -> None:
         for name, p in module._parameters.items():
             if p is not None:
                 if id(p) not in tied:
-                    tied[id(p)] = torch.nn.Parameter(there(p.data), requires_grad=False)
+                    tied[id(p)] = torch.nn.Parameter(materialise(p.data), requires_grad=False)
                 module._parameters[name] = tied[id(p)]
         for name, b in module._buffers.items():
             if b is not None:
-                module._buffers[name] = there(b)
+                module._buffers[name] = materialise(b)
