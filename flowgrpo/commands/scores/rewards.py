@@ -79,7 +79,7 @@ def options_of(use: str) -> Options | None:
 
 
 def _describe(use: str) -> tuple[str | None, Options | None]:
-    return _describe_source(BUILT_IN[use].target) if use in BUILT_IN else _imported(find(use))
+    return _read(BUILT_IN[use].target) if use in BUILT_IN else _imported(find(use))
 
 
 def _imported(reward: Any) -> tuple[str | None, Options | None]:
@@ -95,7 +95,7 @@ def _imported(reward: Any) -> tuple[str | None, Options | None]:
     return inspect.getdoc(reward), _merge_options(constructors)
 
 
-def _describe_source(target: str) -> tuple[str | None, Options | None]:
+def _read(target: str) -> tuple[str | None, Options | None]:
     """Return the docstring and the options of `module:name` of this package, from its source alone."""
     module, _, name = target.partition(":")
     node = _definitions(module)[name]
