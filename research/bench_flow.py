@@ -14,9 +14,9 @@ as many leaves; the ratio of *evaluations* bounds the saving. A rollout has one 
  - `shapes`: the embedded model, calls of 8 and of 32 rows, all weights trained.
  - `wide`: a random SD3 transformer of 24 layers x 256 in the embedded pipeline, calls of 8 rows, adapters trained.
  - `sd35-medium`, `flux1-dev`, `wan21-1.3b`: networks of these sizes with random weights in bfloat16, of which adapters are
-   trained, with the call (in ten steps) and the checkpointing of the built-in config. They run on a GPU, unless they are
-   named. There the peak memory and the seconds of an iteration are compared with those of `flowgrpo plan`, and the largest
-   |log ratio| before the first step of an update without kept graphs is printed.
+   trained, with the call (in ten steps) and the checkpointing of the built-in config. Without a GPU they run only if they
+   are named. On a GPU the peak memory and the seconds of an iteration are compared with those of `flowgrpo plan`, and the
+   largest |log ratio| before the first step of an update without kept graphs is printed.
 
 All sizes run on a GPU if there is one, in wall seconds. Prints a table in Markdown.
 """

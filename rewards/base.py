@@ -75,7 +75,8 @@ class Reward:
         """Return rewards (B,) float64: NaN where the reward does not apply, infinity for numbers that are not finite.
 
         Raises:
-            RewardError: not one number or None per sample, or a column has the name of the first two arguments.
+            RewardError: the reward did not return a number or None for each sample, or a column has the name of one of
+                its first two arguments.
         """
         import torch  # imported here so that rewards can be found and described without it
 

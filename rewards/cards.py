@@ -17,7 +17,7 @@ class Card:
     range: str
     weights: str | None = None
     licence: str = "Apache-2.0"
-    options: Mapping[str, Any] = field(default_factory=dict)  # fixed by the name; the user's override them
+    options: Mapping[str, Any] = field(default_factory=dict)  # that the name fixes; the user's options override them
 
     @property
     def bounds(self) -> tuple[float, float] | None:

@@ -50,7 +50,7 @@ class _Settings:
     """The restored settings, grouped by the threads that share them and can set them."""
 
     process: tuple[Setting, ...]  # shared by all threads
-    thread: tuple[Setting, ...]  # of each thread; the directory is only after `own_directory`
+    thread: tuple[Setting, ...]  # of each thread (the directory only after `own_directory`)
     main_thread: tuple[Setting, ...]  # of the process, but only the main thread can set it
     attention: tuple[Setting, ...]  # kernels that torch may choose
 

@@ -48,7 +48,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def silent_t5() -> tuple[T5EncoderModel, PreTrainedTokenizerFast]:
-    """Return a T5 without layers that outputs zeros, as the pipeline uses without a T5; and its tokenizer.
+    """Return a T5 without layers, and its tokenizer; it outputs zeros, which the pipeline uses if it has no T5.
 
     It exists because `from_pretrained` requires text_encoder_3, unless that is passed as None.
     """

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-FAR = 0.01  # nats; a larger mean absolute log-ratio is warned of
+FAR = 0.01  # nats; a larger mean absolute log-ratio gives a warning
 
 NAMES = tuple(
     f"engine/{name}"

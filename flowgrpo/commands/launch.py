@@ -80,9 +80,9 @@ def check_environment(environment: Mapping[str, str]) -> None:
 
 
 def check_alone(environment: Mapping[str, str]) -> None:
-    """Refuse a single process that `accelerate launch` started where several were asked for.
+    """Refuse a single process that `accelerate launch` started although several were requested.
 
-    accelerate starts only one process if there is no GPU for each. Its command line or config has the number asked for.
+    accelerate starts only one process if there is no GPU for each. Its command line or config has the requested number.
     """
     waits = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= environment.keys()
     if not waits or not environment.keys().isdisjoint({"WORLD_SIZE", *MPI}):

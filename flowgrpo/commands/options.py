@@ -1,4 +1,4 @@
-"""Command-line options that several commands share, or that are too long to stand in the signature of one."""
+"""Command-line options that several commands share, or that would make the signature of one too long."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ NAMES = tuple(f"{name}:{split}" for name, corpus in CORPORA.items() for split in
 
 
 def is_corpus(source: str) -> bool:
-    """Return whether a source of prompts is the name of a corpus and a colon."""
+    """Return whether a source of prompts begins with the name of a corpus and a colon."""
     return source.partition(":")[0] in CORPORA and ":" in source
 
 

@@ -49,7 +49,7 @@ def load(
     Args:
         key: the setting named in errors.
         column: the prompt's column in a table or hub dataset.
-        folder: of corpora; see `flowgrpo.data.corpora`.
+        folder: folder of the corpora; see `flowgrpo.data.corpora`.
         template: a name in `flowgrpo.data.generators.templates`, applied to every prompt.
     """
     prompts = [
@@ -62,7 +62,7 @@ def load(
 
 
 def _cell(name: str, cell: Any) -> Any:
-    """Convert `num_inference_steps` from text, as tables hold it, to int; return other cells unchanged."""
+    """Convert a text of `num_inference_steps`, as tables hold it, to int; return other cells unchanged."""
     is_number = name == STEPS and isinstance(cell, str) and cell.strip().isdecimal() and len(cell) < LONGEST_NUMBER
     return int(cell) if is_number else cell
 

@@ -42,13 +42,13 @@ def rows(
     """Return the rows of a table, each with its place: the file, and the line or row number from 1.
 
     A .json file is an array of objects, or of texts, which become the column `prompt`. Cells of .csv (comma or
-    semicolon) and .tsv files are texts, None if empty; the first line names the columns. Of .parquet files, columns of
-    bytes (pictures, sounds) are skipped, times become texts and decimals numbers. Raises InputError if the file cannot
-    be read, a line is not a row, or a column name is repeated.
+    semicolon) and .tsv files are texts, None if empty; the first line names the columns. In .parquet files, columns of
+    bytes (pictures, sounds) are skipped, times become texts, and decimals become floats. Raises InputError if the file
+    cannot be read, a line is not a row, or a column name is repeated.
 
     Args:
         key: the setting named in errors.
-        columns: to read of a .parquet file; by default all.
+        columns: columns to read from a .parquet file; by default all.
         needed: a column that must not hold bytes.
     """
     suffix = path.suffix.lower()

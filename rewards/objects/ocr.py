@@ -38,7 +38,7 @@ _ALIKE = str.maketrans("‘’‛`´“”„«»‐‑‒–—−", "'''''" + 
 
 
 def asked_text(prompt: str, text: Any = None) -> str | None:
-    """Return the column `text`, else all quoted parts of the prompt; None if empty. Single quotes are often apostrophes."""
+    """Return the column `text`, else all quoted parts of the prompt; None if empty. Single quotes do not count."""
     if text is None:
         text = " ".join(_quoted(prompt))
     return str(text) if normalise(str(text)) else None

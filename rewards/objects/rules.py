@@ -69,8 +69,8 @@ def read_clauses(rows: Sequence[Mapping[str, Any]], place: str) -> tuple[Clause,
 def relations(a: Detection, b: Detection) -> set[str]:
     """Return the places of `a` seen from `b`, up to two of RELATIONS.
 
-    The offset of the centres is shortened along each axis by MARGIN of the summed extents. An axis counts if the rest is
-    more than half of the offset's length.
+    The offset of the centres is shortened along each axis by MARGIN of the summed extents. An axis counts if its
+    shortened offset is more than half of the length of the full offset.
     """
     offset = [(a.box[i] + a.box[i + 2] - b.box[i] - b.box[i + 2]) / 2 for i in (0, 1)]
     slack = [MARGIN * sum(o.box[i + 2] - o.box[i] for o in (a, b)) for i in (0, 1)]
@@ -94,7 +94,9 @@ def official(objects: Objects, include: Sequence[Clause], exclude: Sequence[Clau
 
 
 def partial_credit(objects: Objects, include: Sequence[Clause]) -> float:
-    """Return the mean over counts, colours and relations asked for: 1 if all is right, below 0 if far too many are found.
+    """Return the mean credit of the required counts, colours and relations.
+
+    It is 1 if all are right, and below 0 if far too many objects are found.
 
     A count earns 1 - |asked - found| / asked. If the count is right, a colour earns the share of objects that have it, and a
     relation earns 1 or 0; if the count is wrong, both earn 0. Flow-GRPO's code counts an extra 1 with each failed relation,

@@ -73,8 +73,8 @@ def run(
 ) -> Outcome:
     """Load a program in a sandboxed process and run each test in its namespace: Python statements, such as an assert.
 
-    Tests after one that ends the process or uses up the time fail. Output is lost, and input is empty. If a test cannot be
-    judged outside, all run again in another process (see `rewards/sandbox/examination.py`).
+    If a test ends the process or uses up the time, the tests after it fail. Output is lost, and input is empty. If a test
+    passes by a claim of the process, all run again in another process (see `rewards/sandbox/examination.py`).
 
     Args:
         without: layers to leave out, for tests of the others; names as in `Outcome.layers`.
@@ -269,7 +269,7 @@ class _Process:
             raise _Ended(_TIMED_OUT)
 
     def _raise_ended(self) -> None:
-        """Raise the reason why a process that closed its pipes has ended."""
+        """Raise _Ended with the reason why the process ended, after it has closed its pipes."""
         try:
             status = self._process.wait(max(0.0, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired:

@@ -54,7 +54,7 @@ class Endpoint:
         self.timeout, self.retries = timeout, retries
         local = all(is_loopback(urlsplit(url).hostname or "") for url in self.urls)
         encrypted = any(urlsplit(url).scheme == "https" for url in self.urls)  # reading certificates takes 30 ms
-        # no proxy reaches this machine
+        # addresses of this machine need no proxy
         self._http = httpx.AsyncClient(headers=headers, verify=encrypted, trust_env=not local)
         self._loop = _loop()
         self._turns = itertools.count()

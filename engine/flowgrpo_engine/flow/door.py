@@ -61,7 +61,7 @@ class Door:
     def roll_out(
         self, run: RunState, plan: Plan, roots: Sequence[Root], *, micro_batch: int, keep_means: bool
     ) -> tuple[Tree, torch.Tensor, Drawn]:
-        """Return the tree of chains from `roots`, its decoded samples in the order of the leaves, and the engine's part.
+        """Return the tree of chains from `roots`, its decoded samples in the order of the leaves, and `Drawn`.
 
         Raises:
             EngineLost: an engine is gone, or did something else; raised on all processes.

@@ -51,7 +51,7 @@ class Column:
         return self.samples[place - 1] if place else None
 
     def views(self, steps: Sequence[int]) -> list[Shown]:
-        """Return the samples that at least one of the page's steps shows."""
+        """Return the samples that are shown at any of the page's `steps`."""
         seen = {id(self.at(step)) for step in steps}
         return [sample for sample in self.samples if id(sample) in seen]
 

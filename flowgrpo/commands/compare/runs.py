@@ -98,7 +98,7 @@ def have_same_totals(runs: Sequence[Run]) -> bool:
 
 
 def find_redefined(runs: Sequence[Run]) -> list[str]:
-    """Return the rewards that are not the same function with the same options in all runs that use them."""
+    """Return the names of rewards whose function, options or `only` differ between runs."""
     uses = [use for run in runs for key in ("rewards", "eval_rewards") for use in run.config.get(key, [])]
     defined = {(name_of(use), repr([use["use"], use.get("options"), use.get("only")])) for use in uses}
     return [name for name, count in Counter(name for name, _ in defined).items() if count > 1]

@@ -84,7 +84,7 @@ class Watched:
 
 
 def application(run: Path, ends: Callable[[], bool]) -> guard.Guard:
-    """Build the ASGI application; `ends` returns whether the server, and with it the events, have to end."""
+    """Build the ASGI application; its event streams end once `ends` returns true, so that the server can end."""
     watched = Watched(run)
 
     def get_page(request: Request) -> HTMLResponse:

@@ -149,7 +149,7 @@ def read_cards(folder: Path, trained: Totals, folders: int = 1) -> dict[Key, Car
 
 
 def read_lines(samples: Path) -> list[dict[str, Any]]:
-    """Return the lines of a manifest, with a seed, a step and rewards where they lack them."""
+    """Return the lines of a manifest, with defaults for a missing seed, step and rewards."""
     return [{"seed": None, "step": 0, "rewards": {}, **line} for line in read_manifest(samples)]
 
 
@@ -168,7 +168,7 @@ def _select_lines(samples: Path, lines: list[dict[str, Any]], folders: int) -> l
 
 
 def show(samples: Path, line: Mapping[str, Any], trained: Totals, bounds: tuple[float, float]) -> Shown:
-    """Embed the sample of a manifest's line; `bounds` stand in for rewards that have none."""
+    """Embed the sample of a manifest's line; `bounds` are used if its total has no bounds."""
     rewards, file = line["rewards"], samples / line["file"]
     text = suffixes.suffix_of(file) in suffixes.TEXTS
     return Shown(

@@ -13,7 +13,7 @@ from flowgrpo.training.run.run_folder import check_writable, replace_text
 
 @cache
 def template(name: str, package: str = "flowgrpo.commands.page_parts") -> Template:
-    """Return a compiled template, which escapes its values. Compiling one takes a quarter of a second."""
+    """Return a compiled template, which escapes its values; cached, since compiling takes a quarter of a second."""
     templates = Environment(loader=PackageLoader(package, "."), autoescape=True, trim_blocks=True)
     return templates.get_template(name)
 

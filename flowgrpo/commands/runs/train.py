@@ -81,7 +81,7 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
 
     Raises:
         InputError, RewardError: the input is wrong; nothing expensive has happened.
-        Stopped: by a signal, or for nothing to learn, divergence, or lack of memory or disk; the last checkpoint remains.
+        Stopped: a signal, nothing to learn, divergence, or lack of memory or disk. The last checkpoint remains.
     """
     settings, source = config.load(path, overrides), configs.place_of(path)
     try:

@@ -154,7 +154,7 @@ def is_config(target: str) -> bool:
 
 
 def _of_config(context: typer.Context, path: str, overrides: list[str]) -> RunConfig:
-    """Load a config that takes the place of the command's options; refuse those that were given."""
+    """Load a config that is given in place of a model; refuse options for which it has keys."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if name not in BESIDE_CONFIG and source is not None and source.name == "COMMANDLINE":

@@ -105,7 +105,7 @@ def _read(target: str) -> tuple[str | None, Options | None]:
 
 
 def _merge_options(constructors: Iterable[tuple[Options, bool]]) -> Options:
-    """Merge the options of a constructor and, while one accepts **kwargs, of the next base's."""
+    """Merge the options of constructors, from a class to its bases, up to the first without **kwargs."""
     options: dict[str, Any] = {}
     for added, has_kwargs in constructors:
         options |= {key: default for key, default in added.items() if key not in options}
