@@ -1,4 +1,4 @@
-"""The six axes: the choices of a method, with their options, defaults and mathematics."""
+"""The six axes of a method, and the choices on each: their options, defaults and mathematics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of the kernels: how one step moves."""
+"""Options of the kernels, the rules that move the latents by one step."""
 
 from __future__ import annotations
 
@@ -22,31 +22,34 @@ else:
 class Calibration(Strict):
     """DenseGRPO's search for the noise level of each step, before training (arXiv 2601.20218).
 
-    Each round rolls out the groups of one iteration and counts the gains of each step by sign. Where nearly as many are
-    above 0 as below, the noise rises; elsewhere it falls by as much. Step and difference are the paper's. It does not give
-    the number of rounds, their trajectories or the starting levels.
+    Each round rolls out the groups of one iteration and counts the positive and the negative gains of each step. If
+    the two counts are nearly equal, the step's noise rises by `step`; otherwise it falls by `step`. The defaults of
+    `step` and `difference` are the paper's. It does not give the number of rounds and trajectories or the first levels.
     """
 
     rounds: int = Field(10, ge=1)
-    """Rollouts before training."""
+    """Rounds before training, each of one rollout."""
     step: Positive = 0.01
-    """By which the noise g of a step rises or falls in a round; g is the std over the root of the step's size."""
+    """Change of a step's noise g in one round; g is the std divided by the square root of the step size."""
     difference: Positive = 2
-    """It rises where the numbers of gains above and below 0 differ by fewer than so many."""
+    """The noise rises if the counts of positive and negative gains differ by less than this."""
 
 
 class Stochastic(Choice):
     """Options of every stochastic kernel; see `samplers.kernels`."""
 
     log_prob: Literal["mean", "sum", "constant_free"] = "mean"
-    """Form of the log-probability: mean over the latent's dimensions, sum (the true joint), or constant_free (CPS')."""
+    """Form of the log-probability: mean or sum over the dimensions of a latent, or constant_free (CPS's)."""
     calibrate: Calibration | None = None
-    """Search the levels before training (DenseGRPO); null: take them as they are."""
+    """Search the noise levels before training (DenseGRPO); null: use them as given."""
     if TYPE_CHECKING:
         level: float | list[float]  # each kernel gives bounds and a default
 
     def kernels(self, num_steps: int, levels: Sequence[float] | None = None) -> tuple[Kernel, ...]:
-        """Return the kernel of each step; raise InputError if there are not as many (calibrated) levels as steps."""
+        """Return the kernel of each step; calibrated `levels` replace the config's level.
+
+        Raise InputError unless there is one level, a level for each step, or one for each step but the last.
+        """
         level = self.level if levels is None else levels
         each = [level] * num_steps if isinstance(level, float) else list(level)
         if len(each) == num_steps - 1:
@@ -60,14 +63,14 @@ class Stochastic(Choice):
 
 
 class Ode(Choice):
-    """No noise: the probability flow, for rollouts that train on final samples (likelihood elbo)."""
+    """Steps of the probability-flow ODE, without noise, for runs that train on final samples (likelihood elbo)."""
 
     log_prob: ClassVar[str] = "mean"  # not used
     calibrate: ClassVar[None] = None
 
     name: Literal["ode"] = "ode"
     solver: Literal["euler", "dpm2", "unipc"] = "euler"
-    """euler; or a multistep solver of diffusers, dpm2 (DPM-Solver++ of second order) or unipc, at one evaluation a step."""
+    """euler, or a multistep solver of diffusers: dpm2 (second-order DPM-Solver++) or unipc, one evaluation a step."""
 
     def kernels(self, num_steps: int, levels: Sequence[float] | None = None) -> tuple[Kernel, ...]:
         """Return the kernel of each step."""
@@ -84,7 +87,7 @@ class FlowSDE(Stochastic):
 
     name: Literal["flow_sde"] = "flow_sde"
     level: Levels = DEFAULT_LEVELS["flow_sde"]
-    """Noise level, or one for each step."""
+    """Noise level of all steps, or a list of one for each step."""
 
 
 class DanceSDE(Stochastic):
@@ -92,38 +95,38 @@ class DanceSDE(Stochastic):
 
     name: Literal["dance_sde"] = "dance_sde"
     level: Levels = DEFAULT_LEVELS["dance_sde"]
-    """Noise level, or one for each step."""
+    """Noise level of all steps, or a list of one for each step."""
 
 
 class Preserving(Stochastic):
     """Options of kernels that keep the coefficients of the flow; a level is at most 1.
 
-    Their noise shrinks with sigma, so averaged log-probabilities near the data would outweigh all others.
+    Their noise shrinks with sigma. With log_prob mean, the steps near the data would outweigh all others.
     """
 
     log_prob: Literal["mean", "sum", "constant_free"] = "constant_free"
-    """Form of the log-probability: mean over the latent's dimensions, sum (the true joint), or constant_free (CPS')."""
+    """Form of the log-probability: mean or sum over the dimensions of a latent, or constant_free (CPS's)."""
 
 
 class CPS(Preserving):
-    """Coefficients-preserving sampling: clean pictures, but it does not tend to the model's own distribution."""
+    """Coefficients-preserving sampling: clean pictures, but not the model's distribution, even with many steps."""
 
     name: Literal["cps"] = "cps"
     level: UnitLevels = DEFAULT_LEVELS["cps"]
-    """Noise level, at most 1, or one for each step."""
+    """Noise level of all steps, at most 1, or a list of one for each step."""
 
 
 class DDIMSDE(Preserving):
-    """Stepwise-Flow-GRPO's DDIM-inspired SDE: as `cps`, with less noise at early steps; the level is DDIM's eta."""
+    """Stepwise-Flow-GRPO's DDIM-inspired SDE: like `cps`, with less noise at early steps; the level is DDIM's eta."""
 
     name: Literal["ddim_sde"] = "ddim_sde"
     level: UnitLevels = DEFAULT_LEVELS["ddim_sde"]
-    """DDIM's eta, at most 1, or one for each step."""
+    """DDIM's eta for all steps, at most 1, or a list of one for each step."""
 
 
 class Manifold(Stochastic):
-    """SAGE-GRPO's SDE: the variance of its noise is integrated over the step."""
+    """SAGE-GRPO's SDE, with the variance of the noise integrated over each step."""
 
     name: Literal["manifold"] = "manifold"
     level: Levels = DEFAULT_LEVELS["manifold"]
-    """Noise level, or one for each step."""
+    """Noise level of all steps, or a list of one for each step."""

@@ -1,11 +1,12 @@
-"""Likelihoods: the log-probability of the steps of a trajectory, or a bound on that of its final sample.
+"""Likelihoods: the log-probabilities of a trajectory's steps, or a bound on the log-likelihood of its final sample.
 
-`trajectory` scores the steps of the rollout. `elbo` adds fresh noise to the final sample: the error of the velocity there
-is minus a bound on the sample's log-likelihood. So any deterministic solver may roll out, and only samples are kept.
+`trajectory` scores the steps of the rollout. `elbo` adds fresh noise to the final sample. The weighted squared error of
+the velocity there is minus a bound on the sample's log-likelihood. So any deterministic solver may roll out, and only
+final samples are kept.
 
-With x = (1 - sigma) x0 + sigma noise, target = noise - x0 and error e = v - target, E = mean e^2 over a sample's
-dimensions. The integral over sigma of (1 - sigma) / sigma E, averaged over noise, is the KL of the sample's own law from
-the model's. So `exact` is the weight of the true log-likelihood of an exact velocity; the other weights differ.
+Let x = (1 - sigma) x0 + sigma noise, target = noise - x0 and e = v - target. Let E be the mean of e^2 over a sample's
+dimensions. For an exact velocity, the integral over sigma of (1 - sigma) / sigma E, averaged over noise, is minus the
+log-likelihood per dimension, up to a constant. This is the weight `exact`; the others do not give the log-likelihood.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ else:
     noise = lazy("samplers.noise")
 
 PolicyName = Literal["live", "old", "reference", "bank"]
-SMALLEST = 1e-5  # divisor of an adaptive weight
+SMALLEST = 1e-5  # smallest divisor of an adaptive weight
 LEAST = 1e-3  # smallest sigma drawn from a density
-TABLE = 1000  # training steps, the grid of logit_normal sigmas
-SOFT = 1e-10  # under the roots of huber and power
+TABLE = 1000  # noise levels of the model's training, the grid of logit_normal sigmas
+SOFT = 1e-10  # added to the squared error in huber and power
 
 
 def flatten_state(state: State) -> Tensor:
@@ -49,9 +50,10 @@ def flatten_state(state: State) -> Tensor:
 def weighted_error(weight: str, error: Tensor, sigma: float, power: float) -> Tensor:
     """Return the weighted squared errors (B,) of velocity errors (B, D).
 
-    sigma is AWM's `t`, huber and power are AWM's too (arXiv 2509.25050; power is `ghuber`, used for its results). adaptive
-    is of DiffusionNFT (2509.16117) and of the study of likelihoods (2602.04663): all noise levels and samples weigh alike.
-    adaptive_velocity is of CRD (2603.14128). The divisors of both adaptive weights have no gradient.
+    Sources of the weights: sigma (its `t`), huber and power (its `ghuber`, used for its results) are from AWM (arXiv
+    2509.25050). adaptive is from DiffusionNFT (2509.16117) and the study of likelihoods (2602.04663); with it all noise
+    levels and samples weigh alike. adaptive_velocity is from CRD (2603.14128). The divisors of both adaptive weights
+    have no gradient.
     """
     square = error.square().mean(1)
     match weight:
@@ -77,42 +79,43 @@ class Likelihood(Choice):
     """Options of every likelihood."""
 
     def plan(self, plan: Plan) -> Plan:
-        """Return the plan of a rollout, with the moves that the update trains."""
+        """Return the plan of a rollout, with only those moves marked as trained that the update replays."""
         return plan
 
     @property
     def policies(self) -> set[str]:
-        """Return the policies it needs beside the live one."""
+        """Return the names of the policies that it needs besides the live one."""
         return set()
 
 
 class Trajectory(Likelihood):
-    """The log-probability of the steps that the rollout took, by the kernel's noise."""
+    """The log-probability of each step of the rollout under the kernel's Gaussian noise."""
 
     name: Literal["trajectory"] = "trajectory"
 
 
 class Elbo(Likelihood):
-    """A bound on the log-likelihood of the final sample at fresh noise; nothing of the trajectory is kept."""
+    """A bound on the log-likelihood of the final sample, from fresh noise; the trajectory is not kept."""
 
     name: Literal["elbo"] = "elbo"
     draws: Count | None = None
-    """Noise levels at which each sample is scored in the update; null: one less than the steps that are drawn from."""
+    """Noise levels at which each sample is scored in the update; null: one less than the number of `steps`."""
     times: Literal["schedule", "strata", "uniform", "logit_normal"] = "schedule"
-    """schedule: steps of the sampler's own schedule, without repeats; strata: one of each of as many runs of them; uniform
-    in sigma; logit_normal in sigma, on the 1,000 steps of training."""
+    """How noise levels are drawn. schedule: steps of the sampler's schedule, without repeats; strata: the schedule is
+    cut into `draws` runs of steps, and one step is drawn from each; uniform: in sigma; logit_normal: in sigma, on the
+    1,000 levels of the model's training."""
     steps: list[int] | None = Field(None, min_length=2, max_length=2)
-    """[first, end) of the schedule's steps that are drawn from (of uniform: between their sigmas), an end below 0 counted
-    from the schedule's; null: all."""
+    """[first, end) of the schedule's steps to draw from; uniform draws between their sigmas. A negative end counts back
+    from the schedule's end. null: all."""
     shift: Positive = 1.0
     """Shift of logit_normal sigmas towards noise: s becomes shift s / (1 + (shift - 1) s)."""
     noise: Literal["fresh", "group"] = "fresh"
-    """fresh for every sample and noise level; group: the samples of a group share it, and the noise levels."""
+    """fresh: new noise for every sample and noise level; group: the samples of a group share noise and noise levels."""
     antithetic: bool = False
-    """Score each noise level with the noise and with its negative: the part of the gradient's noise that is linear in it
-    cancels, for twice the update's evaluations."""
+    """Score each noise level twice, with the noise and with its negative. The part of the gradient that is linear in
+    the noise cancels. The update needs twice the evaluations."""
     weight: Literal["velocity", "sigma", "x0", "exact", "adaptive", "adaptive_velocity", "huber", "power"] = "adaptive"
-    """Weight of the squared error of the velocity; see the module."""
+    """Weight of the squared error of the velocity; see `weighted_error`."""
     power: float = Field(0.25, gt=0, le=1)
     """Exponent of the weight `power`."""
     sampler: PolicyName = "live"
@@ -122,7 +125,7 @@ class Elbo(Likelihood):
     old: Decay = Decay()
     """How the old policy follows the live one."""
     bank: Bank = Bank()
-    """Which earlier snapshots of the live policy are kept; of them an iteration draws the policy `bank`."""
+    """Which earlier snapshots of the live policy are kept. Each iteration draws one of them as the policy `bank`."""
 
     @model_validator(mode="after")
     def _means_something(self) -> Elbo:
@@ -152,7 +155,7 @@ class Elbo(Likelihood):
         return -weighted_error(self.weight, error, sigma, self.power)
 
     def sigmas(self, schedule: Sequence[float], *address: Any) -> list[float]:
-        """Return the noise levels of a sample's or a group's draws, at an address of `samplers.noise`."""
+        """Return the noise levels of one sample's or group's draws; `address` as in `samplers.noise.generator`."""
         random = noise.generator(*address)
         first, end = self.span(len(schedule) - 1)
         draws = self.draws or max(end - first - 1, 1)
@@ -169,7 +172,7 @@ class Elbo(Likelihood):
         return [max(float(sigma), LEAST) for sigma in drawn.astype(np.float32)]
 
     def span(self, num_steps: int) -> tuple[int, int]:
-        """Return the [first, end) steps to draw from; raise InputError where the schedule is too short."""
+        """Return the range [first, end) of steps to draw from; raise InputError if the schedule is too short."""
         first, end = self.steps or (0, num_steps)
         end = end + num_steps if end < 0 else end
         if not 0 <= first < end <= num_steps:

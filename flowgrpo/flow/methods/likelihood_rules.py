@@ -1,4 +1,4 @@
-"""Refuse settings that do not go with `likelihood: elbo`, before anything is loaded."""
+"""Checks of a config, before anything is loaded: settings that do not go with `likelihood: elbo` or the objective."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CHAINS = ("chain", "window")
 
 
 def check(algorithm: Any) -> None:
-    """Refuse axes of a flow model that have no meaning for final samples, or no effect, by an InputError."""
+    """Raise InputError if a choice of `algorithm` has no meaning or no effect with likelihood elbo."""
     tree, objective, likelihood = algorithm.tree, algorithm.objective, algorithm.likelihood
     if tree.name not in CHAINS:
         raise InputError(f"algorithm.tree: elbo trains on the ends of chains, {tree.name} has others; take chain")
@@ -62,7 +62,7 @@ def check(algorithm: Any) -> None:
 
 
 def check_policy(config: Any, policy: Any) -> None:
-    """Refuse a started policy whose pipeline pins a part of its states, by an InputError."""
+    """Raise InputError if likelihood elbo meets a pipeline that overwrites a part of its states (masked editing)."""
     if config.algorithm.likelihood.name == "elbo" and policy.pins:
         raise InputError(
             "algorithm.likelihood: the pipeline puts parts of its own in place of what steps move to (a picture's, outside "
@@ -71,7 +71,7 @@ def check_policy(config: Any, policy: Any) -> None:
 
 
 def check_run(config: Any) -> None:
-    """Refuse settings of a run that need the steps of its rollouts, by an InputError."""
+    """Raise InputError if a setting of the run or of training does not go with likelihood elbo."""
     run, train, algorithm = config.run, config.train, config.algorithm
     if train.split == "edges":
         raise InputError("train.split: elbo trains on samples, which edges would tear apart; take groups or samples")
@@ -102,7 +102,7 @@ def check_run(config: Any) -> None:
 
 
 def check_paths(config: Any) -> None:
-    """Refuse an update that does not replay whole paths where the objective needs their ratios, by an InputError."""
+    """Raise InputError if the objective needs the ratios of whole paths, but the update replays only parts of them."""
     objective, credit = config.algorithm.objective, config.algorithm.credit.name
     if not objective.needs_prefix:
         return
@@ -119,11 +119,11 @@ def check_paths(config: Any) -> None:
 
 
 def check_stored(config: Any) -> None:
-    """Refuse settings of a run on stored samples (`data.groups`) that need samples of its own, by an InputError.
+    """Raise InputError if a run on stored samples (`data.groups`) has a setting that needs rollouts of its own.
 
-    The anchor may be the reference, which may have made the samples, or the live policy, where the ratio is 1. It may not
-    be an old policy that follows the live one: that policy made none of the samples, so a ratio to it would weigh them
-    arbitrarily. A snapshot of the live policy may be the anchor where it also adds a sample to each stored one.
+    The anchor may be the reference, which may have made the samples, or the live policy, for which the ratio is 1. An
+    old policy made none of the samples, so a ratio to it would weigh them arbitrarily. A snapshot of the live policy
+    may be the anchor only if it also samples the worse one of each pair.
     """
     train, likelihood = config.train, config.algorithm.likelihood
     if likelihood.name != "elbo":
@@ -156,7 +156,7 @@ def check_stored(config: Any) -> None:
 
 
 def guidance_warnings(config: Any, branches: int) -> list[str]:
-    """Return a warning where guidance, of some `branches` a step, does not fit the likelihood of final samples."""
+    """Return a warning if guidance does not fit likelihood elbo; `branches` are the guidance branches of a step."""
     if config.algorithm.likelihood.name != "elbo" or branches == 1:
         return []
     if config.model.guidance == "pipeline":

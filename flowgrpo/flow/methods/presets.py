@@ -1,16 +1,17 @@
-"""Presets: a method is a row of six choices, one on each axis, and a few numbers.
+"""Presets: each method is a row of six choices, one on each axis, and a few numbers.
 
-To add a method, add a row. A user can replace any choice and any number; no other code may depend on the name of a method.
-Above each row stand its source and its numbered departures from it. All rows share these, beside those of `flow.trainer`:
+To add a method, add a row. A user can replace any choice and any number. No other code may depend on the name of a
+method. The comment above a row gives its source and its numbered departures from the source: `here` is this row,
+`there` or `the code` is the source. All rows share these departures, besides those of `flow.trainer`:
 
  1. Several rewards are summed by weight before they are compared, as in Flow-GRPO's code, except mix_grpo and pref_grpo.
- 2. Samples of advantage 0 stay in the update and count in the mean of the loss, except sft_best and the pivot of mc_grpo;
-    the code of Flow-GRPO and of TempFlow-GRPO leaves them out.
- 3. Windows and trained steps are drawn once an iteration, for all samples; Flow-GRPO's code draws a window in each call of
-    the pipeline, that of DanceGRPO and of Pref-GRPO the trained steps of each sample.
+ 2. Samples of advantage 0 stay in the update and count in the mean of the loss, except in sft_best and for the pivot of
+    mc_grpo. The code of Flow-GRPO and of TempFlow-GRPO leaves them out.
+ 3. Windows and trained steps are drawn once an iteration, for all samples. Flow-GRPO's code draws a window in each call
+    of the pipeline. The code of DanceGRPO and of Pref-GRPO draws the trained steps for each sample.
 
-The rows here have the likelihood of trajectories; those of final samples (`likelihood: elbo`) are in `sample_presets`.
-Numbers that the sources set around their methods are in `published`.
+The rows here have `likelihood: trajectory`; the rows with `likelihood: elbo` are in `sample_presets`. The training
+settings of the sources (learning rate, number of groups and so on) are in `published`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _BRANCH: PresetRow = {
 _ROWS: dict[str, PresetRow] = {
     # Flow-GRPO: arXiv 2505.05470 and its code.
     # 1. The last step is ODE, as in the newer code; the older one drew noise there and did not train it.
-    # 2. beta 0.04 is that of GenEval and OCR; PickScore has 0.01.
+    # 2. beta 0.04 is the value for GenEval and OCR; PickScore has 0.01.
     "flow_grpo": {
         **_SHARED,
         "baseline": _GLOBAL_STD,
@@ -63,11 +64,11 @@ _ROWS: dict[str, PresetRow] = {
     # Flow-GRPO-Fast: the window configs of the same code (geneval_sd3_fast_nocfg, pickscore_sd3_fast_nocfg, *_flux_fast).
     # 1. They sample and train without guidance; here that is model.guidance, which this row leaves as it is.
     "flow_grpo_fast": _FAST,
-    # Ours: that window with Flow-GRPO's own noise, a mixture of the code's two fast forms.
+    # Ours: the window of flow_grpo_fast with the SDE of flow_grpo.
     "flow_grpo_window": {**_FAST, "kernel": {"name": "flow_sde", "level": 0.8}},
     # MixGRPO: arXiv 2507.21802, and the FLUX script of its code.
     # 1. The window stays at the end, as in the paper; the script goes back to the start.
-    # 2. The last step is ODE and in no window.
+    # 2. The last step is ODE and is never in the window.
     "mix_grpo": {
         **_SHARED,
         "tree": {"name": "window", "size": 4, "move": "sliding", "every": 25, "stride": 1, "start": "shared"},
@@ -75,8 +76,8 @@ _ROWS: dict[str, PresetRow] = {
         "objective": {"name": "clip", "clip_range": 1e-4},
     },
     # DanceGRPO: arXiv 2505.07818, and the FLUX script of its code.
-    # 1. The code scores the clean estimate of its last step, which is an ODE step; here the last two are ODE, for on
-    #    tables that end just above 0 (SD3's at 0.0089) the very last one removes no noise.
+    # 1. The code scores the clean estimate of its last step, an ODE step. Here the last two steps are ODE: if a
+    #    schedule ends just above 0 (SD3's at 0.0089), the very last step removes almost no noise.
     "dance_grpo": {
         **_SHARED,
         "tree": {"name": "chain", "start": "shared", "train_fraction": 0.6, "steps": [0, -2]},
@@ -84,40 +85,42 @@ _ROWS: dict[str, PresetRow] = {
         "baseline": _GROUP_STD,
         "objective": {"name": "clip", "clip_range": 1e-4},
     },
-    # Pref-GRPO: arXiv 2508.20751 and the FLUX script of its code of 2025, train_flux_pref_grpo. Its rewards are the win rate
-    # (`preference`), of weight 0.7, and CLIP's score, of 1.4. (The code of 2026 weighs them 0.4 and 0.6, has GRPO-Guard's
-    # ratio, and normalises advantages once more over the batch.)
-    # 1. `preference` asks for each pair in both orders, unless its both_orders is false; there in one, and win rates are
-    #    rounded to three places.
-    # 2. An optimizer step takes 4 samples of one prompt on each GPU; here any samples.
+    # Pref-GRPO: arXiv 2508.20751 and the FLUX script of its code of 2025, train_flux_pref_grpo. Its rewards are the win
+    # rate (`preference`) with weight 0.7 and CLIP's score with weight 1.4. (The code of 2026 has the weights 0.4 and
+    # 0.6 and GRPO-Guard's ratio, and normalises advantages once more over the batch.)
+    # 1. `preference` judges each pair in both orders, unless its both_orders is false. There each pair is judged in one
+    #    order, and win rates are rounded to three decimals.
+    # 2. There an optimizer step takes 4 samples of one prompt on each GPU; here it takes any samples.
     "pref_grpo": {
         **_SHARED,
         "tree": {"name": "chain", "start": "shared", "train_fraction": 0.6},
         "baseline": {**_GROUP_STD, "combine": "per_reward"},
         "objective": {"name": "clip", "clip_range": 1e-4},
     },
-    # MC-GRPO: arXiv 2601.22582 and its code, which are of language models: its baseline on flow_grpo_fast's tree, for groups
-    # of odd size, 9 in its scripts, which the pivot leaves even.
-    # 1. Tree, kernel and clip range are those of flow_grpo_fast. There is no KL; its code has 0.04, and TRL's clip of 0.2.
-    # 2. Its trainer for GSM8K multiplies the advantages of a group by its size over the number that are not 0; the one for
-    #    MATH does not, and neither does this.
-    # 3. Which of several equal rewards is the pivot is not said there; here the first.
+    # MC-GRPO: arXiv 2601.22582 and its code, which train language models. The row has its baseline on the tree of
+    # flow_grpo_fast. Groups have an odd size (9 in its scripts), so that an even number is left without the pivot.
+    # 1. Tree, kernel and clip range are those of flow_grpo_fast. There is no KL; its code has beta 0.04 and TRL's clip
+    #    range 0.2.
+    # 2. Its trainer for GSM8K multiplies the advantages of a group by group size / (number of advantages that are not
+    #    0). Its trainer for MATH does not, and neither does this row.
+    # 3. The source does not say which of several equal rewards is the pivot; here it is the first.
     "mc_grpo": {**_FAST, "baseline": {"name": "median"}},
     # GRPO-Guard: arXiv 2510.22319, and the OCR and GenEval configs of its code (4e-6 for PickScore with HPS).
     # 1. The last step is ODE, as in flow_grpo.
     "grpo_guard": {**_SHARED, "baseline": _PLAIN_STD, "objective": {"name": "normalised_ratio", "clip_range": 2e-6}},
     # TempFlow-GRPO: arXiv 2508.04324 and its code. A group of 24 is 4 seeds of 6 branches.
-    # 1. Step weights are computed from the trained steps, where the code has 2.25, their value for SD3.5.
+    # 1. Step weights are normalised by the mean std of the trained steps; the code has the constant 2.25, for SD3.5.
     # 2. The last step is ODE and no branch leaves it; the code branches there too and does not train it.
     "tempflow": {**_TEMPFLOW, "tree": {"name": "brush", "branches": 6}},
-    # Ours: the same at the first steps only, and branches finished in fewer steps.
+    # Ours: tempflow with branches at the first three steps only, each finished in four steps.
     "tempflow_fast": {
         **_TEMPFLOW,
         "tree": {"name": "brush", "branches": 6, "profile": [6, 6, 6], "finish": {"steps": 4}},
     },
-    # Ours: TempFlow-GRPO with as many children of each step as its rewards ask for, and as many evaluations.
-    # 1. Siblings are compared with the mean of the others, over the std of all, so that steps keep their proportion whatever
-    #    their numbers of children are; a std of a step's own would take away what the numbers follow.
+    # Ours: TempFlow-GRPO, but steps with a larger spread of rewards get more children, at the same number of
+    # evaluations.
+    # 1. A sibling's reward minus the mean of the other siblings is divided by one std for all steps. A std for each
+    #    step would remove the differences in spread that the numbers of children follow.
     "adaptive": {
         **_TEMPFLOW,
         "tree": {"name": "adaptive", "branches": 6},
@@ -126,13 +129,14 @@ _ROWS: dict[str, PresetRow] = {
     },
     # BranchGRPO: arXiv 2509.06040, and the FLUX script of its code. A group is 16 leaves of 20 steps, split at 0, 3, 6, 9.
     # 1. Siblings' noise is the paper's, which keeps the marginals; the code's is 4 times as large (siblings: hot).
-    # 2. The last step is ODE and not trained; the code trains an edge whose noise its clean estimate leaves out.
-    # 3. Width pruning (tree.prune, which the row leaves out) drops whole chains, as in the paper; the code drops the second
-    #    half of every chain.
+    # 2. The last step is ODE and not trained. The code trains a last stochastic step, but scores the clean estimate,
+    #    which does not contain that step's noise.
+    # 3. Width pruning (tree.prune, off in this row) drops whole chains, as in the paper; the code drops the second half
+    #    of every chain.
     "branch_grpo": {**_BRANCH, "tree": {"name": "branch", "factor": 2, "siblings": "correlated", "strength": 4.0}},
-    # BranchGRPO-Mix, of the same sources: branch_grpo with MixGRPO's window.
+    # BranchGRPO-Mix, from the same sources: branch_grpo with MixGRPO's window.
     # 1. to 3. as in branch_grpo.
-    # 4. The window moves with the iterations; the code keys it on the step, so that it stands still.
+    # 4. The window moves with the iterations. The code moves it by the sampling step instead, so that it stands still.
     "branch_grpo_mix": {
         **_BRANCH,
         "tree": {
@@ -145,8 +149,9 @@ _ROWS: dict[str, PresetRow] = {
         },
     },
     # DenseGRPO: arXiv 2601.20218, without code.
-    # 1. Rounds, samples of a round and starting levels of the calibration are ours: the paper gives none.
-    # 2. The clip range is Flow-GRPO's: the paper does not give one.
+    # 1. The paper gives no number of rounds, no samples of a round and no first levels of the calibration; ours are
+    #    used.
+    # 2. The paper gives no clip range; Flow-GRPO's is used.
     "dense_grpo": {
         **_SHARED,
         "tree": {"name": "twigs", "length": None},
@@ -155,11 +160,11 @@ _ROWS: dict[str, PresetRow] = {
         "baseline": _PLAIN_STD,
         "objective": {"name": "clip", "clip_range": 1e-4, "kl": _FLOW_KL},
     },
-    # Stepwise-Flow-GRPO: arXiv 2603.28718 by accounts of it, without code.
-    # 1. The kernel is cps; the paper's noise is ddim_sde's, of an eta that was not at hand.
-    # 2. Log-probability, level and clip range are those that CPS was released with.
-    # 3. No KL, as in those configs; the paper has one, of a beta that was not at hand. Over the std of the last trained
-    #    step of SD3's table (0.0085) it would hold that step 5e5 times as hard as the first.
+    # Stepwise-Flow-GRPO: arXiv 2603.28718, known to us from summaries only, without code.
+    # 1. The kernel is cps; the paper's is ddim_sde, with an eta that we do not know.
+    # 2. Log-probability, level and clip range are those of CPS's released configs.
+    # 3. No KL, as in those configs; the paper has one, with a beta that we do not know. Divided by the variance, it
+    #    would hold the last trained step of SD3's schedule (std 0.0085) 5e5 times as hard as the first.
     "stepwise_flow_grpo": {
         **_SHARED,
         "tree": {"name": "twigs", "length": 5},
@@ -169,8 +174,9 @@ _ROWS: dict[str, PresetRow] = {
         "objective": {"name": "clip", "clip_range": 1e-5},
     },
     # VGPO: arXiv 2512.12387, reconstructed from its abstract and its public reviews.
-    # 1. discount and anchor are ours: what came to hand does not give them.
-    # 2. The weight multiplies the whole loss of an edge, the KL too; by its reviews it weighs the advantage.
+    # 1. discount and anchor are ours, since our sources do not give them.
+    # 2. The weight multiplies the whole loss of an edge, including the KL; according to the reviews it multiplies the
+    #    advantage.
     # 3. Kernel, clip range and KL are Flow-GRPO's.
     "vgpo": {
         **_SHARED,
@@ -180,11 +186,11 @@ _ROWS: dict[str, PresetRow] = {
         "objective": {"name": "clip", "clip_range": 1e-4, "kl": _FLOW_KL},
     },
     # SAGE-GRPO: arXiv 2603.21872 and its code.
-    # 1. The rule that adapts beta is PPO's, once an iteration; the code adapts it at every edge, by a rule not at hand.
-    # 2. The KL is divided by the variance; the code adds 1e-6 to it.
-    # 3. `previous` is the Gaussians' KL, which is 0 in the one update of an iteration; the code takes the mean of
-    #    log_prob_old - log_prob, whose gradient is not.
-    # 4. Its optimizer, Muon, is not here.
+    # 1. beta adapts by PPO's rule, once an iteration; the code adapts it at every edge, by a rule that we do not know.
+    # 2. The KL is divided by the variance; the code adds 1e-6 to the variance.
+    # 3. `previous` is the KL of the Gaussians. With one update an iteration its value and gradient are 0. The code
+    #    takes the mean of log_prob_old - log_prob instead, whose gradient is not 0.
+    # 4. Its optimizer, Muon, is not available here.
     "sage_grpo": {
         **_SHARED,
         "tree": {"name": "chain", "last_step": "sde"},
@@ -205,21 +211,22 @@ _ROWS: dict[str, PresetRow] = {
             },
         },
     },
-    # CTPO: arXiv 2605.07331 and its code, which are of language models that write token by token.
-    # 1. What stands there for a token is a stochastic step here; tree and kernel are Flow-GRPO's.
-    # 2. The bounds 0.025, 0.05 and 0.05 are of a token's log-probability; 1e-4 is Flow-GRPO's for averaged ones, and the
-    #    others are twice it. The dual bound is a multiple of the upper one, 1 for its equal.
-    # 3. The script weighs each sequence by its ratio, cut at 5, to the policy of the engine that sampled it; here the steps
-    #    of an engine (run.engine) are weighed each by itself.
-    # 4. A sum of log ratios above 10 stays 10 there, without gradient; here it is 20 either way.
+    # CTPO: arXiv 2605.07331 and its code, which train autoregressive language models.
+    # 1. A stochastic step takes the place of a token; tree and kernel are Flow-GRPO's.
+    # 2. The source's bounds 0.025 (lower), 0.05 (upper) and 0.05 (dual) are for a token's log-probability. Here the
+    #    lower one is Flow-GRPO's 1e-4, for averaged log-probabilities, and the others are twice that. `dual` is a
+    #    multiple of the upper bound; 1 makes them equal.
+    # 3. The script weighs each sequence by its ratio to the policy of the engine that sampled it, cut at 5. Here each
+    #    step of an engine's rollout (run.engine) has a weight of its own.
+    # 4. There a sum of log ratios is cut at 10, without gradient above; here at -20 and 20.
     "ctpo": {
         **_SHARED,
         "baseline": {"name": "group_mean", "std": "group", "eps": 1e-6, "ddof": 1},
         "objective": {"name": "prefix_ratio", "clip_range": [1e-4, 2e-4], "power": 0.5, "dual": 1.0},
     },
-    # Flow-DPPO: arXiv 2606.11025, by the code of UniRL (flowdppo.py), whose numbers these are; verl-omni's port has a window
+    # Flow-DPPO: arXiv 2606.11025, with the code and the numbers of UniRL (flowdppo.py). verl-omni's port has a window
     # of 2 and the level 1.2.
-    # 1. The draw of the three steps depends on seed and iteration; there on the iteration alone.
+    # 1. The draw of the three steps depends on seed and iteration; there it depends on the iteration alone.
     # 2. It samples and trains without guidance; here that is model.guidance, which this row leaves as it is.
     "flow_dppo": {
         **_SHARED,
@@ -228,10 +235,10 @@ _ROWS: dict[str, PresetRow] = {
         "objective": {"name": "kl_mask", "limit": 1e-5},
     },
     # On-policy distillation: verl-omni's recipe for SD3.5-M and its code (run_sd35_medium_ocr_distill).
-    # 1. The window lies in the first half of the steps, whatever their number; there in the first 5, of 10.
-    # 2. The teacher (model.teacher) is a LoRA over the student's base, or a pipeline whose networks are built as the
-    #    student's; there any pipeline.
-    # 3. The KL of cps is the exact one; of flow_sde it is the step times that, here as there.
+    # 1. The window lies in the first half of the steps, whatever their number; there it lies in the first 5 of 10.
+    # 2. The teacher (model.teacher) is a LoRA over the student's base, or a pipeline with networks of the student's
+    #    architecture; there it may be any pipeline.
+    # 3. As there, the KL is exact for cps, and is the exact KL times the step size for flow_sde.
     # 4. as 2. of flow_dppo.
     "opd": {
         **_SHARED,
@@ -244,5 +251,5 @@ _ROWS: dict[str, PresetRow] = {
 
 PRESETS: dict[str, PresetRow] = {**_ROWS, **sample_presets.PRESETS}
 
-# What a row sets beside its axes, where a config says nothing.
+# Defaults of a row for keys outside `algorithm`, used where a config does not set them.
 BESIDE = sample_presets.BESIDE

@@ -1,10 +1,12 @@
-"""Numbers that the source of each preset sets around its method, as configuration keys and values.
+"""Training settings of the source of each preset (steps, groups, learning rate and so on), as configuration keys.
 
-A run does not use them, except those of `presets.BESIDE`; `flowgrpo plan` shows them beside the run's. `AROUND` are the
-keys that every source is checked for, `NOT_SAID` those that a source does not give. Our own presets have neither.
+A run does not use them, except those of `presets.BESIDE`; `flowgrpo plan` shows them next to the run's. `AROUND` are
+the keys that we looked up in every source. `NOT_SAID` are those of them that a source does not give. Our own presets
+have neither.
 
-Groups and optimizer steps that a source counts for each GPU are multiplied by its script's number of GPUs. The code of
-Flow-GRPO and of DGPO moves its average once for each of two micro-batches of an optimizer step: by 0.81 in place of 0.9.
+If a source counts groups or optimizer steps for each GPU, the numbers here are multiplied by its script's number of
+GPUs. The code of Flow-GRPO and of DGPO moves its average twice in an optimizer step, once for each of two
+micro-batches, so that its decay is in fact 0.81, not 0.9.
 """
 
 from __future__ import annotations
@@ -36,17 +38,17 @@ def _guided(scale: float, guidance: str = "pipeline") -> dict[str, Any]:
 
 
 def _loop(**numbers: Any) -> dict[str, Any]:
-    """Return numbers of a training loop by their configuration keys: those of `_KEYS`, or of the section train."""
+    """Return settings by configuration key: the key in `_KEYS`, else the name in the section train."""
     return {_KEYS.get(name, f"train.{name}"): value for name, value in numbers.items()}
 
 
-# The base of its config, with the learning rate, was not available.
+# TempFlow-GRPO's base config, which has the learning rate, was not available.
 _TEMPFLOW = _loop(steps=10, groups=48, group_size=24, updates=2, split="samples", ema=_EIGHTH)
 _FLOW_GRPO = {**_TEMPFLOW, **_loop(rate=3e-4, norm=1.0)}
-_FLUX = {**_guided(3.5), **_loop(split="samples", rate=1e-5, norm=1.0, ema=None)}  # FLUX.1's own guidance, one branch
+_FLUX = {**_guided(3.5), **_loop(split="samples", rate=1e-5, norm=1.0, ema=None)}  # FLUX.1's embedded guidance
 _STUDY = {**_loop(steps=10, groups=48, group_size=24, updates=1, rate=3e-4, norm=5.0, ema=_AVERAGE), **_UNGUIDED}
-_SMALL = {**_loop(updates=1, rate=3e-4, norm=1.0, ema=_EIGHTH), **_guided(4.5, "rollout")}  # of Flow-GRPO and DGPO
-_PAIR = {**_loop(steps=40, groups=1, group_size=24), **_SMALL}  # of one GPU
+_SMALL = {**_loop(updates=1, rate=3e-4, norm=1.0, ema=_EIGHTH), **_guided(4.5, "rollout")}  # Flow-GRPO, DGPO
+_PAIR = {**_loop(steps=40, groups=1, group_size=24), **_SMALL}  # configs for one GPU
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "flow_grpo": {**_FLOW_GRPO, **_guided(4.5)},
@@ -55,17 +57,17 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "mix_grpo": {**_FLUX, **_loop(steps=25, groups=32, group_size=12, updates=4)},
     "dance_grpo": {**_FLUX, **_loop(steps=16, groups=16, group_size=12, updates=3)},
     "pref_grpo": {**_FLUX, **_loop(steps=25, groups=64, group_size=8, updates=2)},
-    # GSM8K and Qwen3-1.7B on two GPUs; each batch is trained on twice there.
+    # GSM8K and Qwen3-1.7B on two GPUs. The source trains twice on each batch.
     "mc_grpo": _loop(groups=16, group_size=9, updates=1, rate=2e-6, ema=None),
     "grpo_guard": {**_FLOW_GRPO, **_guided(4.5), "train.learning_rate": 1e-4},
     "tempflow": {**_TEMPFLOW, **_guided(4.5)},
     "tempflow_fast": {},
     "adaptive": {},
-    # Its paper has an average of 0.995, which the code does not use. An optimizer step takes 12 of 436 edges, two trees on
-    # a GPU.
+    # The paper has a weight average of decay 0.995, which the code does not use. An optimizer step takes 12 of 436
+    # edges, of two trees on a GPU.
     "branch_grpo": {**_FLUX, **_loop(steps=20, groups=16, group_size=16, updates=36, split="edges")},
     "branch_grpo_mix": {**_FLUX, **_loop(steps=20, groups=16, group_size=16, split="edges")},
-    "dense_grpo": _loop(steps=10, group_size=24, rate=3e-4),  # and a global batch of 144
+    "dense_grpo": _loop(steps=10, group_size=24, rate=3e-4),  # its global batch is 144
     "stepwise_flow_grpo": _loop(steps=10),
     "vgpo": _loop(steps=10),
     "sage_grpo": {**_guided(6.0), **_loop(steps=20, groups=16, group_size=4, updates=1, rate=1e-5, norm=1.0, ema=None)},
@@ -85,7 +87,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "awm": {**_STUDY, **_loop(steps=14, groups=72, norm=1.0, ema={**_AVERAGE, "decay": 0.99})},
     "awm_fast": {},
     "ram": {**_loop(steps=10, ema=_AVERAGE), **_UNGUIDED},
-    # Its average moves every 10 iterations, with (1 + n) / (10 + n) of their number n.
+    # The source moves the average every 10 iterations, with a decay of at most (1 + n) / (10 + n) after iteration n.
     "crd": {**_STUDY, **_loop(updates=2, norm=1.0, ema={"decay": 0.995, "every": 20, "warmup": 19})},
     "rwr": _PAIR,
     "sft_best": _PAIR,
@@ -109,4 +111,4 @@ NOT_SAID: dict[str, tuple[str, ...]] = {
     "seppo": ("model.guidance", "model.call.num_inference_steps", "train.learning_rate", "train.ema"),
     "gdro": ("model.guidance", "model.call.num_inference_steps", "train.groups", "train.updates", "train.ema"),
 }
-OF_TEXTS = ("ctpo", "mc_grpo")  # their sources are of language models, which have no guidance and no such steps
+OF_TEXTS = ("ctpo", "mc_grpo")  # their sources train language models, without guidance or sampling steps

@@ -1,1 +1,1 @@
-"""The credit axis: which edge of a tree earned the reward."""
+"""The credit axis: rules that say which edge of a tree earned the reward."""

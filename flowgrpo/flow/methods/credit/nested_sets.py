@@ -1,4 +1,4 @@
-"""Credit of trees by nested comparisons: of an edge with its depth, and with smaller and smaller families."""
+"""Credit for trees by nested comparisons: an edge with all edges of its step, and with ever closer relatives."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ if TYPE_CHECKING:
 
 
 class Nested(Credit):
-    """Give each edge the mean reward of the ends below it; compare it with its depth, with families above and with siblings.
+    """Give each edge the mean reward of the ends below it; compare it with nested sets of edges of the same step.
 
-    The mean of a set leaves out the edge's own leaves (`training.advantages.comparison_sets.nested_leave_one_out`). With
-    these, n of N, it would scale the edge's gradient by 1 - n / N: by 0.5 at the first split of one binary tree, by 0.94 at
-    its fourth. A weight of 0 leaves a comparison out. Needs the baseline leave_one_out.
+    The sets are all edges of the step, those below one start or one earlier child (a family), and the siblings. A
+    weight of 0 leaves a comparison out. The mean of a set leaves out the edge itself, as in
+    `training.advantages.comparison_sets.nested_leave_one_out`. If it included the edge's own n of N leaves, the edge's
+    gradient would be scaled by 1 - n / N: by 0.5 at the first split of one binary tree, by 0.94 at its fourth. Needs
+    the baseline leave_one_out.
     """
 
     name: Literal["nested"] = "nested"
     group: float = Field(0.75, ge=0)
-    """Weight of the comparison with all other edges of the step, of all trees of the group."""
+    """Weight of the comparison with all other edges of the step, in all trees of the group."""
     between: float = Field(0.0, ge=0)
-    """Weight of each comparison with the edges of the step below one start, and below one child of each earlier split."""
+    """Weight of each comparison with a family: the step's edges below the same start, or the same child of a split."""
     siblings: float = Field(0.25, ge=0)
     """Weight of the comparison with the edges that leave the same state."""
 
@@ -63,7 +65,7 @@ class Nested(Credit):
 
 
 def subtree_means(tree: Tree, rewards: Tensor) -> Tensor:
-    """Return the mean (nodes, R) of the known rewards of the trajectories' ends below each node; NaN without any."""
+    """Return the mean known reward (nodes, R) of the trajectory ends below each node; NaN if none is known."""
     total = torch.zeros(len(tree.nodes), rewards.shape[1], dtype=torch.float64)
     count = torch.zeros_like(total)
     for index in trunk_ends(tree):
@@ -74,9 +76,10 @@ def subtree_means(tree: Tree, rewards: Tensor) -> Tensor:
 
 
 def _families(tree: Tree, edges: list[int], between: float) -> list[list[int]]:
-    """Return the nodes above each edge's state that root a family: its start, and each child of an earlier split.
+    """Return the family roots above each edge: its start, and each of its ancestors that is a child of a split.
 
-    Lists are padded by -1 to a length that depends on the schedule alone, since processes join theirs; 0 if `between` is.
+    Lists are padded with -1 to a length that depends on the schedule alone, so that processes can concatenate theirs.
+    They are empty if `between` is 0.
     """
     if not between:
         return [[] for _ in edges]
@@ -85,7 +88,7 @@ def _families(tree: Tree, edges: list[int], between: float) -> list[list[int]]:
     padded = []
     for i in edges:
         state = parent_of(tree, i)
-        line = tree.ancestry(state)  # the state itself, and what is above it but the start
+        line = tree.ancestry(state)  # the state and its ancestors, without the start
         above = [node for node in line[1:] if node in split]
         start = [parent_of(tree, line[-1])] if line else []
         families = [*start, *reversed(above)]
@@ -94,7 +97,7 @@ def _families(tree: Tree, edges: list[int], between: float) -> list[list[int]]:
 
 
 def _kin(tree: Tree, edges: list[int]) -> tuple[list[tuple[int, int]], list[float]]:
-    """Return the (state, move) of each edge, equal for kin, and the covariance of the noise of kin."""
+    """Return a key (state, move) of each edge, equal for edges that share noise, and the covariance of their noise."""
     kin: dict[int, tuple[int, int]] = {}
     alike: dict[int, float] = {}
     for evaluation in tree.evaluations:

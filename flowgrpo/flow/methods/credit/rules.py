@@ -1,7 +1,7 @@
-"""Credit rules: from the rewards of a tree's leaves to units that can be compared.
+"""Credit rules: they turn the rewards of a tree's leaves into units that are compared with each other.
 
 Every rule takes `rewards` (leaves, R), float64 in the order of `tree.leaves`, NaN where a reward is missing. Deterministic
-steps earn no credit, so the value of a state is the reward of the sample that ODE steps lead to from it, if there is one.
+steps earn no credit. So the value of a state is the reward of the sample that ODE steps from the state lead to, if any.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Credit(Choice):
 
     @abstractmethod
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
-        """Return the units of a scored tree, for rewards of weights (R,); raise InputError if it needs another tree."""
+        """Return the units of a scored tree; `reward_weights` is (R,). Raise InputError if the tree does not fit."""
 
 
 class Terminal(Credit):
@@ -67,16 +67,16 @@ class Terminal(Credit):
 class Siblings(Credit):
     """Give each stochastic edge the value of its child; compare it with its siblings, or with all edges of its step.
 
-    TempFlow-GRPO (arXiv 2508.04324, process reward): A = (r - mean) / std over the children of one state. ODE steps must
-    finish every stochastic edge. With `weights` steps each of K siblings weighs 1 / K, so that the expected update does not
-    depend on the number of children (ours).
+    TempFlow-GRPO (arXiv 2508.04324, process reward): A = (r - mean) / std over the children of one state. ODE steps
+    must finish every stochastic edge. With `weights: steps` each of K siblings weighs 1 / K. Then the expected update
+    does not depend on the number of children (ours).
     """
 
     name: Literal["siblings"] = "siblings"
     within: Literal["seed", "prompt"] = "seed"
     """Compare the children of one state (seed), or all children of a step of the prompt."""
     weights: Literal["edges", "steps"] = "edges"
-    """What weighs alike in the update: edges, or steps, whatever their numbers of children."""
+    """edges: every edge has the same weight in the update; steps: every step has, whatever its number of children."""
 
     @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
@@ -92,18 +92,19 @@ class Siblings(Credit):
         if self.weights == "edges":
             return units
         states = torch.tensor([node.parent for node in nodes])
-        _, own, sizes = states.unique(return_inverse=True, return_counts=True)
-        return replace(units, weight=1 / sizes[own].double())
+        _, family, sizes = states.unique(return_inverse=True, return_counts=True)
+        return replace(units, weight=1 / sizes[family].double())
 
 
 class Depthwise(Credit):
     """Give each edge the fused reward of the leaves below its child; compare the edges of one depth in a group.
 
-    BranchGRPO (arXiv 2509.06040): r(n) = sum of w_l r_l over the leaves l below n, with w uniform, or
-    w = softmax_l(beta log p(l | n)) of the *summed* log-probabilities of the edges from n to l. These differ by tens of
-    nats between leaves, so `path` with beta 1 nearly picks the likeliest leaf. beta = 1 / (dimensions of the state) gives
-    the averaged form of the released option, which is close to uniform. Below the last split an edge has its leaf's own
-    advantage; where a depth has two nodes, it is +-0.707 whatever their gap.
+    BranchGRPO (arXiv 2509.06040): r(n) = sum of w_l r_l over the leaves l below n. The weights w are uniform, or the
+    softmax of beta log p(l | n), the *summed* log-probability of the edges from n to l. The sums differ by tens of nats
+    between leaves, so `path` with beta 1 nearly picks the likeliest leaf. beta = 1 / (dimensions of the state) gives
+    the averaged form of the released code's option, which is close to uniform. An edge below the last split has the
+    reward of its leaf. If a depth has only two nodes, their advantages are +-0.707, however far apart their rewards
+    are.
     """
 
     name: Literal["depthwise"] = "depthwise"
@@ -138,15 +139,16 @@ class Depthwise(Credit):
 
 
 class StepGain(Credit):
-    """Give each stochastic edge the value of its child minus that of its parent.
+    """Give each stochastic edge the value of its child minus the value of its parent.
 
-    `step` normalises the gains of each step by themselves (DenseGRPO, arXiv 2601.20218). `joint` normalises those of all
-    steps together, so that early steps keep their larger gains (Stepwise-Flow-GRPO, 2603.28718). Every state needs a value.
+    `step` normalises the gains of each step separately (DenseGRPO, arXiv 2601.20218). `joint` normalises the gains of
+    all steps together, so that early steps keep their larger gains (Stepwise-Flow-GRPO, 2603.28718). Every state needs
+    a value.
     """
 
     name: Literal["step_gain"] = "step_gain"
     compare: Literal["step", "joint"] = "step"
-    """Compare gains within their step, or those of all steps jointly."""
+    """step: compare the gains of one step; joint: compare the gains of all steps together."""
 
     @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
@@ -162,23 +164,24 @@ class StepGain(Credit):
 
 
 class DiscountedValue(Credit):
-    """Give each stochastic edge the discounted value to come, Q_k = r_k + discount Q_(k+1), r_k of the state it led to.
+    """Give each stochastic edge the discounted return Q_k = r_k + discount Q_(k+1); r_k is the value of its child.
 
-    VGPO (arXiv 2512.12387), *reconstructed*: its abstract has the expected cumulative reward of each stage, its reviews
-    the reward R_t of one jump from x_(t-1), t = T ... 1, and a discounted action value of it; no more was available. The
-    loss of an edge is weighted by Q_k over the mean of its trajectory. Its advantage is (Q - mean) / std + anchor Q at each
-    (group, step), so that it does not vanish where a group agrees. `discount` and `anchor` are our numbers. In the reviews
-    the weight multiplies the advantage; here it multiplies the whole loss of the edge, the KL too. Rewards should not be
-    negative: a value below 0 has weight 0. Every state needs a value, and the tree must not branch.
+    VGPO (arXiv 2512.12387), *reconstructed* from its abstract (expected cumulative reward of each stage) and its
+    reviews (reward R_t of one jump from x_(t-1), t = T ... 1, and a discounted action value of it); we had no more. The
+    loss of an edge is weighted by Q_k / (mean Q of its trajectory). Its advantage is (Q - mean) / std + anchor Q within
+    its group and step, so that it does not vanish if the rewards of a group are equal. The defaults of `discount` and
+    `anchor` are ours. In the reviews the weight multiplies the advantage; here it multiplies the whole loss of the
+    edge, including the KL. Rewards should not be negative: a value below 0 has weight 0. Every state needs a value, and
+    the tree must not branch.
     """
 
     name: Literal["discounted_value"] = "discounted_value"
     discount: float = Field(0.9, ge=0, le=1)
     """Discount of the values of later states."""
     anchor: float = Field(0.1, ge=0)
-    """Multiple of the value that comes on top of the advantage."""
+    """Coefficient of Q in the advantage."""
     anchored_steps: int = Field(5, ge=0)
-    """How many steps have the anchor, the first ones."""
+    """Number of steps, from the first, with the term anchor Q."""
 
     @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
@@ -210,7 +213,10 @@ class DiscountedValue(Credit):
 
 
 def state_values(tree: Tree, rewards: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each node's value (nodes, R), the reward at the end of its ODE twig or trunk, and if it has one (nodes,)."""
+    """Return the value of each node (nodes, R), and a mask (nodes,) of the nodes that have one.
+
+    The value is the reward of the sample at the end of the ODE steps from the node; a twig goes before the trunk.
+    """
     source = {node: leaf for leaf, node in enumerate(tree.leaves)}  # node -> the leaf whose reward is its value
     stochastic, by_twig = set(stochastic_edges(tree)), set()
     for i in range(len(tree.nodes) - 1, -1, -1):  # children before parents
@@ -228,19 +234,19 @@ def state_values(tree: Tree, rewards: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def trunk_ends(tree: Tree) -> list[int]:
-    """Return the indices in `tree.leaves` of the ends of trajectories, without those of twigs."""
+    """Return the indices in `tree.leaves` of the ends of trajectories, without the ends of twigs."""
     return [index for index, leaf in enumerate(tree.leaves) if tree.nodes[leaf].role != trees.TWIG]
 
 
 def parent_of(tree: Tree, edge: int) -> int:
-    """Return the parent of an edge's node."""
+    """Return the node that an edge leaves."""
     parent = tree.nodes[edge].parent
     assert parent is not None  # no edge leads to a start
     return parent
 
 
 def stochastic_edges(tree: Tree) -> list[int]:
-    """Return the nodes that stochastic edges lead to, parents before children."""
+    """Return the stochastic edges, each as the node it leads to, parents before children."""
     nodes = [
         node
         for evaluation in tree.evaluations
@@ -252,7 +258,7 @@ def stochastic_edges(tree: Tree) -> list[int]:
 
 
 def edge_units(tree: Tree, edges: list[int], values: Tensor, comparison: Sequence[tuple[int, ...]]) -> CreditUnits:
-    """Return a unit of weight 1 for each of some edges; `comparison` as in `CreditUnits`."""
+    """Return a unit of weight 1 for each edge of `edges`; `comparison` as in `CreditUnits`."""
     of_edge = torch.full((len(tree.nodes),), -1)
     of_edge[edges] = torch.arange(len(edges))
     root = torch.tensor([tree.nodes[i].root.index for i in edges])
@@ -262,7 +268,7 @@ def edge_units(tree: Tree, edges: list[int], values: Tensor, comparison: Sequenc
 
 
 def _summed_log_probs(tree: Tree) -> Tensor:
-    """Return the joint log-probability (nodes,) of the edge to each node, 0 for a deterministic step."""
+    """Return the log-probability (nodes,) of the edge to each node, summed over dimensions; 0 for an ODE step."""
     total = torch.zeros(len(tree.nodes), dtype=torch.float64)
     dimensions = sum(x[0].numel() for x in tree.samples)
     for evaluation in tree.evaluations:
@@ -279,7 +285,7 @@ def _summed_log_probs(tree: Tree) -> Tensor:
 
 
 def step_signs(tree: Tree, rewards: Tensor) -> Tensor:
-    """Return the counts (2, T) float64 of positive and of negative gains at each step, for rewards (leaves,) float64."""
+    """Return the numbers (2, T) float64 of positive and of negative gains of each step; `rewards` is (leaves,)."""
     units = StepGain().units(tree, rewards[:, None], torch.ones(1))
     gains = units.values[:, 0]
     counts = torch.zeros(2, len(tree.sigmas) - 1, dtype=torch.float64)
@@ -299,8 +305,14 @@ def adjust_levels(
 ) -> list[float]:
     """Return the noise levels (T,) after one round of DenseGRPO's calibration (arXiv 2601.20218, Algorithm 1).
 
-    Where the counts (T,) of positive and negative gains differ by fewer than `difference`, the level rises by its step.
-    Elsewhere it falls by its step, but not below the step. A step without gains is deterministic and keeps its level.
+    Args:
+        levels: (T,) noise levels of this round.
+        positive, negative: (T,) numbers of gains above and below 0.
+        steps: (T,) changes of the levels.
+        difference: if the two numbers differ by less than this, the level rises, else it falls.
+        highest: upper bound of a level. The lower bound is the level's change in `steps`.
+
+    A step without gains is deterministic and keeps its level.
     """
     moved, even = positive + negative > 0, (positive - negative).abs() < difference
     return [

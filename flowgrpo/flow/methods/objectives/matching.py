@@ -1,9 +1,9 @@
-"""Distillation, and objectives of final samples: policy gradients, contrastive and preference losses.
+"""Distillation, and objectives on final samples: policy gradients, contrastive losses and preference losses.
 
-L is a sample's log-probability at a noise level (minus a weighted error of the velocity), ell = L - L_anchor its log ratio
-to the anchor, A its advantage. At equality with the anchor all of them have a gradient of the form -a grad L; they differ
-in a and in their bounds. Losses that couple samples take the derivative in each L from a first pass without gradient, so
-that no graph holds a whole group.
+L is a sample's log-probability at a noise level: minus the weighted squared error of the velocity. ell = L - L_anchor
+is its log ratio to the anchor, A its advantage. Where the policy equals the anchor, every loss here has a gradient of
+the form -a grad L; they differ in a and in their bounds. Losses that couple samples compute the derivative in each L in
+a first pass without gradient, so that no autograd graph holds a whole group.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from flowgrpo.training.advantages.clipped_ratio import both_bounds, bounded_exp
 
 
 def optimality(advantage: Tensor, most: float) -> Tensor:
-    """Return the probability (E,) of a good sample: A in [-most, most] mapped to [0, 1] (DiffusionNFT, 2509.16117)."""
+    """Return the optimality (E,): A in [-most, most] mapped linearly to [0, 1] (DiffusionNFT, arXiv 2509.16117)."""
     return (advantage / most / 2 + 0.5).clamp(0, 1)
 
 
 class Gradient(PolicyGradient):
-    """The plain policy gradient: -A ratio (EPG, arXiv 2602.04663), or without a ratio -A L (RWR, SFT, AWM)."""
+    """The plain policy gradient: loss -A ratio (EPG, arXiv 2602.04663), or -A L without a ratio (RWR, SFT, AWM)."""
 
     name: Literal["gradient"] = "gradient"
     ratio: bool = True
-    """Weigh by the ratio to the anchor; false: -A log-probability, which nothing but divergences bounds."""
+    """true: -A x ratio to the anchor; false: -A x log-probability, which only divergences bound."""
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
@@ -47,15 +47,15 @@ class Gradient(PolicyGradient):
 
 
 class Proximal(PolicyGradient):
-    """The policy gradient with the divergence from the anchor in its advantage: gradient -ratio (A - ell) grad L.
+    """The policy gradient with the divergence from the anchor in the advantage: gradient -ratio (A - ell) grad L.
 
-    PEPG of arXiv 2602.04663. Its PAR has the same gradient, since the released code detaches the ratio there. Stationary
-    where ell = A.
+    It is PEPG of arXiv 2602.04663. PAR of the same paper has the same gradient, because the released code detaches its
+    ratio. The gradient is 0 where ell = A.
     """
 
     name: Literal["proximal"] = "proximal"
     ratio: bool = True
-    """Weigh by the ratio to the anchor, too."""
+    """Multiply by the ratio to the anchor, without gradient."""
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
@@ -65,10 +65,10 @@ class Proximal(PolicyGradient):
 
 
 class Distill(PolicyGradient):
-    """The divergence from a teacher alone (verl-omni's `distill_kl`), without advantages.
+    """On-policy distillation: the divergence from a teacher alone (verl-omni's `distill_kl`), without advantages.
 
-    The student's own states are the inputs, without gradient, so it learns where it goes itself. In steps of one kernel,
-    with mean = P x + Q v and noise S, the exact KL is Q^2 / (2 S^2) mean (v - v_teacher)^2.
+    The inputs are the states that the student itself visits, without gradient. For a kernel step with mean = P x + Q v
+    and std S, the exact KL is Q^2 / (2 S^2) mean (v - v_teacher)^2.
     """
 
     rewarded: ClassVar[bool] = False
@@ -96,22 +96,22 @@ class Distill(PolicyGradient):
 
 
 class OfSamples(PolicyGradient):
-    """Objectives that need noised samples."""
+    """Options of objectives that need noised final samples (likelihood elbo)."""
 
     likelihoods: ClassVar[Sequence[str]] = ("elbo",)
 
 
 class TwoBranch(OfSamples):
-    """DiffusionNFT (arXiv 2509.16117): good samples pull the velocity, bad ones its mirror image about the anchor's.
+    """DiffusionNFT (arXiv 2509.16117): good samples fit the velocity; bad ones fit its mirror image about the anchor's.
 
-    With v+ = beta v + (1 - beta) v_anchor, v- = (1 + beta) v_anchor - beta v and l the weighted error of each, the loss is
-    most (r l(v+) + (1 - r) l(v-)) / beta, r the optimality. In the unweighted error that is the linear term plus
-    beta most |v - v_anchor|^2, so it bounds itself.
+    Let v+ = beta v + (1 - beta) v_anchor, v- = (1 + beta) v_anchor - beta v, l the weighted squared error, and r the
+    optimality. The loss is most (r l(v+) + (1 - r) l(v-)) / beta. For unweighted errors it is a term linear in v plus
+    beta most |v - v_anchor|^2, which keeps v near the anchor.
     """
 
     name: Literal["two_branch"] = "two_branch"
     beta: Positive = 1.0
-    """How far each branch is from the anchor; smaller is faster and less stable."""
+    """Distance of each branch from the anchor; smaller is faster and less stable."""
     most: Positive = 5.0
     """The advantage of a sample that is surely good; the baseline's clip."""
 
@@ -119,17 +119,17 @@ class TwoBranch(OfSamples):
     def loss(self, inputs: LossInputs) -> Tensor:
         step = self.beta * (inputs.error - inputs.anchor_error)
         score, anchor = inputs.score, inputs.anchor_error
-        good, bad = (-score(anchor + way) for way in (step, -step))
+        good, bad = (-score(anchor + signed_step) for signed_step in (step, -step))
         r = optimality(inputs.advantage, self.most)
         return self.most / self.beta * (r * good + (1 - r) * bad)
 
 
 class VelocityTarget(OfSamples):
-    """RAM (arXiv 2605.10759): pull the velocity to v_ref + scale A (target - v_anchor), a target without gradient."""
+    """RAM (arXiv 2605.10759): regression of the velocity to the constant v_ref + scale A (target - v_anchor)."""
 
     name: Literal["velocity_target"] = "velocity_target"
     scale: Positive = 1.0
-    """Multiple of the advantage in the target."""
+    """Coefficient of the advantage in the regression target."""
 
     @property
     @override
@@ -143,20 +143,21 @@ class VelocityTarget(OfSamples):
 
 
 class Centred(OfSamples):
-    """CRD (arXiv 2603.14128): fit the log ratios, centred over an optimizer step, to the centred optimality.
+    """CRD (arXiv 2603.14128): regression of the centred log ratios ell to the centred optimality r.
 
-    The loss is most / beta (beta (ell - mean ell) - (r - mean r))^2; the means have no gradient.
+    The loss is most / beta (beta (ell - mean ell) - (r - mean r))^2. The means are over an optimizer step and have no
+    gradient.
     """
 
     couples: ClassVar[Literal["nothing", "group", "step"]] = "step"
 
     name: Literal["centred"] = "centred"
     beta: Positive = 1.0
-    """Multiple of the log ratio that is drawn to the optimality."""
+    """Coefficient of the log ratio in the regression."""
     most: Positive = 5.0
     """The advantage of a sample that is surely good; the baseline's clip."""
     adaptive_kl: Rate | None = None
-    """Hold bad samples less: the divergence from the reference is multiplied by m + (1 - m) r, m this; null: all alike."""
+    """m: multiply a sample's divergence from the reference by m + (1 - m) r, less for bad samples; null: by 1."""
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
@@ -173,16 +174,16 @@ class Centred(OfSamples):
 
 
 class Coupled(OfSamples):
-    """Objectives of the samples of a group together, at one noise level and with one noise."""
+    """Options of objectives that couple the samples of a group, which share noise levels and noise."""
 
     couples: ClassVar[Literal["nothing", "group", "step"]] = "group"
 
     @abstractmethod
     def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
-        """Return the loss of a group, from its K >= 2 log ratios (K,) to the anchor and advantages (K,)."""
+        """Return the loss of a group of K >= 2 samples, from log ratios to the anchor (K,) and advantages (K,)."""
 
     def coefficients(self, ell: Tensor, advantage: Tensor) -> Tensor:
-        """Return the derivative (K,) of the group's loss in each log-probability, times K, for a mean over samples."""
+        """Return K times the derivative (K,) of the group's loss in each log-probability, for a mean over samples."""
         with torch.enable_grad():
             ell = ell.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(self.group_loss(ell, advantage), ell)
@@ -194,7 +195,7 @@ class Coupled(OfSamples):
 
 
 class OfPairs(Coupled):
-    """Objectives of the best and the worst sample of a group."""
+    """Options of objectives that train on the best and the worst sample of a group."""
 
     pairs: ClassVar[bool] = True
 
@@ -223,16 +224,16 @@ class PairPreference(OfPairs):
 
 
 class SemiPolicy(OfPairs):
-    """SePPO (arXiv 2410.05255): the best sample of a group, and a sample that is not assumed to be worse.
+    """SePPO (arXiv 2410.05255): the best sample w of a group, and the anchor's sample r, which may be good or bad.
 
-    With w the best and r the worst of a group the loss is -ln sigmoid(beta (ell_w - sgn(ell_w) ell_r)), the sign without
-    gradient. Where ell_w < 0, the anchor, which made r, denoises the best sample better than the policy, and r is learnt
-    too; at ell_w = 0 it has no part. The equation is reconstructed from reviews of the paper.
+    The loss is -ln sigmoid(beta (ell_w - sgn(ell_w) ell_r)), the sign without gradient; r is the worst of the group. If
+    ell_w < 0, the anchor fits the best sample better than the policy does. Then r, which the anchor made, is learnt
+    too. If ell_w = 0, r has no gradient. The equation is reconstructed from reviews of the paper.
     """
 
     name: Literal["semi_policy"] = "semi_policy"
     beta: Positive = 50.0
-    """Sharpness of the preference, without the half of pair_preference."""
+    """Sharpness of the preference; unlike in pair_preference it is not halved."""
 
     @override
     def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
@@ -241,16 +242,17 @@ class SemiPolicy(OfPairs):
 
 
 class GroupSigmoid(Coupled):
-    """DGPO (arXiv 2510.08425): -A L of each sample, weighed by sigmoid(-beta / K sum A ell) of its group, without gradient.
+    """DGPO (arXiv 2510.08425): the loss -A L of each sample, times sigmoid(-beta / K sum A ell) of its group.
 
-    Samples whose ratio to the old policy has left the clip range, above where A > 0 and below elsewhere, have no gradient.
+    The sigmoid has no gradient. Samples whose ratio to the old policy has left the clip range have no gradient: above
+    it if A > 0, below it if A < 0.
     """
 
     name: Literal["group_sigmoid"] = "group_sigmoid"
     beta: Positive = 100.0
     """Sharpness of the preference."""
     clip_range: ClipRange | None = None
-    """Clip of the ratio to the old policy; null: none."""
+    """Clip range of the ratio to the old policy; null: no clip."""
 
     @property
     @override
@@ -281,20 +283,21 @@ class GroupSigmoid(Coupled):
 
 
 class PlackettLuce(Coupled):
-    """GDRO (arXiv 2601.02036): the likelihood of the group's softened ranking, and a pull to its best sample.
+    """GDRO (arXiv 2601.02036): Plackett-Luce likelihood of a group's softened ranking, and a term for its best sample.
 
-    With s = beta ell and samples sorted by advantage: the sum over places i of ln sum_{m >= i} exp s_m - sum_{j >= i}
-    q_i(j) s_j, q_i the softmax over the rest of A / temperature; and `best` times -L of the first. The order by falling
-    reward is implied by the form. It is not known whether a group shares its noise.
+    Let s = beta ell, with samples sorted by falling advantage, and q_i the softmax of A / temperature over the samples
+    j >= i. The loss is the sum over places i of (ln sum_{j >= i} exp s_j - sum_{j >= i} q_i(j) s_j), minus `best` times
+    the log ratio of the best sample. The paper's formula implies the order by falling reward. We do not know whether
+    its groups share noise.
     """
 
     name: Literal["plackett_luce"] = "plackett_luce"
     beta: Positive = 12.0
-    """Multiple of the log ratio in a sample's score."""
+    """Coefficient of the log ratio in a sample's score s."""
     temperature: Positive = 0.05
-    """Of the softmax over advantages; near 0 the ranking is hard."""
+    """Temperature of the softmax over advantages; near 0 the ranking is hard."""
     best: NotNegative = Field(0.5)
-    """Coefficient of the pull to the group's best sample."""
+    """Coefficient of the term for the group's best sample."""
 
     @override
     def takes(self, advantage: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The prefix ratio: the likelihood ratio of the whole path that leads to an edge, clipped in log space."""
+"""The prefix-ratio objective: the likelihood ratio of the whole path up to an edge, clipped in log space."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from flowgrpo.training.advantages.clipped_ratio import path_bounds, path_clip_lo
 
 
 def prefix_log_ratio(inputs: LossInputs) -> Tensor:
-    """Return the log ratio (E,) of the paths from the root to the edges, with gradient through the edges' own step only.
+    """Return the log ratio (E,) of the path from the root to each edge; only the edge's own step has a gradient.
 
-    It sums log_prob - old_log_prob over the trained steps of the path, including the edge (CTPO, arXiv 2605.07331, the
-    ratio of a token's prefix). Earlier steps enter as constants: each of them has a loss of its own.
+    It sums log_prob - old_log_prob over the trained steps of the path, including the edge (CTPO, arXiv 2605.07331: the
+    ratio of a token's prefix). Earlier steps are constants, since each of them has its own loss.
     """
     return inputs.earlier + (inputs.log_prob - inputs.old_log_prob)
 
 
 class PrefixRatio(PolicyGradient):
-    """CTPO: clip the ratio of an edge's prefix in log space, by bounds that grow along the path.
+    """CTPO: the ratio of the path up to an edge, clipped in log space with bounds that grow along the path.
 
-    The ratio of one step supposes that the rollout's policy and the present one visit the same states. With stale rollouts
-    they do not; the prefix contains the ratio of the states, too.
+    The ratio of one step alone assumes that the rollout policy and the current policy visit the same states. With stale
+    rollouts they do not. The ratio of the path also corrects for this.
     """
 
     likelihoods: ClassVar[Sequence[str]] = ("trajectory",)
 
     name: Literal["prefix_ratio"] = "prefix_ratio"
     clip_range: ClipRange = [1e-4, 2e-4]
-    """At a path's first trained step the log of the ratio is clipped to -+ it; or to -low and high, of [low, high]."""
+    """At the first trained step the log ratio is clipped to [-c, c]; with [low, high], to [-low, high]."""
     power: float = Field(0.5, ge=0)
-    """At a path's t-th trained step the bounds are t to this power times as wide; 0: alike at all."""
+    """At the t-th trained step of a path the bounds are t^power times as wide; 0: equal at all steps."""
     dual: Positive | None = 1.0
-    """Where A < 0, log ratios above this times the upper bound have no gradient (arXiv 1912.09729); null: all have."""
+    """If A < 0, log ratios above dual x (upper bound) have no gradient (arXiv 1912.09729); null: no such bound."""
 
     @property
     @override

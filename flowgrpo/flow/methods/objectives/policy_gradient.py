@@ -1,4 +1,4 @@
-"""Objectives: the loss of an edge, the weights of the steps, and the divergences that are added."""
+"""Policy-gradient objectives: the loss of an edge, the weights of the steps, and the divergences added to the loss."""
 
 from __future__ import annotations
 
@@ -31,20 +31,22 @@ TrainedStep = tuple["Kernel", float, float]  # kernel, sigma, sigma_next
 
 @dataclass(frozen=True, kw_only=True)
 class LossInputs:
-    """Inputs of a loss: E edges of one evaluation, or E noised samples, each an edge here.
+    """Inputs of a loss for E edges of one model evaluation, or for E noised samples (likelihood elbo).
 
     Gradients flow through `log_prob`, `mean`, `velocity` and `error`.
 
     Attributes:
-        old_log_prob: (E,) in the rollout; of a sample under the likelihood's anchor.
-        mean, std: of the step; tensors (E, ...), and one number.
+        log_prob: (E,) of each edge or sample under the live policy.
+        old_log_prob: (E,) of each edge in the rollout, or of each sample under the likelihood's anchor.
+        mean, std: of the step's Gaussian; tensors (E, ...), and one number.
         step_size: sigma - sigma_next, positive.
         diffuses: whether std is g sqrt(step_size), see `samplers.kernels.Kernel`.
         earlier: (E,) sum of the log ratios of the trained steps before each edge on its path, without gradient.
         position: (E,) int64, number of each edge among the trained steps of its path, from 1.
-        error: (E, D) velocity minus its target, of a noised sample (likelihood elbo).
+        error: (E, D) velocity minus its target for a noised sample; `anchor_error`, `old_error` and
+            `reference_error` are those of other policies.
         score: function from an error to a log-probability (E,).
-        coefficient: (E,) derivative of the loss in each log-probability, where samples are coupled.
+        coefficient: (E,) derivative of the loss in each log-probability, for objectives that couple samples.
         centre: means of the log ratio and of the optimality over the optimizer step.
     """
 
@@ -71,19 +73,20 @@ class LossInputs:
 
 
 def noise_aware(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
-    """Return the weight of each step: its std over their mean, TempFlow-GRPO's noise-aware weighting (2508.04324).
+    """Return the weight of each step: std / (mean std), TempFlow-GRPO's noise-aware weighting (arXiv 2508.04324).
 
-    It takes back the 1 / std in the gradient. The released code multiplies std by 2.25, which is 1 / mean(std) for SD3.5.
+    It cancels the 1 / std in the gradient. The released code multiplies std by 2.25, which is 1 / (mean std) for SD3.5.
     """
     stds = [kernels.slope(*step, sigma_cap)[1] for step in steps]
     return [std * len(stds) / sum(stds) for std in stds]
 
 
 def equalised(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
-    """Return the weight of each step: median of N over its N, SAGE-GRPO's equaliser (2603.21872).
+    """Return the weight of each step: (median of N) / N, SAGE-GRPO's equaliser (arXiv 2603.21872).
 
-    N is `samplers.kernels.pull`, the paper's |d mean / d v| / std where the log-probability is averaged; so all steps pull
-    alike. Without slope or noise the weight is 1. The median is the lower one of an even number, as released.
+    N is `samplers.kernels.pull`, the size of the step's gradient, so that all weighted steps have the same size. For
+    averaged log-probabilities N is the paper's |d mean / d v| / std. A step with N = 0 has weight 1. As in the released
+    code, the median of an even number of values is the lower of the two middle ones.
     """
     sizes = [kernels.pull(*step, sigma_cap) for step in steps]
     middle = statistics.median_low(sizes)
@@ -94,21 +97,24 @@ STEP_WEIGHTS = {"noise_aware": noise_aware, "equalised": equalised}
 
 
 def exact_kl(inputs: LossInputs) -> Tensor:
-    """Return the KL (E,) of the step from the reference's, averaged over dimensions: mean (mu - mu_ref)^2 / (2 std^2)."""
+    """Return the KL (E,) of the step from the reference's step, averaged over dimensions.
+
+    It is mean (mu - mu_ref)^2 / (2 std^2).
+    """
     return _mean_square(inputs.mean, inputs.reference_mean) / (2 * inputs.std**2)
 
 
 def flow_grpo_kl(inputs: LossInputs) -> Tensor:
-    """Return the divergence (E,) of Flow-GRPO's code: mean (mu - mu_ref)^2 / (2 s^2), s its `std_dev_t`.
+    """Return the divergence (E,) of Flow-GRPO's code: mean (mu - mu_ref)^2 / (2 s^2), with s the code's `std_dev_t`.
 
-    For `flow_sde` s is g, without the step in std = g sqrt(h). For `cps` it is std, so the divergence is the exact one, as
-    here for every kernel whose noise is not a diffusion over the step.
+    For `flow_sde` s is g, where std = g sqrt(step size). For `cps` s is std, so the divergence is the exact KL. It is
+    the exact KL for every other kernel without `diffuses`, too.
     """
     return exact_kl(inputs) * (inputs.step_size if inputs.diffuses else 1.0)
 
 
 def velocity_kl(inputs: LossInputs) -> Tensor:
-    """Return the squared distance (E,) of the velocities, averaged over dimensions."""
+    """Return the squared distance (E,) of the velocity from the reference's, averaged over dimensions."""
     if inputs.error is not None:
         return (inputs.error - inputs.reference_error).square().mean(1)
     return _mean_square(inputs.velocity, inputs.reference_velocity)
@@ -118,9 +124,9 @@ KL = {"exact": exact_kl, "flow_grpo": flow_grpo_kl, "velocity": velocity_kl}
 
 
 def previous_kl(inputs: LossInputs) -> Tensor:
-    """Return the KL (E,) of the step from the rollout policy's, averaged over dimensions.
+    """Return the KL (E,) of the step from the rollout policy's step, averaged over dimensions.
 
-    Of noised samples: the squared distance of the velocity from the old policy's.
+    For noised samples it is the squared distance of the velocity from the old policy's, averaged over dimensions.
     """
     if inputs.error is not None:
         return (inputs.error - inputs.old_error).square().mean(1)
@@ -128,24 +134,25 @@ def previous_kl(inputs: LossInputs) -> Tensor:
 
 
 class Divergence(Strict):
-    """A pull to the reference, and to the rollout policy (with both, SAGE-GRPO's dual region)."""
+    """Divergences from the reference and from the rollout policy; with both, SAGE-GRPO's dual trust region."""
 
     form: Literal["flow_grpo", "exact", "velocity"] = "flow_grpo"
-    """exact: KL of the step's Gaussians; flow_grpo: without the step in its variance; velocity: squared distance."""
+    """exact: KL of the step's Gaussians; flow_grpo: that KL times the step size; velocity: squared distance of v."""
     beta: float = Field(0.0, ge=0)
-    """Coefficient of the divergence from the reference; 0 computes none."""
+    """Coefficient of the divergence from the reference; 0: it is not computed."""
     reference: Literal["fixed", "base", "moving", "teacher"] = "fixed"
-    """fixed: the start of training, with the adapters of model.lora.path; base: the model without adapters; moving: the
-    policy itself, copied now and then; teacher: that of model.teacher."""
+    """fixed: the policy at the start of training, with the adapters of model.lora.path; base: the model without
+    adapters; moving: a copy of the policy, renewed every `refresh` optimizer steps; teacher: the model of
+    model.teacher."""
     refresh: int = Field(10, ge=1)
     """Optimizer steps between two copies of a moving reference."""
     previous: float = Field(0.0, ge=0)
-    """Multiple of the KL from the policy that made the rollout, on top; 0 in an iteration's first update. By elbo of the
-    squared distance from the old policy's velocity."""
+    """Coefficient, as a multiple of beta, of the KL from the rollout policy. That KL is 0 in an iteration's first
+    update. With elbo it is the squared distance from the old policy's velocity."""
     target: Positive | None = None
-    """Divergence towards which the coefficient adapts after each iteration; null: it stays."""
+    """Divergence towards which the coefficient adapts after each iteration; null: the coefficient is constant."""
     max_beta: Positive | None = None
-    """Largest coefficient when it adapts; beta is the smallest."""
+    """Largest coefficient, if it adapts; beta is the smallest."""
 
     @model_validator(mode="after")
     def _adapts(self) -> Divergence:
@@ -160,8 +167,9 @@ class Divergence(Strict):
     def adapted(self, beta: float, measured: float | None) -> float:
         """Return the coefficient of the next iteration, from the last one and the measured divergence.
 
-        PPO's rule (arXiv 1707.06347, section 4): double it above 1.5 target, halve it below target / 1.5, within bounds.
-        SAGE-GRPO adapts its coefficient between 1e-7 and 1e-5, by a rule that was not available.
+        PPO's rule (arXiv 1707.06347, section 4): double it if the divergence is above 1.5 target, halve it if the
+        divergence is below target / 1.5. It stays within `beta` and `max_beta`. SAGE-GRPO adapts its coefficient
+        between 1e-7 and 1e-5, by a rule that we do not know.
         """
         if self.target is None or self.max_beta is None or measured is None:
             return beta
@@ -170,41 +178,41 @@ class Divergence(Strict):
 
 
 class PolicyGradient(Choice):
-    """Options of objectives of the ratio: weights of the steps, and divergences, which these weights do not touch."""
+    """Options of every objective: weights of the steps, and divergences, to which these weights do not apply."""
 
     likelihoods: ClassVar[Sequence[str]] = ("trajectory", "elbo")
-    """Likelihoods it can train."""
+    """Likelihoods that the objective can train."""
     couples: ClassVar[Literal["nothing", "group", "step"]] = "nothing"
-    """Samples that a sample's loss depends on: its group, or all of the optimizer step."""
+    """Other samples that a sample's loss depends on: its group, or all samples of the optimizer step."""
     pairs: ClassVar[bool] = False
-    """Whether it trains only on the best and the worst sample of a group."""
+    """Whether the objective trains only on the best and the worst sample of a group."""
     rewarded: ClassVar[bool] = True
     """Whether the loss depends on the advantages."""
 
     step_weights: Literal["none", "noise_aware", "equalised"] = "none"
-    """Weights of the steps in the loss: none, noise_aware (std over its mean) or equalised (all pull alike)."""
+    """Weights of the steps in the loss: none, noise_aware (std / mean std) or equalised (gradients of equal size)."""
     kl: Divergence = Divergence()
-    """Divergences that are added to the loss."""
+    """Divergences added to the loss."""
 
     @abstractmethod
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Return the loss (E,) of the edges, without the divergence and the weights of the steps."""
+        """Return the loss (E,) of the edges, without the divergence and without the weights of the steps."""
 
     def clipped(self, inputs: LossInputs) -> Tensor:
-        """Return whether (E,) bool each edge has zero gradient by a bound of the objective; by default there is none."""
+        """Return a mask (E,) of the edges that a bound of the objective gives zero gradient; by default none."""
         return torch.zeros_like(inputs.advantage, dtype=torch.bool)
 
     def above(self, inputs: LossInputs) -> Tensor:
-        """Return whether (E,) bool the ratio that `clipped` bounds is above 1."""
+        """Return a mask (E,) of the edges whose ratio, the one that `clipped` bounds, is above 1."""
         return inputs.log_prob > inputs.old_log_prob
 
     @property
     def policies(self) -> set[str]:
-        """Return the policies it needs beside the live one and the likelihood's anchor."""
+        """Return the names of the policies needed besides the live one and the likelihood's anchor."""
         return {name for name, asked in (("reference", self.kl.beta), ("old", self.kl.previous)) if asked}
 
     def takes(self, advantage: Tensor) -> Tensor:
-        """Return the samples (K,) bool of a group that have a part in the loss, from their advantages."""
+        """Return a mask (K,) of the samples of a group that enter the loss, from their advantages (K,)."""
         return torch.ones_like(advantage, dtype=torch.bool)
 
     @property
@@ -224,22 +232,22 @@ class PolicyGradient(Choice):
         return dict(zip(steps, STEP_WEIGHTS[self.step_weights](steps, sigma_cap), strict=True))
 
     def pulls(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
-        """Return the size of the loss's gradient in the velocity at each trained step; see `samplers.kernels.pull`."""
+        """Return the size of the loss's gradient in v at each trained step, as in `samplers.kernels.pull`."""
         weights = self.weights(steps, sigma_cap)
         return [kernels.pull(*step, sigma_cap) * weights[step] for step in steps]
 
     def holds(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
-        """Return the curvature of the divergence at each trained step: D times its second derivative in an element of v."""
+        """Return the curvature of the divergence at each trained step: D d^2 divergence / dv_i^2, for D dimensions."""
 
         def curvature(kernel: Kernel, sigma: float, sigma_next: float) -> float:
             moved, std = kernels.slope(kernel, sigma, sigma_next, sigma_cap)
-            over = sigma - sigma_next if self.kl.form == "flow_grpo" and kernel.diffuses else 1.0
-            return (moved / std) ** 2 * over if std > 0 else 0.0
+            factor = sigma - sigma_next if self.kl.form == "flow_grpo" and kernel.diffuses else 1.0
+            return (moved / std) ** 2 * factor if std > 0 else 0.0
 
         return [2.0 if self.kl.form == "velocity" else curvature(*step) for step in steps]
 
     def divergence(self, inputs: LossInputs) -> Tensor:
-        """Return the divergence (E,) in the chosen form."""
+        """Return the divergence (E,) from the reference, plus `previous` times the one from the rollout policy."""
         pull = KL[self.kl.form](inputs)
         return pull + self.kl.previous * previous_kl(inputs) if self.kl.previous else pull
 
@@ -250,10 +258,10 @@ def plain_ratio(inputs: LossInputs) -> Tensor:
 
 
 class Clipped(PolicyGradient):
-    """Options of clipped objectives; `clip_range` bounds both sides, or is [low, high]."""
+    """Options of clipped objectives."""
 
     clip_range: ClipRange = 1e-4
-    """The ratio is clipped to 1 -+ it; or [low, high]."""
+    """The ratio is clipped to [1 - c, 1 + c]; with [low, high], to [1 - low, 1 + high]."""
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
@@ -279,17 +287,17 @@ class Clip(Clipped):
 
 
 class NormalisedRatio(Clipped):
-    """GRPO-Guard (arXiv 2510.22319): a clipped ratio of equal variance at every step; its loss is divided by the step.
+    """GRPO-Guard (arXiv 2510.22319): a clipped ratio of equal variance at every step; the loss is divided by step size.
 
-    The ratio is exp((log_prob - old_log_prob + mean (mu - mu_old)^2 / (2 std^2)) std). For the averaged log-probability the
-    exponent is mean (mu - mu_old) noise, without the bias that makes plain ratios smaller than 1.
+    The ratio is exp((log_prob - old_log_prob + mean (mu - mu_old)^2 / (2 std^2)) std). For averaged log-probabilities
+    the exponent is mean((mu - mu_old) noise), without the bias that makes plain ratios smaller than 1.
     """
 
     likelihoods: ClassVar[Sequence[str]] = ("trajectory",)
 
     name: Literal["normalised_ratio"] = "normalised_ratio"
     clip_range: ClipRange = 2e-6
-    """The normalised ratio is clipped to 1 -+ it; or [low, high]."""
+    """The normalised ratio is clipped to [1 - c, 1 + c]; with [low, high], to [1 - low, 1 + high]."""
 
     @property
     @override
@@ -315,18 +323,18 @@ class NormalisedRatio(Clipped):
 
 
 class KlMask(PolicyGradient):
-    """Flow-DPPO (arXiv 2606.11025): -A ratio, and 0 where the step's KL from the rollout's reaches `limit`.
+    """Flow-DPPO (arXiv 2606.11025): the loss -A ratio, set to 0 where the step's KL from the rollout reaches `limit`.
 
-    Only an edge whose ratio has moved the way of its advantage is stopped: above 1 where A > 0, below 1 where A < 0. An
-    edge that has moved the other way is still pulled back. The KL of two Gaussians of one std, averaged over dimensions, is
-    mean (mu - mu_old)^2 / (2 std^2). The released code averages it as well; the paper's is a sum.
+    This stops only edges whose ratio has moved in the direction of the advantage: above 1 if A > 0, below 1 if A < 0.
+    An edge that has moved the other way is still pulled back. The KL is mean (mu - mu_old)^2 / (2 std^2), averaged over
+    dimensions as in the released code; the paper sums over dimensions.
     """
 
     likelihoods: ClassVar[Sequence[str]] = ("trajectory",)
 
     name: Literal["kl_mask"] = "kl_mask"
     limit: Positive = 1e-5
-    """KL of a step from the rollout's, averaged over dimensions, from which on the edge is stopped."""
+    """KL of a step from the rollout's step, averaged over dimensions, at which the edge is stopped."""
 
     @property
     @override
@@ -339,15 +347,15 @@ class KlMask(PolicyGradient):
 
     @override
     def clipped(self, inputs: LossInputs) -> Tensor:
-        gone = (inputs.log_prob - inputs.old_log_prob).detach() * inputs.advantage > 0
-        return (previous_kl(inputs).detach() >= self.limit) & gone
+        moved_with_advantage = (inputs.log_prob - inputs.old_log_prob).detach() * inputs.advantage > 0
+        return (previous_kl(inputs).detach() >= self.limit) & moved_with_advantage
 
 
 class SoftGate(PolicyGradient):
     """SAPO: a soft gate in place of a clip, with temperatures for A > 0 and for A <= 0.
 
-    The inverse of a temperature acts as a clip range. The paper's ratios are of tokens and its temperatures 1.0 and 1.05;
-    ours are for averaged log-probabilities.
+    The inverse of a temperature acts like a clip range. The paper's temperatures are 1.0 and 1.05, for ratios of
+    tokens; our defaults are for averaged log-probabilities.
     """
 
     name: Literal["soft_gate"] = "soft_gate"
@@ -360,6 +368,6 @@ class SoftGate(PolicyGradient):
 
 
 def _mean_square(a: State | None, b: State | None) -> Tensor:
-    assert a is not None  # the objective has asked for both
+    assert a is not None  # the objective requests both
     assert b is not None
     return torch.cat([(x.float() - y.float()).flatten(1) for x, y in zip(a, b, strict=True)], dim=1).square().mean(1)

@@ -1,1 +1,1 @@
-"""The tree axis: which latents a rollout visits, how branches finish, and what is pruned."""
+"""The tree axis: shapes of the rollout tree, finishes of its branches, and pruning."""

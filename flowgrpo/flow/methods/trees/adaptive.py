@@ -1,4 +1,4 @@
-"""The tree that chooses the children of each step anew during a run, by the spread of their rewards."""
+"""The adaptive tree: the number of children of each step follows the spread of their rewards during a run."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ if TYPE_CHECKING:
 else:
     plans = lazy("samplers.plans")
 
-LEAST = 2  # children of a step: without siblings its spread could not be estimated again
+LEAST = 2  # fewest children of a step; with one child its spread could not be estimated
 
 
 def neyman(variances: Sequence[float], costs: Sequence[float], budget: float) -> list[int]:
-    """Return the number of children of each step that makes the sum of variance / (children - 1) small within a budget.
+    """Return the numbers of children that make the sum over steps of variance / (children - 1) small within a budget.
 
-    Neyman's allocation (J. R. Stat. Soc. 97, 1934): children - 1 in proportion to sqrt(variance / cost). From `LEAST` at
-    each step, children are added one by one where they reduce the sum most for their cost, the earliest of equal steps
-    first. Variances are of the estimate from two children; the budget holds at least `LEAST` children of each step.
+    Neyman's allocation (J. R. Stat. Soc. 97, 1934) has children - 1 in proportion to sqrt(variance / cost). Here each
+    step starts with `LEAST` children. More are added one by one, each at the step where it reduces the sum most for its
+    cost; of equal steps the earliest one wins. A variance is that of the estimate from two children. The budget must
+    pay for `LEAST` children at each step.
     """
     counts, budget_left = [LEAST] * len(costs), budget - LEAST * sum(costs)
 
-    def worth(step: int) -> float:
+    def gain_per_cost(step: int) -> float:
         return variances[step] / (counts[step] * (counts[step] - 1) * costs[step])
 
     while fitting := [step for step, cost in enumerate(costs) if cost <= budget_left and variances[step] > 0]:
-        chosen = max(fitting, key=worth)
+        chosen = max(fitting, key=gain_per_cost)
         counts[chosen] += 1
         budget_left -= costs[chosen]
     return counts
 
 
 def check(algorithm: Any) -> None:
-    """Refuse axes whose expected update would depend on the numbers of children, by an InputError."""
+    """Raise InputError if the expected update would depend on the numbers of children with this credit or baseline."""
     credit, baseline = algorithm.credit, algorithm.baseline
     if credit.name != "siblings" or credit.weights != "steps":
         choice = credit.name if credit.name != "siblings" else "siblings with weights: edges"
@@ -61,24 +62,25 @@ def check(algorithm: Any) -> None:
 class Adaptive(Rooted):
     """A brush whose numbers of children follow the spread of the run's own sibling rewards (ours).
 
-    See `flow.rollouts.adaptive_tree`. A group of size S has S / `branches` seeds, and its first shape is the brush of
-    `branches`. Later shapes cost at most as many evaluations: children go where their rewards differ most for their cost,
-    but every step has at least two. The credit weighs steps alike, so that the expected update stays the same.
+    See `flow.rollouts.adaptive_tree`. A group of size S has S / `branches` seeds. The first shape is the brush with
+    `branches` children at each step. Later shapes cost no more evaluations; they give more children to the steps with
+    the largest spread of rewards for their cost, but every step keeps at least two. The credit gives every step the
+    same weight, so that the expected update stays the same.
     """
 
     adapts: ClassVar[bool] = True
 
     name: Literal["adaptive"] = "adaptive"
     branches: int = Field(6, ge=3)
-    """Children of each step at first, whose cost is the budget of all later shapes; 2 would leave nothing to move."""
+    """Children of each step at first. Their cost is the budget of all later shapes; 2 would allow no other shape."""
     profile: list[Annotated[int, Field(ge=LEAST)]] | None = Field(None, min_length=1)
-    """Children of each stochastic step at first, instead of branches; null: branches at all."""
+    """First numbers of children of the stochastic steps, instead of branches; null: branches at each step."""
     every: int = Field(5, ge=1)
-    """Iterations after which the numbers are chosen anew; train.half_life says how long rewards count in that."""
+    """Iterations between two choices of the numbers; older rewards lose half their weight in each train.half_life."""
     sample_cost: float = Field(0.0, ge=0)
-    """What decoding and scoring a sample costs beside a model evaluation; 0 counts evaluations alone."""
+    """Cost of decoding and scoring a sample, in model evaluations; 0 counts evaluations alone."""
     finish: Finish | None = None
-    """How a branch is finished by ODE: a number bounds the steps, and a map has more; null: all that remain."""
+    """How ODE steps finish a branch: a number bounds these steps, a map sets more; null: all the remaining steps."""
 
     @override
     def roots(self, group_size: int) -> int:
@@ -90,7 +92,7 @@ class Adaptive(Rooted):
         return plans.brush(kernels, [*profile, *[0] * (len(kernels) - len(profile))], self._steps)
 
     def first(self, kernels: Sequence[Kernel]) -> list[int]:
-        """Return the children of each stochastic step before any reward is known."""
+        """Return the first numbers of children of the stochastic steps; raise InputError if the options do not fit."""
         costs = self.costs(kernels)
         if self.profile is not None and len(self.profile) != len(costs):
             raise InputError(
@@ -105,12 +107,12 @@ class Adaptive(Rooted):
         return self.profile or [self.branches] * len(costs)
 
     def costs(self, kernels: Sequence[Kernel]) -> list[float]:
-        """Return the cost of a child of each stochastic step, in model evaluations, plus the sample's own."""
+        """Return the cost of one child of each stochastic step: its model evaluations plus `sample_cost`."""
         steps = len(kernels)
         return [min(self._steps or steps, steps - 1 - step) + self.sample_cost for step in range(self._end(kernels))]
 
     def reshaped(self, kernels: Sequence[Kernel], variances: Sequence[float]) -> list[int]:
-        """Return the children of each stochastic step, for the cost of the first shape; `variances` as in `neyman`."""
+        """Return new numbers of children of the steps, within the first shape's cost; `variances` as in `neyman`."""
         costs = self.costs(kernels)
         return neyman(variances, costs, sum(n * cost for n, cost in zip(self.first(kernels), costs, strict=True)))
 

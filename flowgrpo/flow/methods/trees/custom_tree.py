@@ -1,4 +1,4 @@
-"""A tree of the user's own, planned by a function."""
+"""The custom tree: a user's function returns its plan."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ else:
 class Custom(Rooted):
     """A tree of your own: a function returns the plan of an iteration.
 
-    The call is function(kernels, **options), with one kernel for each step, the last one ODE unless `last_step` is sde. It
-    returns a `samplers.trees.Plan`: (role, step) -> moves.
+    The call is function(kernels, **options), with one kernel for each step. The last kernel is ODE unless `last_step`
+    is sde. The function returns a `samplers.trees.Plan`, a function (role, step) -> moves.
     """
 
     name: Literal["custom"] = "custom"
     function: str
-    """./file.py:name or pkg.module:name, called with one kernel for each step; returns a plan."""
+    """./file.py:name or pkg.module:name of the function, which takes one kernel for each step and returns a plan."""
     options: dict[str, Any] = {}
-    """Further arguments of the function."""
+    """Keyword arguments of the function."""
     trajectories: int = Field(1, ge=1)
-    """Trained trajectories that each root ends in."""
+    """Number of trajectories that each root ends in, without twigs."""
 
     @override
     def roots(self, group_size: int) -> int:
@@ -85,7 +85,7 @@ class Custom(Rooted):
 
 @contextmanager
 def _check_move_fields(function: str) -> Iterator[None]:
-    """Refuse unknown fields of a `samplers.trees.Move` in a user's function."""
+    """Turn a TypeError about an unknown field of `samplers.trees.Move` in a user's function into an InputError."""
     try:
         yield
     except TypeError as error:
@@ -98,7 +98,7 @@ def _check_move_fields(function: str) -> Iterator[None]:
 
 @cache
 def _load_function(function: str, folder: Path) -> Callable[..., Plan]:
-    """Load the user's function; `folder` is part of the cache's key, since relative files are found from it."""
+    """Load the user's function; `folder` is in the cache's key because relative file names start there."""
     if ":" not in function:
         raise InputError(
             f"algorithm.tree.function: {function!r} names no function, write ./file.py:name or pkg.module:name"

@@ -1,8 +1,8 @@
 """BranchGRPO's prunings (arXiv 2509.06040): remove whole chains from the update.
 
-A *chain* is the unbranched rest of a trajectory below its last split, without the split's own edges. Rollout, rewards and
-advantages are as without pruning. Each rule keeps the same number of edges whatever the rewards, so that all processes stay
-in step.
+A *chain* here is the unbranched end of a trajectory below its last split, without the edges of the split. Rollout,
+rewards and advantages are the same as without pruning. The number of edges that a rule keeps does not depend on the
+rewards, so that all processes do the same number of steps.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def parent_top1(tree: Tree, advantages: Tensor) -> Tensor:
-    """Keep the best of the chains below one split; return whether (nodes,) the edge to each node stays.
+    """Return a mask (nodes,) of the edges that stay if only the best of the chains below each last split is kept.
 
-    The paper's rule. The released code keeps the first half of every chain instead, since advantages along it are equal.
-    Advantages (nodes,) are of the edge to each node, NaN where its reward was lost.
+    This is the paper's rule. The released code keeps the first half of every chain instead; advantages along a chain
+    are equal. `advantages` (nodes,) has that of the edge to each node, NaN if its reward was lost.
     """
     by_split = defaultdict(list)
     for chain in chains(tree):
@@ -32,7 +32,7 @@ def parent_top1(tree: Tree, advantages: Tensor) -> Tensor:
 
 
 def extremes(tree: Tree, advantages: Tensor, fraction: float) -> Tensor:
-    """Keep the best and the worst `fraction` of a group's chains, below half; arguments and result as in `parent_top1`."""
+    """Return a mask as `parent_top1` does, but keep the best and the worst `fraction` (< 0.5) of a group's chains."""
     by_group = defaultdict(list)
     for chain in chains(tree):
         by_group[tree.nodes[chain[0]].root.group].append(chain)
@@ -44,7 +44,7 @@ def extremes(tree: Tree, advantages: Tensor, fraction: float) -> Tensor:
 
 
 def chains(tree: Tree) -> list[list[int]]:
-    """Return for each leaf the edges below its last split, last first."""
+    """Return the chain of each trajectory end as a list of edges, last first, without the empty ones."""
     children = Counter(node.parent for node in tree.nodes)
     every = []
     for index in trunk_ends(tree):
@@ -54,7 +54,7 @@ def chains(tree: Tree) -> list[list[int]]:
 
 
 def _rank(group: list[list[int]], advantages: Tensor) -> list[list[int]]:
-    """Sort chains best first, ties in order of growth, with chains of lost reward in the middle."""
+    """Sort chains by falling advantage; equal ones keep their order, and chains of lost reward go to the middle."""
     known = [chain for chain in group if not advantages[chain[-1]].isnan()]
     lost = [chain for chain in group if advantages[chain[-1]].isnan()]
     known.sort(key=lambda chain: -float(advantages[chain[-1]]))

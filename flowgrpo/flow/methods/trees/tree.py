@@ -1,4 +1,4 @@
-"""Options of the trees: which latents a rollout visits."""
+"""Options of the trees, the shapes of a rollout."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ CHECK = 10  # default iterations between two measurements
 
 
 class Finish(Strict):
-    """How to take the ODE steps of a branch or twig that lead only to a reward; a number alone is `steps`.
+    """How to take the ODE steps that lead from a branch or twig only to a reward; a number alone sets `steps`.
 
-    No gradient and no ratio passes there, so these steps may be cheap: an error is noise or bias of a reward. A run
-    measures how much of the siblings' order is left (`finish/rank_agreement`); see `flowgrpo.flow.rollouts.cheap_finishes`.
+    No gradient and no ratio passes there, so these steps may be cheap: their error only adds noise or bias to a reward.
+    A run measures how well the order of siblings is kept (`finish/rank_agreement`); see
+    `flowgrpo.flow.rollouts.cheap_finishes`.
     """
 
     steps: int | None = Field(None, ge=1)
-    """ODE steps at most, spread evenly over those that remain, coarser for fewer; null: all of them."""
+    """Largest number of ODE steps, spread evenly over the remaining schedule; null: all the remaining steps."""
     dtype: Copied | None = None
-    """Walk them by a copy of the linear layers in low precision: bfloat16, or a word of train.draft.precision, with which it
-    is shared; null: by the network as it is."""
+    """Precision of a copy of the linear layers that takes these steps: bfloat16, or a value of train.draft.precision,
+    with which the copy is shared; null: the network itself takes them."""
     check: int | None = Field(None, ge=0)
-    """Finish the first group exactly, too, and compare its rewards, each so many iterations, from the first on; 0: never.
-    null: 10 with a dtype, 0 without."""
+    """Iterations between two checks, from the first iteration on: the first group is also finished exactly, and the
+    rewards are compared. 0: never; null: 10 with a dtype, 0 without."""
 
     @model_validator(mode="before")
     @classmethod
@@ -51,12 +52,12 @@ class Finish(Strict):
 
     @property
     def cheap(self) -> bool:
-        """Return whether the numbers differ from the network's own."""
+        """Return whether a copy in low precision takes the steps."""
         return self.dtype is not None
 
     @property
     def every(self) -> int:
-        """Return the iterations between two measurements; 0 for none."""
+        """Return the iterations between two checks; 0 for never."""
         if self.check is None:
             return CHECK if self.cheap else 0
         return self.check
@@ -66,32 +67,32 @@ class Rooted(Choice):
     """Options of every tree."""
 
     adapts: ClassVar[bool] = False
-    """Whether its shape changes during a run, see `flowgrpo.flow.rollouts.adaptive_tree`."""
+    """Whether the shape of the tree changes during a run; see `flowgrpo.flow.rollouts.adaptive_tree`."""
     start: Literal["independent", "shared"] = "independent"
-    """independent: an initial noise for each root; shared: one for a group."""
+    """independent: one initial noise for each root; shared: one initial noise for a group."""
     last_step: Literal["ode", "sde"] = "ode"
     """Whether the last step is ODE or stochastic."""
 
     @abstractmethod
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        """Return the plan of one iteration, for one kernel a step; `seed` and `iteration` address all random draws."""
+        """Return the plan of one iteration; `kernels` has one a step, `seed` and `iteration` fix all random draws."""
 
     def roots(self, group_size: int) -> int:
-        """Return the number of roots of a group; raise InputError if the size does not divide."""
+        """Return the number of roots of a group; raise InputError if whole trees do not make up `group_size`."""
         return group_size
 
     def pruned(self, tree: Tree, advantages: Tensor) -> Tensor | None:
-        """Return the edges (nodes,) bool that stay in the update, from their advantages (nodes,); None for all."""
+        """Return a mask (nodes,) of the edges that stay in the update, from advantages (nodes,); None: all stay."""
         return None
 
     @property
     def keeps_groups_whole(self) -> str | None:
-        """Return the setting that removes edges by comparing a whole group, as text; None if there is none."""
+        """Return the setting that prunes by comparing the edges of a whole group, as text; None if there is none."""
         return None
 
     @property
     def exact(self) -> Rooted:
-        """Return the tree whose finishes take all the steps, by the network as it is."""
+        """Return the same tree with exact finishes: all the remaining steps, by the network itself."""
         return self.model_copy(update={"finish": None}) if getattr(self, "finish", None) is not None else self
 
     def check(self, tree: Tree) -> None:
@@ -109,16 +110,16 @@ class Rooted(Choice):
 class Chain(Rooted):
     """Chains that are stochastic at every step but the last.
 
-    `steps` [0, -2] makes the last two steps ODE. Where a schedule ends just above 0, as SD3's at 0.0089, the very last step
-    would be scored but remove none of the noise of the step before. DanceGRPO draws the trained steps for each sample; here
-    all samples of an iteration share them, so that evaluations are replayed whole and exactly.
+    `steps` [0, -2] makes the last two steps ODE. If a schedule ends just above 0, as SD3's at 0.0089, the very last
+    step removes almost none of the noise of a stochastic step before it. DanceGRPO draws the trained steps for each
+    sample; here all samples of an iteration share them, so that the update replays whole evaluations of the rollout.
     """
 
     name: Literal["chain"] = "chain"
     train_fraction: float = Field(1.0, gt=0, le=1)
-    """Fraction of the stochastic steps that is trained, drawn in each iteration."""
+    """Fraction of the stochastic steps that is trained; which ones is drawn in each iteration."""
     steps: list[int] | None = Field(None, min_length=2, max_length=2)
-    """[first, end) of the stochastic steps, an end below 0 counted from the schedule's; null: all but the last."""
+    """[first, end) of the stochastic steps; a negative end counts from the schedule's end. null: all but the last."""
 
     @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
@@ -137,16 +138,17 @@ class Window(Rooted):
 
     name: Literal["window"] = "window"
     size: int = Field(3, ge=1)
-    """Steps of the window."""
+    """Number of steps in the window."""
     move: Literal["random", "scattered", "sliding"] = "random"
-    """random: neighbouring steps, drawn for each iteration (Flow-GRPO-Fast); scattered: steps drawn each by itself, without
-    repeats (Flow-DPPO's code); sliding: neighbouring ones, by stride each so many iterations (MixGRPO)."""
+    """random: consecutive steps, drawn in each iteration (Flow-GRPO-Fast); scattered: single steps drawn without
+    repeats (Flow-DPPO's code); sliding: consecutive steps, moved by `stride` after each `every` iterations
+    (MixGRPO)."""
     steps: list[int] | None = Field(None, min_length=2, max_length=2)
-    """[first, end) that bounds it; null: all but the last step if sliding, else the first half."""
+    """[first, end) that bounds the window; null: all but the last step if sliding, else the first half of the steps."""
     every: int = Field(25, ge=1)
-    """Iterations after which a sliding window moves."""
+    """Iterations between two moves of a sliding window."""
     stride: int = Field(1, ge=1)
-    """Steps by which it moves."""
+    """Steps by which a sliding window moves."""
 
     @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
@@ -170,7 +172,7 @@ class Window(Rooted):
 
 
 class Brush(Rooted):
-    """An ODE trunk for each seed; every step grows `branches` stochastic children, each finished by ODE (TempFlow-GRPO).
+    """An ODE trunk for each seed, with `branches` stochastic children at every step, finished by ODE (TempFlow-GRPO).
 
     A group of size S has S / `branches` seeds.
     """
@@ -179,9 +181,9 @@ class Brush(Rooted):
     branches: int = Field(6, ge=2)
     """Children of each step of a seed's ODE trunk."""
     profile: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
-    """Children of each step by itself, 0 beyond its end; null: branches at all."""
+    """Number of children of each step, 0 for the steps after the list's end; null: branches at each step."""
     finish: Finish | None = None
-    """How a branch is finished by ODE: a number bounds the steps, and a map has more; null: all that remain."""
+    """How ODE steps finish a branch: a number bounds these steps, a map sets more; null: all the remaining steps."""
 
     @override
     def roots(self, group_size: int) -> int:
@@ -200,40 +202,40 @@ class Brush(Rooted):
 
 
 class Pruning(Strict):
-    """Edges that leave the update of a branch tree; see `flowgrpo.flow.methods.trees.pruning`.
+    """Which edges leave the update of a branch tree; see `flowgrpo.flow.methods.trees.pruning`.
 
-    The window of `depth` begins before the last stochastic step (depths 15 to 18 of 20) and moves earlier until it touches
-    the last split, as in the released code, which then goes on to the edges of that split.
+    The window of `depth` first ends just before the last stochastic step (depths 15 to 18 of 20). It moves earlier
+    until it touches the last split. The released code moves it on to the edges of that split.
     """
 
     rule: Literal["parent_top1", "extremes", "depth"]
-    """parent_top1: the best chain of each last split; extremes: the best and the worst chains; depth: no window of steps."""
+    """What stays. parent_top1: each last split's best chain; extremes: best and worst chains; depth: all but a window."""
     fraction: float = Field(0.25, gt=0, lt=0.5)
-    """Fraction of a group's chains that extremes keeps at either end, the best and the worst."""
+    """Fraction of a group's chains that extremes keeps of the best, and again of the worst."""
     size: int = Field(4, ge=1)
-    """Steps of the window that depth does not train."""
+    """Number of steps in the window that depth does not train."""
     every: int = Field(30, ge=1)
-    """Iterations after which that window moves a step earlier."""
+    """Iterations after which the window of depth moves one step earlier."""
 
 
 class Branching(Rooted):
     """Options of branch trees: `factor` children at the steps `splits`, from a few roots.
 
-    By default a group of size S splits as often as its divisors `factor`, `factor`^2, ... allow, at most four times, spread
-    over the first half of the steps: 0, 3, 6, 9 of 20. Of siblings' noises `correlated` is the paper's form of strength s,
-    `hot` the released code's, s times independent noise.
+    By default a tree splits n <= 4 times, with n the largest number for which `factor`^n divides the group size. The
+    splits are spread over the first half of the steps: 0, 3, 6, 9 of 20. The noise of siblings is `correlated` in the
+    paper, of strength s; it is `hot` in the released code: independent noise times s.
     """
 
     factor: int = Field(2, ge=2)
-    """Children at each split."""
+    """Number of children at each split."""
     splits: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
-    """Steps that split; null: as many as the group allows, at most four, over the first half."""
+    """Steps that split; null: at most four, as the group size allows, spread over the first half of the steps."""
     siblings: Literal["correlated", "hot", "own"] = "correlated"
-    """Siblings' noises: correlated (the paper's), hot (the code's, which breaks the marginals) or own."""
+    """Noise of siblings: correlated (the paper's), hot (the code's, breaks the marginals) or own (independent)."""
     strength: Positive = 4.0
     """Strength s of correlated or hot noise."""
     prune: Pruning | None = None
-    """Which edges leave the update; null: none."""
+    """Which edges leave the update; null: none do."""
 
     @override
     def roots(self, group_size: int) -> int:
@@ -300,15 +302,15 @@ class Branch(Branching):
 
 
 class BranchWindow(Branching):
-    """Trees that split, stochastic at the splits and inside a window that slides as in MixGRPO (BranchGRPO-Mix)."""
+    """Trees that split, stochastic at the splits and inside a sliding window as in MixGRPO (BranchGRPO-Mix)."""
 
     name: Literal["branch_window"] = "branch_window"
     size: int = Field(4, ge=1)
-    """Steps of the stochastic window."""
+    """Number of steps in the stochastic window."""
     every: int = Field(25, ge=1)
-    """Iterations after which it moves."""
+    """Iterations between two moves of the window."""
     stride: int = Field(1, ge=1)
-    """Steps by which it moves."""
+    """Steps by which the window moves."""
 
     @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
@@ -324,9 +326,9 @@ class Twigs(Rooted):
     length: int | None = Field(None, ge=1)
     """ODE steps from a state to the sample that measures it; null: all that remain."""
     root: bool = True
-    """Whether the start is measured too."""
+    """Whether the start gets a twig, too."""
     finish: Finish | None = None
-    """How a twig is walked once it has left the chain, and steps as length; null: exactly."""
+    """How the steps of a twig after the first are taken; `steps` bounds all of them, as length does. null: exactly."""
 
     @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
@@ -336,7 +338,7 @@ class Twigs(Rooted):
 
 
 def divided(group_size: int, by: int, what: str) -> int:
-    """Return the number of roots of a group that grow `by` samples each; raise InputError if it does not divide."""
+    """Return the number of roots of a group if each grows `by` samples; raise InputError if `by` does not divide it."""
     if group_size % by:
         below = group_size // by * by
         nearest = " or ".join(str(n) for n in (below, below + by) if n)
