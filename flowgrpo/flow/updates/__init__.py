@@ -1,1 +1,1 @@
-"""The update: replayed trajectories, noised samples, path ratios and kept rollout graphs."""
+"""The update of an iteration: replayed trajectories, noised samples, path ratios and kept rollout graphs."""

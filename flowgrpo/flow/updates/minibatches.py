@@ -1,4 +1,4 @@
-"""The optimizer steps of an iteration: what its trees or samples are worth, and a step on each part of them."""
+"""The optimizer steps of an iteration: the credit of its edges or samples, and one step on each part of them."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from flowgrpo.training.weights.optimizer_step import UpdateStats
 from flowgrpo.training.wing import Compared, Minibatches
 from samplers.trees import Tree
 
-RowAt = Callable[[int, Groups, int, int], Row]  # of an iteration, its groups, a group and a start
+RowAt = Callable[[int, Groups, int, int], Row]  # (iteration, its groups, group, start) -> row
 
 
 class FlowMinibatches(Minibatches):
     """The optimizer steps of an iteration, one for each part of its edges or samples.
 
     Args:
-        credit: returns what the steps replay or score.
-        take_step: takes one of them, by its number.
+        credit: returns the edges or samples of the steps, with advantages and weights.
+        take_step: takes the optimizer step of the given number.
     """
 
     sized_by = ROLLOUT
@@ -85,10 +85,10 @@ class FlowMinibatches(Minibatches):
 
 
 def credit_edges(run: RunState, policy: Policy, batch: Batch, compared: Compared, *, row_at: RowAt) -> Credited:
-    """Return the tree that the update replays, with its edges' advantages and weights, or the samples that it scores.
+    """Return the edges that the update replays, or the samples that it scores, with their advantages and weights.
 
     Args:
-        row_at: the row of a start, for samples that an earlier policy draws anew.
+        row_at: returns the row of a start; used if a bank's snapshot samples it again.
     """
     config, tree = cast("Config", run.config), batch.tree
     algorithm = config.algorithm
@@ -125,7 +125,7 @@ def _noised(
     trained: torch.Tensor,
     row_at: RowAt,
 ) -> Credited:
-    """Return the samples that the update scores, for `likelihood: elbo`."""
+    """Return the samples that the update scores with `likelihood: elbo`, with their advantages and weights."""
     config, tree = cast("Config", run.config), batch.tree
     keep, of_leaves = (units.to_edges(each.double())[tree.leaves] for each in (trained, advantages))
     keep = select_samples(config.algorithm.objective, tree, of_leaves, (keep > 0) & find_finite(tree))
@@ -148,7 +148,7 @@ def _noised(
 
 
 def _with_samples_of_bank(run: RunState, policy: Policy, batch: Batch, leaves: Sequence[int], *, row_at: RowAt) -> Tree:
-    """Return the tree of stored samples with those of the drawn snapshot in the place of some leaves'."""
+    """Return the tree of stored samples, with the samples of `leaves` replaced by samples of the drawn snapshot."""
     roots = [root_of(batch.tree, leaf) for leaf in leaves]
     rows = [row_at(run.done, batch.groups, root.group, root.index) for root in roots]
     with run.weights.policy("bank"):

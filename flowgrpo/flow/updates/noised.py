@@ -1,7 +1,7 @@
-"""The update by final samples (`likelihood: elbo`): add fresh noise to a rollout's samples and score them.
+"""The update on final samples (`likelihood: elbo`): add fresh noise to a rollout's samples and score them.
 
-Noise levels and noise have addresses, so that all policies see the same bits, in any batch, on any number of processes and
-after a resume.
+Noise levels and noise are drawn by address (`samplers.noise`). So they are equal bit for bit for all policies, in any
+batch, on any number of processes and after a resume.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Sum = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Draw:
-    """One sample at one noise level: its place among the tree's leaves, the draw's number, and the sign of its noise."""
+    """One sample at one noise level: its index in `tree.leaves`, the number of the draw, and the sign of its noise."""
 
     leaf: int
     number: int
@@ -43,7 +43,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the model: draws of one optimizer step at one sigma."""
+    """One call of the model: draws of one optimizer step (`part`) at one sigma."""
 
     sigma: float
     part: int
@@ -52,12 +52,13 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Noised:
-    """The calls of an update by final samples, from noise to data; the samples are the leaves of the tree.
+    """The model calls of an update on final samples, sorted from noise to data; the samples are the leaves of the tree.
 
     Attributes:
-        weights: (leaves,) weights in the mean of the loss.
-        factors: (leaves,) factors of the loss, which the mean is not divided by.
-        address: of the iteration's noise.
+        advantages: (leaves,) advantage of each sample.
+        weights: (leaves,) weights in the weighted mean of the loss.
+        factors: (leaves,) factors of the loss that do not count in the divisor of the mean.
+        address: random address of the iteration's noise.
     """
 
     likelihood: Elbo
@@ -73,19 +74,19 @@ class Noised:
         return [call for call in self.calls if call.part == part]
 
     def weight(self, part: int) -> float:
-        """Return the sum of the weights of a part's draws."""
+        """Return the sum of the weights of all draws of a part."""
         return sum(float(self.weights[draw.leaf]) for call in self.of_part(part) for draw in call.draws)
 
     def node(self, draw: Draw) -> Node:
-        """Return the leaf of a draw's sample."""
+        """Return the tree node of a draw's sample."""
         return self.tree.nodes[self.tree.leaves[draw.leaf]]
 
     def rows(self, call: Call) -> list[Any]:
-        """Return the conditions of a call."""
+        """Return the rows (prompt conditions) of a call."""
         return [self.node(draw).root.row for draw in call.draws]
 
     def noised(self, call: Call) -> tuple[State, Tensor]:
-        """Return the states (B, ...) of a call in the storage dtype, and the velocity's targets (B, D), noise minus x0."""
+        """Return the noised states (B, ...) of a call, in the storage dtype, and the targets noise - x0 (B, D)."""
         state, target = [], []
         for component, samples in enumerate(self.tree.samples):
             clean = samples[[draw.leaf for draw in call.draws]].float()
@@ -102,44 +103,45 @@ class Noised:
 
 
 def select_samples(objective: PolicyGradient, tree: Tree, advantages: Tensor, keep: Tensor) -> Tensor:
-    """Return the samples (leaves,) bool in `keep` that have a part in the loss, from their advantages (leaves,)."""
+    """Return a mask (leaves,) of those samples of `keep` that enter the loss, from their advantages (leaves,)."""
     if objective.couples != "group":
         return keep
     groups = torch.tensor([tree.nodes[leaf].root.group for leaf in tree.leaves])
     chosen = keep.clone()
     for group in groups[keep].unique():
-        own = (keep & (groups == group)).nonzero().flatten()
-        chosen[own] = objective.takes(advantages[own])
+        members = (keep & (groups == group)).nonzero().flatten()
+        chosen[members] = objective.takes(advantages[members])
     return chosen
 
 
 def find_finite(tree: Tree) -> Tensor:
-    """Return whether each sample (leaves,) bool of a tree is finite, on the host."""
+    """Return a mask (leaves,), on the CPU, of the samples of a tree that are finite."""
     return torch.stack([x.flatten(1).isfinite().all(1).cpu() for x in tree.samples]).all(0)
 
 
 def calls_of(likelihood: Elbo, tree: Tree, keep: Tensor, *, micro_batch: int, address: tuple[Any, ...]) -> list[Call]:
-    """Deal the draws of the trained samples, in `keep` (leaves,), to calls of the model at one sigma, from noise to data.
+    """Batch the draws of the trained samples into model calls, each at one sigma, sorted from noise to data.
 
-    Noise levels are drawn for each sample, or for a group whose samples share their noise, at the iteration's `address`.
-    Raises InputError if the likelihood needs more steps than the schedule has.
+    `keep` (leaves,) is a mask of the trained samples. Noise levels are drawn at the iteration's `address`, for each
+    sample, or for each group if its samples share noise. Raise InputError if the likelihood needs more steps than the
+    schedule has.
     """
     shared = likelihood.noise == "group"
-    dealt: dict[tuple[float, int], list[tuple[Any, Draw]]] = defaultdict(list)
-    drawn: dict[tuple[Any, ...], list[float]] = {}
+    by_call: dict[tuple[float, int], list[tuple[Any, Draw]]] = defaultdict(list)
+    sigmas: dict[tuple[Any, ...], list[float]] = {}
     for leaf in keep.nonzero().flatten().tolist():
         node = tree.nodes[tree.leaves[leaf]]
         place = (node.root.group, () if shared else node.path)
-        if place not in drawn:
-            drawn[place] = likelihood.sigmas(tree.sigmas, *address, "sigmas", *place)
-        for number, sigma in enumerate(drawn[place]):
+        if place not in sigmas:
+            sigmas[place] = likelihood.sigmas(tree.sigmas, *address, "sigmas", *place)
+        for number, sigma in enumerate(sigmas[place]):
             for sign in (1, -1) if likelihood.antithetic else (1,):
                 order = (node.root.group, node.path, number, -sign)
-                dealt[sigma, node.root.part].append((order, Draw(leaf, number, sign)))
+                by_call[sigma, node.root.part].append((order, Draw(leaf, number, sign)))
     return [
         Call(sigma, part, [draw for _, draw in batch])
-        for (sigma, part), own in sorted(dealt.items(), key=lambda each: (-each[0][0], each[0][1]))
-        for batch in batched(sorted(own, key=lambda each: each[0]), micro_batch)
+        for (sigma, part), draws in sorted(by_call.items(), key=lambda each: (-each[0][0], each[0][1]))
+        for batch in batched(sorted(draws, key=lambda each: each[0]), micro_batch)
     ]
 
 
@@ -153,9 +155,12 @@ def plan_noised_calls(
     group_weight: Tensor,
     iteration: int,
 ) -> Noised:
-    """Return the calls of an iteration's update; arguments as in `calls_of`.
+    """Return the model calls of an iteration's update; arguments as in `calls_of`.
 
-    Units are those of the edges that lead to the leaves; advantages are of leaves, group weights (U,) of units.
+    Args:
+        units: U units of the edges that lead to the leaves.
+        advantages: (leaves,)
+        group_weight: (U,) factor of the loss of each unit's group.
     """
     likelihood, address = config.algorithm.likelihood, (config.run.seed, "elbo", iteration)
     assert isinstance(likelihood, Elbo)
@@ -172,11 +177,12 @@ def plan_noised_calls(
 
 @dataclass(kw_only=True)
 class Matching:
-    """The losses of one optimizer step; see `losses`.
+    """The losses of one optimizer step on noised samples; see `losses`.
 
-    Where samples are coupled, a first pass finds the log-probability of each draw under the anchor, and the coupling: of a
-    group the loss's derivative in each draw, and the draw's share of the loss; of a step the means of log ratio and
-    optimality.
+    If the objective couples samples, a first pass computes the log-probability of each draw under the anchor
+    (`anchored`). For samples coupled in a group it also computes the loss's derivative in each draw (`coefficients`)
+    and the loss of each draw's group (`shares`). For samples coupled in an optimizer step it computes the means of log
+    ratio and optimality (`centre`).
     """
 
     policy: Policy
@@ -190,7 +196,7 @@ class Matching:
     centre: tuple[float, float] = ABSENT
 
     def losses(self, part: int, stats: UpdateStats, sum_shares: Sum) -> Iterator[Tensor]:
-        """Yield the weighted sum of the losses of each call of a part."""
+        """Yield for each call of a part the weighted sum of its losses."""
         if self.objective.couples != "nothing":
             self._couple(part, sum_shares)
         for call in self.noised.of_part(part):
@@ -249,27 +255,27 @@ class Matching:
 
     @torch.no_grad()
     def _error(self, name: str, call: Call, state: State, target: Tensor) -> Tensor:
-        """Return the errors (B, D) of a policy's velocity, without gradient."""
+        """Return velocity minus target (B, D) under the named policy, without gradient."""
         with self.weights.policy(name):
             return flatten_state(self.policy.velocity(state, call.sigma, self.noised.rows(call))) - target
 
     @torch.no_grad()
     def _couple(self, part: int, sum_shares: Sum) -> None:
-        """Compute the log ratios of a part without gradient, and the coupling of its samples."""
+        """Compute the log ratios of a part without gradient, and from them `coefficients` and `shares`, or `centre`."""
         ratios: dict[Draw, Tensor] = {}
         likelihood = self.noised.likelihood
         for call in self.noised.of_part(part):
             state, target = self.noised.noised(call)
-            own, anchor = (
+            live, anchor = (
                 likelihood.log_prob(self._error(name, call, state, target), call.sigma)
                 for name in ("live", likelihood.anchor)
             )
-            ratios |= dict(zip(call.draws, own - anchor, strict=True))
+            ratios |= dict(zip(call.draws, live - anchor, strict=True))
             self.anchored |= dict(zip(call.draws, anchor, strict=True))
         if self.objective.couples == "step":
             self._centre(ratios, sum_shares)
             return
-        self.coefficients = {draw: 0 * own for draw, own in ratios.items()}
+        self.coefficients = {draw: 0 * ratio for draw, ratio in ratios.items()}
         self.shares = dict(self.coefficients)
         together = defaultdict(list)
         for draw in ratios:
@@ -284,10 +290,10 @@ class Matching:
                     self.coefficients[draw], self.shares[draw] = coefficient, share
 
     def _centre(self, ratios: dict[Draw, Tensor], sum_shares: Sum) -> None:
-        self.weights.lockstep.join()  # before processes meet in another way
+        self.weights.lockstep.join()  # before the next collective
         assert isinstance(self.objective, Centred)
         good = optimality(self.noised.advantages[[draw.leaf for draw in ratios]].double(), self.objective.most)
-        own = torch.stack(list(ratios.values())).double().cpu() if ratios else good
-        sums = torch.stack([own.sum(), good.sum(), torch.tensor(float(len(ratios)), dtype=torch.float64)])
+        log_ratios = torch.stack(list(ratios.values())).double().cpu() if ratios else good
+        sums = torch.stack([log_ratios.sum(), good.sum(), torch.tensor(float(len(ratios)), dtype=torch.float64)])
         ratio, good, count = sum_shares(sums).tolist()
         self.centre = ratio / max(count, 1.0), good / max(count, 1.0)

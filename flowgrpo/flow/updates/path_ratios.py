@@ -1,4 +1,4 @@
-"""Log ratios of the paths that lead to edges, summed while an optimizer step goes from noise to data."""
+"""Log ratios of the path to each edge, summed up while an optimizer step goes from noise to data."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Tensor = torch.Tensor
 class PathRatios:
     """Sums of the log ratios of the trained edges above each node, under the weights of one optimizer step.
 
-    Rollout and replay order evaluations by sigma, and all edges of a start are in one part of the update. So edges come
-    after those above them, and the sums need no evaluations. They leave out steps that are not replayed: ODE steps, which
-    have no density, untrained ones (`train_fraction`), and those without a finite log-probability.
+    Rollout and replay order evaluations by sigma, and all edges of a start are in one part of the update. So an edge
+    comes after all edges above it, and the sums need no further evaluations. Steps that are not replayed are left out:
+    ODE steps, which have no density, untrained steps (`train_fraction`), and steps without a finite log-probability.
     """
 
     def __init__(self, tree: Tree):
         replayed = {n for e in tree.evaluations for edges in e.trained for n in edges.nodes.tolist()}
-        root = len(tree.nodes)  # start of every path
+        root = len(tree.nodes)  # index that stands for the start of every path
         above: list[int] = []
         count = [0] * (root + 1)
         for index, node in enumerate(tree.nodes):
@@ -32,14 +32,14 @@ class PathRatios:
         self._sum = torch.zeros(root + 1, dtype=torch.float64)
 
     def position(self, edges: Edges) -> Tensor:
-        """Return the number (E,) of trained edges on each path, including the edge itself."""
+        """Return the number (E,) of trained edges on the path to each edge, including the edge itself."""
         return self._position[edges.nodes]
 
     def earlier(self, edges: Edges) -> Tensor:
-        """Return the sum (E,) of the log ratios of the trained edges above each; float64, without gradient."""
+        """Return the sum (E,) of the log ratios of the trained edges above each edge; float64, without gradient."""
         return self._sum[self._above[edges.nodes]]
 
     @torch.no_grad()
     def add(self, edges: Edges, log_ratio: Tensor) -> None:
-        """Add the log ratios (E,) of edges, each cut to +-20, to the paths below them."""
+        """Add the log ratios (E,) of edges, each clamped to +-20, to the sums of the paths that go on below them."""
         self._sum[edges.nodes] = self.earlier(edges) + log_ratio.clamp(-LIMIT, LIMIT).double().cpu()

@@ -1,4 +1,4 @@
-"""The tree that an update replays: its trained edges, and their calls of the model."""
+"""The tree that an update replays: the trained edges and their model calls."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ def build_replay_tree(
 ) -> Tree:
     """Return the tree whose evaluations the update replays, without the edges that leave the update.
 
-    With `train.split: edges` the edges are dealt to the parts of the update here. If all edges are trained in whole groups
-    or samples, and rollout and update have calls of one size, the evaluations are the rollout's own and the drift is
-    exactly 0. Otherwise edges are gathered anew into calls of `train.micro_batch`. `trained` (U,) selects the units to
-    train on.
+    With `train.split: edges` each edge is assigned to a part of the update here. If all edges are trained, in whole
+    groups or samples, and the batch sizes of rollout and update are equal, the tree itself is returned. Then the update
+    repeats the rollout's evaluations, and its log ratios before the first optimizer step are exactly 0. Otherwise edges
+    are collected into new calls of `train.micro_batch` rows.
+
+    Args:
+        advantages: (U,) NaN where the reward was lost.
+        trained: (U,) mask of the units to train on.
     """
     keep, train = finite(tree), config.train
     if broken := int((~keep).sum()):
         LOGGER.warning("%d steps of samples have a log-probability that is not finite and are not trained on", broken)
-    unpruned = config.algorithm.tree.pruned(tree, units.to_edges(advantages))
-    if unpruned is not None:
-        keep &= unpruned
+    not_pruned = config.algorithm.tree.pruned(tree, units.to_edges(advantages))
+    if not_pruned is not None:
+        keep &= not_pruned
     if not trained.all():
         keep &= units.to_edges(trained)
     fits = all(len(e.rows) <= train.update_rows for e in tree.evaluations if e.trained)  # update_rows may be halved
@@ -46,9 +50,9 @@ def build_replay_tree(
 
 
 def finite(tree: Tree) -> Tensor:
-    """Return whether (nodes,) the edge to each node has a finite log-probability, and so a finite state and velocity.
+    """Return a mask (nodes,) of the edges with a finite log-probability, and so with finite state and velocity.
 
-    A weight of 0 would not remove the others, since 0 x NaN is NaN in every gradient.
+    Other edges must leave the update: even with weight 0 their gradient is NaN, since 0 x NaN is NaN.
     """
     keep = torch.ones(len(tree.nodes), dtype=torch.bool)
     for evaluation in tree.evaluations:

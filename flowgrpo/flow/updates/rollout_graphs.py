@@ -1,9 +1,9 @@
-"""Graphs that a rollout keeps of its own evaluations, so that the first update of an iteration calls no network for them.
+"""Kept autograd graphs: the rollout keeps those of its trained evaluations, and the first update reuses them.
 
-Until the first optimizer step of an iteration its calls would repeat the rollout's, with ratios of 1. If the rollout keeps
-the graphs of its trained evaluations (`samplers.trees.Evaluation.velocity`), the update only sends the loss backward
-through them, one evaluation with all its edges at a time. Gradients are equal to those of a replay bit for bit. Later
-updates of the iteration have other weights, and replay.
+Before the first optimizer step of an iteration, the model calls of a replay would repeat the rollout's, with ratios of
+1. With kept graphs (`samplers.trees.Evaluation.velocity`) the update skips these calls. It only sends the loss
+backward, one evaluation with all its edges at a time. Gradients equal those of a replay bit for bit. Later updates of
+the iteration have other weights, and replay.
 """
 
 from __future__ import annotations
@@ -25,39 +25,40 @@ if TYPE_CHECKING:
 else:
     allocation_counter = lazy("flowgrpo.training.planning.allocation_counter")
 
-ROOM = 0.5  # share of the free memory for graphs
+ROOM = 0.5  # fraction of the free memory that graphs may take
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Bytes that the graph of a call keeps until its backward pass: `once` (as half-precision copies) and for `each` row."""
+    """Bytes that a call's graph keeps until its backward pass: `once` a call (weight casts), and for `each` row."""
 
     once: int
     each: int
 
     def of(self, rows: int, *, times: int, size: int) -> int:
-        """Return the bytes of the graphs of `rows` rows at `times` steps of the schedule, in calls of `size` rows."""
+        """Return the bytes of the graphs of `rows` rows, spread over `times` steps, in calls of `size` rows."""
         calls = times * math.ceil(rows / (times * size)) if rows else 0
         return calls * self.once + rows * self.each
 
 
 def drop(evaluations: Sequence[Evaluation]) -> None:
-    """Release the graphs of some evaluations."""
+    """Release the graphs of `evaluations`."""
     for evaluation in evaluations:
         evaluation.velocity = None
 
 
 def measure_graph(policy: Policy, state: State, row: Row, *, size: int) -> tuple[Kept, int]:
-    """Run a velocity on one row; return what its graph keeps beside the weights, and further bytes of a call of `size`.
+    """Run one model call on one row; return the memory of its graph, and the further peak bytes of a call of `size` rows.
 
-    With several networks, which have their own sigmas, it is the maximum over the first and the last step.
+    The memory of the weights does not count. With several networks, each with its own range of sigmas, the numbers are
+    maxima over the first and the last step.
     """
     steps = [policy.sigmas[0]] if len(policy.modules) == 1 else [policy.sigmas[0], policy.sigmas[-2]]
     before = policy.evaluations
     parts = [_measure(policy, state, row, sigma=sigma, size=size) for sigma in steps]
     policy.evaluations = before
-    once, each, beside = map(max, zip(*parts, strict=True))
-    return Kept(once=once, each=each), beside
+    once, each, workspace = map(max, zip(*parts, strict=True))
+    return Kept(once=once, each=each), workspace
 
 
 def _measure(policy: Policy, state: State, row: Row, *, sigma: float, size: int) -> tuple[int, int, int]:

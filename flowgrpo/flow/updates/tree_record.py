@@ -1,4 +1,4 @@
-"""The trees of a rollout as a run keeps them: each node's preview, and the credit of its edge."""
+"""Records of a rollout's trees for reports: each node's preview, and the credit of the edge to it."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, encode_pict
 from samplers.kernels import slope
 from samplers.trees import TWIG
 
-Fields = dict[str, Any]  # of a `KeptNode`
+Fields = dict[str, Any]  # fields of a `KeptNode` by name
 
 
 def build_kept_trees(
     config: Config, combination: Combination, batch: Batch, credited: Credited, *, iteration: int, names: Iterable[str]
 ) -> list[KeptTree]:
-    """Return this process's part of the kept trees of an iteration; [] without previews."""
+    """Return the kept trees of an iteration, those parts that this process rolled out; [] without previews."""
     by_group: dict[int, list[StatePreview]] = defaultdict(list)
     for each in batch.previews:
         by_group[each.root.group].append(each)
     earned = _edge_fields(batch, credited, {each.node for each in batch.previews})
     trees = []
-    for group, own in by_group.items():
+    for group, previews in by_group.items():
         nodes = []
-        for each in own:
+        for each in previews:
             fields = {**_state_fields(each, combination), **({} if each.node is None else earned.get(each.node, {}))}
             if config.algorithm.solver is not None and each.parent is not None:
                 fields["kernel"] = config.algorithm.solver
             twig = each.node is not None and batch.tree.nodes[each.node].role == TWIG
             sigma = batch.tree.sigmas[each.step]
             nodes.append(KeptNode(parent=each.parent, step=each.step, sigma=sigma, twig=twig, **fields))
-        height, width = next(each.picture.shape[:2] for each in own if each.picture is not None)
+        height, width = next(each.picture.shape[:2] for each in previews if each.picture is not None)
         trees.append(
             KeptTree(
                 step=iteration + 1,
                 group=group,
-                prompt=own[0].root.row.prompt,
+                prompt=previews[0].root.row.prompt,
                 sigmas=tuple(batch.tree.sigmas),
                 names=tuple(names),
                 size=(width, height),
@@ -52,7 +52,7 @@ def build_kept_trees(
 
 
 def _state_fields(each: StatePreview, combination: Combination) -> Fields:
-    """Return the fields of a state itself."""
+    """Return the fields of a node that describe its state."""
     fields: Fields = {"estimated": each.estimated}
     if each.parent is None:
         fields["seed"] = each.root.row.seed
@@ -65,18 +65,18 @@ def _state_fields(each: StatePreview, combination: Combination) -> Fields:
 
 
 def _edge_fields(batch: Batch, credited: Credited, kept: Collection[int | None]) -> dict[int, Fields]:
-    """Return the fields of each kept edge by its node: how it was drawn, and its credit."""
+    """Return the fields of the kept edges, by the node each leads to: kernel, noise, training and credit."""
     tree, units, noised = batch.tree, credited.units, credited.noised
     fields: dict[int, Fields] = {}
     for evaluation in tree.evaluations:
         for edges in evaluation.edges:
-            own = [(place, node) for place, node in enumerate(edges.nodes.tolist()) if node in kept]
-            if not own:
+            kept_here = [(place, node) for place, node in enumerate(edges.nodes.tolist()) if node in kept]
+            if not kept_here:
                 continue
             kernel, sigmas = edges.move.kernel, (evaluation.sigma, edges.sigma_next)
             _, std = slope(kernel, *sigmas, tree.sigma_cap)
             log_probs = None if edges.log_prob is None else edges.log_prob.tolist()
-            for place, node in own:
+            for place, node in kept_here:
                 fields[node] = {
                     "kernel": f"{kernel.name} {kernel.level:g}" if kernel.stochastic else kernel.name,
                     "noise": edges.move.noise_scale * std,
@@ -95,14 +95,14 @@ def _edge_fields(batch: Batch, credited: Credited, kept: Collection[int | None])
     for node in credit:
         if node is None or (unit := of_edge[node]) < 0:
             continue
-        own = fields.setdefault(node, {})
-        own["trained"] = own.get("trained", False) or noised is not None
+        edge = fields.setdefault(node, {})
+        edge["trained"] = edge.get("trained", False) or noised is not None
         advantage = known(advantages[unit])
-        own |= {
+        edge |= {
             "updated": node in trained and advantage is not None,
             "unit": unit,
             "compared": tuple(compared[unit]),
             "advantage": advantage,
-            "weight": known(own.get("weight", 1.0) * weights[unit]),
+            "weight": known(edge.get("weight", 1.0) * weights[unit]),
         }
     return fields

@@ -1,4 +1,4 @@
-"""The update: replay a rollout's evaluations, or score its samples, with gradient, and take one optimizer step per part."""
+"""The update: replay a rollout's evaluations, or score its samples, and take one optimizer step for each part."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from samplers.trees import Edges, Evaluation, Tree, edge_transition
 
 @dataclass(frozen=True, kw_only=True)
 class Credited:
-    """A rollout's tree with the advantages and the loss weights of its edges, or of its samples.
+    """A rollout's tree with the advantages and the loss weights of its edges or samples.
 
     Attributes:
-        tree: with the trained edges of the update.
-        units: U units of its edges.
+        tree: the tree that the update replays, or whose samples it scores.
+        units: U units of the tree's edges.
         advantages: (U,)
         step_weights: weight in the loss of each trained (kernel, sigma, sigma_next).
         beta: coefficient of the divergence.
-        group_weight: (U,) factor of the loss of each unit's group, which the mean is not divided by.
-        noised: the samples of an update by likelihood elbo; None where it replays the tree.
-        correction: (nodes,) such a factor of the edge to each node, if another policy rolled it out.
+        group_weight: (U,) factor of the loss of each unit's group; it does not count in the divisor of the mean.
+        correction: (nodes,) importance weight of the edge to each node, a further factor, if an engine sampled it.
+        noised: the samples of an update with likelihood elbo; None if it replays the tree.
     """
 
     tree: Tree
@@ -52,7 +52,7 @@ class Credited:
         return self.units.to_edges(self.units.weight)[edges.nodes]
 
     def factors(self, edges: Edges) -> torch.Tensor:
-        """Return the factors (E,) of the edges' losses: of their groups and their correction."""
+        """Return the factors (E,) of the edges' losses: group weight times correction."""
         of_groups = self.units.to_edges(self.group_weight)[edges.nodes]
         return of_groups if self.correction is None else of_groups * self.correction[edges.nodes]
 
@@ -70,16 +70,17 @@ def update_part(
     sum_shares: Callable[[torch.Tensor], torch.Tensor],
     sum_processes: Callable[[torch.Tensor], torch.Tensor] | None,
 ) -> UpdateStats:
-    """Take one optimizer step on the edges of one part; return its statistics on this process.
+    """Take one optimizer step on the edges or samples of one part; return its statistics on this process.
 
-    No step is taken where all weights of the part are 0, or a gradient is not finite. Evaluations are replayed whole: same
+    No step is taken if all weights of the part are 0 or a gradient is not finite. Evaluations are replayed whole: same
     rows, same order. The loss is the weighted mean, over all edges of the part on all processes, of each edge's loss times
-    its factors: the factor of a group scales a part of that group alone.
+    its factors. The divisor is the sum of the weights without the factors.
 
     Args:
-        scaler: of the loss, for float16; may be disabled.
-        sum_shares: sum of a tensor over the data shares.
-        sum_processes: sum over all processes, None for one; those of one share each have a part of its gradient.
+        scaler: gradient scaler for float16; may be disabled.
+        sum_shares: sums a tensor over the data shards.
+        sum_processes: sums a tensor over all processes; those of one data shard each have a part of its gradient. None
+            for one process.
     """
     stats = UpdateStats()
     evaluations = [e for e in credited.tree.evaluations if e.part == part and e.trained]
@@ -119,7 +120,7 @@ class _Replay:
     stats: UpdateStats
 
     def losses(self, evaluations: Sequence[Evaluation]) -> Iterator[torch.Tensor]:
-        """Yield the weighted sum of the loss of each evaluation's edges."""
+        """Yield for each evaluation the weighted sum of its edges' losses."""
         paths = PathRatios(self.credited.tree) if self.objective.needs_prefix else None
         if evaluations and evaluations[0].velocity is not None:
             self.stats.max_abs_log_ratio = self._drift(evaluations[0])
@@ -128,9 +129,9 @@ class _Replay:
 
     @torch.no_grad()
     def _drift(self, evaluation: Evaluation) -> float:
-        """Return the largest |log ratio| of an evaluation whose graph was kept, by an extra call of the model.
+        """Return the largest |log ratio| between an extra model call and an evaluation whose graph was kept.
 
-        The graph itself would always give 0.
+        The kept graph itself would always give 0.
         """
         counted, state, sigma = self.policy.evaluations, evaluation.state, evaluation.sigma
         assert state is not None
@@ -145,7 +146,7 @@ class _Replay:
         return float(torch.cat(gaps).max())
 
     def _loss(self, evaluation: Evaluation, paths: PathRatios | None) -> torch.Tensor:
-        """Return the weighted sum of the loss of an evaluation's edges, and add their log ratios to `paths`."""
+        """Return the weighted sum of the losses of an evaluation's edges; add their log ratios to `paths`."""
         credited, objective = self.credited, self.objective
         beta, state, sigma = credited.beta, evaluation.state, evaluation.sigma
         assert state is not None
