@@ -1,4 +1,4 @@
-"""Replace the worse sample of a stored pair by one of a snapshot (SePPO)."""
+"""Samples of a bank's snapshot that replace the worse sample of each stored pair (SePPO)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from samplers.trees import Root, Tree
 
 
 def find_losers(tree: Tree, advantages: torch.Tensor, keep: torch.Tensor) -> list[int]:
-    """Return the worse leaf of each group's pair; `keep` (leaves,) bool marks members of pairs."""
+    """Return the index of the worse leaf of each group's pair; `keep` (leaves,) is a mask of the members of pairs."""
     pairs: dict[int, list[int]] = {}
     for leaf in keep.nonzero().flatten().tolist():
         pairs.setdefault(root_of(tree, leaf).group, []).append(leaf)
@@ -30,9 +30,11 @@ def root_of(tree: Tree, leaf: int) -> Root:
 def resample(
     config: Config, policy: Policy, tree: Tree, leaves: Sequence[int], *, rows: Sequence[Row], iteration: int
 ) -> Tree:
-    """Return the tree with new samples of the current policy in place of some leaves, at most one per group.
+    """Return the tree with new samples of the current policy in place of those of `leaves`, at most one in a group.
 
-    `rows` are those of the leaves, with the seeds of the new chains; `iteration` is in the address of their noise.
+    Args:
+        rows: rows of the leaves, with the seeds of the new chains.
+        iteration: part of the address of their noise.
     """
     if not leaves:
         return tree

@@ -1,4 +1,4 @@
-"""Fingerprints identify the model of stored samples without loading it."""
+"""Fingerprints, which identify the model of stored samples without loading it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ READ = 1 << 16  # bytes hashed at each end of a file
 
 
 def fingerprint(path: str, variant: str | None = None) -> str:
-    """Return a text that is equal for equal models: a digest of a folder's files, or a hub model's commit.
+    """Return a text that identifies a model: a digest of a folder's files, or the commit of a hub model.
 
-    The digest covers name, size and both ends of each file, not hundreds of GiB of weights. A copied hub model has
-    another fingerprint. Raises InputError if there is no such model.
+    The digest covers the name, the size and both ends of each file, not hundreds of GiB of weights. A hub model and its
+    copy in a folder have different fingerprints. Raise InputError if there is no such model.
     """
     components = sorted(name for name in load.index_of(path) if not name.startswith("_"))
     folder = Path(place_of(path))

@@ -32,33 +32,34 @@ class Source:
 
     config: Config
     stored: Stored
-    names: list[str]  # of the R trained rewards
-    combination: Combination  # of the rewards
-    columns: list[int]  # (R,) indices among the stored rewards
+    names: list[str]  # names of the R trained rewards
+    combination: Combination  # how the rewards are combined
+    columns: list[int]  # R indices among the stored rewards
 
     def batch(
         self, groups: Groups, assignment: Assignment, sigmas: Sequence[float], *, iteration: int, device: torch.device
     ) -> Batch:
-        """Return this process's samples of an iteration, as leaves one edge below their roots, with scores.
+        """Return this process's samples of an iteration with their scores, each as a leaf one edge below its root.
 
-        Larger groups are subsampled anew in each iteration. `sigmas` is the schedule that noise levels are drawn from.
+        If a stored group has more samples than the run's group size, each iteration draws a subset. `sigmas` is the
+        schedule of the tree.
         """
         own, parts = assignment.own, assign_minibatches(self.config, groups, iteration)
         members = {group: self._members(groups, group, iteration) for group in dict.fromkeys(group for group, _ in own)}
-        taken = [(groups.prompts[group], members[group][index]) for group, index in own]
+        picks = [(groups.prompts[group], members[group][index]) for group, index in own]
         roots = []
-        for (group, index), (number, member) in zip(own, taken, strict=True):
-            kept = self.stored.groups[number]
-            row = Row(kept.prompt.text, kept.seeds[member], kept.prompt.columns)
+        for (group, index), (number, member) in zip(own, picks, strict=True):
+            stored_group = self.stored.groups[number]
+            row = Row(stored_group.prompt.text, stored_group.seeds[member], stored_group.prompt.columns)
             roots.append(Root(group, index, row, parts[group][index]))
         last = len(sigmas) - 1
         tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
         tree.nodes += [Node(i, root, (root.index,), TRUNK, 0.0, last) for i, root in enumerate(roots)]
         tree.leaves = list(range(len(roots), 2 * len(roots)))
-        tree.samples = tuple(x.to(device) for x in self.stored.latents(taken))
-        members_of = [(self.stored.groups[number], member) for number, member in taken]
-        values = torch.stack([kept.rewards[member, self.columns] for kept, member in members_of])
-        lost = torch.stack([kept.lost[member] for kept, member in members_of])
+        tree.samples = tuple(x.to(device) for x in self.stored.latents(picks))
+        members_of = [(self.stored.groups[number], member) for number, member in picks]
+        values = torch.stack([stored_group.rewards[member, self.columns] for stored_group, member in members_of])
+        lost = torch.stack([stored_group.lost[member] for stored_group, member in members_of])
         return Batch(groups, tree, Scores(values, lost, 0.0), 0, stored=True)
 
     def _members(self, groups: Groups, group: int, iteration: int) -> list[int]:
@@ -69,7 +70,7 @@ class Source:
 
 
 def load_source(config: Config) -> Source | None:
-    """Return the stored groups of a run, if any. Raises InputError if they are too small or lack a reward."""
+    """Return the stored groups of a run, or None; raise InputError if they are too small or lack a reward."""
     if config.data.groups is None:
         return None
     groups, size = stored.read(Path(config.data.groups)), config.train.group_size
@@ -93,7 +94,7 @@ def load_source(config: Config) -> Source | None:
 
 
 def check_model(config: Config, source: Source | None, call: dict[str, Any]) -> None:
-    """Raise InputError if model, precision or the complete `call` differ from those of the stored samples."""
+    """Raise InputError if the model, its precision or a call argument differs from that of the stored samples."""
     if source is None:
         return
     manifest, place = source.stored.manifest, f"{KEY}: {config.data.groups} has samples of"

@@ -1,1 +1,1 @@
-"""Rollouts: grow trees of latents, with drafts, cheap finishes, adaptive shapes and calibrated noise."""
+"""Rollouts: growth of latent trees, with drafts, cheap finishes, adaptive shapes and calibrated noise."""

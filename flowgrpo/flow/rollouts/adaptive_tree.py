@@ -1,11 +1,12 @@
-"""The shape of an adaptive tree during a run: estimate the spread of each step's rewards, then choose its children.
+"""The shapes of an adaptive tree during a run: the spread of each step's rewards decides its number of children.
 
-The gradient from a step's K children has the variance weight^2 x pull^2 x s^2 / (K - 1): s of the siblings' rewards, pull
-of the step's log-probability at the velocity (`samplers.kernels.pull`), weight of the objective. `methods.adaptive.neyman`
-makes their sum small under the budget, as if all dimensions of the velocity's gradient weighed alike. The shape of an
-iteration must not depend on its own rewards, or its estimates would be biased. So s comes from earlier iterations, each of
-which counts half after `train.half_life`. With stale rollouts (`run.staleness`) the shape is chosen as many iterations
-earlier, so that processes that roll out ahead know it.
+The gradient from a step's K children has the variance weight^2 x pull^2 x s^2 / (K - 1). Here s is the std of the
+siblings' rewards, pull is `samplers.kernels.pull` of the step, and weight is the objective's weight of the step.
+`neyman` (`methods.trees.adaptive`) makes the sum of these variances small within the budget, as if all dimensions of
+the velocity's gradient weighed alike. The shape of an iteration must not depend on its own rewards, or its estimates
+would be biased. So s comes from earlier iterations, whose weight halves every `train.half_life` iterations. With stale
+rollouts (`run.staleness`) the shape is chosen that many iterations earlier, so that processes that roll out ahead know
+it.
 """
 
 from __future__ import annotations
@@ -26,33 +27,34 @@ Tensor = torch.Tensor
 
 
 def sibling_squares(values: Tensor, comparison: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Return the squared deviations of siblings from their means, summed by step (steps,), and their degrees of freedom.
+    """Return the squared deviations of siblings from their means, summed for each step, and the degrees of freedom.
 
     Args:
         values: (U,) float64, NaN where a reward was lost.
-        comparison: (U, 3) group, seed, and the step of the child, one more than that of its edge.
+        comparison: (U, 3) group, seed, and step of the child, which is its edge's step plus 1.
+        steps: length of both results.
     """
     known = values.isfinite()
     values, comparison = values[known], comparison[known]
-    sets, own, sizes = comparison.unique(dim=0, return_inverse=True, return_counts=True)
-    means = torch.zeros(len(sets), dtype=torch.float64).index_add(0, own, values) / sizes
+    sets, set_of_unit, sizes = comparison.unique(dim=0, return_inverse=True, return_counts=True)
+    means = torch.zeros(len(sets), dtype=torch.float64).index_add(0, set_of_unit, values) / sizes
     squares, freedom = (torch.zeros(steps, dtype=torch.float64) for _ in range(2))
-    squares.index_add_(0, comparison[:, 2] - 1, (values - means[own]) ** 2)
+    squares.index_add_(0, comparison[:, 2] - 1, (values - means[set_of_unit]) ** 2)
     freedom.index_add_(0, sets[:, 2] - 1, (sizes - 1).double())
     return squares, freedom
 
 
 class Shaping:
-    """The shapes of a run's iterations, equal on all processes and saved in checkpoints."""
+    """The shapes of the tree in a run's iterations, equal on all processes and saved in checkpoints."""
 
     def __init__(self, config: Config):
         self._config = config
-        self.squares: list[float] = []  # decayed sums by step
+        self.squares: list[float] = []  # decayed sums, one for each step
         self.freedom: list[float] = []
-        self.shapes: dict[int, list[int]] = {}  # children by step, by the first iteration of a shape
+        self.shapes: dict[int, list[int]] = {}  # first iteration of a shape -> children of each step
 
     def algorithm(self, iteration: int) -> Algorithm:
-        """Return the axes with the tree in its shape of an iteration."""
+        """Return the run's `algorithm`, with the tree in the shape of an iteration."""
         algorithm, begun = self._config.algorithm, [first for first in self.shapes if first <= iteration]
         if not begun:
             return algorithm
@@ -60,7 +62,7 @@ class Shaping:
         return algorithm.model_copy(update={"tree": tree})
 
     def learn(self, units: CreditUnits, reward_weights: Tensor, sigmas: Sequence[float], iteration: int) -> None:
-        """Add the rewards of an iteration, of all processes, and choose the next shape whose rollout has not begun."""
+        """Add the rewards of an iteration; if a new shape is due, choose it. `units` are those of all processes."""
         algorithm, train = self._config.algorithm, self._config.train
         tree = algorithm.tree
         assert isinstance(tree, Adaptive)
@@ -85,7 +87,7 @@ class Shaping:
             self.shapes[coming] = tree.reshaped(kernels, variances)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, as JSON."""
+        """Return the state for a checkpoint, of JSON types."""
         shapes = {str(first): shape for first, shape in self.shapes.items()}
         return {"squares": self.squares, "freedom": self.freedom, "shapes": shapes}
 

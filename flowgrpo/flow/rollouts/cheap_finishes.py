@@ -1,8 +1,8 @@
-"""Cheap finishes of trees, and their effect on the order of siblings.
+"""Cheap finishes of trees, and a check of their effect on the order of siblings.
 
-In the first iteration, and every `tree.finish.check` iterations, the trees of the first group are grown again from the same
-noise and finished exactly: by all the steps and the network as it is. Both results are decoded and scored, and the credit's
-units are ranked by either. The random numbers of the run do not change.
+The check runs in the first iteration and every `tree.finish.check` iterations. It grows the trees of the first group
+again from the same noise and finishes them exactly: by all the steps and the network as it is. Both results are decoded
+and scored, and the credit units are ranked by each. The random numbers of the run do not change.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from samplers.finishes import Finish
 from samplers.kernels import Kernel, State
 from samplers.trees import Tree
 
-FIRST = 0  # the group that is finished twice
+FIRST = 0  # the group that a check finishes twice
 
 
 def check_policy(config: Config, policy: Policy) -> None:
-    """Raise InputError for cheap finishes with a started policy whose pipeline pins a part of its samples."""
+    """Raise InputError for cheap finishes with a pipeline that overwrites a part of its samples (masked editing)."""
     finish = getattr(config.algorithm.tree, "finish", None)
     if policy.pins and finish is not None and finish.cheap:
         raise InputError(
@@ -48,20 +48,20 @@ def check_policy(config: Config, policy: Policy) -> None:
 
 
 class Finishing:
-    """Finish trees by low-precision copies of the policy's layers; an instance is a `samplers.finishes.Finish`."""
+    """A `samplers.finishes.Finish` that takes ODE steps with low-precision copies of the policy's layers."""
 
     def __init__(self, config: Config, policy: Policy, copies: Copies, credited: Combination):
         self._config, self._policy, self._copies, self._credited = config, policy, copies, credited
-        self._asked = getattr(config.algorithm.tree, "finish", None)
-        self.cheap = self._asked is not None and self._asked.cheap
+        self._settings = getattr(config.algorithm.tree, "finish", None)
+        self.cheap = self._settings is not None and self._settings.cheap
 
     def __call__(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
-        """Return the state at the end of ODE steps by the chosen copy."""
+        """Return the state after ODE steps over `sigmas` with the low-precision copies."""
         with self._copies.finishing():
             return self._policy.finish(state, sigmas, rows)
 
     def over(self, watched: Foretold | None) -> Finish | None:
-        """Return the finish for growing trees, recorded by `watched` if given; None where the policy finishes as usual."""
+        """Return the finish to grow trees with, recorded by `watched` if given; None if finishes are not cheap."""
         if not self.cheap:
             return None
         return self if watched is None else watched.recording(self)
@@ -80,12 +80,15 @@ class Finishing:
         gather: Gather,
         share: DataShard = WHOLE,
     ) -> Finished | None:
-        """Return statistics of an iteration's finishes; None where they are the policy's own.
+        """Return statistics of an iteration's finishes; None if they are not cheap and no check is due.
 
-        If a check is due, this process's trees of the first group are grown again and finished exactly. `algorithm` has the
-        tree in its present shape; tree and scores are the run's, of this process.
+        If a check is due, this process's trees of the first group are grown again and finished exactly.
+
+        Args:
+            algorithm: has the tree in its current shape.
+            tree, scores: the rollout's, of this process.
         """
-        every = 0 if self._asked is None else self._asked.every
+        every = 0 if self._settings is None else self._settings.every
         if not every or iteration < 0 or iteration % every:
             return Finished({}) if self.cheap else None
         train, run, policy = self._config.train, self._config.run, self._policy
@@ -96,7 +99,7 @@ class Finishing:
         )
         if not roots:
             if FIRST in of_group.divided and any(reward.group_wise for reward in rewards):
-                gather([])  # as often as the processes that score the group
+                gather([])  # twice, as the processes that score the group do
                 gather([])
             return Finished({"cost/check_evaluations": 0}, [])
         exact = algorithm.model_copy(update={"tree": algorithm.tree.exact})
@@ -125,7 +128,7 @@ class Finishing:
     def _values(
         self, algorithm: Algorithm, tree: Tree, scores: Scores
     ) -> Mapping[tuple[tuple[int, ...], int], tuple[tuple[int, ...], float]]:
-        """Return the comparison set and value of each unit of the first group, by the path and step of its first node."""
+        """Return (comparison set, value) of each unit of the first group, by path and step of the unit's first node."""
         units: CreditUnits = algorithm.credit.units(tree, self._credited.columns(scores.values), self._credited.weights)
         values = weighted_sum(units.values, self._credited.weights)
         first_nodes = {}
@@ -139,13 +142,13 @@ class Finishing:
 
 
 def agreement(pairs: Sequence[Pair]) -> dict[str, float | None]:
-    """Return the metric `finish/rank_agreement`: Spearman's correlation of cheap and exact values, None without siblings.
+    """Return the metric `finish/rank_agreement`: Spearman's correlation of cheap and exact values.
 
-    It is the mean over the sets of siblings, without those of lost rewards.
+    It is the mean over the sets of siblings, None without any. Units with a lost reward are left out.
     """
     sets = defaultdict(list)
     for pair in pairs:
         sets[pair.siblings].append((pair.cheap, pair.exact))
-    values = [torch.tensor(own, dtype=torch.float64) for _, own in sorted(sets.items())]
-    ranked = [spearman(*own[own.isfinite().all(1)].unbind(1)) for own in values]
-    return {"finish/rank_agreement": mean(torch.tensor(ranked, dtype=torch.float64))}
+    values = [torch.tensor(members, dtype=torch.float64) for _, members in sorted(sets.items())]
+    correlations = [spearman(*members[members.isfinite().all(1)].unbind(1)) for members in values]
+    return {"finish/rank_agreement": mean(torch.tensor(correlations, dtype=torch.float64))}

@@ -1,7 +1,7 @@
 """Drafts: sample many starts cheaply, then roll out the best and the worst of them.
 
-A start is a seed, so a chosen start is sampled again from the same noise as in its draft. If the draft has another
-resolution or number of frames, the seed's noise has another shape, and differs.
+A start is a seed, so a chosen start is sampled in full from the same noise as in its draft. If the draft has another
+resolution or number of frames, the noise has another shape and therefore differs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Chosen:
-    """The chosen starts of each group, in the order of its roots, and their total rewards in the draft, NaN for the lost."""
+    """The chosen starts of each group, in the order of its roots, and their total draft rewards, NaN for lost ones."""
 
     starts: Sequence[Sequence[int]]
     rewards: Sequence[Tensor] | None = None
@@ -42,7 +42,13 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Foretold:
-    """One root: its group, the total reward of its start in the draft, and that of its samples."""
+    """The reward of one root in the draft and in the rollout.
+
+    Attributes:
+        group: group of the root.
+        draft: total reward of its start in the draft.
+        final: mean total reward of its samples.
+    """
 
     group: int
     draft: float
@@ -50,25 +56,25 @@ class Foretold:
 
 
 class Drafting:
-    """Sample a run's drafts: by other call arguments, and by low-precision copies of the policy's layers."""
+    """Settings of a run's drafts: other call arguments, and low-precision copies of the policy's layers."""
 
     def __init__(self, config: Config, policy: Policy, copies: Copies):
-        self._asked, self._policy, self._copies = config.train.draft, policy, copies
+        self._settings, self._policy, self._copies = config.train.draft, policy, copies
 
     @property
     def call(self) -> dict[str, Any]:
-        """Return the draft's arguments over the policy's call; none without a draft."""
-        return {} if self._asked is None else self._asked.call
+        """Return the call arguments that the draft changes; {} without a draft."""
+        return {} if self._settings is None else self._settings.call
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Let the policy sample drafts inside this context."""
+        """Return a context in which the policy samples drafts."""
         with self._policy.call_overrides(**self.call), self._copies.drafting():
             yield
 
 
 def take_first_starts(numbers: Sequence[int]) -> Chosen:
-    """Return the first starts of each group, without a draft."""
+    """Return the first `numbers[i]` starts of group i, as chosen without a draft."""
     return Chosen([range(number) for number in numbers])
 
 
@@ -85,10 +91,14 @@ def run_draft(
     gather: Gather,
     share: DataShard = WHOLE,
 ) -> Chosen:
-    """Sample a pool of starts by ODE; return those of each group with the best and the worst rewards (Sol-RL, 2604.06916).
+    """Sample a pool of starts by ODE; return the best and the worst starts of each group (Sol-RL, arXiv 2604.06916).
 
-    The pool has the starts of each group and those of this process, `rows` are of the latter, and `numbers` are wanted of
-    each group. Starts whose reward was lost rank in the middle.
+    Starts whose reward was lost rank in the middle.
+
+    Args:
+        pool: starts of each group, and their assignment to processes.
+        rows: rows of this process's starts.
+        numbers: how many starts to choose in each group.
     """
 
     def pieces() -> Iterator[Piece]:
@@ -96,9 +106,9 @@ def run_draft(
         for (group, start), row in zip(pool.own, rows, strict=True):
             by_group[group].append((start, row))
         for group, members in by_group.items():
-            starts, own = zip(*members, strict=True)
-            samples = torch.cat([policy.generate(batch) for batch in batched(own, micro_batch)])
-            yield Piece(group, starts, samples, own)
+            starts, group_rows = zip(*members, strict=True)
+            samples = torch.cat([policy.generate(batch) for batch in batched(group_rows, micro_batch)])
+            yield Piece(group, starts, samples, group_rows)
 
     total = combination.total(score_pieces(rewards, pieces(), pool, gather, share=share).values).tolist()
     totals = dict(zip(pool.own, total, strict=True))
@@ -107,7 +117,7 @@ def run_draft(
     scores: list[Tensor] = []
     for group, number in enumerate(numbers):
         values = torch.tensor([value for member, value in sorted(everyone.items()) if member[0] == group]).double()
-        if not len(values):  # no process of this share works on the group
+        if not len(values):  # no process of this data shard works on the group
             starts.append([])
             scores.append(values)
             continue
@@ -119,9 +129,10 @@ def run_draft(
 
 
 def pair_draft_with_final(tree: Tree, total: Tensor, draft_rewards: Sequence[Tensor]) -> list[Foretold]:
-    """Return the draft's reward of each root, and the mean one of its samples at the ends of its trunks.
+    """Return the draft reward of each root with the mean reward of its samples, without those of twigs.
 
-    Rewards are the total ones (leaves,) of samples, and the draft's (roots,) of each group, NaN for the lost.
+    `total` (leaves,) has the total rewards of the samples, `draft_rewards` those of the draft, (roots,) for each group;
+    NaN for lost ones.
     """
     by_root = defaultdict(list)
     for end in trunk_ends(tree):
@@ -135,24 +146,24 @@ def pair_draft_with_final(tree: Tree, total: Tensor, draft_rewards: Sequence[Ten
 
 
 def agreement(roots: Sequence[Foretold]) -> dict[str, float | None]:
-    """Return metrics of the draft's ranking of each group's roots, averaged over the groups; None without values.
+    """Return metrics of how well the draft ranks each group's roots, averaged over groups; None without values.
 
     `draft/rank_agreement` is Spearman's correlation of draft and final rewards. `draft/halves_kept` is the share of roots
-    in the same half, the better or the worse, in both. Roots with a lost reward are left out.
+    that are in the same half, better or worse, by both rewards. Roots with a lost reward are left out.
     """
     by_group = defaultdict(list)
     for root in roots:
         by_group[root.group].append((root.draft, root.final))
-    pairs = [torch.tensor(own, dtype=torch.float64) for _, own in sorted(by_group.items())]
-    pairs = [own[own.isfinite().all(1)].unbind(1) for own in pairs]
+    pairs = [torch.tensor(members, dtype=torch.float64) for _, members in sorted(by_group.items())]
+    pairs = [members[members.isfinite().all(1)].unbind(1) for members in pairs]
     return {
-        "draft/rank_agreement": mean(torch.tensor([spearman(*own) for own in pairs])),
-        "draft/halves_kept": mean(torch.tensor([halves_kept(*own) for own in pairs])),
+        "draft/rank_agreement": mean(torch.tensor([spearman(*pair) for pair in pairs])),
+        "draft/halves_kept": mean(torch.tensor([halves_kept(*pair) for pair in pairs])),
     }
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
-    """Return Spearman's correlation of two tensors (B,), with mean ranks for equal values; NaN where one is constant."""
+    """Return Spearman's correlation of two tensors (B,), with mean ranks for equal values; NaN if one is constant."""
     a, b = (ranks - ranks.mean() for ranks in (_ranks(a), _ranks(b)))
     return float((a * b).sum() / (a.square().sum() * b.square().sum()).sqrt())
 
@@ -160,9 +171,8 @@ def spearman(a: Tensor, b: Tensor) -> float:
 def halves_kept(a: Tensor, b: Tensor) -> float:
     """Return the share of indices in the better half of both tensors (B,), or in the worse half of both.
 
-    The better half has one more of an odd number. NaN for fewer than two.
-
-    Equal values on both sides of the middle count as in the mean over random orders.
+    If B is odd, the better half has one more. Equal values at the middle count as in the mean over random orders. NaN
+    if B < 2.
     """
     a, b = _better_half_chances(a), _better_half_chances(b)
     return float((a * b + (1 - a) * (1 - b)).mean()) if len(a) > 1 else torch.nan

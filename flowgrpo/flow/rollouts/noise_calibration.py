@@ -1,4 +1,4 @@
-"""Calibrate the noise level of each step before a run begins, and keep the levels in its folder."""
+"""Noise calibration: search the noise level of each step before a run begins, and keep the levels in its folder."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ from samplers.kernels import Kernel, slope
 from samplers.trees import Tree
 
 FILE = "calibration.json"
-NUMBERS = ("step", "cost/model_evaluations", "cost/decoded", "time/calibration")  # keys of the metric line
+NUMBERS = ("step", "cost/model_evaluations", "cost/decoded", "time/calibration")  # numeric keys of the metric line
 
 
 def read(folder: Path, begun: bool) -> dict[str, Any] | None:
-    """Return the calibration in a run's folder, or None; raise InputError if it is malformed, or missing in a begun run."""
+    """Return the calibration in a run's folder, None if there is none.
+
+    Raise InputError if it is malformed, or missing although the run has begun.
+    """
     path = folder / FILE
     if not path.is_file():
         if begun:
@@ -47,29 +50,35 @@ def read(folder: Path, begun: bool) -> dict[str, Any] | None:
 
 
 def calibrate(run: RunState, levels: list[float], roll_out: Callable[[int, list[float]], Batch]) -> list[float]:
-    """Return the noise level of each step, from the run's folder or by a search; arguments as in `search`."""
+    """Return the noise level of each step, from the run's folder or else from a search; arguments as in `search`."""
     calibration = read(run.folder, begun=run.done > 0) or search(run, levels, roll_out)
-    if not run.done:  # a run killed before its first checkpoint lost the line
+    if not run.done:  # a run that was killed before its first checkpoint lost this line
         run.report.write(calibration["metrics"])
     return calibration["levels"]
 
 
 def level_steps(kernel: str, tree: Tree, step: float) -> list[float]:
-    """Return the change of each level that changes the noise g of its step, std / sqrt(sigma - sigma_next), by `step`.
+    """Return for each level the change that changes the noise g of its step by `step`.
 
-    A level is g itself for `dance_sde`, and g over sqrt(sigma / (1 - sigma)) for `flow_sde`. For kernels whose g is not
-    proportional to the level, g at level 1 is used. The level of a step without noise changes by `step`.
+    g is std / sqrt(sigma - sigma_next). The level is g itself for `dance_sde`, and g / sqrt(sigma / (1 - sigma)) for
+    `flow_sde`. For kernels whose g is not proportional to the level, the change is that at level 1. The level of a step
+    without noise changes by `step`.
     """
-    whole = Kernel(kernel, 1.0)
-    units = [slope(whole, a, b, tree.sigma_cap)[1] / math.sqrt(a - b) for a, b in pairwise(tree.sigmas)]
+    at_level_1 = Kernel(kernel, 1.0)
+    units = [slope(at_level_1, a, b, tree.sigma_cap)[1] / math.sqrt(a - b) for a, b in pairwise(tree.sigmas)]
     return [step / unit if unit else step for unit in units]
 
 
 def search(run: RunState, levels: list[float], roll_out: Callable[[int, list[float]], Batch]) -> dict[str, Any]:
-    """Find the noise level of each step by rollouts before the first iteration, and write it to the run's folder.
+    """Search the noise level of each step by rollouts before the first iteration; write the result to the run's folder.
 
-    Each rollout has a negative iteration number, and so noise of its own. Returns `levels`, `rounds` and a line of
-    `metrics`.
+    Args:
+        levels: first levels, one for each step.
+        roll_out: returns a scored rollout for an iteration number and noise levels. The numbers here are negative, so
+            that the rollouts have their own noise.
+
+    Returns:
+        `levels`; `rounds`, the levels and counts of each round; and `metrics`, a line for the metrics file.
     """
     assert isinstance(run.config, Config)
     kernel, started = run.config.algorithm.kernel, time.perf_counter()

@@ -1,7 +1,7 @@
-"""The calls of a flow model that are timed to find batch sizes: a step, a decoding, and a step with its gradient.
+"""Probe calls of a flow model, timed to find batch sizes: a step, a decoding, and a step with its gradient.
 
-Evaluations and drafts have calls of a rollout's size. If they use other call arguments (guidance, say, in a run that trains
-without), a step and a decoding with these must fit into memory as well, but their time does not count.
+Evaluations and drafts use the rollout's batch size. If they have other call arguments (such as guidance in a run that
+trains without), a step and a decoding with these arguments must fit into memory, too; their time does not count.
 """
 
 from __future__ import annotations
@@ -32,35 +32,40 @@ def probe_calls(
     call: Mapping[str, Any] = MappingProxyType({}),
     draft: Mapping[str, Any] = MappingProxyType({}),
 ) -> ProbeCalls:
-    """Return the calls, on the longest of some prompts; `call` and `draft` are arguments of evaluations and drafts."""
+    """Return the probe calls, on the longest of `prompts`.
+
+    Args:
+        held_out: evaluation prompts.
+        call, draft: call arguments that evaluations and drafts change.
+    """
     (row,) = build_rows(longest_and_shortest(prompts)[:1])
     steps, sigma = len(policy.sigmas) - 1, policy.sigmas[0]
 
     @cache
-    def begun(count: int) -> tuple[State, list[Row]]:
+    def start_rows(count: int) -> tuple[State, list[Row]]:
         rows = [replace(row, seed=seed) for seed in range(count)]
         return policy.start(rows), rows
 
     @torch.no_grad()
     def step(count: int) -> None:
-        state, rows = begun(count)
+        state, rows = start_rows(count)
         policy.velocity(state, sigma, rows)
 
     @torch.no_grad()
     def decode(count: int) -> None:
-        policy.decode(*begun(count))
+        policy.decode(*start_rows(count))
 
     def learn(count: int) -> None:
-        state, rows = begun(count)
+        state, rows = start_rows(count)
         squares = [v.float().square().mean() for v in policy.velocity(state, sigma, rows)]
         weights.lockstep.backward(sum(squares[1:], squares[0]))
 
-    def other(of: Sequence[Prompt], over: Mapping[str, Any]) -> Callable[[int], None]:
+    def sample_with(call: Mapping[str, Any], prompts: Sequence[Prompt]) -> Callable[[int], None]:
         @torch.no_grad()
         def sample(count: int) -> None:
-            (row,) = build_rows(longest_and_shortest(of)[:1])
+            (row,) = build_rows(longest_and_shortest(prompts)[:1])
             rows = [replace(row, seed=seed) for seed in range(count)]
-            with policy.call_overrides(**over):
+            with policy.call_overrides(**call):
                 state = policy.start(rows)
                 policy.velocity(state, policy.sigmas[0], rows)
                 policy.decode(state, rows)
@@ -68,6 +73,8 @@ def probe_calls(
         return sample
 
     others = [
-        Timed(0, other(of, over)) for of, over in ((held_out, call), (prompts, draft)) if of and changed(over, policy)
+        Timed(0, sample_with(arguments, some_prompts))
+        for arguments, some_prompts in ((call, held_out), (draft, prompts))
+        if some_prompts and changed(arguments, policy)
     ]
     return ProbeCalls(rollout=[Timed(steps, step), Timed(1, decode), *others], update=[Timed(steps, learn)])

@@ -1,4 +1,4 @@
-"""Encode a run's prompts before its networks are loaded, under each call that it makes of the pipeline."""
+"""Encode a run's prompts before its networks are loaded, for each set of call arguments that the run uses."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ def encode_run(
     shares: Sequence[DataShard] = (WHOLE,),
     rolls_out: bool = True,
 ) -> None:
-    """Encode the prompts that a process will sample, and those that its policy is tested on.
+    """Encode the training prompts that a process will sample, and its evaluation prompts.
 
     Args:
         done: completed iterations of a resumed run.
-        shares: data shares of the process: one, or several of a generator.
+        shares: data shards of the process: one, or several for a generator.
+        rolls_out: whether the process samples training prompts.
     """
     indices = indices_ahead(config, len(train_prompts), done=done, shares=shares) if rolls_out else ()
     ahead = [train_prompts[i] for i in indices]
@@ -55,39 +56,45 @@ def encode_run(
 
 
 def eval_call(config: Config, policy: Policy) -> dict[str, Any]:
-    """Return the arguments of an evaluation over those of training: guided as in `model.call`."""
+    """Return the call arguments by which evaluation differs: the guidance of `model.call`, and `eval.call`."""
     guided = {name: policy.call.get(name) for name in guidance.training_call(config.model.guidance, policy)}
     return {**guided, **config.eval.call}
 
 
 def changed(call: Mapping[str, Any], policy: Policy) -> set[str]:
-    """Return the arguments that change the memory of a call: all that differ except the number of steps."""
+    """Return the names of the arguments in `call` that differ from the policy's, except the number of steps.
+
+    These may change the memory of a call.
+    """
     return {key for key, value in call.items() if policy.call.get(key) != value} - {"num_inference_steps"}
 
 
 def indices_ahead(config: Config, number: int, *, done: int, shares: Sequence[DataShard]) -> list[int]:
-    """Return the indices of the training prompts that a process will sample, each once; arguments as in `encode_run`."""
+    """Return the indices of the training prompts that a process will sample, without repeats.
+
+    `number` is the number of training prompts; other arguments are those of `encode_run`.
+    """
     if config.prompts.pick.by != "shuffle":
-        return list(range(number))  # not known yet
+        return list(range(number))  # the choice is not known yet
     settings, stats = config.algorithm.kernel.calibrate, PromptStats(config.train.half_life)
-    before = 0 if settings is None or done else settings.rounds  # iterations that come before the first
+    before = 0 if settings is None or done else settings.rounds  # calibration rounds before the first iteration
     ahead = range(done - before, config.train.iterations)
-    own: dict[int, None] = {}
+    indices: dict[int, None] = {}  # an ordered set
     for iteration in ahead:
         groups = build_groups(config, number, stats, iteration)
         for assign, share in product((assign_roots, assign_pool), shares):
             assignment = assign(config, groups, iteration=iteration, share=share)
-            own |= dict.fromkeys(groups.prompts[group] for group, _ in assignment.own)
-    return list(own)
+            indices |= dict.fromkeys(groups.prompts[group] for group, _ in assignment.own)
+    return list(indices)
 
 
 def longest_and_shortest(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return the longest and the shortest prompt; [] of none."""
+    """Return the longest and the shortest prompt; [] if there are none."""
     if not prompts:
         return []
     return [max(prompts, key=lambda p: len(p.text)), min(prompts, key=lambda p: len(p.text))]
 
 
 def build_rows(prompts: Sequence[Prompt]) -> list[Row]:
-    """Return rows of prompts, prompt i with seed i."""
+    """Return one row for each prompt, prompt i with seed i."""
     return [Row(prompt.text, i, prompt.columns) for i, prompt in enumerate(prompts)]

@@ -1,4 +1,4 @@
-"""Rollouts: grow the trees of an iteration, decode their leaves, and score them while the next ones are decoded."""
+"""Rollouts: grow the trees of an iteration, decode their leaves, and score samples while the next are decoded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from samplers.trees import Evaluate, Noise, Plan, Root, Tree, grow
 
 @dataclass(frozen=True)
 class Pair:
-    """The values of one unit by the cheap finish and by the exact one; `siblings` is equal for units that are compared."""
+    """The values of one credit unit after a cheap and an exact finish; `siblings` is the key of its comparison set."""
 
     siblings: tuple[int, ...]
     cheap: float
@@ -38,7 +38,13 @@ class Pair:
 
 @dataclass(frozen=True)
 class Finished:
-    """Statistics of an iteration's cheap finishes: counts for the metrics, and the units and samples of a check."""
+    """Statistics of an iteration's cheap finishes.
+
+    Attributes:
+        counts: counts for the metrics.
+        pairs: values of the units that a check compared; None if no check was due.
+        decoded: number of samples that the check decoded.
+    """
 
     counts: dict[str, int]
     pairs: Sequence[Pair] | None = None
@@ -46,11 +52,11 @@ class Finished:
 
 
 class Drawn(Protocol):
-    """What an engine tells of the edges that it walked."""
+    """Importance weights and metrics of edges that an engine sampled."""
 
     @property
     def correction(self) -> torch.Tensor:
-        """Importance weight (nodes,) of the edge into each node, because the engine sampled it by its own policy."""
+        """Importance weight (nodes,) of the edge to each node, which corrects for the engine's own policy."""
 
     def line(self, run: Any) -> dict[str, Any]:
         """Return the metrics of the mismatch between the engine and the policy."""
@@ -61,10 +67,10 @@ class Batch:
     """This process's trees of an iteration, decoded and scored; the groups are those of all processes.
 
     Attributes:
-        drafts: samples that were decoded to choose the roots.
-        draft_rewards: (roots,) of each group, total rewards in the draft, NaN for the lost; None without a draft.
-        engine: what an engine tells of the edges that it walked; None without one.
-        stored: whether the samples were stored before, so that nothing was decoded.
+        drafts: number of samples that were decoded to choose the roots.
+        draft_rewards: (roots,) for each group, total rewards in the draft, NaN for lost ones; None without a draft.
+        engine: importance weights and metrics of edges that an engine sampled; None without one.
+        stored: whether the samples come from `data.groups`, so that nothing was decoded.
     """
 
     groups: Groups
@@ -80,7 +86,7 @@ class Batch:
 
     @property
     def outcomes(self) -> tuple[torch.Tensor, list[int]]:
-        """Return the rewards (E, R) of the ends of the trunks, and the group of each."""
+        """Return the rewards (E, R) of the E ends of trajectories, and the group of each end."""
         ends = trunk_ends(self.tree)
         return self.scores.values[ends], [self.tree.nodes[self.tree.leaves[end]].root.group for end in ends]
 
@@ -92,7 +98,7 @@ class Batch:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return further counts for the metrics, of cheap finishes."""
+        """Return the counts of cheap finishes for the metrics."""
         return {} if self.finished is None else self.finished.counts
 
 
@@ -111,7 +117,7 @@ def rollout(
 ) -> tuple[Tree, Scores]:
     """Grow and score the trees of one iteration; return them as one tree, and the scores in the order of its leaves.
 
-    Arguments are those of `score_pieces` and of `walk`.
+    Arguments are those of `score_leaves` and of `walk`.
     """
     tree = walk(policy, plan, roots, micro_batch=micro_batch, **growth)
 
@@ -139,11 +145,11 @@ def walk(
     """Grow the trees of one iteration, and return them as one; see `samplers.trees.grow`.
 
     Args:
-        roots: of this process; their rows are `Row`s.
-        seed, iteration: head of every noise address.
-        solver: a multistep one (`samplers.solvers`) for whole chains, in place of the plan.
-        evaluate: the velocity of the trees; None: the policy's.
-        finish: takes ODE steps that only lead to a reward, several in a call; None: `evaluate` does.
+        roots: roots of this process; their rows are `Row`s.
+        seed, iteration: first parts of every noise address.
+        solver: name of a multistep solver (`samplers.solvers`) that samples whole chains; the plan is then not used.
+        evaluate: returns the velocity; None: the policy's.
+        finish: takes several ODE steps at once where they lead only to a reward; None: such steps are taken one by one.
     """
     rows = [root.row for root in roots]
     parts = [policy.start(batch) for batch in batched(rows, micro_batch)]
@@ -158,7 +164,7 @@ def walk(
 
 
 def edge_noise(seed: int, iteration: int) -> Noise:
-    """Return the noise source of the edges of an iteration's trees."""
+    """Return the noise source for the edges of an iteration's trees."""
     return lambda shape, *address: noise.noise(shape, seed, "edge", iteration, *address)
 
 
@@ -175,15 +181,15 @@ def score_leaves(
 ) -> Scores:
     """Decode the leaves of a tree, score them, and return the scores in the order of the leaves.
 
-    `decode` returns the samples of at most `micro_batch` leaves, from their places among all and their rows.
+    `decode` returns the samples of at most `micro_batch` leaves, from their indices in `tree.leaves` and their rows.
     """
     by_group = defaultdict(list)
     for index, leaf in enumerate(tree.leaves):
         by_group[tree.nodes[leaf].root.group].append(index)
-    for own in by_group.values():  # in an order that does not depend on who grew what
-        own.sort(key=lambda index: tree.nodes[tree.leaves[index]].path)
+    for indices in by_group.values():  # an order that does not depend on the assignment to processes
+        indices.sort(key=lambda index: tree.nodes[tree.leaves[index]].path)
     scores = score_pieces(rewards, _decode_groups(decode, tree, by_group, micro_batch), assignment, gather, share=share)
-    order = torch.tensor([index for own in by_group.values() for index in own]).argsort()
+    order = torch.tensor([index for indices in by_group.values() for index in indices]).argsort()
     return Scores(scores.values[order], scores.lost[order], scores.seconds)
 
 
@@ -193,12 +199,12 @@ def _decode_groups(
     by_group: dict[int, list[int]],
     micro_batch: int,
 ) -> Iterator[Piece]:
-    """Decode the samples of each group's leaves, as they are requested."""
+    """Yield the decoded samples of each group's leaves, one group at a time."""
     with phase("decoding", len(tree.leaves)) as decoding:
         for group, indices in by_group.items():
             nodes = [tree.nodes[tree.leaves[index]] for index in indices]
             rows = [node.root.row for node in nodes]
             parts = zip(batched(indices, micro_batch), batched(rows, micro_batch), strict=True)
-            samples = [decode(own, batch) for own, batch in parts]
+            samples = [decode(leaves, batch) for leaves, batch in parts]
             yield Piece(group, [node.path for node in nodes], torch.cat(samples), rows)
             decoding.advance(len(rows))

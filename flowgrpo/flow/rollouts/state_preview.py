@@ -1,7 +1,7 @@
-"""Pictures of the states of a rollout's trees.
+"""Previews: pictures of the states of a rollout's trees.
 
-The picture of a state is the model's clean estimate x - sigma v, from the rollout's own evaluation; that of a leaf is its
-sample. Both are scored, to show the step at which a reward arises.
+The picture of a state shows the model's clean estimate x - sigma v, from the rollout's own evaluation. The picture of a
+leaf shows its sample. Both are scored, to show the step at which a reward arises.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from samplers.finishes import Finish
 from samplers.kernels import State
 from samplers.trees import Evaluate, Root, Tree, stacked
 
-BARS = 40  # in the picture of a sound
-GREY = (127, 127, 127, 255)  # of the bars, visible on light and on dark
+BARS = 40  # number of bars in the picture of a sound
+GREY = (127, 127, 127, 255)  # RGBA of the bars, visible on light and dark pages
 
 
 class Foretold:
-    """A velocity that records the model's clean estimates of some rows while trees grow.
+    """A velocity function that records the model's clean estimates for the given rows while trees grow.
 
-    `by_call` has for each call the clean samples of those rows on the host, by their places in the call.
+    `by_call` has one dict for each call: row index in the call -> clean estimate on the CPU.
     """
 
     def __init__(self, evaluate: Evaluate, rows: Sequence[Row]):
@@ -41,34 +41,37 @@ class Foretold:
         self.by_call: list[dict[int, State]] = []
 
     def __call__(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
-        """Return the model's velocity."""
+        """Return the model's velocity, and record the estimates."""
         velocity = self._evaluate(state, sigma, rows)
-        own = [i for i, row in enumerate(rows) if id(row) in self._rows]
+        watched = [i for i, row in enumerate(rows) if id(row) in self._rows]
         clean = [
-            (x[own] - sigma * v[own].detach().float()).to(x.dtype).cpu() for x, v in zip(state, velocity, strict=True)
+            (x[watched] - sigma * v[watched].detach().float()).to(x.dtype).cpu()
+            for x, v in zip(state, velocity, strict=True)
         ]
-        self.by_call.append({i: tuple(x[place] for x in clean) for place, i in enumerate(own)})
+        self.by_call.append({i: tuple(x[place] for x in clean) for place, i in enumerate(watched)})
         return velocity
 
     def recording(self, finish: Finish) -> Finish:
-        """Return a finish that records its steps without estimates."""
+        """Return `finish` wrapped so that each of its steps adds an empty dict to `by_call`."""
 
-        def finished(state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
+        def recorded_finish(state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
             self.by_call += [{} for _ in sigmas[1:]]
             return finish(state, sigmas, rows)
 
-        return finished
+        return recorded_finish
 
 
 @dataclass(frozen=True)
 class StatePreview:
-    """A recorded state of a tree, with its picture uint8 (h, w, 4) and the rewards (R,) of that; unknown fields are None.
+    """A recorded state of a tree, with its picture and the picture's rewards; unknown fields are None.
 
     Attributes:
-        node: its node; None of a state between two nodes of a solver.
-        parent: its parent's place among the previews of its group.
-        estimated: whether the picture is an estimate, not a sample.
-        state: what is shown, before it is decoded.
+        node: index of the tree's node; None for a state that a solver passed between two nodes.
+        parent: index of the parent among the previews of the group.
+        estimated: whether the picture shows a clean estimate, not a sample.
+        state: latents of the picture, until they are decoded.
+        picture: uint8 (h, w, 4).
+        rewards: (R,)
     """
 
     node: int | None
@@ -84,14 +87,14 @@ class StatePreview:
 
 @dataclass(frozen=True)
 class StatePreviews:
-    """Make the previews of the trees that `run.trees` selects."""
+    """Maker of previews for the trees that `run.trees` selects."""
 
     config: Config
     policy: Policy
     rewards: Sequence[Reward]
 
     def watch(self, iteration: int, roots: Sequence[Root]) -> Foretold | None:
-        """Return a recording velocity for the trees of an iteration; None where none of them is kept."""
+        """Return a recording velocity function for the trees of an iteration; None if none of its trees is kept."""
         settings = self.config.run.trees
         if settings is None or iteration < 0 or not settings.due(iteration, self.config.train.iterations):
             return None
@@ -101,8 +104,8 @@ class StatePreviews:
     def of(self, tree: Tree, scores: Scores, foretold: Foretold | None, *, leads: bool = True) -> list[StatePreview]:
         """Return the previews of the kept trees, parents before children; [] without a recording.
 
-        Estimates are scored, by the process that `leads` the scoring, unless a reward compares the samples of a group,
-        which would need one of them. Calls are at most as large as the rollout's.
+        The process that `leads` the scoring also scores the estimates, unless a reward compares the samples of a group.
+        Decoding batches are at most as large as the rollout's.
         """
         settings = self.config.run.trees
         if foretold is None or settings is None:
@@ -119,25 +122,25 @@ class StatePreviews:
         with decoding as progress, preserve_random_state(), unheard(), Scorer(self.rewards) as scorer:
             for (group, estimated), places in shown.items():
                 most = min(self.config.train.rollout_rows, max(1, len(shown[group, False])))
-                for own in batched(places, most):
-                    rows = [previews[i].root.row for i in own]
-                    states = [state for i in own if (state := previews[i].state) is not None]  # all
+                for batch in batched(places, most):
+                    rows = [previews[i].root.row for i in batch]
+                    states = [state for i in batch if (state := previews[i].state) is not None]  # none is left out
                     state = tuple(x.to(tree.samples[0].device) for x in stacked(states))
                     samples = self.policy.decode(state, rows)
                     if not estimated:
-                        rewards = scores.values[[leaves[previews[i].node] for i in own]]
+                        rewards = scores.values[[leaves[previews[i].node] for i in batch]]
                     else:
-                        rewards = scorer.submit(samples, rows)().values if scored else [None] * len(own)
-                    for i, sample, of_sample in zip(own, samples, rewards, strict=True):
+                        rewards = scorer.submit(samples, rows)().values if scored else [None] * len(batch)
+                    for i, sample, of_sample in zip(batch, samples, rewards, strict=True):
                         previews[i] = replace(
                             previews[i], state=None, picture=small(sample, settings.side), rewards=of_sample
                         )
-                    progress.advance(len(own))
+                    progress.advance(len(batch))
         return previews
 
 
 def _collect_states(tree: Tree, foretold: Foretold, groups: int) -> list[StatePreview]:
-    """Return the states of the first groups, parents before children, with those that a solver passed between two nodes."""
+    """Return the states of the first groups, parents first, including those that a solver passed between two nodes."""
     estimates = estimates_by_state(tree, foretold)
     foretold.by_call.clear()
     leaves = {node: index for index, node in enumerate(tree.leaves)}
@@ -166,7 +169,7 @@ def _collect_states(tree: Tree, foretold: Foretold, groups: int) -> list[StatePr
 
 
 def estimates_by_state(tree: Tree, foretold: Foretold) -> dict[tuple[int, int], State]:
-    """Return the estimates by node and step of the schedule; a solver's states have the node that its chain left."""
+    """Return the clean estimates by (node, step of the schedule); the node of a solver's state is its chain's root."""
     steps = {sigma: step for step, sigma in enumerate(tree.sigmas)}
     roots = {id(node.root.row): i for i, node in enumerate(tree.nodes) if node.parent is None}
     estimates = {}
@@ -183,9 +186,10 @@ def estimates_by_state(tree: Tree, foretold: Foretold) -> dict[tuple[int, int], 
 
 
 def small(sample: torch.Tensor, side: int) -> np.ndarray:
-    """Return a small picture uint8 (h, w, 4) of a sample: a video's middle frame, or a sound's loudness over time.
+    """Return a small picture uint8 (h, w, 4) of a sample: an image, a video's middle frame, or a sound's loudness.
 
-    The sample is one of `training.reports.samples.save_sample`; a picture of fewer pixels than `side` keeps its size.
+    The sample has a format of `training.reports.samples.save_sample`. The longer side of the picture is at most `side`
+    pixels; smaller pictures keep their size.
     """
     sample = sample.detach().float().cpu().nan_to_num()
     if sample.ndim == 2:
@@ -197,7 +201,7 @@ def small(sample: torch.Tensor, side: int) -> np.ndarray:
 
 
 def _draw_loudness(sound: torch.Tensor, side: int) -> np.ndarray:
-    """Draw the peaks of a sound (C, N) as upright bars."""
+    """Draw the amplitude of a sound (C, N) over time as vertical bars."""
     canvas = np.zeros((side // 2, side, 4), dtype=np.uint8)
     middle, width = side // 4, max(1, side // BARS)
     for i, part in enumerate(np.array_split(sound.abs().amax(0).numpy(), side // width)):

@@ -48,7 +48,7 @@ def drop(evaluations: Sequence[Evaluation]) -> None:
 
 
 def measure_graph(policy: Policy, state: State, row: Row, *, size: int) -> tuple[Kept, int]:
-    """Run one model call on one row; return the memory of its graph, and the further peak bytes of a call of `size` rows.
+    """Run one model call on one row; return its graph's memory, and the further peak bytes of a call of `size` rows.
 
     The memory of the weights does not count. With several networks, each with its own range of sigmas, the numbers are
     maxima over the first and the last step.
