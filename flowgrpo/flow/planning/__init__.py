@@ -1,1 +1,1 @@
-"""Forecasts before a run: the plan that users see, model evaluations, memory and the tree diagram."""
+"""Forecasts before a run: its plan, model evaluations, memory, time and tree diagram."""

@@ -1,4 +1,4 @@
-"""Decide whether rollouts keep graphs for the first update: if there is room, until memory runs out."""
+"""Whether rollouts keep their graphs for the first update: if there is room, and until memory runs out."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rewards.memory import is_out_of_memory
 
 
 class RolloutGraphs(KeptGraphs):
-    """Whether the rollouts of a run keep graphs.
+    """The decision whether the rollouts of a run keep their autograd graphs (`flow.updates.rollout_graphs`).
 
     Attributes:
-        parts: minibatches whose graphs they keep: the first or none.
-        growing: whether the trees of a rollout have begun to grow; before, drafts have no graphs.
+        parts: numbers of the minibatches whose graphs rollouts keep: (0,) or ().
+        growing: whether the trees of a rollout are growing; drafts, which come before, have no graphs.
     """
 
     def __init__(self, run: RunState):
@@ -40,7 +40,7 @@ class RolloutGraphs(KeptGraphs):
 
     @property
     def held(self) -> Sequence[int]:
-        """The parts with the sizes of calls that hold now, which may hinder it."""
+        """Return `parts`, or () if the current batch sizes prevent reuse of graphs (`Config.graph_hindrance`)."""
         return () if self.parts and self._config.graph_hindrance else self.parts
 
     @property
@@ -49,12 +49,12 @@ class RolloutGraphs(KeptGraphs):
 
     @override
     def state(self) -> dict[str, bool] | None:
-        """Return the state for a checkpoint: that graphs were given up; None otherwise."""
+        """Return {"graphs_given_up": True} for a checkpoint if graphs were given up, else None."""
         return {"graphs_given_up": True} if self._gave_up else None
 
     @override
     def restore(self, state: dict[str, bool] | None) -> None:
-        """Restore what `state` returned."""
+        """Restore the result of `state`."""
         self._gave_up = bool(state and state["graphs_given_up"])
 
     @property
@@ -70,17 +70,19 @@ class RolloutGraphs(KeptGraphs):
         return "the update calls the model anew (train.replay)"
 
     def decide(self, to_come: Callable[[int], int]) -> None:
-        """See whether there is room, and tell the user; not once a run has found that there is none.
+        """Measure whether graphs fit into memory, set `parts`, and report the decision.
+
+        With `train.replay: never` graphs are always kept. A run that has given them up does not measure again.
 
         Args:
-            to_come: see `BatchSizes.to_come`.
+            to_come: returns the bytes that the run will still allocate; see `BatchSizes.to_come`.
         """
         run, config, policy = self._run, self._config, self._run.policy
         if self._insists:
             self.parts = (0,)
             return
-        asks = config.keeps_graphs and not self._gave_up
-        cost = most_graphs(config, len(policy.sigmas) - 1, run.done) if asks else None
+        may_keep = config.keeps_graphs and not self._gave_up
+        cost = most_graphs(config, len(policy.sigmas) - 1, run.done) if may_keep else None
         if cost is None or not cost.graphs:
             return
         rows, size = -(-cost.graphs // run.share.count), cost.call_rows
@@ -92,15 +94,15 @@ class RolloutGraphs(KeptGraphs):
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            call, need = 0, math.inf  # an update will say so, in its own phase
+            call, need = 0, math.inf  # an update will report this in its own phase
         device, processes = run.accelerator.device, of_machine(run.accelerator.num_processes)
         free = max(free_bytes(device, processes) - to_come(call), 0)
         fits = need <= ROOM * free
         short = float(run.collectives.sum(torch.tensor(float(not fits)))) > 0
-        taken, there = f"{need / 2**30:.2f} GiB", f"{free / 2**30:.2f} GiB that are free"
+        need_text, free_text = f"{need / 2**30:.2f} GiB", f"{free / 2**30:.2f} GiB that are free"
         if not short:
             self.parts = (0,)
-            said = f"rollouts keep the graphs of {rows:,} rows for the first update, {taken} of {there}"
+            decision = f"rollouts keep the graphs of {rows:,} rows for the first update, {need_text} of {free_text}"
         else:
             self._gave_up = True
             if math.isinf(need):
@@ -108,6 +110,6 @@ class RolloutGraphs(KeptGraphs):
             elif fits:
                 why = f"on another process graphs of {rows:,} rows would take more than {ROOM:.0%} of what is free"
             else:
-                why = f"graphs of {rows:,} rows would take {taken}, more than {ROOM:.0%} of the {there}"
-            said = f"the first update of an iteration calls the model anew; {why}"
-        run.report.say(f"train.replay: {said}")
+                why = f"graphs of {rows:,} rows would take {need_text}, more than {ROOM:.0%} of the {free_text}"
+            decision = f"the first update of an iteration calls the model anew; {why}"
+        run.report.say(f"train.replay: {decision}")

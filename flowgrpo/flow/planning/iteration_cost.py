@@ -1,4 +1,4 @@
-"""Work of a flow model's iteration (`flowgrpo plan CONFIG --gpus N`)."""
+"""The work of a flow model's iteration: model calls and their operations (`flowgrpo plan CONFIG --gpus N`)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from flowgrpo.training.planning.iteration_cost import Calls, Forward, Work, work
 
 
 def work(budget: FlowBudget, planned: dict[str, Any]) -> Work:
-    """Return the work of an iteration, from the operations in `budget` and the counts in `planned`."""
+    """Return the work of an iteration, from the operations measured in `budget` and the counts of the plan."""
     config, sampling = budget.config, budget.trial.rollout
     train, evaluating, g = config.train, budget.trial.evaluate or sampling, planned["geometry"]
     evaluations = planned["model_evaluations"]["rollout"] / (g["samples"] * g["guidance_branches"])
-    found = work_of(
+    iteration = work_of(
         budget,
         planned,
         rollout=_step(sampling),
@@ -25,8 +25,8 @@ def work(budget: FlowBudget, planned: dict[str, Any]) -> Work:
         numbers=round(evaluations) + 2 * len(config.rewards) + 2,
     )
     decode = Calls(
-        units=found.trees,
-        width=-(-planned["decoded"] // found.trees),
+        units=iteration.trees,
+        width=-(-planned["decoded"] // iteration.trees),
         sweeps=1,
         rows=train.rollout_rows,
         operations=sampling.decode_operations,
@@ -37,8 +37,8 @@ def work(budget: FlowBudget, planned: dict[str, Any]) -> Work:
         rows=train.rollout_rows,
         operations=evaluating.decode_operations,
     )
-    calls = {**found.calls, "decode": [decode], "evaluate": [*found.calls["evaluate"], decode_held_out]}
-    return replace(found, calls=calls)
+    calls = {**iteration.calls, "decode": [decode], "evaluate": [*iteration.calls["evaluate"], decode_held_out]}
+    return replace(iteration, calls=calls)
 
 
 def _step(sampling: Sampling) -> Forward:

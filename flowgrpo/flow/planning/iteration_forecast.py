@@ -1,4 +1,4 @@
-"""Forecast the counts of an iteration by growing its real tree on states of one number."""
+"""Forecast of an iteration's counts: its real tree is grown on states with a single number each."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from samplers.trees import Evaluation, Root, Tree, grow
 class Cost:
     """Counts of one iteration on all processes."""
 
-    rollout: int  # rows through the model
-    update: int  # likewise
-    with_gradient: int  # of these, rows with a backward pass; the others are of a reference
-    decoded: int
+    rollout: int  # rows through the model in the rollout
+    update: int  # rows through the model in the update
+    with_gradient: int  # rows of `update` with a backward pass; the others are for other policies
+    decoded: int  # samples
     trained_edges: int
-    update_batches: int
-    graphs: int = 0  # rows of the first update whose graphs the rollout may keep instead
-    graph_times: int = 0  # times of the schedule at which these lie
+    update_batches: int  # model calls of the update
+    graphs: int = 0  # rows of the first update whose graphs the rollout may keep
+    graph_times: int = 0  # number of steps of the schedule that have such rows
     call_rows: int = 0  # rows of the rollout's largest call, if there are graphs
 
 
 def predict_cost(config: Config, num_steps: int, iteration: int = 0) -> Cost:
-    """Return the cost of an iteration, for a model that evaluates each row once.
+    """Return the cost of an iteration without guidance, where each row goes through the model once.
 
-    The tree is credited with made-up rewards and pruned, so axes that cannot work together fail here.
+    The tree is credited with made-up rewards and pruned, so choices that cannot work together fail here.
 
     Raises:
-        InputError: the axes do not fit each other or the schedule.
+        InputError: the choices do not fit each other or the schedule.
     """
     train, algorithm = config.train, config.algorithm
-    replays = train.rollout_rows == train.update_rows  # the update may have the rollout's own calls
+    replays = train.rollout_rows == train.update_rows  # the update may repeat the rollout's calls
     tree = _grow_tree(config, num_steps, iteration, train.rollout_rows if replays else train.groups * train.group_size)
     if any(not kernel.stochastic for kernel, _, _ in tree.trained_steps):
         raise InputError("algorithm.tree: the plan trains a deterministic step, which has no log-probability")
@@ -73,10 +73,10 @@ def predict_cost(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         return _of_samples(
             config, tree, select_samples(algorithm.objective, tree, units.to_edges(advantages)[tree.leaves], keep)
         )
-    left = build_replay_tree(
+    replay_tree = build_replay_tree(
         config, tree, units=units, advantages=torch.zeros(len(units.values)), trained=trained, iteration=iteration
     )
-    evaluations = [e for e in left.evaluations if e.trained]
+    evaluations = [e for e in replay_tree.evaluations if e.trained]
     forwards = sum(len(e.rows) for e in evaluations)
     states = forwards // train.groups
     if train.split == "edges" and states < train.updates:
@@ -84,7 +84,7 @@ def predict_cost(config: Config, num_steps: int, iteration: int = 0) -> Cost:
             f"train.updates: {train.updates} parts, but the trained edges of a group leave {states} states, take {states}"
         )
     first = [] if config.graph_hindrance else [e for e in evaluations if e.part == 0]
-    return Cost(  # what an engine walked is only scored here
+    return Cost(  # edges that an engine sampled are only scored here
         rollout=sum(len(e.rows) for e in tree.evaluations if e.trained or config.run.engine is None),
         update=forwards * (2 if algorithm.objective.kl.beta > 0 else 1),
         with_gradient=forwards,
@@ -98,9 +98,9 @@ def predict_cost(config: Config, num_steps: int, iteration: int = 0) -> Cost:
 
 
 def most_graphs(config: Config, num_steps: int, done: int = 0) -> Cost:
-    """Return the cost of the future iteration with the most graphs, among the next, the middle and the last one.
+    """Return the cost of the iteration with the most kept graphs, among the next, the middle and the last one.
 
-    A tree that changes over a run, as of BranchGRPO-Mix, has the most at one end.
+    A tree that changes during a run, such as BranchGRPO-Mix's, has the most at the beginning or the end.
     """
     last = max(done, config.train.iterations - 1)
     costs = [predict_cost(config, num_steps, iteration) for iteration in sorted({done, (done + last) // 2, last})]
@@ -113,7 +113,7 @@ def _finishes(evaluation: Evaluation) -> bool:
 
 
 def exact_finish_cost(config: Config, num_steps: int) -> tuple[int, int]:
-    """Return the model rows and decoded samples of finishing the first group exactly; zeros if nothing is compared.
+    """Return the model rows and decoded samples of finishing the first group exactly; zeros if no check is set.
 
     See `flow.rollouts.cheap_finishes`.
     """
@@ -128,7 +128,7 @@ def exact_finish_cost(config: Config, num_steps: int) -> tuple[int, int]:
 
 
 def _of_samples(config: Config, tree: Tree, trained: torch.Tensor) -> Cost:
-    """Return the cost of an iteration whose update scores final samples; see `flowgrpo.flow.updates.noised`."""
+    """Return the cost of an iteration with likelihood elbo; `trained` (leaves,) masks the samples in the update."""
     algorithm, likelihood = config.algorithm, config.algorithm.likelihood
     assert likelihood.name == "elbo"
     calls = calls_of(
@@ -140,18 +140,18 @@ def _of_samples(config: Config, tree: Tree, trained: torch.Tensor) -> Cost:
             "from; take group_mean"
         )
     forwards = sum(len(call.draws) for call in calls)
-    asked, looks = algorithm.objective.policies, 0
+    other_policies, first_pass = algorithm.objective.policies, 0
     if algorithm.objective.couples == "nothing":
-        asked = asked | {likelihood.anchor} - {"live"}
-    else:  # log-probabilities of the policy and its anchor, before the samples are coupled
-        looks = 2
-    beside = 0  # chains of a snapshot, which replace the worse sample of each stored pair
+        other_policies = other_policies | {likelihood.anchor} - {"live"}
+    else:  # a first pass with the policy and its anchor, before the samples are coupled
+        first_pass = 2
+    resampled = 0  # rows of a snapshot's chains, which replace the worse sample of each stored pair
     if config.data.groups and algorithm.sampler == "bank":
         pairs = len({tree.nodes[tree.leaves[leaf]].root.group for leaf in trained.nonzero().flatten().tolist()})
-        beside = pairs * sum(len(e.rows) for e in tree.evaluations) // len(tree.leaves)
+        resampled = pairs * sum(len(e.rows) for e in tree.evaluations) // len(tree.leaves)
     return Cost(
         rollout=0 if config.data.groups else sum(len(e.rows) for e in tree.evaluations),
-        update=forwards * (1 + len(asked) + looks) + beside,
+        update=forwards * (1 + len(other_policies) + first_pass) + resampled,
         with_gradient=forwards,
         decoded=0 if config.data.groups else len(tree.leaves),
         trained_edges=forwards,
@@ -160,11 +160,11 @@ def _of_samples(config: Config, tree: Tree, trained: torch.Tensor) -> Cost:
 
 
 def _grow_tree(config: Config, num_steps: int, iteration: int, rows: int) -> Tree:
-    """Grow the trees of an iteration on states of one number, in evaluations of at most `rows` rows."""
+    """Grow the trees of an iteration on states with a single number each, in evaluations of at most `rows` rows."""
     train, algorithm = config.train, config.algorithm
     size = algorithm.roots(train.group_size)
     parts = of_roots(train, size, [size] * train.groups, seed=config.run.seed, iteration=iteration)
-    roots = [Root(group, index, None, part) for group, own in enumerate(parts) for index, part in enumerate(own)]
+    roots = [Root(group, i, None, part) for group, of_group in enumerate(parts) for i, part in enumerate(of_group)]
     return grow(
         algorithm.plan(algorithm.kernel.kernels(num_steps), train.group_size, config.run.seed, iteration),
         linear_sigmas(num_steps).tolist(),
@@ -178,9 +178,9 @@ def _grow_tree(config: Config, num_steps: int, iteration: int, rows: int) -> Tre
 
 
 def count_kept(config: Config, num_steps: int) -> tuple[int, int]:
-    """Return the latent states that a rollout keeps on all processes, and the samples of its largest group."""
+    """Return the number of latent states that a rollout keeps on all processes, and of samples in its largest group."""
     algorithm = config.algorithm
-    if isinstance(algorithm.tree, Adaptive):  # take the shape of most samples that a run may reach
+    if isinstance(algorithm.tree, Adaptive):  # take the shape with the most samples that a run may reach
         widest = algorithm.tree.widest(algorithm.kernel.kernels(num_steps))
         algorithm = algorithm.model_copy(update={"tree": widest})
         config = config.model_copy(update={"algorithm": algorithm})

@@ -1,4 +1,4 @@
-"""Memory of a flow model's run, from the trial of `flow.planning.memory_trace` (`flowgrpo plan --gpu-memory`)."""
+"""Memory of a flow model's run, from the sizes of `flow.planning.memory_trace` (`flowgrpo plan --gpu-memory`)."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from flowgrpo.training.weights import low_precision_copies, quantisation
 
 @dataclass(frozen=True, kw_only=True)
 class FlowBudget(Budget):
-    """Memory of a flow model's run; counts are of an iteration on all processes."""
+    """The memory of a flow model's run; counts are those of an iteration on all processes."""
 
     config: Config
     trial: Trial
     states: int  # latent states that a rollout keeps until they are trained on
     graphs: int  # rows whose graphs a rollout may keep; see `flow.updates.rollout_graphs`
-    graph_times: int  # times of the schedule at which these lie
-    samples: int
+    graph_times: int  # number of steps of the schedule that have such rows
+    samples: int  # samples of a rollout
     group: int  # samples of the largest group
     loads_later: bool  # whether the networks can load after the prompts are encoded
 
@@ -74,11 +74,11 @@ class FlowBudget(Budget):
             **trained_bytes(config, trial.trained, copies=policy_copies(config), among=self.layout.among),
             "states": -(-self.states // shares) * trial.state + graphs,
         }
-        # Copies of weights that learn exist only while starts are drafted.
+        # Low-precision copies of fully trained weights exist only while starts are drafted.
         drafting = stay | {"weights": weights + (0 if model.lora else copies)}
         waiting = min(-(-self.samples // shares), WAITING * self.group) * trial.rollout.sample
         decoding = drafting | {"weights": drafting["weights"] + away, "samples": waiting}
-        scoring = stay | {"samples": waiting + self.group * trial.rollout.sample}  # a group, and its parts
+        scoring = stay | {"samples": waiting + self.group * trial.rollout.sample}  # a group, and the samples that wait
         encoding = {"weights": sum(size for name, size in loaded.items() if not (later and is_network(name)))}
         degree, gathered, decode = config.run.context_parallel, self.gathered(), self._decode(trial.rollout)
         sample = trial.rollout.step.shared(degree).beside(max(self.layer(), self._copied_layer()) + gathered)
@@ -97,7 +97,7 @@ class FlowBudget(Budget):
 
     @property
     def graph_bytes(self) -> int:
-        """Bytes of all graphs that a process's rollout may keep."""
+        """Return the bytes of all graphs that a process's rollout may keep."""
         run, trial = self.config.run, self.trial
         graph = trial.graph_checkpointed if self.config.model.gradient_checkpointing else trial.graph
         graph = replace(graph, each=-(-graph.each // run.context_parallel))
@@ -107,7 +107,7 @@ class FlowBudget(Budget):
     @override
     def kept_graphs(self, room: int) -> dict[str, Any]:
         word = self.config.train.replay
-        fits = self.graph_bytes <= ROOM * (room - self.peak())  # approximate: a run asks what is free
+        fits = self.graph_bytes <= ROOM * (room - self.peak())  # approximate: a run measures the free memory
         kept = self.graphs > 0 and (word == "never" or (word == "auto" and fits))
         return {"rows": self.graphs, "bytes": self.graph_bytes, "kept": kept}
 
@@ -121,13 +121,13 @@ class FlowBudget(Budget):
         return [key for key, is_absent in absent.items() if is_absent]
 
     def _low_precision_copies(self) -> int:
-        """Return the bytes of the copies that drafts and finishes are sampled by."""
+        """Return the bytes of the low-precision copies that sample drafts and finishes."""
         words = low_precision_copies.of_copies(self.config)
         networks = self.trial.shapes.values()
         return sum(low_precision_copies.size(each, self._linear_width, word) for each in networks for word in words)
 
     def _copied_layer(self) -> int:
-        """Return the bytes of the weights that one layer of such a copy rebuilds."""
+        """Return the bytes that the largest layer of such a copy needs to rebuild its weights in a call."""
         if not low_precision_copies.of_copies(self.config).keys() - {"bfloat16"}:
             return 0
         return quantisation.made_anew(self.trial.shapes.values(), self._linear_width)
@@ -142,14 +142,14 @@ class FlowBudget(Budget):
 
 
 def fit(config: Config, gpu_bytes: int) -> dict[str, Any]:
-    """Return whether a run fits a GPU, and what to set if not (`check_fit`); raise InputError if it cannot run at all."""
+    """Return whether a run fits a GPU, and what to set if not (`check_fit`); raise InputError if it cannot run."""
     with budget_of(config) as budget:
         return check_fit(budget, gpu_bytes, rewards_of(config)[1])
 
 
 @contextmanager
 def budget_of(config: Config, of_node: int = OF_NODE) -> Iterator[FlowBudget]:
-    """Yield the memory of a run on machines with `of_node` GPUs; it can be used inside the context only. Raises as `fit`."""
+    """Yield the memory of a run on machines with `of_node` GPUs, valid inside the context only; raise as `fit` does."""
     longest = max(stored.train_prompts(config), key=lambda p: len(p.text))
     call = {**embedded.default_call(config.model.path), **config.model.call}
     with meta_pipeline.configs(config.model.path) as folder, few_objects():

@@ -1,8 +1,8 @@
-"""Measure the memory and operations of a run's calls with its own pipeline and networks of real size without values.
+"""Memory and operations of a run's calls, measured with its own pipeline on networks of real size without values.
 
-Only configs are read. The pipeline, its schedule, its latents and our policy run as usual on small real tensors; inside the
-networks tensors have shapes alone (see `training.planning.meta_networks`). Guidance branches, checkpointing, adapters and a
-quantised base run too and are therefore counted.
+Only configs are read. The pipeline, its schedule, its latents and our policy run as usual on small real tensors. Inside
+the networks, tensors have shapes but no values (see `training.planning.meta_networks`). Guidance branches,
+checkpointing, adapters and a quantised base run too, so they are counted.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from rewards.compute import DTYPES
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Bytes and floating-point operations of sampling a row with given call arguments."""
+    """Bytes and floating-point operations of sampling one row with given call arguments."""
 
-    step: Peaks  # without gradients
+    step: Peaks  # bytes of a step without gradients
     operations: int  # of a step with all guidance branches
-    launches: int  # PyTorch functions of a step
-    calls: int  # of networks in a step; both branches may share one
-    decode: Peaks  # empty if the config decodes in tiles
-    decode_tiled: Peaks | None  # None if the decoder has no tiling
+    launches: int  # number of PyTorch functions in a step
+    calls: int  # number of network calls in a step; both branches may share one
+    decode: Peaks  # bytes of decoding; empty if the config decodes in tiles
+    decode_tiled: Peaks | None  # bytes of decoding in tiles; None if the decoder cannot
     sample: int  # bytes of the decoded sample in float32
-    decode_operations: int  # in tiles if the config decodes so
+    decode_operations: int  # of decoding, in tiles if the config decodes in tiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +49,16 @@ class Trial(TrialSizes):
     """Sizes of a pipeline and of its calls, in bytes."""
 
     state: int  # one latent state in float32
-    encode: int  # one prompt
+    encode: int  # peak of encoding one prompt
     rollout: Sampling
-    evaluate: Sampling | None  # None if it takes as much
-    graph: Kept  # of a step; empty if the config has checkpointing
-    graph_checkpointed: Kept  # empty if a network does not support checkpointing
+    evaluate: Sampling | None  # None if evaluation takes as much as a rollout
+    graph: Kept  # autograd graph of a step; empty if the config has checkpointing
+    graph_checkpointed: Kept  # the same with checkpointing; empty if a network does not support it
 
 
 def trial(config: Config, folder: str, row: Row) -> Trial:
-    """Measure a run's calls with the configs in `folder` and the longest prompt; raise InputError as the run would."""
-    model, hollow = config.model, MetaNetworks()
+    """Measure a run's calls, from the configs in `folder` and the longest prompt; raise InputError as the run would."""
+    model, meta = config.model, MetaNetworks()
     pipe = meta_pipeline.pipeline(folder, DTYPES[model.dtype])
     networks = {name: m for name, m in pipe.components.items() if isinstance(m, torch.nn.Module)}
     trained = traits.networks(pipe)
@@ -82,24 +82,24 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
     begun = None if model.lora is None else initial_lora.adapters(model)
     numbers = add_adapters(policy.modules, model.lora, begun)
     for name, network in networks.items():
-        decodes = name in decoders(pipe)  # a video decoder keeps features for the next frames
+        decodes = name in decoders(pipe)  # run in full: a video decoder keeps features for the next frames
         reads_once = name.startswith(traits.ENCODERS)
-        hollow.empty(network, ENTRANCES if decodes else ("forward",), run_all=decodes, reads_once=reads_once)
+        meta.empty(network, ENTRANCES if decodes else ("forward",), run_all=decodes, reads_once=reads_once)
     evaluation = eval_call(config, policy)
     with policy.call_overrides(**guidance.training_call(model.guidance, policy)):
         other = changed(evaluation, policy)
-        with torch.no_grad(), hollow.phase() as live:
+        with torch.no_grad(), meta.phase() as live:
             policy.prepare([row])
             if other:
                 with policy.call_overrides(**evaluation):
                     policy.prepare([row])
             encode = live.peak
-        sampling, state = _measure_sampling(policy, hollow, row, tiled=model.vae_tiling)
+        sampling, state = _measure_sampling(policy, meta, row, tiled=model.vae_tiling)
         evaluate = None
         if other:
             with policy.call_overrides(**evaluation):
-                evaluate, _ = _measure_sampling(policy, hollow, row, tiled=model.vae_tiling, before=(sampling, state))
-        update, graph = _measure_updates(policy, hollow, row, state, checkpointed=model.gradient_checkpointing)
+                evaluate, _ = _measure_sampling(policy, meta, row, tiled=model.vae_tiling, before=(sampling, state))
+        update, graph = _measure_updates(policy, meta, row, state, checkpointed=model.gradient_checkpointing)
     return Trial(
         components=components,
         shapes=shapes,
@@ -120,16 +120,19 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
 @torch.no_grad()
 def _measure_sampling(
     policy: DiffusersPolicy,
-    hollow: MetaNetworks,
+    meta: MetaNetworks,
     row: Row,
     *,
     tiled: bool,
     before: tuple[Sampling, tuple[torch.Tensor, ...]] | None = None,
 ) -> tuple[Sampling, tuple[torch.Tensor, ...]]:
-    """Return what sampling a row takes, and its first state; states of equal sizes as `before` are decoded alike."""
+    """Return the sizes of sampling a row, and its first state.
+
+    `before` is an earlier result. If its state has the same shapes, its sizes of decoding are taken over.
+    """
     calls: list[torch.nn.Module] = []
-    hooks = [network.register_forward_pre_hook(lambda own, _: calls.append(own)) for network in policy.modules.values()]
-    with hollow.phase() as live:
+    hooks = [net.register_forward_pre_hook(lambda module, _: calls.append(module)) for net in policy.modules.values()]
+    with meta.phase() as live:
         state = policy.start([row])
         calls.clear()
         operations, launches = live.operations, live.launches
@@ -144,8 +147,8 @@ def _measure_sampling(
         hook.remove()
     if before is not None and [x.shape for x in before[1]] == [x.shape for x in state]:
         return replace(before[0], **step), state
-    in_tiles = _measure_tiled_decoding(policy, hollow, row, state)
-    whole = None if tiled and in_tiles is not None else _measure_decoding(policy, hollow, row, state)
+    in_tiles = _measure_tiled_decoding(policy, meta, row, state)
+    whole = None if tiled and in_tiles is not None else _measure_decoding(policy, meta, row, state)
     chosen = whole or in_tiles
     assert chosen is not None
     sampling = Sampling(
@@ -168,15 +171,15 @@ class _Decoding:
 
 
 def _measure_decoding(
-    policy: DiffusersPolicy, hollow: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...]
+    policy: DiffusersPolicy, meta: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...]
 ) -> _Decoding:
-    with hollow.phase() as live:
+    with meta.phase() as live:
         sample = policy.walk.decode(state, [row], by_landing=False)
         return _Decoding(peaks=live.peaks, operations=live.operations, sample=4 * sample.numel())
 
 
 def _measure_tiled_decoding(
-    policy: DiffusersPolicy, hollow: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...]
+    policy: DiffusersPolicy, meta: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...]
 ) -> _Decoding | None:
     known: list[Any] = [*decoders(policy.pipe).values()]
     tiling = [d for d in known if hasattr(d, "enable_tiling") and hasattr(d, "use_tiling")]
@@ -185,10 +188,10 @@ def _measure_tiled_decoding(
     for decoder in tiling:
         decoder.enable_tiling()
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    log.disabled = True  # errors here mean None
+    log.disabled = True  # an error here only means that tiling is not possible
     try:
-        return _measure_decoding(policy, hollow, row, state)
-    except RuntimeError:  # some decoders leave a tile smaller than their padding, with real values too
+        return _measure_decoding(policy, meta, row, state)
+    except RuntimeError:  # some decoders make a tile that is smaller than their padding, with real values too
         return None
     finally:
         log.disabled = False
@@ -197,24 +200,24 @@ def _measure_tiled_decoding(
 
 
 def _measure_updates(
-    policy: DiffusersPolicy, hollow: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...], *, checkpointed: bool
+    policy: DiffusersPolicy, meta: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...], *, checkpointed: bool
 ) -> tuple[list[Peaks | None], list[Kept]]:
-    """Return the peaks of a step with its backward pass and the size of its graph, each without and with checkpointing."""
+    """Return the peaks of a step with its backward pass, and the sizes of its graph: [without, with checkpointing]."""
     networks = policy.modules.values()
-    hollow.with_gradients(networks)
-    found: list[tuple[Peaks | None, Kept]] = [(None, Kept(once=0, each=0))] * 2
+    meta.with_gradients(networks)
+    sizes: list[tuple[Peaks | None, Kept]] = [(None, Kept(once=0, each=0))] * 2
     if not checkpointed:
-        found[0] = _measure_update(policy, hollow, row, state)
+        sizes[0] = _measure_update(policy, meta, row, state)
     if all(getattr(network, "_supports_gradient_checkpointing", False) for network in networks):
         checkpoint_gradients(networks)
-        found[1] = _measure_update(policy, hollow, row, state)
-    return [peaks for peaks, _ in found], [graph for _, graph in found]
+        sizes[1] = _measure_update(policy, meta, row, state)
+    return [peaks for peaks, _ in sizes], [graph for _, graph in sizes]
 
 
 def _measure_update(
-    policy: DiffusersPolicy, hollow: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...]
+    policy: DiffusersPolicy, meta: MetaNetworks, row: Row, state: tuple[torch.Tensor, ...]
 ) -> tuple[Peaks, Kept]:
-    with hollow.phase() as live:
+    with meta.phase() as live:
         velocity = policy.walk.velocity(state, policy.sigmas[0], [row])
         once, each = live.parts
         cast("torch.Tensor", sum(v.float().square().mean() for v in velocity)).backward()

@@ -1,4 +1,4 @@
-"""Plan of a run: axes, batch geometry and model evaluations. Loads no weights."""
+"""The plan of a run: axes, batch geometry and model evaluations, without loading weights."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ if TYPE_CHECKING:  # only a plan of shared calls needs it
 else:
     context_parallel = lazy("flowgrpo.flow.model.context_parallel")
 
-UNEVEN = 100  # largest ratio of two steps' gradients on the velocity without a warning
-UNEVEN_KL = 100_000  # the same of the divergence, whose weights are squares
-LOOKS = 32  # iterations whose trained steps are compared
-# Keys of a scheduler's config with which its sigmas differ from `euler_sigmas`.
+UNEVEN = 100  # largest ratio of two steps' gradients in the velocity without a warning
+UNEVEN_KL = 100_000  # the same for the divergence, whose weights are squares
+LOOKS = 32  # number of iterations whose trained steps are compared
+# Keys of a scheduler's config that make its sigmas differ from `euler_sigmas`.
 RESHAPED = ("invert_sigmas", "shift_terminal", "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
 
 
 def plan(config: Config) -> dict[str, Any]:
     """Return the plan of a run as `flowgrpo plan --format json` prints it, for one iteration on all processes.
 
-    Model evaluations count samples: a batch of 8 counts 8, and a guided step with two branches 2. The counts come from the
-    real tree, grown on states of one number. If the hub cannot be reached, known configs stand in (`data.known`), and the
-    plan has no `memory`.
+    Model evaluations count latents: a batch of 8 counts 8, and each guided step with two branches counts 2. The counts
+    come from the real tree, grown on states with a single number each. If the hub cannot be reached, stored configs are
+    used (`data.known`), and the plan has no `memory`.
 
     Raises:
         InputError: the model, its files, the prompts or the geometry are wrong.
@@ -128,7 +128,10 @@ def _plan(config: Config) -> dict[str, Any]:
 
 
 def config_at_step(config: Config, step: int, rollout: Any) -> Config:
-    """Return the config after a step, with an adaptive tree's next shape; raise InputError if `rollout` does not fit it."""
+    """Return the config with the shape of an adaptive tree after `step` iterations.
+
+    `rollout` is the tree's state in a checkpoint; raise InputError if it is malformed.
+    """
     if not config.algorithm.tree.adapts:
         return config
     shaping = Shaping(config)
@@ -137,7 +140,7 @@ def config_at_step(config: Config, step: int, rollout: Any) -> Config:
 
 
 def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the plan as pairs of a label and its text, for the terminal."""
+    """Return the plan as (label, text) pairs for the terminal."""
     g, cost, before = planned["geometry"], planned["model_evaluations"], planned["calibration"]
     evaluation, compares = planned["evaluation"], planned["comparison"]
     batch = (
@@ -174,7 +177,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _spared(planned: dict[str, Any]) -> str:
-    """Format the update's evaluations whose graphs the rollout keeps; see `flow.updates.rollout_graphs`."""
+    """Return a text on the evaluations that kept graphs save (`flow.updates.rollout_graphs`); empty if none."""
     if not planned["graphs"]:
         return ""
     where = "" if planned["config"]["train"]["replay"] == "never" else ", where memory allows"
@@ -182,7 +185,7 @@ def _spared(planned: dict[str, Any]) -> str:
 
 
 def _memory(planned: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the line of the memory estimate; none if it is unknown and a trial was asked for."""
+    """Return the line of the memory estimate; no line if it is unknown and --gpu-memory gives its own."""
     if "memory" not in planned:
         words = "the hub cannot be reached; --gpu-memory 24, say, counts it from the configs that are known here"
         return [] if "gpu" in planned else [("memory", words)]
@@ -194,12 +197,12 @@ def _memory(planned: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def format_tree(planned: dict[str, Any]) -> list[str]:
-    """Return the drawing of the tree, with its legend."""
+    """Return the lines of the tree diagram with its legend; [] if the plan has none."""
     return [*planned["picture"], LEGEND] if planned["picture"] else []
 
 
 def _comparison(config: Config, num_steps: int, branches: int) -> dict[str, int]:
-    """Return the cost of finishing a group exactly, and its interval, 0 for never (`flow.rollouts.cheap_finishes`)."""
+    """Return the cost and the interval (0: never) of the check in `flow.rollouts.cheap_finishes`."""
     finish = getattr(config.algorithm.tree, "finish", None)
     evaluations, decoded = exact_finish_cost(config, num_steps)
     every = 0 if finish is None else finish.every
@@ -207,7 +210,7 @@ def _comparison(config: Config, num_steps: int, branches: int) -> dict[str, int]
 
 
 def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tuple[int, int]:
-    """Return the samples that an iteration drafts and their model evaluations; zeros without a draft."""
+    """Return the number of samples that an iteration drafts, and their model evaluations; zeros without a draft."""
     train = config.train
     if train.draft is None:
         return 0, 0
@@ -217,7 +220,7 @@ def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tup
 
 
 def forwards(config: Config) -> int | None:
-    """Return the cost of an iteration in forward passes, a backward pass counting about 2; None if unknown."""
+    """Return the cost of an iteration in forward passes, None if unknown; a row with gradient counts `BACKWARD`."""
     columns = stored.train_prompts(config)[0].columns
     over, update_branches = _training(config, columns)
     call, branches = call_and_branches(config, over, _steps_of(columns) if over else columns)
@@ -230,7 +233,7 @@ def forwards(config: Config) -> int | None:
 
 
 def _training(config: Config, columns: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Return what overrides `model.call` in rollouts, and the branches of an update's step."""
+    """Return the overrides of `model.call` in rollouts, and the number of guidance branches of an update's step."""
     off = unguided(planned_class(config.model.path))
     guided = config.model.guidance == "pipeline"
     branches = call_and_branches(config, {} if guided else off, columns if guided else _steps_of(columns))[1]
@@ -242,7 +245,7 @@ def _steps_of(columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def sigma_table(path: str, num_steps: int) -> list[float]:
-    """Return the sigmas of a model's scheduler; linear ones of shift 3 if the pipeline sets them while it runs."""
+    """Return the sigmas of a model's scheduler; linear ones with shift 3 if the pipeline computes them at run time."""
     scheduler = load.scheduler_config(path)
     if scheduler is None or scheduler.get("use_dynamic_shifting"):
         return linear_sigmas(num_steps, shift=3.0).tolist()
@@ -256,7 +259,7 @@ def sigma_table(path: str, num_steps: int) -> list[float]:
 
 
 def uneven(config: Config, sigmas: list[float]) -> list[str]:
-    """Return warnings about trained steps that dominate the loss or the divergence; see `UNEVEN`."""
+    """Return warnings if a trained step dominates the loss or the divergence; see `UNEVEN` and `UNEVEN_KL`."""
     algorithm = config.algorithm
     steps, sigma_cap = _trained_steps(config, sigmas), sigmas[1]
     form, sentences = algorithm.kernel.log_prob, []
@@ -289,7 +292,7 @@ def _trained_steps(config: Config, sigmas: list[float]) -> list[TrainedStep]:
 
 
 def _extremes(steps: list[TrainedStep], sizes: list[float], most: float) -> tuple[float, str, str] | None:
-    """Return the ratio of the largest to the smallest size, and the two steps; None if it is at most `most`."""
+    """Return the ratio of the largest to the smallest size, and their steps as text; None if it is at most `most`."""
     ranked = sorted((size, *step[1:]) for size, step in zip(sizes, steps, strict=True) if size > 0)
     if not ranked or ranked[-1][0] <= most * ranked[0][0]:
         return None
@@ -298,16 +301,17 @@ def _extremes(steps: list[TrainedStep], sizes: list[float], most: float) -> tupl
 
 
 def picture(config: Config, num_steps: int) -> list[str]:
-    """Draw the tree of one root in the first iteration; see `flowgrpo.flow.planning.tree_diagram`."""
+    """Return the diagram of one root's tree in the first iteration; see `flowgrpo.flow.planning.tree_diagram`."""
     train, algorithm = config.train, config.algorithm
     kernels = algorithm.kernel.kernels(num_steps)
     return draw_tree(algorithm.plan(kernels, train.group_size, config.run.seed, 0), num_steps)
 
 
 def check_columns(config: Config, rows: Sequence[Prompt], over: dict[str, Any] | None = None) -> None:
-    """Refuse columns that the pipeline takes as numbers but that hold none, or that set different numbers of steps.
+    """Raise InputError if a column for a numeric argument holds no number, or if rows have different numbers of steps.
 
-    `over` is `eval.call` of held-out rows, with the steps of rows that have none. Raises InputError.
+    `over` is `eval.call` if the rows are evaluation prompts; it gives the number of steps of rows without such a
+    column.
     """
     pipeline, key = planned_class(config.model.path), "the prompts' columns"
     parameters = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
@@ -334,11 +338,12 @@ def call_and_branches(
     *,
     key: str = "eval.call",
 ) -> tuple[dict[str, Any], int]:
-    """Return the pipeline's call arguments, `num_inference_steps` among them, and the branches of a guided step.
+    """Return the pipeline's call arguments, with `num_inference_steps`, and the number of guidance branches of a step.
 
     Args:
-        over: overrides of `model.call`: `eval.call`, or what switches guidance off.
-        columns: of a prompt row; those that the pipeline takes may guide (a negative prompt) or set the number of steps.
+        over: overrides of `model.call`, such as `eval.call` or the arguments that switch guidance off.
+        columns: columns of a prompt row. Those that the pipeline takes may change the guidance (a negative prompt) or
+            the number of steps.
         key: config key of `over`.
     """
     pipeline = planned_class(config.model.path)

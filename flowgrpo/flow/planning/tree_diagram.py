@@ -1,15 +1,15 @@
-"""Draw a tree in characters, from its plan."""
+"""Diagrams of trees in characters, drawn from their plans."""
 
 from __future__ import annotations
 
 from samplers.trees import TRUNK, TWIG, Move, Plan
 
 LEGEND = "o state   * decoded   ~ stochastic, trained   = stochastic   - ODE   . twig, for its reward only   3 children"
-WIDTH = 4  # characters of a step
+WIDTH = 4  # characters for one step
 
 
 def draw_tree(plan: Plan, num_steps: int) -> list[str]:
-    """Draw the tree of one root from noise (left) to data (right), one line per run of moves; equal siblings share one.
+    """Draw the tree of one root from noise (left) to data (right); return its lines. Equal siblings share a line.
 
     `LEGEND` explains the signs; a digit in a step is the number of children.
     """
@@ -22,7 +22,7 @@ def draw_tree(plan: Plan, num_steps: int) -> list[str]:
 def _draw(
     plan: Plan, role: str, step: int, *, remaining: tuple[int, ...], end: int, row: int, lines: list[list[str]]
 ) -> None:
-    """Draw the subtree of a node into `lines[row]` and below; side moves of later steps come first."""
+    """Draw the subtree of a node into `lines[row]` and the lines below; side branches of later steps come first."""
     sides: list[tuple[int, Move]] = []
     while step < end:
         lines[row][WIDTH * step] = "o"
@@ -42,12 +42,12 @@ def _draw(
         for above in range(row + 1, new):
             lines[above][WIDTH * at] = "|"
         lines[new][WIDTH * at] = "+"
-        following, rest = _edge(move, at, new, lines)
-        _draw(plan, move.role, following, remaining=rest, end=end, row=new, lines=lines)
+        following, stops = _edge(move, at, new, lines)
+        _draw(plan, move.role, following, remaining=stops, end=end, row=new, lines=lines)
 
 
 def _edge(move: Move, step: int, row: int, lines: list[list[str]]) -> tuple[int, tuple[int, ...]]:
-    """Draw one edge from `step`; return its end and the further stops of a twig."""
+    """Draw one edge from `step`; return the step where it ends, and the remaining ODE stops of its move."""
     following, *remaining = move.ode_stops or (step + 1,)
     sign = "." if move.role == TWIG else "-" if not move.kernel.stochastic else "~" if move.trained else "="
     for column in range(WIDTH * step + 1, WIDTH * following):
