@@ -17,5 +17,5 @@ S = TypeVar("S", bound=Sliced)
 
 
 def batched(rows: S, size: int) -> list[S]:
-    """Return consecutive parts of `size` rows, of the type of the whole; the last may be smaller, and no rows give []."""
+    """Return consecutive slices of `size` rows; the last may be smaller. Return [] for no rows."""
     return [rows[start : start + size] for start in range(0, len(rows), size)]

@@ -1,4 +1,4 @@
-"""Noise of siblings: drawn on request, or ahead by threads while a GPU computes, and sent to the device."""
+"""Noise of siblings: drawn on request, or drawn ahead by threads while a GPU computes, and copied to the device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ MOST_THREADS = 16
 
 @dataclass(frozen=True)
 class Family:
-    """Addresses of the noise of siblings, or of one edge alone; their own noise has `strength` beside the shared one."""
+    """Noise addresses of siblings, or of one edge alone.
+
+    Attributes:
+        own: address of each member's own noise.
+        shared: address of the noise that the members share; None for independent noise.
+        strength: weight of the own noise relative to the shared noise.
+        scale: factor of the mixed noise.
+    """
 
     own: Sequence[tuple[Address, ...]]
     shared: tuple[Address, ...] | None
@@ -27,14 +34,14 @@ class Family:
     scale: float
 
     def mixed(self, own: np.ndarray, shared: np.ndarray | None) -> np.ndarray:
-        """Return the mixture of own and shared noise; NumPy starts no threads of its own."""
+        """Return the mixture of own and shared noise, computed by NumPy, which starts no threads here."""
         if shared is not None:
             own = (shared + self.strength * own) / math.sqrt(1 + self.strength**2)
         return own if self.scale == 1 else own * self.scale
 
 
 def drawn(families: Sequence[Family], shape: Sequence[int], noise: Callable[..., torch.Tensor]) -> torch.Tensor:
-    """Return the noise (E, ...) of all members of some families, from a source `noise(shape, *address)`."""
+    """Return the noise (E, ...) of all E members of `families`, from a source `noise(shape, *address)`."""
     members = []
     for family in families:
         shared = None if family.shared is None else noise(shape, *family.shared).numpy()
@@ -43,14 +50,14 @@ def drawn(families: Sequence[Family], shape: Sequence[int], noise: Callable[...,
 
 
 class Ahead:
-    """Draw float32 noise for a GPU by threads while the model computes there; the same numbers as `drawn`."""
+    """Threads that draw float32 noise ahead while the model computes on a GPU; the numbers equal those of `drawn`."""
 
     def __init__(self, noise: Callable[..., torch.Tensor], device: torch.device):
         self._noise, self._device = noise, device
         self._begun: dict[Hashable, tuple[torch.Tensor, list[Future[None]]]] = {}
 
     def begin(self, name: Hashable, families: Sequence[Family], shape: Sequence[int]) -> None:
-        """Begin to draw the noise of some families under a name."""
+        """Begin to draw the noise of `families`, to be fetched under `name`."""
         whole = sendable((sum(len(family.own) for family in families), *shape), self._device)
         places, parts = iter(whole.numpy()), []
         for family in families:
@@ -59,7 +66,7 @@ class Ahead:
         self._begun[name] = whole, parts
 
     def __call__(self, name: Hashable) -> torch.Tensor:
-        """Return the noise (E, ...) of a name, once."""
+        """Wait for the noise (E, ...) of `name` and return it; each name can be fetched once."""
         whole, parts = self._begun.pop(name)
         for part in parts:
             part.result()
@@ -68,30 +75,30 @@ class Ahead:
     def _put(
         self, place: np.ndarray, family: Family, own: tuple[Address, ...], shared: Future[torch.Tensor] | None
     ) -> None:
-        """Write one sibling's noise. Its shared noise was submitted before it, so that waiting for it cannot deadlock."""
+        """Write one sibling's noise. Waiting for the shared noise cannot deadlock, because it was submitted earlier."""
         alone = self._noise(place.shape, *own).numpy()
         place[...] = family.mixed(alone, None if shared is None else shared.result().numpy())
 
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """Return this process's share of the usable cores; launchers set the number of processes on a machine."""
+    """Return a pool of one thread for each of this process's cores: the usable cores / LOCAL_WORLD_SIZE."""
     cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     return ThreadPoolExecutor(max(1, min(cores, MOST_THREADS)), thread_name_prefix="noise")
 
 
 def sendable(shape: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Return an empty float32 host tensor, pinned if `device` is a GPU."""
+    """Return an uninitialised float32 CPU tensor, pinned if `device` is a GPU."""
     return torch.empty(
         tuple(shape), dtype=torch.float32, pin_memory=device.type == "cuda" and torch.cuda.is_available()
     )
 
 
 def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor on a device, from the host to a GPU by pinned memory.
+    """Return the tensor on `device`; copies from the CPU to a GPU go through pinned memory.
 
-    So the host does not wait for the copy, and prepares the next call of the model while the GPU computes this one.
+    So the CPU does not wait for the copy, and prepares the next model call while the GPU computes this one.
     """
     if device.type == "cuda" and tensor.device.type == "cpu" and torch.cuda.is_available():
-        tensor = tensor.pin_memory()  # itself, if it is
+        tensor = tensor.pin_memory()  # returns the tensor itself if it is pinned
     return tensor.to(device, non_blocking=device.type != "cpu")

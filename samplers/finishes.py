@@ -1,7 +1,7 @@
-"""Growing trees whose last ODE steps are taken separately, several steps in one call.
+"""Finishes: growth of trees whose last ODE steps are taken separately, several steps in one call.
 
-Where only ODE steps lead from a node to the end, no gradient and no log-probability is needed. These steps may use a
-cheaper form of the model and keep state between steps, since a call has the same rows from its first step to its last.
+If only ODE steps lead from a node to the end, no gradient and no log-probability is needed. These steps may use a
+cheaper form of the model. They may also keep state between steps, since all steps of a call have the same rows.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from samplers.trees import Edges, Evaluate, Evaluation, Move, Node, Noise, Plan,
 
 
 class Finish(Protocol):
-    """A function that takes the last ODE steps; a policy's `finish` is one."""
+    """A function that takes the last ODE steps, such as a policy's `finish`."""
 
     def __call__(self, state: State, sigmas: Sequence[float], rows: Sequence[Any]) -> State:
-        """Return the state (B, ...) after ODE steps along `sigmas`, under the B conditions `rows`."""
+        """Return the state (B, ...) after ODE steps along `sigmas`, for the B conditions `rows`."""
 
 
 def grow_and_finish(
@@ -38,10 +38,10 @@ def grow_and_finish(
     *,
     finish: Finish,
 ) -> Tree:
-    """Grow trees as `grow` does, but take the last ODE steps by `finish`.
+    """Grow trees as `grow` does, but take the last ODE steps with `finish`.
 
-    Every stop has its node and its evaluation in the tree. Trained evaluations have the same rows as in `grow`; others have
-    fewer in a call, which changes their last bits.
+    Every stop of these steps has a node and an evaluation in the tree. Trained evaluations have the same rows as in
+    `grow`. Other evaluations may have other rows, so their results may differ in the last bits.
     """
     held: dict[int, tuple[Move, State]] = {}
     tree = grow(plan, sigmas, roots, start, evaluate, noise, micro_batch, keep_means, keep_graphs, held)
@@ -50,7 +50,7 @@ def grow_and_finish(
         together[tree.nodes[i].step, tree.nodes[i].root.part, move].append(i)
     finals = [tree.samples] if tree.leaves else []
     for (step, _, move), alike in together.items():
-        assert move.ode_stops is not None  # `grow` holds no others
+        assert move.ode_stops is not None  # `grow` holds only such moves
         stops = (step, *move.ode_stops)
         for batch in batched(alike, micro_batch):
             state = stacked([held.pop(i)[1] for i in batch])
@@ -62,7 +62,7 @@ def grow_and_finish(
 
 
 def _record(tree: Tree, batch: Sequence[int], rows: list[Any], move: Move) -> list[int]:
-    """Add the nodes and the evaluations of finished states to the tree; return their last nodes."""
+    """Add the nodes and the evaluations of a finish to the tree; return the nodes at its end."""
     nodes = list(batch)
     assert move.ode_stops is not None
     for place, stop in enumerate(move.ode_stops):

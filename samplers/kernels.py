@@ -1,4 +1,4 @@
-"""Kernels: one step as a pure float32 function, and its log-probability.
+"""Kernels: each takes one step, as a pure float32 function; and the log-probabilities of steps.
 
 Convention (diffusers): x = (1 - sigma) x0 + sigma noise, sigma runs from 1 (noise) to 0 (data), the model predicts the
 velocity v = noise - x0. Then x0 = x - sigma v and noise = x + (1 - sigma) v, and a step has dt = sigma_next - sigma < 0.
@@ -9,7 +9,7 @@ All kernels have one signature, `(x, v, sigma, sigma_next, level, sigma_cap) -> 
  - `sigma`, `sigma_next`, `level`, `sigma_cap`: numbers, or float32 tensors that broadcast against `x`; `std` broadcasts too.
  - `sigma_cap` replaces sigma in 1 - sigma where sigma > 0.999: the schedule's second sigma, as in flow_grpo.
 
-The gradient flows through `mean` alone; no `std` depends on the model.
+The gradient flows through `mean` alone, since no `std` depends on the model.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import torch
 from samplers.drawing import sent
 
 Tensor = torch.Tensor
-SHARED = 2**15  # length of a sum that torch splits over threads
-State = tuple[Tensor, ...]  # one latent tensor (B, ...), or several of one B (video and audio)
+SHARED = 2**15  # row length from which torch may split a sum over threads
+State = tuple[Tensor, ...]  # one latent tensor (B, ...), or several with the same B (video and audio)
 
 
 def ode(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
-    """Return an Euler step of the probability flow: mean = x + v dt, std = 0. `level` and `sigma_cap` have no effect."""
+    """Return an Euler step of the probability-flow ODE: mean = x + v dt, std = 0, for any `level` and `sigma_cap`."""
     sigma, sigma_next = _float32(sigma), _float32(sigma_next)
     return x + v * (sigma_next - sigma), torch.zeros(())
 
@@ -36,8 +36,8 @@ def ode(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tens
 def flow_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
     """Return a step of Flow-GRPO's reverse SDE (arXiv 2505.05470, eq. 9), diffusion g = level sqrt(sigma / (1 - sigma)).
 
-    It keeps the marginals of the flow in the limit of many steps; with few steps a stochastic last step leaves residual
-    noise. Fails (infinite std) only if `sigma_cap` is 1.
+    With many steps it keeps the marginals of the flow; with few steps a stochastic last step leaves residual noise. The
+    std is infinite only if `sigma_cap` is 1.
     """
     sigma, level, sigma_cap = _float32(sigma), _float32(level), _float32(sigma_cap)
     return _reverse_sde(x, v, sigma, sigma_next, level**2 * sigma / (1 - torch.where(sigma > 0.999, sigma_cap, sigma)))
@@ -49,22 +49,23 @@ def dance_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tupl
 
 
 def cps(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
-    """Return a step of coefficients-preserving sampling (arXiv 2509.05952): sigma_next's noise is part old, part new.
+    """Return a step of coefficients-preserving sampling (arXiv 2509.05952): its noise is part old, part new.
 
-    `level` in [0, 1] is an angle: std = sigma_next sin(level pi / 2). On a point mass the total noise after every step is
-    exactly sigma_next, and at sigma_next = 0 the step is deterministic. But its noise per step does not shrink with more
-    steps, so it does *not* tend to the target: Gaussian data of std 0.5 come out at 0.400 for level 0.8.
+    `level` in [0, 1] is an angle: std = sigma_next sin(level pi / 2). If the data are a single point, the total noise
+    after every step is exactly sigma_next. At sigma_next = 0 the step is deterministic. The noise of a step does not
+    shrink with more steps, so samples do *not* converge to the data's distribution: for level 0.8, Gaussian data of std
+    0.5 are sampled with std 0.400.
     """
     angle = _float32(level) * (math.pi / 2)
     return _kept_coefficients(x, v, _float32(sigma), _float32(sigma_next), torch.sin(angle), torch.cos(angle))
 
 
 def ddim_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
-    """Return a step of Stepwise-Flow-GRPO's SDE (arXiv 2603.28718), `cps` with std = level sigma_next sqrt(1 - sigma).
+    """Return a step of Stepwise-Flow-GRPO's SDE (arXiv 2603.28718): `cps` with std = level sigma_next sqrt(1 - sigma).
 
-    `level` in [0, 1] is DDIM's eta: little new noise at early steps, most of it late. At sigma 1 the paper has none, so
-    that the step could not be trained; `sigma_cap` replaces sigma there, as in `flow_sde` (ours). Like `cps` it misses the
-    target: Gaussian data of std 0.5 come out at 0.452 for level 0.8.
+    `level` in [0, 1] is DDIM's eta. Early steps have little new noise, late ones most. At sigma 1 the paper has none,
+    and the step could not be trained; here `sigma_cap` replaces sigma, as in `flow_sde` (ours). As with `cps`, samples
+    do not converge to the data's distribution: for level 0.8, Gaussian data of std 0.5 are sampled with std 0.452.
     """
     sigma, level, sigma_cap = _float32(sigma), _float32(level), _float32(sigma_cap)
     new = level * torch.sqrt(1 - torch.where(sigma > 0.999, sigma_cap, sigma))
@@ -74,10 +75,13 @@ def ddim_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple
 def manifold_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
     """Return a step of SAGE-GRPO (arXiv 2603.21872): Flow-GRPO's SDE with the noise variance integrated over the step.
 
-    g^2 = level^2 s / (1 - s) integrates to level^2 [ln((1 - sigma_next) / (1 - sigma)) - (sigma - sigma_next)], in place of
-    g^2 |dt|: less noise than `flow_sde` of the same level late, more at the first step. The integral diverges at sigma = 1;
-    the released code uses 0.997 there, and so do we, or the middle of the step where that is nearer to 1. `sigma_cap` has
-    no effect.
+    The variance is the integral of g^2 = level^2 s / (1 - s) over the step, in place of g^2 |dt|:
+
+        level^2 [ln((1 - sigma_next) / (1 - sigma)) - (sigma - sigma_next)]
+
+    At the same level this is less noise than `flow_sde` at late steps, and more at the first step. The integral
+    diverges at sigma = 1. There the released code uses 0.997; we use the larger of 0.997 and the middle of the step.
+    `sigma_cap` has no effect.
     """
     begin, end = (_float32(value).double() for value in (sigma, sigma_next))  # float32 would cancel near sigma 0
     cap = torch.minimum(begin, torch.clamp((1 + end) / 2, min=0.997))
@@ -88,7 +92,7 @@ def manifold_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> t
 
 
 def _reverse_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next, variance_rate: Tensor) -> tuple[Tensor, Tensor]:
-    """Step dx = [v + g^2 / (2 sigma) noise] dt + g dw, with g^2 the `variance_rate` and noise / sigma minus the score."""
+    """Return a step of dx = [v + g^2 / (2 sigma) noise] dt + g dw; g^2 is `variance_rate`, -noise / sigma the score."""
     dt = _float32(sigma_next) - sigma
     ratio = variance_rate / (2 * sigma)
     mean = x * (1 + ratio * dt) + v * (1 + ratio * (1 - sigma)) * dt
@@ -96,7 +100,10 @@ def _reverse_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next, variance_rate:
 
 
 def _kept_coefficients(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, new: Tensor, old: Tensor):
-    """Return the clean estimate plus noise of std sigma_next, from `new` and `old` noise with new^2 + old^2 = 1."""
+    """Return a step to the clean estimate plus noise of std sigma_next, mixed from new and old noise.
+
+    `new` and `old` are the weights of the two, with new^2 + old^2 = 1.
+    """
     x0, noise = x - sigma * v, x + (1 - sigma) * v
     return (1 - sigma_next) * x0 + sigma_next * old * noise, sigma_next * new
 
@@ -128,17 +135,17 @@ class Kernel:
 
     @property
     def stochastic(self) -> bool:
-        """Return whether its step is random, and so has a log-probability to train on."""
+        """Return whether the step is random, and so has a log-probability to train on."""
         return self.name != "ode" and self.level > 0
 
     @property
     def preserves(self) -> bool:
-        """Return whether it keeps the coefficients of the flow: level at most 1, and no noise at sigma_next 0."""
+        """Return whether the kernel keeps the coefficients of the flow: level at most 1, no noise at sigma_next 0."""
         return self.name in PRESERVING
 
     @property
     def diffuses(self) -> bool:
-        """Return whether its std is g sqrt(sigma - sigma_next), the noise of a diffusion g over the step."""
+        """Return whether the std is g sqrt(sigma - sigma_next), with a diffusion coefficient g."""
         return self.name in ("flow_sde", "dance_sde")
 
 
@@ -146,15 +153,16 @@ ODE = Kernel()
 
 
 def default_log_prob(kernel: str) -> str:
-    """Return the form of log-probability that a kernel was released with.
+    """Return the default form of a kernel's log-probability, the one that it was released with.
 
-    The noise of `cps` and `ddim_sde` shrinks with sigma; averaged, their last steps would outweigh all others.
+    The noise of `cps` and `ddim_sde` shrinks with sigma, so that with `mean` their last steps would outweigh all
+    others.
     """
     return "constant_free" if kernel in PRESERVING else "mean"
 
 
 def transition(kernel: Kernel, state: State, velocity: State, sigma, sigma_next, sigma_cap) -> tuple[State, Tensor]:
-    """Return the mean (float32, like `state`) and std of one step of `kernel` for every tensor of a state."""
+    """Return mean (float32, shaped like `state`) and std of one step of `kernel`, for all tensors of a state."""
     step = KERNELS[kernel.name]
     moved = [
         step(x.float(), v.float(), sigma, sigma_next, kernel.level, sigma_cap)
@@ -164,17 +172,18 @@ def transition(kernel: Kernel, state: State, velocity: State, sigma, sigma_next,
 
 
 def slope(kernel: Kernel, sigma, sigma_next, sigma_cap) -> tuple[float, float]:
-    """Return d mean / d v of one step, and its std: every kernel's mean is affine in x and v, elementwise."""
+    """Return d mean / d v and std of one step; every kernel's mean is elementwise and affine in x and v."""
     zero = (torch.zeros(1),)
     (moved,), std = transition(kernel, zero, (torch.ones(1),), sigma, sigma_next, sigma_cap)
     return float(moved), float(std)
 
 
 def pull(kernel: Kernel, sigma, sigma_next, sigma_cap) -> float:
-    """Return the size of the gradient of one step's log-probability in the velocity, for a typical draw.
+    """Return the size of the gradient of one step's log-probability with respect to the velocity, for a typical draw.
 
-    With error e = std xi, an element of the gradient is slope xi / std for `sum`, that over the dimensions D for `mean`,
-    and 2 slope std xi / D for `constant_free`. The result is the factor of xi, without D; 0 for a step without noise.
+    Let the error be std xi. An element of the gradient is slope xi / std for `sum`, slope xi / (std D) for `mean` with
+    D dimensions, and 2 slope std xi / D for `constant_free`. The result is the factor of xi without 1 / D; 0 for a step
+    without noise.
     """
     moved, std = slope(kernel, sigma, sigma_next, sigma_cap)
     if std == 0:
@@ -185,8 +194,8 @@ def pull(kernel: Kernel, sigma, sigma_next, sigma_cap) -> float:
 def mean_square(error: Tensor) -> Tensor:
     """Return the mean square of each row (B, D) -> (B,), bit for bit independent of the other rows.
 
-    On a CPU torch splits the sum of a single long row over its threads, but gives each thread whole rows where there are
-    more, which would round differently.
+    On a CPU, torch splits a single long row over its threads, but gives whole rows to threads if there are several. The
+    two round differently, so long rows are averaged one by one.
     """
     squares = error.square()
     if squares.device.type != "cpu" or squares.shape[1] < SHARED:
@@ -195,14 +204,15 @@ def mean_square(error: Tensor) -> Tensor:
 
 
 def mean_log_prob(error: Tensor, std: Tensor) -> Tensor:
-    """Return the Gaussian log-density of `error` (B, D), averaged over D, as is usual in the field."""
+    """Return the Gaussian log-density (B,) of `error` (B, D), averaged over D, as is usual in the field."""
     return -mean_square(error) / (2 * std**2) - torch.log(std) - 0.5 * math.log(2 * math.pi)
 
 
 def sum_log_prob(error: Tensor, std: Tensor) -> Tensor:
-    """Return the Gaussian log-density of `error` (B, D), summed over D, in float64. Its clip ranges are D times larger.
+    """Return the Gaussian log-density (B,) of `error` (B, D), summed over D, in float64.
 
-    In float32 the difference of two sums of millions of terms would be off by hundredths.
+    Clip ranges must be D times larger than for `mean`. In float32 the difference of two sums of millions of terms would
+    be off by hundredths.
     """
     error, std = error.double(), std.double()
     constant = torch.log(std) + 0.5 * math.log(2 * math.pi)
@@ -210,7 +220,10 @@ def sum_log_prob(error: Tensor, std: Tensor) -> Tensor:
 
 
 def constant_free_log_prob(error: Tensor, std: Tensor) -> Tensor:
-    """Return -mean(error^2), as CPS was released: the averaged form times 2 std^2, so its clip range differs per step."""
+    """Return -mean(error^2) (B,), the form that CPS was released with.
+
+    It is `mean` times 2 std^2, up to a constant, so a clip range means something else at each step.
+    """
     return -mean_square(error)
 
 
@@ -222,14 +235,14 @@ LOG_PROBS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def log_prob(next_state: State, mean: State, std: Tensor, form: str = "mean") -> Tensor:
-    """Return the log-probability (B,) of `next_state` under N(mean, std^2), jointly over all tensors; float32, or float64.
+    """Return the log-probability (B,) of `next_state` under N(mean, std^2), over all tensors of the state.
 
-    The gradient reaches `mean` only. Where std is 0 the step has no density: the log-probability is 0 by convention, and
-    its gradient is 0 where `mean` is finite. Such a step is never trained. `form` is a key of `LOG_PROBS`.
+    `form` is a key of `LOG_PROBS`; `sum` gives float64, others float32. Only `mean` receives a gradient. A step of std
+    0 has no density and is never trained: its log-probability is 0 by convention, with gradient 0 if `mean` is finite.
     """
     errors = [(x.detach().float() - m).flatten(1) for x, m in zip(next_state, mean, strict=True)]
     error = errors[0] if len(errors) == 1 else torch.cat(errors, dim=1)
-    std = std.reshape(-1)  # one for all, or one per row
+    std = std.reshape(-1)  # one for all rows, or one for each
     if len(std) == 1 and std.device.type == "cpu" and std.item() > 0:  # no copy to the device needed
         return LOG_PROBS[form](error, std.reshape(()))
     std = sent(std, error.device)

@@ -1,8 +1,8 @@
 """Addressed noise: every random number of a run is a pure function of its address.
 
 An address is a tuple of integers, strings and nested tuples, usually (run seed, phase, iteration, group, path, step).
-It is hashed into the key of a counter-based generator (Philox). So the same address gives the same bits for any
-micro-batch, any number of processes, and before or after a resume, and no two addresses share a stream.
+It is hashed into the key of a counter-based generator (Philox). So an address gives the same bits with any micro-batch
+and any number of processes, and before or after a resume. Two different addresses have different streams.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def _key(address: tuple[Address, ...]) -> np.ndarray:
 
 
 def uniforms(addresses: Sequence[tuple[Address, ...]], width: int) -> torch.Tensor:
-    """Return numbers (R, width) float64 in [0, 1) on the CPU, each row the first ones of `generator` at its address.
+    """Return random numbers (R, width), float64 in [0, 1) on the CPU, row i the first `width` of the i-th address.
 
-    One generator moves from address to address, which is faster than as many generators.
+    They equal those of `generator`. One generator is moved from address to address, which is faster than R generators.
     """
     numbers = np.empty((len(addresses), width))
     philox = np.random.Philox(key=0)

@@ -1,6 +1,6 @@
-"""Plans: the moves of each method at a (role, step), one function per shape of tree.
+"""Plans: the moves at each (role, step), one function for each shape of tree.
 
-`kernels` holds the kernel of each step of the schedule, so that noise levels may differ from step to step.
+`kernels` has one kernel for each step of the schedule, so that noise levels may differ between steps.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from dataclasses import replace
 from samplers.kernels import Kernel
 from samplers.trees import TWIG, Move, Plan
 
-SIDE = "side"  # a branch of a brush, which goes on by ODE
+SIDE = "side"  # role of a brush's branches, which ODE steps finish
 
 
 def chain(kernels: Sequence[Kernel], stochastic: Collection[int], trained: Collection[int]) -> Plan:
-    """Plan one child per node: a step of the kernel at `stochastic` steps, an ODE step elsewhere; train the `trained` steps.
+    """Return the plan of a chain: kernel steps at the `stochastic` steps, ODE elsewhere; the `trained` steps train.
 
-    Flow-GRPO and DanceGRPO when all steps but the last are stochastic; Flow-GRPO-Fast and MixGRPO when only a window is.
+    Flow-GRPO and DanceGRPO have all steps but the last stochastic; Flow-GRPO-Fast and MixGRPO only those of a window.
     """
     return lambda role, step: (Move(kernels[step], trained=step in trained) if step in stochastic else Move(),)
 
 
 def brush(kernels: Sequence[Kernel], branches: Sequence[int], finish: int | None = None) -> Plan:
-    """Plan an ODE trunk that grows `branches[i]` stochastic, trained children at step i, each finished by ODE.
+    """Return the plan of an ODE trunk with `branches[i]` stochastic, trained children at step i, each finished by ODE.
 
-    TempFlow-GRPO (arXiv 2508.04324). The trunk ends where it branches for the last time, since its end is not needed. A
-    branch is finished in at most `finish` steps, by default in all that remain.
+    TempFlow-GRPO (arXiv 2508.04324). The trunk ends at its last branching, since its sample is not needed. A branch is
+    finished in at most `finish` steps, by default in all the remaining steps.
     """
     end = len(kernels)
     last = max(step for step, count in enumerate(branches) if count)
@@ -50,9 +50,10 @@ def branch(
     sibling_strength: float | None,
     noise_scale: float,
 ) -> Plan:
-    """Plan a tree of trunk nodes: `factor` children at the `splits`, one elsewhere; ODE at steps that are not `stochastic`.
+    """Return the plan of a tree with `factor` children at the `splits` and one child elsewhere.
 
-    BranchGRPO (arXiv 2509.06040), and with a window of stochastic steps its Mix. The noise of siblings is as in `Move`.
+    Steps that are not `stochastic` are ODE. This is BranchGRPO (arXiv 2509.06040), or with a window of stochastic steps
+    BranchGRPO-Mix. `sibling_strength` and `noise_scale` are those of `Move`.
     """
 
     def moves(role: str, step: int) -> tuple[Move, ...]:
@@ -65,11 +66,11 @@ def branch(
 
 
 def twigs(kernels: Sequence[Kernel], stochastic: Collection[int], length: int | None, root: bool) -> Plan:
-    """Plan trained chains with an ODE twig of `length` steps (None: all that remain) from every node to a clean sample.
+    """Return the plan of trained chains with an ODE twig from every node to a clean sample.
 
-    DenseGRPO (all that remain), Stepwise-Flow-GRPO (5), VGPO (one jump). The first step of a twig shares the evaluation of
-    its node. There is no twig where the chain itself takes the same steps to the end. With `root` the start has a twig,
-    too, which a step's gain needs and a value does not.
+    A twig has at most `length` steps, or all the remaining ones if None: DenseGRPO (None), Stepwise-Flow-GRPO (5), VGPO
+    (1). The first step of a twig shares its node's evaluation. A node has no twig if the chain itself takes the same
+    steps to the end. With `root` the start has a twig, too; the gain of the first step needs it.
     """
     end = len(kernels)
 
@@ -85,6 +86,6 @@ def twigs(kernels: Sequence[Kernel], stochastic: Collection[int], length: int | 
 
 
 def _stops(step: int, end: int, most: int | None) -> tuple[int, ...]:
-    """Return at most `most` indices that lead evenly from a step to the end of the schedule."""
+    """Return at most `most` indices of the schedule, spaced evenly from `step` (excluded) to `end` (included)."""
     count = min(most or end, end - step)
     return tuple(step + round((end - step) * i / count) for i in range(1, count + 1))

@@ -1,4 +1,4 @@
-"""Trees with some edges removed from the update, and the others gathered into full calls of the model."""
+"""Pruned trees: some edges leave the update, and the others are collected into full model calls."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ T = TypeVar("T")
 
 
 def pruned(tree: Tree, keep: torch.Tensor, micro_batch: int, parts: torch.Tensor | None = None) -> Tree:
-    """Return the tree with only the trained edges in `keep` (nodes,), gathered into full evaluations.
+    """Return the tree with only the trained edges in `keep`, collected into evaluations of `micro_batch` rows.
 
-    Rows meet others than in the rollout, so their ratio is 1 up to rounding only. `parts` (nodes,) is the part of the edge
-    to each node, equal for edges that leave one state; by default that of its root.
+    A row shares its batch with other rows than in the rollout, so its ratio is 1 only up to rounding.
+
+    Args:
+        keep: (nodes,) mask of the edges that stay.
+        parts: (nodes,) part of the update of the edge to each node, equal for edges that leave one state; by default
+            the part of the root.
     """
-    left: dict[tuple[int, float], list[tuple[Evaluation, int]]] = defaultdict(list)
+    kept_rows: dict[tuple[int, float], list[tuple[Evaluation, int]]] = defaultdict(list)
     for evaluation in tree.evaluations:
         part_of = {
             row: evaluation.part if parts is None else int(parts[node])
@@ -29,16 +33,16 @@ def pruned(tree: Tree, keep: torch.Tensor, micro_batch: int, parts: torch.Tensor
             if keep[node]
         }
         for row, part in sorted(part_of.items()):
-            left[part, evaluation.sigma].append((evaluation, row))
+            kept_rows[part, evaluation.sigma].append((evaluation, row))
     evaluations = [
-        _gather(batch, part, keep) for (part, _), rows in left.items() for batch in batched(rows, micro_batch)
+        _gather(batch, part, keep) for (part, _), rows in kept_rows.items() for batch in batched(rows, micro_batch)
     ]
     return replace(tree, evaluations=evaluations)
 
 
 def _gather(rows: list[tuple[Evaluation, int]], part: int, keep: torch.Tensor) -> Evaluation:
-    """Return one evaluation of rows of several, with their trained edges in `keep`."""
-    taken: dict[Move, list[tuple[int, Edges, int]]] = defaultdict(list)  # move -> (new row, edges, index in them)
+    """Return one evaluation of rows from several evaluations, with the trained edges of these rows in `keep`."""
+    taken: dict[Move, list[tuple[int, Edges, int]]] = defaultdict(list)  # move -> (new row, edges, index in edges)
     for new, (evaluation, row) in enumerate(rows):
         for edges in evaluation.trained:
             for index in ((edges.rows == row) & keep[edges.nodes]).nonzero().flatten().tolist():
@@ -66,5 +70,5 @@ def _gather(rows: list[tuple[Evaluation, int]], part: int, keep: torch.Tensor) -
 
 
 def _present(value: T | None) -> T:
-    assert value is not None  # in trained edges and their evaluations
+    assert value is not None  # trained edges and their evaluations have all fields
     return value

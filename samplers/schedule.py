@@ -1,4 +1,4 @@
-"""Schedules: the sigmas of a run, and its stochastic and trained steps."""
+"""Schedules: sigmas of a run, and choices of its stochastic and trained steps."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import torch
 
 
 def shifted(sigmas: torch.Tensor, shift: float) -> torch.Tensor:
-    """Return sigmas under SD3's static time shift (arXiv 2403.03206, eq. 23), `shift s / (1 + (shift - 1) s)`."""
+    """Return sigmas s after SD3's static time shift (arXiv 2403.03206, eq. 23): `shift s / (1 + (shift - 1) s)`."""
     return shift * sigmas / (1 + (shift - 1) * sigmas)
 
 
 def linear_sigmas(num_steps: int, shift: float = 1.0) -> torch.Tensor:
     """Return `num_steps` + 1 float32 sigmas from 1 (noise) to 0 (data): evenly spaced, then shifted.
 
-    Diffusers' table of the same shift differs: `FlowMatchEulerDiscreteScheduler` ends its last step at sigma 0.001, shifted
-    twice, before it appends 0. A policy always uses its pipeline's own table.
+    The table of diffusers' `FlowMatchEulerDiscreteScheduler` with the same shift differs: its last sigma before 0 is
+    0.001, shifted twice. A policy always uses its pipeline's own table.
     """
     return shifted(torch.linspace(1, 0, num_steps + 1, dtype=torch.float64), shift).float()
 
@@ -23,7 +23,8 @@ def linear_sigmas(num_steps: int, shift: float = 1.0) -> torch.Tensor:
 def euler_sigmas(num_steps: int, shift: float = 1.0, train_steps: int = 1000) -> torch.Tensor:
     """Return the table of diffusers' `FlowMatchEulerDiscreteScheduler` with a static shift: `num_steps` + 1 float32 sigmas.
 
-    Bit for bit: its ends are those of the shifted training table in float32, and the steps between are shifted once more.
+    The values are equal bit for bit. Like diffusers, take the ends of the shifted training table in float32, space the
+    steps evenly between them, and shift all of them once more.
     """
     ends = shifted(torch.tensor([train_steps, 1], dtype=torch.float32) / train_steps, shift).tolist()
     first, last = (end * train_steps for end in ends)
@@ -33,22 +34,23 @@ def euler_sigmas(num_steps: int, shift: float = 1.0, train_steps: int = 1000) ->
 
 
 def random_window(size: int, first: int, end: int, rng: np.random.Generator) -> range:
-    """Return `size` neighbouring steps out of `first` ... `end` - 1, every position equally likely (Flow-GRPO-Fast)."""
+    """Return `size` consecutive steps of `first` ... `end` - 1, every position equally likely (Flow-GRPO-Fast)."""
     start = int(rng.integers(first, end - size + 1))
     return range(start, start + size)
 
 
 def sliding_window(size: int, first: int, end: int, iteration: int, every: int, stride: int) -> range:
-    """Return the window at `iteration`: from `first` it moves by `stride` each `every` iterations, and stays at the end.
+    """Return the window at `iteration`: it begins at `first` and moves by `stride` every `every` iterations.
 
-    MixGRPO's progressive strategy (arXiv 2507.21802, Algorithm 1). Its code can also return to the start; the paper stays.
+    This is MixGRPO's progressive strategy (arXiv 2507.21802, Algorithm 1). It stays at the end; its code can also
+    return to the start.
     """
     start = min(first + iteration // every * stride, end - size)
     return range(start, start + size)
 
 
 def spread(count: int, end: int) -> list[int]:
-    """Return `count` steps spread evenly over 0 ... `end` - 1, both ends included: 0, 3, 6, 9 for four of 10 (ours)."""
+    """Return `count` steps spread evenly over 0 ... `end` - 1, both ends included; 0, 3, 6, 9 for 4 of 10 (ours)."""
     return [round(i * (max(end, count) - 1) / max(count - 1, 1)) for i in range(count)]
 
 

@@ -1,12 +1,12 @@
-"""`FlowSDEScheduler`: a stochastic, sliceable scheduler for any diffusers flow pipeline; it needs nothing else of ours.
+"""`FlowSDEScheduler`: a stochastic scheduler for any diffusers flow pipeline, usable without the rest of this library.
 
     from samplers import FlowSDEScheduler
     pipe.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel="cps", noise_level=0.8)
     image = pipe("a red circle").images[0]
     [step.log_prob for step in pipe.scheduler.history]
 
-It keeps the parent's table of sigmas bit for bit, moves by one of our kernels, and records its steps. `restrict` limits the
-next calls of the pipeline to a slice of the schedule, which makes a pipeline a policy.
+It keeps the parent's table of sigmas bit for bit, steps by one of our kernels, and records its steps. `restrict` limits
+the next calls of the pipeline to a slice of the schedule, so that a stock pipeline can be used as a policy.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from samplers.levels import DEFAULT_LEVELS
 
 
 class Timesteps(torch.Tensor):
-    """The timesteps of a whole run, of which iteration gives `steps` only; its slices and results are plain tensors.
+    """The timesteps of a whole run; iterating yields only those of `steps`. Slices and results are plain tensors.
 
-    So a pipeline that finds its last step by number, or looks one ahead, reads the same as in a whole run.
+    So a pipeline that finds its last step by number, or looks one step ahead, reads the same values as in a whole run.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch says to disable it
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch documents
     steps: range
 
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -42,7 +42,7 @@ class Timesteps(torch.Tensor):
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One recorded step: (B, ...) tensors, `log_prob` (B,), and the float sigmas of its ends."""
+    """One recorded step: tensors (B, ...), `log_prob` (B,), and the sigmas at its begin and end as floats."""
 
     sigma: float
     sigma_next: float
@@ -57,25 +57,26 @@ class StepRecord:
 class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
     """Flow matching with a choice of kernel; every argument of the parent has the parent's meaning.
 
-    The exception is `stochastic_sampling`, a kernel of its own: it is accepted, but `kernel` decides. With `invert_sigmas`
-    the pipeline's time runs from 0 (noise) to 1 and its velocity points to the data. The pipeline's table stays so, while
-    steps, their record and `noise_levels` are in our direction.
+    The exception is `stochastic_sampling`, which would be a kernel of its own: it is accepted, but `kernel` decides.
+    With `invert_sigmas` the pipeline's time runs from 0 (noise) to 1 (data), and its velocity points to the data. The
+    pipeline still sees such a table, but steps, `history` and `noise_levels` use sigmas from 1 (noise) to 0 (data).
 
     Args:
         kernel: `ode`, `flow_sde`, `dance_sde`, `cps`, `ddim_sde` or `manifold` (see `samplers.kernels`).
-        noise_level: the kernel's level; None takes the published default (`samplers.levels`).
-        log_prob: form of the recorded log-probability, a key of `samplers.kernels.LOG_PROBS`; None takes the kernel's own.
-        last_step_ode: whether the step to sigma 0 is deterministic for every kernel.
+        noise_level: the kernel's level; None: the published one (`samplers.levels`).
+        log_prob: form of the recorded log-probability, a key of `samplers.kernels.LOG_PROBS`; None: the kernel's
+            default.
+        last_step_ode: whether the step to sigma 0 is an ODE step.
 
     Attributes:
-        history: the `StepRecord`s since the last `set_timesteps`, or, once `restrict` was used, since the last `restrict`;
-            shared by copies of the scheduler, which pipelines of two modalities make.
-        noise_levels: the whole table in our direction, sigmas that descend to 0.
+        history: the `StepRecord`s since the last `set_timesteps`, or since the last `restrict` once that was used.
+            Copies of the scheduler, which pipelines of two modalities make, share it.
+        noise_levels: the whole table as sigmas that descend to 0.
         recording: whether steps are added to `history`.
-        generator: source of the noise if the pipeline gives none to `step`; None is torch's global one.
+        generator: source of the noise if the pipeline passes none to `step`; None: torch's global one.
     """
 
-    _begin_index: Any  # the parent's, None before a run
+    _begin_index: Any  # of the parent; None before a run
     _step_index: Any
 
     @register_to_config
@@ -104,7 +105,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
             raise ValueError(f"kernel {kernel!r} is not one of {', '.join(KERNELS)}")
         if log_prob not in (None, *LOG_PROBS):
             raise ValueError(f"log_prob {log_prob!r} is not one of {', '.join(LOG_PROBS)}")
-        # Named one by one: with **kwargs the config would have the values but the parent would use its defaults.
+        # Passed one by one: with **kwargs the config would have the values, but the parent would use its defaults.
         super().__init__(
             num_train_timesteps=num_train_timesteps,
             shift=shift,
@@ -129,7 +130,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         self._steps: range | tuple[float, ...] | None = None
         self._directed = False
         self._landing: list[torch.Tensor] = []
-        self._first = 0  # index in the table of the first sigma
+        self._first = 0  # index in `noise_levels` of the first sigma of the slice
         self._table = (self.sigmas, self.timesteps)
         self._asked: tuple[Any, ...] | None = None  # arguments of the last table
         self._given = self._table
@@ -138,7 +139,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | None = None, return_unused_kwargs: bool = False, **kwargs):
-        """Build from a config as diffusers does, with `flow_shift` as `shift`; raise ValueError if it predicts no flow."""
+        """Build from a config as diffusers does, with `flow_shift` as `shift`; raise ValueError if it is of no flow."""
         if config is not None and config.get("prediction_type", "flow_prediction") != "flow_prediction":
             raise ValueError(
                 f"the scheduler predicts {config['prediction_type']!r}, not a flow: flow kernels need a model trained by "
@@ -152,7 +153,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         return super().from_config(config, return_unused_kwargs, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlowSDEScheduler:
-        copied = copy.copy(self)  # the history stays shared; all else is replaced, never changed in place
+        copied = copy.copy(self)  # shares the history; other attributes are replaced, never changed in place
         memo[id(self)] = copied
         return copied
 
@@ -160,16 +161,16 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         """Restrict the next calls to a part of the schedule, until the next `restrict`.
 
         Args:
-            steps: a range of step indices of the pipeline's own table, which may be empty (the pipeline then only prepares,
-                or only decodes); or a tuple of float32 sigmas instead of the table; or None for the whole table.
-            landing: results of the next calls of `step`, one each, in place of moving.
+            steps: a range of step indices of the pipeline's own table; a tuple of float32 sigmas instead of that table;
+                or None for the whole table. With an empty range the pipeline only prepares, or only decodes.
+            landing: results that the next calls of `step` return, one each, instead of taking a step.
         """
         self._steps, self._directed, self._landing = steps, True, list(landing)
         self.history.clear()
 
     @property
     def lands(self) -> bool:
-        """Return whether the next call of `step` returns a given result instead of moving."""
+        """Return whether the next call of `step` returns a given result instead of taking a step."""
         return bool(self._landing)
 
     def set_timesteps(
@@ -180,10 +181,11 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         mu: float | None = None,
         timesteps: list[float] | None = None,
     ) -> None:
-        """Set the parent's table; `timesteps` are only those to iterate, `sigmas` begin there and go on to the end.
+        """Set the parent's table, cut to the slice of `restrict`.
 
-        So a pipeline that reads `sigmas[i]` by its loop's counter, or `sigmas[-1]`, reads the same in a slice as in a whole
-        run. The whole table is in `noise_levels`.
+        The attribute `timesteps` then has only the steps of the slice. `sigmas` begins at the slice and goes on to the
+        end of the table, so that a pipeline that reads `sigmas[i]` by its loop counter, or `sigmas[-1]`, reads the
+        right values. The whole table is in `noise_levels`.
         """
         self._set_table(num_inference_steps, device, sigmas, mu, timesteps)
         if not self._directed:
@@ -203,8 +205,8 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         self.num_inference_steps = len(self.timesteps)
 
     def _set_table(self, num_inference_steps, device, sigmas, mu, timesteps) -> None:
-        """Set the parent's table, or the last one again if its arguments are the same."""
-        lists = tuple(None if own is None else tuple(map(float, own)) for own in (sigmas, timesteps))
+        """Set the parent's table; with the same arguments as last time, reuse the last one."""
+        lists = tuple(None if values is None else tuple(map(float, values)) for values in (sigmas, timesteps))
         asked = (num_inference_steps, device, lists, mu, self.shift)
         if self._asked == asked:
             self.sigmas, self.timesteps = self._given
@@ -214,10 +216,10 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         self._asked, self._given = asked, (self.sigmas, self.timesteps)
 
     def recut(self, cut: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Let a pipeline cut the table, as image-to-image ones do; iterating the returned timesteps iterates the slice.
+        """Let a pipeline drop the first steps of the table, as image-to-image does; return the timesteps to iterate.
 
-        `cut` takes the timesteps of the whole table and returns the last of them, those that the pipeline keeps. Slices
-        count from there. Sigmas given to `restrict` are not cut.
+        `cut` takes the timesteps of the whole table and returns its end, the part that the pipeline keeps. Slices of
+        `restrict` count from the first kept step. Sigmas given to `restrict` are not cut.
         """
         self.sigmas, self.timesteps = self._table
         kept = self.timesteps if isinstance(self._steps, tuple) else cut(self.timesteps)
@@ -232,7 +234,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         return sliced
 
     def _floats(self) -> list[float]:
-        """Return `noise_levels` as numbers, copied from the device once for each table."""
+        """Return `noise_levels` as floats, copied from the device once for each table."""
         if self._known[0] is not self.noise_levels:
             self._known = self.noise_levels, self.noise_levels.tolist()
         return self._known[1]
@@ -247,7 +249,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         return sample
 
     def _moving_tokens(self, times: torch.Tensor, timestep: float | torch.Tensor, count: int) -> torch.Tensor:
-        """Return the indices (n,) of the tokens at the step's time; the others must be at 0, in all rows alike."""
+        """Return the indices (n,) of the tokens that move; raise ValueError unless the others are at 0 in every row."""
         moving = times[0] > 0
         if (times != torch.where(moving, timestep, 0).to(times)).any():
             raise ValueError(
@@ -269,14 +271,14 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         per_token_timesteps: torch.Tensor | None = None,
         return_dict: bool = True,
     ) -> FlowMatchEulerDiscreteSchedulerOutput | tuple[torch.Tensor]:
-        """Move by the kernel, and append a `StepRecord` to `history` if `recording`.
+        """Take a step of the kernel, and append a `StepRecord` to `history` if `recording`.
 
-        The next sample is rounded to the model's dtype before its log-probability is taken, so a replay scores exactly the
-        stored sample. Sigmas are found by index; `timestep` only finds the first one, unless a slice or a begin index gives
-        it. `s_churn` to `s_noise` have no effect, as in the parent.
+        The next sample is rounded to the model's dtype before its log-probability is computed, so a replay scores
+        exactly the stored sample. Sigmas are found by index. `timestep` only finds the first index, unless a slice or a
+        begin index gives it. `s_churn` to `s_noise` have no effect, as in the parent.
 
-        With `per_token_timesteps` (B, T), tokens at time 0 are conditions: they do not move, and are not recorded; the
-        model's output then points to the data. Tokens at other times than 0 or the step's raise ValueError.
+        With `per_token_timesteps` (B, T) the model's output points to the data. Tokens at time 0 are conditions: they
+        do not move and are not recorded. Raise ValueError if a token's time is neither 0 nor that of the step.
         """
         if per_token_timesteps is not None:
             moving = self._moving_tokens(per_token_timesteps, timestep, sample.shape[1])
@@ -292,7 +294,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         sigma, sigma_next = levels[index], levels[index + 1]
         velocity = -model_output if self.config.invert_sigmas else model_output
         kernel = ODE if self.config.last_step_ode and sigma_next == 0 else self.kernel
-        kept = sample.clone() if self.recording else sample  # some pipelines overwrite it with the next sample
+        kept = sample.clone() if self.recording else sample  # some pipelines overwrite `sample` with the next one
         (mean,), std = transition(kernel, (sample,), (velocity,), sigma, sigma_next, levels[1])
         following = mean
         if kernel.stochastic:
@@ -304,7 +306,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         else:
             following = following.to(model_output.dtype)
         if self.recording:
-            # A step without noise has no density: 0 in its place.
+            # A step without noise has no density, so its log_prob is 0.
             scored = (
                 log_prob((following,), (mean,), std, kernel.log_prob)
                 if kernel.stochastic

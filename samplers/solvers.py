@@ -1,4 +1,4 @@
-"""Multistep solvers of the probability flow, from diffusers, for rollouts without replay.
+"""Multistep solvers of the probability-flow ODE, from diffusers, for rollouts that are not replayed.
 
 A multistep solver uses the velocities of several steps of a chain, so its edges have no kernels and its trees no branches.
 """
@@ -15,8 +15,8 @@ from samplers.batches import batched
 from samplers.kernels import State
 from samplers.trees import TRUNK, Evaluate, Evaluation, Node, Root, Tree
 
-# DPM-Solver++ (arXiv 2211.01095) and UniPC (2302.04867), both of second order on the clean estimate, with one evaluation a
-# step; the first and the last step are of first order.
+# DPM-Solver++ (arXiv 2211.01095) and UniPC (2302.04867): second order on the clean estimate, one evaluation a step. The
+# first and the last step are of first order.
 SOLVERS: dict[str, tuple[type, dict[str, Any]]] = {
     "dpm2": (DPMSolverMultistepScheduler, {"solver_order": 2, "lower_order_final": True}),
     "unipc": (UniPCMultistepScheduler, {"solver_order": 2, "lower_order_final": True}),
@@ -26,14 +26,14 @@ SOLVERS: dict[str, tuple[type, dict[str, Any]]] = {
 def solve(
     solver: str, sigmas: Sequence[float], roots: Sequence[Root], start: State, evaluate: Evaluate, micro_batch: int
 ) -> Tree:
-    """Solve from every root to its end; return the tree of roots and ends, whose evaluations have no trained edges.
+    """Solve the ODE from every root to sigma 0; return a tree of roots and ends, with evaluations but no edges.
 
-    Arguments are those of `samplers.trees.grow`, and a key of `SOLVERS`.
+    `solver` is a key of `SOLVERS`; other arguments are those of `samplers.trees.grow`.
     """
     tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
     parts = sorted({root.part for root in roots})
     by_part = [[i for i, root in enumerate(roots) if root.part == part] for part in parts]
-    batches = [batch for own in by_part for batch in batched(own, micro_batch)]
+    batches = [batch for of_part in by_part for batch in batched(of_part, micro_batch)]
     ends: dict[int, State] = {}
     for batch in batches:
         rows = [roots[i].row for i in batch]
@@ -55,7 +55,7 @@ def solve(
 
 
 def _scheduler(solver: str, sigmas: Sequence[float]) -> Any:
-    """Return a scheduler of diffusers at the first of our sigmas."""
+    """Return the scheduler of diffusers with our sigmas, at its first step."""
     kind, options = SOLVERS[solver]
     scheduler = kind(prediction_type="flow_prediction", use_flow_sigmas=True, final_sigmas_type="zero", **options)
     scheduler.set_timesteps(len(sigmas) - 1)

@@ -1,9 +1,9 @@
-"""Trees of latents, grown level by level over all prompts of a batch.
+"""Trees of latents, grown from noise to data for all prompts of a batch together.
 
-A *node* is a latent at a sigma. Every node but a root is reached by one *edge*, a step of a kernel, so an edge is named by
-its node. A *plan* is a pure function (role, step) -> the moves from such a node. It may grow several kinds of children from
-one state (an ODE child beside K stochastic ones), twigs that only measure a reward, and edges that are not trained. All
-children of a state share one model *evaluation*, in the rollout and in the update.
+A *node* is a latent at a sigma. Every node but a root is reached by one *edge*, a step of a kernel, so an edge is named
+by the node it leads to. A *plan* is a pure function (role, step) -> moves of a node with this role at this step. From
+one state it may grow several kinds of children (an ODE child and K stochastic ones), twigs that only measure a reward,
+and edges that are not trained. All children of a state share one model *evaluation*, in the rollout and in the update.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ TWIG = "twig"  # a node that only measures the state it left; its sample ends no
 
 @dataclass(frozen=True)
 class Move:
-    """How a node grows: `count` children of `role`, each by a step of `kernel`.
+    """The growth of a node: `count` children of `role`, each by a step of `kernel`.
 
     Attributes:
         trained: whether the edges take part in the update.
-        ode_stops: None for one step of the schedule; else indices of the schedule, up to its end, that ODE steps lead to
-            without asking the plan again.
-        sibling_strength: None for independent noise of siblings; s for (xi_0 + s eta) / sqrt(1 + s^2), xi_0 shared and eta
-            their own, so that each is standard normal and two have covariance 1 / (1 + s^2) (BranchGRPO, arXiv 2509.06040).
-        noise_scale: factor on the drawn noise that the log-probability ignores; any but 1 breaks the marginals.
+        ode_stops: None for one step of the schedule. Otherwise the indices of the schedule, up to its end, at which ODE
+            steps stop; the plan is not asked again.
+        sibling_strength: None if siblings have independent noise. A number s gives them (xi_0 + s eta) / sqrt(1 + s^2),
+            where they share xi_0 and each has its own eta. Each noise is standard normal, and two have the covariance
+            1 / (1 + s^2) (BranchGRPO, arXiv 2509.06040).
+        noise_scale: factor of the drawn noise, which the log-probability ignores; any factor but 1 breaks the
+            marginals.
     """
 
     kernel: Kernel = ODE
@@ -48,14 +50,14 @@ class Move:
     noise_scale: float = 1.0
 
 
-Plan = Callable[[str, int], Sequence[Move]]  # (role, step) -> moves; without moves a node is never decoded
+Plan = Callable[[str, int], Sequence[Move]]  # (role, step) -> moves; a node without moves is never decoded
 
 
 class Evaluate(Protocol):
-    """The model as a tree's growth needs it; a policy's `velocity` is one."""
+    """The model as a function that returns velocities, such as a policy's `velocity`."""
 
     def __call__(self, state: State, sigma: float, rows: Sequence[Any]) -> State:
-        """Return the velocity of each tensor of `state` (B, ...) at `sigma` under the B conditions `rows`."""
+        """Return the velocity of each tensor of `state` (B, ...) at `sigma`, for the B conditions `rows`."""
 
 
 class Noise(Protocol):
@@ -64,12 +66,19 @@ class Noise(Protocol):
     def __call__(
         self, shape: Sequence[int], group: int, path: tuple[int, ...], step: int, component: int
     ) -> torch.Tensor:
-        """Return standard normal numbers (shape,) for one tensor of the state, on the edge at an address."""
+        """Return standard normal numbers of `shape` for tensor `component` of the state, at the address of an edge."""
 
 
 @dataclass(frozen=True)
 class Root:
-    """The start of one tree: its prompt group, its number there, its condition for the model, and its optimizer step."""
+    """The start of one tree.
+
+    Attributes:
+        group: prompt group of the tree.
+        index: number of the root within its group.
+        row: condition for the model.
+        part: optimizer step that trains the tree.
+    """
 
     group: int
     index: int
@@ -79,7 +88,14 @@ class Root:
 
 @dataclass(frozen=True)
 class Node:
-    """One latent of the tree; `step` and `remaining_stops`, the rest of its move, are indices of the schedule."""
+    """One latent of the tree.
+
+    Attributes:
+        parent: index of the parent in `Tree.nodes`; None for a root.
+        path: index of the root, then the ordinal among siblings at each branching; part of the noise address.
+        step: index of `sigma` in the schedule.
+        remaining_stops: indices of the schedule that its ODE move has still to reach.
+    """
 
     parent: int | None
     root: Root
@@ -92,14 +108,14 @@ class Node:
 
 @dataclass
 class Edges:
-    """The edges that leave one evaluation by the same move; fields of untrained edges are None.
+    """The edges that leave one evaluation by the same move; next_state and mean are None for untrained edges.
 
     Attributes:
         rows: (E,) row of the evaluation that each edge leaves.
         nodes: (E,) node that each edge leads to.
         next_state: tensors (E, ...) in the storage dtype.
-        log_prob: (E,) in the rollout, float32 or, summed, float64; of all stochastic edges.
-        mean: of the step, float32 tensors (E, ...), if requested.
+        log_prob: (E,) in the rollout, for stochastic edges; float32, or float64 for the form `sum`.
+        mean: mean of the step, float32 tensors (E, ...), if requested.
     """
 
     move: Move
@@ -111,7 +127,7 @@ class Edges:
     mean: State | None = None
 
     def gather(self, state: State) -> State:
-        """Return the rows (E, ...) of a state (B, ...) that the edges leave; the state itself for one edge a row."""
+        """Return for each edge the row of `state` that it leaves: (B, ...) -> (E, ...)."""
         if torch.equal(self.rows, torch.arange(len(state[0]))):
             return state
         rows = sent(self.rows, state[0].device)
@@ -122,7 +138,7 @@ class Edges:
 class Evaluation:
     """One call of the model: B states at one sigma, and all edges that leave them.
 
-    The state, tensors (B, ...), is kept if edges are trained; the velocity, with its graph, if requested.
+    `state` has tensors (B, ...), kept if edges are trained. `velocity` is kept with its autograd graph if requested.
     """
 
     sigma: float
@@ -156,12 +172,12 @@ class Tree:
 
     @property
     def sigma_cap(self) -> float:
-        """Return the schedule's second value, which replaces sigma near 1 in 1 - sigma."""
+        """Return the schedule's second sigma, which kernels use for sigma in 1 - sigma if sigma is near 1."""
         return self.sigmas[1]
 
     @property
     def trained_steps(self) -> list[tuple[Kernel, float, float]]:
-        """Return each (kernel, sigma, sigma_next) of the trained edges once, from noise to data."""
+        """Return the different (kernel, sigma, sigma_next) of the trained edges, from noise to data."""
         return list(
             dict.fromkeys(
                 (edges.move.kernel, evaluation.sigma, edges.sigma_next)
@@ -171,7 +187,7 @@ class Tree:
         )
 
     def ancestry(self, node: int) -> list[int]:
-        """Return the node and its ancestors without the root: the edges that led to it, last first."""
+        """Return the node and its ancestors without the root: the edges that lead to the node, last first."""
         edges = []
         while (parent := self.nodes[node].parent) is not None:
             edges.append(node)
@@ -191,24 +207,26 @@ def grow(
     keep_graphs: Container[int] = (),
     held: dict[int, tuple[Move, State]] | None = None,
 ) -> Tree:
-    """Grow the trees of a batch from its roots, sweeping sigma downwards so that all nodes at one sigma run together.
+    """Grow the trees of a batch from its roots, from noise to data, with all nodes at one sigma together.
 
-    States with trained edges and states without are never in one evaluation, so that an update replays only what it needs.
+    An evaluation has only states with trained edges or only states without, so that an update replays no more than it
+    needs.
 
     Args:
         sigmas: the schedule, float32 values, descending to 0.
         start: states of the R roots, tensors (R, ...) in the storage dtype.
-        noise: noise of an edge; a sample depends on nothing else of the batch.
-        micro_batch: most rows of one evaluation.
+        noise: returns the noise of an edge.
+        micro_batch: largest number of rows of one evaluation.
         keep_means: whether trained edges keep the mean of their step.
-        keep_graphs: parts whose trained evaluations keep the graph of their velocity.
-        held: receives nodes that only ODE steps lead to the end, with their moves and states, instead of growing them.
+        keep_graphs: parts of the update whose trained evaluations keep the autograd graph of their velocity.
+        held: if given, nodes from which only ODE steps lead to the end do not grow, but are put here with their move
+            and state.
     """
     tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
     states = {i: tuple(x[i] for x in start) for i in range(len(roots))}
     pending = defaultdict(list, {sigmas[0]: list(states)})
     device = start[0].device
-    ahead = None if device.type == "cpu" else Ahead(noise, device)  # only a GPU leaves the host time to draw ahead
+    ahead = None if device.type == "cpu" else Ahead(noise, device)  # only with a GPU is the CPU free to draw ahead
     draw = partial(drawn_noise, tree, noise=noise) if ahead is None else lambda edges, _, of: ahead((id(edges), of))
     while pending:
         sigma = max(pending)
@@ -249,7 +267,7 @@ def grow(
 
 
 def trained_steps(plan: Plan, sigmas: Sequence[float]) -> list[tuple[Kernel, float, float]]:
-    """Return `Tree.trained_steps` of a plan without growing a tree; those of one sigma in any order."""
+    """Return `Tree.trained_steps` of a plan without growing a tree; steps at one sigma are in any order."""
     steps: dict[tuple[Kernel, float, float], None] = {}
     # The (role, remaining stops) of the nodes at each step.
     arrived: list[dict[tuple[str, tuple[int, ...]], None]] = [{} for _ in sigmas]
@@ -269,7 +287,7 @@ def _moves(plan: Plan, role: str, step: int, stops: tuple[int, ...]) -> Sequence
 
 
 def _ends_by_ode(moves: Sequence[Move], end: int) -> bool:
-    """Return whether only ODE steps leave a node, up to the end of the schedule."""
+    """Return whether a node has a single move, by ODE steps to the end of the schedule."""
     first, *others = moves
     lone = not others and first.count == 1 and not first.trained
     return lone and first.kernel == ODE and first.ode_stops is not None and first.ode_stops[-1] == end
@@ -287,9 +305,9 @@ def _trains(moves: Sequence[Move]) -> bool:
 
 
 def _record_evaluation(tree: Tree, batch: Sequence[int], moves: dict[int, Sequence[Move]]) -> Evaluation:
-    """Record the evaluation of some nodes, with its edges and the nodes they lead to, before their states are known."""
+    """Add the evaluation of the nodes in `batch` to the tree, with edges and child nodes, before states are known."""
     nodes = [tree.nodes[i] for i in batch]
-    leaving: dict[Move, list[tuple[int, int]]] = defaultdict(list)  # (row, ordinal among its siblings), rows in order
+    leaving: dict[Move, list[tuple[int, int]]] = defaultdict(list)  # (row, ordinal among siblings), sorted by row
     siblings = [sum(move.count for move in moves[i]) for i in batch]
     for row, i in enumerate(batch):
         ordinals = iter(range(siblings[row]))
@@ -316,7 +334,7 @@ def _child(tree: Tree, parent: int, move: Move, ordinal: int | None) -> Node:
 def _step(
     tree: Tree, edges: Edges, sigma: float, state: State, velocity: State, draw: Callable[..., torch.Tensor]
 ) -> tuple[State, State]:
-    """Return the children's states, rounded to the storage dtype before they are scored, and their means."""
+    """Return states and means of the children; set `edges.log_prob` from states rounded to the storage dtype."""
     kernel = edges.move.kernel
     mean, std = edge_transition(edges, sigma, state, velocity, tree.sigma_cap)
     following = mean
@@ -331,7 +349,7 @@ def _step(
 
 
 def drawn_noise(tree: Tree, edges: Edges, shape: Sequence[int], component: int, noise: Noise) -> torch.Tensor:
-    """Return the noise (E, ...) of some edges in one tensor of the state."""
+    """Return the noise (E, ...) of the edges for one tensor of the state."""
     return drawn(_families(tree, edges, component), shape, noise)
 
 
@@ -343,7 +361,7 @@ def _begin(ahead: Ahead, tree: Tree, evaluation: Evaluation, state: State) -> No
 
 
 def _families(tree: Tree, edges: Edges, component: int) -> list[Family]:
-    """Return the addresses of the edges' noise; siblings share noise at their parent's own path, which leads to no edge."""
+    """Return the addresses of the edges' noise; siblings share noise at their parent's path, which no edge uses."""
     move = edges.move
     families: list[Family] = []
     strength = move.sibling_strength if move.count > 1 else None
@@ -362,10 +380,10 @@ def _families(tree: Tree, edges: Edges, component: int) -> list[Family]:
 def edge_transition(
     edges: Edges, sigma: float, state: State, velocity: State, sigma_cap: float
 ) -> tuple[State, torch.Tensor]:
-    """Return mean (E, ...) and std of edges, from the states (B, ...) and velocities of the evaluation they leave.
+    """Return mean (E, ...) and std of edges, from states (B, ...) and velocities of the evaluation that they leave.
 
-    Rollout and update both call this on the same rows in the same order, so their ratio is exactly 1. Kernels are
-    elementwise, so siblings take their parent's mean.
+    Rollout and update both call this with the same rows in the same order, so the ratio is exactly 1. If there are more
+    edges than states, the step is computed once for each state, and siblings share its mean.
     """
     if len(edges.rows) <= len(state[0]):
         state, velocity = edges.gather(state), edges.gather(velocity)
@@ -375,5 +393,5 @@ def edge_transition(
 
 
 def stacked(states: Sequence[State]) -> State:
-    """Return states as one batch."""
+    """Return the states as one batched state."""
     return tuple(torch.stack(column) for column in zip(*states, strict=True))
