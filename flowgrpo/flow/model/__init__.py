@@ -1,1 +1,1 @@
-"""What a run adds to the pipeline's networks: the first LoRA, a teacher, context parallelism, and an estimate of memory."""
+"""Additions to a pipeline's networks: an initial LoRA, a teacher, context parallelism; and an estimate of memory."""

@@ -1,8 +1,8 @@
 """Context parallelism: the processes of one data shard split each call of the network along its sequence.
 
 diffusers cuts the network's input into equal parts, exchanges heads for tokens around each attention (Ulysses, arXiv
-2309.14509) and gathers the result, so that the pipeline sees whole latents on every process. The backward pass runs
-through each process's own part: every process holds a part of the gradient, and their sum is the whole.
+2309.14509) and gathers the result. So the pipeline sees whole latents on every process. The backward pass runs through
+each process's own part, so every process holds a part of the gradient, and the gradient is their sum.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from flowgrpo.training.model_files.hub_files import one_sentence
 
 KEY = "run.context_parallel"
 INSTEAD = "set it to 1; run.sharding shares the weights of any model"
-# Networks whose gradient was tested against one process. Calls of LTX and LTX 2 fail; for Helios, which gathers after every
-# layer, the parts of the gradient do not add up to the whole.
+# Networks whose gradient was tested against that of one process. Calls of LTX and LTX 2 fail. For Helios, which gathers
+# after every layer, the parts of the gradient do not add up to the whole.
 SEEN = (
     "ChronoEditTransformer3DModel",
     "Flux2Transformer2DModel",
@@ -41,8 +41,9 @@ TEXT, MASK = "encoder_hidden_states", "encoder_hidden_states_mask"
 
 
 def check(config: Config) -> None:
-    """Refuse a run (InputError) whose network, heads, attention or switches do not allow split calls, from configs
-    alone.
+    """Raise InputError if the network, its heads, the attention or another setting does not allow split calls.
+
+    Only configs are read.
     """
     degree = config.run.context_parallel
     if degree == 1:
@@ -78,15 +79,15 @@ def check(config: Config) -> None:
 
 
 def check_device(config: Config) -> None:
-    """Refuse to split calls (InputError) without an accelerator."""
+    """Raise InputError if calls are to be split but there is no accelerator."""
     if config.run.context_parallel > 1 and torch.accelerator.device_count() == 0:
         raise InputError(f"{KEY}: diffusers shares calls among accelerators, and there is none here; set it to 1")
 
 
 def share_calls(networks: Mapping[str, ModelMixin], degree: int, device: torch.device) -> None:
-    """Let groups of `degree` neighbouring ranks split the calls of networks from now on.
+    """Let each group of `degree` consecutive ranks split the calls of the networks from now on.
 
-    Adapters must be in the networks already: a gathering layer must be the outermost of its name.
+    Inject adapters before: the hooks that gather must wrap the adapted layers.
     """
     mesh = init_device_mesh(
         device.type, (distributed.get_world_size() // degree, 1, degree), mesh_dim_names=("data", "ring", "ulysses")
@@ -100,7 +101,7 @@ def share_calls(networks: Mapping[str, ModelMixin], degree: int, device: torch.d
 
 
 def _check_attention(name: AttentionBackend | None) -> None:
-    """Refuse attention that diffusers cannot split, or has no split backward pass for."""
+    """Raise InputError for an attention backend that diffusers cannot split in forward and backward pass."""
     shared = {str(backend) for backend in _AttentionBackendRegistry._supports_context_parallel} - {"_native_npu"}
     asked = AttentionBackendName(name) if name else _AttentionBackendRegistry.get_active_backend()[0]
     if asked.value not in shared:
@@ -121,7 +122,7 @@ def _split_hooks(network: torch.nn.Module) -> Iterator[ContextParallelSplitHook]
 
 
 def _refuse_remainders(hook: ContextParallelSplitHook, name: str, degree: int) -> None:
-    """Raise a readable error for a sequence without equal parts, where diffusers asserts."""
+    """Make a hook raise a readable InputError if a sequence has no equal parts; diffusers only asserts."""
     cut = hook._prepare_cp_input
 
     def checked(x: torch.Tensor, plan: Any) -> torch.Tensor:
@@ -137,7 +138,7 @@ def _refuse_remainders(hook: ContextParallelSplitHook, name: str, degree: int) -
 
 
 def _padding(degree: int) -> Callable[..., Any]:
-    """Return a hook that pads a network's texts to a divisible length, with masked tokens."""
+    """Return a hook that pads a network's text embeddings to a length divisible by `degree`, with masked tokens."""
 
     def pad(
         network: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

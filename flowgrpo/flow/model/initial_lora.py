@@ -1,4 +1,4 @@
-"""Adapters that a flow model's training starts from: `model.lora.path`, in any known format."""
+"""Adapters from which training starts: the LoRA of `model.lora.path`, in any known format."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ else:
 def adapters(model: Model) -> dict[str, Adapter]:
     """Return the adapters of `model.lora.path` or `model.merge`, by network; {} without either.
 
-    A network without adapters in `model.lora.path` gets new ones on the same layers; they change nothing at first.
+    A network without adapters in `model.lora.path` gets new ones on the layers of another network's. New adapters do
+    not change the network's output.
 
     Raises:
         InputError: there is no such file, or its adapters do not fit this model or the config.
@@ -57,7 +58,7 @@ def adapters(model: Model) -> dict[str, Adapter]:
 
 
 def check_switched(found: Mapping[str, Adapter], config: Config) -> None:
-    """Refuse adapters (InputError) that a run must switch off if they shift parameters, as a shift stays."""
+    """Raise InputError if a run must switch adapters off that shift parameters (add constants), which stays in effect."""
     if config.eval.adapter_steps is not None:
         refuse_shifts(found, "eval.adapter_steps")
     if sharding.applies(config.run.sharding) and config.algorithm.reference == "base":
@@ -65,7 +66,7 @@ def check_switched(found: Mapping[str, Adapter], config: Config) -> None:
 
 
 def refuse_shifts(found: Mapping[str, Adapter], key: str) -> None:
-    """Refuse adapters (InputError) that shift parameters; `key` is the option that switches adapters off."""
+    """Raise InputError if an adapter shifts parameters; `key` is the option that would switch it off."""
     for network, adapter in found.items():
         if adapter.shifts:
             raise InputError(
@@ -75,7 +76,7 @@ def refuse_shifts(found: Mapping[str, Adapter], key: str) -> None:
 
 
 def read(path: LoraPath, networks: Mapping[str, Outline], model: str) -> dict[str, Adapter]:
-    """Read the adapters of a file, or of one file per network, for the networks of `outlines`.
+    """Return the adapters of a file, or of one file per network, by network; `networks` as `outlines` returns them.
 
     Raises:
         InputError: there is no such file, or its adapters are not for this `model`.
@@ -100,20 +101,22 @@ def load_lora(pipe: DiffusionPipeline, path: str | Path, lora: LoraPath) -> None
 
 
 def outlines(path: str) -> dict[str, Outline]:
-    """Return the shapes of a model's velocity networks by name, from their configs alone."""
-    found = {}
+    """Return the outlines (layers and shapes) of a model's velocity networks by name, from their configs alone."""
+    networks = {}
     for name, written in load.index_of(path).items():
         kind: type[ModelMixin] | None = load.component_class(written) if name.startswith(TRAINED) else None
         if kind is not None:
             with one_sentence(path):
                 config = kind.load_config(embedded.place_of(path), subfolder=name)
                 with accelerate.init_empty_weights():
-                    found[name] = Outline.of(kind.from_config(config))
-    return found
+                    networks[name] = Outline.of(kind.from_config(config))
+    return networks
 
 
 def placed(file: LoraFile, networks: Mapping[str, Outline], path: str) -> dict[str, Adapter]:
-    """Assign a file's adapters to networks, by diffusers' names, `layer_names`, or the pipeline class's translation.
+    """Return a file's adapters by network; layers are found by diffusers' names, `layer_names`, or the pipeline class.
+
+    The pipeline class may translate names (`lora_state_dict`); this is tried for files with other names.
 
     Raises:
         InputError: they are not for the model at `path`.
@@ -151,7 +154,7 @@ def _index(networks: Mapping[str, Outline]) -> Index:
 
 
 def _simplify_options(file: LoraFile) -> LoraFile:
-    """Return the file with options for the translated names; without options if it has its own alphas."""
+    """Return the file with one set of options for all names, or none if the file has alphas."""
     if any(key.endswith(".alpha") for key in file.tensors):
         return replace(file, options={})
     plain = lora_layers.without_patterns(file)
@@ -162,7 +165,7 @@ def _simplify_options(file: LoraFile) -> LoraFile:
 
 
 def _respell(file: LoraFile) -> LoraFile:
-    """Return the file in the spelling of ComfyUI and kohya, which is all that some classes translate."""
+    """Return the file with names as ComfyUI and kohya spell them; some pipeline classes translate only these."""
     alphas = lora_layers.alphas(file) if file.options else {}
     tensors = {}
     for key, tensor in (alphas | dict(file.tensors)).items():
@@ -172,7 +175,10 @@ def _respell(file: LoraFile) -> LoraFile:
 
 
 def _translate(pipeline: Any, file: LoraFile) -> dict[str, torch.Tensor] | None:
-    """Translate a file's names by the pipeline's class, without shifts; None if the class does not know them."""
+    """Return a file's tensors by diffusers' names, as the pipeline class translates them; None if it cannot.
+
+    Shifts keep their names.
+    """
     given = {
         key: tensor if key.endswith(".alpha") else tensor.detach().requires_grad_()
         for key, tensor in file.tensors.items()
@@ -182,10 +188,10 @@ def _translate(pipeline: Any, file: LoraFile) -> dict[str, torch.Tensor] | None:
     with _without_warnings():
         try:
             passed = {key: tensor * 1 for key, tensor in given.items()}  # some classes change tensors in place
-            found = pipeline.lora_state_dict(passed, **({"return_alphas": True} if with_alphas else {}))
-        except Exception:  # foreign names raise anything
+            translated = pipeline.lora_state_dict(passed, **({"return_alphas": True} if with_alphas else {}))
+        except Exception:  # unknown names may raise any error
             return None
-    state, alphas = found if with_alphas else (found, None)
+    state, alphas = translated if with_alphas else (translated, None)
     _check_used(file, given, state)
     state = {key: t.detach() for key, t in state.items() if not key.startswith(lora_files.TEXT_ENCODERS)}
     shifts = {key: tensor for key, tensor in file.tensors.items() if lora_files.SHIFT.fullmatch(key)}
@@ -193,7 +199,7 @@ def _translate(pipeline: Any, file: LoraFile) -> dict[str, torch.Tensor] | None:
 
 
 def _check_used(file: LoraFile, given: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
-    """Refuse a translation that ignores a given tensor, which then has no gradient."""
+    """Raise InputError if the translation ignores a given tensor: the gradient of the sum of `state` in it is 0."""
     learning = {key: tensor for key, tensor in given.items() if tensor.requires_grad}
     total = sum(tensor.sum() for tensor in state.values() if torch.is_tensor(tensor) and tensor.requires_grad)
     if not torch.is_tensor(total):
@@ -217,7 +223,7 @@ def _without_warnings():
 
 
 def _complete(name: str, found: Mapping[str, Adapter], outline: Outline) -> Adapter:
-    """Return a network's adapters; without any, neutral ones on the layers of another network's adapters."""
+    """Return a network's adapters; if it has none, new ones (up = 0) on the layers of another network's adapters."""
     own = found.get(name, Adapter({}))
     if own.layers:
         return own

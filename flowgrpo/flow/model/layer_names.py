@@ -1,10 +1,10 @@
-"""Layer names of ComfyUI, kohya and the makers of a model: a table per network, next to the names of diffusers.
+"""Layer names of ComfyUI, kohya and the makers of a model, in one table per network with diffusers' names.
 
-ComfyUI names the layers of some networks as diffusers does, with a prefix. For others it keeps the released names,
-where one matrix may hold several of diffusers' (q, k and v). These tables serve to write files for ComfyUI and to read
-LoRA files of others.
+ComfyUI names the layers of some networks as diffusers does, with a prefix. For other networks it keeps the names of the
+model's release, where one matrix may hold several of diffusers' layers (q, k and v). The tables are used to write files
+for ComfyUI and to read LoRA files from other programs.
 
-The names that ComfyUI reads were taken from its `comfy/lora.py`; docs/export.md lists what was tried with it.
+The names that ComfyUI reads come from its `comfy/lora.py`; docs/export.md lists what was tried with it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Table = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Names:
-    """Foreign names of the layers of a diffusers network.
+    """Names that other programs give to the layers of a diffusers network.
 
     Attributes:
-        prefix: before each name in ComfyUI.
-        same: pattern of the layers that keep diffusers' names.
-        table: other names, each with its layers in diffusers, in order; `*` is a number.
+        prefix: prefix of each name in ComfyUI.
+        same: regular expression of the layers that keep diffusers' names.
+        table: other name -> its layers in diffusers, in order; `*` stands for a number.
         parameters: the same for parameters outside linear and convolutional layers.
-        swapped: names of the table whose outputs, a shift and a scale, are in the other order.
-        spellings: parts of names, each with another program's spelling.
-        makers: the released names, for networks where ComfyUI reads diffusers' names but not their biases.
-        kohya: ComfyUI reads kohya's names, with `_` for each dot, `lora_down` and `lora_up`.
+        swapped: names in `table` whose outputs, a shift and a scale, have the opposite order in diffusers.
+        spellings: (part of a name, another program's spelling of it).
+        makers: the names of the model's release; given if ComfyUI reads diffusers' names, but not their biases.
+        kohya: whether ComfyUI reads kohya's names, with `_` for each dot, `lora_down` and `lora_up`.
     """
 
     prefix: str = "diffusion_model."
@@ -43,50 +43,50 @@ class Names:
     kohya: bool = False
 
     def find(self, layer: str) -> tuple[str, tuple[str, ...]] | None:
-        """Return the name of a layer, with all diffusers layers in it; None if it has none."""
+        """Return the other name of a diffusers layer, and all diffusers layers with this name; None if it has none."""
         if self.same is not None and re.match(self.same, layer):
             return layer, (layer,)
         return _find(self.table, layer)
 
     def find_parameter(self, path: str) -> str | None:
-        """Return the name of a parameter, by its layer or by itself; None if it has none."""
-        layer, _, own = path.rpartition(".")
-        found = _find(self.parameters, path)
-        if found is not None:
-            return found[0]
+        """Return the other name of a diffusers parameter, by its own or its layer's name; None if it has none."""
+        layer, _, last = path.rpartition(".")
+        parameter = _find(self.parameters, path)
+        if parameter is not None:
+            return parameter[0]
         whole = self.find(layer)
-        return f"{whole[0]}.{own}" if whole is not None and len(whole[1]) == 1 else None
+        return f"{whole[0]}.{last}" if whole is not None and len(whole[1]) == 1 else None
 
     def read_layers(self, layers: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """Return all foreign names of a network's layers, each with its layers in diffusers."""
-        own = {} if self.makers is None else self.makers.read_layers(layers)
-        return own | self._spelled(self.table, layers)
+        """Return all other names of a network's layers: name -> its layers in diffusers."""
+        names = {} if self.makers is None else self.makers.read_layers(layers)
+        return names | self._spell(self.table, layers)
 
     def read_parameters(self, paths: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """Return the same for parameters outside layers."""
-        own = {} if self.makers is None else self.makers.read_parameters(paths)
-        return own | self._spelled(self.parameters, paths)
+        """Return the same for parameters outside linear and convolutional layers."""
+        names = {} if self.makers is None else self.makers.read_parameters(paths)
+        return names | self._spell(self.parameters, paths)
 
-    def _spelled(self, table: Table, paths: Collection[str]) -> dict[str, tuple[str, ...]]:
-        found = dict(filter(None, (_find(table, path) for path in paths)))
-        for own, other in self.spellings:
-            found |= {name.replace(own, other): parts for name, parts in found.items() if own in name}
-        return found
+    def _spell(self, table: Table, paths: Collection[str]) -> dict[str, tuple[str, ...]]:
+        names = dict(filter(None, (_find(table, path) for path in paths)))
+        for ours, other in self.spellings:
+            names |= {name.replace(ours, other): parts for name, parts in names.items() if ours in name}
+        return names
 
     def swaps(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Return whether the halves of a layer's outputs, with weight of `shape` (out, in), are in the other order."""
-        own = re.sub(r"\.\d+\.", ".*.", name, count=1) in self.swapped and shape[0] == 2 * shape[1]
-        return own or (self.makers is not None and self.makers.swaps(name, shape))
+        """Return whether the halves of a layer's outputs have the opposite order; `shape` (out, in) is its weight's."""
+        here = re.sub(r"\.\d+\.", ".*.", name, count=1) in self.swapped and shape[0] == 2 * shape[1]
+        return here or (self.makers is not None and self.makers.swaps(name, shape))
 
     def keys(self, name: str) -> Iterator[str]:
-        """Yield the keys of a layer's down and up matrices, alpha and bias."""
+        """Yield ComfyUI's keys of a layer's down and up matrices, alpha and bias."""
         whole = self.prefix + (name.replace(".", "_") if self.kohya else name)
         matrices = ("lora_down", "lora_up") if self.kohya else ("lora_A", "lora_B")
         yield from (f"{whole}.{end}" for end in (*(f"{each}.weight" for each in matrices), "alpha", "diff_b"))
 
 
 def _find(table: Table, path: str) -> tuple[str, tuple[str, ...]] | None:
-    """Find the name in a table that has a path among its layers; return it and its layers, with the path's number."""
+    """Return the name whose layers include `path`, and these layers, with `*` replaced by the number in `path`."""
     pattern, numbers = re.sub(r"\.\d+\.", ".*.", path, count=1), re.findall(r"\.(\d+)\.", path)[:1]
     for name, parts in table.items():
         for part in parts:
@@ -97,18 +97,18 @@ def _find(table: Table, path: str) -> tuple[str, tuple[str, ...]] | None:
 
 
 def _table(text: str) -> Table:
-    """Parse lines `name = layers`: the i-th choices of all `{}` go together, `[]` lists the layers of one name."""
+    """Parse lines `name=layers`; the i-th choices of all `{}` in a line belong together, `[]` lists a name's layers."""
     table: dict[str, tuple[str, ...]] = {}
     for line in text.split():
         fixed, choices = re.split(r"\{.*?\}", line), re.findall(r"\{(.*?)\}", line)
         for chosen in zip(*(choice.split(",") for choice in choices), strict=True) if choices else [()]:
             whole = "".join(chain.from_iterable(zip_longest(fixed, chosen, fillvalue="")))
             name, layers = whole.split("=")
-            table[name] = tuple(chain.from_iterable(map(_listed, layers.split("+"))))
+            table[name] = tuple(chain.from_iterable(map(_expand_list, layers.split("+"))))
     return table
 
 
-def _listed(layer: str) -> list[str]:
+def _expand_list(layer: str) -> list[str]:
     if "[" not in layer:
         return [layer]
     before, choices, after = re.split(r"[\[\]]", layer)
@@ -178,8 +178,8 @@ time_in.{in_layer,out_layer}=time_text_embed.timestep_embedder.linear_{1,2}
 vector_in.{in_layer,out_layer}=time_text_embed.text_embedder.linear_{1,2}
 guidance_in.{in_layer,out_layer}=time_text_embed.guidance_embedder.linear_{1,2}
 """
-)  # of FLUX.1 and HunyuanVideo
-SWAPPED = ("final_layer.adaLN_modulation.1",)  # scale and shift
+)  # FLUX.1 and HunyuanVideo
+SWAPPED = ("final_layer.adaLN_modulation.1",)  # its outputs are scale and shift
 
 FLUX = Names(
     table=_table(_STREAMS + "{img_in,txt_in}={x_embedder,context_embedder}"), parameters=STREAMS_NORMS, swapped=SWAPPED
@@ -247,7 +247,7 @@ final_layer.{linear,adaLN_modulation.1}={proj_out,norm_out.linear}
     swapped=(
         *SWAPPED,
         "joint_blocks.*.context_block.adaLN_modulation.1",
-    ),  # of the last block, which ends the text stream
+    ),  # the last block, which ends the text stream
 )
 
 LTX = Names(

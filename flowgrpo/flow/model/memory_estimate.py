@@ -1,7 +1,7 @@
-"""Least memory of a run, from the sizes in a model's files, without loading weights.
+"""A lower bound on the memory of a run, from the sizes in a model's files, without loading weights.
 
-Counted are weights, gradients, optimizer moments, average, other policies and low-precision copies. Activations come on top
-and depend on the model's code: `flowgrpo doctor` measures them.
+It counts weights, gradients, optimizer moments, the weight average, other policies and low-precision copies. It does
+not count activations, which depend on the model's code; `flowgrpo doctor` measures them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def memory_estimate(
     *,
     among: int = 1,
 ) -> dict[str, int]:
-    """Return the bytes of a process: `gpu_bytes` on its device (the host on a CPU), `host_bytes` beside the device.
+    """Return the bytes of a process: `gpu_bytes` on its device (or CPU), `host_bytes` of offloaded weights.
 
     Args:
         components: result of `component_shapes`, if known.
         begun: result of `initial_lora.adapters`, if known.
-        among: processes that share the networks.
+        among: number of processes that share the weights (sharding).
 
     Raises:
         InputError: there is no such model.
@@ -49,35 +49,36 @@ def memory_estimate(
     model, train = config.model, config.train
     components = component_shapes(model.path, variant=model.variant) if components is None else components
     width = torch.finfo(DTYPES[model.dtype]).bits // 8
-    numel = {name: sum(math.prod(s) for s in own.values()) for name, own in components.items()}
+    numel = {name: sum(math.prod(shape) for shape in each.values()) for name, each in components.items()}
     encoders = {name for name in numel if name.startswith(ENCODERS)} if model.text_encoders != "keep" else set()
     away = encoders | ({"vae"} & numel.keys() if model.vae == "offload" else set())
     on_host = away - (encoders if model.text_encoders == "free" else set())
-    whole = {name: own for name, own in components.items() if name.startswith(TRAINED)}
+    networks = {name: each for name, each in components.items() if name.startswith(TRAINED)}
     frozen = sum(count for name, count in numel.items() if name not in away)
-    base = sum(numel[name] for name in whole)
+    base = sum(numel[name] for name in networks)
     if model.lora is None:  # trained in float32
         frozen, trained = frozen - base, base
     else:
         frozen += base * config.exchanges_base
         begun = initial_lora.adapters(model) if begun is None else begun
-        tensors = {f"{name}.{key}": shape for name, own in whole.items() for key, shape in own.items()}
+        tensors = {f"{name}.{key}": shape for name, each in networks.items() for key, shape in each.items()}
         trained = sum(each.size for each in begun.values()) if begun else adapter_size(tensors, model.lora)
-    copies = 2 + (train.ema is not None) + policy_copies(config)  # the weight, its gradient, and those
+    copies = 2 + (train.ema is not None) + policy_copies(config)  # weight, gradient, average, other policies
     moments = OPTIMIZERS[train.optimizer.name].bytes_per_number
-    held = [quantisation.size(own, width, model.quantise) // (among if model.lora else 1) for own in whole.values()]
-    spared = sum(quantisation.size(own, width, None) for own in whole.values()) - sum(held)
-    learnt = frozen * width + round(trained * (4 * copies + moments)) // (1 if model.lora else among) - spared
+    shapes_of = list(networks.values())
+    held = [quantisation.size(each, width, model.quantise) // (among if model.lora else 1) for each in shapes_of]
+    saved = sum(quantisation.size(each, width, None) for each in shapes_of) - sum(held)
+    training = frozen * width + round(trained * (4 * copies + moments)) // (1 if model.lora else among) - saved
     words, of_linear = low_precision_copies.of_copies(config), width if model.lora else 4
-    copied = sum(low_precision_copies.size(own, of_linear, word) for own in whole.values() for word in words)
+    copied = sum(low_precision_copies.size(each, of_linear, word) for each in shapes_of for word in words)
     return {
-        "gpu_bytes": max(loading_peak(config, components), learnt + copied),
+        "gpu_bytes": max(loading_peak(config, components), training + copied),
         "host_bytes": width * sum(numel[name] for name in on_host),
     }
 
 
 def policy_copies(config: Config) -> int:
-    """Return how many other policies are copies of the trained weights: the reference, the old policy, snapshots."""
+    """Return the number of other policies that are copies of the trained weights: reference, old policy, snapshots."""
     algorithm, lora, reference = config.algorithm, config.model.lora, config.algorithm.reference
     copied = lora is None or reference == "moving"
     copied |= reference == "fixed" and lora is not None and lora.path is not None  # else it is the base
@@ -86,19 +87,19 @@ def policy_copies(config: Config) -> int:
 
 
 def loading_peak(config: Config, components: Components) -> int:
-    """Return the bytes on the device while prompts are encoded: of all components that do not load later."""
+    """Return the bytes on the device while prompts are encoded: those of all components that do not load later."""
     model = config.model
     width = torch.finfo(DTYPES[model.dtype]).bits // 8
     later = model.text_encoders != "keep" and load.loads_later(model.path)
     return sum(
-        quantisation.size(own, width, model.quantise if name.startswith(TRAINED) else None)
-        for name, own in components.items()
+        quantisation.size(each, width, model.quantise if name.startswith(TRAINED) else None)
+        for name, each in components.items()
         if not (later and is_network(name))
     )
 
 
 def check(config: Config, device: torch.device, begun: Mapping[str, Adapter] | None = None) -> None:
-    """Raise InputError for a run that cannot fit, before its weights load; `begun` as in `memory_estimate`."""
+    """Raise InputError, before weights load, if a run cannot fit into memory; `begun` as in `memory_estimate`."""
     components = component_shapes(config.model.path, variant=config.model.variant)
     begun = initial_lora.adapters(config.model) if begun is None else begun
     refuse(
@@ -109,9 +110,12 @@ def check(config: Config, device: torch.device, begun: Mapping[str, Adapter] | N
 
 
 def component_shapes(path: str, beginning: str | tuple[str, ...] = "", variant: str | None = None) -> Components:
-    """Return the tensor shapes of components whose names begin so, from weight files; raise InputError without a model."""
+    """Return the tensor shapes of the components whose names start with `beginning`, from weight files.
+
+    Raise InputError if there is no such model.
+    """
     components = [name for name in load.components_of(path) if name.startswith(beginning)]
     source = embedded.place_of(path)
     with hub_files.one_sentence(path):
         by_component = {name: shapes(source, name, variant) for name in components}
-    return {name: own for name, own in by_component.items() if own}
+    return {name: each for name, each in by_component.items() if each}

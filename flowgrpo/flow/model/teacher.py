@@ -1,5 +1,6 @@
-"""The teacher of a distillation, as the reference: a LoRA on the student's base, or a pipeline of the same
-architecture.
+"""The teacher of a distillation: a LoRA on the student's base, or a pipeline of the same architecture.
+
+It takes the place of the reference policy.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ KEY = "model.teacher"
 
 
 def check(config: Config) -> dict[str, Adapter]:
-    """Return a LoRA teacher's adapters by network; {} for a pipeline teacher, or if none is needed.
+    """Return a LoRA teacher's adapters by network; {} for a pipeline teacher, or if no teacher is needed.
 
     Raises:
-        InputError: there is no teacher, or it does not fit this model.
+        InputError: the teacher is missing, or does not fit this model.
     """
     model = config.model
     if config.algorithm.reference != "teacher":
@@ -44,7 +45,7 @@ def check(config: Config) -> dict[str, Adapter]:
             _check_pipeline(config, model.teacher)
             return {}
         if model.lora is None:
-            load.index_of(model.teacher)  # says why it is no pipeline; a LoRA needs a fixed base
+            load.index_of(model.teacher)  # raises, as it is no pipeline; a LoRA teacher needs a fixed base
         return initial_lora.read(model.teacher, initial_lora.outlines(model.path), model.path)
 
 
@@ -83,22 +84,23 @@ def _check_pipeline(config: Config, teacher: str) -> None:
 
 
 def _describe_networks(path: str, variant: str | None) -> dict[str, dict[str, Any]]:
-    """Return class, config and weight shapes of each network of a pipeline."""
-    built, shapes = {}, memory_estimate.component_shapes(path, TRAINED, variant)
+    """Return for each network of a pipeline a dict of its class, config and weight shapes."""
+    networks, shapes = {}, memory_estimate.component_shapes(path, TRAINED, variant)
     for name, named in load.index_of(path).items():
         kind: type[ModelMixin] | None = load.component_class(named) if name.startswith(TRAINED) else None
         if kind is not None:
             with one_sentence(path):
                 config = kind.load_config(place_of(path), subfolder=name)
             written = {key: value for key, value in config.items() if not key.startswith("_")}
-            built[name] = {"class": kind.__name__, **written, **shapes.get(name, {})}
-    return built
+            networks[name] = {"class": kind.__name__, **written, **shapes.get(name, {})}
+    return networks
 
 
 def put_pipeline(weights: Weights, path: str, variant: str | None = None) -> None:
-    """Make the networks of a pipeline the reference: in place of the trained weights, or of the base without adapters.
+    """Make the networks of the pipeline at `path` the reference policy of `weights`.
 
-    The networks must have the student's shapes, see `check`, and `weights` a teacher as their reference.
+    They stand in for the trained weights, or with LoRA for the base without adapters. They must have the student's
+    shapes (see `check`), and the reference of `weights` must be a teacher.
     """
     values: dict[str, torch.Tensor] = {}
     kinds = load.index_of(path)
@@ -107,8 +109,8 @@ def put_pipeline(weights: Weights, path: str, variant: str | None = None) -> Non
         assert kind is not None
         dtype = next(p.dtype for at, p in network.named_parameters() if ".lora_" not in at)
         with one_sentence(path, KEY):
-            own = variant_of(place_of(path), name, variant)
-            loaded = kind.from_pretrained(place_of(path), subfolder=name, dtype=dtype, variant=own)
+            variant_here = variant_of(place_of(path), name, variant)
+            loaded = kind.from_pretrained(place_of(path), subfolder=name, dtype=dtype, variant=variant_here)
         values |= {f"{name}.{at}": tensor for at, tensor in loaded.state_dict().items()}
     if weights.lora is None:
         weights.put_reference(values)
@@ -117,8 +119,9 @@ def put_pipeline(weights: Weights, path: str, variant: str | None = None) -> Non
 
 
 def put(weights: Weights, teacher: Mapping[str, Adapter]) -> None:
-    """Make a LoRA teacher the reference, exactly: its matrices, rescaled to the student's scaling and zero-padded to
-    its rank.
+    """Make a LoRA teacher the reference policy of `weights`.
+
+    Its matrices are rescaled to the student's scaling and zero-padded to the student's rank; this is exact.
 
     Raises:
         InputError: the student's adapters cannot hold one of its adapters.
