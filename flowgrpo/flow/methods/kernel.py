@@ -24,7 +24,8 @@ class Calibration(Strict):
 
     Each round rolls out the groups of one iteration and counts the positive and the negative gains of each step. If
     the two counts are nearly equal, the step's noise rises by `step`; otherwise it falls by `step`. The defaults of
-    `step` and `difference` are the paper's. It does not give the number of rounds and trajectories or the first levels.
+    `step` and `difference` are the paper's. The paper does not give the number of rounds, the number of trajectories or
+    the first levels.
     """
 
     rounds: int = Field(10, ge=1)

@@ -50,10 +50,9 @@ def flatten_state(state: State) -> Tensor:
 def weighted_error(weight: str, error: Tensor, sigma: float, power: float) -> Tensor:
     """Return the weighted squared errors (B,) of velocity errors (B, D).
 
-    Sources of the weights: sigma (its `t`), huber and power (its `ghuber`, used for its results) are from AWM (arXiv
-    2509.25050). adaptive is from DiffusionNFT (2509.16117) and the study of likelihoods (2602.04663); with it all noise
-    levels and samples weigh alike. adaptive_velocity is from CRD (2603.14128). The divisors of both adaptive weights
-    have no gradient.
+    AWM (arXiv 2509.25050) has sigma (`t` in its code), huber and power (`ghuber`, used for its results). DiffusionNFT
+    (2509.16117) and the study of likelihoods (2602.04663) have adaptive, with which all noise levels and samples weigh
+    alike. CRD (2603.14128) has adaptive_velocity. The divisors of both adaptive weights have no gradient.
     """
     square = error.square().mean(1)
     match weight:

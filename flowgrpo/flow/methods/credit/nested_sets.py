@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 class Nested(Credit):
     """Give each edge the mean reward of the ends below it; compare it with nested sets of edges of the same step.
 
-    The sets are all edges of the step, those below one start or one earlier child (a family), and the siblings. A
-    weight of 0 leaves a comparison out. The mean of a set leaves out the edge itself, as in
-    `training.advantages.comparison_sets.nested_leave_one_out`. If it included the edge's own n of N leaves, the edge's
-    gradient would be scaled by 1 - n / N: by 0.5 at the first split of one binary tree, by 0.94 at its fourth. Needs
-    the baseline leave_one_out.
+    The sets of an edge, from large to small: all edges of the step; families, which are the edges below the same start
+    or below the same child of an earlier split; and siblings. A weight of 0 leaves a comparison out. The mean of a set
+    leaves out the edge's own leaves, see `training.advantages.comparison_sets.nested_leave_one_out`. If it included
+    them, n of N, the edge's gradient would be scaled by 1 - n / N: by 0.5 at the first split of one binary tree, by
+    0.94 at its fourth. Needs the baseline leave_one_out.
     """
 
     name: Literal["nested"] = "nested"

@@ -1,7 +1,8 @@
 """Credit rules: they turn the rewards of a tree's leaves into units that are compared with each other.
 
-Every rule takes `rewards` (leaves, R), float64 in the order of `tree.leaves`, NaN where a reward is missing. Deterministic
-steps earn no credit. So the value of a state is the reward of the sample that ODE steps from the state lead to, if any.
+Every rule takes `rewards` (leaves, R), float64 in the order of `tree.leaves`, NaN where a reward is missing.
+Deterministic steps earn no credit. So the value of a state is the reward of the sample at the end of ODE steps from it.
+A state without such a sample has no value.
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ class Siblings(Credit):
 
     name: Literal["siblings"] = "siblings"
     within: Literal["seed", "prompt"] = "seed"
-    """Compare the children of one state (seed), or all children of a step of the prompt."""
+    """seed: compare the children of one state; prompt: compare all children of a step in the group."""
     weights: Literal["edges", "steps"] = "edges"
-    """edges: every edge has the same weight in the update; steps: every step has, whatever its number of children."""
+    """edges: all edges weigh alike in the update; steps: all steps do, for any number of children."""
 
     @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
@@ -167,7 +168,7 @@ class DiscountedValue(Credit):
     """Give each stochastic edge the discounted return Q_k = r_k + discount Q_(k+1); r_k is the value of its child.
 
     VGPO (arXiv 2512.12387), *reconstructed* from its abstract (expected cumulative reward of each stage) and its
-    reviews (reward R_t of one jump from x_(t-1), t = T ... 1, and a discounted action value of it); we had no more. The
+    reviews (reward R_t of one jump from x_(t-1), t = T ... 1, and a discounted action value of it). The
     loss of an edge is weighted by Q_k / (mean Q of its trajectory). Its advantage is (Q - mean) / std + anchor Q within
     its group and step, so that it does not vanish if the rewards of a group are equal. The defaults of `discount` and
     `anchor` are ours. In the reviews the weight multiplies the advantage; here it multiplies the whole loss of the
@@ -215,7 +216,8 @@ class DiscountedValue(Credit):
 def state_values(tree: Tree, rewards: Tensor) -> tuple[Tensor, Tensor]:
     """Return the value of each node (nodes, R), and a mask (nodes,) of the nodes that have one.
 
-    The value is the reward of the sample at the end of the ODE steps from the node; a twig goes before the trunk.
+    The value is the reward of the sample at the end of the ODE steps from the node; if a twig and the trunk both lead
+    to a sample, the twig's reward counts.
     """
     source = {node: leaf for leaf, node in enumerate(tree.leaves)}  # node -> the leaf whose reward is its value
     stochastic, by_twig = set(stochastic_edges(tree)), set()

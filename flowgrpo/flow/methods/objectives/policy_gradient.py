@@ -84,7 +84,7 @@ def noise_aware(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
 def equalised(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
     """Return the weight of each step: (median of N) / N, SAGE-GRPO's equaliser (arXiv 2603.21872).
 
-    N is `samplers.kernels.pull`, the size of the step's gradient, so that all weighted steps have the same size. For
+    N is `samplers.kernels.pull`, the size of the step's gradient, so that the weighted gradients have equal sizes. For
     averaged log-probabilities N is the paper's |d mean / d v| / std. A step with N = 0 has weight 1. As in the released
     code, the median of an even number of values is the lower of the two middle ones.
     """

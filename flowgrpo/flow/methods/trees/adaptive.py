@@ -27,8 +27,8 @@ def neyman(variances: Sequence[float], costs: Sequence[float], budget: float) ->
 
     Neyman's allocation (J. R. Stat. Soc. 97, 1934) has children - 1 in proportion to sqrt(variance / cost). Here each
     step starts with `LEAST` children. More are added one by one, each at the step where it reduces the sum most for its
-    cost; of equal steps the earliest one wins. A variance is that of the estimate from two children. The budget must
-    pay for `LEAST` children at each step.
+    cost; of equal steps the earliest one wins. `variances` are those of estimates from two children. The budget
+    must pay for `LEAST` children at each step.
     """
     counts, budget_left = [LEAST] * len(costs), budget - LEAST * sum(costs)
 
@@ -76,7 +76,7 @@ class Adaptive(Rooted):
     profile: list[Annotated[int, Field(ge=LEAST)]] | None = Field(None, min_length=1)
     """First numbers of children of the stochastic steps, instead of branches; null: branches at each step."""
     every: int = Field(5, ge=1)
-    """Iterations between two choices of the numbers; older rewards lose half their weight in each train.half_life."""
+    """Iterations between two choices of the numbers; the weight of rewards halves every train.half_life iterations."""
     sample_cost: float = Field(0.0, ge=0)
     """Cost of decoding and scoring a sample, in model evaluations; 0 counts evaluations alone."""
     finish: Finish | None = None

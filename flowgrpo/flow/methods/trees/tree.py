@@ -29,11 +29,11 @@ CHECK = 10  # default iterations between two measurements
 
 
 class Finish(Strict):
-    """How to take the ODE steps that lead from a branch or twig only to a reward; a number alone sets `steps`.
+    """How the ODE steps at the end of a branch or twig are taken; a number alone sets `steps`.
 
-    No gradient and no ratio passes there, so these steps may be cheap: their error only adds noise or bias to a reward.
-    A run measures how well the order of siblings is kept (`finish/rank_agreement`); see
-    `flowgrpo.flow.rollouts.cheap_finishes`.
+    These steps only lead to a reward. No gradient and no ratio passes there, so they may be cheap: their error only
+    adds noise or bias to the reward. A run measures how well the order of siblings is kept (`finish/rank_agreement`);
+    see `flowgrpo.flow.rollouts.cheap_finishes`.
     """
 
     steps: int | None = Field(None, ge=1)
@@ -117,7 +117,7 @@ class Chain(Rooted):
 
     name: Literal["chain"] = "chain"
     train_fraction: float = Field(1.0, gt=0, le=1)
-    """Fraction of the stochastic steps that is trained; which ones is drawn in each iteration."""
+    """Fraction of the stochastic steps that is trained; the trained ones are drawn in each iteration."""
     steps: list[int] | None = Field(None, min_length=2, max_length=2)
     """[first, end) of the stochastic steps; a negative end counts from the schedule's end. null: all but the last."""
 
@@ -328,7 +328,7 @@ class Twigs(Rooted):
     root: bool = True
     """Whether the start gets a twig, too."""
     finish: Finish | None = None
-    """How the steps of a twig after the first are taken; `steps` bounds all of them, as length does. null: exactly."""
+    """How the ODE steps of a twig after its first are taken; its `steps` also bounds the twig's length. null: exactly."""
 
     @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
