@@ -1,11 +1,11 @@
-"""Kernels: each takes one step, as a pure float32 function; and the log-probabilities of steps.
+"""Kernels: pure float32 functions that take one step, and the log-probabilities of steps.
 
 Convention (diffusers): x = (1 - sigma) x0 + sigma noise, sigma runs from 1 (noise) to 0 (data), the model predicts the
 velocity v = noise - x0. Then x0 = x - sigma v and noise = x + (1 - sigma) v, and a step has dt = sigma_next - sigma < 0.
 
 All kernels have one signature, `(x, v, sigma, sigma_next, level, sigma_cap) -> (mean, std)`:
 
- - `x`, `v`: float32 of one shape (B, ...); `mean` has it too.
+ - `x`, `v`: float32 tensors of one shape (B, ...), which `mean` has, too.
  - `sigma`, `sigma_next`, `level`, `sigma_cap`: numbers, or float32 tensors that broadcast against `x`; `std` broadcasts too.
  - `sigma_cap` replaces sigma in 1 - sigma where sigma > 0.999: the schedule's second sigma, as in flow_grpo.
 

@@ -58,7 +58,7 @@ def adapters(model: Model) -> dict[str, Adapter]:
 
 
 def check_switched(found: Mapping[str, Adapter], config: Config) -> None:
-    """Raise InputError if a run must switch adapters off that shift parameters (add constants), which stays in effect."""
+    """Raise InputError if a run must switch adapters off, but they shift parameters, which cannot be switched off."""
     if config.eval.adapter_steps is not None:
         refuse_shifts(found, "eval.adapter_steps")
     if sharding.applies(config.run.sharding) and config.algorithm.reference == "base":

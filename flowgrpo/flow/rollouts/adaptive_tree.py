@@ -5,8 +5,7 @@ siblings' rewards, pull is `samplers.kernels.pull` of the step, and weight is th
 `neyman` (`methods.trees.adaptive`) makes the sum of these variances small within the budget, as if all dimensions of
 the velocity's gradient weighed alike. The shape of an iteration must not depend on its own rewards, or its estimates
 would be biased. So s comes from earlier iterations, whose weight halves every `train.half_life` iterations. With stale
-rollouts (`run.staleness`) the shape is chosen that many iterations earlier, so that processes that roll out ahead know
-it.
+rollouts the shape is chosen `run.staleness` iterations earlier, so that processes that roll out ahead know it.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def run_draft(
 
 
 def pair_draft_with_final(tree: Tree, total: Tensor, draft_rewards: Sequence[Tensor]) -> list[Foretold]:
-    """Return the draft reward of each root with the mean reward of its samples, without those of twigs.
+    """Return for each root its draft reward and the mean reward of its samples; samples of twigs do not count.
 
     `total` (leaves,) has the total rewards of the samples, `draft_rewards` those of the draft, (roots,) for each group;
     NaN for lost ones.

@@ -41,5 +41,5 @@ class PathRatios:
 
     @torch.no_grad()
     def add(self, edges: Edges, log_ratio: Tensor) -> None:
-        """Add the log ratios (E,) of edges, each clamped to +-20, to the sums of the paths that go on below them."""
+        """Add the log ratios (E,) of edges, each clamped to +-20, to the sums at their nodes."""
         self._sum[edges.nodes] = self.earlier(edges) + log_ratio.clamp(-LIMIT, LIMIT).double().cpu()

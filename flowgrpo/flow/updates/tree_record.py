@@ -21,7 +21,7 @@ Fields = dict[str, Any]  # fields of a `KeptNode` by name
 def build_kept_trees(
     config: Config, combination: Combination, batch: Batch, credited: Credited, *, iteration: int, names: Iterable[str]
 ) -> list[KeptTree]:
-    """Return the kept trees of an iteration, those parts that this process rolled out; [] without previews."""
+    """Return this process's parts of the kept trees of an iteration; [] without previews."""
     by_group: dict[int, list[StatePreview]] = defaultdict(list)
     for each in batch.previews:
         by_group[each.root.group].append(each)

@@ -30,7 +30,7 @@ class Credited:
         step_weights: weight in the loss of each trained (kernel, sigma, sigma_next).
         beta: coefficient of the divergence.
         group_weight: (U,) factor of the loss of each unit's group; it does not count in the divisor of the mean.
-        correction: (nodes,) importance weight of the edge to each node, a further factor, if an engine sampled it.
+        correction: (nodes,) importance weight of the edge to each node, another such factor; None without an engine.
         noised: the samples of an update with likelihood elbo; None if it replays the tree.
     """
 

@@ -328,7 +328,7 @@ class Twigs(Rooted):
     root: bool = True
     """Whether the start gets a twig, too."""
     finish: Finish | None = None
-    """How the ODE steps of a twig after its first are taken; its `steps` also bounds the twig's length. null: exactly."""
+    """How the ODE steps of a twig after its first are taken; `steps` also bounds the twig's length. null: exactly."""
 
     @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
