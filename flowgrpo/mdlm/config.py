@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from flowgrpo.mdlm.methods.hints import Inpainting, NoHints
     from flowgrpo.mdlm.methods.schedules.schedule import LearnedSchedule, Unscheduled
 
-    AnySchedule = Unscheduled | LearnedSchedule  # told apart by their names
+    AnySchedule = Unscheduled | LearnedSchedule  # `name` decides which
     AnyHints = NoHints | Inpainting
 else:
     AnySchedule, AnyHints = Schedule, Choice
 
 DIGITS = "digits"
 LONGEST = 1 << 17  # tokens of an answer; a decoder lists its blocks
-DIGITS_LENGTH = 20  # tokens of the answers that it was trained on
+DIGITS_LENGTH = 20  # tokens of an answer of `digits`, which was trained on answers of this length
 
 
 class TextModel(ModelSection):
@@ -47,9 +47,9 @@ class TextModel(ModelSection):
     path: str
     """Built-in name, local folder or hub id of a masked-diffusion language model; required."""
     variant: Variant | None = None
-    """Word in the names of the files of weights that are read, fp16 say; null: plain files."""
+    """Word in the names of the weight files to read, fp16 for example; null: files without such a word."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the frozen weights and of what is computed; what is trained is kept in float32."""
+    """Type of the frozen weights and of the computation; trained weights are kept in float32."""
     lora: Lora | None = Lora()
     """Low-rank adapters; null trains every weight."""
     merge: LoraPath | None = None
@@ -57,19 +57,19 @@ class TextModel(ModelSection):
     quantise: Quantised | None = None
     """Keep the linear layers of the frozen base's blocks in int8 or nf4; needs adapters. null: as the files have them."""
     length: int = Field(256, ge=1, le=LONGEST)
-    """Tokens of an answer, filled up with end tokens; 20 for the embedded model."""
+    """Tokens of an answer, end tokens that fill it up included; 20 for the embedded model."""
     chat: bool = False
     """Put prompts into the tokenizer's chat template, as the user's turn."""
     trust_remote_code: bool = False
     """Let code run that comes with the model."""
     mask_id: int | None = None
-    """The mask token; null: as the model or its tokenizer says."""
+    """Id of the mask token; null: the one that the model or its tokenizer names."""
     shift: bool | None = None
-    """Whether output i is about token i + 1; null: as is known of the model's type, else false."""
+    """Whether output i predicts token i + 1; null: the known value of the model's type, else false."""
     attention: Attention | None = None
-    """block: a position sees no later block; null: as is known of LLaDA2, SDAR and Fast-dLLM v2, else full."""
+    """block: a position sees no later block; full: it sees all. null: block for LLaDA2, SDAR and Fast-dLLM v2, else full."""
     block_size: int | None = Field(None, ge=2)
-    """Tokens of a block; null likewise."""
+    """Tokens of a block; null: the known size of the model's type."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass: less memory, the same numbers."""
     offload_activations: bool = False
@@ -92,12 +92,12 @@ class TextPrompts(Prompts):
     """Where prompts come from; by default the embedded model's tasks."""
 
     train: str = "tasks:train"
-    """Trained on: a built-in set, a corpus (gsm8k:train, math:train), a .txt file, a table (.jsonl, .json, .csv, .tsv or
-    .parquet), or a dataset of the hub (hub:owner/name:split)."""
+    """Prompts for training: a built-in set, a corpus (gsm8k:train, math:train), a .txt file, a table (.jsonl, .json, .csv,
+    .tsv or .parquet), or a dataset of the hub (hub:owner/name:split)."""
     eval: str = "tasks:eval"
-    """Held out; likewise."""
+    """Held-out prompts; the same kinds of source."""
     template: Literal["d1", "boxed", "d1_boxed"] | None = None
-    """The words around each question that ask for an answer in a form that a reward reads; null: none."""
+    """Words put around each question, which ask for the answer in the format of a reward; null: none."""
 
     @property
     @override
@@ -161,7 +161,7 @@ class TextTrain(Train):
     """The loop's numbers."""
 
     passes: int = Field(1, ge=1)
-    """How often the iteration's answers are gone through, each time with masks of its own."""
+    """Passes over the iteration's answers in its update, each with new masks."""
 
     @property
     @override
@@ -173,7 +173,7 @@ class TextEval(Eval):
     """Held-out evaluation, by a decoder at temperature 0 unless another is given."""
 
     decoder: Decoding = Decoding()
-    """By which answers are made."""
+    """Decoder of the held-out answers."""
 
 
 class TextConfig(RunConfig):

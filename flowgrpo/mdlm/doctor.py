@@ -1,4 +1,4 @@
-"""Check a language model's run for the most common faults, on a few real answers (`flowgrpo doctor`)."""
+"""Checks of a language model's run for the most common faults, on a few sampled answers (`flowgrpo doctor`)."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ from rewards.compute import default_device
 from samplers.batches import batched
 
 SIZE = 4  # answers of a group
-GROUPS = 8  # at most, if a reward is constant within the first ones
+GROUPS = 8  # groups sampled at most; more than the first two only while some reward is constant within each
 LENGTH = 64  # tokens of an answer, without a config
 REMEDY = (
     "lower train.micro_batch and train.rollout_batch, set model.gradient_checkpointing, or train a LoRA (model.lora)"
 )
-DRIFT = {"float32": 1e-3, "bfloat16": 0.3}  # largest change of a token's log-probability with its batch
+DRIFT = {"float32": 1e-3, "bfloat16": 0.3}  # how much a token's log-probability may change with the batch
 
 
 def length(texts: Sequence[str], prompts: Sequence[str]) -> list[float]:
-    """Return the characters of each text: a reward for a model without a config."""
+    """Return the number of characters of each text: the reward when `doctor` gets a model without a config."""
     return [float(len(text)) for text in texts]
 
 
 def defaults(model: str) -> dict[str, Any]:
-    """Return the config, as written, for a model alone: a built-in name, a local folder or a hub id."""
+    """Return a config, as a map of keys, for a model without one: a built-in name, a local folder or a hub id."""
     if model == DIGITS:
         return {"kind": "mdlm", "model": {"path": model}}
     return {
@@ -62,15 +62,15 @@ def defaults(model: str) -> dict[str, Any]:
 
 
 def examine(settings: TextConfig) -> Iterator[Check]:
-    """Yield the checks of a config as they finish; raise InputError or RewardError before the first if it is wrong."""
+    """Yield the checks of a config as they finish; raise InputError or RewardError first if the config is wrong."""
     plan(settings)
-    found = sorted(prompts.load_split(settings.prompts, "train"), key=lambda prompt: -len(prompt.text))
-    chosen = [found[0], found[-1]]  # a group each
-    between = [found[place * (len(found) - 1) // (GROUPS - 1)] for place in range(1, GROUPS - 1)]
+    train_prompts = sorted(prompts.load_split(settings.prompts, "train"), key=lambda prompt: -len(prompt.text))
+    chosen = [train_prompts[0], train_prompts[-1]]  # the longest and the shortest prompt, one group each
+    further = [train_prompts[place * (len(train_prompts) - 1) // (GROUPS - 1)] for place in range(1, GROUPS - 1)]
     rewards, _ = scorer.rewards(settings.rewards)
-    left = [reward for reward in rewards if not any(reward.applies(prompt.columns) for prompt in chosen)]
-    between = [*(prompt for _, prompt in scorer.pair_with_prompts(left, found)), *between]
-    check_rewards(settings, RunData(found, chosen, rewards))
+    unmatched = [reward for reward in rewards if not any(reward.applies(prompt.columns) for prompt in chosen)]
+    further = [*(prompt for _, prompt in scorer.pair_with_prompts(unmatched, train_prompts)), *further]
+    check_rewards(settings, RunData(train_prompts, chosen, rewards))
     device = default_device()
     memory_estimate.check(settings, device)
     with phase("loading"):
@@ -93,14 +93,14 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     groups = zip(batched(completions.texts, SIZE), batched(rows, SIZE), strict=True)
     with warnings_heard() as warned:
         values = [score(rewards, texts, own).values for texts, own in groups]
-        check = _spread(settings, policy, rewards, values=values, others=between, warned=warned)
+        check = _spread(settings, policy, rewards, values=values, others=further, warned=warned)
     yield check
     yield memory_left(device, REMEDY, lambda room: memory_budget.fit(settings, room))
     yield _reload(settings, policy, weights, answers)
 
 
 def _drift(settings: TextConfig, policy: TextPolicy, *, decoder: Decoder, rollout: Rollout, answers: Answers) -> Check:
-    """Check that log-probabilities do not depend on the batch, and equal what a decoder recorded of its trajectory."""
+    """Check that log-probabilities do not depend on the batch, and equal those that the decoder recorded."""
     likelihood, bound = settings.algorithm.likelihood, DRIFT[settings.model.dtype]
     views = likelihood.views(answers)
     size = settings.train.update_rows
@@ -141,7 +141,7 @@ def _spread(
 
 
 def _gradients(settings: TextConfig, policy: TextPolicy, weights: Weights, answers: Answers) -> Check:
-    """Check that the gradient is finite and not 0, and reaches all adapters, or part of a fully trained network."""
+    """Check that the gradient is finite, not 0, and reaches all adapters (in full training: at least some weights)."""
     algorithm, size = settings.algorithm, settings.train.update_rows
     views = algorithm.likelihood.views(answers)
     old = estimate(policy.predictor, answers, views, size, separable=algorithm.objective.separable(views)).each
@@ -177,7 +177,7 @@ def _gradients(settings: TextConfig, policy: TextPolicy, weights: Weights, answe
 
 @torch.no_grad()
 def _reload(settings: TextConfig, policy: TextPolicy, weights: Weights, answers: Answers) -> Check:
-    """Check that changed weights, exported and loaded into a fresh model, give the changed logits."""
+    """Check that changed weights give the same logits after an export and a load into a fresh model."""
     model, network = settings.model, policy.predictor.model
     dtype = str(next(network.parameters()).dtype).removeprefix("torch.")
     before = policy.predictor.logits(answers.ids, answers.attention_mask)
@@ -195,7 +195,7 @@ def _reload(settings: TextConfig, policy: TextPolicy, weights: Weights, answers:
         if weights.lora is not None:
             load_adapter(fresh, Path(folder))
         again = fresh.logits(answers.ids, answers.attention_mask)
-    known = torch.isfinite(changed)  # the mask token is not predicted
+    known = torch.isfinite(changed)  # all but the mask token, whose logit is -inf
     gap, moved = (float((other - changed)[known].abs().max()) for other in (again, before))
     advice = "what export writes does not give the trained model back; please report this class"
     ok = gap <= moved / 10

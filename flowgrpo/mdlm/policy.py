@@ -1,4 +1,4 @@
-"""The policy of texts: a model that answers prompts, with its tokenizer."""
+"""The text policy: a masked-token predictor and its tokenizer, which together answer prompts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Completions:
-    """Decoded completions of B prompts, and their texts up to the end."""
+    """Decoded completions of B prompts, and their texts up to the end token."""
 
     rollout: Rollout
     texts: list[str]
 
 
 def tokenised(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], chat: bool) -> list[list[int]]:
-    """Return the tokens of prompts; with `chat` in the tokenizer's chat template, as the user's turn."""
+    """Return the tokens of each prompt; `chat` puts it into the tokenizer's chat template as the user's turn."""
     if not chat:
         return tokenizer(list(texts)).input_ids
     turns = [[{"role": "user", "content": text}] for text in texts]
@@ -35,7 +35,7 @@ def tokenised(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], chat: bo
 
 
 def check_room(predictor: MaskPredictor, rows: Sequence[Sequence[int]], length: int, place: str) -> None:
-    """Raise InputError, naming `place`, if the longest prompt and an answer do not fit into the model."""
+    """Raise InputError, naming `place`, if the longest prompt and an answer exceed the model's positions."""
     longest = max(map(len, rows))
     most = getattr(getattr(predictor.model, "config", None), "max_position_embeddings", None)
     if most is not None and longest + length > most:
@@ -48,7 +48,8 @@ def check_room(predictor: MaskPredictor, rows: Sequence[Sequence[int]], length: 
 def padded(predictor: MaskPredictor, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Return prompts (B, P), padded on the left, and their mask (B, P) bool."""
     width = max(map(len, rows))
-    fill = predictor.mask_id if predictor.pad_id is None else predictor.pad_id  # without one there is no padding
+    # A model without a padding token gets rows of one length at a time, so the fill is never seen.
+    fill = predictor.mask_id if predictor.pad_id is None else predictor.pad_id
     ids = torch.tensor([[fill] * (width - len(row)) + list(row) for row in rows], device=predictor.device)
     lengths = torch.tensor([len(row) for row in rows], device=predictor.device)
     return ids, torch.arange(width, device=predictor.device) >= width - lengths[:, None]
@@ -57,8 +58,8 @@ def padded(predictor: MaskPredictor, rows: Sequence[Sequence[int]]) -> tuple[Ten
 class TextPolicy:
     """A predictor of masked tokens that answers prompts with `length` tokens.
 
-    With `chat` a prompt is put into the tokenizer's chat template, as the user's turn. Raises InputError if the tokenizer
-    has no end of sequence, or no chat template where one is wanted.
+    `chat` puts prompts into the tokenizer's chat template as the user's turn. The constructor raises InputError if the
+    tokenizer has no end-of-sequence token, or no chat template although `chat` is set.
     """
 
     def __init__(self, predictor: MaskPredictor, tokenizer: PreTrainedTokenizerBase, length: int, chat: bool = False):
@@ -75,7 +76,7 @@ class TextPolicy:
 
     @property
     def evaluations(self) -> int:
-        """Rows that the model was called with so far."""
+        """Number of rows that the model has evaluated so far."""
         return self.predictor.evaluations
 
     @evaluations.setter
@@ -94,7 +95,7 @@ class TextPolicy:
     def prompts(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return prompts (B, P) padded on the left, and their mask (B, P) bool.
 
-        Raises InputError if one has no tokens, or leaves no room for its answer.
+        Raises InputError if a prompt has no tokens or leaves no room for its answer.
         """
         rows = tokenised(self.tokenizer, texts, self.chat)
         if not all(rows):
@@ -111,15 +112,15 @@ class TextPolicy:
         *,
         fixed: Tensor | None = None,
     ) -> Completions:
-        """Complete prompts; arguments as of `flowgrpo.mdlm.decoding.decode.decode`."""
+        """Complete prompts; the arguments are those of `flowgrpo.mdlm.decoding.decode.decode`."""
         ids, mask = self.prompts(texts)
         rollout = decode(self.predictor, ids, decoder, seeds, attention_mask=mask, fixed=fixed, micro_batch=micro_batch)
         return Completions(rollout, self.texts(rollout.completion))
 
-    write = generate  # what model cards of earlier exports call
+    write = generate  # alias that the model cards of old exports call
 
     def texts(self, completion: Tensor) -> list[str]:
-        """Return the texts of completions (B, L), up to their first end and without special tokens."""
+        """Return the texts of completions (B, L), up to the first end token and without special tokens."""
         rows = [row[: row.index(self.eos_id)] if self.eos_id in row else row for row in completion.tolist()]
         return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
 
@@ -130,6 +131,6 @@ class TextPolicy:
         return [Text(*parts) for parts in zip(completions.texts, tokens, rollout.step_map.tolist(), strict=True)]
 
     def sample(self, prompts: Sequence[str], seed: int = 0, decoder: str | dict = "low_confidence") -> list[str]:
-        """Answer prompts, prompt i with seed + i; `decoder` as of `flowgrpo.mdlm.decoding.decoders.build`."""
+        """Answer prompts, prompt i with seed + i; for `decoder` see `flowgrpo.mdlm.decoding.decoders.build`."""
         built = build(decoder, self.length, self.eos_id, self.predictor)
         return self.generate(prompts, built, [(seed + i,) for i in range(len(prompts))], len(prompts)).texts

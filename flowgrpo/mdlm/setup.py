@@ -1,4 +1,4 @@
-"""What a run of a masked-diffusion language model needs before its first iteration: checks, then the model."""
+"""Preparation of a language model's run before its first iteration: checks, then loading of the model."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ SYNTHETIC = "<answer>1 + 2</answer>"
 
 
 def check_model(model: TextModel) -> None:
-    """Refuse a model that is not there, or whose files are not whole or lack weights; none are loaded.
+    """Check that the model exists and that its files are complete and hold all weights, without loading any.
 
     Raises:
-        InputError: see `load.check_weights`.
+        InputError: a check fails, see `load.check_weights`.
     """
     check_weights(model.path, model.variant)
 
 
 def check(settings: TextConfig, data: RunData) -> None:
-    """Refuse what can be refused without the model.
+    """Check all that can be checked without the model.
 
     Raises:
-        InputError: hints are wanted, and no training prompt has a solution, or `model.lora.path` is no LoRA.
+        InputError: hints are configured but no training prompt has a solution, or `model.lora.path` is no LoRA.
         RewardError: a reward fails on a synthetic text.
     """
     sharding.check(settings)
@@ -59,7 +59,7 @@ def check(settings: TextConfig, data: RunData) -> None:
 
 
 def load_text_policy(model: TextModel, device: torch.device) -> TextPolicy:
-    """The model of a config, with its tokenizer."""
+    """Load the model of a config with its tokenizer."""
     predictor, tokenizer = load_predictor(
         model.path,
         DTYPES[model.dtype],
@@ -78,16 +78,17 @@ def load_text_policy(model: TextModel, device: torch.device) -> TextPolicy:
 def policy_and_weights(
     settings: TextConfig, device: torch.device, *, learns: bool = True
 ) -> tuple[TextPolicy, Weights]:
-    """The model of a config and what of it is trained; a learned schedule is the module `schedule` of the weights.
+    """Load the model of a config, and return it with its trained weights.
 
-    One that processes are to share is asked what it can do in host memory, and goes to the device in parts.
+    A learned schedule is the module `schedule` of the weights. With `run.sharding` the model is loaded and probed in host
+    memory; each process then moves its part to the device.
 
     Args:
-        learns: whether the weights go on to change, and have an average and a reference beside them.
+        learns: whether the weights will be trained; only then they have an average and a reference.
 
     Raises:
-        InputError: there is no such model, it has no gradient checkpointing and is asked for it, or `model.lora.path` is
-            not a LoRA for it.
+        InputError: the model does not exist, it does not support the gradient checkpointing that the config sets, or
+            `model.lora.path` is not a LoRA for it.
     """
     model, algorithm = settings.model, settings.algorithm
     file = initial_lora.read(model)
@@ -105,7 +106,7 @@ def policy_and_weights(
     if own is None and begun:
         begun["model"].merge(network)
     elif own is not None and not begun:
-        assert own.rank is not None  # else adapters have begun
+        assert own.rank is not None  # null needs a path, whose adapters are then in `begun`
         assert own.alpha is not None
         assert own.targets is not None
         lora = lora_config(own.rank, own.alpha, own.targets, modules)
@@ -129,17 +130,17 @@ def policy_and_weights(
 
 
 def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData, engines: Any = None) -> Loop:
-    """Return the training loop, with its model.
+    """Load the model and return its training loop.
 
     Args:
-        engines: the module of `run.engine`, whose `build` returns what completes prompts in place of the policy.
+        engines: the module of `run.engine`; its `build` returns the engine that completes prompts in place of the policy.
 
     Raises:
-        InputError: there is no such model, it predicts no masked tokens, or it does not fit into memory.
+        InputError: the model does not exist, it predicts no masked tokens, or it does not fit into memory.
     """
     memory_estimate.check(settings, accelerator.device)
     policy, weights = policy_and_weights(settings, accelerator.device)
-    policy.prompts([p.text for p in (*data.train_prompts, *data.eval_prompts)])  # refuses what it cannot pad
+    policy.prompts([p.text for p in (*data.train_prompts, *data.eval_prompts)])  # raises if one does not fit
     if weights.lockstep.active:
         with torch.no_grad(), weights.lockstep.meeting():
             policy.predictor.logits(*policy.prompts([data.train_prompts[0].text]))

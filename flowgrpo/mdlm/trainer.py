@@ -1,27 +1,27 @@
-"""The loop over a masked-diffusion language model: prompts are completed and scored, and likelihoods moved.
+"""The training loop of a masked-diffusion language model: complete prompts, score them, update the likelihoods.
 
-The seven axes give the decoder, the views, advantages, weights and the loss; nothing here asks which method is running. How
-the loop departs from those of the papers' released code (how a method departs from its source stands above its row in
-`mdlm.methods.presets`):
+The seven axes of `mdlm.methods` give the decoder, views, advantages, weights and loss; the loop never asks which method is
+running. It departs from the loops of the papers' released code as follows. (Departures of a single method stand above its
+row in `mdlm.methods.presets`.)
 
- 1. A mean over completions or tokens is taken over the whole optimizer step, on all processes; there it is taken over a
-    device's micro-batch, and then over those means.
- 2. Tokens and masks are drawn for each completion at an address of its own (seed of the run, iteration, group, index; masks
-    also by the pass), so that they are the same in any batch, on any number of processes and after a resume; there one seed
-    serves a batch. With `run.engine` only the seeds are addressed, and what is drawn from them is the engine's.
- 3. The old log-probabilities are the decoder's own numbers where the likelihood has them, and are not computed where an
-    iteration has one optimizer step, for the policy is then still the old one. Where the views are the same in every pass,
-    the log-probabilities of the old policy and of the reference are computed once for all passes.
- 4. The gradient is exact for any number of views, with the graph of one call of `train.micro_batch` evaluations in memory at
-    a time (see `mdlm.methods.backward`).
- 5. Tokens that fill a completion up behind its end, which no step of the decoder decided, are not trained on; of the tokens
-    that were given, only those that `algorithm.hints` chooses are.
+ 1. A mean over completions or tokens is taken over the whole optimizer step, on all processes. The released code takes it
+    over a device's micro-batch, and then over those means.
+ 2. Tokens and masks are drawn for each completion at its own address (seed of the run, iteration, group, index; for masks
+    also the pass). They are the same in any batch, on any number of processes and after a resume. The released code has one
+    seed for a batch. With `run.engine` only the seeds are addressed; the engine draws from them as it likes.
+ 3. If the likelihood scores exactly what the decoder recorded, the recorded numbers are the old log-probabilities. If an
+    iteration has one optimizer step, none are computed, because the policy is still the old one. If the views are the same
+    in every pass, the log-probabilities of the old policy and of the reference are computed once for all passes.
+ 4. The gradient is exact for any number of views. Only the graph of one call of `train.micro_batch` evaluations is in
+    memory at a time (see `mdlm.methods.backward`).
+ 5. Tokens that fill a completion up behind its end are not trained on, since no step of the decoder decided them. Of given
+    tokens only those that `algorithm.hints` chooses are trained on.
  6. Completions of advantage 0 stay in the update, unless `algorithm.baseline.drop_zero`.
- 7. A completion whose reward failed, or with a log-probability that is not finite, has weight 0, and the rest of its group
-    is trained on. An optimizer step whose gradient is not finite is skipped, and counted.
+ 7. A completion has weight 0 if its reward failed or a log-probability is not finite; the others of its group are trained
+    on. An optimizer step whose gradient is not finite is skipped, and counted.
  8. The rewards in the metrics are those of the policy's own completions, before hints replaced any.
- 9. Held-out prompts are completed by `eval.decoder`, at fixed seeds, with the average of the weights where one is kept;
-    rollouts are the live weights' own.
+ 9. Held-out prompts are completed by `eval.decoder` at fixed seeds, with the average of the weights if one is kept.
+    Rollouts use the trained weights themselves.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ from flowgrpo.training.wing import Compared, KeptGraphs, Minibatches, Wing
 
 
 class Engine(Protocol):
-    """Completes prompts in place of the policy (`run.engine`), by the package flowgrpo-engine."""
+    """An engine that completes prompts in place of the policy (`run.engine`); the package flowgrpo-engine has one."""
 
     def roll_out(
         self, run: RunState, members: Sequence[Member], texts: Sequence[str], *, iteration: int, micro_batch: int
     ) -> Rolled:
-        """Return completions of prompts, and what the engine tells of them."""
+        """Return completions of prompts with the engine's report on them; `members` are their (group, index)."""
 
 
 class TextWing(Wing):
     """A masked-diffusion language model in the training loop.
 
     Args:
-        schedule: the policy of the decoder's numbers, one of the trained modules, or None.
-        engine: rolls out in place of the policy; None where the policy does.
+        schedule: the policy of the decoder's numbers, one of the trained modules; None if they are fixed.
+        engine: samples rollouts in place of the policy; None if the policy samples them.
     """
 
     def __init__(self, run: RunState, *, schedule: SchedulePolicy | None = None, engine: Engine | None = None):
@@ -107,7 +107,7 @@ class TextWing(Wing):
 
     @override
     def rollout(self, iteration: int, groups: Groups) -> Batch:
-        """Complete this process's share of the prompts; the completions are the samples."""
+        """Complete this process's share of the prompts, and score the completions."""
         run, assignment = self.run, self.run.assignment(iteration, groups)
         members = list(assignment.own)
         prompts = [run.train_prompts[groups.prompts[group]] for group, _ in members]
@@ -141,7 +141,7 @@ class TextWing(Wing):
 
     @override
     def observe(self, units: CreditUnits, batch: Batch) -> dict[str, Any]:
-        """Return how the engine's log-probabilities agree with the policy's."""
+        """Return metrics of the agreement between the engine's log-probabilities and the policy's; {} without an engine."""
         if batch.engine is None:
             return {}
         return batch.engine.line(self.run, scored_tokens(self.config, self.policy, batch))
@@ -152,7 +152,7 @@ class TextWing(Wing):
 
     @override
     def eval_samples(self) -> list[Sample]:
-        """Complete each prompt by `eval.decoder`."""
+        """Complete the held-out prompts by `eval.decoder`, and return the scored samples."""
         run, config = self.run, self.config
         return evaluate(
             self._generate,
@@ -171,12 +171,12 @@ class TextWing(Wing):
         return self.policy.as_samples(self.policy.generate(texts, decoder, seeds, self.config.train.rollout_rows))
 
     def _evaluated_by(self, count: int) -> Decoder:
-        """Return the decoder of so many answers of an evaluation."""
+        """Return the evaluation decoder for `count` answers."""
         scheduled = self.config.eval.decoder.name == "scheduled"
         return self._typical(self.eval_decoder, count) if scheduled else self.eval_decoder
 
     def _typical(self, decoder: Decoder, count: int) -> Decoder:
-        """Return a decoder of so many answers, with the middle of a learned schedule for its numbers if there is one."""
+        """Return a decoder for `count` answers; a learned schedule sets its numbers to the middle of the distribution."""
         return decoder if self.schedule is None else apply_actions(decoder, self.schedule.typical(count))
 
 
@@ -263,10 +263,10 @@ def text_loop(
 def _parameter_groups(
     config: TextConfig, weights: Weights, schedule: SchedulePolicy | None
 ) -> list[dict[str, Any]] | None:
-    """Return the model's parameters and, with a learning rate of their own, the schedule's; None without a schedule."""
+    """Return two parameter groups: the model's, and the schedule's with its own learning rate; None without a schedule."""
     if schedule is None:
         return None
     section, learned = config.algorithm.schedule, list(schedule.parameters())
-    assert isinstance(section, LearnedSchedule), "it has made the policy"
+    assert isinstance(section, LearnedSchedule), "only a learned schedule has a policy"
     others = [p for p in weights.parameters if all(p is not one for one in learned)]
     return [{"params": others}, {"params": learned, "lr": section.learning_rate}]

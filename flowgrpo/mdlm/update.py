@@ -1,4 +1,4 @@
-"""The update of texts: estimate the likelihoods of completions, and take an optimizer step on each part of each pass."""
+"""The update of a text model: likelihood estimates of completions, and one optimizer step per part and pass."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateBatch:
-    """What one optimizer step is made of.
+    """The completions of one optimizer step, and all that their loss needs.
 
     Attributes:
-        rows: (B,) int64 of the completions in the iteration's batch.
+        rows: (B,) int64 indices of the completions in the iteration's batch.
         answers: the completions.
-        advantage, weight: (B,) of each.
-        views: of which their likelihood is estimated.
-        old: (n, B, L) log p of the policy that made them, None for that of the present one.
-        reference: (n, B, L) log p of the reference, None where none is needed.
-        correction: (B, L) weight of each token for having been drawn by an engine, None where none told how likely it was.
+        advantage, weight: (B,) advantage and loss weight of each completion.
+        views: masked copies from which the likelihoods are estimated.
+        old: (n, B, L) log p under the policy that sampled the completions; None if that is still the trained policy.
+        reference: (n, B, L) log p under the reference; None without a KL term.
+        correction: (B, L) importance weight of each token that an engine drew; None without log-probabilities of an engine.
     """
 
     rows: Tensor
@@ -52,7 +52,7 @@ class UpdateBatch:
     correction: Tensor | None = None
 
     def finite(self) -> UpdateBatch:
-        """It without completions that have a log-probability which is not finite: 0 x NaN is NaN in every gradient."""
+        """Drop completions with a log-probability that is not finite: a weight of 0 would still give a NaN gradient."""
         known = [each.isfinite().all(2).all(0) for each in (self.old, self.reference) if each is not None]
         if not known or torch.stack(known).all():
             return self
@@ -81,15 +81,15 @@ def update_batches(
     parts: Tensor,
     versions: Versions,
 ) -> list[UpdateBatch]:
-    """The completions of each optimizer step of an iteration, a step for each part of each pass, in their order.
+    """Build the batch of each optimizer step of an iteration, one for each part of each pass, in their order.
 
-    What fixed views need is computed once for all passes.
+    If the views are the same in every pass, their log-probabilities are computed once.
 
     Args:
-        weights: whose reference is asked.
-        advantages, weight: (B,) of the completions; those that weigh nothing are left out.
-        parts: (B,) which part each belongs to.
-        versions: of the policy, one of which made the completions.
+        weights: the trained weights, which also hold the reference.
+        advantages, weight: (B,) of the completions; those of weight 0 are left out.
+        parts: (B,) number of the part that each completion belongs to.
+        versions: earlier versions of the policy; one of them may have sampled the completions.
     """
     train, likelihood, rollout = config.train, config.algorithm.likelihood, batch.completions.rollout
     scored = scored_tokens(config, policy, batch)
@@ -130,14 +130,17 @@ def update_batches(
     if likelihood.recorded(batch.decoder):
         batches = [replace(each, old=_committed(each, rollout)) for each in batches]
     elif train.passes * train.updates > 1 or versions.of(batch.iteration) is not None:
-        # A single step that starts from the policy that made the completions needs none.
+        # A single step from the policy that sampled the completions needs no old log-probabilities: its ratios are 1.
         with versions.rolling_out(batch.iteration):
             batches = [replace(each, old=log_probs(policy, each, config)) for each in batches]
     return batches * (train.passes // mask_draws)
 
 
 def log_probs(policy: TextPolicy, update_batch: UpdateBatch, config: TextConfig) -> Tensor:
-    """Log p (n, B, L) of the tokens that each view scores, under the policy as it is; 0 elsewhere. Cut as the update is."""
+    """Return log p (n, B, L) of the tokens that each view scores, under the current weights; 0 elsewhere.
+
+    The calls are cut as in the update, so that both have the same rounding.
+    """
     views, separable = update_batch.views, config.algorithm.objective.separable(update_batch.views)
     rows = config.train.update_rows
     return estimate(policy.predictor, update_batch.answers, views, rows, separable=separable).each
@@ -155,23 +158,24 @@ def update_on(
     schedule: SchedulePolicy | None,
     collectives: Collectives,
 ) -> UpdateStats:
-    """Take one optimizer step on some completions of a batch; returns what was measured of it on this process.
+    """Take one optimizer step on some completions of a batch, and return its statistics on this process.
 
-    None is taken if no process has a scored token, or a gradient is not finite.
+    No step is taken if no process has a scored token, or if a gradient is not finite.
 
     Args:
-        weights: which `optimizer` moves.
-        scaler: of the loss, for float16; a disabled one does nothing.
-        schedule: the policy of the decoder's numbers, or None.
-        exchange: of the processes.
+        weights: the weights that `optimizer` moves.
+        scaler: loss scaler for float16; a disabled one does nothing.
+        schedule: the policy of the decoder's numbers (Co-GRPO); None if they are fixed.
+        collectives: sums over the processes.
     """
     update_batch = update_batch.finite()
     algorithm, train = config.algorithm, config.train
     answers, advantage, views = update_batch.answers, update_batch.advantage.float(), update_batch.views
-    # Not of what the views happen to score: a weight must not depend on the masks.
+    # Computed from `answers.scored`, not from the views: a weight must not depend on the masks.
     token_weight = algorithm.aggregation.weights(answers.scored, advantage, views.first, collectives.sum)
-    token_weight = token_weight * update_batch.weight.float()[:, None]  # not divided out again
-    if update_batch.correction is not None:  # nor this
+    # The weights are not normalised again after the next two factors.
+    token_weight = token_weight * update_batch.weight.float()[:, None]
+    if update_batch.correction is not None:
         token_weight = token_weight * update_batch.correction.to(token_weight)
     scored = views.scored.any(0)
     total, tokens = collectives.sum(torch.tensor([float(len(update_batch.rows)), float(scored.sum())])).tolist()
@@ -192,7 +196,7 @@ def update_on(
         )
         _measure(stats, outcome, objective, scored=scored, moved=update_batch.old is not None)
         if batch.actions is not None:
-            assert schedule is not None, "it has drawn them"
+            assert schedule is not None, "it drew the actions"
             loss = _schedule_loss(config, schedule, update_batch, batch)
             scaler.scale(loss / total).backward()
     if tokens > 0:
@@ -208,10 +212,10 @@ def update_on(
 
 
 def scored_tokens(config: TextConfig, policy: TextPolicy, batch: Batch) -> Tensor:
-    """Which tokens (B, L) bool of the completions are trained on."""
+    """Return which tokens (B, L) bool of the completions are trained on."""
     rollout, algorithm = batch.completions.rollout, config.algorithm
     scope = in_scope(rollout.completion, policy.eos_id, algorithm.likelihood.scope)
-    # Neither what was given nor what fills a row up behind its end was decided.
+    # The decoder decided neither given tokens nor the filling behind a row's end.
     scored = scope & (rollout.step_map != GIVEN) & (rollout.step_map < rollout.steps[:, None])
     hints = algorithm.hints
     if isinstance(hints, Inpainting) and batch.hinted:
@@ -222,13 +226,13 @@ def scored_tokens(config: TextConfig, policy: TextPolicy, batch: Batch) -> Tenso
 
 
 def _committed(update_batch: UpdateBatch, rollout: Rollout) -> Tensor:
-    """Log p (n, B, L) of the tokens that each view scores, as the decoder recorded them."""
+    """Return log p (n, B, L) of the tokens that each view scores, as the decoder recorded it."""
     logp = rollout.commit_logp[update_batch.rows.to(rollout.commit_logp.device)]
     return logp.to(update_batch.views.weight).where(update_batch.views.scored, 0.0)
 
 
 def _schedule_loss(config: TextConfig, schedule: SchedulePolicy, update_batch: UpdateBatch, batch: Batch) -> Tensor:
-    """Loss of the schedule's actions, the weighted sum over completions of the mean over the steps they took."""
+    """Return the loss of the schedule's actions: a mean over each completion's steps, then a weighted sum over them."""
     objective, actions, rows = config.algorithm.objective, batch.actions, update_batch.rows
     assert isinstance(objective, Ratio), "the config refuses others"
     assert actions is not None
@@ -240,11 +244,13 @@ def _schedule_loss(config: TextConfig, schedule: SchedulePolicy, update_batch: U
 
 
 def _measure(stats: UpdateStats, outcome: Outcome, objective: Objective, *, scored: Tensor, moved: bool) -> None:
-    """Put what an update did into its sums, which are per token: what is of a whole completion counts for each token.
+    """Add an update's outcome to the statistics, which are sums over tokens.
+
+    A value of a whole completion counts once for each of its tokens.
 
     Args:
-        scored: (B, L) bool.
-        moved: whether the policy may have moved, so that the ratio is measured and not 1 by definition.
+        scored: (B, L) bool, the tokens that count.
+        moved: whether the policy may differ from the one that sampled; otherwise the ratio is 1 and not measured.
     """
     found = (
         objective.log_ratio(outcome.inputs).abs(),

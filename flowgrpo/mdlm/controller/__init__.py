@@ -1,1 +1,1 @@
-"""Train the commitment controller."""
+"""Training of the TraceLock controller, which judges which proposals of a decode are final."""

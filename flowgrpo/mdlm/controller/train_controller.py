@@ -1,9 +1,9 @@
-"""Train a TraceLock controller (arXiv 2605.24697) for a frozen model, from prompts to a folder for a decoder.
+"""Training of a TraceLock controller (arXiv 2605.24697) for a frozen model, from prompts to a folder for a decoder.
 
-A teacher decodes the prompts; a controller learns to tell, at any step of these decodes, which proposals the finished
-answer holds; the best of its states on held-out prompts is kept, by F-half at the threshold of commitment. It departs from
-the paper's 36,000 steps of 64 canvases to save time: fewer steps of 16, at a learning rate of 1e-3 instead of 1e-4, and a
-smaller controller for models below 2,048 wide.
+A teacher decodes the prompts. At any step of these decodes, the controller learns to tell which proposals the finished
+answer holds. The state with the best F-half on held-out prompts, at the commitment threshold, is kept. To save time it
+departs from the paper's 36,000 steps of 64 canvases: fewer steps of 16 canvases, a learning rate of 1e-3 instead of
+1e-4, and a smaller controller for models narrower than 2,048.
 
     flowgrpo mdlm tracelock path/to/model --prompts prompts.txt --out controller
 """
@@ -36,8 +36,8 @@ from samplers import noise
 Tensor = torch.Tensor
 
 BATCH = 16  # rows of a decode or a training step
-HELD_OUT = 8  # one prompt of so many
-JUDGED = 32  # batches of held-out steps that compare states of the controller
+HELD_OUT = 8  # one prompt in so many is held out
+JUDGED = 32  # batches of held-out steps on which states of the controller are compared
 JUDGEMENTS = 10  # states to compare, about
 LEARNING_RATE = 1e-3
 THRESHOLD = DECODERS["trace_lock"]["committer"]["threshold"]
@@ -50,7 +50,7 @@ POSITIONS = 256
 
 @dataclass(frozen=True)
 class Judged:
-    """A controller after `step` steps, the last with `loss`, and its F-half on held-out prompts."""
+    """F-half of a controller on held-out prompts after `step` steps; `loss` is that of the last step."""
 
     step: int
     loss: float
@@ -59,12 +59,12 @@ class Judged:
 
 @dataclass(frozen=True)
 class Compared:
-    """A decoder on the held-out prompts, against the teacher."""
+    """A decoder's answers to the held-out prompts, compared with the teacher's."""
 
     decoder: str
     evaluations: float  # mean model evaluations for an answer
-    same_tokens: float  # share of the teacher's tokens, up to its end of sequence, that it has too
-    same_answers: float  # share of answers where it has all of them
+    same_tokens: float  # share of the teacher's tokens, up to the end of sequence, that the decoder has too
+    same_answers: float  # share of answers with all of these tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Taught:
     held_out: int  # number of held-out prompts
     threshold: float  # score that commits a proposal
     kept: Judged  # the best state
-    # The teacher, the decoder `threshold`, which learns nothing, and `trace_lock` with this controller.
+    # Results of the teacher, of the decoder `threshold` (which learns nothing), and of `trace_lock` with this controller.
     compared: list[Compared]
 
 
@@ -98,18 +98,18 @@ def teach(
 ) -> Taught:
     """Train a controller for a model and write it to a folder.
 
-    Hidden states are not kept: step maps give every canvas, and a training step evaluates the model on a batch of them.
-    Memory is that of one batch, and `steps` cost `steps` batches of evaluations.
+    Hidden states are not stored: step maps give every canvas, and each training step evaluates the model on one batch of
+    canvases. So memory is that of one batch.
 
     Args:
         model: folder or hub id.
-        source: of prompts, as `flowgrpo.data.prompts.load` takes it.
-        out: a folder that is empty or missing.
+        source: source of the prompts, as `flowgrpo.data.prompts.load` takes it.
+        out: output folder, which must be empty or missing.
         length: tokens of an answer.
-        decoder: the teacher's.
+        decoder: decoder of the teacher.
         prompt_count: largest number of prompts; one in eight is held out.
-        chat: put a prompt into the tokenizer's chat template, as the user's turn.
-        watch: called after each evaluation of the controller, about ten in all.
+        chat: put prompts into the tokenizer's chat template as the user's turn.
+        watch: called after each evaluation of the controller, about ten times.
 
     Raises:
         InputError: a word, a file or a folder is wrong, or prompts and answers are too long for the model.
@@ -120,7 +120,7 @@ def teach(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out {out}: exists and is not an empty folder")
     check_writable(out, "--out")
-    build(decoder, length, 0)  # so that a wrong word is told before the model is loaded
+    build(decoder, length, 0)  # raises for a wrong decoder before the model is loaded
     device = default_device()
     predictor, tokenizer = load_predictor(model, dtype, device, variant=variant, trust_remote_code=trust_remote_code)
     if chat and not tokenizer.chat_template:
@@ -149,7 +149,7 @@ def teach(
 
     spec: dict[str, Any] = {"name": "trace_lock", "scorer": {"name": "learned", "controller": str(out)}}
     if eos_id is None:
-        spec["modifiers"] = []  # there is no end that could be held back
+        spec["modifiers"] = []  # without an end token there is none to hold back
     others = (build(written, length, eos_id, predictor) for written in ("threshold", spec))
     compared = [
         _compare(name, predictor, judging, decoder=other, eos_id=eos_id)
@@ -162,7 +162,7 @@ def teach(
 
 
 def _canvases(predictor: MaskPredictor, rows: list[list[int]]) -> list[tuple[Tensor, Tensor]]:
-    """Pad prompts on the left and return them with their masks; one batch for each length if the model needs that."""
+    """Pad prompts on the left and return them with their masks; one batch per length if padding changes the logits."""
     rows = sorted(rows, key=len)
     alike = [rows] if predictor.padded_form is not None else [list(group) for _, group in groupby(rows, len)]
     return [padded(predictor, group) for group in alike]
@@ -179,7 +179,7 @@ def _train(
     seed: int,
     watch: Callable[[Judged], None] | None,
 ) -> tuple[Controller, Judged]:
-    """Train a controller; return it in the best of its compared states, the last of equals, with that state's result."""
+    """Train a controller; return it in its best state (the last of equals) with the result of that state."""
     lessons = Replay(predictor, learning, batch=BATCH, layers=HIDDEN_LAYERS, end_ids=end_ids, run_seed=seed)
     exam = Replay(predictor, judging, batch=BATCH, layers=HIDDEN_LAYERS, end_ids=end_ids, run_seed=seed, most=JUDGED)
     hidden_size = lessons[0].scene.hidden[0].shape[-1]
@@ -214,7 +214,7 @@ def _train(
 def _compare(
     name: str, predictor: MaskPredictor, teacher: Sequence[Rollout], *, decoder: Decoder | None, eos_id: int | None
 ) -> Compared:
-    """Compare a decoder (None: the teacher itself) with the teacher's decodes."""
+    """Compare the answers of a decoder with the teacher's; None stands for the teacher itself."""
     evaluations, same_tokens, tokens, same_rows = 0, [], [], []
     for target in teacher:
         ids, mask = target.ids[:, : target.prompt], target.attention_mask[:, : target.prompt]

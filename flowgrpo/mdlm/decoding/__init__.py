@@ -1,1 +1,1 @@
-"""The model as the policy: what it predicts, and decoders that commit its tokens."""
+"""Decoding: the masked-token predictor, and decoders that commit its proposals step by step."""

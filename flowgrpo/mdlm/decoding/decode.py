@@ -1,8 +1,8 @@
-"""Decode masked completions step by step, each row on its own.
+"""Decoding of masked completions step by step; the rows of a batch are independent.
 
 A decoder proposes a token for each open position, scores the proposals, modifies the scores, and commits some positions of
-a region. Committed tokens stay, so `step_map` gives the canvas before any step: at step s all positions with a step of s or
-more are masked.
+a region. Committed tokens stay. So `step_map` gives the canvas before any step s: all positions committed at step s or
+later are masked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Scorer = Callable[[DecodeStep, Proposed], Any]  # returns a tensor, as do the ne
 Modifier = Callable[[DecodeStep, Proposed, Any], Any]
 Committer = Callable[[DecodeStep, Any], Any]
 
-GIVEN = -1  # in a step map: a token that was there from the start
+GIVEN = -1  # step of a token that was given, in a step map
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +41,15 @@ class Decoder:
 
     proposal: Sample
     scorer: Scorer  # its attribute `hidden_layers` is the number of hidden states it reads
-    committer: Committer  # chooses among the open positions; its choice of others is ignored
+    committer: Committer  # chooses open positions; others that it returns are ignored
     frame: Frame
     modifiers: tuple[Modifier, ...] = ()  # change the scores, in this order
     cfg_scale: Setting = 0.0  # classifier-free guidance; 0 for none
     suppressed: tuple[int, ...] = ()  # tokens that are never proposed
-    # Once a block contains this token, it fills the rest of the row, at no step; None to decode the whole row.
+    # Once a block contains this token, it fills the later blocks without further steps; None decodes the whole row.
     stop_id: int | None = None
-    # Keep the keys and values of the columns before a block, or of all columns outside it. An approximation, but exact
-    # for `prefix` in a block-causal model.
+    # Keep the keys and values of the columns before a block (`prefix`), or of all columns outside it (`dual`). An
+    # approximation, except for `prefix` in a block-causal model.
     cache: Literal["prefix", "dual"] | None = None
 
     def __post_init__(self):
@@ -73,7 +73,7 @@ class Decoder:
 
     @property
     def recorded(self) -> bool:
-        """Return whether `Rollout.commit_logp` is under the model's own distribution, as a likelihood needs it."""
+        """Return whether `Rollout.commit_logp` is under the model's own distribution, as likelihoods compute it."""
         proposal = self.proposal
         tempered = callable(proposal.temperature) or proposal.temperature not in (0, 1)
         cut = proposal.top_p < 1 or proposal.top_k is not None or bool(self.suppressed)
@@ -92,8 +92,8 @@ class Rollout:
 
     ids: Tensor  # (B, P + L) canvas, every position filled
     attention_mask: Tensor  # (B, P + L) bool, False at padding
-    # (B, L) step that committed each token, counted per row; -1 for given tokens; the row's number of steps for tokens
-    # behind its stop.
+    # (B, L) step that committed each token, counted per row; -1 for given tokens; `steps` of the row for tokens that
+    # filled it up behind a stop.
     step_map: Tensor
     # (B, L) float64 log-probability of each token when it was committed, under the distribution it was drawn from
     # (temperature 1 where the decoder's is 0); 0 for tokens that were given or lie behind a stop.
@@ -128,17 +128,17 @@ def decode(
     fixed: Tensor | None = None,
     micro_batch: int | None = None,
 ) -> Rollout:
-    """Complete prompts; a row depends on its own prompt and seed only, up to rounding in batches of another size.
+    """Complete prompts; a row depends on its own prompt and seed only, up to rounding.
 
     Args:
-        prompt: (B, P) tokens, padded on the left; `attention_mask` is 0 or False there.
+        prompt: (B, P) tokens, padded on the left; `attention_mask` is 0 or False at padding.
         seeds: an address of random numbers for each row, unique in the run; None for a deterministic decoder.
         fixed: (B, L) given tokens, and the mask token elsewhere (see `flowgrpo.mdlm.methods.hints`).
         micro_batch: largest number of rows to decode together.
 
     Raises:
-        InputError: shapes do not fit, the model does not support the decoder, or the decoder was built without the blocks
-            of this model.
+        InputError: shapes do not fit, the model does not support the decoder, or the decoder was built for a model with
+            other blocks.
         ValueError: the decoder draws random numbers and there are no seeds.
     """
     ids, mask = _build_canvas(predictor, prompt, decoder.region.length, attention_mask=attention_mask, fixed=fixed)
@@ -169,7 +169,7 @@ def _fill(
     first: int,
 ) -> Rollout:
     """Fill some rows of the batch in place; `first` is the index of their first row."""
-    completion = ids[:, prompt:]  # a view: tokens are in one place
+    completion = ids[:, prompt:]  # a view: writing to it changes `ids`
     step_map = torch.full_like(completion, GIVEN)
     steps = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
     position = torch.arange(completion.shape[1], device=ids.device)

@@ -44,7 +44,7 @@ def _row(scorer: str, committer: DecoderRow, region: DecoderRow, *changes: Decod
 
 DECODERS: dict[str, DecoderRow] = {
     "low_confidence": _row("confidence", {"name": "even"}, _WHOLE),  # LLaDA, arXiv 2502.09992
-    "random": _row("uniform", {"name": "even"}, _WHOLE),  # the same
+    "random": _row("uniform", {"name": "even"}, _WHOLE),  # LLaDA too
     "left_to_right": _row("left_to_right", {"name": "even"}, _WHOLE),  # JustGRPO, arXiv 2601.15165
     "origin": _row("uniform", {"name": "bernoulli"}, _WHOLE),  # Dream's code, as are the next three
     "maskgit_plus": _row("sampled", _DREAM, _WHOLE),
@@ -62,7 +62,7 @@ DECODERS: dict[str, DecoderRow] = {
         {"name": "blocks", "window": 128},
         {"name": "held_back"},
     ),
-    "scheduled": _row(  # Co-GRPO, arXiv 2512.22288, a reconstruction, see mdlm/methods/schedules/learned_schedule.py
+    "scheduled": _row(  # Co-GRPO, arXiv 2512.22288, reconstructed in mdlm/methods/schedules/learned_schedule.py
         "confidence", {"name": "remaining", "least": 1}, _WHOLE, {"name": "gumbel", "temperature": 1.0}
     ),
 }
@@ -78,10 +78,10 @@ MODIFIERS = named(logit_modifiers.EarlyEosDamping, logit_modifiers.Gumbel, logit
 
 
 class Others(Strict):
-    """Options of a decoder besides its five words."""
+    """Options of a decoder besides its proposal, scorer, modifiers, committer and region."""
 
     steps: Count | None = None
-    """Of a whole decode; null: one a token."""
+    """Steps of a whole decode; null: one for each token."""
     cfg_scale: Setting = 0.0
     """Classifier-free guidance, for twice the evaluations; 0: none."""
     suppressed: Tokens = []
@@ -104,11 +104,11 @@ def build(
     """Build a decoder for completions of `length` tokens.
 
     Args:
-        spec: a name of the table, or a map of `name`, any of the five words (a word, or a map of options; without `name`,
-            options of the row's own word), and the keys of `Others`.
-        eos_id: end of sequence, for decoders that read it.
+        spec: a name of the table, or a map with `name`, any of the row's five keys and the keys of `Others`. The value of a
+            row's key is a word or a map of options; a map without `name` changes options of the row's own word.
+        eos_id: end-of-sequence token, for decoders that read it.
         predictor: the model, to check vocabulary and hidden states; None if it is not loaded yet.
-        block_size: tokens of a block of a block-causal model that is not loaded yet.
+        block_size: tokens of a block, for a block-causal model that is not loaded yet.
         place: dotted key of the decoder in the config, for errors.
 
     Raises:
@@ -140,9 +140,9 @@ def build(
     pad_id = None if predictor is None else predictor.pad_id
     steps = _steps(committer, others.steps, length, place)
     frame = Frame(region=region, steps=steps, eos_id=eos_id, pad_id=pad_id, place=place)
-    committer.block_steps(frame)  # refuses steps that do not divide
+    committer.block_steps(frame)  # raises InputError if the steps do not divide into the blocks
     if others.eos_early_stop or any(change.ends for change in changes):
-        _ = frame.end  # refuses a model without
+        _ = frame.end  # raises InputError for a model without an end token
     decoder = Decoder(
         proposal=words["proposal"],
         scorer=words["scorer"].loaded(None if predictor is None else predictor.hidden_size, f"{place}.scorer"),
@@ -163,7 +163,7 @@ def build(
 
 
 def _steps(committer: commit_rules.Committer, written: int | None, length: int, place: str) -> int:
-    """Return the steps of a decode, or the most where it takes as many as it needs."""
+    """Return the steps of a decode; for a committer that takes as many as it needs, an upper bound."""
     if written is not None and not committer.paced:
         raise InputError(f"{place}.steps: {committer.name} takes as many steps as it needs")
     if committer.name == "ascending":
@@ -182,6 +182,9 @@ def _check(decoder: Decoder) -> None:
 
 
 def _choose(choices: Mapping[str, type[Choice]], row: DecoderRow, written: Any, place: str) -> Any:
-    """Merge the user's choice of a word into the row's; the row's own word keeps the row's options."""
+    """Merge what the user wrote for an axis into the row's choice, and check it.
+
+    The row's options are kept unless the user names another word.
+    """
     options = choose.options(row, {"name": written} if isinstance(written, str) else written, choices, place)
     return checked(choices[options["name"]], options, place)

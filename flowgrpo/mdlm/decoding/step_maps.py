@@ -1,7 +1,7 @@
-"""Rebuild rollouts from completions of another engine: tokens, and the step that committed each.
+"""Rollouts rebuilt from the completions of an engine: tokens, and the step that committed each.
 
-Committed tokens stay, so tokens and steps give every canvas on the way. Our model scores each token on the canvas where it
-was committed; the engine need not return log-probabilities.
+Committed tokens stay, so tokens and steps give every canvas of the decode. Our model scores each token on the canvas on
+which it was committed; the engine need not return log-probabilities.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def rebuild_rollout(
     micro_batch: int | None = None,
     scored: bool = True,
 ) -> Rollout:
-    """Return the rollout that decoding would have returned, with log-probabilities of our model at temperature 1.
+    """Return the rollout that `decode` would have returned, with log-probabilities of our model at temperature 1.
 
-    Scoring (`scored`; else they are 0) takes one evaluation for each row and step, for `micro_batch` rows at a time. A
-    completion shorter than `length` had stopped; `fill_id` follows it.
+    Scoring takes one evaluation for each row and step, for `micro_batch` rows at a time; without `scored` the
+    log-probabilities are 0. A completion shorter than `length` stopped early and is filled up with `fill_id`.
 
     Args:
-        prompt: (B, P) tokens, padded on the left; `attention_mask` is False there.
+        prompt: (B, P) tokens, padded on the left; `attention_mask` is False at padding.
         completions: tokens of each of the B rows, at most `length`.
-        steps: step that committed each token, counted over the whole completion, not per block; any first number, gaps
-            allowed; -1 for a given token.
+        steps: step that committed each token, counted over the whole completion, not per block. The first number is free,
+            and gaps are allowed; -1 marks a given token.
 
     Raises:
         InputError: rows, tokens and steps do not fit each other, the length or the vocabulary.
@@ -55,7 +55,7 @@ def rebuild_rollout(
         check(f"row {row}", completion, row_steps, length=length, predictor=predictor)
         order = {step: place for place, step in enumerate(sorted(set(row_steps) - {GIVEN}))}
         taken[row] = len(order)
-        step_map[row] = len(order)  # where the row had stopped
+        step_map[row] = len(order)  # stays behind the end of the completion
         tokens[row, : len(completion)] = torch.as_tensor(completion).to(tokens)
         step_map[row, : len(completion)] = torch.tensor([order.get(step, GIVEN) for step in row_steps]).to(tokens)
     rollout = Rollout(

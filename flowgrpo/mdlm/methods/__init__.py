@@ -1,12 +1,12 @@
 """The axes of a method for texts, each with its choices, their options and mathematics.
 
-- decoder: how answers are made;
-- schedule: whether numbers of the decoder are actions;
-- hints: what is given of a known solution if a whole group fails;
-- likelihood: the views that estimate an answer's log-probability;
-- baseline: what an answer is compared with;
-- objective: how the policy moves;
-- aggregation: the weight of a token.
+- decoder: how answers are sampled;
+- schedule: whether numbers of the decoder are fixed or actions of a policy;
+- hints: which part of a known solution is given if a whole group fails;
+- likelihood: the masked views that estimate an answer's log-probability;
+- baseline: what an answer's reward is compared with;
+- objective: the loss;
+- aggregation: the weight of each token in the loss.
 """
 
 from __future__ import annotations

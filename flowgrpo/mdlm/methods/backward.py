@@ -1,15 +1,15 @@
-"""Add the gradient of an objective in the memory of one call, for any number of views.
+"""The gradient of an objective for any number of views, in the memory of one call of the model.
 
 The activations of a call take most of an update's memory. So evaluations run a few at a time:
 
- - an objective that is a sum over views: calls are filled with views of any row, and each has its own backward pass (BGPO,
-   and exact where views score disjoint tokens);
- - otherwise rows with evaluations that fit one call: one call, one backward pass;
- - rows that need several calls: two passes. The first, without gradient, computes l of all views and, by autograd on these
-   few numbers, the slope of the loss in each; the second calls the model again and sends sum of slope * l backward. By the
-   chain rule this is the exact gradient of any objective, for one more evaluation each.
+ - If the objective is a sum over views, calls are filled with views of any row, and each call has its own backward pass.
+   This holds for BGPO's bound, and for token ratios whose views score disjoint tokens.
+ - Otherwise, rows whose evaluations fit one call take one call and one backward pass.
+ - Rows that need several calls take two passes. The first, without gradient, computes the log-probabilities l of all views
+   and, by autograd on these few numbers, the slope of the loss in each. The second calls the model again and sends sum of
+   slope * l backward. By the chain rule this is the exact gradient, for one more evaluation of each view.
 
-Two passes see the same l only if the model is deterministic: no dropout.
+The two passes see the same l only if the model is deterministic, without dropout.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Pass = tuple[float, list[Tensor]]  # loss, and l of each call without gradient
 
 @dataclass(frozen=True)
 class Outcome:
-    """A loss, summed over the rows, whose gradient is in the parameters; and its inputs without gradient, for metrics."""
+    """The result of `backward`: the loss, summed over the rows, and its inputs without gradient, for metrics."""
 
     loss: float
     inputs: LossInputs
@@ -60,11 +60,11 @@ def backward(
     Args:
         advantage: (B,) of the answers.
         token_weight: (B, L), see `flowgrpo.mdlm.methods.objectives.aggregation`.
-        old: (n, B, L), `LogProb.each` of the policy that made the answers, on the same views; None if it is still this one,
-            which saves an estimate and makes every ratio 1.
-        reference: the same of the reference, None if the objective needs none.
-        micro_batch: evaluations of one call, whose graph is alive at a time; as for `estimate`.
-        send: the backward pass of a loss: scaled for float16, in turns with other processes.
+        old: (n, B, L), `LogProb.each` of the policy that sampled the answers, on the same views. None if that is still the
+            trained policy: no estimate is needed, and every ratio is 1.
+        reference: the same of the reference; None if the objective needs none.
+        micro_batch: evaluations of one call; only one call's graph is in memory at a time. Must be that of `estimate`.
+        send: runs the backward pass of a loss; a caller may scale the loss for float16, or take turns with other processes.
     """
     everything = torch.ones(views.weight.shape[:2], dtype=torch.bool, device=views.weight.device)
     inputs = GivenInputs(
@@ -108,7 +108,7 @@ def _one_pass(
     objective: Objective,
     send: Send,
 ) -> Pass:
-    """Run one call, with the loss of the `active` views (n, B) bool of its rows."""
+    """Run one call and its backward pass; the loss includes the `active` views (n, B) bool of its rows."""
     each = evaluate()
     result = objective.loss(inputs.at(scatter([(call, each)], inputs.weight), active))
     send(result)

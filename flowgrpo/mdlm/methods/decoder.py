@@ -1,4 +1,4 @@
-"""The decoder section of a config: a row of the table with changes; at temperature 1 in training."""
+"""The decoder section of a config: a row of the table of decoders with changes; in training at temperature 1."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flowgrpo.schema.base import Choice
 if TYPE_CHECKING:
     from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 
-Word = str | dict  # options alone, without a name, are those of the row's own word
+Word = str | dict  # a word, or a map of options; without `name`, options of the row's own word
 
 
 class Decoding(Others, Choice):
@@ -23,15 +23,15 @@ class Decoding(Others, Choice):
     name: str = "low_confidence"
     """A row of the table of decoders."""
     proposal: Word | None = None
-    """What each open position would become; null: as in the row."""
+    """How a token is chosen for each open position; null: as in the row."""
     scorer: Word | None = None
-    """Which open position is surest of its proposal; null: as in the row."""
+    """How sure the decoder is of each proposal; null: as in the row."""
     modifiers: list[Word] | None = None
-    """What changes scores before they are compared; null: as in the row."""
+    """Changes of the scores before they are compared; null: as in the row."""
     committer: Word | None = None
-    """How many positions take their token at a step; null: as in the row."""
+    """Which positions take their token at a step; null: as in the row."""
     region: Word | None = None
-    """Where tokens may be committed; null: as in the row."""
+    """Blocks in which tokens are committed, one after the other; null: as in the row."""
 
     @model_validator(mode="before")
     @classmethod
@@ -54,7 +54,7 @@ class Decoding(Others, Choice):
         return build(self.written(), length, eos_id, predictor, block_size, place=place)
 
     def written(self) -> dict[str, Any]:
-        """Return the name and what differs from its row, for `build`."""
+        """Return the name of the row and the changes to it, as `build` takes them."""
         return {"name": self.name, **self.model_dump(exclude_defaults=True)}
 
 

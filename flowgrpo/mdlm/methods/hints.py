@@ -1,4 +1,4 @@
-"""Hints for groups that fail: IGPO replaces failed answers by ones with parts of a known solution given."""
+"""Hints for failed groups (IGPO): parts of a known solution are put into new answers, which replace failed ones."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ class NoHints(Choice):
 
 
 class Inpainting(Choice):
-    """IGPO (arXiv 2509.10396): answer a failed group once more with parts of a known solution given, see `hints`.
+    """IGPO (arXiv 2509.10396): answer the prompts of a failed group again, with parts of a known solution given (`hints`).
 
-    Answers that then succeed replace failed ones.
+    New answers that succeed replace failed ones.
     """
 
     name: Literal["inpainting"] = "inpainting"
     column: str = "completion"
     """Column of the prompts that has the solution."""
     reward: str | None = None
-    """Name, among rewards, of the one by which an answer succeeds; null: the only one."""
+    """Name of the reward that decides whether an answer succeeds; null: the only reward."""
     success: float = 1.0
-    """Value of that reward from which on an answer succeeds."""
+    """An answer succeeds if that reward is at least this."""
     replace: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of a group that is replaced at most."""
+    """Largest share of a group that is replaced."""
     chunk: Annotated[list[Count], Field(min_length=2, max_length=2)] | None = None
     """Least and most tokens of a chunk of the solution; null: the paper's part of the length, 5 to 10 of 256."""
     share: Annotated[list[Rate], Field(min_length=2, max_length=2)] = [0.2, 0.6]
-    """Least and most of the chunks that are given."""
+    """Least and largest share of the chunks that is given."""
     tail: Annotated[int, Field(ge=0)] | None = None
-    """Tokens at the end of which none is given; null: 30 of 256."""
+    """Number of tokens at the end of the answer that are never given; null: 30 of 256."""
     stretch: float = Field(1.5, ge=1)
-    """How far chunks are moved apart to fill a longer answer, at most."""
+    """Largest factor by which chunks are moved apart to fill an answer longer than the solution."""
     entropy: Rate = 0.2
-    """Share of the given tokens that is trained on, those whose prediction is least certain."""
+    """Share of the given tokens that is trained on: those whose prediction has the largest entropy."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Inpainting:
@@ -63,7 +63,7 @@ class Inpainting(Choice):
 
 
 def check_solutions(settings: NoHints | Inpainting, columns: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InputError where no training prompt has a solution, or one is not a text; `columns` are those of each prompt."""
+    """Raise InputError if no training prompt has a solution, or a solution is not a text; `columns` has a map per prompt."""
     if settings.name == "none":
         return
     for solution in (row.get(settings.column) for row in columns):
@@ -75,9 +75,10 @@ def check_solutions(settings: NoHints | Inpainting, columns: Sequence[Mapping[st
 
 
 def failed_groups(values: Tensor, groups: Sequence[int], success: float) -> list[int]:
-    """Return the groups, in their order, without a successful answer.
+    """Return the groups without a successful answer, in their order.
 
-    `values` (B,) are those of the deciding reward, NaN for lost answers, which fail; `groups` (B,) that of each answer.
+    `values` (B,) is the deciding reward of each answer; NaN, of a lost answer, counts as a failure. `groups` (B,) is each
+    answer's group.
     """
     won = {group for group, value in zip(groups, values.tolist(), strict=True) if value >= success}
     return [group for group in dict.fromkeys(groups) if group not in won]
@@ -86,7 +87,10 @@ def failed_groups(values: Tensor, groups: Sequence[int], success: float) -> list
 def draw_hints(
     settings: Inpainting, solutions: Sequence[Tensor], *, length: int, mask_id: int, seeds: Sequence[Address]
 ) -> Tensor:
-    """Return hints (B, L) for answers of a length: tokens of their solutions, and the mask token where nothing is given."""
+    """Return hints (B, L): some tokens of each answer's solution, and the mask token elsewhere.
+
+    Sizes that `settings` leave open follow from `length`.
+    """
     options: dict[str, Any] = {
         "chunk": settings.chunk or [max(1, length * part // 256) for part in (5, 10)],
         "share": settings.share,
@@ -100,8 +104,8 @@ def draw_hints(
 def replace_failed(rewards: Tensor, settings: Inpainting, group_size: int) -> list[tuple[int, int]]:
     """Return pairs of indices: an answer of a failed group, and the hinted answer that replaces it.
 
-    The first hinted answers that succeed, by their deciding `rewards`, replace the first of the group, at most a share
-    `replace`.
+    The first hinted answers whose deciding `rewards` succeed replace the first answers of the group, at most the share
+    `settings.replace` of it.
     """
     better = (rewards >= settings.success).nonzero()[:, 0].tolist()
     return list(enumerate(better[: int(settings.replace * group_size)]))
@@ -110,10 +114,10 @@ def replace_failed(rewards: Tensor, settings: Inpainting, group_size: int) -> li
 def highest_entropy(
     predictor: MaskPredictor, rollout: Rollout, scope: Tensor, *, share: float, micro_batch: int
 ) -> Tensor:
-    """Return the given tokens (B, L) bool to train on: in each row the share with the largest entropy of their prediction.
+    """Return the given tokens (B, L) bool to train on: in each row the `share` whose predictions have the largest entropy.
 
-    At least one of a row that has any in `scope` (B, L). The prediction is that of the wholly hidden answer, or of a wholly
-    hidden block in a block-causal model; a view, though, shows the given tokens that are not trained on.
+    A row with given tokens in `scope` (B, L) has at least one. The prediction is made with the whole answer hidden, or, in a
+    block-causal model, the whole block. (The views of a likelihood show the given tokens that are not trained on.)
     """
     given = scope & (rollout.step_map == GIVEN)
     chosen = torch.zeros_like(given)
@@ -144,13 +148,13 @@ def hints(
     tail: int = 30,
     stretch: float = 1.5,
 ) -> Tensor:
-    """Return fixed tokens (L,) of a completion: random chunks of a solution at about their positions in it, else `mask_id`.
+    """Return fixed tokens (L,) of a completion: random chunks of a solution near their positions in it, else `mask_id`.
 
-    IGPO (arXiv 2509.10396 and its code). The reasoning (n,), the solution without its final answer, is cut into chunks; a
-    random share is revealed, the last one never; positions are stretched by (L - tail) / n, between 1 and `stretch`.
-    `chunk` and `share` are the least and the most, uniform; `tail` positions at the end are left to the answer. Our
-    readings: a chunk stays in one piece, only its beginning moves; the share is of all chunks, rounded down; a chunk that
-    would end after L - tail is not revealed. Raises InputError if the tail leaves no room.
+    IGPO (arXiv 2509.10396 and its code). `reasoning` (n,) is the solution without its final answer. It is cut into chunks,
+    and a random share of them is revealed, never the last one. Their starts are multiplied by (L - tail) / n, within 1 and
+    `stretch`. `chunk` and `share` are the least and the most of a uniform draw. The last `tail` positions are left to the
+    final answer. Our readings: a chunk stays in one piece, only its beginning moves; the share is of all chunks, rounded
+    down; a chunk that would end after L - tail is not revealed. Raises InputError if the tail leaves no room.
     """
     if not 0 <= tail < length:
         raise InputError(f"inpainting.tail: {tail} is not between 0 and the length {length}")

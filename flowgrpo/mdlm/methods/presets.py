@@ -1,14 +1,14 @@
-"""The presets of masked-diffusion language models: a choice for each axis of `mdlm.methods`, and numbers.
+"""The presets of masked-diffusion language models: a choice for each axis of `mdlm.methods`, with its options.
 
-To add a method, add a row. Numbers of the loop (passes, groups, learning rate) and sizes (length, steps, blocks) belong to
-a model and are not part of a row: `PUBLISHED` has those of the released code, as overrides; `flowgrpo plan` shows them.
+To add a method, add a row. Numbers of the loop (passes, groups, learning rate) and sizes (length, steps, blocks) depend on
+the model and are not part of a row. `PUBLISHED` has those of the released code, as overrides; `flowgrpo plan` shows them.
 
-Above each row stand its source and, numbered, its departures from that. All rows depart from their sources' code in three
-points, of which the first two are the loop's (see `mdlm.trainer`, which has more of them):
+The comment above each row names its source and numbers its departures from the source's code ("there"). All rows share three
+departures; the first two are the loop's (`mdlm.trainer` lists more):
 
  1. A mean over answers or tokens is taken over the whole optimizer step; there over a device's micro-batch, and then over
     those means.
- 2. Random masks are drawn for each answer at an address of its own; there one seed serves a batch.
+ 2. Random masks are drawn for each answer at its own address; there one seed serves a batch.
  3. A token is drawn by one number in [0, 1) and the cumulated probabilities, in float64; there mostly by Gumbel noise on
     each logit, in the type of the model. The distribution is the same.
 """
@@ -52,7 +52,7 @@ def _row(
 
 
 PRESETS: dict[str, PresetRow] = {
-    # arXiv 2504.12216 and dllm-reasoning/d1. No departure but the common ones.
+    # arXiv 2504.12216 and dllm-reasoning/d1. Only the common departures.
     "diffu_grpo": _row(
         {"name": "one_step", "prompt_rate": 0.15},
         {"name": "token_ratio", "clip_range": 0.5, "kl": {"form": "k3", "beta": 0.04}},
@@ -68,10 +68,10 @@ PRESETS: dict[str, PresetRow] = {
         aggregation="token_mean",
         baseline=_STD,
     ),
-    # arXiv 2506.20639 and apple/ml-diffucoder, whose weights of the three views are kept: they sum to 1.5.
-    # 1. Each answer has a mask rate of its own; there a batch has one.
-    # 2. The reference stays; there, with all weights trained, it goes 0.6 of the way to the policy every 64 steps.
-    # 3. What is behind the end is hidden in all views; there it is drawn like the answer.
+    # arXiv 2506.20639 and apple/ml-diffucoder. The code's weights of the three views are kept; they sum to 1.5.
+    # 1. Each answer has its own mask rate; there a batch shares one.
+    # 2. The reference is fixed; there, with all weights trained, it moves 0.6 of the way to the policy every 64 steps.
+    # 3. Tokens behind the end are hidden in all views; there they are masked at random like the answer.
     "coupled_grpo": _row(
         {"name": "coupled"},
         {"name": "token_ratio", "clip_range": 0.5, "kl": {"form": "k3", "beta": 0.01}},
@@ -81,7 +81,7 @@ PRESETS: dict[str, PresetRow] = {
     ),
     # arXiv 2510.08554 and its recipe in NVIDIA-NeMo/RL; its own code was not at hand.
     # 1. Views weigh L / k; the paper's 1 / t is off by k / (t L).
-    # 2. The ratio is of the gap over the length, as in the recipe; the paper divides the loss instead.
+    # 2. The log ratio is divided by the length, as in the recipe; the paper divides the loss instead.
     "gdpo": _row(
         {"name": "quadrature", "nodes": 3},
         {"name": "sequence_ratio", "clip_range": 0.5},
@@ -91,7 +91,7 @@ PRESETS: dict[str, PresetRow] = {
     # arXiv 2510.11683 and its form in yjyddq/DARE; its own code was not at hand.
     # 1. No clip; DARE clips the bound at 0.2, and at 3 for bad answers.
     # 2. 1 + d as it stands; DARE's exp(log(1 + d)) is NaN for d <= -1.
-    # 3. A gap is over the answer's own length; DARE's is over that of the canvas.
+    # 3. Log ratios are divided by the answer's own length; DARE's by that of the canvas.
     "bgpo": _row(
         {"name": "monte_carlo", "masks": "exact_k", "draws": 16, "stratified": True},
         {"name": "linear_bound"},
@@ -99,7 +99,7 @@ PRESETS: dict[str, PresetRow] = {
         baseline={"name": "group_mean", "std": "group", "eps": 1e-6, "ddof": 1},
         decoder=_at_temperature("low_confidence", 0.6),
     ),
-    # arXiv 2509.23924 and yjyddq/EOSER-ASS-RL: the whole canvas is trained on, also what is behind the end.
+    # arXiv 2509.23924 and yjyddq/EOSER-ASS-RL: the whole canvas is trained on, tokens behind the end included.
     # 1. The decoder is the code's semi-autoregressive one; the paper's best is `decoder: eoser_ass`.
     "cj_grpo": _row(
         {"name": "trajectory", "scope": "canvas"},
@@ -108,8 +108,8 @@ PRESETS: dict[str, PresetRow] = {
         baseline=_MEAN,
     ),
     # arXiv 2601.15165 and LeapLabTHU/JustGRPO.
-    # 1. The loss is over all answers of a step with A != 0; there over those of one of its 8 parts, and then summed, so that
-    #    the gradient is about 8 times as large before it is clipped.
+    # 1. The loss is a mean over all answers of a step with A != 0; there over those of each of its 8 parts, and then summed,
+    #    so that the gradient is about 8 times as large before it is clipped.
     "just_grpo": _row(
         {"name": "autoregressive", "scope": "canvas"},
         {"name": "token_ratio", "clip_range": 0.2},
@@ -117,10 +117,10 @@ PRESETS: dict[str, PresetRow] = {
         baseline={"name": "group_mean", "std": "group", "eps": 1e-4, "ddof": 1},
         decoder="left_to_right",
     ),
-    # arXiv 2509.10396 and facebookresearch/igpo: the whole canvas, its tokens alike. Hints: see mdlm/methods/hints.py.
-    # 1. Given tokens that are not trained on are seen; there the view hides them too.
-    # 2. The ratio is a mean over the trained tokens; there over the canvas, with the given ones that are not trained on.
-    # 3. Of more successes than places the first are taken; there random ones.
+    # arXiv 2509.10396 and facebookresearch/igpo: all tokens of the canvas weigh alike. Hints: see mdlm/methods/hints.py.
+    # 1. The view shows given tokens that are not trained on; there it hides them too.
+    # 2. The log ratio is a mean over the trained tokens; there over the whole canvas, untrained given tokens included.
+    # 3. If more hinted answers succeed than may replace others, the first are taken; there random ones.
     "igpo": _row(
         {"name": "one_step", "prompt_rate": 0.0, "scope": "canvas"},
         {"name": "sequence_ratio", "clip_range": 0.2, "kl": {"form": "k3", "beta": 0.01}},
@@ -139,7 +139,7 @@ PRESETS: dict[str, PresetRow] = {
         decoder=_at_temperature("low_confidence", 0.9),
     ),
     # arXiv 2509.06949 and Gen-Verse/dLLM-RL with its numbers for LLaDA.
-    # 1. No value model. 2. Groups solved by less than 0.2 or more than 0.8 of their answers are trained on; there dropped.
+    # 1. No value model. 2. Groups with less than 0.2 or more than 0.8 solved answers are trained on; there dropped.
     # 3. KL is a mean over a merged step as all else; there a sum, so that its 0.01 of 8 tokens is 0.08 here.
     # 4. An optimizer step takes whole answers; there 256 merged steps, in the order in which they were decoded.
     # 5. The first end token is trained on; there none is.
@@ -151,7 +151,7 @@ PRESETS: dict[str, PresetRow] = {
         decoder=_at_temperature("low_confidence", 0.8),
     ),
     # arXiv 2512.22288, reconstructed: neither its equations nor code were at hand; see learned_schedule.py.
-    # 1. The law of the schedule's actions, the clip, the baseline and the means are ours.
+    # 1. The distribution of the schedule's actions, the clip, the baseline and the aggregation are ours.
     "co_grpo": _row(
         {"name": "trajectory"},
         {"name": "token_ratio", "clip_range": 0.2},
@@ -164,11 +164,16 @@ PRESETS: dict[str, PresetRow] = {
 
 _ALL_WEIGHTS = {"model.lora": None, "train.ema": None, "train.updates": 1}
 _ADAM = {"train.optimizer.betas": [0.9, 0.99], "train.optimizer.weight_decay": 0.1, "train.max_grad_norm": 0.2}
-_D1 = {  # dllm-reasoning/d1, for GSM8K on 8 devices; many began from it
+_D1 = {  # dllm-reasoning/d1, for GSM8K on 8 devices; the code of many methods started from it
     "model.length": 256,
     "model.lora.rank": 128,
     "model.lora.alpha": 64,
-    "model.lora.targets": ["q_proj", "k_proj", "v_proj", "up_proj"],  # of the seven it names what LLaDA's layers have
+    "model.lora.targets": [
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "up_proj",
+    ],  # it names seven; LLaDA has layers of these four names
     "algorithm.decoder.steps": 128,
     "algorithm.decoder.region.block_length": 32,
     "train.groups": 16,
@@ -180,7 +185,7 @@ _D1 = {  # dllm-reasoning/d1, for GSM8K on 8 devices; many began from it
     **_ADAM,
 }
 
-# Of each preset what its released code has for the loop and for sizes.
+# For each preset: the loop's numbers and the sizes in its released code.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "diffu_grpo": _D1,
     "diffu_grpo_fast": {},  # ours
@@ -222,7 +227,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "igpo": {**_D1, "train.groups": 64, "train.group_size": 8, "train.passes": 4, "train.learning_rate": 5e-7},
     "spg": {**_D1, "algorithm.likelihood.size": 32, "train.passes": 4},
-    "trace_rl": {  # for LLaDA; an update takes 256 merged steps, those of 4 answers that fill the canvas
+    "trace_rl": {  # for LLaDA; an update takes 256 merged steps: 4 answers of full length
         "model.lora": None,
         "train.updates": 64,
         "train.split": "samples",
@@ -237,5 +242,5 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "train.optimizer.weight_decay": 0.0,
         "train.max_grad_norm": 1.0,
     },
-    "co_grpo": {},  # not at hand
+    "co_grpo": {},  # its code was not at hand
 }

@@ -1,8 +1,8 @@
-"""Released masked-diffusion models that bring their own code, as equivalent classes of transformers.
+"""Released masked-diffusion models with their own code, loaded as equivalent classes of transformers.
 
-A table of their model types: the class, its config, and the renaming of weights. None of their code runs, and checkpoints
-are saved under their names. Logits equal those of the released code in float32; in bfloat16 the classes of transformers
-rotate queries and keys in bfloat16, LLaDA's own code in float32.
+A table of model types gives the class, its config, and the renaming of weights. The released code never runs;
+checkpoints are saved under the released names. Logits equal those of the released code in float32. In bfloat16 they
+differ a little: the classes of transformers rotate queries and keys in bfloat16, LLaDA's own code in float32.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from flowgrpo.training.model_files import weight_check
 
 Written = Mapping[str, Any]  # a config.json
 
-BESIDE = ("*.py", "*.json", "*.txt", "*.jinja", "*.model", "LICENSE*")  # what lies beside the weights
+BESIDE = ("*.py", "*.json", "*.txt", "*.jinja", "*.model", "LICENSE*")  # files beside the weights
 INDEX = "*.index*.json"
 
 
@@ -53,11 +53,11 @@ class LLaDA(LlamaForCausalLM):
 
 
 class LLaDA2(Glm4MoeForCausalLM):
-    """LLaDA2.x mini and flash (arXiv 2512.15745): a Glm4Moe with normed queries and keys, in one matrix with the values."""
+    """LLaDA2.x mini and flash (arXiv 2512.15745): a Glm4Moe with normed queries and keys; its files hold q, k, v in one."""
 
 
 class LLaDA2Config(Glm4MoeConfig):
-    """Has its own model type, since peft takes a Glm4Moe's dense `gate_proj` for that of the stacked experts."""
+    """A Glm4Moe config with its own model type: for `glm4_moe`, peft mistakes the dense `gate_proj` for stacked experts."""
 
     model_type = "llada2_moe"
 
@@ -67,7 +67,7 @@ class SDARMoe(Qwen3MoeForCausalLM):
 
 
 class SDARMoeConfig(Qwen3MoeConfig):
-    """Has its own model type, like LLaDA2."""
+    """A Qwen3Moe config with its own model type, for the same reason as `LLaDA2Config`."""
 
     model_type = "sdar_moe"
 
@@ -106,17 +106,17 @@ register_checkpoint_conversion_mapping(
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A model type."""
+    """A released model type, and how its config.json maps to transformers."""
 
     model: type[PreTrainedModel]  # the equivalent class of transformers
     config: Callable[[Written], PreTrainedConfig]  # builds that class's config from a config.json
-    read: str  # the required keys
-    # Values of keys that the class supports, None where the key may be absent; others are refused.
+    read: str  # required keys of config.json
+    # Values that the class supports, by key; None means that the key may be absent. Other values are refused.
     fixed: Mapping[str, tuple[Any, ...]]
-    inert: str  # further keys, which change no logits or repeat others
-    # The class of the tokenizer; Dream's and SDAR's own code is Qwen2's.
+    inert: str  # further known keys, which change no logits or repeat other keys
+    # Class of the tokenizer. Dream, SDAR and Fast-dLLM v2 take Qwen2's.
     tokenizer: type[PreTrainedTokenizerBase] = PreTrainedTokenizerFast
-    shift: bool = False  # output i is about token i + 1
+    shift: bool = False  # output i predicts token i + 1
 
 
 def _llada(written: Written) -> PreTrainedConfig:
@@ -145,7 +145,7 @@ def _llada2(written: Written) -> PreTrainedConfig:
         **_shared(written, names),
         n_routed_experts=written["num_experts"],
         n_shared_experts=written["num_shared_experts"],
-        norm_topk_prob=written["num_experts_per_tok"] > 1,  # the released router reads no norm_topk_prob
+        norm_topk_prob=written["num_experts_per_tok"] > 1,  # the released router ignores the key norm_topk_prob
         routed_scaling_factor=written["routed_scaling_factor"],
         rope_parameters={**_rope(written), "partial_rotary_factor": written["partial_rotary_factor"]},
         use_qk_norm=True,
@@ -158,7 +158,7 @@ def _rope(written: Written) -> dict[str, Any]:
 
 
 def _shared(written: Written, names: str) -> dict[str, Any]:
-    """Return the keys that all but LLaDA share with transformers, and further ones of some names."""
+    """Return the keys that all types but LLaDA share with transformers, and the keys in `names`."""
     return {name: written[name] for name in f"{SHARED} {names}".split()} | {
         "mask_token_id": written.get("mask_token_id")
     }
@@ -168,7 +168,7 @@ SHARED = (
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
     " max_position_embeddings rms_norm_eps tie_word_embeddings"
 )
-INERT = (  # keys of every type; dropout is never on, a trained model stays in its evaluation mode
+INERT = (  # keys that change no logits of any type; dropout is never on, since a model is trained in evaluation mode
     "auto_map torch_dtype attn_implementation use_cache initializer_range bos_token_id eos_token_id pad_token_id"
     " mask_token_id output_router_logits max_window_layers sliding_window attention_dropout embedding_dropout"
     " residual_dropout output_dropout"
@@ -255,7 +255,7 @@ ARCHITECTURES = {
 
 
 def architecture(written: Written) -> Architecture | None:
-    """Return the architecture of a config.json; None if it is not one of these."""
+    """Return the architecture of a config.json; None if its type is not in the table."""
     return ARCHITECTURES[written["model_type"]] if is_released(written) else None
 
 
@@ -289,9 +289,9 @@ def build_config(path: str, written: Written) -> PreTrainedConfig:
 
 
 def load(path: str, place: str, written: Written, dtype: torch.dtype, *, variant: str | None = None) -> PreTrainedModel:
-    """Load a model from its files; `path` is the user's name of it, `place` its folder or hub id.
+    """Load a model from its files; `path` is the user's name of the model, `place` its folder or hub id.
 
-    Raises InputError if its config.json, `written`, or its weights are not those of its type.
+    Raises InputError if its config.json, `written`, or its weights do not fit its type.
     """
     config, kind = build_config(path, written), ARCHITECTURES[written["model_type"]].model
     with weight_check.silent():
@@ -299,13 +299,13 @@ def load(path: str, place: str, written: Written, dtype: torch.dtype, *, variant
 
 
 def check_weights(path: str, place: str, written: Written, variant: str | None = None) -> None:
-    """Raise InputError, from the headers of its files, if they do not hold the weights of a model's type; see `load`."""
+    """Raise InputError if the headers of a model's files show that weights of its type are missing or extra; see `load`."""
     config, kind = build_config(path, written), ARCHITECTURES[written["model_type"]].model
     weight_check.check(path, place, kind, variant=variant, config=config, all_used=True)
 
 
 def shapes(path: str, place: str) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the weights of the class, by its names, from the config.json of a folder or hub id."""
+    """Return the shapes of a model's weights by their transformers names, from the config.json of a folder or hub id."""
     written, _ = PreTrainedConfig.get_config_dict(place)
     config = build_config(path, written)
     with torch.device("meta"):
@@ -326,7 +326,7 @@ def copy_beside(place: str, to: Path, dtype: torch.dtype) -> None:
 
 
 def released_paths(model: PreTrainedModel, paths: Iterable[str]) -> dict[str, str]:
-    """Map the paths of modules to those in the released code; {} where one is only a part of a module there."""
+    """Map paths of modules to those of the released code; {} if a module is only a part of a module there."""
     conversions = [c.reverse_transform() for c in reversed(_conversions(model))]
     parts = [c for c in conversions if isinstance(c, WeightConverter)]
     if any(part.rename_source_key(f"{path}.weight")[1] for part in parts for path in paths):
@@ -335,7 +335,7 @@ def released_paths(model: PreTrainedModel, paths: Iterable[str]) -> dict[str, st
 
 
 def own_paths(model: PreTrainedModel, paths: Iterable[str]) -> dict[str, str]:
-    """Map the paths of modules in the released code to the model's; those of the model stay."""
+    """Map paths of modules to the model's own: those of the released code are translated, the model's own stay."""
     there = {path for path, _ in model.named_modules()}
     return {path: path if path in there else here for path, here in _renamed(paths, _conversions(model)).items()}
 

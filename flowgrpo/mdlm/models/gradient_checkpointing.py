@@ -17,10 +17,11 @@ def can_checkpoint(model: torch.nn.Module) -> bool:
 
 
 def checkpoint_gradients(model: torch.nn.Module) -> None:
-    """Keep only the inputs of a model's layers for the backward pass, which computes the rest again: the same numbers.
+    """Checkpoint a model in place: keep only the inputs of its layers, and compute the rest again in the backward pass.
 
-    Wraps the layers that transformers marks for it. Its own switch works in training mode alone, where dropout is on, and
-    takes a decoder's cache away. Raises InputError for a model without such layers.
+    Gradients are the same. Wraps the layers that transformers marks for it. The switch of transformers is not used: it
+    works in training mode only, with dropout on, and disables a decoder's cache. Raises InputError for a model without
+    such layers.
     """
     if not can_checkpoint(model):
         raise InputError(f"model.gradient_checkpointing: {type(model).__name__} does not support it, set it to false")

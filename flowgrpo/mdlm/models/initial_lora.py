@@ -1,4 +1,4 @@
-"""Read the adapters that training starts from: `model.lora.path` or `model.merge`."""
+"""Adapters that training starts from: `model.lora.path`, or `model.merge`, which is merged into the weights."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 else:
     architectures = lazy("flowgrpo.mdlm.models.architectures")
 
-NETWORK = "model"  # its name in `Weights`
+NETWORK = "model"  # name of the network in `Weights`
 
 
 def read(model: TextModel) -> LoraFile | None:
     """Read and check the file of `model.lora.path` or `model.merge`; None without one.
 
-    Raises InputError if there is no such file, it is no LoRA, or not the one that the config names.
+    Raises InputError if there is no such file, it is no LoRA, or its rank, alpha or targets contradict the config.
     """
     path = model.merge if model.lora is None else model.lora.path
     if path is None:
@@ -41,7 +41,7 @@ def read(model: TextModel) -> LoraFile | None:
 def adapters(model: TextModel, file: LoraFile | None, network: torch.nn.Module) -> dict[str, Adapter]:
     """Return the adapters of a file for a network; {} without a file.
 
-    Names may be those of a released model's own code. Raises InputError if they are not for this model.
+    Layer names may also be those of a released model's own code. Raises InputError if they do not fit this network.
     """
     if file is None:
         return {}

@@ -1,4 +1,4 @@
-"""Load a predictor and its tokenizer from a folder or a hub id."""
+"""Loading of a predictor and its tokenizer from a folder or a hub id."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rewards.base import nearest
 from rewards.memory import is_out_of_memory
 from rewards.models import hub
 
-if TYPE_CHECKING:  # what a plan does without is imported by who loads a model
+if TYPE_CHECKING:  # heavy modules are imported only when a model is loaded, not for a plan
     import peft
     import safetensors
     import transformers
@@ -39,8 +39,8 @@ else:
     modeling_auto = lazy("transformers.models.auto.modeling_auto")
     architectures = lazy("flowgrpo.mdlm.models.architectures")
 
-PIPELINE = "LLaDA2Pipeline"  # the class of diffusers whose folders are taken
-INDEX, PARTS = "model_index.json", {"model": "transformers", "tokenizer": None}  # of such a folder; what reads weights
+PIPELINE = "LLaDA2Pipeline"  # the one pipeline class of diffusers that can be loaded
+INDEX, PARTS = "model_index.json", {"model": "transformers", "tokenizer": None}  # its parts, and readers of weights
 ADAPTER = "adapter_model.safetensors"
 REMEDY = "a language model is the folder with its config.json, weights and tokenizer"
 
@@ -58,21 +58,21 @@ def load_predictor(
     quantise: str | None = None,
     variant: str | None = None,
 ) -> tuple[MaskPredictor, PreTrainedTokenizerBase]:
-    """Load a model, ready to predict masked tokens, and its tokenizer.
+    """Load a model as a predictor of masked tokens, and its tokenizer.
 
     Takes a built-in name, the released models of `mdlm.models.architectures`, masked or causal models of transformers, and
-    local folders of diffusers' `LLaDA2Pipeline`. None for `mask_id`, `shift`, `attention` and `block_size` stands for what
-    the config, the tokenizer or the type says.
+    local folders of diffusers' `LLaDA2Pipeline`. If `mask_id`, `shift`, `attention` or `block_size` is None, the value comes
+    from the config, the tokenizer or the model's type.
 
     Args:
-        trust_remote_code: let code that comes with the model run, for types that none of these has.
-        shift: output i is about token i + 1.
+        trust_remote_code: allow the code that comes with a model, for types that are none of these.
+        shift: output i predicts token i + 1.
         quantise: `int8` or `nf4`, before the model moves to the device.
         variant: word in the names of the weight files, such as `fp16`.
 
     Raises:
-        InputError: there is no such model, its files are incomplete, its code may not run or fails, it names no mask token,
-            predicts no masked tokens, cannot be quantised, or attends otherwise than asked for.
+        InputError: there is no such model, its files are incomplete, its code is not allowed or fails, no mask token is
+            known, it predicts no masked tokens, cannot be quantised, or does not have the attention asked for.
     """
     model_path, tokenizer_path = model_paths(path)
     config = config_of(model_path)
@@ -139,7 +139,7 @@ def model_paths(path: str) -> tuple[str, str]:
 
 
 def _refuse_others(path: str, folder: Path) -> None:
-    """Raise InputError for a folder whose index or config.json is not that of a language model."""
+    """Raise InputError for a folder that is empty, or holds a pipeline or network other than a language model."""
     folder_files.refuse_empty(folder)
     folder_files.refuse_pointer(folder / INDEX)
     if is_pipeline(str(folder)):
@@ -153,9 +153,9 @@ def _refuse_others(path: str, folder: Path) -> None:
 
 
 def check_files(path: str, variant: str | None = None, *, or_configs: bool = False) -> None:
-    """Raise InputError for a local folder with missing or cut off files, or Git LFS pointers; no weights are loaded.
+    """Raise InputError for a local folder with missing or truncated files, or Git LFS pointers; no weights are loaded.
 
-    The hub is asked only whether it has the `variant` of the weights. With `or_configs` the folder may hold no weights.
+    For a hub id only the existence of the `variant` is checked. With `or_configs` the folder may hold no weights.
     """
     place = Path(model_paths(path)[0])
     if not Path(embedded.place_of(path)).is_dir():
@@ -186,9 +186,9 @@ def is_pipeline(path: str) -> bool:
 
 
 def load_adapter(predictor: MaskPredictor, folder: Path) -> None:
-    """Load an adapter written by `flowgrpo export`, under the model's names or those of the released code.
+    """Load an adapter that `flowgrpo export` wrote; its names are the model's or those of the released code.
 
-    Raises InputError if it is of another model.
+    Raises InputError if it is an adapter of another model.
     """
     config = peft.PeftConfig.from_pretrained(str(folder))
     with safetensors.safe_open(folder / ADAPTER, "pt") as file:
@@ -229,7 +229,7 @@ def _one_sentence(path: str, lacks: str | None, config: dict[str, Any], trust_re
 
 
 def _hub_reason(path: str, error: Exception) -> str | None:
-    """Return why the hub did not give a model; None if the path is not a hub id or that was not the reason."""
+    """Return why the hub did not give a model; None if the path is not a hub id or the error has another cause."""
     from_hub = re.fullmatch(HUB_ID, path) and not Path(path).is_dir()
     return hub.explain_failure(error, path, "set model.path to a folder") if from_hub else None
 
@@ -239,9 +239,9 @@ def _reason(error: Exception) -> str:
 
 
 def check_weights(path: str, variant: str | None = None, *, or_configs: bool = False) -> None:
-    """Raise InputError for a model with incomplete files or without its weights, judged by their headers.
+    """Raise InputError for a model with incomplete files or missing weights; only the headers of files are read.
 
-    A model with code of its own is checked when it is loaded. Arguments as of `check_files`.
+    A model with its own code is checked when it is loaded. For the arguments see `check_files`.
     """
     check_files(path, variant, or_configs=or_configs)
     place, _ = model_paths(path)
@@ -269,7 +269,7 @@ def _model_class(path: str, config: dict[str, Any], trust_remote_code: bool) -> 
 
 
 def _known_class(config: dict[str, Any]) -> Any:
-    """Return the class of transformers for a config.json, with a head that predicts tokens; None if it has none."""
+    """Return the class of transformers for a config.json that predicts tokens; None if there is none."""
     if config.get("model_type") not in configuration_auto.CONFIG_MAPPING:
         return None
     kind = configuration_auto.CONFIG_MAPPING[config["model_type"]]

@@ -15,7 +15,7 @@ from flowgrpo.training.weights.trained_weights import Weights
 
 
 def write_adapter(model: TextModel, network: torch.nn.Module, weights: Weights, out: Path) -> None:
-    """Write the adapter in peft's format, under the names of the released code if each of its layers has one there."""
+    """Write the adapter in peft's format, with the layer names of the released code if it has all these layers."""
     assert weights.lora is not None
     lora, state = copy(weights.lora["model"]), weights.adapter_state("model")
     released = released_paths(network, layers(weights))

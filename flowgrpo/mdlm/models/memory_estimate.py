@@ -1,4 +1,4 @@
-"""Least memory of a language model's run; see `flowgrpo.flow.model.memory_estimate`."""
+"""Lower bound of a language model run's memory; see `flowgrpo.flow.model.memory_estimate`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ else:
 
 
 def memory_estimate(config: TextConfig, *, among: int = 1) -> dict[str, int]:
-    """Return the bytes of a process: `gpu_bytes` on its device (the host on a CPU), `host_bytes` beside the device.
+    """Return the least bytes of a process: `gpu_bytes` on its device, `host_bytes` in host memory.
 
     Args:
-        among: processes that share the model; each loads it whole into host memory.
+        among: number of processes that share the model; each loads it whole into host memory.
 
     Raises:
         InputError: there is no such model.
@@ -47,7 +47,7 @@ def memory_estimate(config: TextConfig, *, among: int = 1) -> dict[str, int]:
     else:
         begun = initial_lora.read(model)
         frozen, trained = loaded, adapter_size(sizes, model.lora) if begun is None else begun.size
-    copies = 2 + (train.ema is not None) + policy_copies(config)  # the weight, its gradient, and those
+    copies = 2 + (train.ema is not None) + policy_copies(config)  # 2 for the weights and their gradients
     learnt = round(trained * (4 * copies + OPTIMIZERS[train.optimizer.name].bytes_per_number))
     if among > 1:
         return {"gpu_bytes": frozen // among + learnt // (among if model.lora is None else 1), "host_bytes": loaded}
@@ -55,7 +55,7 @@ def memory_estimate(config: TextConfig, *, among: int = 1) -> dict[str, int]:
 
 
 def policy_copies(config: TextConfig) -> int:
-    """Return how many other policies are copies of the trained weights: the reference, unless it is the base."""
+    """Return how many further copies of the trained weights are kept: 1 for a reference other than the frozen base."""
     lora, reference = config.model.lora, config.algorithm.objective.kl.reference
     begun = lora is None or (lora.path is not None and reference == "fixed")
     return int(begun and reference is not None)

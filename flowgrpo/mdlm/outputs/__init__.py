@@ -1,1 +1,1 @@
-"""What leaves the text wing: exported LoRAs and samples."""
+"""Outputs of language models: exported weights and samples."""

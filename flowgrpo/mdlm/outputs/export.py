@@ -1,4 +1,4 @@
-"""Export the trained weights of a language model's run in formats that peft and transformers load, with a card."""
+"""Export of a language model's trained weights in the formats of peft and transformers, with a model card."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ SCHEDULE_FILE = "schedule.safetensors"
 
 
 def check(settings: TextConfig, run: Path, found: Path, *, comfyui: bool) -> None:
-    """Refuse an export, as far as possible without loading its model.
+    """Check that an export is possible, as far as this can be told without loading the model.
 
     Raises:
-        InputError: there is no such model, no evaluation prompts, the copy of the LoRA that the run started from is gone or
-            shifts parameters, or `comfyui` is asked for, which runs no language model.
+        InputError: there is no such model or no evaluation prompts; the run's copy of the LoRA that it started from is gone,
+            or that LoRA shifts parameters; or `comfyui` is set, which runs no language models.
     """
     if comfyui:
         raise InputError("--comfyui: ComfyUI runs no masked-diffusion language models; leave it out")
@@ -57,11 +57,11 @@ def check(settings: TextConfig, run: Path, found: Path, *, comfyui: bool) -> Non
 
 
 def export(settings: TextConfig, run: Path, found: Path, out: Path, *, comfyui: bool = False) -> Exported:
-    """Write the evaluated weights of the checkpoint `found` (their average, if kept) to `out`.
+    """Write the weights of the checkpoint `found` (their average, if kept) to `out`, with a model card and sample answers.
 
-    A LoRA becomes an adapter for `peft.PeftModel.from_pretrained(model, out)`; full weights become a model with its
-    tokenizer, laid out like the trained one. A learned schedule goes to `schedule.safetensors`. `eval.decoder` answers one
-    prompt at a time. `comfyui` is false, since `check` refuses it.
+    A LoRA becomes an adapter for `peft.PeftModel.from_pretrained(model, out)`. Full weights become a model with its
+    tokenizer, in the same layout as the base model. A learned schedule goes to `schedule.safetensors`. `eval.decoder`
+    answers the sample prompts one at a time. `comfyui` is always false here, since `check` refuses it.
     """
     policy, weights = policy_and_weights(lora_files.kept(settings, run), default_device(), learns=False)
     step = checkpoint.load_averaged(found, weights)
@@ -90,7 +90,7 @@ def answer(policy: TextPolicy, row: Row, decoder: Decoder) -> Text:
 
 
 def write_weights(model: TextModel, policy: TextPolicy, weights: Weights, out: Path) -> None:
-    """Write the current weights in the format of peft or transformers."""
+    """Write the current weights in the format of peft (LoRA) or transformers (full), and a learned schedule."""
     network = policy.predictor.model
     with without_progress_bars("transformers"):
         if weights.lora is not None:
@@ -108,7 +108,7 @@ def _write_model(model: TextModel, policy: TextPolicy, out: Path) -> None:
     network = policy.predictor.model
     model_place, tokenizer_place = model_paths(model.path)
     is_pipeline, released = model_place != tokenizer_place, is_released(config_of(model_place))
-    if is_pipeline:  # its other parts stay as they are
+    if is_pipeline:  # copy its other parts
         ignore = shutil.ignore_patterns("model", "tokenizer")
         shutil.copytree(Path(model_place).parent, out, ignore=ignore, dirs_exist_ok=True)
     model_out, tokenizer_out = (out / "model", out / "tokenizer") if is_pipeline else (out, out)
@@ -120,7 +120,10 @@ def _write_model(model: TextModel, policy: TextPolicy, out: Path) -> None:
 
 
 def with_schedule(decoder: Decoder, folder: Path, count: int = 1) -> Decoder:
-    """Give a decoder of `count` answers the typical actions of an exported schedule; raise InputError if they do not fit."""
+    """Return the decoder for `count` answers with the typical actions of an exported schedule.
+
+    Raises InputError if the decoder has no such numbers.
+    """
     with safe_open(folder / SCHEDULE_FILE, "pt") as file:
         names = json.loads(file.metadata()["names"])
     state = load_file(folder / SCHEDULE_FILE)
@@ -130,7 +133,7 @@ def with_schedule(decoder: Decoder, folder: Path, count: int = 1) -> Decoder:
 
 
 def _names_note(network: torch.nn.Module, model: TextModel, weights: Weights) -> str:
-    """Return a note on the tensor names of a released model; empty for others."""
+    """Return the card's note on the tensor names of a released model; "" for other models."""
     if not is_released(config_of(model_paths(model.path)[0])):
         return ""
     if weights.lora is None:
@@ -169,7 +172,7 @@ def _card(
 
 
 def _loading(model: TextModel) -> dict[str, Any]:
-    """Return the options that load a model, beside its dtype."""
+    """Return the options of `load_predictor` that the config sets, other than dtype, quantise and variant."""
     trusted = model.trust_remote_code or None
     keys = ("mask_id", "shift", "attention", "block_size")
     options = {"trust_remote_code": trusted, **{key: getattr(model, key) for key in keys}}

@@ -1,4 +1,4 @@
-"""Sample from a language model, with an adapter or without."""
+"""Sampling from a language model, with or without an adapter (`flowgrpo sample`)."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
     """Load a language model and return its sampler.
 
     Args:
-        use: `call` has keys of the config's section `model`; `decoder`, a name or a map like `eval.decoder`; and `template`,
-            of `flowgrpo.data.generators.templates`. The decoder `scheduled` takes a learned schedule from the folder of the
-            adapter, else of the model.
-        rows: their prompts go into the template.
+        use: the model, adapter and options. `call` may have keys of the config's section `model`; `decoder`, a name or a map
+            like `eval.decoder`; and `template`, a name of `flowgrpo.data.generators.templates`. The decoder `scheduled`
+            reads a learned schedule from the adapter's folder, or without an adapter from the model's.
+        rows: rows to sample; the template is put around their prompts.
 
     Raises:
         InputError: there is no such model, adapter or option.
@@ -76,5 +76,5 @@ def options(model: str, dtype: str, call: dict[str, Any], *, variant: str | None
     given = {key: value for key, value in call.items() if key not in ("decoder", "template")}
     chosen = checked(TextModel, {"path": model, "dtype": dtype, "variant": variant, **given})
     decoding = checked(Decoding, call.get("decoder", {}), "decoder")
-    decoding.build(chosen.length, 0, "decoder", block_size=chosen.block_size)  # refuses before the weights load
+    decoding.build(chosen.length, 0, "decoder", block_size=chosen.block_size)  # raises before the weights load
     return chosen, decoding

@@ -1,4 +1,4 @@
-"""Memory of a language model's run, from the trial of `mdlm.planning.memory_trace` (`flowgrpo plan --gpu-memory`)."""
+"""Memory of a language model's run, from the calls measured by `mdlm.planning.memory_trace` (`plan --gpu-memory`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from flowgrpo.training.planning.memory_phases import (
 )
 from flowgrpo.training.planning.meta_networks import few_objects
 
-LETTERS, TEMPLATE = 3, 32  # letters per token of a prompt, at the least; tokens of a chat template
+LETTERS, TEMPLATE = 3, 32  # least letters per prompt token, for an upper bound of tokens; tokens of a chat template
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +56,20 @@ class TextBudget(Budget):
 
 
 def fit(config: TextConfig, gpu_bytes: int) -> dict[str, Any]:
-    """Return whether a run fits a GPU, and what to set if not (`check_fit`); raise InputError if it cannot run at all."""
+    """Return whether a run fits a GPU, and which settings make it fit (`check_fit`).
+
+    Raises InputError if the run cannot start at all.
+    """
     with budget_of(config) as budget:
         return check_fit(budget, gpu_bytes, rewards_of(config)[1])
 
 
 @contextmanager
 def budget_of(config: TextConfig, of_node: int = OF_NODE) -> Iterator[TextBudget]:
-    """Yield the memory of a run on machines with `of_node` GPUs; it can be used inside the context only. Raises as `fit`."""
+    """Yield the memory of a run on machines with `of_node` GPUs; usable only inside the context.
+
+    Raises InputError if the run cannot start.
+    """
     longest = max(len(prompt.text) for prompt in prompts.load_split(config.prompts, "train"))
     with here(config) as local, few_objects():
         measure = measure_once(local, lambda other: trial(other, longest // LETTERS + TEMPLATE))

@@ -1,6 +1,6 @@
-"""Measure the memory and operations of a language model's calls with a model of real size without values.
+"""Memory and operations of a language model's calls, measured with a network of real size without values.
 
-Only its config is read; see `flowgrpo.training.planning.meta_networks`.
+Only the model's config is read; see `flowgrpo.training.planning.meta_networks`.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class Trial(TrialSizes):
     """Sizes of a model and of its calls in bytes, and the floating-point operations of the calls."""
 
     decode: Peaks  # steps of the training decoder
-    evaluate: Peaks | None  # steps of the evaluation decoder; None if they take as much
+    evaluate: Peaks | None  # steps of the evaluation decoder; None if they are like those of the training decoder
     decode_operations: int  # of a step with all guidance branches; a mean if the decoder has a cache
     evaluate_operations: int
     update_operations: int  # of the forward pass of a view
-    launches: int  # PyTorch functions that this pass calls
+    launches: int  # PyTorch functions that the forward pass of a view calls
 
 
-class _Unasked(MaskPredictor):
-    """A predictor that skips the probing calls: rows have no padding, the head computes scored positions only."""
+class _UnprobedPredictor(MaskPredictor):
+    """A predictor that skips the probes. It assumes rows without padding and a head that can compute some positions only."""
 
     def __init__(self, model: transformers.PreTrainedModel, block_size: int | None):
         self.model, self.block_size, self.shift = model, block_size, False
@@ -53,34 +53,34 @@ class _Unasked(MaskPredictor):
 
 
 def trial(config: TextConfig, prompt: int) -> Trial:
-    """Measure a run's calls with a prompt of `prompt` tokens; raise InputError as the run would."""
-    model, hollow = config.model, MetaNetworks()
+    """Measure a run's calls with a prompt of `prompt` tokens; raise the InputErrors that the run itself would raise."""
+    model, meta = config.model, MetaNetworks()
     place, _ = model_paths(model.path)
     network: transformers.PreTrainedModel = build_on_meta(lambda: _build(model.path, place), DTYPES[model.dtype])
     network.requires_grad_(False)
-    network.config._experts_implementation = "grouped_mm"  # a loop over experts reads which were chosen
+    network.config._experts_implementation = "grouped_mm"  # a loop over experts would read values, which do not exist
     weights, shapes = size(network), {name: tuple(p.shape) for name, p in network.named_parameters()}
     if model.quantise:
         quantisation.quantise(network, model.quantise)
     begun = None if model.lora is None else initial_lora.adapters(model, initial_lora.read(model), network)
     trained = add_adapters({initial_lora.NETWORK: network}, model.lora, begun)
     if model.gradient_checkpointing and not can_checkpoint(network):
-        checkpoint_gradients(network)  # refuses it
-    hollow.empty(network, ())
-    predictor = _Unasked(network, block_size(config))
+        checkpoint_gradients(network)  # raises InputError
+    meta.empty(network, ())
+    predictor = _UnprobedPredictor(network, block_size(config))
     ids = torch.ones(1, prompt + model.length, dtype=torch.long)
     training, evaluation = training_decoder(config), evaluation_decoder(config)
-    decode, operations = _measure_decoding(hollow, predictor, training, ids)
+    decode, operations = _measure_decoding(meta, predictor, training, ids)
     evaluate, evaluate_operations = None, operations
     if _work(training) != _work(evaluation):
-        evaluate, evaluate_operations = _measure_decoding(hollow, predictor, evaluation, ids)
-    hollow.with_gradients([network])
+        evaluate, evaluate_operations = _measure_decoding(meta, predictor, evaluation, ids)
+    meta.with_gradients([network])
     update, checkpointed, forward = Peaks(), None, (0, 0)
     if not model.gradient_checkpointing:
-        update, *forward = _measure_update(hollow, predictor, ids, prompt)
+        update, *forward = _measure_update(meta, predictor, ids, prompt)
     if can_checkpoint(network):
         checkpoint_gradients(network)
-        checkpointed, *forward = _measure_update(hollow, predictor, ids, prompt)
+        checkpointed, *forward = _measure_update(meta, predictor, ids, prompt)
     return Trial(
         components={initial_lora.NETWORK: weights},
         shapes={initial_lora.NETWORK: shapes},
@@ -99,19 +99,19 @@ def trial(config: TextConfig, prompt: int) -> Trial:
 
 
 def _work(decoder: Decoder) -> tuple[object, ...]:
-    """Return what determines the memory and operations of a decoder's steps."""
+    """Return a key: decoders with equal keys have steps of equal memory and operations."""
     steps = count_decoder_steps(decoder).steps if decoder.cache else None
     return steps, decoder.guided, decoder.cache, decoder.hidden_layers, decoder.region.blocks, decoder.region.counted
 
 
 @torch.no_grad()
 def _measure_decoding(
-    hollow: MetaNetworks, predictor: _Unasked, decoder: Decoder, ids: torch.Tensor
+    meta: MetaNetworks, predictor: _UnprobedPredictor, decoder: Decoder, ids: torch.Tensor
 ) -> tuple[Peaks, int]:
-    """Return the peak of a decoder's steps, and the mean operations of a step.
+    """Return the peak memory of a decoder's steps, and the mean operations of a step.
 
-    Only the first and the last block run, or the last one if all see equally much. With a cache the first step of a block
-    computes more than the later ones.
+    Only the first and the last block run; only the last, if the steps of all blocks see equally many columns. With a cache
+    the first step of a block computes more than the later ones, so both are measured.
     """
     prompt, mask = ids.shape[1] - decoder.region.length, torch.ones_like(ids, dtype=torch.bool)
     parts = decoder.region.parts(torch.tensor([prompt]))
@@ -123,9 +123,9 @@ def _measure_decoding(
     ends = [blocks[0], blocks[-1]] if cache is not None or predictor.block_size is not None else [blocks[-1]]
     steps = list(ends) if cache is None else [block for block in dict.fromkeys(ends) for _ in range(2)]
     if cache is not None and predictor.block_size is not None and len(blocks) > 2:
-        steps.insert(2, blocks[-2])  # the cache must hold the block before the last
+        steps.insert(2, blocks[-2])  # so that the cache holds the block before the last when the last begins
     operations: dict[tuple[int, int], list[int]] = defaultdict(list)
-    with hollow.phase() as live, hollow.inside():
+    with meta.phase() as live, meta.inside():
         for start, stop in steps:
             hidden, before = (), live.operations
             if cache is not None:
@@ -161,9 +161,9 @@ def _build(path: str, place: str) -> transformers.PreTrainedModel:
 
 
 def _measure_update(
-    hollow: MetaNetworks, predictor: MaskPredictor, ids: torch.Tensor, prompt: int
+    meta: MetaNetworks, predictor: MaskPredictor, ids: torch.Tensor, prompt: int
 ) -> tuple[Peaks, int, int]:
-    """Return the peak of the passes of one view of a whole answer, and operations and launches of the forward pass."""
+    """Return the peak memory of one view of a whole answer (forward and backward), and operations and launches (forward)."""
     scored = torch.ones(1, ids.shape[1] - prompt, dtype=torch.bool)
     hidden = torch.nn.functional.pad(scored, (prompt, 0))
     answers = Answers(
@@ -174,8 +174,8 @@ def _measure_update(
         block_size=predictor.block_size,
     )
     views = Views(hidden[None], scored[None].float(), torch.ones(1))
-    with hollow.phase() as live, hollow.inside():
-        found = log_probs(predictor, answers, views, Call(torch.tensor([0]), torch.tensor([0]))).sum()
+    with meta.phase() as live, meta.inside():
+        log_prob = log_probs(predictor, answers, views, Call(torch.tensor([0]), torch.tensor([0]))).sum()
         operations, launches = live.operations, live.launches
-        found.backward()
+        log_prob.backward()
         return live.peaks, operations, launches

@@ -1,6 +1,6 @@
-"""Plan of a language model's run: axes, batch geometry and model evaluations. Loads no weights.
+"""Plan of a language model's run: axes, batch geometry and model evaluations. No weights are loaded.
 
-The decoder's own committer counts its steps, and the likelihood builds its views for an answer of full length. Counts that
+Steps are counted by running the decoder's committer, and views by building those of an answer of full length. Counts that
 depend on the answers are upper bounds.
 """
 
@@ -36,15 +36,15 @@ from flowgrpo.training.reports.progress import BACKWARD
 from flowgrpo.training.scoring import scorer
 
 AXES = ("decoder", "schedule", "hints", "likelihood", "baseline", "objective", "aggregation")
-NO_END = -1  # end token of answers of full length
+NO_END = -1  # an end token that no answer holds, so that answers have full length
 ANSWERS = 8  # answers whose random views are checked for overlaps
 
 
 def plan(config: TextConfig) -> dict[str, Any]:
     """Return the plan of a run as `flowgrpo plan --format json` prints it, for one iteration on all processes.
 
-    Model evaluations count rows: a batch of 8 counts 8, and a guided one 16. `at_most` marks counts that depend on the
-    answers and may be less. No answer is taken to be lost.
+    Model evaluations count rows: a batch of 8 counts 8, and a guided one 16. `at_most` marks upper bounds of counts that
+    depend on the answers. The plan assumes that no reward fails.
 
     Raises:
         InputError: the model, its files, the prompts or the axes are wrong.
@@ -55,7 +55,10 @@ def plan(config: TextConfig) -> dict[str, Any]:
 
 @contextmanager
 def here(config: TextConfig) -> Iterator[TextConfig]:
-    """Yield the config, with known configs as its model if the hub cannot be reached; raise InputError without a model."""
+    """Yield the config; if the hub cannot be reached, its model is a folder of the configs that this package ships.
+
+    Raises InputError if there is no such model.
+    """
     path = config.model.path
     look = partial(check_weights, path, config.model.variant, or_configs=True)
     if not stands_in_for(path, known.texts(), "config.json", look):
@@ -110,12 +113,12 @@ def _plan(config: TextConfig) -> dict[str, Any]:
 
 
 def config_at_step(config: TextConfig, step: int, rollout: Any) -> TextConfig:
-    """Return the config of a run after a step: as it began."""
+    """Return the config of a run after a step: unchanged, since no part of it moves in training."""
     return config
 
 
 def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the plan as pairs of a label and its text, for the terminal."""
+    """Return the plan as (label, text) lines for the terminal."""
     g, cost, evaluation = planned["geometry"], planned["model_evaluations"], planned["evaluation"]
     rollout, update = (_bounded(cost[part], planned["at_most"][part]) for part in ("rollout", "update"))
     evaluations = _bounded(evaluation["model_evaluations"], evaluation["at_most"])
@@ -152,14 +155,14 @@ class DecodingCost:
     """Steps of a decoder for one answer."""
 
     steps: int
-    commits: int  # steps that commit something; of a block-causal model the most in one block
-    branches: int  # evaluations of a step
-    fixed: bool  # whether all answers take as many steps
-    block_size: int | None = None  # of a block-causal model
+    commits: int  # steps that commit a token; in a block-causal model the most of one block
+    branches: int  # model evaluations of a step: 2 with guidance
+    fixed: bool  # whether all answers take the same number of steps
+    block_size: int | None = None  # tokens of a block of a block-causal model
 
     @property
     def evaluations(self) -> int:
-        """Model evaluations."""
+        """Model evaluations for one answer."""
         return self.steps * self.branches
 
 
@@ -171,7 +174,7 @@ def block_size(config: TextConfig) -> int | None:
 def training_decoder(
     config: TextConfig, eos_id: int = NO_END, count: int = 1, predictor: MaskPredictor | None = None
 ) -> Decoder:
-    """Return the training decoder of `count` answers; a learned schedule takes its typical actions.
+    """Return the training decoder for `count` answers; a learned schedule sets its numbers to the typical ones.
 
     Raises:
         InputError: the schedule has an action that the decoder lacks, or the model does not fit the decoder.
@@ -184,7 +187,7 @@ def training_decoder(
 
 
 def evaluation_decoder(config: TextConfig) -> Decoder:
-    """Return the evaluation decoder, likewise."""
+    """Return the evaluation decoder for one answer; a learned schedule applies only to the decoder `scheduled`."""
     length = config.model.length
     decoder = config.eval.decoder.build(length, NO_END, "eval.decoder", block_size=block_size(config))
     schedule = config.algorithm.schedule.policy(length)
@@ -193,9 +196,9 @@ def evaluation_decoder(config: TextConfig) -> Decoder:
 
 
 def count_decoder_steps(decoder: Decoder) -> DecodingCost:
-    """Return the steps of an answer of full length: exact unless scores decide how many positions a step commits.
+    """Return the steps of an answer of full length, or an upper bound if scores decide how many tokens a step commits.
 
-    In a block-causal model they may depend on the prompt's end within its block; then this is the most.
+    In a block-causal model the steps may depend on where the prompt ends within its block; the most are returned.
     """
     committer, region = decoder.committer, decoder.region
     narrow = region.window is not None and any(end - start > region.window for start, end in region.blocks)
@@ -253,7 +256,7 @@ def _count_steps(decoder: Decoder, block: int, size: int) -> tuple[int, int]:
 def _bound_steps(decoder: Decoder, size: int, narrow: bool) -> tuple[int, int]:
     """Return the most steps and commits of a block: a step per position, unless the committer bounds its steps."""
     committer = decoder.committer
-    assert isinstance(committer, Committer), "one that counts no steps is of no table"
+    assert isinstance(committer, Committer), "every committer of the tables is a Committer"
     bound = committer.block_steps(decoder.frame)
     steps = 0 if size == 0 else size if bound is None else size + bound if narrow else bound
     return steps, min(steps, size)
@@ -266,8 +269,8 @@ class Cost:
     rollout: int
     update: int
     with_gradient: int  # rows of the update with a backward pass
-    rollout_fixed: bool  # whether the count is exact
-    update_fixed: bool
+    rollout_fixed: bool  # whether `rollout` is exact, not an upper bound
+    update_fixed: bool  # the same of `update`
     views: int  # of an answer
 
 
@@ -277,7 +280,7 @@ def predict_cost(config: TextConfig) -> Cost:
     decoder = training_decoder(config)
     walk = count_decoder_steps(decoder)
     samples, local = train.groups * train.group_size, config.run.engine is None
-    # The answers of an engine are scored at each of their steps, if at all.
+    # Answers of an engine cost one evaluation of our model per step if they are scored, else none.
     rollout = samples * (walk.evaluations if local else scores_engine(config, decoder) * walk.steps)
     rollout_fixed = walk.fixed if local else rollout == 0
     trained, all_trained = _trained_answers(config)
@@ -288,7 +291,8 @@ def predict_cost(config: TextConfig) -> Cost:
     learning = trained * views * train.passes
     update = learning * slopes + trained * views * mask_draws * (old + reference)
     update_fixed = views_fixed and all_trained
-    if isinstance(algorithm.hints, Inpainting):  # each answer once more, and its given tokens are judged
+    # With hints every answer may be sampled a second time, and the entropy of given tokens costs one evaluation each.
+    if isinstance(algorithm.hints, Inpainting):
         rollout, rollout_fixed = 2 * rollout, False
         update, update_fixed = update + train.groups * int(algorithm.hints.replace * train.group_size), False
     return Cost(
@@ -302,13 +306,13 @@ def predict_cost(config: TextConfig) -> Cost:
 
 
 def forwards(config: TextConfig) -> int:
-    """Return the cost of an iteration in forward passes, a backward pass counting about 2."""
+    """Return the cost of an iteration in forward passes; a view of the update counts `BACKWARD`."""
     cost = predict_cost(config)
     return cost.rollout + BACKWARD * cost.update
 
 
 def _trained_answers(config: TextConfig) -> tuple[int, bool]:
-    """Return how many answers of an iteration are trained on, and whether that is exact."""
+    """Return the number of trained answers of an iteration, and whether it is exact."""
     train, select = config.train, config.train.select
     samples = train.groups * train.group_size
     exact = config.algorithm.baseline.drops is None
@@ -320,18 +324,22 @@ def _trained_answers(config: TextConfig) -> tuple[int, bool]:
 
 
 def _views(config: TextConfig, walk: DecodingCost) -> tuple[int, int, bool]:
-    """Return the views of an answer, evaluations of each for a gradient (`methods.backward`), and whether both are exact."""
+    """Return the views of an answer, the evaluations of each view for its gradient, and whether both numbers are exact.
+
+    For two evaluations of a view see `methods.backward`.
+    """
     likelihood, objective, length = config.algorithm.likelihood, config.algorithm.objective, config.model.length
     in_order = likelihood.name in ("autoregressive", "trajectory")  # many views, none random
     views = likelihood.views(_answers(1 if in_order else ANSWERS, length, walk))
     count, separable = len(views.weight), objective.separable(views)
     several = count > config.train.update_rows
-    exact = not several or separable or in_order or not isinstance(objective, TokenRatio)  # else disjoint by chance
+    # Otherwise random views may be disjoint by chance, which makes a token ratio separable.
+    exact = not several or separable or in_order or not isinstance(objective, TokenRatio)
     return count, 2 if several and not separable else 1, exact and _same_for_all(likelihood, walk, length)
 
 
 def _answers(count: int, length: int, walk: DecodingCost) -> Answers:
-    """Return answers of full length without prompts, with the steps of `walk`, counted per block."""
+    """Return answers of full length without prompts, with the steps of `walk` (in a block-causal model per block)."""
     ids = torch.zeros(count, length, dtype=torch.long)
     steps = (torch.arange(length) % (walk.block_size or length)).clamp(max=walk.commits - 1).expand(count, -1)
     every = torch.ones(count, length, dtype=torch.bool)
@@ -346,7 +354,7 @@ def _answers(count: int, length: int, walk: DecodingCost) -> Answers:
 
 
 def _same_for_all(likelihood: likelihoods.Likelihood, walk: DecodingCost, length: int) -> bool:
-    """Return whether all answers have as many views, whatever their length, decoding and masks."""
+    """Return whether every answer has the same number of views, whatever its length, decoding and masks."""
     whole = likelihood.scope == "canvas"
     full = walk.block_size is None or length >= 2 * walk.block_size - 1  # at least one full block for any prompt
     match likelihood:

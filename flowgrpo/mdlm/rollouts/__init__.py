@@ -1,1 +1,1 @@
-"""Rollouts of texts: decode answers and record how they filled."""
+"""Rollouts of texts: sampled and scored answers, and a record of how their canvases filled."""

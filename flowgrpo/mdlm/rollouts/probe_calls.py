@@ -1,4 +1,4 @@
-"""Calls of a language model that batch sizes are probed with: decoding, and views of answers with gradient."""
+"""Calls of a language model that try out batch sizes: decoding, and views of answers with gradient."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def probe_calls(
     held_out: Sequence[Prompt] = (),
     eval_decoder: Callable[[int], Decoder] | None = None,
 ) -> ProbeCalls:
-    """Return the calls, on the longest prompts; an answer takes part in a decoding, and has a number of views.
+    """Return the calls of a rollout and of an update, with a given number of rows of the longest prompt.
 
-    A probe decodes the whole answer, since caches, guidance and the number of open tokens change its memory. A prompt of
-    this process's `held_out` that is longer, or decoded in another way (`eval_decoder`), is probed too: it has to fit, but
-    its time does not count.
+    A rollout call decodes the whole answer, because caches, guidance and the number of open tokens change its memory. The
+    longest prompt of this process's `held_out` is tried too if it is longer or has another decoder (`eval_decoder`): it must
+    fit, but its time does not count.
     """
 
     def length(text: str) -> int:

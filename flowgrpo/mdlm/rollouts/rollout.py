@@ -1,4 +1,4 @@
-"""Rollouts of texts: complete prompts, score the completions, and help groups that failed by hints."""
+"""Rollouts of texts: complete prompts, score the completions, and give hints to failed groups."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ BROKEN = "%d of %d answers have a log-probability that is not finite and are %s"
 
 
 class Drawn(Protocol):
-    """What an engine tells of the tokens that it drew."""
+    """An engine's report on the tokens that it drew."""
 
     @property
     def correction(self) -> Tensor:
-        """Importance weight (B, L) of each token, because the engine sampled it by its own policy."""
+        """Importance weight (B, L) of each token, which corrects for the engine's own numerics and weights."""
 
     def line(self, run: Any, scored: Tensor) -> dict[str, Any]:
         """Return the metrics of the mismatch between engine and policy; `scored` (B, L) bool are the trained tokens."""
 
 
-Rolled = tuple[Rollout, Drawn | None]  # completions of an engine, and what it tells of them
+Rolled = tuple[Rollout, Drawn | None]  # completions of an engine, and its report on them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +55,10 @@ class Batch:
     completions: Completions
     scores: Scores
     decoder: Decoder  # the decoder of the completions
-    actions: Actions | None  # of the schedule, or None
-    unhelped: Tensor  # (B, R) rewards before hints changed any
-    hinted: int | None  # number of completions that hints replaced; None without hints
-    engine: Drawn | None = None  # what an engine tells of its tokens; None where it tells nothing
+    actions: Actions | None  # actions of a learned schedule; None without one
+    unhelped: Tensor  # (B, R) rewards before hinted completions replaced any
+    hinted: int | None  # number of completions that hinted ones replaced; None without hints
+    engine: Drawn | None = None  # an engine's report on its tokens; None without one
 
     @property
     def group(self) -> Tensor:
@@ -77,14 +77,14 @@ class Batch:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of hinted completions, if there are hints."""
+        """The metric of hinted completions; {} without hints."""
         return {} if self.hinted is None else {"reward/hinted": self.hinted}
 
 
 def scores_engine(config: TextConfig, decoder: Decoder) -> bool:
-    """Return whether an engine's tokens need our own log-probabilities: for the correction, or for the update's ratios."""
+    """Return whether our model scores an engine's tokens: for the importance weights, or as old log-probabilities."""
     section = config.run.engine
-    assert section is not None, "asked of runs with an engine"
+    assert section is not None, "only runs with an engine call this"
     return section.log_probs or config.algorithm.likelihood.recorded(decoder)
 
 
@@ -103,10 +103,11 @@ def rollout(
     assignment: Assignment | None = None,
     gather: Gather = list,
 ) -> Batch:
-    """Decode and score a completion of each row; help groups without a success by hints, which needs whole groups here.
+    """Decode and score a completion of each row, and give hints to groups without a success.
 
-    `members` (B,) are the group of each row and its index in the group, in the order of groups; `rolled` are completions of
-    an engine instead of the policy's; for `assignment` and `gather` see `score_pieces`.
+    With hints, all rows of a group must be on this process. `members` (B,) are the group of each row and its index in the
+    group, in the order of groups. `rolled` are completions of an engine, in place of the policy's. For `assignment` and
+    `gather` see `score_pieces`.
     """
     seeds = [(config.run.seed, "answer", iteration, *member) for member in members]
     actions = None if schedule is None else schedule.draw(seeds)
@@ -144,7 +145,7 @@ def _score(
     assignment: Assignment | None = None,
     gather: Gather = list,
 ) -> Scores:
-    """Score completions, a call for each group; those with a token whose log-probability is not finite are lost."""
+    """Score completions, one call per group; a completion with a log-probability that is not finite counts as lost."""
     numbered = zip(members, completions.texts, rows, strict=True)
     pieces = []
     for group, completed in groupby(numbered, key=lambda each: each[0][0]):
@@ -167,7 +168,7 @@ def _help(
     rewards: Sequence[Reward],
     decoder: Decoder,
 ) -> Batch:
-    """Replace completions of failed groups by ones that hints led to a success."""
+    """Replace completions of failed groups by hinted ones that succeed."""
     deciding = [reward.name for reward in rewards].index(settings.reward) if settings.reward else 0
     failed = set(failed_groups(batch.scores.values[:, deciding], batch.group.tolist(), settings.success))
     retried = [
@@ -204,12 +205,12 @@ def _help(
 def _replace_completions(
     batch: Batch, completions: Completions, scores: Scores, pairs: Sequence[tuple[int, int]]
 ) -> Batch:
-    """Replace some completions (first of a pair) of a batch by others (second)."""
+    """Replace completions of a batch (first index of a pair) by others (second index)."""
     if not pairs:
         return batch
     into, of = (torch.tensor(indices) for indices in zip(*pairs, strict=True))
     rollout = batch.completions.rollout
-    wider = rollout.prompt - completions.rollout.prompt  # the prompts of all completions may be padded to more
+    wider = rollout.prompt - completions.rollout.prompt  # the batch may be padded to a longer prompt
     tensors = {}
     for field in fields(Rollout):
         tensor, new = getattr(rollout, field.name).clone(), getattr(completions.rollout, field.name)[of]

@@ -1,4 +1,4 @@
-"""Record the answers of a rollout for the gallery: how each canvas filled, and its rewards."""
+"""Records of a rollout's answers for the gallery: how each canvas filled, and its rewards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.reports.samples import Text
 from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, encode_picture, known
 
-MOMENTS = 8  # canvases of a decoding, beside its start
+MOMENTS = 8  # recorded canvases of an answer, besides the start
 MASKED = "▢"
 CELL = 4  # pixels of a token's cell
 EARLY, LATE = (232, 190, 94, 255), (66, 110, 200, 255)  # a cell's colour by when its token was committed
@@ -36,11 +36,10 @@ def build_kept_trees(
     trained: torch.Tensor,
     names: Iterable[str],
 ) -> list[KeptTree]:
-    """Return this process's answers to keep of an iteration; [] if none are due.
+    """Return the records of this process's answers that the run keeps of an iteration; [] if none are due.
 
-    Each has `MOMENTS` canvases beside its start, at equal distances in its own decoding. A token counts as committed at its
-    last commit, even if a decoder had masked it again before. `advantages` (B,) and `trained` (B,) bool are those of the
-    answers.
+    Each answer has its start and `MOMENTS` further canvases, at equal distances of its own steps. If a decoder masked a
+    token again, its last commit counts. `advantages` (B,) and `trained` (B,) bool are those of the answers.
     """
     asked = config.run.trees
     if asked is None or not asked.due(batch.iteration, config.train.iterations):
@@ -85,7 +84,7 @@ def build_kept_trees(
 
 
 def _chain(text: Text, steps: int, first: int, decoder: str) -> list[KeptNode]:
-    """Return the canvases of a text of `steps` steps, the first as node `first`."""
+    """Return the canvases of a text of `steps` steps as a chain of nodes; the first has number `first`."""
     nodes = []
     for column in range(MOMENTS + 1):
         moment = round(steps * column / MOMENTS)
@@ -104,14 +103,14 @@ def _chain(text: Text, steps: int, first: int, decoder: str) -> list[KeptNode]:
 
 
 def canvas(text: Text, moment: int) -> str:
-    """Return a text after `moment` steps, `MASKED` for masks; equal tokens at its end are counted."""
+    """Return a text after `moment` steps, with `MASKED` for masks; a run of equal tokens at its end is shown as "×n"."""
     tokens = [token if step < moment else MASKED for token, step in zip(text.tokens, text.steps, strict=True)]
     alike = next((i for i, token in enumerate(reversed(tokens)) if token != tokens[-1]), len(tokens))
     return "".join(tokens[: len(tokens) - alike + 1]) + (f" ×{alike}" if alike > 1 else "")
 
 
 def cells(text: Text, moment: int, steps: int) -> np.ndarray:
-    """Return the tokens of a text after `moment` steps as cells, uint8 (h, w, 4), two to three times as wide as high."""
+    """Draw the tokens of a text after `moment` steps as cells: RGBA uint8 (h, w, 4), at least twice as wide as high."""
     columns = max(1, 2 * math.ceil(math.sqrt(len(text.steps) / 2)))
     rows = -(-len(text.steps) // columns)
     picture = np.zeros((rows * CELL, columns * CELL, 4), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Find the files of a trained controller, before what it computes with is imported."""
+"""The files of a trained controller; this module imports no torch, so that a config is checked fast."""
 
 from __future__ import annotations
 

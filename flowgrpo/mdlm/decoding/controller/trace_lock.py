@@ -1,4 +1,4 @@
-"""TraceLock (arXiv 2605.24697 and its code): a small controller judges from hidden states which proposals are final.
+"""TraceLock (arXiv 2605.24697 and its code): a small network judges from hidden states which proposals are final.
 
 Our readings, since the release lacks the controller's class:
 
@@ -34,8 +34,8 @@ Tensor = torch.Tensor
 class Controller(torch.nn.Module):
     """A bidirectional transformer over the features of all positions, with a summary token that sets the threshold.
 
-    The paper's sizes are 384 wide, 5 layers, 8 heads and 256 positions for a model of 7 billion parameters. `end_ids` are
-    the tokens that end or pad an answer; `sizes` holds the constructor's arguments.
+    For a model of 7 billion parameters the paper has width 384, 5 layers, 8 heads and 256 positions. `end_ids` are the
+    tokens that end or pad an answer; `sizes` holds the constructor's arguments.
     """
 
     def __init__(self, hidden_size: int, *, hidden_layers: int = 3, width: int = 64, layers: int = 2, heads: int = 4,
@@ -119,7 +119,7 @@ class Learned:
             hidden=step.hidden,
             end_ids=self.controller.end_ids,
         )
-        last = torch.zeros_like(step.row).scatter_reduce(0, step.owner, column, "amax")  # as `window` has it
+        last = torch.zeros_like(step.row).scatter_reduce(0, step.owner, column, "amax")  # as in `window`
         within = torch.arange(step.ids.shape[1], device=column.device) <= last[:, None]
         logits, _ = self.controller(replace(current, visible=current.visible & within))
         return logits[at].sigmoid()
@@ -181,7 +181,10 @@ def train_controller(
 
 @torch.no_grad()
 def f_half(controller: Controller, traces: Traces, threshold: float = 0.99, window_length: int = 128) -> float:
-    """Return the F-score with beta 1/2 (precision weighs twice) of accepting scores from a threshold on; 0 if none is."""
+    """Return the F-score with beta 1/2 (precision weighs twice) of accepting proposals that score >= `threshold`.
+
+    0 if none is accepted.
+    """
     hit = accepted = wanted = 0
     for trace in traces:
         length = torch.full((len(trace.label),), window_length, device=trace.label.device)
@@ -208,7 +211,7 @@ def load_controller(
     """Load a controller that `save_controller` wrote, in evaluation mode.
 
     `hidden_size` is the width of the model's hidden states; None checks it at the first step of a decode. `place` is the
-    dotted key of the folder. Raises InputError if there is none, it is incomplete, or it does not fit the model.
+    dotted key of the folder. Raises InputError if the folder holds no complete controller, or it does not fit the model.
     """
     folder = Path(folder)
     check_there(folder, place)

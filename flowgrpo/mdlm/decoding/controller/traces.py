@@ -43,9 +43,9 @@ class Trace:
 def trace(
     predictor: MaskPredictor, rollout: Rollout, *, row: Tensor, step: Tensor, layers: int, end_ids: Sequence[int] = ()
 ) -> Trace:
-    """Return the trace of some rows (R,) before steps (R,) of theirs, with the last `layers` hidden states.
+    """Return the trace of rows (R,), each before its step (R,), with the last `layers` hidden states.
 
-    One evaluation for each. `end_ids` are tokens that end or pad an answer.
+    Takes one model evaluation per row. `end_ids` are the tokens that end or pad an answer.
     """
     ids, mask = rollout.ids[row], rollout.attention_mask[row]
     ids[:, rollout.prompt :][rollout.step_map[row] >= step[:, None]] = predictor.mask_id
@@ -66,9 +66,9 @@ def trace(
 
 
 class Replay:
-    """All steps of all rows of some decodes in an order drawn from a seed, `batch` of them in a trace.
+    """All steps of all rows of some decodes, in an order drawn from a seed; each trace holds `batch` of these steps.
 
-    A trace is evaluated on access and not kept: hidden states of a model of 7 billion parameters take 25 KB a column.
+    A trace is computed on access and not stored: hidden states of a model of 7 billion parameters take 25 KB a column.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Replay:
         run_seed: int = 0,
         most: int | None = None,
     ):
-        """Draw the order of at most `most` traces; the steps of a trace come from one of the decodes."""
+        """Draw the order of at most `most` traces; all steps of a trace come from one decode."""
         self._predictor, self._layers, self._end_ids = predictor, layers, end_ids
         random = generator(run_seed, "trace_lock", "replay")
         parts = []
@@ -134,7 +134,10 @@ def scene(
 
 
 def window(scene: Scene, length: Tensor) -> Tensor:
-    """Return which columns (B, T) bool lie up to the last mask of the window of `length` (B,) from a row's first mask on."""
+    """Return the columns (B, T) bool up to the last mask of the window.
+
+    A row's window is the `length` (B,) columns from its first mask on.
+    """
     masked = scene.state >= OPEN
     column = torch.arange(masked.shape[1], device=masked.device)
     within = masked & (column < (masked.int().argmax(1) + length)[:, None])

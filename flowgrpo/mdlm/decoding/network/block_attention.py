@@ -1,4 +1,4 @@
-"""Full and block-causal attention, and the model types known to use the latter.
+"""Full and block-causal attention, and the model types known to be block-causal.
 
 A block-causal model (block diffusion: BD3-LM, arXiv 2503.09573; LLaDA2, SDAR, Fast-dLLM v2) writes one block after the
 other. Blocks are counted from the first token of a row, prompt included, as in the released code of all three: the first
@@ -39,8 +39,8 @@ def known_block_size(
 ) -> int | None:
     """Return the tokens of a block of a model; None if its attention is full.
 
-    `config` is the model's own; `attention` and `block_size` are the user's, None for the values known of its type. Raises
-    InputError if the type is refused, attends otherwise, or its block size is unknown.
+    `config` is the model's own; `attention` and `block_size` are the user's, None for the known values of the model's type.
+    Raises InputError if the type is not supported, does not have the attention asked for, or has no known block size.
     """
     kind = config.get("model_type")
     if kind in REFUSED:
@@ -59,17 +59,20 @@ def known_block_size(
 
 
 def positions(mask: Tensor) -> Tensor:
-    """Return the position (B, T) of each token in its row, from the first that is not padding (B, T) bool; 0 at padding."""
+    """Return the position (B, T) of each token, counted from its row's first token; 0 at padding.
+
+    `mask` (B, T) bool is False at padding.
+    """
     return (mask.long().cumsum(1) - 1).clamp(min=0)
 
 
 def block_causal(query: Tensor, key: Tensor) -> Tensor:
-    """Return which keys (B, Q, K) bool queries see, from the numbers (B, Q) and (B, K) of their blocks."""
+    """Return which keys each query sees, (B, Q, K) bool; `query` (B, Q) and `key` (B, K) are the numbers of their blocks."""
     return key[:, None, :] <= query[:, :, None]
 
 
 def clean_prefix(block: Tensor, noisy: Tensor) -> Tensor:
-    """Return which keys (B, K, K) bool queries see in a row of a clean canvas and a noisy copy (BD3-LM's mask).
+    """Return which keys each query sees, (B, K, K) bool, in a row of a clean canvas and a noisy copy (BD3-LM's mask).
 
     A noisy position sees its own noisy block and the clean ones before it, a clean position the clean blocks up to its own.
     `block` (B, K) numbers the blocks of positions; `noisy` (K,) bool marks the copy.

@@ -1,12 +1,12 @@
-"""Key-value caches of a decode: approximate within a block, or exact from block to block.
+"""Key-value caches of a decode: approximate in bidirectional models, exact in block-causal ones.
 
-In a bidirectional model kept keys and values age with every committed token. Fast-dLLM (arXiv 2505.22618): the first step
-of a block runs the whole canvas; the next ones feed only the columns from the block on (`prefix`), or only the block
-(`dual`), and reuse the other columns. This is exact for a model with one attention layer.
+In a bidirectional model cached keys and values become stale with every committed token. Fast-dLLM (arXiv 2505.22618): the
+first step of a block runs the whole canvas; the later steps feed only the columns from the block on (`prefix`), or only the
+block (`dual`), and reuse the keys and values of the others. This is exact for a model with one attention layer.
 
 In a block-causal model a finished block never changes, so its keys and values are exact for the whole decode.
 
-Kept keys carry their positions and attention ignores the order of keys, so the fed columns simply follow the kept ones.
+Cached keys carry their positions and attention ignores the order of keys, so fed columns simply follow the cached ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flowgrpo.mdlm.decoding.network.block_attention import positions
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 
 Tensor = torch.Tensor
-Kept = tuple[Tensor, list[tuple[Tensor, Tensor]]]  # names of rows; keys and values of each layer
+Kept = tuple[Tensor, list[tuple[Tensor, Tensor]]]  # numbers of the rows; keys and values of each layer
 
 NOTHING: Kept = (torch.empty(0), [])
 
@@ -43,14 +43,14 @@ def build_cache(predictor: MaskPredictor, kind: Literal["prefix", "dual"], place
 
 
 class Cache(ABC):
-    """Kept keys and values of some columns, and the model that is fed the others."""
+    """The cached keys and values of some columns, and the model, which is fed the other columns."""
 
     def __init__(self, predictor: MaskPredictor, place: str):
         self.predictor, self.place = predictor, place
         self._start: int | None = None
-        self._kept = NOTHING  # of all rows at the first step of the last block
-        self._live = NOTHING  # of those that are not full yet
-        self._cache = DynamicCache()  # the model appends to it, `_rewind` undoes that
+        self._kept = NOTHING  # of all rows that were unfinished at the first step of the current block
+        self._live = NOTHING  # of the rows that are unfinished now
+        self._cache = DynamicCache()  # the model appends to it; `_rewind` removes the appended columns
 
     @abstractmethod
     def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
@@ -59,11 +59,11 @@ class Cache(ABC):
         Args:
             ids: (R, T); in a block-causal model all blocks before that of `start` are finished.
             attention_mask: (R, T) bool, False at padding, on the left; constant per row.
-            row: (R,) ascending names of the rows; with the same `start`, later calls have a subset of them.
-            start: first column to return, which identifies the block.
+            row: (R,) ascending numbers of the rows; later calls for the same block have a subset of them.
+            start: first column to return; it identifies the block.
 
         Raises:
-            InputError: the model keeps keys and values otherwise than one tensor a layer, or changes with padding.
+            InputError: the model does not cache one tensor of keys and values per layer, or its logits change with padding.
         """
 
     def _evaluate(
@@ -82,9 +82,10 @@ class Cache(ABC):
 
         Args:
             ids, mask, position_ids: (R, F) of the fed columns.
-            visible: which kept and fed columns are seen, from `MaskPredictor.additive`.
-            start, stop: among the fed columns.
-            keeps: selects the columns of keys or values (R, H, K, D), kept and fed, to keep from now on; None for no change.
+            visible: which cached and fed columns are seen, from `MaskPredictor.additive`.
+            start, stop: range of the returned columns, counted among the fed ones.
+            keeps: selects, of keys or values (R, H, K, D) of cached and fed columns, those to cache from now on; None
+                changes nothing.
         """
         rows, layers = self._live
         if len(row) < len(rows):
@@ -107,7 +108,7 @@ class Cache(ABC):
         return logits
 
     def _rewind(self) -> None:
-        """Reset the cache to the kept keys and values; a new one would take longer than a layer of a small model."""
+        """Reset the cache to the kept keys and values; a new object would cost more than a layer of a small model."""
         for layer, (keys, values) in zip(self._cache.layers, self._live[1], strict=True):
             layer.keys, layer.values = keys, values
 
@@ -125,7 +126,7 @@ class Cache(ABC):
 
 
 class BlockCache(Cache):
-    """Compute each block from the whole canvas at its first step, and from few columns after it."""
+    """Cache of a bidirectional model: the first step of a block runs the whole canvas, later steps only a part of it."""
 
     def __init__(self, predictor: MaskPredictor, kind: Literal["prefix", "dual"], place: str):
         super().__init__(predictor, place)
@@ -156,15 +157,15 @@ class BlockCache(Cache):
 
 
 def _without(tensor: Tensor, *, first: int, last: int, dim: int = 1) -> Tensor:
-    """Return a copy without the columns from `first` to `last`, so that these take no memory."""
+    """Return a copy without the columns from `first` to `last` (excluded), which then take no memory."""
     after = tensor.shape[dim] - last
     return torch.cat([tensor.narrow(dim, 0, first), tensor.narrow(dim, last, after)], dim=dim)
 
 
 class PrefixCache(Cache):
-    """Decode a block-causal model block by block, with the keys and values of the finished blocks cached.
+    """Cache of a block-causal model: the keys and values of its finished blocks.
 
-    The first step of a block also runs the previous block, which is finished then, and caches it.
+    The first step of a block also runs the previous block, which is finished by then, and caches it.
     """
 
     def __init__(self, predictor: MaskPredictor, place: str):
@@ -177,7 +178,7 @@ class PrefixCache(Cache):
         entered, self._start = start != self._start, start
         if entered:
             if not (self._kept[1] and torch.isin(row, self._kept[0]).all()):
-                # A row has come back that had nothing to fill.
+                # A row has returned that had no masks in the last block, so it is not cached: start anew.
                 self._columns, self._kept, self._cache = 0, NOTHING, DynamicCache()
             self._live = self._kept
             self._rewind()

@@ -1,4 +1,4 @@
-"""Find out by a few forwards of a few tokens which attention mask and positions a model takes."""
+"""Probes: a few forward passes on a few tokens show which attention mask and positions a model needs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from flowgrpo.errors import InputError
 
 PROBE_LENGTH, PROBE_PADDING = 8, 3
-UNCHANGED = 1e-6  # of the largest logit: a smaller change is none
+UNCHANGED = 1e-6  # changes below this share of the largest logit count as none
 REFUSALS = (ValueError, RuntimeError, TypeError, IndexError, AttributeError)  # of models that take other arguments
 PADDING_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
 
 
 @dataclass(frozen=True)
 class Form:
-    """The inputs that tell a model what it may see: its kind of attention mask, and whether it takes positions."""
+    """The inputs by which a model learns what it may see: the kind of attention mask, and whether positions are passed."""
 
     attention: str  # 4d | 2d | none
     positions: bool = False
@@ -61,7 +61,10 @@ def check_mask_token(predictor: _Predictor) -> None:
 
 @torch.no_grad()
 def probe(predictor: _Predictor) -> tuple[int, Form, Form | None]:
-    """Return the vocabulary size, a form under which the model sees later tokens, and one that hides padding, if any."""
+    """Return the vocabulary size, a form under which positions see later tokens, and a form that hides padding.
+
+    The last is None if padding always changes the logits. Raises InputError if no form works.
+    """
     device = predictor.device
     a, b = _two_tokens(predictor)
     ids = torch.tensor([[a, b] * (PROBE_LENGTH // 2)], device=device)
@@ -87,7 +90,7 @@ def probe(predictor: _Predictor) -> tuple[int, Form, Form | None]:
 
 @torch.no_grad()
 def probe_head(predictor: _Predictor) -> bool:
-    """Return whether the head alone computes the logits of some tokens as the whole canvas does."""
+    """Return whether the head, given some tokens only, computes the same logits for them as for the whole canvas."""
     a, b = _two_tokens(predictor)
     ids = torch.tensor([[a, b] * (PROBE_LENGTH // 2), [b] * PROBE_LENGTH], device=predictor.device)
     columns = [[1, 0, 0, 1] * (PROBE_LENGTH // 4), [0, 1] * (PROBE_LENGTH // 2)]
@@ -108,7 +111,7 @@ def _two_tokens(predictor: _Predictor) -> list[int]:
 
 
 def _bidirectional_form(predictor: _Predictor, ids: Tensor) -> Form:
-    others = torch.cat([ids[:, :1], ids[:, :-1]], dim=1)  # every token but the first is another
+    others = torch.cat([ids[:, :1], ids[:, :-1]], dim=1)  # every token but the first differs from `ids`
     refused = []
     known = ("4d", "2d") if predictor.block_size is None else ("4d",)
     for attention in known if predictor.takes("attention_mask") else ("none",):

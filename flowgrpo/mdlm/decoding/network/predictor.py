@@ -1,8 +1,8 @@
 """Masked-token predictor: logits of all positions of a partly masked canvas, from any model class.
 
-A canvas is `ids` (B, T): a left-padded prompt, then a completion with mask tokens. Row i of the logits is about token i,
-the mask token has probability 0, and each position sees all others but padding; in a block-causal model only its own block
-and earlier ones, see `flowgrpo.mdlm.decoding.network.block_attention`.
+A canvas is `ids` (B, T): a left-padded prompt, then a completion with mask tokens. Row i of the logits predicts token i,
+and the mask token has probability 0. Each position sees all others but padding; in a block-causal model it sees its own
+block and earlier ones, see `flowgrpo.mdlm.decoding.network.block_attention`.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ class MaskPredictor:
         evaluations: rows the model was called with, not counting probes.
         vocab_size: number of columns of the logits.
         block_size: tokens of a block of a block-causal model; None for full attention.
-        form: for a batch without padding.
+        form: attention mask and positions of a batch without padding.
         selects: whether the model's head can compute the logits of some tokens alone.
-        padded_form: for a batch with padding; None if the logits change with it, as those of LLaDA, which ignores its mask:
-            rows of one length are then evaluated together, without padding.
+        padded_form: the same of a batch with padding. None if padding changes the logits, as in LLaDA, which ignores its
+            mask; then rows of equal length are evaluated together, without padding.
     """
 
     def __init__(
         self, model: Any, mask_id: int, pad_id: int | None = None, *, shift: bool = False, block_size: int | None = None
     ):
-        """Probe the model by a few forwards. Switches cuDNN attention off for the whole process.
+        """Probe the model by a few forward passes, and switch cuDNN attention off for the whole process.
 
         Args:
             model: module or function of ids (B, T) that returns logits (B, T, V), or an object with `logits`; it gets
                 `attention_mask`, `position_ids` and `use_cache` if its forward takes them.
             pad_id: fills rows up on the left; None if rows are never padded.
-            shift: output i is about token i + 1, as in Dream and other models that began autoregressive.
+            shift: output i predicts token i + 1, as in Dream and other models that began autoregressive.
 
         Raises:
-            InputError: the mask token is outside the vocabulary, is padding, or is not that of the model's config; no
-                position sees a later one; or the model cannot attend in blocks.
+            InputError: the mask token is outside the vocabulary, is padding, or is not that of the model's config; the
+                first position sees no later one; or a model with `block_size` cannot attend in blocks.
         """
         leave_out_cudnn_attention()
         self.model, self.mask_id, self.pad_id, self.shift, self.block_size = model, mask_id, pad_id, shift, block_size
@@ -75,16 +75,16 @@ class MaskPredictor:
     def logits(
         self, ids: Tensor, attention_mask: Tensor | None = None, start: int = 0, stop: int | None = None
     ) -> Tensor:
-        """Return aligned logits (B, stop - start, V) of some columns of ids (B, T), float32 or finer; -inf for the mask.
+        """Return logits (B, stop - start, V) that predict some columns of ids (B, T), float32 or finer; -inf for the mask.
 
-        `attention_mask` (B, T) is 0 or False at padding. A block-causal model evaluates no block behind those columns.
+        `attention_mask` (B, T) is 0 or False at padding. A block-causal model does not evaluate the blocks behind `stop`.
         """
         return self.logits_and_hidden(ids, attention_mask, start=start, stop=stop, layers=0)[0]
 
     def logits_and_hidden(
         self, ids: Tensor, attention_mask: Tensor | None, *, start: int, stop: int | None, layers: int
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the same logits, and the last `layers` hidden states (B, T, H) of all columns, aligned like logits.
+        """Return the logits of `logits`, and the last `layers` hidden states (B, T, H) of all columns, aligned like them.
 
         Raises InputError if the model returns fewer hidden states.
         """
@@ -109,24 +109,24 @@ class MaskPredictor:
     def columns(
         self, evaluate: Callable[[], Any], ids: Tensor, mask: Tensor | None, *, start: int, stop: int
     ) -> tuple[Tensor, Any]:
-        """Return aligned logits (B, stop - start, V) of some columns, as `logits` does, and the output of `evaluate()`.
+        """Call the model by `evaluate()`; return logits (B, stop - start, V), as `logits` does, and the model's output.
 
         `ids` and `mask` (B, T) are the model's inputs. The head computes only these columns if it can.
         """
         align = partial(self.aligned, mask=mask, start=start, stop=stop)
-        select = self.selects and (self.shift or stop - start < ids.shape[1])  # else it sees these columns anyway
+        select = self.selects and (self.shift or stop - start < ids.shape[1])  # else the head needs all columns anyway
         with self._head_sees(align) if select else nullcontext():
             out = evaluate()
         return self.finished(logits_of(out) if select else align(logits_of(out))), out
 
     def block_start(self, mask: Tensor, column: int) -> int:
-        """Return the first column of the block around a column, in the row of a mask (B, T) where it begins first."""
+        """Return the first column of the block that holds `column`; of the rows of a mask (B, T), the smallest."""
         assert self.block_size is not None
         padding = (~mask).sum(1)
         return int(((column - padding) // self.block_size * self.block_size + padding).min())
 
     def block_end(self, ids: Tensor, mask: Tensor | None, stop: int) -> int:
-        """Return the column behind the last block that begins before `stop`, in the row where it ends last; at most T."""
+        """Return the end of the last block that begins before `stop`: the largest of all rows, at most T."""
         assert self.block_size is not None
         padding = torch.zeros(1, dtype=torch.long) if mask is None else (~mask).sum(1)
         blocks = (stop - padding + self.block_size - 1) // self.block_size
@@ -135,14 +135,14 @@ class MaskPredictor:
     def _by_length(
         self, ids: Tensor, mask: Tensor, *, start: int, stop: int, layers: int
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Run `logits_and_hidden` on the rows of each length without their padding; 0 where it was."""
+        """Run `logits_and_hidden` without padding, once for each length of rows; results are 0 at the padding."""
         rows, parts = [], []
-        for width, own in _equally_padded(mask, torch.ones_like(mask[:, 0])):
+        for width, indices in _equally_padded(mask, torch.ones_like(mask[:, 0])):
             logits, hidden = self.logits_and_hidden(
-                ids[own, width:], None, start=max(start - width, 0), stop=stop - width, layers=layers
+                ids[indices, width:], None, start=max(start - width, 0), stop=stop - width, layers=layers
             )
             tensors = zip((logits, *hidden), (stop - start, *[ids.shape[1]] * layers), strict=True)
-            rows.append(own)
+            rows.append(indices)
             parts.append([torch.nn.functional.pad(x, (0, 0, columns - x.shape[1], 0)) for x, columns in tensors])
         order = torch.cat(rows).argsort()
         logits, *hidden = (torch.cat(tensors)[order] for tensors in zip(*parts, strict=True))
@@ -151,14 +151,14 @@ class MaskPredictor:
     def logits_at(
         self, ids: Tensor, attention_mask: Tensor | None, where: Tensor, clean: Tensor | None = None
     ) -> Tensor:
-        """Return aligned logits (N, V) of N tokens, row by row, in the model's own precision; -inf for the mask token.
+        """Return logits (N, V) that predict N tokens, row by row, in the model's own precision; -inf for the mask token.
 
         The head computes only these tokens if it can.
 
         Args:
             where: (B, T) bool, the tokens; False at padding.
-            clean: (B, T) canvas in which a block-causal model sees earlier blocks, each position of `ids` on its own: what
-                decoding block by block sees, for all blocks in one evaluation of a longer row. None for `ids`.
+            clean: (B, T) canvas, for block-causal models: each block of `ids` is predicted from the earlier blocks of
+                `clean`, as in decoding block by block. One evaluation of a longer row covers all blocks. None takes `ids`.
         """
         form, mask = self._choose_form(attention_mask)
         if form is None:
@@ -180,13 +180,13 @@ class MaskPredictor:
     ) -> tuple[Callable[[], Any], Tensor]:
         """Build the evaluation of a clean canvas followed by a masked copy in the same row, under BD3-LM's mask.
 
-        `at` is row and column (N,) of the requested tokens; `source` (N,) the columns with their outputs. Returns the call
-        of the model, and the columns (N,) of those outputs in the longer row.
+        `at` is row and column (N,) of the requested tokens; `source` (N,) the columns of the outputs that predict them.
+        Returns the call of the model, and the columns (N,) of those outputs in the longer row.
         """
         assert self.block_size is not None
         length, device = ids.shape[1], ids.device
         seen = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
-        first = max(int(at[1].min()) - self.block_size + 1, 0)  # no block that is asked for begins before it
+        first = max(int(at[1].min()) - self.block_size + 1, 0)  # the blocks of the requested tokens begin here or later
         column = torch.cat([torch.arange(length, device=device), torch.arange(first, length, device=device)])
         noisy = torch.arange(len(column), device=device) >= length
         place = positions(seen)
@@ -200,24 +200,25 @@ class MaskPredictor:
             position_ids=place[:, column],
             **options,
         )
-        finished = block[at[0], source] < block[at]  # the output before a block is of a finished one
+        # With `shift`, the output that predicts a block's first token belongs to an earlier, finished block.
+        finished = block[at[0], source] < block[at]
         return evaluate, torch.where(finished, source, length + source - first)
 
     def _at_by_length(self, ids: Tensor, mask: Tensor, where: Tensor, clean: Tensor | None) -> Tensor:
-        """Run `logits_at` on the rows of each length without their padding."""
-        number = where.flatten().cumsum(0).view_as(where) - 1  # of each token that is asked for
+        """Run `logits_at` without padding, once for each length of rows."""
+        number = where.flatten().cumsum(0).view_as(where) - 1  # of each requested token in the result
         parts, order = [], []
-        for width, own in _equally_padded(mask, where.any(1)):
-            own_clean = None if clean is None else clean[own, width:]
-            parts.append(self.logits_at(ids[own, width:], None, where[own, width:], own_clean))
-            order.append(number[own][where[own]])
+        for width, indices in _equally_padded(mask, where.any(1)):
+            clean_rows = None if clean is None else clean[indices, width:]
+            parts.append(self.logits_at(ids[indices, width:], None, where[indices, width:], clean_rows))
+            order.append(number[indices][where[indices]])
         return torch.cat(parts)[torch.cat(order).argsort()]
 
     @contextmanager
     def _head_sees(self, choose: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Let the head see `choose(hidden states (B, T, H))`, (1 or B, N, H), instead of the hidden states."""
+        """Within the context, give the head `choose(hidden)` (1 or B, N, H) instead of the hidden states (B, T, H)."""
         head = self.head()
-        assert head is not None  # as `selects` says
+        assert head is not None  # else `selects` is False
         chosen = head.register_forward_pre_hook(
             lambda _, given: None if stands_in() else (choose(given[0]), *given[1:])
         )
@@ -232,7 +233,7 @@ class MaskPredictor:
         return get_head() if get_head is not None else None
 
     def _choose_form(self, attention_mask: Tensor | None) -> tuple[Form | None, Tensor | None]:
-        """Return the form for this padding, or None; and the mask, None without padding."""
+        """Return the form for this batch (None: padding changes the logits), and the mask, None without padding."""
         if attention_mask is None or attention_mask.all():
             return self.form, None
         return self.padded_form, attention_mask.bool()
@@ -256,7 +257,7 @@ class MaskPredictor:
         twice = None if attention_mask is None else torch.cat([attention_mask, attention_mask])
         c, u = self.logits(torch.cat([ids, blind]), twice, start, stop).chunk(2)
         factor = torch.as_tensor(scale, dtype=c.dtype, device=c.device).reshape(-1, 1, 1) + 1
-        return self.finished(u + factor * (c - u))  # -inf - -inf is mended here
+        return self.finished(u + factor * (c - u))  # sets the mask token, NaN after -inf - -inf, to -inf again
 
     def forward(self, form: Form, ids: Tensor, mask: Tensor | None, **wanted: Any) -> Any:
         """Return the model's output for a whole canvas under a form; `mask` (B, T) bool is False at padding."""
@@ -282,9 +283,9 @@ class MaskPredictor:
         return "cache" if "cache" in self._takes else "past_key_values"
 
     def visible(self, seen: Tensor, first: int = 0) -> Tensor:
-        """Return which columns (B, Q, T) bool those from `first` on see, given the columns (B, T) bool that are not padding.
+        """Return which columns each column from `first` on sees, (B, Q, T) bool; (B, 1, T) if all see the same.
 
-        (B, 1, T) where all see the same.
+        `seen` (B, T) bool is False at padding.
         """
         if self.block_size is None:
             return seen[:, None, :]
@@ -298,7 +299,10 @@ class MaskPredictor:
         return mask.masked_fill(~visible, torch.finfo(dtype).min)[:, None].expand(-1, -1, queries, -1)
 
     def aligned(self, out: Tensor, mask: Tensor | None, start: int = 0, stop: int | None = None) -> Tensor:
-        """Return outputs (B, stop - start, ...) whose row i is about token i; a row's first token has its own output."""
+        """Return outputs (B, stop - start, ...) shifted so that output i predicts token i.
+
+        With `shift` a row's first token, which no output predicts, takes the output at its own place.
+        """
         stop = out.shape[1] if stop is None else stop
         if not self.shift:
             return out[:, start:stop]
@@ -312,7 +316,7 @@ class MaskPredictor:
 
     def _without_mask_token(self, logits: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         logits = logits.to(dtype or logits.dtype, copy=True)
-        logits[..., self.mask_id] = -torch.inf  # by `index_fill` the index would first wait for an accelerator
+        logits[..., self.mask_id] = -torch.inf  # `index_fill` would copy the index to the device and wait for it
         return logits
 
     @property
@@ -332,7 +336,7 @@ class MaskPredictor:
 
 
 def _equally_padded(mask: Tensor, chosen: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield each number of padded columns among the chosen rows (B,) bool, with the indices of these rows."""
+    """Group the chosen rows (B,) bool by their padding: yield each number of padded columns with its rows' indices."""
     padding = (~mask).sum(1)  # (B,)
     for width in padding[chosen].unique().tolist():
         yield width, ((padding == width) & chosen).nonzero()[:, 0]

@@ -48,7 +48,7 @@ class Even(Committer):
 class Ascending(Committer):
     """ASS (arXiv 2509.23924 and its code): steps of ascending size, see `regions.ascending_sizes`.
 
-    The last step of a block takes the rest. Given tokens do not change the sizes, so a row with some is full sooner.
+    The last step of a block takes the rest. Given tokens do not change the sizes, so a row with given tokens fills sooner.
     """
 
     name: Literal["ascending"] = "ascending"
@@ -76,13 +76,13 @@ class Ascending(Committer):
 class Remaining(Committer):
     """Dream's code: a share of the masks stays, rounded up; none at the last step.
 
-    The code takes the mean number of masks in the batch; here each row has its own count, so rows are independent. Like the
-    code, a step may commit nothing.
+    Dream's code takes the mean number of masks in the batch; here each row has its own count, so rows are independent. As
+    in Dream's code, a step may commit nothing.
     """
 
     name: Literal["remaining"] = "remaining"
     ratio: Fraction | None = None
-    """The part that stays; null: s / t of the two times of the step, as Dream's code."""
+    """Share of the masks that stays; null: s / t for a step from time t to s, as in Dream's code."""
     least: Annotated[int, Field(ge=0)] = 0
     """Positions that a step commits at least."""
 
@@ -102,7 +102,7 @@ class Bernoulli(Committer):
 
     name: Literal["bernoulli"] = "bernoulli"
     ratio: Fraction | None = None
-    """Probability with which a position stays masked; null: s / t of the two times of the step."""
+    """Probability that a position stays masked; null: s / t for a step from time t to s."""
 
     @override
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
@@ -116,17 +116,17 @@ class Bernoulli(Committer):
 class Threshold(Committer):
     """Fast-dLLM (arXiv 2505.22618): commit all positions whose score reaches a threshold, and the surest one in any case.
 
-    diffusers' `BlockRefinementScheduler`, the source of `share`, compares with > instead of >=. `most` is TraceLock's
+    `share` is from diffusers' `BlockRefinementScheduler`, which compares with > instead of >=. `most` is from TraceLock
     (arXiv 2605.24697).
     """
 
     name: Literal["threshold"] = "threshold"
     threshold: NotNegative
-    """Score from which on a position is committed."""
+    """Positions with at least this score are committed."""
     share: bool = False
-    """Commit at least what even would, so that a block is full after its steps."""
+    """Commit at least as many positions as even would, so that a block is full after its steps."""
     most: Count | None = None
-    """Positions that a step commits at most for the threshold's sake; null: any number."""
+    """Most positions that a step commits because of the threshold; null: any number."""
 
     @property
     @override
@@ -143,14 +143,14 @@ class Threshold(Committer):
 
 
 class Factor(Committer):
-    """Fast-dLLM (arXiv 2505.22618): commit the n surest, n the largest with n-th score >= 1 - factor / (n + 1), or one.
+    """Fast-dLLM (arXiv 2505.22618): commit the n surest, for the largest n whose n-th score >= 1 - factor / (n + 1).
 
-    Its code also commits the last position of a block if all before it pass; this does not.
+    At least one is committed. The paper's code also commits the last position of a block if all others pass; this does not.
     """
 
     name: Literal["factor"] = "factor"
     factor: NotNegative
-    """How unsure positions may be that are committed together."""
+    """How unsure the positions may be that a step commits together; 0: only scores of 1."""
 
     @property
     @override
@@ -171,7 +171,7 @@ COMMITTERS = named(Even, Ascending, Remaining, Bernoulli, Threshold, Factor)
 def stays(ratio: Fraction | None, step: DecodeStep) -> Tensor:
     """Return the ratio (R,) float64 of masks that stay.
 
-    By default s / t of the step's two times, of a linspace from 1 to 1e-3 (Dream's code).
+    By default s / t for the step from time t to s, where times are a linspace from 1 to 1e-3 (Dream's code).
     """
     if ratio is not None:
         return setting(ratio, step)
@@ -182,7 +182,7 @@ def stays(ratio: Fraction | None, step: DecodeStep) -> Tensor:
 
 
 def best(scores: Tensor, count: Tensor) -> Tensor:
-    """Return where (R, W) a score is among the `count` (R,) largest of its row."""
+    """Return which scores (R, W) bool are among the `count` (R,) largest of their row."""
     order = scores.argsort(dim=1, descending=True, stable=True)
     first = torch.arange(scores.shape[1], device=scores.device) < count[:, None]
     return torch.empty_like(first).scatter_(1, order, first)
@@ -193,5 +193,5 @@ def even_share(step: DecodeStep) -> Tensor:
     if step.last:
         return torch.full_like(step.block_masks, step.open.shape[1])
     steps = step.frame.block_steps
-    # Rounded up at as many first steps as the division leaves over.
+    # The first `block_masks % steps` steps round up, the others down.
     return (step.block_masks + (steps - 1 - step.in_block)) // steps

@@ -1,6 +1,6 @@
 """Scores (N,) of the open positions' proposals; larger ones are committed earlier.
 
-A `probability` score is one that thresholds and the damping of early ends can use.
+Thresholds and the damping of early ends need a scorer with `probability`, whose scores are probabilities.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ else:
 
 
 class Scoring(Choice):
-    """A word for a scorer."""
+    """The config section of a scorer."""
 
     @abstractmethod
     def loaded(self, hidden_size: int | None, place: str) -> Callable[[DecodeStep, Proposed], Tensor]:
         """Return the function (step, proposals) -> scores (N,).
 
-        `hidden_size` is the width of the model's hidden states, None if not known yet; `place` the scorer's dotted key.
-        Raises InputError if there is nothing to load, or it does not fit the model.
+        `hidden_size` is the width of the model's hidden states, None if not known yet; `place` is the scorer's dotted key.
+        Raises InputError if the files of a learned scorer are missing or do not fit the model.
         """
 
 
@@ -42,7 +42,7 @@ class Scorer(Scoring):
     """A scorer without weights: the section of the config is itself the scoring function."""
 
     probability: ClassVar[bool] = False  # whether scores are probabilities
-    hidden_layers: ClassVar[int] = 0  # hidden states that it wants
+    hidden_layers: ClassVar[int] = 0  # number of hidden states that it reads
 
     @override
     def loaded(self, hidden_size: int | None, place: str) -> Scorer:
@@ -123,7 +123,7 @@ class LearnedScorer(Scoring):
 
     name: Literal["learned"] = "learned"
     controller: str
-    """Folder that flowgrpo mdlm tracelock wrote."""
+    """Folder of a controller that flowgrpo mdlm tracelock wrote."""
 
     @override
     def loaded(self, hidden_size: int | None, place: str) -> trace_lock.Learned:

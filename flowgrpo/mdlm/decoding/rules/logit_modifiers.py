@@ -17,9 +17,9 @@ Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(strict=False)]  # or
 
 
 class Modifier(Choice):
-    """Change of the scores before they are compared."""
+    """A change of the scores before they are compared."""
 
-    ends: ClassVar[bool] = False  # whether it looks at the end of sequence
+    ends: ClassVar[bool] = False  # whether it needs an end-of-sequence token
 
     @abstractmethod
     def __call__(self, step: DecodeStep, proposed: Proposed, scores: Tensor) -> Tensor:
@@ -29,9 +29,9 @@ class Modifier(Choice):
 class EarlyEosDamping(Modifier):
     """EOSER (arXiv 2509.23924 and its code): lower the scores of end proposals early on.
 
-    score x gamma, gamma = low + (high - low) progress. At step s of S the progress is s / (S - 1) (`linear`) or (2^(s + 1)
-    - 1) / 2^S (`ascending`: the share of tokens that steps of ascending size have committed by then). A single step has
-    gamma = high.
+    A score is multiplied by gamma = low + (high - low) progress. At step s of S the progress is s / (S - 1) (`linear`) or
+    (2^(s + 1) - 1) / 2^S (`ascending`: the share of tokens that steps of ascending size have committed by then). A single
+    step has gamma = high.
     """
 
     name: Literal["eoser"] = "eoser"
@@ -41,7 +41,7 @@ class EarlyEosDamping(Modifier):
     high: NotNegative
     """The factor at the last step."""
     progress: Literal["linear", "ascending"] = "linear"
-    """How the factor rises: linear in the steps, or ascending as the tokens of steps of ascending size."""
+    """How the factor rises: linear in the steps, or with the share of tokens that steps of ascending size commit."""
 
     @override
     def __call__(self, step: DecodeStep, proposed: Proposed, scores: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class Gumbel(Modifier):
 class HeldBack(Modifier):
     """TraceLock (arXiv 2605.24697): proposals of the end, padding or `tokens` come last until the row holds one of them.
 
-    The paper does so for its threshold; here it holds for any comparison of scores.
+    The paper exempts them from its threshold; here they get the lowest score, which works for any committer.
     """
 
     name: Literal["held_back"] = "held_back"

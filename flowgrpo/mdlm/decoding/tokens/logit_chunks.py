@@ -1,4 +1,4 @@
-"""Split logits into portions of rows, so that no table of all probabilities is in memory."""
+"""Logits in portions of rows, so that the probabilities of all rows are never in memory at once."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from flowgrpo.schema.imports.heavy import Tensor, torch
 
-CHUNK = 256  # rows on an accelerator: 0.15 GB in float32 for a large vocabulary
-CACHED = 2**18  # numbers on a CPU, small enough for its cache
+CHUNK = 256  # rows of a portion on an accelerator: 0.15 GB in float32 for a large vocabulary
+CACHED = 2**18  # numbers of a portion on a CPU, few enough for its cache
 
 
 def portions(logits: Tensor) -> Iterator[slice]:
@@ -18,5 +18,5 @@ def portions(logits: Tensor) -> Iterator[slice]:
 
 
 def joined(parts: list[Tensor]) -> Tensor:
-    """Concatenate the results of all portions, without a copy of a single one."""
+    """Concatenate the results of all portions; a single one is returned without a copy."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,7 +1,7 @@
 """Regions: the blocks of a completion in their order, and a window within them.
 
-A block-causal model's blocks, or equal parts of them, are counted from the first token of the prompt. They lie elsewhere in
-each row: the first block of an answer is the rest of the prompt's last block.
+Blocks of a block-causal model, or equal parts of them, are counted from the first token of the prompt. So they lie at other
+places in each row: an answer begins with the rest of the prompt's last block.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Region:
 
     ends: tuple[int, ...]  # position after the last of each block; the last is the length of the completion
     window: int | None = None  # number of open positions from a row's first mask on; None for the whole block
-    # Tokens of a block counted from the prompt's first token; `ends` are then those behind a prompt of whole blocks.
-    # None for blocks that begin with the completion.
+    # Tokens of a block, if blocks are counted from the prompt's first token; `ends` then hold for prompts of whole blocks.
+    # None if the first block begins with the completion.
     counted: int | None = None
     block_size: int | None = None  # tokens of a block of a block-causal model; a multiple of `counted`
 
@@ -40,9 +40,9 @@ class Region:
         return list(zip((0, *self.ends[:-1]), self.ends, strict=True))
 
     def parts(self, prompt: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return start and end (B,) of each block in each row, behind prompts (B,) of so many tokens.
+        """Return start and end (B,) of each block in each row; `prompt` (B,) is the length of the row's prompt.
 
-        They are equal where a row does not have the block.
+        Start and end are equal if a row does not have the block.
         """
         if self.counted is None:
             return [(torch.full_like(prompt, start), torch.full_like(prompt, end)) for start, end in self.blocks]
@@ -64,7 +64,7 @@ class Region:
 def even(
     length: int, block_length: int | None = None, window: int | None = None, place: str = "decoder.region"
 ) -> Region:
-    """Return blocks of one length, by default the whole completion; raise InputError if the length does not divide."""
+    """Return blocks of equal length, by default one block; raise InputError if `block_length` does not divide `length`."""
     block_length = length if block_length is None else block_length
     if length % block_length:
         raise InputError(f"{place}.block_length: {block_length} does not divide the length {length}")
@@ -72,11 +72,11 @@ def even(
 
 
 class Layout(Choice):
-    """Layout of a completion."""
+    """The config section that lays a completion out in blocks."""
 
     @abstractmethod
     def region(self, length: int, place: str) -> Region:
-        """Return the region of completions of a length; raise InputError, naming `place`, if it has no such blocks."""
+        """Return the region of completions of `length` tokens; raise InputError, naming `place`, if blocks do not fit."""
 
 
 class Blocks(Layout):
@@ -86,7 +86,7 @@ class Blocks(Layout):
     block_length: Count | None = None
     """Tokens of a block; null: one block, or the blocks of a block-causal model."""
     window: Count | None = None
-    """Positions, from a row's first mask on, that may be committed; null: all of the block."""
+    """Number of positions, from a row's first mask on, that may be committed; null: the whole block."""
 
     @override
     def region(self, length: int, place: str) -> Region:
@@ -96,8 +96,8 @@ class Blocks(Layout):
 def ascending_sizes(length: int, blocks: int = 1, place: str = "decoder.region") -> tuple[tuple[int, ...], ...]:
     """Return the tokens of each step, by block: 1, 2, 4, ... in floor(log2 length) steps; the last step takes the rest.
 
-    ASS (arXiv 2509.23924 and its code). The last blocks have one step each, the first has the other steps. Raises
-    InputError for more blocks than steps.
+    ASS (arXiv 2509.23924 and its code). The first block takes several steps, every later block one. Raises InputError for
+    more blocks than steps.
     """
     steps = max(length.bit_length() - 1, 1)
     sizes = [2**i for i in range(steps - 1)]
@@ -118,7 +118,7 @@ class AscendingBlocks(Layout):
 
     name: Literal["ascending"] = "ascending"
     blocks: int = 1
-    """How many; the last ones have one step each."""
+    """Number of blocks; all but the first take one step each."""
 
     @override
     def region(self, length: int, place: str) -> Region:
@@ -126,9 +126,10 @@ class AscendingBlocks(Layout):
 
 
 def counted(region: Region, block_size: int, place: str) -> Region:
-    """Fit even blocks to a block-causal model: its own blocks, or equal parts of them.
+    """Return a region whose blocks are counted from the prompt: a block-causal model's own blocks, or equal parts of them.
 
-    Raises InputError if the blocks are neither such parts nor several of the model's.
+    A region of one block, or of blocks that span several of the model's, becomes the model's own blocks. Raises InputError
+    if the blocks are not equal parts of the model's.
     """
     size = block_size if len(region.ends) == 1 or region.ends[0] % block_size == 0 else region.ends[0]
     if block_size % size:

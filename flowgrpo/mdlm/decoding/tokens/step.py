@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 else:
     noise = lazy("samplers.noise")
 
-Setting = NotNegative | Callable[..., Any]  # a number, or a function of a DecodeStep that returns one (R,) for each row
-Fraction = Rate | Callable[..., Any]  # the same, up to 1
+Setting = NotNegative | Callable[..., Any]  # a number, or a function from a DecodeStep to the numbers (R,) of its rows
+Fraction = Rate | Callable[..., Any]  # the same, at most 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +31,16 @@ class Frame:
     """Constants of a decode."""
 
     region: Region  # the blocks and their order
-    steps: int  # of a whole decode; the most where scores decide
-    eos_id: int | None = None  # end of sequence; None if the model has none
-    pad_id: int | None = None  # padding; None if there is none, or it is not known yet
+    steps: int  # of a whole decode; an upper bound if scores decide
+    eos_id: int | None = None  # end-of-sequence token; None if the model has none
+    pad_id: int | None = None  # padding token; None if the model has none, or is not loaded yet
     place: str = "decoder"  # dotted key of the decoder in the config, for errors
 
     @property
     def block_steps(self) -> int:
         """Steps of one block; raises InputError if the steps do not divide into the blocks."""
         blocks, size = len(self.region.ends), self.region.counted
-        if size is not None:  # the length need not be whole blocks
+        if size is not None:  # the length need not be a multiple of the block size
             if self.steps * size % self.region.length:
                 raise InputError(
                     f"{self.place}.steps: {self.steps} for {self.region.length} tokens are not a whole number for a block "
@@ -53,7 +53,7 @@ class Frame:
 
     @property
     def end(self) -> int:
-        """The end of sequence; raises InputError if the model has none."""
+        """The end-of-sequence token; raises InputError if the model has none."""
         if self.eos_id is None:
             raise InputError(f"{self.place}: it looks at the end of sequence, and the model has no such token")
         return self.eos_id
@@ -71,9 +71,9 @@ class Draws:
     device: torch.device | str = "cpu"
 
     def of(self, purpose: str, row: Tensor, index: Tensor) -> Tensor:
-        """Return numbers (R, L) float64 in [0, 1) for rows (R,) of the batch after `index` (R,) steps of theirs.
+        """Return random numbers (R, L) float64 in [0, 1) for rows (R,) of the batch, each after `index` (R,) steps.
 
-        Each purpose has numbers of its own.
+        `purpose` separates the streams of different uses.
         """
         numbered = zip(row.tolist(), index.tolist(), strict=True)
         return noise.uniforms([(self.seeds[number], purpose, step) for number, step in numbered], self.width).to(
@@ -87,11 +87,11 @@ class DecodeStep:
 
     frame: Frame
     row: Tensor  # (R,) indices in the batch
-    index: Tensor  # (R,) steps that each row has taken before
+    index: Tensor  # (R,) steps that each row has taken so far
     in_block: int  # steps taken in this block, the same for all rows
     block_masks: Tensor  # (R,) positions that were masked when the block began
-    block: int  # its number
-    start: int  # its first position in the completion
+    block: int  # number of the block
+    start: int  # first position of the block in the completion
     open: Tensor  # (R, W) positions of the block that may be committed now
     ids: Tensor  # (R, T) canvas, prompt and completion
     attention_mask: Tensor  # (R, T) bool, False at padding
@@ -111,7 +111,7 @@ class DecodeStep:
 
     @cached_property
     def place(self) -> tuple[Tensor, Tensor]:
-        """Row (N,), among the R, and column (N,), among the W, of each open position."""
+        """Row (N,) in 0..R-1 and column (N,) in 0..W-1 of each open position."""
         row, column = self.open.nonzero(as_tuple=True)
         return row, column
 
@@ -122,7 +122,7 @@ class DecodeStep:
 
     @property
     def owner(self) -> Tensor:
-        """Row (N,), among the R, of each open position."""
+        """Row (N,) in 0..R-1 of each open position."""
         return self.place[0]
 
     def uniform(self, purpose: str) -> Tensor:
@@ -136,7 +136,7 @@ class DecodeStep:
 
 
 def setting(value: Setting, step: DecodeStep) -> Tensor:
-    """Return the number (R,) float64 of each row."""
+    """Return the value (R,) float64 of a setting for each row of a step."""
     if callable(value):
         return value(step)
     return torch.full(step.row.shape, float(value), dtype=torch.float64, device=step.open.device)

@@ -1,7 +1,7 @@
-"""Propose a token for each open position, drawn from the predictor's distribution after temperature and filters.
+"""Proposals: a token for each open position, drawn from the predictor's distribution after temperature and filters.
 
-A draw maps one number in [0, 1) through the inverse of the cumulated probabilities in float64. LLaDA and others take the
-maximum of logits with Gumbel noise: the same distribution, for V random numbers a position instead of one.
+A draw maps one number in [0, 1) through the inverse of the cumulated probabilities, in float64. LLaDA and others take the
+argmax of logits with Gumbel noise: the same distribution from V random numbers a position instead of one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Proposed:
 
     tokens: Tensor  # (N,)
     logits: Tensor  # (N, V) of the predictor
-    # Returns log-probabilities (n, V) of a slice of positions under the distribution of the draws (temperature 1 where
-    # it is 0). A function, since a table is as large as the logits and most scorers need none.
+    # Returns log-probabilities (n, V) of a slice of positions under the distribution of the draws (at temperature 0, the
+    # distribution of temperature 1). A function, because a table is as large as the logits and most scorers need none.
     log_probs: Callable[[slice], Tensor]
     log_prob: Tensor  # (N,) of the tokens, under `log_probs`
 
@@ -33,16 +33,16 @@ class Proposed:
 class Sample(Choice):
     """Draw from softmax(logits / temperature), cut by `top_k`, then by `top_p`.
 
-    Where logits are NaN the proposal is the argmax, never the mask, so that decoding ends; the answer leaves the update.
+    If logits are NaN the proposal is the argmax, never the mask, so that decoding ends; the update leaves the answer out.
     """
 
     name: Literal["sample"] = "sample"
     temperature: Setting = 0.0
     """Logits are divided by it; 0 takes the likeliest token, the first of equals."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Draw among the fewest tokens that together have this probability."""
+    """Draw among the fewest tokens whose probabilities sum to this."""
     top_k: Count | None = None
-    """Draw among the so many likeliest tokens; null: among all."""
+    """Draw among this many likeliest tokens; null: among all."""
 
     def __call__(self, step: DecodeStep, logits: Tensor) -> Proposed:
         """Return proposals from logits (N, V)."""
@@ -66,10 +66,9 @@ class Sample(Choice):
         return Proposed(joined(tokens), logits, log_probs, joined(log_prob))
 
     def _tempered(self, step: DecodeStep, logits: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return the random numbers of the tokens and the divisors of their logits.
+        """Return the random numbers (N,) of the tokens and the temperatures (N, 1) that divide their logits.
 
-        The numbers (N,) are NaN where the argmax is taken, None where it is taken everywhere; divisors (N, 1) are None for
-        1.
+        A number is NaN if its token is the argmax; the numbers are None if all are. Temperatures are None if all are 1.
         """
         if not callable(self.temperature) and self.temperature in (0, 1):
             return step.uniform("token") if self.temperature else None, None
@@ -80,9 +79,10 @@ class Sample(Choice):
 
 
 def categorical(log_probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return the token (N,) where the cumulated probabilities (N, V) first exceed a share (N,) in [0, 1) of their sum.
+    """Return the token (N,) at which the cumulated probabilities first exceed the share `uniform` (N,) of their sum.
 
-    Return V, no token, where the share or a probability is NaN. A share below 1 is below the sum when rounded, too.
+    `log_probs` is (N, V), `uniform` in [0, 1); even when rounded, a share below 1 stays below the sum. Returns V, which is
+    no token, for a share or probability of NaN.
     """
     cumulated = log_probs.to(torch.float64, copy=True).exp_().cumsum_(-1)
     return torch.searchsorted(cumulated, uniform[:, None] * cumulated[:, -1:], right=True)[:, 0]

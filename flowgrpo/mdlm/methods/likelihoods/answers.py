@@ -22,12 +22,12 @@ class Answers:
     ids: Tensor  # (B, T) int64, T = P + L, without a mask token
     attention_mask: Tensor  # (B, T) bool, False at padding
     scored: Tensor  # (B, L) bool, the tokens whose log-probability is estimated
-    # Of each row's random masks (see `samplers.noise`). The policy, the old policy and the reference must draw at the
-    # same addresses, which gives the same masks in any batch.
+    # Address of each row's random masks (see `samplers.noise`). The policy, the old policy and the reference must use the
+    # same addresses; then they get the same masks in any batch.
     addresses: Sequence[tuple[Address, ...]]
     steps: Tensor | None = None  # (B, L) int64 step that committed each token, -1 for given ones; None if unknown
-    # Tokens of a block of a block-causal model, which predicts each block from the earlier ones as they are in the
-    # answer, even if a view hides them; None for full attention.
+    # Tokens of a block in a block-causal model; None for full attention. Such a model predicts each block from the
+    # finished earlier blocks, even if a view hides some of their tokens.
     block_size: int | None = None
 
     @property
@@ -67,8 +67,8 @@ class Answers:
 def in_scope(completion: Tensor, eos_id: int, scope: Scope) -> Tensor:
     """Return which tokens (B, L) bool of completions are scored: `eos` up to and with the first EOS, `canvas` all.
 
-    A model tuned on answers padded with EOS, such as LLaDA, also assigns a likelihood to the padding, which `canvas`
-    includes; it is a large part of the sum and depends on nothing but the answer's length.
+    A model tuned on answers padded with EOS, such as LLaDA, gives the padding a likelihood too, which `canvas` includes.
+    That is a large part of the sum, and depends on the answer's length only.
     """
     if scope == "canvas":
         return torch.ones_like(completion, dtype=torch.bool)

@@ -29,14 +29,14 @@ class Call:
 
 @dataclass(frozen=True)
 class LogProb:
-    """An estimate; its `weight` is that of `Views`."""
+    """An estimate of the log-probabilities of B answers from n views."""
 
     each: Tensor  # (n, B, L) log p of each token in each view that scores it, 0 elsewhere; at least float32
-    weight: Tensor  # (n, B, L)
+    weight: Tensor  # (n, B, L) of `Views`
 
     @property
     def token(self) -> Tensor:
-        """(B, L): sum over the views."""
+        """(B, L): weighted log p of each token, summed over the views."""
         return (self.weight * self.each).sum(0)
 
     @property
@@ -46,13 +46,13 @@ class LogProb:
 
 
 def calls(views: Views, micro_batch: int, separable: bool = False) -> Iterator[list[Call]]:
-    """Yield the evaluations that score something, in calls of at most `micro_batch`, grouped by the answers they complete.
+    """Yield groups of calls of at most `micro_batch` evaluations; views that score nothing are left out.
 
-    `separable` says that the objective is a sum over views: then views of all answers fill call after call, each a group of
-    its own. Otherwise an answer's views stay together: if they fit one call, they go into the first with room for them;
-    answers that need several calls fill these together, in the first group.
+    Pass `separable` if the objective is a sum over views: views of all answers then fill call after call, each a group of
+    its own. Otherwise all views of an answer lie in one group: answers that need several calls form the first group
+    together; the others share calls, and each of these calls is a group.
 
-    Cut the estimates of all policies alike, so that they differ by nothing but the policies.
+    Use the same cuts for all policies, so that their estimates differ by nothing but the weights.
     """
     needed = views.scored.any(2).T  # (B, n)
     rows, chosen = needed.nonzero(as_tuple=True)  # row by row
@@ -85,9 +85,9 @@ def _cut(chosen: Tensor, rows: Tensor, micro_batch: int) -> list[Call]:
 
 
 def log_probs(predictor: MaskPredictor, answers: Answers, views: Views, call: Call) -> Tensor:
-    """Return log p (N, L) of the tokens scored in each evaluation of a call, 0 elsewhere; with gradient where that is on.
+    """Return log p (N, L) of the tokens scored in each evaluation of a call, 0 elsewhere; with gradient unless disabled.
 
-    The softmax is of the model's own logits, without temperature, in float32 or better.
+    The softmax is over the model's own logits, without temperature, in float32 or finer.
     """
     ids = answers.ids[call.rows]
     scored = views.scored[call.views, call.rows]
@@ -100,9 +100,9 @@ def log_probs(predictor: MaskPredictor, answers: Answers, views: Views, call: Ca
 
 
 class _Picked(torch.autograd.Function):
-    """Log p (N,) of tokens (N,) under logits (N, V), in float32 or finer, one portion at a time.
+    """Log p (N,) of tokens (N,) under logits (N, V), in float32 or finer, one portion of rows at a time.
 
-    Autograd would keep a table of all of them beside logits in half precision; this keeps the logits alone.
+    For logits in half precision autograd would keep a float32 table (N, V) as well; this function keeps the logits alone.
     """
 
     @staticmethod
@@ -140,7 +140,7 @@ def estimate(
 ) -> LogProb:
     """Return the estimate without gradient, for the old policy and the reference.
 
-    `micro_batch` and `separable` must be those of the update, so that both cut alike; see `calls`.
+    `micro_batch` and `separable` must be those of the update, so that both cut the same calls; see `calls`.
     """
     every_call = [call for group in calls(views, micro_batch, separable) for call in group]
     results = [(call, log_probs(predictor, answers, views, call)) for call in every_call]

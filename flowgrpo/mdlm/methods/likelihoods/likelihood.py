@@ -3,16 +3,16 @@
 Every published estimator is a weighted set of views. A view hides some tokens, the model predicts all of them at once, and
 the log-probability of some of them, l_i(view) below, is scored. One function per estimator builds the views of a batch.
 
- - L is a row's own number of scored tokens.
- - A token that is not scored is hidden in every view that draws its masks: behind an EOS it would tell the model where the
-   answer ends. The result is a likelihood of the scored tokens alone. A given token (`Answers.given`) is seen in all views,
-   like the prompt.
+ - L is the number of scored tokens of a row.
+ - A token that is not scored is hidden in every view with random masks: behind an EOS it would show the model where the
+   answer ends. So the result is a likelihood of the scored tokens alone. A given token (`Answers.given`) is seen in all
+   views, like the prompt.
  - Masks are drawn at a row's address, for its own tokens: they do not depend on its batch, its padding or the process.
- - The ELBO is E over k ~ U{1..L} and random sets of k tokens of (L / k) sum of l_i over the set; equally the mean over all
-   orders of the order's exact log-probability.
- - A block-causal model predicts each block from the view of it and the whole earlier blocks (`Answers.block_size`). Its
-   likelihood is a sum over blocks, which every estimator here then estimates: a random set or order of the answer is one of
-   each block too. Views of an order score a step of every block at once.
+ - The ELBO is the mean, over k ~ U{1..L} and random sets of k tokens, of (L / k) times the sum of l_i over the set. It is
+   also the mean, over all orders of the tokens, of the exact log-probability of decoding in that order.
+ - A block-causal model predicts each block from its view and the finished earlier blocks (`Answers.block_size`). Its
+   likelihood is a sum over blocks. Every estimator here estimates that sum, because a random set or order of the answer is
+   also a random set or order of each block. Views that follow an order score one step of every block at once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Likelihood(Choice):
     """Options of every likelihood."""
 
     scope: Scope = "eos"
-    """eos: of the tokens up to and with the first end; canvas: of all."""
+    """Tokens whose likelihood is estimated: eos, up to and with the first end token; canvas, all."""
 
     @property
     def fixed(self) -> bool:
@@ -50,19 +50,19 @@ class Likelihood(Choice):
         return False
 
     def recorded(self, decoder: Decoder) -> bool:
-        """Return whether the views score the decoder's commits, on the same canvases and under the same distribution."""
+        """Return whether the views give the log-probabilities that the decoder recorded (same canvases and distribution)."""
         return False
 
     @abstractmethod
     def views(self, answers: Answers) -> Views:
-        """Build the views of some answers; raises ValueError if they lack the steps that the views follow."""
+        """Build the views of some answers; raises ValueError if the views follow steps and the answers have none."""
 
 
 def one_step(answers: Answers, prompt_rate: float = 0.15) -> Views:
     """diffu-GRPO (arXiv 2504.12216): hide the whole answer, and each prompt token with probability `prompt_rate`.
 
-    sum_i l_i, as if tokens were independent given the prompt: one evaluation, but biased, and no ELBO. The paper draws a
-    new mask for each update on the same answers: put the number of the update into the addresses.
+    The estimate is sum_i l_i, as if tokens were independent given the prompt. It takes one evaluation, but is biased and no
+    ELBO. The paper draws a new mask for each update on the same answers: put the update's number into the addresses.
     """
     hidden, weight = nothing_scored(answers, 1)
     hidden[:, :, answers.prompt_length :] = True
@@ -77,7 +77,7 @@ class OneStep(Likelihood):
 
     name: Literal["one_step"] = "one_step"
     prompt_rate: Rate = 0.15
-    """Probability with which each token of the prompt is hidden too."""
+    """Probability that a token of the prompt is hidden too."""
 
     @property
     @override
@@ -90,10 +90,11 @@ class OneStep(Likelihood):
 
 
 def coupled_as_released(answers: Answers, low: float = 0.2, high: float = 0.8) -> Views:
-    """coupled-GRPO's code (DiffuCoder, arXiv 2506.20639): the whole answer, a random set of rate r ~ U(low, high), the rest.
+    """coupled-GRPO's code (DiffuCoder, arXiv 2506.20639): three views hide the whole answer, a random set, and the rest.
 
-    l_i = (l_i(whole) + l_i(set) / r) / 2 in the set, (l_i(whole) + l_i(rest) / (1 - r)) / 2 outside. Each token's expected
-    weight is 1/2 + 1 = 1.5, so its ratios are inflated; see `coupled`.
+    A token is in the set with probability r ~ U(low, high). Its estimate is (l_i(whole) + l_i(set) / r) / 2 in the set, and
+    (l_i(whole) + l_i(rest) / (1 - r)) / 2 outside. The expected weight of a token is 1/2 + 1 = 1.5, so ratios are inflated;
+    `coupled` has unbiased weights.
     """
     hidden, weight = nothing_scored(answers, 3)
     for row, random, positions in scored_rows(answers, "coupled"):
@@ -106,10 +107,10 @@ def coupled_as_released(answers: Answers, low: float = 0.2, high: float = 0.8) -
 
 
 def coupled(answers: Answers) -> Views:
-    """The same three views, weighted so that they estimate the ELBO without bias (ours).
+    """Three views as in `coupled_as_released`, weighted so that they estimate the ELBO without bias (ours).
 
-    k ~ U{1..L-1}: sum_i l_i(whole) / L + (L - 1) / 2 (sum of l_i(set of k) / k + sum of l_i(rest) / (L - k)). The whole is
-    the term k = L of the ELBO, and k and L - k have the same distribution.
+    For k ~ U{1..L-1}: sum_i l_i(whole) / L + (L - 1) / 2 (sum of l_i(set of k) / k + sum of l_i(rest) / (L - k)). The first
+    view is the term k = L of the ELBO; k and L - k have the same distribution.
     """
     hidden, weight = nothing_scored(answers, 3)
     for row, random, positions in scored_rows(answers, "coupled"):
@@ -128,7 +129,7 @@ class Coupled(Likelihood):
 
     name: Literal["coupled"] = "coupled"
     weights: Literal["released", "unbiased"] = "released"
-    """Of the three views: released, 1.5 times the ELBO in the mean, or unbiased."""
+    """Weights of the three views: released (tokens weigh 1.5 in the mean, which inflates ratios) or unbiased (the ELBO)."""
 
     @override
     def views(self, answers: Answers) -> Views:
@@ -138,7 +139,7 @@ class Coupled(Likelihood):
 def bernoulli(answers: Answers, draws: int = 1, stratified: bool = False, antithetic: bool = False) -> Views:
     """Monte Carlo ELBO: t ~ U(0, 1), each token hidden with probability t, weight 1 / t, mean over `draws`.
 
-    Unbiased, with by far the largest variance: a small t may hide a token at a great weight. See `exact_k`.
+    Unbiased, but with by far the largest variance, since a small t gives hidden tokens a large weight. See `exact_k`.
 
     Args:
         stratified: t_j = (j + u) / draws, one u for all.
@@ -160,11 +161,11 @@ def exact_k(answers: Answers, draws: int = 1, stratified: bool = False, antithet
     """Monte Carlo ELBO with k ~ U{1..L} hidden tokens, weight L / k, mean over `draws`. Unbiased.
 
     Args:
-        stratified: k_j = k_0 + floor(j L / draws), around the circle of 1..L, like LLaDA's evaluation; that rounds j L /
-            draws + k_0 to even, which makes some k a little likelier.
-        antithetic: ESPO's pairs (arXiv 2512.03759): k ~ U{0..L}, the set at weight (L + 1) / k and the complement at (L +
-            1) / (L - k), halved. One of the two is empty for k = 0 or L, and half of the sum is missing; `coupled` has
-            pairs without that.
+        stratified: k_j = k_0 + floor(j L / draws), wrapped into 1..L. Like LLaDA's evaluation, which instead rounds
+            j L / draws + k_0 to even, so that some k are a little likelier.
+        antithetic: ESPO's pairs (arXiv 2512.03759): k ~ U{0..L}, the set at weight (L + 1) / k and its complement at
+            (L + 1) / (L - k), halved. For k = 0 or L one of the two is empty, and half of the sum is missing; pairs of
+            `coupled` are never empty.
     """
     sides, lowest = (2, 0) if antithetic else (1, 1)
     hidden, weight = nothing_scored(answers, sides * draws)
@@ -188,7 +189,7 @@ class MonteCarlo(Likelihood):
 
     name: Literal["monte_carlo"] = "monte_carlo"
     masks: Literal["bernoulli", "exact_k"] = "exact_k"
-    """bernoulli hides each token with a random probability, exact_k a random number of them."""
+    """bernoulli hides each token with a random probability; exact_k hides a random number of tokens."""
     draws: Count = 2
     """Random masks of an answer."""
     stratified: bool = False
@@ -203,7 +204,7 @@ class MonteCarlo(Likelihood):
 
 
 def gauss_legendre(nodes: int) -> tuple[list[float], list[float]]:
-    """Return nodes in (0, 1) and weights, which sum to 1, exact for polynomials of degree 2 nodes - 1."""
+    """Return the nodes in (0, 1) and their weights, which sum to 1; exact for polynomials up to degree 2 nodes - 1."""
     points, weights = np.polynomial.legendre.leggauss(nodes)
     return ((points + 1) / 2).tolist(), (weights / 2).tolist()
 
@@ -215,13 +216,13 @@ def quadrature(
 
     `masks` sets how many tokens a node t hides:
 
-     - `floor`: k = max(1, floor(t L)), as released, but at weight w L / k: the paper's w / t is off by k / (t L), up to a
-       half at L = 6. Biased all the same: in the ELBO's k ~ U{1..L} a node t stands for t L + 1/2 tokens, so it hides about
-       one too few, which takes about 2 / L off where tokens inform each other.
-     - `centred` (ours): k = floor(t L + 1/2 + u), u ~ U(0, 1), within 1..L, at weight w L / k. Exact if the sum over hidden
-       tokens is linear in their number except at the ends, and nearly so elsewhere.
-     - `bernoulli`: each with probability t, at weight w / t. The mean is the ELBO as soon as 2 nodes >= L, for the
-       integrand is a polynomial of degree L - 1; its variance is larger.
+     - `floor`: k = max(1, floor(t L)), as released, but with weight w L / k: the paper's w / t is wrong by the factor
+       k / (t L), up to a half at L = 6. It is still biased: in the ELBO's k ~ U{1..L} a node t stands for t L + 1/2 tokens,
+       so `floor` hides about one too few. If tokens inform each other, this changes the estimate by about 2 / L.
+     - `centred` (ours): k = floor(t L + 1/2 + u), u ~ U(0, 1), within 1..L, with weight w L / k. Exact if the sum over
+       hidden tokens is linear in k, except at the ends; otherwise nearly so.
+     - `bernoulli`: each token with probability t, with weight w / t. If 2 nodes >= L the mean is the ELBO, because the
+       integrand is a polynomial of degree L - 1. The variance is larger.
     """
     times, shares = gauss_legendre(nodes)
     hidden, weight = nothing_scored(answers, nodes * draws)
@@ -232,7 +233,8 @@ def quadrature(
             if masks == "bernoulli":
                 score(hidden, weight, (view, row, positions[random.random(length) < time]), share / time)
                 continue
-            shift = 0.5 + random.random() if masks == "centred" else 1e-9  # t L may be whole but for rounding
+            # 1e-9, because a whole t L may be rounded down.
+            shift = 0.5 + random.random() if masks == "centred" else 1e-9
             k = min(max(math.floor(time * length + shift), 1), length)
             score(hidden, weight, (view, row, random.permutation(positions)[:k]), share * length / k)
     return finished(answers, hidden, weight, np.repeat(shares, draws) / draws)
@@ -247,7 +249,8 @@ class Quadrature(Likelihood):
     draws: Count = 1
     """Random masks at each node."""
     masks: Literal["floor", "centred", "bernoulli"] = "floor"
-    """Tokens a node hides: floor, one too few (released); centred, without that bias (ours); bernoulli, each by chance."""
+    """How many tokens a node hides: floor, one too few (released); centred, without that bias (ours); bernoulli, a random
+    number."""
 
     @override
     def views(self, answers: Answers) -> Views:
@@ -255,17 +258,17 @@ class Quadrature(Likelihood):
 
 
 def autoregressive(answers: Answers) -> Views:
-    """JustGRPO (arXiv 2601.15165): token i given all before it, all later ones hidden; L views, each scoring one token.
+    """JustGRPO (arXiv 2601.15165): L views, each scoring one token, with the earlier tokens shown and the later ones hidden.
 
-    The exact log-probability of decoding from left to right. A block-causal model needs as many views as a block has
-    tokens.
+    The sum is the exact log-probability of decoding from left to right. A block-causal model needs one view for each token
+    of a block.
     """
     order = torch.arange(answers.scored.shape[1], device=answers.ids.device).expand_as(answers.scored)
     return trajectory(replace(answers, steps=order.where(~answers.given, -1)))
 
 
 class Autoregressive(Likelihood):
-    """Exact for decoding from left to right (JustGRPO); a view for each token."""
+    """One view for each token; exact for decoding from left to right (JustGRPO)."""
 
     name: Literal["autoregressive"] = "autoregressive"
 
@@ -282,10 +285,10 @@ class Autoregressive(Likelihood):
 def trajectory(answers: Answers, shrink: int = 1) -> Views:
     """CJ-GRPO (arXiv 2509.23924): score each token where the decoder committed it, with all later tokens hidden.
 
-    With `shrink` 1 this is the exact log-probability, given the order, of a decoder that never masks again and draws all
-    tokens of a step at once. TraceRL (arXiv 2509.06949) merges every `shrink` steps of a row into one, hidden and scored
-    together. A token of step -1 is never scored. In a block-causal model steps are counted, and merged, per block, as in
-    TraceRL's code for SDAR. Raises ValueError if the answers have no steps.
+    With `shrink` 1 this is the exact log-probability, given the order, of a decoder that never masks a token again and
+    draws all tokens of a step at once. TraceRL (arXiv 2509.06949) merges every `shrink` steps of a row into one, whose
+    tokens are hidden and scored together. A token of step -1 is never scored. In a block-causal model steps are counted and
+    merged per block, as in TraceRL's code for SDAR. Raises ValueError if the answers have no steps.
     """
     if answers.steps is None:
         raise ValueError("a trajectory needs the steps at which tokens were committed")
@@ -304,11 +307,11 @@ def trajectory(answers: Answers, shrink: int = 1) -> Views:
 
 
 class Trajectory(Likelihood):
-    """Each token where the decoder committed it (CJ-GRPO)."""
+    """Each token on the canvas on which the decoder committed it (CJ-GRPO)."""
 
     name: Literal["trajectory"] = "trajectory"
     shrink: Count = 1
-    """Steps of the decoder that are taken as one (TraceRL)."""
+    """Number of consecutive decoder steps that are merged into one (TraceRL)."""
 
     @property
     @override
@@ -325,16 +328,17 @@ class Trajectory(Likelihood):
 
 
 def blocks(answers: Answers, size: int = 32, draws: int = 2, prompt_rate: float = 0.15) -> Views:
-    """SPG's views (arXiv 2510.09541 and its code): a part of a block hidden, later blocks hidden, some tokens before it too.
+    """SPG's views (arXiv 2510.09541 and its code): part of a block, all later blocks, and some earlier tokens are hidden.
 
-    Each view has a block of the answer, none twice while the canvas has others: its blocks are shuffled, and those behind
-    the answer's n stand for the remainder of their number by n. Of the block's m scored tokens k ~ U{1..m} are hidden, all
-    behind it, and each before it, of prompt and answer, with probability `prompt_rate`, drawn anew for each view. Every
-    hidden token is scored, at weight L / (their number * draws), so that the sum over L is the mean over views of a view's
-    mean l, and `objective.Sandwich` has the bounds of the code. In the mean over full blocks a view scores (m + 1 + (n - 1)
-    m (1 + prompt_rate)) / (2 n m) of the answer: 0.568 of 256 tokens, (1 + prompt_rate) / 2 of very many.
+    Each view has its own block of the canvas: the blocks are shuffled, and used again only after all were used. If the
+    answer has only n blocks, number b stands for block b mod n. Of the block's m scored tokens k ~ U{1..m} are hidden.
+    All tokens behind the block are hidden, and each one before it, of prompt and answer, with probability `prompt_rate`,
+    drawn anew for each view. Every hidden token of the answer is scored, with weight L / (number of scored tokens * draws).
+    So the sum divided by L is the mean over views of a view's mean l, and `objective.Sandwich` has the bounds of the code.
+    In the mean over full blocks a view scores (m + 1 + (n - 1) m (1 + prompt_rate)) / (2 n m) of the answer: 0.568 of 256
+    tokens, (1 + prompt_rate) / 2 in the limit of many blocks.
 
-    No ELBO: late tokens are hidden, and so weigh, more than early ones.
+    This is no ELBO: late tokens are hidden more often than early ones, and so weigh more.
     """
     hidden, weight = nothing_scored(answers, draws)
     count = math.ceil(answers.scored.shape[1] / size)
@@ -359,9 +363,9 @@ class Blocks(Likelihood):
     size: Count = 32
     """Tokens of a block."""
     draws: Count = 2
-    """Views of an answer, of different blocks while there are others."""
+    """Views of an answer, each of another block until all blocks were used."""
     prompt_rate: Rate = 0.15
-    """Probability with which each token before the block is hidden, of the prompt and of the answer."""
+    """Probability that a token before the block, of prompt or answer, is hidden."""
 
     @override
     def views(self, answers: Answers) -> Views:
@@ -372,5 +376,5 @@ LIKELIHOODS = named(OneStep, Coupled, MonteCarlo, Quadrature, Autoregressive, Tr
 
 
 def _inverse(value: float) -> float:
-    """Return 1 / value; 0 for 0, the weight of an empty set."""
+    """Return 1 / value, or 0 for 0, which is the weight of an empty set."""
     return 1 / value if value else 0.0

@@ -21,9 +21,9 @@ class Views:
     """n views of each of B answers."""
 
     hidden: Tensor  # (n, B, T) bool, tokens that the model sees as masked
-    # (n, B, L) float32 weight of each l_i in the estimate; positive for scored tokens, which are hidden, else 0.
+    # (n, B, L) float32 weight of each token's log p in the estimate: positive for scored tokens (all hidden), else 0.
     weight: Tensor
-    view_weight: Tensor  # (n,) float32 of each view in the estimate as a mean over views; sums to 1
+    view_weight: Tensor  # (n,) float32 weight of each view, if the estimate is taken as a mean over views; sums to 1
     # (B, L) int64 number of each token's block in a block-causal model; None for full attention.
     blocks: Tensor | None = None
 
@@ -44,23 +44,23 @@ class Views:
 
     @property
     def first(self) -> Tensor:
-        """(B, L) int64: the first view that scores each token, for a mean over steps; 0 if none does.
+        """(B, L) int64: the first view that scores each token, as its step in a mean over steps; 0 if none does.
 
-        In a block-causal model it is numbered anew in each block, for there it is another step.
+        In a block-causal model a view scores one step of each block, so each block has its own numbers.
         """
         first = self.scored.int().argmax(0)
         return first if self.blocks is None else first + len(self.weight) * self.blocks
 
 
 def nothing_scored(answers: Answers, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return hidden tokens and weights of `count` views that score nothing and hide what is never scored."""
+    """Return arrays `hidden` and `weight` of `count` views that score nothing and hide the tokens that are never scored."""
     hidden = np.zeros((count, *answers.ids.shape), dtype=bool)
     hidden[:, :, answers.prompt_length :] = ~answers.scored.cpu().numpy()
     return hidden, np.zeros((count, *answers.scored.shape), dtype=np.float32)
 
 
 def scored_rows(answers: Answers, name: str) -> Iterator[tuple[int, np.random.Generator, np.ndarray]]:
-    """Yield for each row with scored tokens its number, its random generator, and the positions of those tokens."""
+    """Yield for each row with scored tokens: its number, its random generator, and the positions of the scored tokens."""
     scored = answers.scored.cpu().numpy()
     for row, address in enumerate(answers.addresses):
         if scored[row].any():
@@ -83,7 +83,7 @@ def hide_prompt(
 
 
 def finished(answers: Answers, hidden: np.ndarray, weight: np.ndarray, view_weight: np.ndarray | None = None) -> Views:
-    """Build the views; given tokens are never hidden."""
+    """Build the views from their arrays, and show all given tokens; `view_weight` is uniform by default."""
     hidden[:, :, answers.prompt_length :] &= ~answers.given.cpu().numpy()
     view_weight = np.full(len(hidden), 1 / len(hidden)) if view_weight is None else view_weight
     arrays = (hidden, weight, view_weight.astype(np.float32))

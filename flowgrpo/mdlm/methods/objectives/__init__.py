@@ -1,1 +1,1 @@
-"""Losses of texts, and how tokens are aggregated."""
+"""Losses of texts, and the weights of tokens in them."""

@@ -1,8 +1,8 @@
-"""Weights (B, L) of tokens in the loss, which replace a mean.
+"""Weights (B, L) of tokens in the loss; the loss is a weighted sum in place of a mean.
 
-A whole answer weighs the sum of its tokens. Weights belong to one optimizer step: compute them for all its rows at once,
-then cut them into micro-batches. `reduce` sums a tensor over the processes. All weights sum to 1, except those of
-`fixed_length`.
+A whole answer weighs the sum of its tokens' weights. Weights belong to one optimizer step: compute them for all its rows at
+once, then cut them into micro-batches. `reduce` sums a tensor over the processes. Weights sum to 1 over all processes,
+except those of `fixed_length`.
 
 All functions take `scored` (B, L) bool, `advantage` (B,), and `step` (B, L) int64, the step of each token (`Views.first`).
 """
@@ -37,24 +37,24 @@ def sequence_mean(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduc
 def step_mean(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
     """Weigh every step of every answer alike, and its tokens alike (TraceRL; CJ-GRPO, whose answers have equal steps)."""
     last = int(step.max()) + 1 if len(step) else 0
-    at = step.where(scored, last)  # what is not scored goes to a step of its own, which is dropped
+    at = step.where(scored, last)  # tokens that are not scored count in an extra step, so they change no other count
     counts = torch.zeros(len(scored), last + 1, device=scored.device).scatter_add_(1, at, scored.float())
     return _over(scored / counts.gather(1, at).clamp(min=1), reduce)
 
 
 def fixed_length(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
-    """Weigh each scored token 1 / (N L), L of the canvas, N the answers with A != 0: no answer is divided by its own length.
+    """Weigh each scored token 1 / (N L), with L the canvas's length and N the number of answers with A != 0.
 
-    JustGRPO's; Dr. GRPO takes all answers for N.
+    So no answer is divided by its own length. From JustGRPO; in Dr. GRPO N is the number of all answers.
     """
     answers = reduce((advantage != 0).sum().float())
     return scored / (answers.clamp(min=1) * scored.shape[1])
 
 
 def balanced(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
-    """Give tokens of answers with A > 0 half of the weight, those with A < 0 the other half; all to one if it is alone.
+    """Give half of the weight to tokens of answers with A > 0, half to those with A < 0; all of it if only one side exists.
 
-    Good and bad answers then pull alike, whatever their number and length. Answers with A = 0 weigh nothing.
+    Good and bad answers then pull equally, whatever their number and length. Answers with A = 0 weigh nothing.
     """
     sides = [scored & (advantage > 0)[:, None], scored & (advantage < 0)[:, None]]
     good, bad = (_over(side.float(), reduce) for side in sides)
@@ -78,6 +78,6 @@ class Aggregation(Choice):
 
 
 def _over(weights: Tensor, reduce: Reduce) -> Tensor:
-    """Divide weights by their sum on all processes; all 0 if that is 0."""
+    """Divide weights by their sum over all processes; a sum of 0 leaves them 0."""
     total = reduce(weights.sum())
     return weights / total if total > 0 else weights

@@ -1,7 +1,8 @@
 """Objectives: losses of the estimated log-probabilities of answers.
 
-An objective takes l of every view (n, B, L), new, old and of the reference, and sums a loss over rows, with the weights of
-`aggregation` for a mean. A `separable` one is a sum over views too, and may be computed for some of them at a time.
+An objective takes the log-probabilities l (n, B, L) of every view under the new policy, the old policy and the reference.
+Its loss is a sum over rows, with the weights of `aggregation`. A `separable` loss is also a sum over views, so it can be
+computed for some views at a time.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ Pair = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 class GivenInputs:
     """Inputs of a loss for B answers in n views, before the policy computes its log-probabilities."""
 
-    # (n, B, L) log p, under the policy that made the answers, of the tokens each view scores, 0 elsewhere; None for the
-    # present policy.
+    # (n, B, L) log p of the tokens that each view scores, under the policy that sampled the answers; 0 elsewhere. None if
+    # that is still the trained policy.
     old: Tensor | None
-    reference: Tensor | None  # the same under the reference, or None
+    reference: Tensor | None  # the same under the reference; None without one
     weight: Tensor  # (n, B, L), of `Views`
     view_weight: Tensor  # (n,), of `Views`
-    length: Tensor  # (B,) scored tokens
+    length: Tensor  # (B,) number of scored tokens
     advantage: Tensor  # (B,)
     token_weight: Tensor  # (B, L) of the aggregation
     active_views: Tensor  # (n, B) bool, views of each answer that the loss includes
-    order: Tensor  # (B, L) int64 step that wrote each token, `Views.first`, if the views follow the steps
+    order: Tensor  # (B, L) int64 `Views.first`: the step that wrote each token, if the views follow the steps
 
     def of(self, rows: Tensor) -> GivenInputs:
         """Select rows (int64)."""
@@ -60,7 +61,7 @@ class GivenInputs:
         )
 
     def at(self, new: Tensor, active_views: Tensor) -> LossInputs:
-        """Add the log-probabilities of the policy, for some of the views."""
+        """Add the log-probabilities `new` of the policy; the loss includes only the `active_views`."""
         old = new.detach() if self.old is None else self.old
         return LossInputs(**{**vars(self), "new": new, "old": old, "active_views": active_views})
 
@@ -70,7 +71,7 @@ class LossInputs(GivenInputs):
     """Inputs of a loss for B answers in n views; gradients flow through `new`."""
 
     new: Tensor  # (n, B, L) log p of the tokens each view scores, 0 elsewhere
-    old: Tensor  # the same under the policy that made the answers
+    old: Tensor  # the same under the policy that sampled the answers
 
     @property
     def active_weight(self) -> Tensor:
@@ -83,38 +84,38 @@ class LossInputs(GivenInputs):
         return self.token_weight.sum(1)
 
     def gap(self, other: Tensor) -> Tensor:
-        """Return the weighted new - other (n, B, L); its sum over views and tokens is the gap of the estimates."""
+        """Return the weighted new - other (n, B, L); summed over views and tokens, the difference of the two estimates."""
         return self.active_weight * (self.new - other)
 
 
 KL: dict[str, Callable[[Tensor], Tensor]] = {  # of d = new - other, on samples of the policy
-    "k1": lambda gap: gap,  # unbiased; its mean gradient is 0: it only measures
+    "k1": lambda gap: gap,  # unbiased, but its mean gradient is 0: it only measures
     "k2": lambda gap: gap.square() / 2,  # biased as a value, but its gradient is that of the KL
-    # Unbiased, never negative: e^-d - 1 + d. Useless for |d| of tens of nats, as of whole answers.
+    # e^-d - 1 + d: unbiased and never negative, but useless for |d| of tens of nats, as those of whole answers.
     "k3": lambda gap: torch.expm1((-gap).clamp(max=LIMIT)) + gap,
 }
 
 
 class Divergence(Strict):
-    """A pull to the reference, or to the policy that made the answers."""
+    """A KL term to the reference, or to the policy that sampled the answers."""
 
     form: Literal["k1", "k2", "k3"] = "k3"
     """k1 only measures; k2 has the gradient of the KL; k3 is unbiased and never negative."""
     beta: float = Field(0.0, ge=0)
     """Weight of the KL in the loss; 0 computes none."""
     level: Literal["token", "sequence"] = "token"
-    """token: of each token; sequence: of the answer's gap, over its length (ESPO's k2)."""
+    """token: the KL of each token; sequence: that of the whole answer, divided by its length (ESPO's k2)."""
     target: Literal["reference", "base", "old"] = "reference"
     """reference: the start of training, with the adapters of model.lora.path; base: the model without adapters; old: the
-    policy that made the answers (TraceRL)."""
+    policy that sampled the answers (TraceRL)."""
 
     @property
     def reference(self) -> str | None:
-        """The reference of the KL in the words of `Weights`: `fixed`, `base`, or None if none is computed."""
+        """Name of the KL's reference in `Weights`: `fixed` or `base`; None if no reference is computed."""
         return {"reference": "fixed", "base": "base"}.get(self.target) if self.beta > 0 else None
 
     def loss(self, inputs: LossInputs) -> Tensor | float:
-        """Return the term of the loss, beta times the mean KL; 0 without a beta."""
+        """Return the KL term of the loss, beta times the mean KL; 0 if beta is 0."""
         return self.beta * self.mean(inputs) if self.beta > 0 else 0.0
 
     def mean(self, inputs: LossInputs) -> Tensor:
@@ -130,20 +131,20 @@ class Divergence(Strict):
 class Objective(Choice):
     """A loss with a divergence `kl`."""
 
-    if TYPE_CHECKING:  # a field of some, and of others a property
+    if TYPE_CHECKING:  # a field in some subclasses, a property in others
 
         @property
         @abstractmethod
         def kl(self) -> Divergence:
-            """The pull to the reference, or to the policy that made the answers."""
+            """The KL term."""
 
     def separable(self, views: Views) -> bool:
-        """Return whether the loss is a sum over views, so that it may be computed for some of them at a time."""
+        """Return whether the loss is a sum over views, so that it can be computed for some of them at a time."""
         return False
 
     @abstractmethod
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Return the loss, a number."""
+        """Return the loss, a scalar."""
 
     @abstractmethod
     def log_ratio(self, inputs: LossInputs) -> Tensor:
@@ -154,12 +155,12 @@ class Objective(Choice):
         """Return which ratios have no gradient, bool in the shape of `log_ratio`."""
 
     def above(self, inputs: LossInputs) -> Tensor:
-        """Return whether the ratios of `stopped` are above 1, bool in the same shape."""
+        """Return which of the ratios that `stopped` judges are above 1, bool in the same shape."""
         return self.log_ratio(inputs) > 0
 
 
 class Ratio(Objective):
-    """An objective of ratios."""
+    """An objective of probability ratios between the policy and the one that sampled the answers."""
 
     clip_range: Positive | Pair = 0.2
     """How far a ratio may be from 1: one bound for both sides, or [low, high]."""
@@ -177,7 +178,7 @@ class Ratio(Objective):
         loss = clip_loss(ratio, advantage, *both_bounds(self.clip_range))
         if self.dual is None:
             return loss
-        # Of bad answers at most dual |A| (arXiv 1912.09729).
+        # Dual clip (arXiv 1912.09729): the loss of a bad answer is at most dual |A|.
         return torch.where(advantage < 0, torch.minimum(loss, -self.dual * advantage), loss)
 
     def ratio_stopped(self, ratio: Tensor, advantage: Tensor) -> Tensor:
@@ -193,7 +194,7 @@ class Ratio(Objective):
 
 
 class TokenRatio(Ratio):
-    """A ratio for each token, of its log-probability summed over the views that score it (diffu-GRPO, CJ-GRPO, ...)."""
+    """A ratio for each token, from its log-probability summed over the views that score it (diffu-GRPO, CJ-GRPO, ...)."""
 
     name: Literal["token_ratio"] = "token_ratio"
 
@@ -217,21 +218,22 @@ class TokenRatio(Ratio):
 
 
 def sequence_log_ratio(inputs: LossInputs, normalised: bool = True) -> Tensor:
-    """Return the gap (B,) of the estimates of whole answers; with `normalised` over the length."""
+    """Return new - old (B,) of the estimates of whole answers; with `normalised` divided by the answer's length."""
     gap = inputs.gap(inputs.old).sum((0, 2))
     return gap / inputs.length.clamp(min=1) if normalised else gap
 
 
 class SequenceRatio(Ratio):
-    """One ratio for each answer, of the whole estimate (GDPO).
+    """One ratio for each answer, from the estimate of its whole log-probability (GDPO).
 
-    Differences of ELBOs are nats of a whole answer: unnormalised, the first small step exceeds a clip of 0.2. GDPO divides
-    the clipped loss by the length instead of the exponent; where nothing has moved that is the same gradient.
+    ELBOs of whole answers differ by many nats: without `normalised`, the first small step exceeds a clip of 0.2. GDPO
+    divides the clipped loss by the length instead of the exponent; while the policy has not moved, both give the same
+    gradient.
     """
 
     name: Literal["sequence_ratio"] = "sequence_ratio"
     normalised: bool = True
-    """Take the estimate over the answer's length (GSPO, ESPO)."""
+    """Divide the log ratio by the answer's length (GSPO, ESPO)."""
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
@@ -248,11 +250,11 @@ class SequenceRatio(Ratio):
 
 
 class Bound(Objective):
-    """An objective that bounds a likelihood: no divergence, and no answer without gradient."""
+    """An objective that bounds a likelihood: no KL term, and no clip, so that every answer has a gradient."""
 
     @property
     def kl(self) -> Divergence:
-        """A divergence of weight 0."""
+        """A KL term of weight 0."""
         return Divergence()
 
     @override
@@ -263,14 +265,14 @@ class Bound(Objective):
 class LinearBound(Bound):
     """BGPO (arXiv 2510.11683): a lower bound of A exp(mean of d_j) that is a sum over the views j.
 
-    A >= 0: w_j A (1 + d_j), for e^x >= 1 + x; A < 0: w_j A e^(d_j), for exp is convex. d_j is the gap of view j's own
-    estimate (its contribution over its weight w_j). Equal to A exp(...) in value and gradient where nothing has moved. The
-    DARE code forms 1 + d as exp(log(1 + d)), which is NaN for d <= -1, and clips; we do neither.
+    A >= 0: w_j A (1 + d_j), because e^x >= 1 + x; A < 0: w_j A e^(d_j), because exp is convex. d_j is new - old of view j's
+    own estimate (its contribution divided by its weight w_j). While the policy has not moved, value and gradient equal those
+    of A exp(...). The DARE code computes 1 + d as exp(log(1 + d)), which is NaN for d <= -1, and clips; we do neither.
     """
 
     name: Literal["linear_bound"] = "linear_bound"
     normalised: bool = True
-    """Take each view's gap over the answer's length, as the DARE code."""
+    """Divide each view's log ratio by the answer's length, as the DARE code does."""
 
     @override
     def separable(self, views: Views) -> bool:
@@ -289,19 +291,19 @@ class LinearBound(Bound):
 
 
 class Sandwich(Bound):
-    """SPG (arXiv 2510.09541): raises a lower bound of good answers, lowers an upper bound of bad ones; no ratio, no KL.
+    """SPG (arXiv 2510.09541): raise a lower bound of good answers, lower an upper bound of bad ones; no ratio, no KL.
 
-    A > 0: the ELBO per token. A <= 0: mix times the upper bound (1 / beta) log sum_j w_ij p_ij^beta, mean over the tokens
-    that some view scores, and 1 - mix times the ELBO per token. The weights w of the views replace the paper's 1[masked] /
-    t over the number of views, which is what `likelihood.blocks` weighs. In the mean over masks the bound holds for beta >=
-    L (Hoelder); for the paper's smaller ones it lacks a constant. Old log-probabilities play no part.
+    A > 0: the ELBO per token. A <= 0: mix times the upper bound (1 / beta) log sum_j w_ij p_ij^beta (a mean over the tokens
+    that some view scores), plus 1 - mix times the ELBO per token. The views' weights w stand in place of the paper's
+    1[masked] / t, divided by the number of views; `likelihood.blocks` has these weights. In the mean over masks the bound
+    holds for beta >= L (Hoelder); for the paper's smaller beta it lacks a constant. Old log-probabilities are not used.
     """
 
     name: Literal["sandwich"] = "sandwich"
     beta: Positive = 1.5
     """Exponent of the upper bound."""
     mix: Rate = 0.5
-    """Share of the upper bound in the loss of bad answers; the rest is the ELBO's."""
+    """Share of the upper bound in the loss of bad answers; the rest is the share of the ELBO."""
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:

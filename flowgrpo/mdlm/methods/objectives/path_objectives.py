@@ -1,4 +1,4 @@
-"""The prefix ratio: a token's ratio is that of all tokens written up to it, clipped in log space."""
+"""The prefix ratio: each token takes the ratio of all tokens written up to it, clipped in log space."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ ORDERED = ("autoregressive", "trajectory")  # likelihoods whose views follow the
 
 
 def prefixes(log_ratio: Tensor, scored: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum (B, L) of the log ratios, each cut to +-20, of all tokens written up to each, and their number (B, L).
+    """Return, for each token, the summed log ratios (B, L) of all tokens written up to it, and their number (B, L).
 
-    Tokens of one step are written from the same canvas at once: each includes all of them. `log_ratio` (B, L) is that of
-    each token, `scored` (B, L) bool the tokens to include, `order` (B, L) int64 the step that wrote each.
+    Each log ratio is first clamped to +-20. Tokens of one step are written at once, so the prefix of each includes all of
+    them. `log_ratio` (B, L) is that of each token, `scored` (B, L) bool marks the tokens to include, `order` (B, L) int64 is
+    the step that wrote each.
     """
     steps = torch.zeros(len(order), int(order.max()) + 1, dtype=log_ratio.dtype, device=log_ratio.device)
     sums, counts = (
@@ -30,20 +31,20 @@ def prefixes(log_ratio: Tensor, scored: Tensor, order: Tensor) -> tuple[Tensor, 
 
 
 class PrefixRatio(Objective):
-    """CTPO (arXiv 2605.07331): the ratio of a token is that of all tokens up to it, with gradient through its own only.
+    """CTPO (arXiv 2605.07331): each token takes the ratio of all tokens up to it; the gradient flows through its own only.
 
-    Its code is for models that write from left to right. A token's ratio alone assumes that both policies reach the same
-    canvas, which is wrong for stale completions. Here a token's prefix is what was written at earlier steps and at its own,
-    in the order of the likelihood, `autoregressive` or `trajectory`.
+    The ratio of a token alone assumes that both policies reach the same canvas, which is wrong for stale completions. The
+    paper's code is for models that write from left to right. Here a token's prefix are the tokens written at its own and
+    earlier steps, in the order of the likelihood (`autoregressive` or `trajectory`).
     """
 
     name: Literal["prefix_ratio"] = "prefix_ratio"
     clip_range: Positive | Pair = [0.025, 0.05]
-    """At the first token the log of the ratio is clipped to -+ it; or to -low and high, of [low, high]."""
+    """Clip of the log ratio at the first token: one bound for both sides, or [low, high] for -low and high."""
     power: float = Field(0.5, ge=0)
-    """Where a prefix has t tokens the bounds are t to this power times as wide; 0: alike at all."""
+    """For a prefix of t tokens the bounds are multiplied by t to this power; 0: the same bounds for all."""
     dual: Positive | None = 1.0
-    """Where A < 0, log ratios above this times the upper bound have no gradient (arXiv 1912.09729); null: all have."""
+    """If A < 0, log ratios above this times the upper bound have no gradient (arXiv 1912.09729); null: no such bound."""
     kl: Divergence = Divergence()
     """A pull to the reference, or to the policy that made the answers."""
 
@@ -67,7 +68,7 @@ class PrefixRatio(Objective):
         return self._prefix(inputs)[0] > 0
 
     def _prefix(self, inputs: LossInputs) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Return log ratios (B, L) of the tokens' prefixes, with gradient through their own, and their bounds."""
+        """Return the log ratio (B, L) of each token's prefix, with gradient through that token only, and the bounds."""
         log_ratio = self.log_ratio(inputs)
         sums, counts = prefixes(log_ratio.detach(), (inputs.active_weight > 0).any(0), inputs.order)
         bounds = path_bounds(counts.clamp(min=1), self.clip_range, power=self.power, dual=self.dual)

@@ -1,11 +1,11 @@
-"""Co-GRPO, *reconstructed*: numbers of the decoder as actions of a policy of their own.
+"""Co-GRPO, *reconstructed*: numbers of the decoder are drawn as actions of a second policy.
 
-Of Co-GRPO (arXiv 2512.22288) only the abstract and secondary texts were at hand: at each step an action holds the ratio of
-masks that stay, the temperature of tokens and of their selection, and the guidance scale; the policy of an answer is that
-of its tokens times that of its actions, and both are trained by the same advantage. The distribution of the actions is
-ours: each is normal in a squashed space, with a mean and a std for every step that depend on nothing else.
+Only the abstract of Co-GRPO (arXiv 2512.22288) and secondary texts were at hand. They say: at each step an action holds
+the ratio of masks that stay, the temperatures of tokens and of their selection, and the guidance scale. The probability
+of an answer is that of its tokens times that of its actions, and the same advantage trains both. The distribution of the
+actions is ours: each is normal before a sigmoid maps it into its bounds. Its mean and std depend on the step only.
 
-All actions of a prompt are drawn before its decode, `decode(predictor, prompt, scheduled(decoder, policy.draw(seeds)),
+All actions of a prompt are drawn before its decode: `decode(predictor, prompt, apply_actions(decoder, policy.draw(seeds)),
 seeds)`.
 """
 
@@ -32,14 +32,17 @@ class Actions:
     """The schedules of B answers over S steps, of A numbers each."""
 
     names: tuple[str, ...]  # of the A numbers
-    raw: Tensor  # (B, S, A) before they are squashed
-    values: Tensor  # (B, S, A) float64, as a decoder takes them
-    log_prob: Tensor  # (B, S) of the raw numbers
+    raw: Tensor  # (B, S, A) before the sigmoid
+    values: Tensor  # (B, S, A) float64, within their bounds, as a decoder takes them
+    log_prob: Tensor  # (B, S) log-density of the raw numbers
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A setting from actions: the number (R,) of each row at its step, the last one from the end on; `values` is (B, S)."""
+    """A decoder setting that reads an action, `values` (B, S): the number of each row at its step.
+
+    After step S - 1 the last number stays.
+    """
 
     values: Tensor
 
@@ -53,9 +56,10 @@ class SchedulePolicy(torch.nn.Module):
     """A normal distribution of each action at each step; its parameters are `mean` and `log_std`, both (S, A)."""
 
     def __init__(self, start: Mapping[str, float | Sequence[float]], steps: int, std: float = 0.3):
-        """Begin around a schedule of at most `steps` steps; `std` is that of the squashed numbers' logits.
+        """Start with a distribution around `start`, over at most `steps` steps.
 
-        `start` maps names of `BOUNDS` to a number, or one for each step, between the bounds; InputError otherwise.
+        `start` maps names of `BOUNDS` to a number within the bounds, or to one for each step; `std` is the standard
+        deviation before the sigmoid. Raises InputError for other names or numbers.
         """
         super().__init__()
         check_start(start, steps)
@@ -87,13 +91,13 @@ class SchedulePolicy(torch.nn.Module):
     def log_prob(self, raw: Tensor) -> Tensor:
         """Return the log-density (B, S) of raw actions (B, S, A), with gradient.
 
-        Squashing adds a term without parameters, so ratios are those of the actions themselves.
+        The sigmoid adds a term without parameters, so ratios are those of the actions themselves.
         """
         return torch.distributions.Normal(self.mean, self.log_std.exp()).log_prob(raw).sum(-1)
 
 
 def apply_actions(decoder: Decoder, actions: Actions) -> Decoder:
-    """Replace the numbers of a decoder by actions; raises InputError for an action that it does not have."""
+    """Return the decoder with some numbers replaced by actions; raise InputError for one that the decoder does not have."""
     for column, name in enumerate(actions.names):
         check_action(name, decoder)
         chosen = Chosen(actions.values[:, :, column])
@@ -103,7 +107,7 @@ def apply_actions(decoder: Decoder, actions: Actions) -> Decoder:
             decoder = replace(decoder, cfg_scale=chosen)
         elif name == "ratio":
             committer = decoder.committer
-            assert isinstance(committer, Remaining), "check_action has seen to it"
+            assert isinstance(committer, Remaining), "check_action refuses others"
             decoder = replace(decoder, committer=committer.model_copy(update={"ratio": chosen}))
         else:
             changes = (
@@ -114,5 +118,5 @@ def apply_actions(decoder: Decoder, actions: Actions) -> Decoder:
 
 
 def actions_taken(rollout: Rollout, actions: Actions) -> Tensor:
-    """Return which actions (B, S) bool took effect: those of the steps that a row took."""
+    """Return which actions (B, S) bool were used: those of the steps that a row took."""
     return torch.arange(actions.log_prob.shape[1], device=rollout.steps.device) < rollout.steps[:, None]

@@ -51,11 +51,11 @@ class LearnedSchedule(Schedule):
 
     name: Literal["learned"] = "learned"
     start: Annotated[dict[str, float | list[float]], Field(min_length=1)] = {"temperature": 0.8}
-    """Mean of each number to begin with, of all steps or of each: ratio, temperature, selection_temperature, cfg_scale."""
+    """First mean of each number, one for all steps or a list: ratio, temperature, selection_temperature, cfg_scale."""
     std: Positive = 0.3
-    """Standard deviation of the numbers' logits."""
+    """First standard deviation of the numbers, before a sigmoid maps them into their bounds."""
     learning_rate: Positive = 0.03
-    """Of the schedule's own parameters."""
+    """Learning rate of the schedule's own parameters."""
 
     @override
     def policy(self, steps: int) -> SchedulePolicy:

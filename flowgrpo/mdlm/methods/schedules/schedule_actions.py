@@ -18,7 +18,7 @@ BOUNDS = MappingProxyType(
 
 
 def check_start(start: Mapping[str, float | Sequence[float]], steps: int) -> None:
-    """Raise InputError for an unknown action, a list of numbers that is not one a step, or a number outside its bounds."""
+    """Raise InputError for an unknown action, a list without one number per step, or a number outside its bounds."""
     for name, written in start.items():
         if name not in BOUNDS:
             raise InputError(f"algorithm.schedule.start.{name}: unknown action, {nearest(name, BOUNDS)}")
@@ -33,7 +33,7 @@ def check_start(start: Mapping[str, float | Sequence[float]], steps: int) -> Non
 
 
 def check_action(name: str, decoder: Decoder) -> None:
-    """Raise InputError for an action that is no number of the decoder."""
+    """Raise InputError for an action that the decoder has no number for."""
     known = {
         "temperature": True,
         "cfg_scale": True,
