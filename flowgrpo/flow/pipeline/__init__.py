@@ -1,1 +1,1 @@
-"""The pipeline as the policy: any diffusers flow pipeline, unmodified, called for any slice of its schedule."""
+"""The policy: any unmodified diffusers flow pipeline, called for any slice of its schedule."""

@@ -1,12 +1,11 @@
 """Adapters that act in a part of the schedule only; the base model takes the other steps.
 
-This is MixGRPO's remedy against reward hacking (arXiv 2507.21802): the trained model takes the first steps and the
-model before training takes the rest. Step k of n, counted from 0, uses the adapters if first <= k / n < end. Departures
-from MixGRPO's code:
+This is MixGRPO's remedy against reward hacking (arXiv 2507.21802): the trained model takes the first steps, and the model
+before training takes the others. Step k of n, counted from 0, uses the adapters if first <= k / n < end. Departures from
+MixGRPO's code:
 
- 1. Its option is a number of first steps, 30 of 50 in its script, which is the part 0:0.6 here. Here a part may begin
-     later.
- 2. It holds two whole networks. Here one network switches its adapters on and off.
+ 1. Its option is a number of first steps, 30 of 50 in its script; here that is the part 0:0.6, and a part may begin later.
+ 2. It holds two whole networks; here one network switches its adapters on and off.
 """
 
 from __future__ import annotations
@@ -64,11 +63,11 @@ def enable(networks: Iterable[torch.nn.Module], on: bool) -> None:
 
 
 class _Limit:
-    """A pre-forward hook that switches adapters at the borders of the part."""
+    """A pre-forward hook that switches the adapters on where the part begins, and off where it ends."""
 
     def __init__(self, pipe: DiffusionPipeline, part: Sequence[float], switch: Switch, key: str):
         self._pipe, (self._first, self._end), self._switch, self._key = pipe, part, switch, key
-        self._on, self._last_steps = True, {0: 0}  # last step, by the number of steps
+        self._on, self._last_steps = True, {0: 0}  # number of steps of a schedule -> last step seen in it
 
     def hook(self) -> list[RemovableHandle]:
         """Register the hook on all components that a step calls and that may have adapters."""
@@ -107,7 +106,7 @@ class _Limit:
         return done / count
 
     def refuse_unreported_steps(self) -> None:
-        """Raise an InputError if the scheduler did not report its steps."""
+        """Raise InputError if the scheduler did not report all steps of a call."""
         count, last = max(self._last_steps.items())
         if last < count - 1:
             raise InputError(

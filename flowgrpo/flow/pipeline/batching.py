@@ -1,4 +1,4 @@
-"""Cut rows into batches for single calls of a pipeline, and join the results."""
+"""Batches: cut rows for single calls of a pipeline, and join the results."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Capabilities:
     Attributes:
         pads_prompts: whether rows with prompts of unequal lengths may share a call.
         max_batch: largest number of rows of a call, None for any.
-        decodes_by_landing: whether decoding needs a last step of the loop that lands on the state.
-        starts_alone: whether each row needs its own call to start, because a batch draws other numbers.
+        decodes_by_landing: whether decoding must run the loop's last step, which then returns the given state.
+        starts_alone: whether each row needs its own call to start, because in a batch its random numbers differ.
     """
 
     pads_prompts: bool = True
@@ -33,9 +33,9 @@ class Capabilities:
 def cut(
     walk: DenoisingLoop, capabilities: Capabilities, rows: Sequence[Row], state: State = ()
 ) -> list[tuple[Sequence[Row], State]]:
-    """Cut rows, in order, into batches of neighbours that may share a call; each with its part of the state (B, ...).
+    """Cut rows, in order, into batches of neighbours that may share a call; each comes with its part of `state` (B, ...).
 
-    A call has one picture, one negative prompt, ... for all its rows, so these are equal within a batch.
+    A call has one picture, one negative prompt and so on for all its rows, so these are equal within a batch.
     """
     pads = capabilities.pads_prompts
     kinds = [(walk.conditions_key(row), [shape.batch_key(pads) for shape in walk.encode(row)]) for row in rows]

@@ -1,4 +1,4 @@
-"""Arguments of a pipeline's call, read from diffusers' source where possible, without importing diffusers."""
+"""Arguments of a pipeline's call; they are read from diffusers' source if possible, which is faster than importing it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ RESERVED = (
     "sigmas",
     "timesteps",
 )
-SIZES = ("height", "width", "num_frames")  # numbers even if their default is None
-MOST_STEPS = 10_000  # a plan builds a tree of them
+SIZES = ("height", "width", "num_frames")  # these are numbers, even if their default is None
+MOST_STEPS = 10_000  # more would make a plan slow, since it builds the tree of all steps
 GUIDED = "do_classifier_free_guidance"
 # Values that switch guidance arguments off; None removes one from the call.
 OFF = {
@@ -45,11 +45,11 @@ OFF = {
 
 @cache
 def outline(name: str) -> type | None:
-    """Return a stand-in for a diffusers pipeline class, built from its source: importing such a class takes seconds.
+    """Return a stand-in for a diffusers pipeline class, built from its source, because importing the class takes seconds.
 
-    It has the class's name, the arguments of its call (which does nothing), its property `do_classifier_free_guidance` and,
-    if the class has one, an `encode_prompt`. Returns None where the source does not tell: the class inherits from another
-    pipeline, a default is no literal, or the property reads more than the pipeline.
+    It has the class's name, a call with the same arguments that does nothing, the property `do_classifier_free_guidance`,
+    and an `encode_prompt` if the class has one. Returns None if the source is not enough: the class inherits from another
+    pipeline, a default is no literal, or the property reads other names than `self`.
     """
     node = _class_node(name)
     if node is None or not all(map(_is_plain_base, node.bases)):
@@ -101,7 +101,7 @@ def _is_literal(node: ast.expr) -> bool:
 
 
 def checked_call(pipeline: type, call: dict[str, Any], key: str = "model.call") -> dict[str, Any]:
-    """Return `call` if the pipeline takes all of its arguments; errors name `key`, its place in the config.
+    """Return a copy of `call` if the pipeline takes all of its arguments; errors name `key`, its place in the config.
 
     Raises:
         InputError: an argument is unknown, has a wrong value, or is set by flowgrpo.

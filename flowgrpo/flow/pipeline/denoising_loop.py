@@ -44,7 +44,7 @@ class DenoisingLoop:
         pins: whether the loop overwrites a part of the state after each step, as inpainting does.
 
     Args:
-        pipe: changed in place: the scheduler is replaced, text encoder calls are cached, weights are frozen.
+        pipe: the pipeline. It is changed in place: the scheduler is replaced, prompts are cached, weights are frozen.
         call: arguments for the pipeline's `__call__`.
         autocast: dtype in which the modules compute, if it is not the dtype of their weights.
         text_encoders: `keep`, `offload` or `free`; see `EmbeddingCache`.
@@ -70,7 +70,7 @@ class DenoisingLoop:
         pipe.scheduler = self.scheduler
         strength.follow(pipe, self.scheduler)
         pipe.set_progress_bar_config(disable=True)
-        self._run = inspect.unwrap(type(pipe).__call__)  # without its torch.no_grad
+        self._run = inspect.unwrap(type(pipe).__call__)  # without the decorator torch.no_grad
         self.call = checked_call(type(pipe), call or {})
         remember_device(pipe)
         self.takes = set(inspect.signature(self._run).parameters) - {"self", *RESERVED}
@@ -79,20 +79,21 @@ class DenoisingLoop:
         self.latents = LatentSlots(pipe)
         self._located: dict[str, tuple[list[LatentSlot], bool]] = {}  # slots and `pins`, by call
         self.pins = self._spared = False
-        self._checked_masks: set[str] = set()  # conditions whose mask was checked
+        self._checked_masks: set[str] = set()  # keys of the conditions whose mask was checked
         self.evaluations = 0
         self.modules: dict[str, torch.nn.Module] = {}
         self.take_networks()
         self._sigmas: tuple[float, ...] | None = None
-        self._first_state: State = ()  # of the first row; all rows must have its shapes
+        self._first_state: State = ()  # of the first row; the states of all rows must have its shapes
         self._embedding_shapes: dict[Any, tuple[EmbeddingShape, ...]] = {}
-        self._prepared_before: dict[str, list[dict[Source, torch.Tensor]]] = {}  # by call, before the slots are located
+        # Meta tensors that rows prepared before the slots were located, by call; their shapes are checked later.
+        self._prepared_before: dict[str, list[dict[Source, torch.Tensor]]] = {}
 
     def take_networks(self) -> None:
         """Freeze the pipeline's networks and count their evaluations; call it again after networks are replaced.
 
         Raises:
-            InputError: there are none, or `attention.refuse_inexact` refuses them.
+            InputError: the pipeline has none, or `attention.refuse_inexact` refuses them.
         """
         self.modules.clear()
         self.modules |= traits.networks(self.pipe)
@@ -117,7 +118,7 @@ class DenoisingLoop:
 
     @contextmanager
     def call_overrides(self, **call: Any) -> Iterator[None]:
-        """Return a context with other call arguments, for example for evaluation; None removes one."""
+        """Return a context with other call arguments, for example for evaluation; the value None removes an argument."""
         before = self.call, self._sigmas, self.latents.slots, self._first_state, self.pins
         merged = {k: v for k, v in {**self.call, **call}.items() if v is not None}
         checked_call(type(self.pipe), call, "eval.call")
@@ -150,22 +151,21 @@ class DenoisingLoop:
     ) -> tuple[Any, list[StepRecord]]:
         """Call the pipeline once for a part of its schedule; return its output and its recorded steps.
 
-        Each call gets freshly seeded generators, so whatever the pipeline draws for its conditions is the same each
-        time.
+        Each call gets freshly seeded generators, so that the pipeline draws the same numbers for its conditions each time.
 
         Args:
             rows: prompts and seeds; the call takes the conditions of the first row.
             steps: see `FlowSDEScheduler.restrict`.
             state: replaces the latents that the pipeline prepares.
-            landing: returned by the steps in place of their result.
+            landing: states that the steps return in place of their results.
             output_type: `latent`, or `pt` to decode.
-            record: record the steps of a whole run, too.
+            record: record steps even if the whole schedule runs.
             watch: called after each step of the loop.
         """
         self.scheduler.restrict(steps, landing)
         self.scheduler.recording = record or steps is not None
         self.latents.reset(state)
-        # Not in a whole call: given latents, some pipelines draw other noise for decoding.
+        # Not if the call decodes: given latents, some pipelines draw other noise for decoding.
         latents = self.latents.arguments() if output_type == "latent" else {}
         given = {**latents, **self.call, **self._conditions(rows[0])}
         if len(rows) > 1:  # some pipelines need one text per row, others take one for all
@@ -196,7 +196,7 @@ class DenoisingLoop:
 
     @torch.no_grad()
     def locate_latents(self, rows: Sequence[Row]) -> None:
-        """Find where the pipeline keeps its state by running the first row, unless this is known."""
+        """Run the first row to find where the pipeline keeps its state, unless this is known for the current call."""
         if not self.latents.slots:
             with self.uncounted():
                 self.latents.locate(lambda: [step.sample for step in self.run_slice(rows[:1], range(1))[1]])
@@ -224,9 +224,9 @@ class DenoisingLoop:
         return self.latents.initial()
 
     def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
-        """Return the velocity that the pipeline hands to its scheduler at `sigma`, by one step of its loop.
+        """Return the velocity that the pipeline hands to its scheduler at `sigma`, by running one step of its loop.
 
-        It is 0 where the loop pins the state, because the step's result is overwritten there.
+        The velocity is 0 where the loop pins the state, because the loop overwrites the step's result there.
         """
         steps: range | tuple[float, ...] = (sigma, 0.0)
         if sigma in self.sigmas:
@@ -256,9 +256,9 @@ class DenoisingLoop:
     def step(
         self, rows: Sequence[Row], steps: range | tuple[float, ...], state: State
     ) -> tuple[list[StepRecord], Watch | None]:
-        """Run one step from a state; return its records, one per tensor, and the `Watch` if the loop pins.
+        """Run one step from a state; return its records, one per tensor of the state, and the `Watch` if the loop pins.
 
-        `steps` is the index of the step as a range of length 1, or the two sigmas of the step.
+        `steps` is a range of length 1 with the index of the step, or the two sigmas of the step.
         """
         if not self.pins:
             return self.run_slice(rows, steps, state)[1], None
@@ -289,8 +289,8 @@ class DenoisingLoop:
         """Encode a row's prompt at its first use; return the shapes of its embeddings.
 
         Raises:
-            InputError: its latents have another shape than those of earlier rows; before they are located,
-                `locate_latents` raises.
+            InputError: the row's latents have another shape than those of earlier rows. If the latents are not located yet,
+                `locate_latents` raises it later.
         """
         key = (row.prompt, self.conditions_key(row), self._call_key)
         if key not in self._embedding_shapes:
@@ -323,9 +323,9 @@ class DenoisingLoop:
         return {k: conditions.loaded(v) for k, v in row.columns.items() if k in self.takes and v is not None}
 
     def _probe_step(self, rows: Sequence[Row]) -> None:
-        """Look whether the loop pins a part of the state, and whether its call takes latents as an argument.
+        """Find out whether the loop pins a part of the state, and whether the call takes latents as an argument.
 
-        The state is negated, so that it differs from what the pipeline draws.
+        The step starts from the negated state, so that it differs from the state that the pipeline draws.
         """
         state = tuple(-x for x in self.latents.initial())
         watch = Watch() if len(self.latents.slots) == 1 and "callback_on_step_end" in self.takes else None
@@ -345,14 +345,14 @@ class DenoisingLoop:
         )
 
     def _count(self, module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        if stands_in() or (self.pins and self.scheduler.lands):  # its result is not used
+        if stands_in() or (self.pins and self.scheduler.lands):  # the result of this call is not used
             return
         batch = next(value for value in (*args, *kwargs.values()) if isinstance(value, (torch.Tensor, list)))
         self.evaluations += len(batch)
 
 
 def check_equal_shapes(states: Sequence[State]) -> None:
-    """Refuse states of unequal shapes (InputError), which cannot be stacked."""
+    """Raise InputError for states of unequal shapes, which cannot be stacked."""
     shapes = {tuple(tuple(x.shape[1:]) for x in state) for state in states}
     if len(shapes) > 1:
         found = " and ".join(" with ".join(str(shape) for shape in one) for one in sorted(shapes)[:2])

@@ -29,7 +29,7 @@ def update_call(guidance: str, policy: Policy) -> dict[str, Any]:
 
 @contextmanager
 def updating(guidance: str, policy: Policy, rows: Sequence[Row]) -> Iterator[None]:
-    """Return a context, to be used inside that of `training_call`, in which the policy has the call of an update.
+    """Return a context in which the policy has the call arguments of an update; enter it inside that of `training_call`.
 
     The first of `rows` is encoded to find the schedule.
     """
@@ -42,7 +42,7 @@ def updating(guidance: str, policy: Policy, rows: Sequence[Row]) -> Iterator[Non
 
 
 def check_unguided(policy: DiffusersPolicy, rows: Sequence[Row]) -> None:
-    """Refuse a pipeline (InputError) that evaluates several branches although its guidance is off."""
+    """Raise InputError for a pipeline that evaluates several branches although its guidance is off."""
     state, before = policy.start(rows[:1]), policy.evaluations
     with torch.no_grad(), policy.walk.uncounted():
         policy.velocity(state, policy.sigmas[0], rows[:1])
@@ -68,6 +68,6 @@ def guidance_branches(pipeline: type, call: dict[str, Any]) -> int:
     if isinstance(declared, property) and isinstance(value.get("guidance_scale"), int | float):
         try:
             return 2 if declared.__get__(SimpleNamespace(_guidance_scale=value["guidance_scale"])) else 1
-        except AttributeError:  # it reads more of the pipeline than its scale
+        except AttributeError:  # the property reads more of the pipeline than the scale
             return 2 if value["guidance_scale"] > 1 else 1
     return 1

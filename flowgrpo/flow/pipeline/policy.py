@@ -1,7 +1,7 @@
 """The policy: the model that samples and is trained.
 
-A policy is a conditional velocity field with a start and a decoder. `DiffusersPolicy` wraps any diffusers flow
-pipeline, for any number of rows at once.
+A policy is a conditional velocity field with a distribution of starts and a decoder. `DiffusersPolicy` wraps any diffusers
+flow pipeline, for any number of rows at once.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Policy(Protocol):
         """Return whether the loop overwrites a part of each state; known once a row was started."""
 
     def prepare(self, rows: Sequence[Row], key: str = "model.call") -> None:
-        """Compute what depends on the rows' conditions alone (embeddings); `key` names the call arguments in errors."""
+        """Encode the rows' conditions, such as prompts; `key` names the call arguments in errors."""
 
     def offload(self) -> None:
         """Free the device memory that is not needed after all rows are prepared."""
 
     def start(self, rows: Sequence[Row]) -> State:
-        """Return initial states (B, ...) in the storage dtype, each from its row's seed alone."""
+        """Return initial states (B, ...) in the dtype of latents; each depends on its row's seed only."""
 
     def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
         """Return the velocity of each tensor of `state` at `sigma`; differentiable unless under `torch.no_grad`."""
@@ -58,7 +58,7 @@ class Policy(Protocol):
         """Take ODE steps from the first to the last of `sigmas`."""
 
     def decode(self, state: State, rows: Sequence[Row]) -> torch.Tensor:
-        """Return samples of final states: float32 images (B, 3, H, W) in [0, 1], or another modality."""
+        """Decode final states to float32 samples: images (B, 3, H, W) in [0, 1], or another modality."""
 
     def generate(self, rows: Sequence[Row]) -> torch.Tensor:
         """Return decoded samples of whole ODE runs."""
@@ -70,7 +70,7 @@ class Policy(Protocol):
         """Return the call arguments that switch guidance off."""
 
     def limited(self, part: Sequence[float] | None, switch: Callable[[bool], object]) -> AbstractContextManager[None]:
-        """Return a context in which `generate` runs steps outside a part of the schedule untrained."""
+        """Return a context in which `generate` uses the trained weights in `part` of the schedule, else the base model."""
 
 
 class DiffusersPolicy:
@@ -80,8 +80,8 @@ class DiffusersPolicy:
 
     Attributes:
         walk: the `DenoisingLoop`, which also describes the constructor's arguments.
-        capabilities: which rows may share a call, and how final states are decoded. `check` finds it out, or the first
-            rows of one prompt, or of several prompts, that come together. Later findings only tighten it.
+        capabilities: which rows may share a call, and how final states are decoded. Probed by `check`, or when rows first
+            come together (once for rows of one prompt, once for several prompts). Later probes only tighten it.
     """
 
     def __init__(self, pipe: DiffusionPipeline, call: dict[str, Any] | None = None, **options: Any):
@@ -91,7 +91,7 @@ class DiffusersPolicy:
         self.scheduler, self.stock_scheduler = walk.scheduler, walk.stock_scheduler
         self.autocast, self.takes = walk.autocast, walk.takes
         self.capabilities = Capabilities()
-        self._probed: set[bool] = set()  # rows of one prompt (False), of several (True)
+        self._probed: set[bool] = set()  # False: rows of one prompt were probed; True: rows of several prompts
 
     @property
     def call(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class DiffusersPolicy:
         return self.walk.pins
 
     def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
-        """Return a context with other call arguments; None removes one."""
+        """Return a context with other call arguments; the value None removes an argument."""
         return self.walk.call_overrides(**call)
 
     def unguided(self) -> dict[str, Any]:
@@ -130,11 +130,11 @@ class DiffusersPolicy:
     def limited(
         self, part: Sequence[float] | None, switch: Callable[[bool], object], key: str = adapter_steps.KEY
     ) -> AbstractContextManager[None]:
-        """Return a context in which whole runs use adapters in a part of the schedule only; None for all of it."""
+        """Return a context in which whole runs use adapters in a part of the schedule only; None stands for all of it."""
         return nullcontext() if part is None else adapter_steps.limited(self.pipe, part, switch, key)
 
     def prepare(self, rows: Sequence[Row], key: str = "model.call") -> None:
-        """Encode the prompts of rows; this needs no network of the pipeline.
+        """Encode the prompts of rows; this needs no transformer or U-Net.
 
         Raises:
             InputError: the pipeline refuses its call arguments, or the text encoders were freed.
@@ -191,8 +191,7 @@ class DiffusersPolicy:
         return self.generate([Row(prompt, seed + i) for i, prompt in enumerate(prompts)])
 
     def check(self, rows: Sequence[Row], key: str = "model.call") -> None:
-        """Run a few samples of `rows`, best with unequal prompts, to find out how the pipeline runs in slices; see
-        `probe`.
+        """Probe how the pipeline runs in slices, on a few samples of `rows`, best with unequal prompts; see `probe`.
 
         Raises:
             InputError: the pipeline refuses its call arguments, or its steps depend on each other.
@@ -202,7 +201,7 @@ class DiffusersPolicy:
         self._probed |= {False, _unequal(rows)}
 
     def _cut(self, rows: Sequence[Row], state: State = ()) -> list[tuple[Sequence[Row], State]]:
-        """Cut rows and state into batches; the first time that rows come together, probe how they may share a call."""
+        """Cut rows and state into batches; probe first whether rows may share a call, if such rows are new."""
         if len(rows) > 1 and _unequal(rows) not in self._probed:
             other = max(rows, key=lambda row: abs(len(row.prompt) - len(rows[0].prompt)))
             self.capabilities = probe_batching(self.walk, [rows[0], other], self.capabilities)

@@ -1,8 +1,8 @@
-"""Find out whether and how a pipeline runs in slices of its schedule, by running it on a few rows.
+"""Probes: run a pipeline on a few rows to find out whether and how it runs in slices of its schedule.
 
-A rollout runs a pipeline step by step, with many rows in a call. Some pipelines count their own steps, in some the rows
-of a call affect each other, and some prepare their latents for decoding inside the loop. No pipeline is hard-coded
-here.
+A rollout runs a pipeline step by step, with many rows in a call. Not all pipelines allow this: some count their own steps,
+in some the rows of a call affect each other, and some prepare their latents for decoding inside the loop. No pipeline is
+hard-coded here.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from samplers.kernels import State
 
 EXACT, HALF_PRECISION = 1e-3, 0.1  # tolerances, in standard deviations of a sample
 Run = Callable[[Sequence[Row], State], State]
-BATCHING = [(True, None), (False, None), (False, 1)]  # (pads_prompts, max_batch), from the loosest
+BATCHING = [(True, None), (False, None), (False, 1)]  # (pads_prompts, max_batch), loosest first
 
 
 @torch.no_grad()
 def probe(walk: DenoisingLoop, rows: Sequence[Row], key: str, known: Capabilities) -> Capabilities:
-    """Compare a whole run with single steps, and rows together with rows alone; return what the pipeline can do.
+    """Compare a whole run with single steps, and a batch with single rows; return the capabilities found.
 
     Args:
         rows: examples, best with unequal prompts.
@@ -38,8 +38,7 @@ def probe(walk: DenoisingLoop, rows: Sequence[Row], key: str, known: Capabilitie
         known: earlier findings, which the result equals or tightens.
 
     Raises:
-        InputError: the pipeline refuses its call arguments, or its steps depend on each other (skip-layer guidance,
-            ...).
+        InputError: the pipeline refuses its call arguments, or its steps depend on each other, as in skip-layer guidance.
     """
     with refusals(walk, key):
         whole, expected = _whole_run(walk, rows[:1])
@@ -52,14 +51,14 @@ def probe(walk: DenoisingLoop, rows: Sequence[Row], key: str, known: Capabilitie
 
 @contextmanager
 def refusals(walk: DenoisingLoop, key: str) -> Iterator[None]:
-    """Return a context that turns a pipeline's exceptions into InputErrors, except for lost memory or processes."""
+    """Return a context that turns a pipeline's exceptions into InputErrors, except out-of-memory and lost processes."""
     try:
         yield
     except InputError:
         raise
     except (ValueError, TypeError) as error:
         raise InputError(f"{key}: {_refusal(walk, error)}") from error
-    except Exception as error:  # a pipeline for another kind of scheduler raises anything
+    except Exception as error:  # a pipeline for another kind of scheduler may raise anything
         if is_out_of_memory(error) or is_lost(error):
             raise
         raise InputError(f"model.path: {_refusal(walk, error)}") from error
@@ -67,10 +66,10 @@ def refusals(walk: DenoisingLoop, key: str) -> Iterator[None]:
 
 @torch.no_grad()
 def probe_batching(walk: DenoisingLoop, rows: Sequence[Row], known: Capabilities) -> Capabilities:
-    """Find the largest batches in which each sample equals the sample computed alone; the first row gets two seeds.
+    """Find the largest batches in which each sample equals the sample computed alone; the first row is tried with two seeds.
 
     Returns:
-        `known`, with `pads_prompts`, `max_batch` and `starts_alone` tightened as `rows` need it.
+        `known`, with `pads_prompts`, `max_batch` and `starts_alone` tightened if `rows` need it.
     """
     rows = [rows[0], replace(rows[0], seed=rows[0].seed + 1), *rows[1:]]
 
@@ -78,7 +77,7 @@ def probe_batching(walk: DenoisingLoop, rows: Sequence[Row], known: Capabilities
         return join([run(batch, part) for batch, part in cut(walk, by, rows, given)])
 
     def equals(expected: State, by: Capabilities, run: Run, given: State) -> bool:
-        """Return whether batches give what each row gives alone."""
+        """Return whether batches give the results that each row gives alone."""
         try:
             together = compute(by, run, given)
         except Exception as error:  # each row ran alone, so the batch is at fault
@@ -126,7 +125,7 @@ def _slicing_gap(walk: DenoisingLoop, rows: Sequence[Row], whole: State) -> floa
         recorded, _ = walk.step(rows, range(step, step + 1), state)
         state = tuple(each.next_sample for each in recorded)
     gaps = [(x - w).float().abs().max() / w.float().std() for x, w in zip(state, whole, strict=True)]
-    return float(torch.stack(gaps).max())  # unlike Python's max, it keeps NaN
+    return float(torch.stack(gaps).max())  # keeps NaN, unlike Python's max
 
 
 def _slicing_fault(walk: DenoisingLoop, rows: Sequence[Row], gap: float, key: str) -> str:
@@ -154,9 +153,9 @@ def _slicing_fault(walk: DenoisingLoop, rows: Sequence[Row], gap: float, key: st
 def _suspects(walk: DenoisingLoop) -> Iterator[tuple[str, float | None, str, str]]:
     """Yield arguments that may make a slice differ, each with a value to try and two parts of the message.
 
-    First come the given arguments, left out; then all non-zero numbers, set to 0, the smallest first.
+    First each given argument is left out; then each non-zero number is set to 0, the smallest first.
     """
-    sizes = ("num_inference_steps", *SIZES)  # without them the run is another and a large one
+    sizes = ("num_inference_steps", *SIZES)  # kept: their defaults would make another, larger run
     for argument in walk.call:
         if argument not in sizes:
             yield argument, None, "counts its own steps for it", "remove it"
@@ -169,7 +168,7 @@ def _suspects(walk: DenoisingLoop) -> Iterator[tuple[str, float | None, str, str
 def _decodes_by_landing(
     walk: DenoisingLoop, rows: Sequence[Row], state: State, *, expected: torch.Tensor, known: bool
 ) -> bool:
-    """Return whether decoding needs a last step that lands on the final states; `known` is tried first."""
+    """Return whether decoding must run the last step, which then returns the final states; `known` is tried first."""
     for by_landing in (known, True):
         gap = (walk.decode(state, rows, by_landing).float() - expected.float()).abs().max()
         if gap <= _tolerance(walk) * expected.float().std():

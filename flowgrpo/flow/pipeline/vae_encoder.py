@@ -1,7 +1,7 @@
-"""Encode pictures to a pipeline's latents: the VAE's encoder, and the inverse of the steps before its decoder.
+"""Encoding of pictures to a pipeline's latents: the VAE's encoder, then the inverse of the steps before its decoder.
 
-Before decoding, pipelines reorder, scale and shift their latents. This is found by probing: known digits pass through
-the pipeline's own decoding, and the VAE's input shows where they arrive. No pipeline is hard-coded here.
+Before decoding, pipelines reorder, scale and shift their latents. A probe finds out how: known digits pass through the
+pipeline's own decoding, and the VAE's input shows where they arrive. No pipeline is hard-coded here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from samplers.kernels import State
 
-BASE = 16  # of the digits of an element's index: exact in half precision
+BASE = 16  # base in which element indices are written as digits, which are exact in half precision
 
 
 class _DecodingStopped(Exception):
@@ -31,9 +31,9 @@ class Encoder:
     """Encodes pictures to final states of a policy.
 
     Attributes:
-        shape, dtype: of one state.
-        order: (n,) for each element of the VAE's latents, its index in a state.
-        scale, shift: (n,) with latents = scale * state + shift.
+        shape, dtype: shape of one state, and its dtype.
+        order: (n,) index in a state of each element of the VAE's latents.
+        scale, shift: (n,), so that latents = scale * state + shift.
         latents: shape of the VAE's latents.
         size: height and width of the pictures.
     """
@@ -49,7 +49,7 @@ class Encoder:
 
     @torch.no_grad()
     def encode(self, pictures: torch.Tensor) -> State:
-        """Return final states (B, ...) of pictures (B, 3, H, W) in [0, 1], from the mode of the VAE's posterior.
+        """Encode pictures (B, 3, H, W) in [0, 1] to final states (B, ...), by the mode of the VAE's posterior.
 
         Raises:
             InputError: the VAE's encoder and decoder have latents of unequal shapes.
@@ -138,7 +138,7 @@ def _mixes(name: str) -> InputError:
 
 @contextmanager
 def _capture_decoding(vae: Any) -> Iterator[list[torch.Tensor]]:
-    """Collect the latents that the VAE should decode, and stop there."""
+    """Collect the latents that reach the VAE's decoder, and stop the call there."""
     captured: list[torch.Tensor] = []
     before = vars(vae).get("decode")
 

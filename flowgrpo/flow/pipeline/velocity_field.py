@@ -15,10 +15,10 @@ from samplers.kernels import State
 
 
 class FieldPolicy:
-    """A velocity field as the policy: `field(x, sigma, rows)` maps x (B, ...) and sigma (B,) to a velocity (B, ...).
+    """A velocity field as the policy, without a pipeline.
 
     Args:
-        field: the network.
+        field: the network; `field(x, sigma, rows)` maps x (B, ...) and sigma (B,) to a velocity (B, ...).
         shape: shape of one state, without the batch.
         sigmas: the schedule, float32 values from 1 down to 0; see `samplers.schedule.linear_sigmas`.
         decode: maps states to samples; the identity by default.
@@ -44,7 +44,7 @@ class FieldPolicy:
         """Do nothing: a field has no text encoders."""
 
     def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
-        """Return an empty context; InputError for any argument, as a field has none."""
+        """Return an empty context; raise InputError for any argument, since a field has none."""
         if call:
             raise InputError(f"eval.call.{next(iter(call))}: a velocity field takes no call arguments")
         return nullcontext()
@@ -54,7 +54,7 @@ class FieldPolicy:
         return {}
 
     def limited(self, part: Sequence[float] | None, switch: Callable[[bool], object]) -> AbstractContextManager[None]:
-        """Return an empty context; InputError if a part of the schedule is given."""
+        """Return an empty context; raise InputError if a part of the schedule is given."""
         if part is not None:
             raise InputError("eval.adapter_steps: a velocity field is sampled with all of its training, take null")
         return nullcontext()
@@ -81,7 +81,7 @@ class FieldPolicy:
 
     @torch.no_grad()
     def decode(self, state: State, rows: Sequence[Row]) -> torch.Tensor:
-        """Return the decoded states, or the states themselves without a decoder."""
+        """Return the decoded states; without a decoder, the states themselves."""
         return state[0].float() if self._decode is None else self._decode(state[0])
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 
 from flowgrpo.data.tensor_maps import map_tensors
 
-# Bytes. The step of a call with larger tensors takes so long that computing them again costs little.
+# Bytes. A call with larger tensors takes so long that computing them again costs little.
 KEPT = 64 * 2**20
 
 
@@ -17,10 +17,10 @@ class CallCache:
     """The latest results, on their device, up to `KEPT` bytes together."""
 
     def __init__(self) -> None:
-        self._results: dict[Hashable, tuple[Any, int]] = {}  # with their bytes, oldest first
+        self._results: dict[Hashable, tuple[Any, int]] = {}  # results and their bytes, oldest first
 
     def of(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return a copy of a key's result, computed by `make` if needed; a copy, because pipelines may overwrite it."""
+        """Return the result of a key, computed by `make` if needed; it is a copy, because pipelines may overwrite it."""
         entry = self._results.pop(key, None) or _with_size(make())
         if entry[1] <= KEPT:
             self._results[key] = entry

@@ -1,4 +1,4 @@
-"""Count prompts that a text encoder truncates, and silence diffusers' warning about each."""
+"""A count of the prompts that a text encoder truncates, in place of diffusers' warning about each."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 LOGGER = logging.getLogger(__name__)
 CUT = re.compile(r"was truncated because .*?(\d+)\s+tokens")
-LONG = "Token indices sequence length is longer"  # from transformers, which truncates nothing then
+LONG = "Token indices sequence length is longer"  # warning of transformers, which itself truncates nothing
 
 
 class CutPrompts:
-    """Truncated prompts, by the number of tokens that are kept."""
+    """Truncated prompts, grouped by the number of tokens that are kept."""
 
     def __init__(self) -> None:
         self._texts: dict[int, set[str]] = defaultdict(set)

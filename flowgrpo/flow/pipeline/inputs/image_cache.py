@@ -1,4 +1,4 @@
-"""Cache what a VAE encodes: editing pipelines encode the same picture in each of their calls."""
+"""A cache of VAE encodings, because editing pipelines encode the same picture in each of their calls."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ STATES = ("use_tiling", "use_slicing")  # switches of a VAE that change its resu
 
 
 class EncodedPictures:
-    """Encodings by a pipeline's VAEs, by the bytes of the pictures.
+    """A cache of the encodings of a pipeline's VAEs; the key is the content of the picture.
 
-    Each step is a call of the whole pipeline, and an editing pipeline encodes its picture at the start of each. Only
+    Each step is a call of the whole pipeline, and an editing pipeline encodes its picture at the start of each call. Only
     the posterior is cached; each call still samples from it.
     """
 
@@ -39,11 +39,11 @@ class EncodedPictures:
                 vae.encode = self._sparing(vae, vae.encode)
             yield
         finally:
-            for vae, own in before:
-                if own is None:
+            for vae, original in before:
+                if original is None:
                     del vae.encode
                 else:
-                    vae.encode = own
+                    vae.encode = original
 
     def _sparing(self, vae: torch.nn.Module, encode: Callable[..., Any]) -> Callable[..., Any]:
 

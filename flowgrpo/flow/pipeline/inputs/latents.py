@@ -1,11 +1,11 @@
-"""Put a state into a pipeline's loop, whatever the loop does to its latents before the first step.
+"""Latent slots: where a pipeline keeps its state, so that a given state can replace it before the loop.
 
-A pipeline makes its latents in a `prepare_latents` (or `prepare_audio_latents`, ...). That method runs unchanged, for
-its ids, masks and conditions; then the state replaces the latents that it returned. Which returned tensor holds them,
-and how its elements reach the scheduler, is found by probing: no pipeline is hard-coded here.
+A pipeline draws its latents in a method `prepare_latents` (or `prepare_audio_latents`, ...). That method runs unchanged,
+for its ids, masks and conditions; then the given state replaces the latents that it returned. A probe finds out which
+returned tensor holds the latents, and how its elements reach the scheduler. No pipeline is hard-coded here.
 
-Given latents as an argument, such a method draws none; the host would draw them while a GPU waits. So where a call takes
-them, and nothing else depends on it, the state is that argument, too.
+Drawing latents that are replaced costs time: the host draws them while the GPU waits. A method draws none if it gets latents
+as an argument. So if the call takes such an argument, and passing it changes nothing else, the state is passed there too.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ Source = tuple[str, int, int]  # method, its number of earlier runs, item of its
 
 @dataclass(frozen=True, kw_only=True)
 class LatentSlot:
-    """Where one tensor of the state comes from; `shape` (of one row) and `dtype` are those at the scheduler.
+    """The place of one tensor of the state among the prepared tensors.
 
     Attributes:
         source: the prepared tensor.
-        order: (n,) indices of the elements of a prepared row that reach the scheduler, in its order; None for all of
-            them.
-        argument: of the pipeline's call that takes such a tensor; None where there is none.
+        order: (n,) indices of the elements of a prepared row that reach the scheduler, in the scheduler's order; None if all
+            do, in the same order.
+        shape, dtype: shape of one row at the scheduler, and its dtype there.
+        argument: argument of the pipeline's call that takes the tensor; None if there is none.
     """
 
     source: Source
@@ -54,7 +55,7 @@ class LatentSlot:
         return prepared.to(self.dtype)
 
     def insert(self, prepared: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        """Return a prepared tensor (B, ...) with the state (B, *shape) in this slot."""
+        """Return a prepared tensor (B, ...) whose elements in this slot are those of `state` (B, *shape)."""
         if self.order is None:
             return state
         flat = prepared.flatten(1).to(state.dtype, copy=True)
@@ -63,12 +64,12 @@ class LatentSlot:
 
 
 class LatentSlots:
-    """Wrap a pipeline's `prepare_*latents*` methods: record what they return and put a given state into it.
+    """Wrappers of a pipeline's `prepare_*latents*` methods, which record their results and put a given state into them.
 
     Attributes:
         state: replaces the latents of the next call; None keeps them.
-        prepared: all float tensors that those methods returned in the last call.
-        slots: where each tensor of the state is among them; empty until `locate` has run.
+        prepared: all float tensors that these methods returned in the last call.
+        slots: the slot of each tensor of the state among `prepared`; empty until `locate` has run.
     """
 
     def __init__(self, pipe: DiffusionPipeline):
@@ -85,12 +86,12 @@ class LatentSlots:
         self.state, self.prepared = state, {}
 
     def locate(self, first_samples: Callable[[], Sequence[torch.Tensor]]) -> None:
-        """Find the slots by running the pipeline to its first step, by `first_samples`.
+        """Find the slots by running the pipeline to its first step.
 
-        That returns what reached the scheduler for one row (1, ...), one tensor per `step`.
+        `first_samples` runs it and returns the samples (1, ...) that reached the scheduler, one per call of `step`.
 
         Raises:
-            InputError: what reaches the scheduler is no selection of elements of a prepared tensor.
+            InputError: a sample at the scheduler is not a selection of elements of a prepared tensor.
         """
         samples = [sample.clone() for sample in first_samples()]
         prepared = dict(self.prepared)
@@ -100,7 +101,7 @@ class LatentSlots:
                 s for s, t in prepared.items() if t.shape == sample.shape and torch.equal(t.to(sample.dtype), sample)
             ]
             order = None
-            if len(same) > 1:  # for example the noise of a picture
+            if len(same) > 1:  # for example, a method returns the latents and the noise, which are equal
                 source = self._find_moving(number, same, first_samples)
             elif same:
                 source = same[0]
@@ -109,43 +110,43 @@ class LatentSlots:
             self.slots.append(LatentSlot(source=source, order=order, shape=sample.shape[1:], dtype=sample.dtype))
 
     def initial(self, prepared: Mapping[Source, torch.Tensor] | None = None) -> State:
-        """Return the state (B, ...) in `prepared`, by default in what the last call prepared."""
+        """Return the state (B, ...) in `prepared`, by default in the tensors that the last call prepared."""
         prepared = self.prepared if prepared is None else prepared
         return tuple(slot.extract(prepared[slot.source]) for slot in self.slots)
 
     def hand_over(
         self, takes: Container[str], expected: Sequence[torch.Tensor], again: Callable[[], Sequence[torch.Tensor]]
     ) -> None:
-        """Pass the state as an argument from now on, if a step then has the same velocities and warns of nothing.
+        """Pass the state as an argument from now on, if a step then gives the same velocities and no warning.
 
         Args:
             takes: names of the arguments of a call.
-            expected: velocities of the last step, which got the state by `prepare_latents` alone.
-            again: repeats that step and returns its velocities; whatever it raises, the state stays no argument.
+            expected: velocities of the last step, whose state was put in by `prepare_latents` alone.
+            again: repeats that step and returns its velocities; if it raises, the state is not passed as an argument.
         """
-        drawing, prepared = self.slots, self._beside()
+        drawing, prepared = self.slots, self._other_tensors()
         self.slots = self._taking(takes)
         if self.slots == drawing:
             return
         try:
             with _warnings_heard() as heard:
-                found = again()
+                velocities = again()
         except Exception as error:
             if is_out_of_memory(error) or is_lost(error):
                 raise
             LOGGER.info("this pipeline takes no latents as an argument (%s: %s)", type(error).__name__, error)
-            found = []
-        tensors, others = [*found, *self._beside()], [*expected, *prepared]
+            velocities = []
+        tensors, others = [*velocities, *self._other_tensors()], [*expected, *prepared]
         if heard or len(tensors) != len(others) or not all(map(torch.equal, tensors, others)):
             self.slots = drawing
 
-    def _beside(self) -> list[torch.Tensor]:
-        """Return what else the pipeline prepared in its last call."""
+    def _other_tensors(self) -> list[torch.Tensor]:
+        """Return the tensors other than the state that the pipeline prepared in its last call."""
         sources = {slot.source for slot in self.slots}
         return [tensor for source, tensor in self.prepared.items() if source not in sources]
 
     def _taking(self, takes: Container[str]) -> list[LatentSlot]:
-        """Return the slots with their arguments: `latents` for `prepare_latents`."""
+        """Return the slots with `argument` set if the call takes it: `latents` for `prepare_latents`, and so on."""
         named = [(slot, slot.source[0].removeprefix("prepare_")) for slot in self.slots]
         return [
             replace(slot, argument=name) if slot.order is None and slot.source[1] == 0 and name in takes else slot
@@ -158,13 +159,13 @@ class LatentSlots:
         return {slot.argument: tensor for slot, tensor in state if slot.argument is not None}
 
     def outlines(self) -> dict[Source, torch.Tensor]:
-        """Return what the last call prepared, as meta tensors."""
+        """Return the tensors that the last call prepared, as meta tensors."""
         return {source: tensor.to("meta") for source, tensor in self.prepared.items()}
 
     def _find_moving(
         self, number: int, sources: Sequence[Source], first_samples: Callable[[], Sequence[torch.Tensor]]
     ) -> Source:
-        """Return the last of equal prepared tensors whose change reaches the scheduler as its sample `number`."""
+        """Return, of several equal prepared tensors, the last one whose changes reach the scheduler as sample `number`."""
         before = {source: self.prepared[source] + 1 for source in sources}
         for source in reversed(sources):
             self._substitute = (source, before[source])
@@ -179,9 +180,9 @@ class LatentSlots:
     def _find_permutation(
         self, number: int, first_samples: Callable[[], Sequence[torch.Tensor]]
     ) -> tuple[Source, torch.Tensor]:
-        """Return the prepared tensor that reaches the scheduler as sample `number`, and its elements' order there (n,).
+        """Return the prepared tensor that reaches the scheduler as sample `number`, and its elements' order (n,) there.
 
-        The numbers 0, 1, 2, ... pass through the pipeline in place of its latents and show the order.
+        The numbers 0, 1, 2, ... pass through the pipeline in place of the tensor, which shows the order.
         """
         candidates = {s: t.shape for s, t in self.prepared.items()}
         for source, shape in candidates.items():
@@ -214,7 +215,7 @@ class LatentSlots:
             items = list(output) if several else [output]
             for i, item in enumerate(items):
                 if isinstance(item, torch.Tensor) and item.is_floating_point():
-                    own = self.state is None  # loops may write into what they prepared themselves
+                    own = self.state is None  # then the loop may overwrite the tensor, so keep a copy
                     self.prepared[name, call, i] = item.clone() if own else item
                     items[i] = self._swap((name, call, i), item)
             return type(output)(items) if several else items[0]
@@ -243,7 +244,7 @@ class _Listener(logging.Handler):
 
 @contextmanager
 def _warnings_heard() -> Iterator[list[str]]:
-    """Collect the warnings of diffusers in place of showing them."""
+    """Collect the warnings of diffusers instead of showing them."""
     listener, logger = _Listener(), logging.getLogger("diffusers")
     before, logger.handlers = logger.handlers, [listener]
     try:

@@ -1,10 +1,11 @@
 """Pipelines whose loop pins a part of the state, as inpainting pins the unmasked part of a picture.
 
-After each step such a loop overwrites that part, with the picture noised for the next step. The trajectory keeps the
-scheduler's own result as its state. A step from that state begins with a landing on it one step earlier, so that the
-model sees what the loop makes of it. The velocity of the pinned part is 0, so that part changes no ratio, divergence or
-gradient. It still counts in the mean over elements in a log-probability: a mask that frees a tenth of a picture scales
-its log-ratios by a tenth.
+After each step such a loop overwrites that part with the picture, noised for the next step. Here the state of a trajectory
+is the scheduler's own result, before it is overwritten. So a step from a state starts one step earlier: that step returns
+the state (it "lands" on it), the loop overwrites the pinned part, and the model sees the outcome.
+
+The velocity of the pinned part is 0, so that part changes no ratio, divergence or gradient. It still counts in a
+log-probability's mean over elements: a mask that frees a tenth of a picture scales its log-ratios by a tenth.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from torch.utils import _pytree as pytree
 from flowgrpo.data.prompts import Row
 from samplers.scheduler import StepRecord
 
-LEAST = 0.1  # in standard deviations: above rounding errors, below what a mask changes
+LEAST = 0.1  # standard deviations: larger than rounding errors, smaller than the change by a mask
 
 
 class Watch:
-    """A pipeline's `callback_on_step_end` that keeps the latents with which the loop continues."""
+    """A `callback_on_step_end` for a pipeline, which records the latents that the loop continues with."""
 
     latents: torch.Tensor | None = None
 
@@ -33,7 +34,7 @@ class Watch:
         return {}
 
     def sees_pins(self, step: StepRecord) -> bool:
-        """Return whether the loop continues with something else than the step's result."""
+        """Return whether the loop continues with other latents than the step's result."""
         moved = step.next_sample.float()
         if self.latents is None or self.latents.shape != moved.shape:
             return False
@@ -58,7 +59,7 @@ def whole(row: Row) -> str:
 
 
 def spare(module: torch.nn.Module, landing: Callable[[], bool]) -> None:
-    """Let a module repeat an earlier answer for inputs of the same shapes while `landing()`: it is not read."""
+    """Wrap a module's forward: while `landing()`, its result is not read, so repeat an earlier one of the same shapes."""
     forward, answers = module.forward, {}
 
     @functools.wraps(forward)

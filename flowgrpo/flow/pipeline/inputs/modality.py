@@ -10,10 +10,10 @@ from diffusers import DiffusionPipeline
 
 from flowgrpo.training.reports.samples import FRAME_RATE, SAMPLING_RATE
 
-FRAMES = ("num_frames", "frames")  # what pipelines call the length of a video
+FRAMES = ("num_frames", "frames")  # arguments for the length of a video
 DURATIONS = ("duration", "audio_duration", "audio_duration_s", "audio_end_in_s", "audio_length_in_s")  # and of a sound
-RATES = ("frame_rate", "fps")  # and its frames per second, which is then an input of the model
-# Pipelines by the frame rate of their released models; a longer beginning of a class name goes before a shorter one.
+RATES = ("frame_rate", "fps")  # arguments for frames per second, of models that take it as an input
+# Frame rate of released models -> beginnings of their pipelines' class names; the longest beginning that fits decides.
 FRAME_RATES = {
     8: ("CogVideoX", "ConsisID", "EasyAnimate"),
     15: ("Allegro",),
@@ -24,7 +24,7 @@ FRAME_RATES = {
 
 
 def modality_of(pipeline: type) -> Literal["image", "video", "audio"]:
-    """Return what a pipeline class makes, from the arguments of its call."""
+    """Return the modality of a pipeline class's samples, from the arguments of its call."""
     arguments = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
     if any(name in arguments for name in (*FRAMES, "num_videos_per_prompt")):
         return "video"
@@ -32,7 +32,7 @@ def modality_of(pipeline: type) -> Literal["image", "video", "audio"]:
 
 
 def task_of(pipeline: type, given: Collection[str]) -> str:
-    """Return the hub's name for a pipeline's task (`image-to-video`, ...); `given` are its arguments with media."""
+    """Return the hub's name for a pipeline's task (`image-to-video`, ...); `given` names its arguments with media."""
     made = modality_of(pipeline)
     if made == "audio":
         return "audio-to-audio" if given else "text-to-audio"
@@ -60,7 +60,7 @@ def expected_shape(pipeline: type, call: dict[str, Any]) -> tuple[int, ...]:
 
 
 def sampling_rate(pipe: DiffusionPipeline) -> int | None:
-    """Return samples per second of an audio pipeline, from its components' configs; None for other modalities."""
+    """Return the sampling rate in Hz of an audio pipeline, from its components' configs; None for other modalities."""
     if modality_of(type(pipe)) != "audio":
         return None
     for component in pipe.components.values():
@@ -71,13 +71,13 @@ def sampling_rate(pipe: DiffusionPipeline) -> int | None:
 
 
 def frame_rate(pipe: DiffusionPipeline, call: Mapping[str, Any]) -> float:
-    """Return frames per second of a pipeline's videos: from the call, else as the model was trained, else 8."""
+    """Return the frames per second of a pipeline's videos: from the call, else of the released model, else `FRAME_RATE`."""
     arguments = inspect.signature(inspect.unwrap(type(pipe).__call__)).parameters
     for name in RATES:
         told = call.get(name, arguments[name].default) if name in arguments else None
         if isinstance(told, int | float) and told > 0:
             return float(told)
-    if pipe.config.get("expand_timesteps"):  # Wan 2.2 of 5B, alone among the pipelines of its class
+    if pipe.config.get("expand_timesteps"):  # only Wan 2.2 of 5B has this key
         return 24.0
     name = type(pipe).__name__
     known = [(len(start), rate) for rate, starts in FRAME_RATES.items() for start in starts if name.startswith(start)]

@@ -1,4 +1,4 @@
-"""A cache around a pipeline's `encode_prompt`: each prompt is encoded once, then the encoders may leave the device."""
+"""A cache around a pipeline's `encode_prompt`: each prompt is encoded once; afterwards the encoders may leave the device."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class EmbeddingShape:
     masked: bool
 
     def batch_key(self, pads_prompts: bool) -> Any:
-        """Return what must be equal for rows to share a batch; `pads_prompts` allows unequal lengths."""
+        """Return a key that must be equal for rows to share a batch; `pads_prompts` allows unequal lengths."""
         return tuple(type(p) for p in self.parts) if pads_prompts and self.masked else self.parts
 
 
 @dataclass(frozen=True)
 class RestingEncoder:
-    """Stands in a pipeline for a text encoder that is offloaded or freed."""
+    """A placeholder in a pipeline for a text encoder that is offloaded or freed."""
 
     dtype: Any
     device: torch.device
@@ -48,17 +48,17 @@ class RestingEncoder:
 
 
 class EmbeddingCache:
-    """Encodes each prompt row alone, keeps the result on the CPU, and assembles batches from these.
+    """A cache that replaces `pipe.encode_prompt`: it keeps each row's embeddings on the CPU, and assembles batches of them.
 
-    A row is encoded alone so that its embedding does not depend on its batch. The cache replaces `pipe.encode_prompt`.
+    Each row is encoded alone, so that its embeddings do not depend on its batch.
 
     Args:
-        after_encoding: what `offload` does with the text encoders: `keep` leaves them, `offload` moves them to host
-            memory and back for a new prompt, `free` drops them.
+        after_encoding: how `offload` treats the text encoders: `keep` leaves them, `offload` moves them to host memory (and
+            back for a new prompt), `free` drops them.
 
     Attributes:
         cut: the prompts that an encoder truncated.
-        seen: if a list, collects the `EmbeddingShape`s of requested rows.
+        seen: if a list, it collects the `EmbeddingShape`s of requested rows.
     """
 
     def __init__(self, pipe: DiffusionPipeline, after_encoding: str = "keep"):
@@ -75,7 +75,7 @@ class EmbeddingCache:
             pipe.encode_prompt = self
 
     def __call__(self, *args, **kwargs):
-        """Return what the pipeline's own `encode_prompt` returns for these arguments."""
+        """Return the result of the pipeline's own `encode_prompt` for these arguments."""
         place = kwargs.get("device") or self.pipe._execution_device
         key = _hashable((args, kwargs, place)) if self.seen is None else None
         if key is None:
@@ -104,7 +104,7 @@ class EmbeddingCache:
         return _to(_assemble(outputs), arguments.get("device") or self.pipe._execution_device)
 
     def offload(self) -> None:
-        """Free device memory: treat the text encoders as `after_encoding` says, until a new prompt needs them."""
+        """Free the text encoders' device memory, as `after_encoding` says, until a new prompt needs them."""
         if self.after_encoding == "keep":
             return
         for name, module in self.pipe.components.items():
@@ -122,7 +122,7 @@ class EmbeddingCache:
         """Put the text encoders back into the pipeline, by default on its device.
 
         Raises:
-            InputError: they were freed.
+            InputError: the text encoders were freed.
         """
         if self._freed:
             raise InputError("the text encoders were freed: set model.text_encoders=offload to have them again")
@@ -135,7 +135,7 @@ class EmbeddingCache:
 
     @contextmanager
     def at_hand(self) -> Iterator[None]:
-        """Return a context like `restore`, with the encoders on the host: to save them, not to encode."""
+        """Return a context in which the pipeline has its encoders in host memory, to save them, not to encode."""
         were_offloaded = bool(self._offloaded)
         self.restore("cpu")
         try:
@@ -145,7 +145,7 @@ class EmbeddingCache:
                 self.offload()
 
     def _encode_row(self, arguments: dict[str, Any]) -> Any:
-        """Return the output of `encode_prompt` for one row, on the CPU; it runs at the first call only."""
+        """Return the output of `encode_prompt` for one row, on the CPU; the encoders run for new rows only."""
         key = repr([(name, fingerprint(value)) for name, value in arguments.items()])
         if key not in self._outputs:
             were_offloaded = bool(self._offloaded) or self._freed
@@ -167,7 +167,7 @@ def _shape(output: Any) -> EmbeddingShape:
 
 
 def fingerprint(value: Any) -> Any:
-    """Return a value whose repr identifies the content of arguments; tensors and images become digests."""
+    """Return a value whose repr identifies the content of `value`; tensors and images become digests."""
     if isinstance(value, (list, tuple)):
         return [fingerprint(item) for item in value]
     if isinstance(value, torch.Tensor):
@@ -179,7 +179,7 @@ def fingerprint(value: Any) -> Any:
 
 
 def _hashable(value: Any) -> Any:
-    """Return call arguments as a key; None if they contain pictures or tensors."""
+    """Return call arguments as a hashable key; None if they contain pictures or tensors."""
     if isinstance(value, dict):
         value = list(value.items())
     if isinstance(value, (list, tuple)):
@@ -189,7 +189,7 @@ def _hashable(value: Any) -> Any:
 
 
 def _assemble(rows: list[Any]) -> Any:
-    """Join the outputs of single rows like the pipeline's output for the batch; tensors are always new."""
+    """Join the outputs of single rows into the pipeline's output for the batch; tensors are always new."""
     first = rows[0]
     if isinstance(first, tuple):
         return tuple(_assemble(list(column)) for column in zip(*rows, strict=True))
@@ -197,7 +197,7 @@ def _assemble(rows: list[Any]) -> Any:
         return [item for row in rows for item in row]
     if not isinstance(first, torch.Tensor):
         return first
-    if any(row.shape[0] != 1 for row in rows):  # not per row, such as position ids
+    if any(row.shape[0] != 1 for row in rows):  # a tensor that all rows share, such as position ids
         return max(rows, key=len).clone()
     if first.ndim > 1:
         longest = max(row.shape[1] for row in rows)

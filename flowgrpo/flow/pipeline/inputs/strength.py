@@ -1,7 +1,7 @@
-"""Pipelines that cut their schedule by a `strength`, because they start from a noised picture.
+"""Pipelines that start from a noised picture and so skip the first steps of their schedule, by the argument `strength`.
 
-Their own `get_timesteps` cuts the scheduler's table. It always runs on the whole table; a slice of the schedule then
-counts from the first remaining step.
+Their own method `get_timesteps` cuts the scheduler's table. Here it always cuts the whole table; a slice of the schedule
+then counts from the first remaining step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from samplers.scheduler import FlowSDEScheduler
 
 
 def follow(pipe: DiffusionPipeline, scheduler: FlowSDEScheduler) -> None:
-    """Make the pipeline's `get_timesteps`, if any, cut the whole table of `scheduler`; InputError if no step remains."""
+    """Wrap the pipeline's `get_timesteps`, if any, to cut the whole table of `scheduler`.
+
+    The wrapper raises InputError if no step remains.
+    """
     method = getattr(pipe, "get_timesteps", None)
     if method is None or not {"num_inference_steps", "strength"} <= set(inspect.signature(method).parameters):
         return

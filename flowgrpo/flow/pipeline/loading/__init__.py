@@ -1,1 +1,1 @@
-"""Load a pipeline, or build it without weights to plan with it."""
+"""Loading of pipelines, and pipelines without weights for plans."""

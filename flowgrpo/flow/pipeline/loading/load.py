@@ -1,4 +1,4 @@
-"""Load a stock pipeline, or a policy, from a built-in name, a local folder or a hub id."""
+"""Loading of a stock pipeline, or a policy, from a built-in name, a local folder or a hub id."""
 
 from __future__ import annotations
 
@@ -66,11 +66,10 @@ def load_pipeline(
     *,
     variant: str | None = None,
 ) -> DiffusionPipeline:
-    """Load the stock pipeline of a built-in name, a local folder or a hub id; `given` components replace those of the
-    files.
+    """Load the stock pipeline of a built-in name, a local folder or a hub id; components in `given` are not loaded.
 
     Raises:
-        InputError: there is no such model or `variant`, weights are missing, or it cannot be loaded.
+        InputError: there is no such model or `variant`, weights are missing, or the pipeline cannot be loaded.
     """
     check_weights(path, variant)
     absent = dict.fromkeys(absent_components(path))
@@ -100,11 +99,10 @@ def check_weights(
     or_plain: bool = False,
     or_configs: bool = False,
 ) -> None:
-    """Refuse a pipeline whose files lack weights of components named `beginning...`, from the headers; see
-    `weight_check`.
+    """Check, from the headers of the files, that the components whose names start with `beginning` have all their weights.
 
     Raises:
-        InputError: see `check_files`; or weights are missing or have another shape.
+        InputError: a check of `check_files` fails, or weights are missing or have another shape (see `weight_check`).
     """
     check_files(path, variant, or_plain=or_plain, or_configs=or_configs)
     if path in EMBEDDED:
@@ -116,7 +114,7 @@ def check_weights(
 
 
 def component_class(written: Any) -> type | None:
-    """Return the class of an entry [library, class] of a pipeline's index; None if it is not known here."""
+    """Return the class of an entry [library, class] of a pipeline's index; None if neither diffusers nor transformers has it."""
     if not isinstance(written, (list, tuple)) or not all(isinstance(word, str) for word in written):
         return None
     library, name = written
@@ -125,7 +123,10 @@ def component_class(written: Any) -> type | None:
 
 
 def load_lora(pipe: DiffusionPipeline, folder: Path) -> None:
-    """Load what `flowgrpo export` wrote into a stock pipeline: by its own method, then into components it left out."""
+    """Load a LoRA that `flowgrpo export` wrote into a stock pipeline.
+
+    The pipeline's own method loads it first; components that this method leaves out are loaded one by one.
+    """
     if traits.loads_lora(pipe):
         before = diffusers.utils.logging.get_verbosity()
         diffusers.utils.logging.set_verbosity_error()  # it warns of components without adapters in the file
@@ -182,9 +183,9 @@ def index_of(path: str) -> dict[str, Any]:
 
 
 def check_files(path: str, variant: str | None = None, *, or_plain: bool = False, or_configs: bool = False) -> None:
-    """Refuse a local folder that lacks files of a pipeline; no weights are loaded.
+    """Check that a local folder has all files of its pipeline, without loading weights.
 
-    For a hub id it only checks that the hub has the variant.
+    For a hub id this only checks that the hub has the variant.
 
     Args:
         variant: word in the names of the weight files to read (`fp16`); components without such files have plain ones.
@@ -207,13 +208,13 @@ def check_files(path: str, variant: str | None = None, *, or_plain: bool = False
 
 
 def components_of(path: str) -> dict[str, tuple[str, str]]:
-    """Return the components of a model, each with its library and class; errors as of `index_of`."""
+    """Return the components of a model, each with its library and class; raises the errors of `index_of`."""
     pairs = {name: kind for name, kind in index_of(path).items() if isinstance(kind, (list, tuple)) and len(kind) == 2}
     return {name: tuple(kind) for name, kind in pairs.items() if all(isinstance(word, str) for word in kind)}
 
 
 def loaded_components(path: str) -> set[str]:
-    """Return the components that diffusers loads from the folder; some classes build one, such as a scheduler."""
+    """Return the components that diffusers loads from the folder, not those that the class builds itself."""
     kind = pipeline_class(path)
     return set(kind._get_signature_keys(kind)[0])
 
@@ -226,14 +227,17 @@ def is_pipeline(path: str) -> bool:
         return False
 
 
-@cache  # caches only success, as an error is raised
+@cache  # errors are not cached
 def _has_index(path: str) -> bool:
     return bool(index_of(path))
 
 
 @cache
 def uses_known_configs(path: str) -> bool:
-    """Return whether the hub gives no index and `data.known` has the model's configs; InputError if it has not."""
+    """Return whether the configs of `data.known` stand in for the hub, which gives no index of the model.
+
+    Raises InputError if the hub gives no index and `data.known` does not have the model.
+    """
     return stands_in_for(path, known.models(), "model_index.json", lambda: index_of(path))
 
 
@@ -283,13 +287,13 @@ def load_policy(
         adapter: a folder from `flowgrpo export`, for the transformer.
         quantise: `int8` or `nf4` for the transformer, before it moves to the device.
         variant: of the weight files, such as `fp16`; see `check_files`.
-        encode: prepares the coming rows. Unless `text_encoders` is `keep`, it runs before the networks are loaded, and
-            these come onto the device after the text encoders have left it. Meanwhile the policy can do nothing else.
-            Pipelines that cannot do so (`loads_later`) are loaded whole.
-        on_host: keep networks that `loads_later` in host memory, for a caller that moves them in parts.
+        encode: encodes the coming rows with the policy. Unless `text_encoders` is `keep`, it runs before the networks are
+            loaded; these move to the device after the text encoders have left it. Until then the policy can only encode.
+            A pipeline for which `loads_later` is False is loaded whole first.
+        on_host: keep the networks in host memory, for a caller that moves them in parts; ignored unless `loads_later`.
 
     Raises:
-        InputError: there is no such model or dtype, or it cannot be loaded or quantised.
+        InputError: there is no such model or dtype, or the model cannot be loaded or quantised.
     """
     if dtype not in DTYPES:
         raise InputError(f"dtype: {dtype!r} is unknown, {nearest(str(dtype), DTYPES)}")
@@ -333,7 +337,7 @@ def _finish(
     *,
     on_host: Iterable[str] = (),
 ) -> None:
-    """Load an adapter, quantise the networks, and move all components to the device except those of `on_host`."""
+    """Load an adapter, quantise the networks, and move all components except those named in `on_host` to the device."""
     if adapter is not None:  # before quantisation: some pipelines compare weight shapes
         load_lora(pipe, adapter)
     if quantise:
@@ -361,5 +365,5 @@ def pipeline_class(path: str) -> type[DiffusionPipeline]:
 
 
 def planned_class(path: str) -> type:
-    """Return the class of a model, or its `outline` if there is one; errors as of `pipeline_class`."""
+    """Return the `outline` of a model's class, or the class itself if it has none; raises the errors of `pipeline_class`."""
     return outline(str(index_of(path).get("_class_name"))) or pipeline_class(path)

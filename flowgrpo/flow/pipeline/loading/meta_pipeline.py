@@ -1,4 +1,4 @@
-"""Build a pipeline from its configs alone, with its networks on the meta device."""
+"""Pipelines built from configs alone, with their networks on the meta device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def configs(path: str) -> Iterator[str]:
     """Return a context with a local folder of the model's configs, from `data.known` if the hub gives none.
 
     Raises:
-        InputError: there is no such model, and it is not known here.
+        InputError: there is no such model, and `data.known` does not have it either.
     """
     if Path(place_of(path)).is_dir():
         yield place_of(path)
@@ -39,7 +39,7 @@ def configs(path: str) -> Iterator[str]:
 
 
 def pipeline(folder: str, dtype: torch.dtype) -> DiffusionPipeline:
-    """Build the stock pipeline of a local folder from its configs, in `dtype` except for what classes keep in float32."""
+    """Build the stock pipeline of a local folder from its configs, in `dtype` except for modules kept in float32."""
     index = load.index_of(folder)
     components: dict[str, Any] = {}
     for name, written in index.items():

@@ -1,7 +1,7 @@
-"""Hollow networks: a pipeline encodes its prompts with them before its networks are loaded.
+"""Hollow networks: placeholders with which a pipeline encodes its prompts before its real networks are loaded.
 
 A hollow network has the class, config, dtype and device that a pipeline reads before its loop. Its weights are on the
-meta device and cannot compute.
+meta device, so it cannot compute.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flowgrpo.training.model_files.hub_files import variant_of
 
 
 class _Hollow:
-    """Mixed in before a network's class: reports the pipeline's device and ignores moves."""
+    """A mixin before a network's class, which reports the pipeline's device and ignores moves."""
 
     pretended_device: torch.device
 
@@ -35,7 +35,7 @@ class _Hollow:
 
 
 def classes(index: Mapping[str, Any]) -> dict[str, type[diffusers.ModelMixin]]:
-    """Return the classes of the networks in a pipeline's index, by name; {} if one is not a diffusers class."""
+    """Return the classes of the networks in a pipeline's index, by name; {} if one is no diffusers class."""
     found: dict[str, Any] = {}
     for name, kind in index.items():
         if is_network(name) and isinstance(kind, (list, tuple)) and kind[0] is not None:
@@ -49,7 +49,7 @@ def classes(index: Mapping[str, Any]) -> dict[str, type[diffusers.ModelMixin]]:
 def networks(
     kinds: Mapping[str, type[diffusers.ModelMixin]], source: str, dtype: torch.dtype, device: torch.device
 ) -> dict[str, diffusers.ModelMixin]:
-    """Build hollow networks of `classes` from the configs of `source`; `dtype` and `device` are what they report."""
+    """Build hollow networks from the configs of `source`; they report `dtype` and `device`. `kinds` is from `classes`."""
     return {name: _network(kind, source, name, dtype=dtype, device=device) for name, kind in kinds.items()}
 
 
@@ -95,11 +95,11 @@ def fill(
 
 
 def _construct_again(pipe: DiffusionPipeline) -> None:
-    """Run a pipeline's constructor again on its components: some set up their networks there."""
+    """Run a pipeline's constructor again on its components, since some constructors set up the networks."""
     written, scheduler = pipe._internal_dict, pipe.scheduler
     given = {**pipe.components, **pipe.parameters}
-    for name in pipe.parameters:  # diffusers takes a tuple that is set again (Krea 2's layers) for a component
+    for name in pipe.parameters:  # diffusers would mistake a tuple that is set again (Krea 2's layers) for a component
         vars(pipe).pop(name, None)
     pipe.__init__(**given)
-    object.__setattr__(pipe, "scheduler", scheduler)  # some build their own
-    pipe._internal_dict = written  # still names the classes of resting text encoders
+    object.__setattr__(pipe, "scheduler", scheduler)  # some constructors build their own
+    pipe._internal_dict = written  # the new one would not name the classes of offloaded text encoders

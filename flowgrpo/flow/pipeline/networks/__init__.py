@@ -1,1 +1,1 @@
-"""The networks inside a pipeline: their traits, attention, switches and block cache."""
+"""The networks inside a pipeline: their traits, attention, and switches of memory and speed."""

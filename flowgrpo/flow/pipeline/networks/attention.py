@@ -1,4 +1,4 @@
-"""Check and set the attention backend of networks."""
+"""Checks and choice of the attention backend of networks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rewards.compute import DTYPES
 
 
 def refuse_inexact(pipe: DiffusionPipeline) -> None:
-    """Refuse a pipeline (InputError) whose step depends on other steps, by a cache, or whose attention quantises."""
+    """Raise InputError for a pipeline with a cache that makes steps depend on other steps, or with quantised attention."""
     for name, module in pipe.components.items():
         if not name.startswith(("transformer", "unet")) or not isinstance(module, torch.nn.Module):
             continue
@@ -31,7 +31,10 @@ def refuse_inexact(pipe: DiffusionPipeline) -> None:
 
 
 def set_attention(modules: Iterable[ModelMixin], name: str) -> None:
-    """Set a diffusers attention backend for these modules only; InputError if one bypasses diffusers' dispatch (SD3)."""
+    """Set a diffusers attention backend for these modules only.
+
+    Raises InputError if a module bypasses diffusers' dispatch, as SD3's does.
+    """
     for module in modules:
         if not _dispatching(module):
             raise InputError(
@@ -48,7 +51,7 @@ def _dispatching(module: torch.nn.Module) -> list[Any]:
 
 
 def try_attention(name: str, dtype: str, device: torch.device, *, learns: bool = True) -> None:
-    """Refuse (InputError) a backend that fails here in a small attention, with gradient if the model `learns`."""
+    """Run a small attention on a backend, with gradient if the model `learns`; raise InputError if it fails here."""
     if name == "xformers" and device.type == "cpu":
         raise InputError("model.attention: xformers computes on a GPU only, and there is none here; leave it out")
     if name == "xformers" and find_spec("xformers") is None:

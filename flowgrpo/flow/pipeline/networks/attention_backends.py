@@ -32,7 +32,7 @@ AttentionBackend = Literal[
 
 
 def refuse_lossy_attention(name: str, key: str) -> None:
-    """Refuse an attention backend (InputError) that quantises; `key` is where it was set."""
+    """Raise InputError for an attention backend that quantises; `key` is where it was set."""
     if re.search("sage|int8|fp8|fp4", name):
         raise InputError(
             f"{key}: {name!r} quantises, so the log-probs of a rollout would not be the model's; it may serve previews "

@@ -1,6 +1,6 @@
-"""Switches for memory and speed of a pipeline; none of them changes what a log-prob means.
+"""Switches of a pipeline for memory and speed; none of them changes the meaning of a log-probability.
 
-`attention` refuses what would change it: caches of activations, and attention that quantises.
+Caches of activations and quantised attention would change it; `attention` refuses them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ENTRANCES = ("encode", "_encode", "decode", "forward")  # the methods of a decod
 
 
 def checkpoint_gradients(modules: Iterable[ModelMixin]) -> None:
-    """Recompute blocks from their inputs in the backward pass, with the same numbers; InputError if unsupported."""
+    """Recompute blocks from their inputs in the backward pass, with the same numbers; raise InputError if unsupported."""
     for module in modules:
         if not getattr(module, "_supports_gradient_checkpointing", False):
             raise InputError(
@@ -30,10 +30,10 @@ def checkpoint_gradients(modules: Iterable[ModelMixin]) -> None:
 
 
 def tile(pipe: DiffusionPipeline) -> None:
-    """Decode in overlapping tiles, which bounds the memory for large pictures; InputError without tiling.
+    """Decode in overlapping tiles, which bounds the memory for large pictures; raise InputError if no decoder can.
 
-    The seams change the decoded picture slightly, and so perhaps a reward; latents and log-probs do not change. A
-    pipeline that encodes a picture as its condition also encodes it in tiles, both in rollout and update.
+    The seams change the decoded picture slightly, and so perhaps a reward; latents and log-probabilities do not change. A
+    pipeline that encodes a picture as its condition encodes it in tiles too, in rollout and update alike.
     """
     modules = decoders(pipe).values()
     tiling: list[Any] = [
@@ -57,7 +57,7 @@ def offload(module: torch.nn.Module, device: torch.device) -> None:
         def run(*args: Any, **kwargs: Any) -> Any:
             away = next(module.parameters()).device != device
             try:
-                if away:  # not inside another of its methods
+                if away:  # False inside another method of the decoder
                     module.to(device)
                 return method(*args, **kwargs)
             finally:
@@ -73,9 +73,9 @@ def offload(module: torch.nn.Module, device: torch.device) -> None:
 
 
 def remember_device(pipe: DiffusionPipeline) -> None:
-    """Let a pipeline cache its device until a component is replaced or moved; its class becomes a subclass.
+    """Let a pipeline cache its device until a component is replaced or moved, by making its class a subclass.
 
-    diffusers otherwise inspects every module in each call, that is, in each step of a policy.
+    Without it diffusers inspects every module in each call, that is, in each step of a policy.
     """
     kind, names = type(pipe), list(pipe.components)
     if getattr(kind, "remembers_device", False):
@@ -95,7 +95,7 @@ def remember_device(pipe: DiffusionPipeline) -> None:
 
 
 def _place(component: Any) -> tuple[Any, ...]:
-    """Return a value that changes if a component is replaced or moved, or gets a hook that moves it."""
+    """Return a value that changes whenever a component is replaced or moved, or gets a hook that moves it."""
     found: list[Any] = [id(component)]
     for part in component.modules() if isinstance(component, torch.nn.Module) else ():
         found += [id(vars(part).get(name)) for name in ("_hf_hook", "_diffusers_hook")]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 TRAINED = ("transformer", "unet")  # prefixes of the components that compute the velocity
-SHARING = "controlnet"  # prefix of components that may share layers with these
+SHARING = "controlnet"  # prefix of components that may share layers with the trained ones
 ENCODERS = "text_encoder"
 
 
@@ -25,7 +25,7 @@ class Trait:
         why: the reason, shown by `flowgrpo models`.
         training_mode: classes of submodules that must stay in training mode to pass gradients on.
         loads_lora: whether the pipeline's own `load_lora_weights` works.
-        undeclared: attributes that its networks read but lack, with neutral values.
+        undeclared: attributes that its networks read but do not define, with neutral values.
     """
 
     why: str
@@ -47,7 +47,7 @@ TRAITS: dict[str, Trait] = {
 
 
 def apply(pipe: DiffusionPipeline) -> None:
-    """Set up a pipeline, already in evaluation mode, by its trait."""
+    """Apply the trait of a pipeline's class, if any, to the pipeline, which is already in evaluation mode."""
     trait = TRAITS.get(type(pipe).__name__)
     if trait is None:
         return
@@ -69,12 +69,12 @@ def loads_lora(pipe: DiffusionPipeline) -> bool:
 
 
 def is_network(name: str) -> bool:
-    """Return whether a component is one of a pipeline's large networks; these are not needed to encode prompts."""
+    """Return whether a component is one of a pipeline's large networks, which are not needed to encode prompts."""
     return name.startswith(TRAINED) or name.endswith("transformer")
 
 
 def encodes_first(index: Mapping[str, Any]) -> bool:
-    """Return whether a pipeline's prompts can be encoded before its networks are loaded, from its index."""
+    """Return, from a pipeline's index, whether its prompts can be encoded before its networks are loaded."""
     names = [name for name, kind in index.items() if isinstance(kind, (list, tuple)) and kind[0] is not None]
     encoders = any(name.startswith(ENCODERS) for name in names)
     return encoders and not any(name.startswith(SHARING) for name in names)
