@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from samplers.trees import Plan
 
     AnyKernel = Stochastic | Ode
-    AnyLikelihood = Trajectory | Elbo  # distinguished by name
+    AnyLikelihood = Trajectory | Elbo  # `name` decides which
 else:
     AnyKernel, AnyLikelihood = Choice, Likelihood
     load = lazy("flowgrpo.flow.pipeline.loading.load")
@@ -52,7 +52,7 @@ class Model(ModelSection):
     path: str
     """Built-in name, local folder or hub id of a diffusers pipeline; required."""
     variant: Variant | None = None
-    """Word in the names of the files of weights that are read, fp16 say, where a component has such; null: plain files."""
+    """Word in the names of the weight files to read, fp16 for example, if a component has such files; null: plain files."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the frozen weights and of the computation; trained weights are kept in float32."""
     lora: Lora | None = Lora()
@@ -60,17 +60,17 @@ class Model(ModelSection):
     merge: LoraPath | None = None
     """A LoRA, as lora.path takes it, to merge into the weights before all of these are trained (lora: null); null: none."""
     teacher: str | None = None
-    """Whose policy is the reference `teacher`: a LoRA over the same base (a file, a folder, an export's or a run's, or a hub
-    id), or a pipeline whose networks have the same shapes (a built-in name, a folder or a hub id); null: none."""
+    """Model of the reference `teacher`: a LoRA over the same base (a file, a folder, an export's or a run's, or a hub id),
+    or a pipeline whose networks have the same shapes (a built-in name, a folder or a hub id); null: none."""
     quantise: Quantised | None = None
     """Keep the linear layers of the frozen base's blocks in int8 or nf4; needs adapters. null: as the files have them."""
     call: dict[str, Any] = {}
-    """Arguments of the pipeline's own call, handed to it as they are."""
+    """Arguments that are passed on to the pipeline's own call."""
     text_encoders: Literal["keep", "offload", "free"] = "offload"
     """Once the prompts are encoded, offload or free them before the transformer is loaded; or keep both on the device."""
     guidance: Literal["pipeline", "rollout", "none"] = "pipeline"
-    """Guidance in training: as in call (pipeline), so in rollouts and off in updates (rollout, of final samples), or off
-    (none); evaluation is guided as in call. Presets of final samples set rollout or none, where a config says nothing."""
+    """Guidance in training. pipeline: as in call; rollout: as in call in rollouts, off in updates (for final samples); none:
+    off. Evaluation is guided as in call. Presets of final samples set rollout or none unless the config sets this."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass: less memory, the same numbers."""
     offload_activations: bool = False
@@ -78,9 +78,9 @@ class Model(ModelSection):
     vae: Literal["keep", "offload"] = "keep"
     """keep it on the device, or offload it to host memory except while it encodes or decodes."""
     vae_tiling: bool = False
-    """Decode in tiles: less memory, slightly other pictures, the same latents."""
+    """Decode in tiles: less memory, slightly different pictures, the same latents."""
     attention: AttentionBackend | None = None
-    """Attention backend of diffusers; null is PyTorch's own choice, of all but cuDNN's."""
+    """Attention backend of diffusers; null: PyTorch's own choice, except cuDNN's."""
     compile: bool = False
     """Compile the model's repeated blocks with torch.compile."""
 
@@ -133,7 +133,7 @@ class Algorithm(AlgorithmSection):
         return self.tree.roots(group_size)
 
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        """Return the plan of an iteration's trees, with the moves that the update trains; arguments as in `Rooted.plan`."""
+        """Return the plan of an iteration's trees and the moves that the update trains; for arguments see `Rooted.plan`."""
         if self.kernel.name == "ode":
             return plans.chain(kernels, (), ())
         return self.likelihood.plan(self.tree.plan(kernels, group_size, seed, iteration))
@@ -146,12 +146,12 @@ class Algorithm(AlgorithmSection):
 
     @property
     def sampler(self) -> str:
-        """Return the name of the policy that rolls out."""
+        """Return the name of the policy that samples rollouts."""
         return self.likelihood.sampler if self.likelihood.name == "elbo" else "live"
 
     @property
     def solver(self) -> str | None:
-        """Return the multistep solver of whole chains; None where trees are grown."""
+        """Return the multistep ODE solver of whole chains; None for Euler steps."""
         solver = getattr(self.kernel, "solver", "euler")
         return None if solver == "euler" else solver
 
@@ -161,22 +161,22 @@ class Algorithm(AlgorithmSection):
 
     @property
     def old(self) -> Decay | None:
-        """Return how the old policy follows the live one; None where it is not used."""
+        """Return how the old policy follows the trained one; None if there is no old policy."""
         return self.likelihood.old if self.likelihood.name == "elbo" and "old" in self._policies else None
 
     @property
     def bank(self) -> Bank | None:
-        """Return which snapshots of the live policy are kept; None where they are not used."""
+        """Return which snapshots of the trained policy are kept; None if there is no bank."""
         return self.likelihood.bank if self.likelihood.name == "elbo" and "bank" in self.likelihood.policies else None
 
     @property
     def snapshots(self) -> int:
-        """Return the most snapshots that are kept."""
+        """Return the largest number of snapshots that are kept."""
         return 0 if self.bank is None else self.bank.keep
 
     @property
     def reference(self) -> str | None:
-        """Return the kind of reference, see `training.weights.trained_weights.Weights`; None where it is not used."""
+        """Return the kind of reference, see `training.weights.trained_weights.Weights`; None if there is no reference."""
         return self.objective.kl.reference if "reference" in self._policies else None
 
     @model_validator(mode="after")
@@ -213,7 +213,7 @@ class Algorithm(AlgorithmSection):
         return self
 
     def _check_prefix(self) -> None:
-        """Refuse settings that break up paths, where the objective sums ratios along them."""
+        """Raise InputError for settings that break up paths, for an objective that sums log ratios along paths."""
         objective, pruning = self.objective.name, getattr(self.tree, "prune", None)
         if self.kernel.log_prob == "constant_free":
             raise InputError(
@@ -236,12 +236,12 @@ class Draft(Drafted):
     """Choose the starts of a group's roots by a draft (Sol-RL): keep the best and the worst of a larger pool."""
 
     pool: int = Field(4, ge=2)
-    """How many starts are sampled, as a multiple of those that are needed."""
+    """Number of starts that are sampled, as a multiple of those that are needed."""
     call: dict[str, Any] = {"num_inference_steps": 6}
-    """Arguments over model.call while the draft is sampled; few steps are enough to rank the starts."""
+    """Arguments that override model.call while the draft is sampled; few steps are enough to rank the starts."""
     precision: Precision | None = None
-    """Sample the draft by a copy of the linear layers with weights in int8 or nf4; adapters act on it as they are. null: by
-    the network as it is."""
+    """Sample the draft with copies of the linear layers whose weights are in int8 or nf4; adapters act on them unchanged.
+    null: with the network itself."""
 
 
 class FlowTrain(Train):
@@ -250,29 +250,29 @@ class FlowTrain(Train):
     draft: Draft | None = None
     """Choose the starts of a group by a draft; null: take the first."""
     replay: Literal["auto", "always", "never"] = "auto"
-    """Whether the first update of an iteration calls the model again for what the rollout has just computed. never: the
-    rollout keeps the graphs of what that update trains on; always: it keeps none; auto: it does where they fit into half of
-    the memory that is free. The numbers are the same."""
+    """Whether the first update of an iteration calls the model again for the rollout's evaluations. never: the rollout keeps
+    their autograd graphs for it; always: it keeps none; auto: it keeps them if they fit into half of the free memory. The
+    numbers are the same."""
 
 
 class FlowEval(Eval):
     """Held-out evaluation by ODE."""
 
     call: dict[str, Any] = {}
-    """Arguments over model.call while held-out prompts are sampled."""
+    """Arguments that override model.call while held-out prompts are sampled."""
     adapter_steps: Annotated[list[float], BeforeValidator(read_part)] | None = None
-    """Part of the schedule that the adapters act on, first:end as fractions of the steps (0:0.6), with the base model on the
-    rest, against reward hacking (MixGRPO); null: all of it."""
+    """Part of the schedule in which the adapters act, first:end as fractions of the steps (0:0.6); the base model takes the
+    other steps, against reward hacking (MixGRPO). null: the whole schedule."""
 
 
 class Data(Strict):
     """Stored groups to train on, in place of rollouts."""
 
     groups: str | None = None
-    """Folder that flowgrpo sample --groups wrote: groups of samples that are trained on in place of rollouts, by a method of
-    final samples; null: the run samples its own."""
+    """Folder that flowgrpo sample --groups wrote. A method of final samples trains on its groups in place of rollouts; null:
+    the run samples its own."""
     rewards: dict[str, float] = {}
-    """Stored rewards that are trained on, with their weights; {}: those of the section rewards, by name."""
+    """Names of stored rewards to train on, with their weights; {}: those of the section rewards, by name."""
 
     @model_validator(mode="after")
     def _together(self) -> Data:
@@ -287,7 +287,7 @@ class Config(RunConfig):
     kind: Literal["flow"] = "flow"
     model: Model
     data: Data = Data()
-    """What is trained on, where it is not sampled as the run goes."""
+    """Stored groups to train on, in place of rollouts."""
     rewards: list[RewardUse] = Field([RewardUse(use="shapes")], min_length=1)
     algorithm: Algorithm = Field(default_factory=lambda: Algorithm.model_validate({}))
     train: FlowTrain = FlowTrain()
@@ -305,22 +305,22 @@ class Config(RunConfig):
 
     @property
     def graph_hindrance(self) -> str | None:
-        """Return the setting that prevents reuse of the rollout's graphs in the first update, as text; None without one."""
+        """Return the setting, as text, that prevents the first update from using the rollout's graphs; None without one."""
         train, run, algorithm = self.train, self.run, self.algorithm
         rule = getattr(algorithm.tree, "prune", None)
         settings = {
-            "algorithm.likelihood=elbo": algorithm.likelihood.name == "elbo",  # its noised samples are in no rollout
+            "algorithm.likelihood=elbo": algorithm.likelihood.name == "elbo",  # its evaluations are not the rollout's
             "run.engine": run.engine is not None,
             f"run.staleness={run.staleness}": run.staleness > 0,
             f"run.generators={run.generators}": run.generators > 0,
             f"run.sharding={run.sharding}": run.sharding != "none",
             "model.offload_activations=true": self.model.offload_activations,
-            # Edges that stay are gathered into fewer calls, which costs less than full ones.
+            # With the next settings the remaining edges are gathered into fewer calls, which is cheaper than all calls.
             f"algorithm.tree.prune.rule={rule and rule.rule}": rule is not None and rule.rule != "depth",
             f"algorithm.baseline.{algorithm.baseline.drops}=true": algorithm.baseline.drops is not None,
             "train.select": train.select is not None,
             "train.split=edges": train.split == "edges",
-            # Sizes that are searched separately may differ.
+            # If the two sizes are found separately, they may differ.
             f"train.rollout_batch={train.rollout_batch}": train.rollout_rows != train.update_rows
             or (train.rollout_batch is not None and AUTO in (train.rollout_batch, train.micro_batch)),
         }
@@ -335,7 +335,7 @@ class Config(RunConfig):
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, written: Any) -> Any:
-        """Fill in the preset's settings beside its axes, where the config is silent."""
+        """Fill in the preset's settings other than axes, unless the config has them."""
         return choose.filled(written, presets.BESIDE, "flow_grpo")
 
     @model_validator(mode="after")

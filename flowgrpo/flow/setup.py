@@ -1,4 +1,4 @@
-"""What a run of a flow model needs before its first iteration: checks that cost little, then the model."""
+"""Preparation of a flow model's run before its first iteration: cheap checks, then loading of the model."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ LOGGER = logging.getLogger(__name__)
 
 
 def check_model(model: Model) -> None:
-    """Refuse a model that is not there, or whose files are not whole or lack weights; none are loaded.
+    """Check that the model exists and that its files are complete and hold all weights, without loading any.
 
     Raises:
-        InputError: see `load.check_weights`.
+        InputError: a check fails, see `load.check_weights`.
     """
     check_weights(model.path, model.variant)
 
 
 def check(settings: Config, data: RunData) -> None:
-    """Refuse what can be refused without the model.
+    """Check all that can be checked without the model.
 
     Raises:
-        InputError: the axes do not fit each other, the folder's calibration cannot be read, `model.lora.path` is not a LoRA
-            for the model.
+        InputError: the axes do not fit each other, the folder's calibration cannot be read, or `model.lora.path` is not a
+            LoRA for the model.
         RewardError: a reward fails on synthetic samples.
     """
     if settings.algorithm.kernel.calibrate is not None:
@@ -87,21 +87,22 @@ def check(settings: Config, data: RunData) -> None:
     if settings.train.draft is not None:
         checked_call(pipeline_class(settings.model.path), settings.train.draft.call, "train.draft.call")
     steps = call["num_inference_steps"]
-    if steps is not None:  # otherwise the pipeline decides, and is asked later
-        predict_cost(settings, steps)  # refuses axes that do not fit each other
+    if steps is not None:  # otherwise the pipeline decides; `trainer` checks then
+        predict_cost(settings, steps)  # raises InputError for axes that do not fit each other
     shape = expected_shape(pipeline_class(settings.model.path), settings.model.call)
     check_rewards(data.rewards, data.train_prompts, shape)
     check_rewards([*data.rewards, *data.eval_rewards], data.eval_prompts, shape)
 
 
 def trainer(settings: Config, accelerator: Accelerator, data: RunData, engines: Any = None) -> Loop:
-    """Load the model, try on a few rows that it can do what the config asks for, and return the training loop.
+    """Load the model, probe on a few rows whether it supports the config, and return the training loop.
 
     Args:
-        engines: the module of `run.engine`, whose `build` returns what rolls out in place of the policy; None without.
+        engines: the module of `run.engine`; its `build` returns the engine that samples in place of the policy. None
+            without an engine.
 
     Raises:
-        InputError: the model cannot do it, or does not fit into memory.
+        InputError: the model does not support the config, or does not fit into memory.
     """
     context_parallel.check_device(settings)
     begun = initial_lora.adapters(settings.model)
@@ -133,7 +134,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData, engines: 
         if settings.model.guidance != "pipeline":
             with policy.call_overrides(**guidance.update_call(settings.model.guidance, policy)):
                 guidance.check_unguided(policy, train_ends)
-        if len(policy.sigmas) - 1 != steps:  # some pipelines walk another number of steps than they are asked for
+        if len(policy.sigmas) - 1 != steps:  # some pipelines take another number of steps than num_inference_steps
             predict_cost(settings, len(policy.sigmas) - 1)
         if settings.train.draft is not None:
             with policy.call_overrides(**settings.train.draft.call):
@@ -165,11 +166,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData, engines: 
 
 
 def _refuse_pins(policy: DiffusersPolicy) -> None:
-    """Refuse a network in shards of which some calls gather less than others.
-
-    Raises:
-        InputError: it is one.
-    """
+    """Raise InputError if the pipeline pins a part of the state: it skips some calls of a network, so shards cannot meet."""
     if policy.walk.pins:
         raise InputError(
             f"run.sharding: {type(policy.pipe).__name__} pins a part of what it samples, and its network is not always "
@@ -179,9 +176,9 @@ def _refuse_pins(policy: DiffusersPolicy) -> None:
 
 @torch.no_grad()
 def _meet(policy: DiffusersPolicy, rows: Sequence[Row]) -> None:
-    """Call each network of a policy once, on every process alike; see `Lockstep`."""
+    """Call each network of a policy once, with the same calls on every process; see `Lockstep`."""
     state = policy.start(rows)
-    for sigma in (policy.sigmas[0], policy.sigmas[-2]):  # of two experts each has one
+    for sigma in (policy.sigmas[0], policy.sigmas[-2]):  # a model with two experts has one for each of these
         policy.velocity(state, sigma, rows)
 
 
@@ -196,14 +193,14 @@ def policy_and_weights(
     """Return the policy of a config, with its switches set, and its trainable weights.
 
     Args:
-        encode: prepares the rows to come, before the networks are loaded; see `load_policy`.
-        begun: what `initial_lora.adapters` returned, if it was asked before.
-        learns: whether the weights go on to change, and have an average and a reference beside them.
+        encode: encodes the coming rows, before the networks are loaded; see `load_policy`.
+        begun: the result of `initial_lora.adapters` for the model; None computes it.
+        learns: whether the weights will be trained; only then they have an average, a reference and other policies.
     """
     model = config.model
     check_switches(model, device)
     begun = initial_lora.adapters(model) if begun is None else begun
-    full_in_half = model.lora is None and model.dtype != "float32"  # weights in float32, computing in half precision
+    full_in_half = model.lora is None and model.dtype != "float32"  # weights in float32, computation in half precision
     policy = load_policy(
         model.path,
         model.dtype,
@@ -218,7 +215,7 @@ def policy_and_weights(
     )
     for network in policy.modules.values():
         refuse_dynamic(network)
-    set_switches(model, policy, torch.empty(0, device=device).device)  # with its index, as weights say it
+    set_switches(model, policy, torch.empty(0, device=device).device)  # with its index, as weights have it
     for name, adapter in begun.items() if model.lora is None else ():
         adapter.merge(policy.modules[name])
     algorithm = config.algorithm
@@ -234,7 +231,7 @@ def policy_and_weights(
             teacher.put(made, taught)
         elif learns and model.teacher is not None:
             teacher.put_pipeline(made, model.teacher, model.variant)
-        if distributed.is_initialized() and config.run.context_parallel > 1:  # a doctor or an export is alone
+        if distributed.is_initialized() and config.run.context_parallel > 1:  # doctor and export run in one process
             context_parallel.share_calls(policy.modules, config.run.context_parallel, device)
         return made
 
@@ -260,15 +257,15 @@ def trainable(
     bank: Bank | None = None,
     begun: Mapping[str, Adapter] = MappingProxyType({}),
 ) -> Weights:
-    """Unfreeze and return what a config trains: adapters on the policy's modules, or all their weights; see `Weights`.
+    """Return the trained weights of a config, unfrozen: adapters on the policy's modules, or all weights; see `Weights`.
 
     Args:
-        begun: what `initial_lora.adapters` returned.
+        begun: the result of `initial_lora.adapters`.
     """
     own = model.lora
     lora: LoraConfig | Mapping[str, Adapter] | None = None if own is None else begun
     if own is not None and not begun:
-        assert own.rank is not None  # else adapters have begun
+        assert own.rank is not None  # null needs a path, whose adapters are then in `begun`
         assert own.alpha is not None
         assert own.targets is not None
         lora = lora_config(own.rank, own.alpha, own.targets, policy.modules)
@@ -278,16 +275,16 @@ def trainable(
 
 
 def with_sampling_rate(prompts: Sequence[Prompt], policy: DiffusersPolicy) -> list[Prompt]:
-    """Prompts with the column `sampling_rate` that rewards of audio receive; as they are for other modalities."""
+    """Return the prompts with a column `sampling_rate`, which audio rewards read; unchanged for other modalities."""
     rate = sampling_rate(policy.pipe)
     return [replace(p, columns={**p.columns, "sampling_rate": rate}) for p in prompts] if rate else list(prompts)
 
 
 def check_rewards(rewards: Sequence[Reward], prompts: Sequence[Prompt], shape: Sequence[int]) -> None:
-    """Call every reward on two synthetic samples of the first prompt that it is for.
+    """Call every reward on two synthetic samples of the first prompt that it applies to.
 
     Args:
-        shape: of one sample: an image (3, H, W), a video (F, 3, H, W) or audio (C, N); see `modality.expected_shape`.
+        shape: shape of a sample: image (3, H, W), video (F, 3, H, W) or audio (C, N); see `modality.expected_shape`.
 
     Raises:
         RewardError: a reward fails, or breaks the contract.
@@ -298,7 +295,7 @@ def check_rewards(rewards: Sequence[Reward], prompts: Sequence[Prompt], shape: S
 
 
 def _synthetic(shape: Sequence[int]) -> torch.Tensor:
-    """Colour ramps, which wander in a video of 8 frames at most, or a tone."""
+    """Return a synthetic sample: an image of colour ramps, a video of shifted ramps (at most 8 frames), or a tone."""
     if len(shape) == 2:
         channels, length = shape
         return 0.5 * torch.linspace(0, 880 * torch.pi, length).sin().expand(channels, length)
@@ -309,10 +306,10 @@ def _synthetic(shape: Sequence[int]) -> torch.Tensor:
 
 
 def check_switches(model: Model, device: torch.device) -> None:
-    """Whether this machine can do what the switches ask for; called before the model is loaded.
+    """Check, before the model is loaded, that this machine supports the switches.
 
     Raises:
-        InputError: the attention backend or a compiler is missing here, or the backend is no good for training.
+        InputError: the attention backend or a compiler is missing here, or the backend quantises.
     """
     if model.attention is None:
         refuse_lossy_attention(DIFFUSERS_ATTN_BACKEND, "DIFFUSERS_ATTN_BACKEND")
@@ -320,10 +317,10 @@ def check_switches(model: Model, device: torch.device) -> None:
 
 
 def check_installed(model: Model, device: torch.device, *, learns: bool = True) -> None:
-    """Whether this machine has what the switches ask for.
+    """Check that the attention backend and the compiler of the config work here.
 
     Args:
-        learns: whether gradients are wanted, too.
+        learns: whether gradients are needed too.
 
     Raises:
         InputError: the attention backend or a compiler is missing here.
@@ -338,10 +335,10 @@ def set_switches(model: Model, policy: DiffusersPolicy, device: torch.device) ->
     """Set the switches of a config on a policy's pipeline, before its weights are unfrozen.
 
     Args:
-        device: that the pipeline computes on.
+        device: the device that the pipeline computes on.
 
     Raises:
-        InputError: a network of the pipeline does not have what a switch asks for.
+        InputError: a network of the pipeline does not support a switch.
     """
     modules = policy.modules.values()
     if model.gradient_checkpointing:

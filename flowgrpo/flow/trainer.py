@@ -1,26 +1,26 @@
-"""The loop over a flow model: trees grown by a policy, credited and updated by the six axes.
+"""The training loop of a flow model: grow trees of samples, score them, assign credit, update the policy.
 
-The policy gives velocities, the six axes the plan of the trees, units, advantages and the loss; nothing here asks which
-method is running. How the loop departs from those of the papers' released code (how a method departs from its source stands
-above its row in `flow.methods.presets`):
+The policy gives velocities. The six axes give the plan of the trees, the compared units, the advantages and the loss; the
+loop never asks which method is running. It departs from the loops of the papers' released code as follows. (Departures of a
+single method stand above its row in `flow.methods.presets`.)
 
- 1. The update replays the rollout's own calls of the model, the same rows in the same order, so that before the first
-    optimizer step every ratio is exactly 1 in float32; Flow-GRPO's code shuffles the samples and cuts them into new batches.
-    Where edges leave the update, its calls have another size, or parts are made of edges, the rows are gathered anew, and
-    the ratio is 1 up to rounding (see `flow.updates.replay`).
- 2. The loss of an optimizer step is the weighted mean over all of its edges, on all processes; there it is a mean over a
-    micro-batch, and then the mean of those.
- 3. Noise has an address (seed of the run, iteration, group, path in the tree, step), so that it is the same in any batch, on
-    any number of processes and after a resume; there each process draws from a generator of its own. With `run.engine` only
-    the seeds are addressed, and the noise is the engine's.
- 4. Windows and trained steps are drawn once an iteration, for all samples; Flow-GRPO's code draws a window in each call of
-    the pipeline, DanceGRPO's the trained steps of each sample.
- 5. Samples of advantage 0 stay in the update, unless `algorithm.baseline.drop_zero`; Flow-GRPO's code leaves them out.
- 6. A sample whose reward failed is left out of its group's statistics and has weight 0, an edge whose log-probability is not
-    finite leaves the update, and the rest of the group is trained on. An optimizer step whose gradient is not finite is
-    skipped, and counted.
- 7. Held-out prompt i starts from the noise of seed i at every evaluation; Flow-GRPO's code, which evaluates by ODE and with
-    the average of the weights as well, draws the starts anew.
+ 1. The update replays the rollout's own calls of the model, with the same rows in the same order, so that before the first
+    optimizer step every ratio is exactly 1 in float32. If edges leave the update, its calls have another size, or parts are
+    made of edges, the rows are gathered anew and the ratio is 1 up to rounding (see `flow.updates.replay`). Flow-GRPO's code
+    shuffles the samples and cuts them into new batches.
+ 2. The loss of an optimizer step is the weighted mean over all of its edges, on all processes. The released code takes a
+    mean over each micro-batch, and then the mean of those.
+ 3. Noise has an address (seed of the run, iteration, group, path in the tree, step). So it is the same in any batch, on any
+    number of processes and after a resume. In the released code each process has its own generator. With `run.engine` only
+    the seeds are addressed, and the engine draws the noise.
+ 4. Windows and trained steps are drawn once an iteration, for all samples. Flow-GRPO's code draws a window in each call of
+    the pipeline, DanceGRPO's code the trained steps of each sample.
+ 5. Samples of advantage 0 stay in the update, unless `algorithm.baseline.drop_zero`. Flow-GRPO's code leaves them out.
+ 6. A sample whose reward failed is left out of its group's statistics and has weight 0. An edge whose log-probability is not
+    finite leaves the update. The rest of the group is trained on. An optimizer step whose gradient is not finite is skipped,
+    and counted.
+ 7. Held-out prompt i starts from the noise of seed i at every evaluation. Flow-GRPO's code also evaluates by ODE and with
+    the average of the weights, but draws new starts each time.
 """
 
 from __future__ import annotations
@@ -78,26 +78,26 @@ from samplers.trees import Plan, Root, Tree
 
 
 class Engine(Protocol):
-    """Rolls out in place of the policy (`run.engine`), by the package flowgrpo-engine."""
+    """An engine that samples in place of the policy (`run.engine`); the package flowgrpo-engine has one."""
 
     def seed(self, seed: int, iteration: int, group: int, start: int) -> int:
-        """Return the seed of a sample."""
+        """Return the engine's seed of a sample."""
 
     def roll_out(
         self, run: RunState, plan: Plan, roots: Sequence[Root], *, micro_batch: int, keep_means: bool
     ) -> tuple[Tree, torch.Tensor, Drawn]:
-        """Return the chains from some roots, their samples in the order of its leaves, and what the engine tells."""
+        """Return the chains from some roots, their samples in the order of its leaves, and the engine's report on them."""
 
 
 class FlowWing(Wing):
     """A flow model in the training loop.
 
     Args:
-        engine: rolls out in place of the policy; None where the policy does.
-        source: samples that were made before; None where they are rolled out.
+        engine: samples rollouts in place of the policy; None if the policy samples them.
+        source: stored samples to train on; None if the run samples its own.
 
     Attributes:
-        levels: noise level of each step, where they are calibrated.
+        levels: calibrated noise level of each step; None without calibration.
     """
 
     kept_graphs: RolloutGraphs
@@ -125,7 +125,7 @@ class FlowWing(Wing):
     @override
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Encode the prompts to come, and call the pipeline as training does inside this context."""
+        """Encode the coming prompts; within the context the pipeline has the call arguments of training."""
         run = self.run
         encode_run(
             self.policy,
@@ -149,7 +149,7 @@ class FlowWing(Wing):
 
     @override
     def start(self, rollout: Rollout, to_come: Callable[[int], int]) -> None:
-        """Calibrate the noise of each step if the kernel asks for it, and see whether rollouts keep graphs."""
+        """Calibrate the noise level of each step if the kernel says so, and decide whether rollouts keep graphs."""
 
         def at_levels(iteration: int, levels: list[float]) -> Batch:
             self.levels = levels
@@ -157,14 +157,15 @@ class FlowWing(Wing):
 
         kernel = self.config.algorithm.kernel
         if kernel.calibrate is not None:
-            with phase("calibrating"), random_states.preserve_random_state():  # a resume does not calibrate again
+            # A resumed run does not calibrate again, so the random state must not depend on it.
+            with phase("calibrating"), random_states.preserve_random_state():
                 levels = [each.level for each in kernel.kernels(len(self.policy.sigmas) - 1)]
                 self.levels = noise_calibration.calibrate(self.run, levels, at_levels)
         self.kept_graphs.decide(to_come)
 
     @override
     def rollout_state(self) -> Any:
-        """Return the noise levels, where they are calibrated, or the shapes of a tree that adapts."""
+        """Return the state of an adaptive tree, or the calibrated noise levels; None if there is neither."""
         return self.levels if self.shaping is None else self.shaping.state()
 
     @override
@@ -180,7 +181,7 @@ class FlowWing(Wing):
 
     @override
     def rollout(self, iteration: int, groups: Groups) -> Batch:
-        """Return this process's trees, whose leaves are the samples: grown here, by an engine, or stored."""
+        """Return this process's trees, whose leaves are the samples: grown by the policy, by an engine, or stored."""
         self.weights.draw_snapshot(self.config.run.seed, "bank", iteration)
         if self.source is not None:
             return self._stored(self.source, iteration, groups)
@@ -204,7 +205,7 @@ class FlowWing(Wing):
         run, config, assignment = self.run, self.config, self.run.assignment(iteration, groups)
         algorithm, kernels, plan = self._plan(iteration)
         self.kept_graphs.growing = False
-        with self.weights.policy(algorithm.sampler), self.copies.kept():  # the sampling policy drafts, too
+        with self.weights.policy(algorithm.sampler), self.copies.kept():  # drafts use the sampling policy too
             starts = self._starts(iteration, groups)
             self.kept_graphs.growing = True
             roots = self._roots(iteration, groups, starts.starts)
@@ -230,10 +231,10 @@ class FlowWing(Wing):
         return Batch(groups, tree, scores, drafts, draft_rewards=starts.rewards, previews=previews, finished=finished)
 
     def _by_engine(self, engine: Engine, iteration: int, groups: Groups) -> Batch:
-        """Let the engine walk this process's chains, and score them here."""
+        """Let the engine sample this process's chains, and score the samples here."""
         run, config, (_, _, plan) = self.run, self.config, self._plan(iteration)
         size, means = config.train.rollout_rows, config.algorithm.objective.needs_old_means
-        roots = self._roots(iteration, groups, take_first_starts(groups.roots).starts)  # a draft is refused
+        roots = self._roots(iteration, groups, take_first_starts(groups.roots).starts)  # the config refuses drafts
         tree, samples, drawn = engine.roll_out(run, plan, roots, micro_batch=size, keep_means=means)
         scores = score_leaves(
             tree,
@@ -253,7 +254,7 @@ class FlowWing(Wing):
 
     @override
     def observe(self, units: CreditUnits, batch: Batch) -> dict[str, Any]:
-        """Learn the shape of a tree that adapts; return how drafts, cheap finishes and the engine agree with the policy."""
+        """Update the shape of an adaptive tree; return how drafts, cheap finishes and the engine agree with the policy."""
         run, line = self.run, dict[str, Any]()
         gather = run.collectives.gather_shares
         if self.shaping is not None:
@@ -273,13 +274,16 @@ class FlowWing(Wing):
 
     @override
     def after_update(self, moved: dict[str, Any]) -> None:
-        """Let earlier policies follow, and adapt the coefficient of the divergence where it has a target."""
+        """Update the old policy and the bank of snapshots; adapt the coefficient of the KL if it has a target."""
         self.weights.after_iteration()
         self.run.beta = self.config.algorithm.objective.kl.adapted(self.run.beta, moved["policy/kl"])
 
     @override
     def eval_samples(self) -> list[Sample]:
-        """Sample by ODE, guided as `eval_call` says, with what was trained at the steps of `eval.adapter_steps` alone."""
+        """Sample and score the held-out prompts by ODE, under the arguments `eval_call`.
+
+        The base model takes the steps outside `eval.adapter_steps`.
+        """
         run, part = self.run, self.config.eval.adapter_steps
         with self.policy.call_overrides(**self.eval_call), self.policy.limited(part, self.weights.enable_training):
             return evaluate(
@@ -293,7 +297,7 @@ class FlowWing(Wing):
             )
 
     def credit_edges(self, batch: Batch, compared: Compared) -> Credited:
-        """Return what the update replays or scores, with its advantages and weights."""
+        """Return the edges or final samples that the update trains on, with their advantages and weights."""
         return credit_edges(self.run, self.policy, batch, compared, row_at=self._row_at)
 
     def take_step(self, credited: Credited, number: int) -> UpdateStats:
@@ -315,11 +319,11 @@ class FlowWing(Wing):
             )
 
     def _typical_rows(self) -> list[Row]:
-        """Return the row of the longest training prompt."""
+        """Return the row of the longest training prompt, in a list."""
         return build_rows(longest_and_shortest(self.run.train_prompts)[:1])
 
     def _roots(self, iteration: int, groups: Groups, starts: Sequence[Sequence[int]]) -> list[Root]:
-        """Return this process's roots of the iteration, from the starts of each group; groups are integers."""
+        """Return this process's roots of the iteration; `starts` has the numbers of each group's starts."""
         of_roots = assign_minibatches(self.config, groups, iteration)
         shared = self.config.algorithm.tree.start == "shared"
         roots = []
@@ -329,7 +333,7 @@ class FlowWing(Wing):
         return roots
 
     def _starts(self, iteration: int, groups: Groups) -> Chosen:
-        """Return the starts of each group's roots: the first, or those that a draft chose."""
+        """Return the starts of each group's roots: the first ones, or those that a draft chose."""
         run, train, pool = self.run, self.config.train, self._pool(iteration, groups)
         if train.draft is None:
             return take_first_starts(groups.roots)
@@ -353,7 +357,7 @@ class FlowWing(Wing):
         return Row(prompt.text, self.engine.seed(seed, iteration, group, start), prompt.columns)
 
     def _pool(self, iteration: int, groups: Groups) -> Assignment:
-        """Return the starts that are sampled for the draft of an iteration; none without one."""
+        """Return the assignment of the starts that are sampled for a draft; it is empty without a draft."""
         return assign_pool(self.config, groups, iteration=iteration, share=self.run.share)
 
 
@@ -370,10 +374,10 @@ def flow_loop(
     """Return the training loop of a flow model.
 
     Args:
-        policy: its modules have adapters or are unfrozen.
+        policy: the policy, whose modules have adapters or are unfrozen.
         engine, source: see `FlowWing`.
-        frame_rate: of videos, in frames a second.
-        options: further ones of `RunState`: rewards, prompts, accelerator.
+        frame_rate: frames per second of video samples.
+        options: further arguments of `RunState`: rewards, prompts, accelerator.
     """
     run = RunState(config, policy, weights, **options)
     return build_loop(run, FlowWing(run, engine=engine, source=source), frame_rate=frame_rate)

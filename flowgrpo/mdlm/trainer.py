@@ -254,7 +254,7 @@ def text_loop(
 
     Args:
         schedule, engine: see `TextWing`.
-        options: further ones of `RunState`: rewards, prompts, accelerator.
+        options: further arguments of `RunState`: rewards, prompts, accelerator.
     """
     run = RunState(config, policy, weights, parameter_groups=_parameter_groups(config, weights, schedule), **options)
     return build_loop(run, TextWing(run, schedule=schedule, engine=engine))

@@ -1,1 +1,1 @@
-"""What tells users whether a pipeline and a method fit: doctor, certificate, spectrum, and one sample explained."""
+"""Diagnostics of a pipeline and a method: doctor, certificate, variance spectrum, and the explanation of one sample."""

@@ -1,6 +1,6 @@
-"""The certificate of a pipeline: measure everything that training relies on.
+"""The certificate of a pipeline class: checks of all properties that training relies on.
 
-`certify` builds pipelines and compares with the stock one; `flowgrpo doctor` measures one model.
+`certify` builds pipelines and compares them with the stock one; `flowgrpo doctor` checks the model of a config.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from samplers.kernels import ODE, Kernel, log_prob
 from samplers.plans import chain
 from samplers.trees import Root, Tree, edge_transition, grow
 
-TOLERANCE = 1e-5  # of equivalent float32 samples, in standard deviations
+TOLERANCE = 1e-5  # difference of equivalent float32 samples, in standard deviations; the checks allow ten times this
 BFLOAT16_DRIFT = 0.0  # equal calls give equal numbers in any dtype
 
 
 def certify(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: Sequence[Row]) -> list[Check]:
     """Run all checks of a pipeline class, in float32 except for the bfloat16 drift.
 
-    `build` makes the same stock pipeline each time, `call` are its arguments. Give three or more rows, two with the
-    same prompt, and prompts of unequal length.
+    `build` makes the same stock pipeline each time; `call` holds its arguments. Give three or more rows, with two that share
+    a prompt, and prompts of unequal lengths.
     """
     policy = DiffusersPolicy(build(), call, text_encoders="offload")
     policy.check(rows)
@@ -54,7 +54,7 @@ def certify(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: 
 
 
 def in_flow_euler(pipe: DiffusionPipeline) -> DiffusionPipeline:
-    """Return a stock pipeline with the flow-Euler scheduler (our `ode`)."""
+    """Give a stock pipeline the flow-Euler scheduler, which equals our kernel `ode`, and return it."""
     pipe.set_progress_bar_config(disable=True)
     config = pipe.scheduler.config
     if type(pipe.scheduler) is not FlowMatchEulerDiscreteScheduler or config.stochastic_sampling:
@@ -67,7 +67,7 @@ def in_flow_euler(pipe: DiffusionPipeline) -> DiffusionPipeline:
 
 @torch.no_grad()
 def stock_sample(pipe: DiffusionPipeline, call: dict[str, Any], row: Row) -> torch.Tensor:
-    """Return the decoded sample of one row by an unmodified stock pipeline."""
+    """Return the decoded sample of one row from an unmodified stock pipeline."""
     arguments = {"prompt": row.prompt, "output_type": "pt", "return_dict": False}
     generator = torch.Generator("cpu").manual_seed(row.seed)
     with torch.random.fork_rng():
@@ -91,7 +91,7 @@ def encoded_once(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
 
 @torch.no_grad()
 def equals_stock(policy: DiffusersPolicy, rows: Sequence[Row], expected: Sequence[torch.Tensor]) -> Check:
-    """Check that our `ode`, whole and step by step, gives the stock pipeline's samples."""
+    """Check that our `ode`, as a whole run and step by step, gives the stock pipeline's samples."""
     tree = roll_out(policy, rows, ODE, len(rows))
     whole = policy.generate(rows)
     in_steps = policy.decode(tree.samples, [tree.nodes[i].root.row for i in tree.leaves])
@@ -101,7 +101,7 @@ def equals_stock(policy: DiffusersPolicy, rows: Sequence[Row], expected: Sequenc
 
 
 def roll_out_stochastic(policy: DiffusersPolicy, rows: Sequence[Row]) -> tuple[Tree, set[str]]:
-    """Return a stochastic rollout of all rows together, and the names of the modules that ran in it."""
+    """Roll out all rows together by a stochastic kernel; return the tree and the names of the modules that ran."""
     ran: set[str] = set()
     handles = [
         module.register_forward_pre_hook(lambda *_, name=name: ran.add(name)) for name, module in policy.modules.items()
@@ -114,7 +114,7 @@ def roll_out_stochastic(policy: DiffusersPolicy, rows: Sequence[Row]) -> tuple[T
 
 @torch.no_grad()
 def decoded(policy: DiffusersPolicy, tree: Tree, expected: Sequence[torch.Tensor]) -> Check:
-    """Check that decoded stochastic samples are finite and of the stock shape."""
+    """Check that decoded stochastic samples are finite and have the stock samples' shape."""
     samples = policy.decode(tree.samples, [tree.nodes[i].root.row for i in tree.leaves])
     shape, finite = tuple(samples.shape[1:]), bool(samples.isfinite().all())
     ok = finite and shape == tuple(expected[0].shape[1:]) and len(samples) == len(expected)
@@ -154,7 +154,7 @@ def drift_and_gradients(policy: DiffusersPolicy, weights: Weights, tree: Tree, r
 
 @torch.no_grad()
 def _have_influence(policy: DiffusersPolicy, tree: Tree, parameters: Sequence[torch.nn.Parameter]) -> bool:
-    """Return whether these weights influence a velocity of the rollout; leaves them changed."""
+    """Return whether these weights influence any velocity of the rollout; the weights stay changed."""
     trained = [(e.state, e.sigma, e.rows) for e in tree.evaluations if e.state is not None]
     before = [policy.velocity(*each) for each in trained]
     for p in parameters:
@@ -164,7 +164,7 @@ def _have_influence(policy: DiffusersPolicy, tree: Tree, parameters: Sequence[to
 
 
 def bfloat16_drift(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: Sequence[Row]) -> Check:
-    """Check the drift in bfloat16: fully cast, or with a float32 VAE, or by autocast, whichever runs first."""
+    """Check the drift in bfloat16: all modules cast, or all but the VAE, or by autocast, whichever runs first."""
     for how in ("all stored in it", "VAE in float32", "by autocast"):
         pipe = build()
         for name, component in pipe.components.items():
@@ -184,7 +184,7 @@ def bfloat16_drift(build: Callable[[], DiffusionPipeline], call: dict[str, Any],
 
 
 def _to_bfloat16(module: torch.nn.Module) -> None:
-    """Cast as `from_pretrained(dtype=torch.bfloat16)`, which keeps some submodules in float32."""
+    """Cast a module as `from_pretrained(dtype=torch.bfloat16)` does, which keeps some submodules in float32."""
     module.to(torch.bfloat16)
     for path, part in module.named_modules():
         if any(name in path.split(".") for name in getattr(module, "_keep_in_fp32_modules", None) or ()):
@@ -194,7 +194,7 @@ def _to_bfloat16(module: torch.nn.Module) -> None:
 def lora_reloads(
     build: Callable[[], DiffusionPipeline], call: dict[str, Any], row: Row, *, untrained: torch.Tensor
 ) -> Check:
-    """Check that a saved LoRA, loaded by a stock pipeline, gives the trained sample bit for bit."""
+    """Check that a saved LoRA, loaded into a stock pipeline, gives the trained sample bit for bit."""
     policy = DiffusersPolicy(build(), call)
     weights = Weights(policy.modules, lora_config(2, 4, "auto", policy.modules))
     generator = torch.Generator().manual_seed(0)
@@ -215,7 +215,7 @@ def lora_reloads(
 def roll_out(policy: DiffusersPolicy, rows: Sequence[Row], kernel: Kernel | Sequence[Kernel], micro_batch: int) -> Tree:
     """Roll out one chain per row without gradients, by one kernel or one per step.
 
-    Unless it is ODE, all steps but the last are stochastic and trained.
+    If the first kernel is stochastic, all steps but the last are stochastic and trained.
     """
     roots = [Root(i, 0, row) for i, row in enumerate(rows)]
     states = [policy.start([row]) for row in rows]
@@ -231,7 +231,10 @@ def roll_out(policy: DiffusersPolicy, rows: Sequence[Row], kernel: Kernel | Sequ
 
 
 def replay(policy: DiffusersPolicy, tree: Tree) -> float:
-    """Return the largest |log ratio| of a replay with gradient; gradients stay in the weights."""
+    """Replay the trained steps of a rollout with gradient; return the largest |log ratio|.
+
+    The gradients stay in the weights.
+    """
     gaps = [0.0]
     for evaluation in tree.evaluations:
         for edges in evaluation.trained:

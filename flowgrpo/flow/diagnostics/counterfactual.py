@@ -1,9 +1,9 @@
-"""Explain one sample: resample the noise of single steps, and measure how much each step decides.
+"""The explanation of one sample: redraw the noise of single steps, and measure how much each step decides.
 
-The noise of every step has an address, so one step's noise can be redrawn with all others fixed. The share of each step
-is that of the spectrum (see `flow.diagnostics.spectrum`) of chains from the sample's start: by the law of total
-variance, shares of the variance that the start leaves. Both follow the run's method: a step uses the noise of the first
-edge that the method draws there from this start, and the credit of that edge in a group of the run's size.
+The noise of every step has an address, so the noise of one step can be redrawn with all others fixed. The share of a step is
+its share in the spectrum (`flow.diagnostics.spectrum`) of chains from the sample's start, that is, its share of the reward's
+variance given the start. Both follow the run's method: a step has the noise of the first edge that the method draws there
+from this start, and the credit of that edge in a group of the run's size.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from samplers.levels import DEFAULT_LEVELS
 from samplers.trees import TRUNK, TWIG, Move, Plan, Root, Tree, drawn_noise, grow, stacked
 
 REDRAWN, STILL = "redrawn", "still"
-SIDE = 96  # of a picture, pixels
-LENT = "flow_sde"  # kernel for methods without noise
+SIDE = 96  # longest side of a picture, pixels
+LENT = "flow_sde"  # kernel that is used in explanations of methods without noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +56,12 @@ class Step:
     index: int  # in the schedule, counted from 0
     sigma: float  # before the step
     kernel: str  # name and level
-    std: float  # of the noise
-    before: Look  # prediction before the step
-    after: Look  # prediction after the step; after the last step the sample
+    std: float  # standard deviation of the step's noise
+    before: Look  # predicted sample before the step
+    after: Look  # predicted sample after the step; after the last step the sample itself
     redraws: Sequence[Look]  # samples with other noise at this step
-    advantage: float | None  # of the edge in the method; None if it has none
-    share: VarianceShare | None  # of the variance from all noise
+    advantage: float | None  # of the step's edge in the method; None if it has none
+    share: VarianceShare | None  # of the reward's variance over all noise
 
     @property
     def deviation(self) -> float | None:
@@ -75,20 +75,20 @@ class Explanation:
     """An explained sample."""
 
     row: Row
-    sample: Look  # with its own noise
-    still: Look  # from the same start without noise
-    steps: Sequence[Step]  # the noisy ones, in order
-    of_steps: int  # length of the schedule
+    sample: Look  # the sample, with its own noise
+    still: Look  # the sample from the same start without noise
+    steps: Sequence[Step]  # the noisy steps, in order
+    of_steps: int  # number of steps of the schedule
     variance: float  # of the reward over all noise, given the start
-    residual: VarianceShare | None  # share not attributed to a step, 0 up to its error; None without variance
+    residual: VarianceShare | None  # share of no step, which is 0 up to its error; None without variance
     lost: int  # number of chain samples with a lost reward
-    lent: bool  # whether the noise is not the method's, which has none
-    evaluations: int  # of the model
+    lent: bool  # whether the noise is that of `LENT`, because the method has none
+    evaluations: int  # number of model evaluations
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A method's walk from a start: a move per step, and noise and credit of each noisy step."""
+    """A method's chain from a start: a move per step, and the noise and advantage of each noisy step."""
 
     moves: Sequence[Move]
     noises: Mapping[int, State]
@@ -97,7 +97,7 @@ class Trajectory:
 
     @property
     def splits(self) -> list[int]:
-        """Return the noisy steps."""
+        """Return the indices of the noisy steps."""
         return [step for step, move in enumerate(self.moves) if move.kernel.stochastic]
 
 
@@ -116,12 +116,12 @@ def explain(
     """Explain the sample of a prompt and a seed.
 
     Args:
-        policy: with the weights to explain, prepared as for training.
-        rewards: the trained ones, none of them group-wise.
-        iteration: of the run; determines the method's windows and tree shapes.
-        rollout_state: of the checkpoint, see `checkpoint.rollout_state`.
-        redraws: per step.
-        chains: to measure the steps' shares, two or more.
+        policy: the policy with the weights to explain, prepared as for training.
+        rewards: the trained rewards, none of them group-wise.
+        iteration: iteration of the run, which determines the method's windows and tree shapes.
+        rollout_state: state of rollouts in the checkpoint, see `checkpoint.rollout_state`.
+        redraws: number of redraws per step.
+        chains: number of chains that measure the steps' shares, two or more.
     """
     before, combination = policy.evaluations, Combination.of(rewards, config.algorithm.baseline)
     scoring = _Scoring(policy, rewards, combination, config.train.rollout_rows)
@@ -131,13 +131,13 @@ def explain(
         fresh = config.run.seed, "redraw", iteration, row.seed
         sample, still, steps = _redraw(policy, scoring, row, method, redraws=redraws, fresh=fresh)
     with phase("measuring steps"):
-        roots = [Root(1 + row.seed, index, row) for index in range(chains)]  # group 0 is the method's
+        roots = [Root(1 + row.seed, index, row) for index in range(chains)]  # group 0 is that of the method's rollout
         plan, seed = nested(method.moves, method.splits), config.run.seed
         tree = walk(policy, plan, roots, micro_batch=scoring.size, seed=seed, iteration=iteration)
         totals = torch.tensor(scoring.totals(tree), dtype=torch.float64)
         shares, variance = spectrum(tree, totals)
         if not all(math.isfinite(each.share) and math.isfinite(each.error) for each in shares):
-            shares = []  # a step has no two known samples to compare
+            shares = []  # too many rewards are lost: some step has no two samples to compare
     by_step = {share.steps[0]: share for share in shares if share.steps is not None}
     return Explanation(
         row=row,
@@ -155,7 +155,7 @@ def explain(
 
 @dataclass(frozen=True)
 class _Scoring:
-    """Decode and score samples in batches, keeping only small pictures."""
+    """Decoding and scoring of samples in batches; only small pictures are kept."""
 
     policy: Policy
     rewards: Sequence[Reward]
@@ -188,7 +188,7 @@ class _Scoring:
 def _by_method(
     config: Config, policy: Policy, scoring: _Scoring, row: Row, *, iteration: int, rollout_state: Any
 ) -> Trajectory:
-    """Roll out the method in a group whose first start is that of the row, and return its walk."""
+    """Roll out the method in a group whose first start is that of the row; return the chain from that start."""
     algorithm, size, seed = config.algorithm, config.train.group_size, config.run.seed
     levels = rollout_state
     if algorithm.tree.adapts:
@@ -219,7 +219,7 @@ def _by_method(
 def _credit(
     config: Config, algorithm: Algorithm, tree: Tree, combination: Combination, *, rewards: torch.Tensor
 ) -> dict[int, float | None]:
-    """Return the advantage of the edge to each node that has a unit."""
+    """Return the advantage of the edge to each node, for nodes whose edge has a unit."""
     units = algorithm.credit.units(tree, combination.columns(rewards), combination.weights)
     unknown = torch.full((len(units.values),), torch.nan, dtype=torch.float64)
     advantages, _ = unit_selection.normalize_advantages(
@@ -230,9 +230,9 @@ def _credit(
 
 
 def _first_walk(tree: Tree, credit: Mapping[int, float | None], drawn: Any) -> Trajectory:
-    """Merge the first noisy edge at each step from the first start into one walk; without noise use `LENT`."""
+    """Merge the first noisy edges of all steps, from the first start, into one chain; without noise use `LENT`."""
     last = len(tree.sigmas) - 2
-    first: dict[int, tuple[tuple[int, ...], int, Any, int]] = {}  # by step: path, node, its edges, place in them
+    first: dict[int, tuple[tuple[int, ...], int, Any, int]] = {}  # step -> path, node, its edges, index in these
     for evaluation in tree.evaluations:
         for edges in evaluation.edges:
             for place, node in enumerate(edges.nodes.tolist() if edges.move.kernel.stochastic else ()):
@@ -259,7 +259,10 @@ def _first_walk(tree: Tree, credit: Mapping[int, float | None], drawn: Any) -> T
 def _redraw(
     policy: Policy, scoring: _Scoring, row: Row, method: Trajectory, *, redraws: int, fresh: tuple[Any, ...]
 ) -> tuple[Look, Look, list[Step]]:
-    """Return the sample, the one without noise, and the noisy steps; `fresh` begins the address of the redraws' noise."""
+    """Return the sample, the sample without noise, and the noisy steps.
+
+    `fresh` is the beginning of the address of the redraws' noise.
+    """
     foretold, start = Foretold(policy.velocity, [row]), policy.start([row])
     plan, drawn = _redraw_plan(method, redraws), _redraw_noise(method, fresh)
     tree = grow(plan, policy.sigmas, [Root(0, 0, row)], start, foretold, drawn, scoring.size)
@@ -302,7 +305,7 @@ def _left_at(tree: Tree, way: Sequence[int]) -> int | None:
 
 
 def _redraw_plan(method: Trajectory, redraws: int) -> Plan:
-    """Plan the trunk, redraws that leave it at each noisy step, and one walk without noise."""
+    """Plan a trunk, redraws that leave it at each noisy step, and one chain without noise from the start."""
 
     def plan(role: str, step: int) -> tuple[Move, ...]:
         if role == STILL:
@@ -317,8 +320,8 @@ def _redraw_plan(method: Trajectory, redraws: int) -> Plan:
 
 
 def _redraw_noise(method: Trajectory, fresh: tuple[Any, ...]) -> Any:
-    """Return the noise of `_redraw_plan`: that of the method, but fresh where a redraw leaves the trunk."""
-    partings = sorted({0, *method.splits})  # steps that extend a path by a number, 0 on the trunk
+    """Return the noise function of `_redraw_plan`: the method's noise, but fresh noise where a redraw leaves the trunk."""
+    partings = sorted({0, *method.splits})  # each of these steps appends a number to a path, which is 0 on the trunk
 
     def drawn(shape: Sequence[int], *address: Any) -> torch.Tensor:
         _, path, step, component = address

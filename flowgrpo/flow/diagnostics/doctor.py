@@ -1,6 +1,7 @@
-"""`flowgrpo doctor`: run the certificate on the user's model, and check for common problems of a run.
+"""Checks of `flowgrpo doctor`: the certificate on the user's model, and common problems of a run.
 
-All checks but that of the rewards' spread use two steps of the real sizes.
+The checks of single model calls, of gradients, of time and of the export take two steps at the real sizes. The others
+(`runs`, spread and spectrum) take the whole schedule.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ DEFAULT_PROMPTS = ("a photograph of a red fox in the snow", "a cat")
 
 
 def defaults(model: str) -> dict[str, Any]:
-    """Return a config for a model alone (built-in name, folder or hub id). Raises InputError if there is no such model."""
+    """Return a config for a model without one (built-in name, folder or hub id); raise InputError without such a model."""
     if model in EMBEDDED:
         return {"model": {"path": model}, "rewards": [{"use": model}]}
     reward = DEFAULT_REWARDS[modality.modality_of(pipeline_class(model))]
@@ -61,7 +62,7 @@ def defaults(model: str) -> dict[str, Any]:
 
 
 def examine(settings: Config) -> Iterator[Check]:
-    """Run all checks of a config, and yield each as it completes. Raises InputError or RewardError if it is wrong."""
+    """Run all checks of a config, and yield each as it completes; raise InputError or RewardError if the config is wrong."""
     cost = plan(settings)
     rewards, _ = scorer.rewards(settings.rewards)
     chosen = _prompts(settings, rewards)
@@ -142,7 +143,7 @@ def _checks(
 
 
 def _prompts(settings: Config, rewards: Sequence[Reward]) -> list[prompts.Prompt]:
-    """Return the longest prompt, one for each reward that applies to neither end, and the shortest."""
+    """Return the longest prompt, a prompt for each reward that applies to neither end, and the shortest prompt."""
     stored_prompts = settings.data.groups is not None
     if not stored_prompts and settings.prompts.train in prompts.SMALL and settings.model.path not in EMBEDDED:
         return [prompts.Prompt(text) for text in DEFAULT_PROMPTS]
@@ -157,8 +158,8 @@ def _prompts(settings: Config, rewards: Sequence[Reward]) -> list[prompts.Prompt
 
 
 def _cause(policy: DiffusersPolicy, row: Row, refusal: str) -> Check:
-    """Find why a pipeline cannot be stepped: it is not deterministic, or as the refusal says."""
-    with suppress(Exception):  # it may not run at all
+    """Return the failed check of a pipeline that cannot run in steps: it is not deterministic, or else `refusal`."""
+    with suppress(Exception):  # the pipeline may not run at all
         deterministic = _conditioning(policy, row)
         if not deterministic.ok:
             return deterministic
@@ -170,7 +171,7 @@ def _cause(policy: DiffusersPolicy, row: Row, refusal: str) -> Check:
 
 @torch.no_grad()
 def _conditioning(policy: DiffusersPolicy, row: Row) -> Check:
-    """Check that two equal calls give the same velocity."""
+    """Check that two equal calls give equal velocities."""
     state = policy.start([row])
     first, second = (policy.velocity(state, policy.sigmas[0], [row]) for _ in range(2))
     gap = max(gap_of(a, b) for a, b in zip(first, second, strict=True))
@@ -183,7 +184,7 @@ def _conditioning(policy: DiffusersPolicy, row: Row) -> Check:
 
 @torch.no_grad()
 def _times(policy: DiffusersPolicy, row: Row) -> Check:
-    """Check that times reach the network at least as precise as its weights."""
+    """Check that timesteps reach the network in a dtype at least as precise as its weights."""
     seen: list[torch.Tensor] = []
 
     def look(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -212,7 +213,7 @@ def _drift_and_gradients(
 ) -> list[Check]:
     """Check that a replay reproduces log-probabilities, and that its gradients are finite and nonzero."""
     kernel = settings.algorithm.kernel
-    noisy = FlowSDE() if kernel.name == "ode" else kernel  # a run without noise makes the same calls
+    noisy = FlowSDE() if kernel.name == "ode" else kernel  # steps of ode have no log-probabilities
     tree = roll_out(policy, rows, noisy.kernels(len(policy.sigmas) - 1), len(rows))
     largest = replay(policy, tree)
     bound = 0.0 if settings.model.dtype == "float32" and not settings.model.compile else HALF_PRECISION_DRIFT
@@ -239,7 +240,7 @@ def _drift_and_gradients(
 
 
 def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence, size: int) -> Check:
-    """Check that every reward of real samples varies within a group."""
+    """Check that every reward varies within a group of real samples."""
     groups = [[Row(p.text, 1000 * g + i, p.columns) for i in range(SPREAD_SIZE)] for g, p in enumerate(chosen)]
     values = []
     with phase("sampling", len(groups) * SPREAD_SIZE) as sampling, warnings_heard() as warned:
@@ -284,7 +285,7 @@ def _time(
 
 
 def _reload(policy: DiffusersPolicy, weights: Weights, row: Row, settings: Config) -> Check:
-    """Check that changed weights, exported and loaded into a fresh pipeline, give the changed sample."""
+    """Check that changed weights give the same sample after an export and a load into a fresh pipeline."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad(), policy.call_overrides(num_inference_steps=2):
         before = policy.generate([row])
@@ -296,7 +297,7 @@ def _reload(policy: DiffusersPolicy, weights: Weights, row: Row, settings: Confi
         call, device, dtype = policy.call, policy.pipe.device, settings.model.dtype
         source = folder if weights.lora is None else settings.model.path
         policy.embeddings.restore()
-        policy.pipe.to("cpu")  # two models may not fit beside each other
+        policy.pipe.to("cpu")  # the device may not hold two models
         adapter = None if source == folder else Path(folder)
         variant = settings.model.variant if adapter else None
         fresh = load.load_policy(

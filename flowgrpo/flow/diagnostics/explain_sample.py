@@ -1,4 +1,4 @@
-"""Load a run's checkpoint and explain one of its samples."""
+"""Explanation of a sample of a run, with the weights of a checkpoint (`flowgrpo explain`)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from rewards.compute import default_device
 def explain_sample(
     settings: Config, run: Path, found: Path, *, prompt: int, seed: int | None, redraws: int, chains: int
 ) -> Explanation:
-    """Explain a sample with the evaluation weights (averaged, if kept) of the checkpoint `found`.
+    """Explain a sample with the weights of the checkpoint `found` (their average, if kept).
 
-    `prompt` is the index of a held-out prompt, `seed` that of the start (None: as evaluated). Raises InputError if
-    there is no such prompt, a reward is group-wise, or the model cannot be loaded, and RewardError if a reward fails.
+    `prompt` is the index of a held-out prompt; `seed` is the seed of the start, None for that of evaluations. Raises
+    InputError if there is no such prompt, a reward is group-wise, or the model cannot be loaded, and RewardError if a reward
+    fails.
     """
     setup.check_model(settings.model)
     held_out = prompts.load_split(settings.prompts, "eval")
@@ -42,7 +43,7 @@ def explain_sample(
                 f"explain: the reward {reward.name!r} compares the samples of a group, and a sample alone has none"
             )
     settings = lora_files.kept(settings, run)
-    without = {"attention": None, "compile": False}  # depend on the training machine
+    without = {"attention": None, "compile": False}  # these settings fit the training machine, maybe not this one
     settings = settings.model_copy(update={"model": settings.model.model_copy(update=without)})
     chosen = held_out[prompt]
     setup.check_rewards(

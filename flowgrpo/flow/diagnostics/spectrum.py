@@ -1,9 +1,9 @@
-"""Measure the share of the reward's variance that the start and each noisy step add.
+"""The variance spectrum: the shares of the reward's variance that the start and each noisy step add.
 
-By the law of total variance Var(R) is that of E[R | start] plus, for each step, E Var(E[R | next state] | state). The
-variance after a state is half the expected squared difference of two samples that part there and share no later noise;
-this estimate is unbiased and needs no mean. So a chain is walked from each start, a second one leaves it at some steps,
-and every pair of samples informs about its last common state. Shares sum to 1; small ones may be estimated below 0.
+By the law of total variance Var(R) is Var(E[R | start]) plus, for each step, E Var(E[R | next state] | state). The variance
+after a state is half the expected squared difference of two samples that part there and share no later noise. This estimate
+is unbiased and needs no mean. So a chain is sampled from each start, and further chains leave it at some steps. Every pair
+of samples contributes to the estimate at its last common state. Shares sum to 1; estimates of small ones may be negative.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from samplers.kernels import Kernel
 
 EVALUATIONS = 600  # budget of model evaluations, unless the fewest starts need more
-FEWEST = 3  # starts per prompt: the jackknife needs two to remain
+FEWEST = 3  # starts per prompt: the jackknife leaves one out and needs two others
 ASIDE = "aside"
-START = -1  # last common "state" of samples from two starts
+START = -1  # stands for the last common state of samples from two starts, which have none
 
 
 @dataclass(frozen=True, kw_only=True)
 class VarianceShare:
-    """The share of the start (`steps` None) or of the steps [first, end) of the schedule."""
+    """The share of the start (`steps` is None) or of the steps [first, end) of the schedule, with its standard error."""
 
     steps: tuple[int, int] | None
     share: float
@@ -45,7 +45,7 @@ class VarianceShare:
 
     @property
     def of(self) -> str:
-        """Name the start or the steps."""
+        """Return the name of the start or of the steps, for people."""
         if self.steps is None:
             return "start"
         first, last = self.steps[0], self.steps[1] - 1
@@ -53,7 +53,7 @@ class VarianceShare:
 
 
 def nested(moves: Sequence[Move], splits: Iterable[int]) -> Plan:
-    """Plan chains with a move per step; at each of the `splits` a second chain leaves and continues alike."""
+    """Plan chains with one move per step; at each step of `splits` a second chain leaves and takes the same moves."""
     parting = frozenset(splits)
 
     def plan(role: str, step: int) -> tuple[Move, ...]:
@@ -66,8 +66,8 @@ def nested(moves: Sequence[Move], splits: Iterable[int]) -> Plan:
 def geometry(steps: int, prompts: int) -> tuple[range, int]:
     """Return the steps at which chains split, and the number of starts per prompt, within `EVALUATIONS`.
 
-    If splitting at each step is too expensive, every second one splits, or every fourth, and so on; steps between two
-    splits share one number.
+    If splits at all steps cost too much, only every second step splits, or every fourth, and so on. The steps from one split
+    to the next then have one common share.
     """
     stride = 1
     while True:
@@ -82,8 +82,8 @@ def geometry(steps: int, prompts: int) -> tuple[range, int]:
 def spectrum(tree: Tree, rewards: torch.Tensor) -> tuple[list[VarianceShare], float]:
     """Return the variance shares of the start and the steps, with jackknife errors over starts, and the variance.
 
-    `tree` comes from `nested`, with three or more starts per group; `rewards` (leaves,) float64, NaN if lost. Without
-    variance there are no shares.
+    `tree` is grown by a plan of `nested`, with three or more starts per group. `rewards` (leaves,) float64 is NaN where
+    lost. Without variance, [] and 0 are returned.
     """
     of_starts = _squares(tree, rewards)
     splits = sorted({split for squares in of_starts.values() for split in squares} - {START})
@@ -91,7 +91,7 @@ def spectrum(tree: Tree, rewards: torch.Tensor) -> tuple[list[VarianceShare], fl
         [[squares.get(split, (0.0, 0)) for split in (START, *splits)] for squares in of_starts.values()],
         dtype=torch.float64,
     ).reshape(len(of_starts), 1 + len(splits), 2)
-    # A pair of two starts is counted for both.
+    # A pair of samples from two starts is in the sums of both starts.
     total = sums.sum(0) * torch.tensor([0.5, *[1.0] * len(splits)], dtype=torch.float64)[:, None]
     if not total[0, 0] > 0:
         return [], 0.0
@@ -113,7 +113,7 @@ def check(
     kernels: Sequence[Kernel],
     size: int,
 ) -> Check:
-    """Report the spectrum of a model without a verdict, for one row per prompt and the kernels of each step."""
+    """Report the spectrum of a model, given one row per prompt and the kernel of each step; the check always passes."""
     if not any(kernel.stochastic for kernel in kernels):
         return Check("spectrum", True, f"{kernels[0].name} adds no noise: the start makes all of the variance")
     splits, starts = geometry(len(kernels), len(rows))
@@ -136,11 +136,11 @@ def check(
     return Check("spectrum", True, summary, table=table)
 
 
-Squares = dict[int, tuple[float, int]]  # by splitting step: sum of half squared differences, and count
+Squares = dict[int, tuple[float, int]]  # step of the split -> sum of half squared differences, and number of pairs
 
 
 def _squares(tree: Tree, rewards: torch.Tensor) -> dict[tuple[int, int], Squares]:
-    """Return the pairs of known samples that involve each (group, start)."""
+    """Return, for each (group, start), the sums over pairs of known samples of which at least one has this start."""
     of_group = defaultdict(list)
     for leaf, value in zip(tree.leaves, rewards.tolist(), strict=True):
         if value == value:
@@ -159,7 +159,7 @@ def _squares(tree: Tree, rewards: torch.Tensor) -> dict[tuple[int, int], Squares
 
 
 def _shares(sums: torch.Tensor) -> torch.Tensor:
-    """Return shares (..., P) from sums and counts (..., P, 2): differences of successive variances, normalised."""
+    """Return shares (..., P) from sums and counts (..., P, 2): the differences of successive variances over the first."""
     variances = sums[..., 0] / sums[..., 1]
     after = torch.cat([variances[..., 1:], torch.zeros_like(variances[..., :1])], dim=-1)
     return (variances - after) / variances[..., :1]

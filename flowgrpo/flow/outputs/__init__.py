@@ -1,1 +1,1 @@
-"""What leaves the flow wing: exported LoRAs, samples, stored groups and preference pairs."""
+"""Outputs of flow models: exported weights, samples, stored groups and preference pairs."""

@@ -1,8 +1,8 @@
-"""Write a LoRA under the names that ComfyUI's loader reads; see `layer_names`.
+"""LoRA files with the names that ComfyUI's loader reads; see `layer_names`.
 
-ComfyUI adds `alpha / rank * up @ down` to a layer of its own model and takes 1 for `alpha / rank` if `alpha` is missing, so
-each layer's is written. LoRAs of the parts of a fused layer become one of their summed rank, with a block for each part.
-Shifts of a bias are `diff_b`, those of any other parameter `diff`.
+ComfyUI adds `alpha / rank * up @ down` to a layer of its own model. Without `alpha` it takes 1 for `alpha / rank`, so every
+layer's alpha is written. If ComfyUI fuses layers into one, their LoRAs become one block-diagonal LoRA of the summed rank. A
+shift of a bias is named `diff_b`, a shift of any other parameter `diff`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ State = Mapping[str, torch.Tensor]
 
 
 def check(settings: Config, checkpoint: Path, shifts: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-    """Refuse full weights, and networks, layers or parameters without a name in ComfyUI, before a model is loaded.
+    """Raise InputError for full weights, and for networks, layers or parameters without a name in ComfyUI.
 
-    `shifts` are those of the run's networks, by parameter path. Raises InputError.
+    This loads no model. `shifts` has the shifts of each network of the run, by parameter path.
     """
     if settings.model.lora is None:
         raise InputError("--comfyui: this run trained full weights (model.lora: null); ComfyUI's names are for a LoRA")
@@ -54,7 +54,7 @@ def check(settings: Config, checkpoint: Path, shifts: Mapping[str, Mapping[str, 
 
 
 def names_of(kind: str, biased: bool = False) -> Names:
-    """Return the names of a network class, with `biased` those of biases too; raise InputError if they are not known."""
+    """Return ComfyUI's names for a network class, with `biased` those of biases too; raise InputError if unknown."""
     if kind not in NAMES:
         known = ", ".join(sorted(name.removesuffix("Model") for name in NAMES))
         raise InputError(
@@ -83,10 +83,10 @@ def _find_parameter(names: Names, kind: str, path: str) -> str:
 
 
 def write(weights: Weights, out: Path, name: str) -> list[str]:
-    """Write the current LoRA of each network in float32 to a folder of the export; return the files relative to `out`.
+    """Write the current LoRA of each network in float32 to a folder in `out`; return the files relative to `out`.
 
     Args:
-        name: of the file; for the two networks of Wan 2.2 `-high_noise` and `-low_noise` are appended.
+        name: name of the file; for the two networks of Wan 2.2 `-high_noise` and `-low_noise` are appended.
     """
     (out / COMFYUI).mkdir()
     endings = [""] if len(weights.modules) == 1 else ["-high_noise", "-low_noise"]
@@ -103,8 +103,8 @@ def rename(network: torch.nn.Module, state: State, shifts: State | None = None) 
     """Return the tensors of an adapter under ComfyUI's names, with an alpha for each layer.
 
     Args:
-        state: `LAYER.lora_A.weight` (rank, in), `LAYER.lora_B.weight` (out, rank) and `LAYER.lora_B.bias` (out,).
-        shifts: of further parameters, by path.
+        state: the adapter: `LAYER.lora_A.weight` (rank, in), `LAYER.lora_B.weight` (out, rank), `LAYER.lora_B.bias` (out,).
+        shifts: shifts of parameters, by their paths.
     """
     kind, state = type(network).__name__, {key: tensor.detach().float().cpu() for key, tensor in state.items()}
     names = names_of(kind, any(path.endswith(".bias") for path in (*state, *(shifts or {}))))
@@ -137,7 +137,10 @@ def _layer(network: torch.nn.Module, path: str) -> Any:
 
 
 def _stacked(network: torch.nn.Module, found: State, parts: Sequence[str]) -> torch.Tensor:
-    """Stack matrices (rows, rank) of the parts of a layer block-diagonally, or biases (rows,); missing parts are zeros."""
+    """Join the parts of a fused layer: matrices (rows, rank) block-diagonally, biases (rows,) in order.
+
+    Parts that `found` lacks are zeros.
+    """
     sizes = {part: _layer(network, part).out_features for part in parts}
     if next(iter(found.values())).ndim == 1:
         return torch.cat([found.get(part, torch.zeros(sizes[part])) for part in parts])

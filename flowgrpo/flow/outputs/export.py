@@ -1,4 +1,4 @@
-"""Export the trained weights of a run in formats that diffusers loads, with a model card and samples."""
+"""Export of a run's trained weights in formats that diffusers loads, with a model card and samples."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ SHIFTS = ("shift", "flow_shift", "use_dynamic_shifting", "base_shift", "max_shif
 
 
 def check(settings: Config, run: Path, found: Path, *, comfyui: bool) -> None:
-    """Refuse an export of the checkpoint `found`, as far as possible without loading its model.
+    """Check that the checkpoint `found` can be exported, as far as this can be told without loading the model.
 
     Raises:
         InputError: there is no such model, no evaluation prompts, or no copy of the LoRA that the run started from; with
-            `comfyui` layers have no known names in ComfyUI, or without it diffusers' file cannot hold what was trained.
+            `comfyui`, layers have no known names in ComfyUI; without it, that LoRA has shifts, which diffusers' file cannot
+            hold.
     """
     kept = lora_files.kept(settings, run)
     load.check_weights(settings.model.path, settings.model.variant)
@@ -64,13 +65,14 @@ def check(settings: Config, run: Path, found: Path, *, comfyui: bool) -> None:
 
 
 def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool = False) -> Exported:
-    """Write the evaluated weights of the checkpoint `found` (their average, if kept) to `out`.
+    """Write the weights of the checkpoint `found` (their average, if kept) to `out`, with a model card and samples.
 
     A LoRA becomes `pytorch_lora_weights.safetensors` for `pipe.load_lora_weights(out)`, unless it has shifts, which that
-    file cannot hold; full weights become a pipeline for `from_pretrained(out)` with its stock scheduler.
+    file cannot hold. Full weights become a pipeline for `from_pretrained(out)` with its stock scheduler. `check` must have
+    passed.
 
     Args:
-        comfyui: also write the LoRA under ComfyUI's names (`flow.outputs.comfyui_names`). `check` must have passed.
+        comfyui: also write the LoRA under ComfyUI's names (`flow.outputs.comfyui_names`).
     """
     portable = {"attention": None, "compile": False, "text_encoders": encoders_to_save(settings.model)}
     settings = settings.model_copy(update={"model": settings.model.model_copy(update=portable)})
@@ -111,15 +113,15 @@ def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool
 def sampler_settings(
     policy: DiffusersPolicy, settings: Config, adapters: Mapping[str, LoraConfig] | None
 ) -> dict[str, Any]:
-    """Return the settings with which a policy samples now, for other programs (`sampler.json`).
+    """Return the current sampling settings of a policy, for other programs (`sampler.json`).
 
     Args:
-        adapters: of the policy's networks, by name; None if every weight was trained.
+        adapters: adapter configs of the policy's networks, by name; None if every weight was trained.
 
     Returns:
-        among others `sampler`, always Euler's method; `sigmas` of the first sample, descending to 0; `call`, the pipeline's
-            arguments; `scheduler`, the stock scheduler's shift; `lora`, its strength, its largest rank, the alpha of new
-            adapters and `eval.adapter_steps`, or None; `frame_rate` of videos.
+        A map with, among others: `sampler`, always Euler's method; `sigmas` of the first sample, descending to 0; `call`,
+            the pipeline's arguments; `scheduler`, the shifts of the stock scheduler; `lora`, None or a map of its strength,
+            largest rank, alpha (of new adapters) and `eval.adapter_steps`; `frame_rate`, for videos.
     """
     config, call = policy.stock_scheduler.config, policy.call
     return {
@@ -141,13 +143,13 @@ def _lora_settings(settings: Config, adapters: Mapping[str, LoraConfig]) -> dict
     lora, part = settings.model.lora, settings.eval.adapter_steps
     assert lora is not None
     rank = max(rank for each in adapters.values() for rank in (each.r, *(each.rank_pattern or {}).values()))
-    # Layers of a given LoRA may differ in alpha, which its file's header tells.
+    # The layers of a LoRA from `lora.path` may have unequal alphas; they are in the header of its file.
     alpha = {"alpha": lora.alpha} if lora.path is None else {}
     return {"rank": rank, **alpha, "strength": 1.0} | ({"adapter_steps": part} if part else {})
 
 
 def _with_before(run: Path, row: Row, file: Path) -> Shown:
-    """Return a sample for the card, with a copy of the run's own from before training."""
+    """Return a sample for the card; copy the run's sample from before training, if kept, beside its file."""
     kept = model_card.before(run, row)
     if kept is None:
         return Shown(row, file.name)
@@ -157,7 +159,7 @@ def _with_before(run: Path, row: Row, file: Path) -> Shown:
 
 
 def encoders_to_save(model: Model) -> str:
-    """Return `model.text_encoders` for a policy that is written later: never free."""
+    """Return `model.text_encoders` for a policy that will be saved: `offload` in place of `free`."""
     return "offload" if model.text_encoders == "free" else model.text_encoders
 
 
@@ -192,7 +194,7 @@ def _card(
     samples: list[Shown],
     comfyui: list[str],
 ) -> str:
-    """Return the model card; `adapter` is the LoRA as `model.lora.path` takes it, "." the file for diffusers."""
+    """Return the model card; `adapter` is the LoRA in the form of `model.lora.path`, where "." is the file for diffusers."""
     row, kind = samples[0].row, "full" if settings.model.lora is None else "lora"
     given = {name for s in samples for name, value in s.row.columns.items() if conditions.is_file_name(value)}
     task = task_of(type(policy.pipe), given & policy.takes)
@@ -253,7 +255,7 @@ def _command(settings: Config, adapter: LoraPath, *, call: dict[str, Any], row: 
 
 
 def _adapter_steps(settings: Config) -> list[float] | None:
-    """Return the part of the schedule that adapters act on; None for all, and without adapters."""
+    """Return the part of the schedule that adapters act on; None for the whole schedule, or without adapters."""
     return None if settings.model.lora is None else settings.eval.adapter_steps
 
 
@@ -286,7 +288,7 @@ def _snippet(policy: DiffusersPolicy, settings: Config, *, adapter: LoraPath, ca
     lines += [f"quantise(pipe.{network}, {model.quantise!r})" for network in policy.modules if model.quantise]
     if limits is not None:
         lines.append(f"limit_adapters(pipe, {limits[0]!r}, {limits[1]!r})")
-    if euler:  # the policy walks by Euler's method, whatever solver the model ships with
+    if euler:  # the policy takes Euler steps, whatever solver the model ships with
         shift = policy.scheduler.config.shift
         lines.append(f"pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift={shift})")
     written = {k: f"loaded({v!r})" if conditions.is_file_name(v) else repr(v) for k, v in given.items()}

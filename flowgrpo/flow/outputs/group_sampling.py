@@ -1,4 +1,4 @@
-"""Sample, score and store groups that runs train from later (`data.groups`)."""
+"""Sampled, scored and stored groups, which runs train on later (`data.groups`)."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ from samplers.trees import Root, Tree
 
 
 def sample_groups(config: Config, prompts: Sequence[Prompt], rewards: Sequence[Reward], folder: Path) -> dict[str, Any]:
-    """Sample, score and store a group per prompt as a run's first iteration would; return the manifest.
+    """Sample, score and store one group per prompt, as the first iteration of a run would; return the manifest.
 
-    Group i belongs to prompt i and has the seeds and noise of group i of iteration 0. An interrupted folder is continued.
+    Group i belongs to prompt i and has the seeds and noise of group i of iteration 0. A folder of an interrupted call is
+    continued.
 
     Raises:
         InputError: the config's trees are no chains, the model cannot be sampled, or the folder holds something else.
@@ -75,7 +76,7 @@ def sample_groups(config: Config, prompts: Sequence[Prompt], rewards: Sequence[R
 
 
 def check(config: Config) -> None:
-    """Raise InputError for a config whose samples are not the ends of chains, or that calibrates or drafts."""
+    """Raise InputError for a config with trees other than chains, with calibration, or with a draft."""
     algorithm = config.algorithm
     if algorithm.tree.name not in likelihood_rules.CHAINS:
         raise InputError(f"algorithm.tree: groups are the ends of chains, {algorithm.tree.name} has others; take chain")
@@ -106,7 +107,7 @@ def about(config: Config, prompts: Sequence[Prompt]) -> dict[str, Any]:
 
 
 def of_model(config: Config) -> dict[str, Any]:
-    """Return what a run must share with stored samples to train on them: the model, its precision and its call."""
+    """Return the settings that a run must share with stored samples to train on them: model, precision and call."""
     return {
         "model": config.model.path,
         "fingerprint": fingerprint(config.model.path, config.model.variant),

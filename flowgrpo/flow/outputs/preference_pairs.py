@@ -1,4 +1,4 @@
-"""Store preference pairs in the columns of Pick-a-Pic as groups of two latents."""
+"""Preference pairs, read from files with Pick-a-Pic's columns and stored as groups of two latents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEY = "--pairs"
 
 @dataclass(frozen=True)
 class Pair:
-    """Two images of a caption as file contents, their preference labels, and the pair's place in its file."""
+    """A preference pair: two images of a caption as file contents, their labels, and its place (FILE:ROW) for errors."""
 
     caption: str
     pictures: Sequence[bytes]
@@ -41,13 +41,13 @@ def store_pairs(config: Config, source: Path, folder: Path) -> dict[str, Any]:
     """Encode pairs with a model's VAE and store them as groups of two with the reward `label`; return the manifest.
 
     An image is scaled and center-cropped to the model's size. Its latent is the mode of the VAE's posterior; Diffusion-DPO's
-    code draws a sample instead. An interrupted folder is continued.
+    code draws a sample instead. A folder of an interrupted call is continued.
 
     Args:
         source: a .parquet file, or a folder of such files, read in the order of their names.
 
     Raises:
-        InputError: a file has other columns, a row no image, or the model cannot encode one.
+        InputError: a file lacks columns, a row lacks an image, or the model cannot encode images.
     """
     files = files_of(source)
     listed = [{"name": file.name, "bytes": file.stat().st_size} for file in files]
@@ -77,7 +77,7 @@ def files_of(source: Path) -> list[Path]:
 
 
 def pairs(files: Sequence[Path]) -> Iterator[Pair]:
-    """Yield the pairs of all files; raise InputError for unreadable files, other columns and rows that are no pair."""
+    """Yield the pairs of all files; raise InputError for unreadable files, missing columns and rows that are no pair."""
     from pyarrow import ArrowException, parquet
 
     for file in files:

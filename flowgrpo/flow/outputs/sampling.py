@@ -1,4 +1,4 @@
-"""Sample from a flow model, with an adapter or without."""
+"""Sampling from a flow model, with or without an adapter (`flowgrpo sample`)."""
 
 from __future__ import annotations
 

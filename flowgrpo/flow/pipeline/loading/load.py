@@ -114,7 +114,7 @@ def check_weights(
 
 
 def component_class(written: Any) -> type | None:
-    """Return the class of an entry [library, class] of a pipeline's index; None if neither diffusers nor transformers has it."""
+    """Return the class of an entry [library, class] of an index; None if neither diffusers nor transformers has it."""
     if not isinstance(written, (list, tuple)) or not all(isinstance(word, str) for word in written):
         return None
     library, name = written
