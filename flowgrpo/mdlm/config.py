@@ -161,7 +161,7 @@ class TextTrain(Train):
     """The loop's numbers."""
 
     passes: int = Field(1, ge=1)
-    """Passes over the iteration's answers in its update, each with new masks."""
+    """Passes over the iteration's answers in its update, each with masks of its own."""
 
     @property
     @override
