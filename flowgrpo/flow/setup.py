@@ -262,13 +262,13 @@ def trainable(
     Args:
         begun: the result of `initial_lora.adapters`.
     """
-    own = model.lora
-    lora: LoraConfig | Mapping[str, Adapter] | None = None if own is None else begun
-    if own is not None and not begun:
-        assert own.rank is not None  # null needs a path, whose adapters are then in `begun`
-        assert own.alpha is not None
-        assert own.targets is not None
-        lora = lora_config(own.rank, own.alpha, own.targets, policy.modules)
+    section = model.lora
+    lora: LoraConfig | Mapping[str, Adapter] | None = None if section is None else begun
+    if section is not None and not begun:
+        assert section.rank is not None  # null needs a path, whose adapters are then in `begun`
+        assert section.alpha is not None
+        assert section.targets is not None
+        lora = lora_config(section.rank, section.alpha, section.targets, policy.modules)
     weights = Weights(policy.modules, lora, ema=ema, reference=reference, refresh=refresh, old=old, bank=bank)
     weights.begun = begun
     return weights
@@ -289,9 +289,9 @@ def check_rewards(rewards: Sequence[Reward], prompts: Sequence[Prompt], shape: S
     Raises:
         RewardError: a reward fails, or breaks the contract.
     """
-    sample, own = _synthetic(shape), {"sampling_rate": SAMPLING_RATE} if len(shape) == 2 else {}
+    sample, rate = _synthetic(shape), {"sampling_rate": SAMPLING_RATE} if len(shape) == 2 else {}
     for reward, prompt in pair_with_prompts(rewards, prompts):
-        reward.check(sample, prompt.text, {**own, **prompt.columns})
+        reward.check(sample, prompt.text, {**rate, **prompt.columns})
 
 
 def _synthetic(shape: Sequence[int]) -> torch.Tensor:

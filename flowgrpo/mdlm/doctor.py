@@ -92,7 +92,7 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     yield _gradients(settings, policy, weights, answers)
     groups = zip(batched(completions.texts, SIZE), batched(rows, SIZE), strict=True)
     with warnings_heard() as warned:
-        values = [score(rewards, texts, own).values for texts, own in groups]
+        values = [score(rewards, texts, group_rows).values for texts, group_rows in groups]
         check = _spread(settings, policy, rewards, values=values, others=further, warned=warned)
     yield check
     yield memory_left(device, REMEDY, lambda room: memory_budget.fit(settings, room))
@@ -160,19 +160,21 @@ def _gradients(settings: TextConfig, policy: TextPolicy, weights: Weights, answe
         micro_batch=size,
     )
     extra = {id(p) for module in weights.extra_modules.values() for p in module.parameters()}
-    own = [p for p in weights.parameters if id(p) not in extra]
-    norms = [float(p.grad.norm()) for p in own if p.grad is not None]
-    for p in own:
+    trainable = [p for p in weights.parameters if id(p) not in extra]
+    norms = [float(p.grad.norm()) for p in trainable if p.grad is not None]
+    for p in trainable:
         p.grad = None
     total = math.hypot(*norms)
-    reached = len(norms) == len(own) or (bool(norms) and weights.lora is None)
+    reached = len(norms) == len(trainable) or (bool(norms) and weights.lora is None)
     ok = reached and math.isfinite(total) and total > 0
     advice = (
         "gradients are not finite: try model.dtype=float32"
         if norms and not math.isfinite(total)
         else "no gradient reaches some trained weights: are model.lora.targets layers that the forward pass uses?"
     )
-    return Check("gradients", ok, f"norm {total:.1e} over {len(norms)} of {len(own)} tensors", "" if ok else advice)
+    return Check(
+        "gradients", ok, f"norm {total:.1e} over {len(norms)} of {len(trainable)} tensors", "" if ok else advice
+    )
 
 
 @torch.no_grad()

@@ -101,15 +101,15 @@ def policy_and_weights(
     if model.offload_activations:
         offload_activations(network)
     modules = {"model": network}
-    begun, own = initial_lora.adapters(model, file, network), model.lora
-    lora: LoraConfig | Mapping[str, Adapter] | None = None if own is None else begun
-    if own is None and begun:
+    begun, section = initial_lora.adapters(model, file, network), model.lora
+    lora: LoraConfig | Mapping[str, Adapter] | None = None if section is None else begun
+    if section is None and begun:
         begun["model"].merge(network)
-    elif own is not None and not begun:
-        assert own.rank is not None  # null needs a path, whose adapters are then in `begun`
-        assert own.alpha is not None
-        assert own.targets is not None
-        lora = lora_config(own.rank, own.alpha, own.targets, modules)
+    elif section is not None and not begun:
+        assert section.rank is not None  # null needs a path, whose adapters are then in `begun`
+        assert section.alpha is not None
+        assert section.targets is not None
+        lora = lora_config(section.rank, section.alpha, section.targets, modules)
     schedule = algorithm.schedule.policy(model.length)
     extra_modules = {} if schedule is None else {"schedule": schedule.to(device)}
     weights = sharding.shard(

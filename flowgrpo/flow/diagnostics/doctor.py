@@ -257,16 +257,16 @@ def _time(
     """Estimate the seconds of an iteration from one evaluation, one update and one decoding."""
     size, trained = (min(most, 8) for most in (settings.train.rollout_rows, settings.train.update_rows))
     batch = [replace(rows[0], seed=i) for i in range(max(size, trained))]
-    own, learnt = batch[:size], batch[:trained]
+    rollout_batch, update_batch = batch[:size], batch[:trained]
     with policy.call_overrides(num_inference_steps=2):
         state, sigma = policy.start(batch), policy.sigmas[0]
-        rolled, replayed = (tuple(x[: len(part)] for x in state) for part in (own, learnt))
+        rolled, replayed = (tuple(x[: len(part)] for x in state) for part in (rollout_batch, update_batch))
         with torch.no_grad():
-            forward = seconds_of(lambda: policy.velocity(rolled, sigma, own))
-            decoding = seconds_of(lambda: policy.decode(rolled, own))
+            forward = seconds_of(lambda: policy.velocity(rolled, sigma, rollout_batch))
+            decoding = seconds_of(lambda: policy.decode(rolled, rollout_batch))
 
         def learn() -> None:
-            losses = (v.float().square().mean() for v in policy.velocity(replayed, sigma, learnt))
+            losses = (v.float().square().mean() for v in policy.velocity(replayed, sigma, update_batch))
             cast("torch.Tensor", sum(losses)).backward()
 
         update = seconds_of(learn)
@@ -274,10 +274,10 @@ def _time(
         p.grad = None
     branches = cost["geometry"]["guidance_branches"]
     per_row = {"rollout": forward / size / branches, "update": update / trained / branches, "decode": decoding / size}
-    learnt = cost["with_gradient"]
+    with_gradient = cost["with_gradient"]
     total = (
-        (sum(cost["model_evaluations"].values()) - learnt) * per_row["rollout"]
-        + learnt * per_row["update"]
+        (sum(cost["model_evaluations"].values()) - with_gradient) * per_row["rollout"]
+        + with_gradient * per_row["update"]
         + cost["decoded"] * per_row["decode"]
     )
     samples = cost["decoded"] or cost["geometry"]["samples"]  # stored samples are not decoded

@@ -44,12 +44,12 @@ def check(settings: Config, checkpoint: Path, shifts: Mapping[str, Mapping[str, 
         if f"{layer}.bias" not in outlines[network].parameters:
             raise InputError(f"--comfyui: {layer} has no bias, so that ComfyUI would leave out the one of its adapter")
     biased = {key.partition(".")[0] for key in keys if key.endswith(".bias")}
-    biased |= {network for network, own in shifts.items() if any(path.endswith(".bias") for path in own)}
+    biased |= {network for network, paths in shifts.items() if any(path.endswith(".bias") for path in paths)}
     for path in sorted({key.partition(".lora_")[0] for key in keys if ".lora_A." in key}):
         network, _, layer = path.partition(".")
         _find_layer(names_of(index[network][1], network in biased), index[network][1], layer)
-    for network, own in shifts.items():
-        for path in own:
+    for network, paths in shifts.items():
+        for path in paths:
             _find_parameter(names_of(index[network][1], network in biased), index[network][1], path)
 
 
@@ -66,20 +66,20 @@ def names_of(kind: str, biased: bool = False) -> Names:
 
 
 def _find_layer(names: Names, kind: str, layer: str) -> tuple[str, tuple[str, ...]]:
-    found = names.find(layer)
-    if found is None:
+    match = names.find(layer)
+    if match is None:
         raise InputError(
             f"--comfyui: the layer {layer} of {kind} has no name in ComfyUI that is known; train with "
             "model.lora.targets: auto, or export without it"
         )
-    return found
+    return match
 
 
 def _find_parameter(names: Names, kind: str, path: str) -> str:
-    found = names.find_parameter(path)
-    if found is None:
+    match = names.find_parameter(path)
+    if match is None:
         raise InputError(f"--comfyui: the parameter {path} of {kind} has no name in ComfyUI that is known")
-    return found
+    return match
 
 
 def write(weights: Weights, out: Path, name: str) -> list[str]:
@@ -112,16 +112,16 @@ def rename(network: torch.nn.Module, state: State, shifts: State | None = None) 
     written = {}
     for name, parts in dict(_find_layer(names, kind, layer) for layer in layers).items():
         down, up, alpha, bias = names.keys(name)
-        own = [part for part in parts if part in layers]
-        scales = {part: _layer(network, part).scaling["default"] for part in own}  # alpha / rank
-        written[down] = torch.cat([state[part + DOWN] for part in own]).contiguous()
-        ups = [state[part + UP] * (scales[part] / scales[own[0]]) for part in own]
+        present = [part for part in parts if part in layers]
+        scales = {part: _layer(network, part).scaling["default"] for part in present}  # alpha / rank
+        written[down] = torch.cat([state[part + DOWN] for part in present]).contiguous()
+        ups = [state[part + UP] * (scales[part] / scales[present[0]]) for part in present]
         written[up] = (
-            ups[0].contiguous() if len(parts) == 1 else _stacked(network, dict(zip(own, ups, strict=True)), parts)
+            ups[0].contiguous() if len(parts) == 1 else _stacked(network, dict(zip(present, ups, strict=True)), parts)
         )
-        written[alpha] = torch.tensor(float(scales[own[0]] * len(written[down])))
-        if any(part + BIAS in state for part in own):
-            biases = {part: state[part + BIAS] * scales[part] for part in own if part + BIAS in state}
+        written[alpha] = torch.tensor(float(scales[present[0]] * len(written[down])))
+        if any(part + BIAS in state for part in present):
+            biases = {part: state[part + BIAS] * scales[part] for part in present if part + BIAS in state}
             written[bias] = _stacked(network, biases, parts)
         for key in (up, bias) if names.swaps(name, (len(written[up]), written[down].shape[1])) else ():
             if key in written:

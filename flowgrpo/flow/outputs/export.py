@@ -57,10 +57,10 @@ def check(settings: Config, run: Path, found: Path, *, comfyui: bool) -> None:
     if comfyui:
         comfyui_names.check(settings, found, shifts)
     elif shifts:
-        name, own = next(iter(shifts.items()))
+        name, paths = next(iter(shifts.items()))
         raise InputError(
-            f"the LoRA that this run started from shifts {len(own)} parameters, {name}.{min(own)} first, which no LoRA file "
-            "of diffusers can hold; export with --comfyui, which then writes the file for ComfyUI alone"
+            f"the LoRA that this run started from shifts {len(paths)} parameters, {name}.{min(paths)} first, which no LoRA "
+            "file of diffusers can hold; export with --comfyui, which then writes the file for ComfyUI alone"
         )
 
 
@@ -281,9 +281,9 @@ def _snippet(policy: DiffusersPolicy, settings: Config, *, adapter: LoraPath, ca
     if adapter != ".":
         lines.append(f"load_lora(pipe, {place}, {adapter!r})")
     elif model.lora is not None:
-        own = traits.loads_lora(policy.pipe)
-        lines += ['pipe.load_lora_weights(".")'] * own
-        others = [name for name in policy.modules if not own or name != "transformer"]
+        by_pipeline = traits.loads_lora(policy.pipe)
+        lines += ['pipe.load_lora_weights(".")'] * by_pipeline
+        others = [name for name in policy.modules if not by_pipeline or name != "transformer"]
         lines += [f'pipe.{name}.load_lora_adapter(".", prefix="{name}")' for name in others]
     lines += [f"quantise(pipe.{network}, {model.quantise!r})" for network in policy.modules if model.quantise]
     if limits is not None:

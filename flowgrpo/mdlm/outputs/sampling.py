@@ -60,9 +60,9 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
     learned = decoding.name == "scheduled" and (folder / SCHEDULE_FILE).is_file()
 
     def generate(part: Sequence[Row]) -> list[Text]:
-        own = with_schedule(decoder, folder, len(part)) if learned else decoder
+        acting = with_schedule(decoder, folder, len(part)) if learned else decoder
         return policy.as_samples(
-            policy.generate([row.prompt for row in part], own, [(row.seed,) for row in part], len(part))
+            policy.generate([row.prompt for row in part], acting, [(row.seed,) for row in part], len(part))
         )
 
     return Sampler(rows, generate, "decoder")

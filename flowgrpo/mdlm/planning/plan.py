@@ -306,7 +306,7 @@ def predict_cost(config: TextConfig) -> Cost:
 
 
 def forwards(config: TextConfig) -> int:
-    """Return the cost of an iteration in forward passes; a view of the update counts `BACKWARD`."""
+    """Return the cost of an iteration in forward passes; each evaluation of the update counts `BACKWARD`."""
     cost = predict_cost(config)
     return cost.rollout + BACKWARD * cost.update
 

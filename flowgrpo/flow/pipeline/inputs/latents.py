@@ -215,8 +215,8 @@ class LatentSlots:
             items = list(output) if several else [output]
             for i, item in enumerate(items):
                 if isinstance(item, torch.Tensor) and item.is_floating_point():
-                    own = self.state is None  # then the loop may overwrite the tensor, so keep a copy
-                    self.prepared[name, call, i] = item.clone() if own else item
+                    copies = self.state is None  # then the loop may overwrite the tensor, so keep a copy
+                    self.prepared[name, call, i] = item.clone() if copies else item
                     items[i] = self._swap((name, call, i), item)
             return type(output)(items) if several else items[0]
 
@@ -226,9 +226,9 @@ class LatentSlots:
         if self._substitute is not None and self._substitute[0] == source:
             return self._substitute[1].to(item.device)
         if self.state is not None:
-            for slot, own in zip(self.slots, self.state, strict=True):
+            for slot, tensor in zip(self.slots, self.state, strict=True):
                 if slot.source == source:
-                    item = slot.insert(item, own)
+                    item = slot.insert(item, tensor)
         return item
 
 

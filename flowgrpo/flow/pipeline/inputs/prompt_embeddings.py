@@ -184,7 +184,7 @@ def _hashable(value: Any) -> Any:
         value = list(value.items())
     if isinstance(value, (list, tuple)):
         parts = [_hashable(item) for item in value]
-        return None if any(own is None for own in parts) else (type(value).__name__, *parts)
+        return None if any(part is None for part in parts) else (type(value).__name__, *parts)
     return (type(value), value) if isinstance(value, PLAIN) else None
 
 

@@ -197,7 +197,7 @@ def check_files(path: str, variant: str | None = None, *, or_plain: bool = False
     components, folder = components_of(path), Path(place_of(path))
     if folder.is_dir():
         if not all((folder / name).is_dir() for name in components):
-            components = {name: own for name, own in components.items() if name in loaded_components(path)}
+            components = {name: entry for name, entry in components.items() if name in loaded_components(path)}
         readers = {
             n: None if folder_files.WITHOUT.search(kind) else library for n, (library, kind) in components.items()
         }

@@ -36,13 +36,13 @@ class _Hollow:
 
 def classes(index: Mapping[str, Any]) -> dict[str, type[diffusers.ModelMixin]]:
     """Return the classes of the networks in a pipeline's index, by name; {} if one is no diffusers class."""
-    found: dict[str, Any] = {}
+    kinds: dict[str, Any] = {}
     for name, kind in index.items():
         if is_network(name) and isinstance(kind, (list, tuple)) and kind[0] is not None:
             library = diffusers if kind[0] == "diffusers" else getattr(diffusers.pipelines, str(kind[0]), None)
-            found[name] = getattr(library, str(kind[1]), None)
-    if all(isinstance(kind, type) and issubclass(kind, diffusers.ModelMixin) for kind in found.values()):
-        return found
+            kinds[name] = getattr(library, str(kind[1]), None)
+    if all(isinstance(kind, type) and issubclass(kind, diffusers.ModelMixin) for kind in kinds.values()):
+        return kinds
     return {}
 
 
@@ -89,8 +89,8 @@ def fill(
 ) -> None:
     """Load the weights of hollow networks into host memory, and replace them by the real networks."""
     for name, kind in kinds.items():
-        own = variant_of(source, name, variant)
-        setattr(pipe, name, kind.from_pretrained(source, subfolder=name, dtype=dtype, variant=own))
+        stored_as = variant_of(source, name, variant)
+        setattr(pipe, name, kind.from_pretrained(source, subfolder=name, dtype=dtype, variant=stored_as))
     _construct_again(pipe)
 
 

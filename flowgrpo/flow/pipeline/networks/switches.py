@@ -96,13 +96,13 @@ def remember_device(pipe: DiffusionPipeline) -> None:
 
 def _place(component: Any) -> tuple[Any, ...]:
     """Return a value that changes whenever a component is replaced or moved, or gets a hook that moves it."""
-    found: list[Any] = [id(component)]
+    identity: list[Any] = [id(component)]
     for part in component.modules() if isinstance(component, torch.nn.Module) else ():
-        found += [id(vars(part).get(name)) for name in ("_hf_hook", "_diffusers_hook")]
+        identity += [id(vars(part).get(name)) for name in ("_hf_hook", "_diffusers_hook")]
         weights = [p.device for p in part._parameters.values() if p is not None]
         if weights:
-            return (*found, weights[0])
-    return tuple(found)
+            return (*identity, weights[0])
+    return tuple(identity)
 
 
 def compile_blocks(modules: Iterable[ModelMixin], backend: str | Callable[..., Any] = "inductor") -> None:

@@ -40,7 +40,7 @@ class Sample(Choice):
     temperature: Setting = 0.0
     """Logits are divided by it; 0 takes the likeliest token, the first of equals."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Draw among the fewest tokens whose probabilities sum to this."""
+    """Draw among the fewest tokens whose probabilities sum to at least this."""
     top_k: Count | None = None
     """Draw among this many likeliest tokens; null: among all."""
 
