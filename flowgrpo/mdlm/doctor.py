@@ -51,7 +51,7 @@ def length(texts: Sequence[str], prompts: Sequence[str]) -> list[float]:
 
 
 def defaults(model: str) -> dict[str, Any]:
-    """Return a config, as a map of keys, for a model without one: a built-in name, a local folder or a hub id."""
+    """Return a default config, as a map of keys, for a model: a built-in name, a local folder or a hub id."""
     if model == DIGITS:
         return {"kind": "mdlm", "model": {"path": model}}
     return {

@@ -45,7 +45,7 @@ class VarianceShare:
 
     @property
     def of(self) -> str:
-        """Return the name of the start or of the steps, for people."""
+        """Return the start or the steps as text, such as "steps 2 to 3"."""
         if self.steps is None:
             return "start"
         first, last = self.steps[0], self.steps[1] - 1

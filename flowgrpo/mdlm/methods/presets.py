@@ -168,12 +168,7 @@ _D1 = {  # dllm-reasoning/d1, for GSM8K on 8 devices; the code of many methods s
     "model.length": 256,
     "model.lora.rank": 128,
     "model.lora.alpha": 64,
-    "model.lora.targets": [
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "up_proj",
-    ],  # it names seven; LLaDA has layers of these four names
+    "model.lora.targets": ["q_proj", "k_proj", "v_proj", "up_proj"],  # those of its seven that LLaDA has
     "algorithm.decoder.steps": 128,
     "algorithm.decoder.region.block_length": 32,
     "train.groups": 16,

@@ -18,7 +18,7 @@ STATES = ("use_tiling", "use_slicing")  # switches of a VAE that change its resu
 
 
 class EncodedPictures:
-    """A cache of the encodings of a pipeline's VAEs; the key is the content of the picture.
+    """A cache of the encodings of a pipeline's VAEs; keys are the contents of pictures.
 
     Each step is a call of the whole pipeline, and an editing pipeline encodes its picture at the start of each call. Only
     the posterior is cached; each call still samples from it.

@@ -77,7 +77,7 @@ def frame_rate(pipe: DiffusionPipeline, call: Mapping[str, Any]) -> float:
         told = call.get(name, arguments[name].default) if name in arguments else None
         if isinstance(told, int | float) and told > 0:
             return float(told)
-    if pipe.config.get("expand_timesteps"):  # only Wan 2.2 of 5B has this key
+    if pipe.config.get("expand_timesteps"):  # only Wan 2.2 of 5B sets this
         return 24.0
     name = type(pipe).__name__
     known = [(len(start), rate) for rate, starts in FRAME_RATES.items() for start in starts if name.startswith(start)]

@@ -34,8 +34,8 @@ class PrefixRatio(Objective):
     """CTPO (arXiv 2605.07331): each token takes the ratio of all tokens up to it; the gradient flows through its own only.
 
     The ratio of a token alone assumes that both policies reach the same canvas, which is wrong for stale completions. The
-    paper's code is for models that write from left to right. Here a token's prefix are the tokens written at its own and
-    earlier steps, in the order of the likelihood (`autoregressive` or `trajectory`).
+    paper's code is for models that write from left to right. Here the prefix of a token consists of the tokens written at
+    earlier steps and at its own, in the order of the likelihood (`autoregressive` or `trajectory`).
     """
 
     name: Literal["prefix_ratio"] = "prefix_ratio"
