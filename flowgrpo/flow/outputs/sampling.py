@@ -25,8 +25,8 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
     """Load a model and return its ODE sampler.
 
     Raises:
-        InputError: there is no such model, adapter or argument, a switch does not fit the model or machine, or the model
-            does not take the rows' conditions.
+        InputError: there is no such model, adapter or argument; a switch is not supported by the model or the machine; or
+            the model does not take the rows' conditions.
     """
     policy = _policy(use, rows)
 

@@ -32,8 +32,8 @@ def limited(pipe: DiffusionPipeline, part: Sequence[float], switch: Switch, key:
     """Return a context in which whole calls of a pipeline use adapters in a part of the schedule only.
 
     Args:
-        part: first and end, as fractions of the steps.
-        switch: switches the adapters of all networks on (True) or off.
+        part: first and end of the part, as fractions of the steps.
+        switch: switches the adapters of all networks on (True) or off (False).
 
     Raises:
         InputError: the pipeline reuses values of an earlier step, or hides its current step.

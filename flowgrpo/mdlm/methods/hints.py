@@ -43,7 +43,7 @@ class Inpainting(Choice):
     replace: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Largest share of a group that is replaced."""
     chunk: Annotated[list[Count], Field(min_length=2, max_length=2)] | None = None
-    """Least and most tokens of a chunk of the solution; null: the paper's part of the length, 5 to 10 of 256."""
+    """Least and most tokens of a chunk of the solution; null: in the paper's proportion to the length, 5 to 10 of 256."""
     share: Annotated[list[Rate], Field(min_length=2, max_length=2)] = [0.2, 0.6]
     """Least and largest share of the chunks that is given."""
     tail: Annotated[int, Field(ge=0)] | None = None

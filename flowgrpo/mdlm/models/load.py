@@ -109,7 +109,7 @@ def load_predictor(
 
 
 def model_paths(path: str) -> tuple[str, str]:
-    """Return where a model and its tokenizer are: one folder or hub id twice, or two subfolders of a pipeline's folder.
+    """Return the places of a model and its tokenizer: twice one folder or hub id, or two subfolders of a pipeline.
 
     Raises InputError if there is no model, or it is a flow model.
     """

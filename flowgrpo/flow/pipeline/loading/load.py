@@ -160,7 +160,7 @@ def _inject(module: torch.nn.Module, file: Path, prefix: str) -> None:
 
 
 def index_of(path: str) -> dict[str, Any]:
-    """Return a model's index (model_index.json): its class and its components; InputError if there is no such model."""
+    """Return a model's index (model_index.json): its class and components; raise InputError if there is no such model."""
     source = place_of(path)
     if path in EMBEDDED and EMBEDDED[path].kind == "mdlm":
         raise InputError(f"model.path: {path} is a language model, set kind: mdlm")
@@ -354,7 +354,7 @@ def _finish(
 
 
 def pipeline_class(path: str) -> type[DiffusionPipeline]:
-    """Return the class that a model's index names; InputError if there is no such model or class."""
+    """Return the class that a model's index names; raise InputError if there is no such model or class."""
     name = index_of(path).get("_class_name")
     pipeline = getattr(diffusers, str(name), None)
     if pipeline is None:

@@ -245,9 +245,9 @@ class Quadrature(Likelihood):
 
     name: Literal["quadrature"] = "quadrature"
     nodes: Count = 3
-    """Mask rates at which the integral is taken."""
+    """Number of mask rates at which the integral is evaluated."""
     draws: Count = 1
-    """Random masks at each node."""
+    """Number of random masks at each node."""
     masks: Literal["floor", "centred", "bernoulli"] = "floor"
     """How many tokens a node hides: floor, one too few (released); centred, without that bias (ours); bernoulli, a random
     number."""

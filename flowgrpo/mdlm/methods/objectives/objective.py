@@ -169,7 +169,7 @@ class Ratio(Objective):
     gate: Pair | None = None
     """Temperatures for A > 0 and A <= 0 of SAPO's soft gate (arXiv 2511.20347), in place of the clip; null: clip."""
     kl: Divergence = Divergence()
-    """A pull to the reference, or to the policy that made the answers."""
+    """KL term to the reference, or to the policy that sampled the answers."""
 
     def ratio_loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
         """Return the loss of each ratio, in its shape."""

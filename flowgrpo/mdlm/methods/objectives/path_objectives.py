@@ -46,7 +46,7 @@ class PrefixRatio(Objective):
     dual: Positive | None = 1.0
     """If A < 0, log ratios above this times the upper bound have no gradient (arXiv 1912.09729); null: no such bound."""
     kl: Divergence = Divergence()
-    """A pull to the reference, or to the policy that made the answers."""
+    """KL term to the reference, or to the policy that sampled the answers."""
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
