@@ -1,1 +1,1 @@
-"""What a configuration is made of: strict sections, words with options, and what is wrong with them in a sentence."""
+"""Config sections that forbid unknown keys, overrides of presets, and validation errors as one sentence."""

@@ -1,4 +1,4 @@
-"""Base classes of config sections and of named choices."""
+"""Base classes of config sections, and of choices with a name and options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Strict(BaseModel):
 
 
 class Choice(Strict):
-    """One choice of an axis: its name and its options."""
+    """One choice for an axis of the algorithm (tree, kernel, baseline, ...): its name and its options."""
 
     name: str
     """The name of the choice."""
@@ -29,5 +29,5 @@ C = TypeVar("C", bound=Choice)
 
 
 def named(*choices: type[C]) -> dict[str, type[C]]:
-    """Return choices by name."""
+    """Return the choice classes by the default of their field `name`."""
     return {choice.model_fields["name"].default: choice for choice in choices}

@@ -1,4 +1,4 @@
-"""Presets with single axes or options replaced."""
+"""Overrides of presets: a config replaces single axes, or single options of an axis."""
 
 from __future__ import annotations
 
@@ -16,9 +16,15 @@ Choices = Mapping[str, Mapping[str, type[Choice]]]
 
 
 def build_axes(written: Any, table: Mapping[str, PresetRow], choices: Choices, default: str) -> dict[str, Any]:
-    """Return the preset's name and the choice of each axis, for the section `algorithm` as a user wrote it.
+    """Return the preset's name (key `preset`) and the validated choice of each axis.
 
-    `default` is the preset if none is named. Raises InputError if the preset, an axis, a choice or an option is wrong.
+    Raises InputError if the preset, an axis, a choice or an option is wrong.
+
+    Args:
+        written: the section `algorithm` as the user wrote it.
+        table: the choice of each axis, by preset.
+        choices: the allowed choices, by axis and name.
+        default: the preset to take if the user names none.
     """
     if not isinstance(written, Mapping):
         raise InputError(f"algorithm: {written!r} is not a map such as {{preset: {default}}}")
@@ -37,7 +43,11 @@ def build_axes(written: Any, table: Mapping[str, PresetRow], choices: Choices, d
 
 
 def filled(config: Any, table: Mapping[str, Mapping[str, Any]], default: str) -> Any:
-    """Return a config with the keys beside `algorithm` that its preset (see `table`) sets and it omits."""
+    """Return the config with its preset's values for keys outside `algorithm`.
+
+    Keys that the user wrote keep their value. `table` holds the values of each preset, by dotted key (`section.key`).
+    `default` is the preset if none is named.
+    """
     algorithm = config.get("algorithm", {}) if isinstance(config, Mapping) else None
     preset = algorithm.get("preset", default) if isinstance(algorithm, Mapping) else None
     for key, value in table.get(preset, {}).items() if isinstance(preset, str) else ():
@@ -48,10 +58,10 @@ def filled(config: Any, table: Mapping[str, Mapping[str, Any]], default: str) ->
 
 
 def options(row: Mapping[str, Any], written: Any, choices: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Return the name and options of a choice, as a user wrote it over a preset's row.
+    """Merge an axis that a user wrote into the preset's row; return the name and the options of the choice.
 
-    A word, or a map that names another choice, replaces the row; a map without a name, or with the same one, replaces
-    single options. Raises InputError, naming `place`, if the choice is unknown.
+    A word replaces the row, and so does a map with another name. A map without a name, or with the row's name, replaces
+    single options. Raises InputError with the dotted key `place` if the choice is unknown.
     """
     if not isinstance(written, str | Mapping):
         raise InputError(f"{place}: {written!r} is neither a word nor a map of a name and options")

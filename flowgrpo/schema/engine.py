@@ -10,7 +10,7 @@ from flowgrpo.schema.base import Positive, Strict
 
 
 class Engine(Strict):
-    """A server that rolls out: SGLang-Diffusion (`flowgrpo_engine.flow`), or one of texts that tells step maps
+    """A server that rolls out: SGLang-Diffusion (`flowgrpo_engine.flow`), or a text server that returns step maps
     (`flowgrpo_engine.text`)."""
 
     url: Annotated[list[str], Field(min_length=1)] = ["http://127.0.0.1:30000"]

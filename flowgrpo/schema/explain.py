@@ -1,6 +1,6 @@
-"""Explain a config key: its sentence, allowed values and default.
+"""Explanations of config keys: description, allowed values and default.
 
-Sentences are parsed from the sources on demand.
+A description is the docstring under a field. Python does not keep it, so it is parsed from the source on demand.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ BOUNDS = {"gt": "above {}", "ge": "at least {}", "lt": "below {}", "le": "at mos
 
 @dataclass(frozen=True, kw_only=True)
 class Explained:
-    """A config key, explained."""
+    """The explanation of one config key."""
 
     key: str  # with dots
-    meaning: str  # the sentence under its field
+    meaning: str  # its description: the docstring under its field
     takes: str  # allowed values, in words
     default: Any  # `PydanticUndefined` if required
     value: Any  # in the given configuration
-    below: dict[str, str]  # keys below it, with their sentences
+    below: dict[str, str]  # descriptions of the keys below it
     home: str  # the defining module
 
 
 def sentences(model: type[Strict]) -> dict[str, str]:
-    """Return the sentence under each field of a section or choice, including inherited ones."""
+    """Return the description of each field of a section or choice, inherited fields included."""
     texts: dict[str, str] = {}
     for owner in reversed(model.__mro__):
         if not (issubclass(owner, Strict) and owner is not Strict):
@@ -52,7 +52,7 @@ def sentences(model: type[Strict]) -> dict[str, str]:
 
 
 def explain(settings: Strict, key: str) -> Explained:
-    """Explain a dotted key of a configuration, without list indices. Raises InputError if there is no such key."""
+    """Explain a dotted key, written without list indices. Raises InputError if the configuration has no such key."""
     model: type[Strict] | None = type(settings)
     value: Any = settings
     parts = key.split(".")
@@ -87,7 +87,7 @@ def _field_of(value: Any, name: str) -> Any:
 
 
 def section(annotation: Any) -> type[Strict] | None:
-    """Return the section in an annotation, alone, in a list or optional; None if there is none."""
+    """Return the first section class in an annotation such as `list[Section] | None`; None if there is none."""
     if isinstance(annotation, type) and issubclass(annotation, Strict):
         return annotation
     return next((found for inner in get_args(annotation) if (found := section(inner))), None)
@@ -107,7 +107,7 @@ def _words(annotation: Any) -> str:
     if origin is Literal:
         return " | ".join(str(one).lower() if isinstance(one, bool) else str(one) for one in inner)
     if origin in (Union, UnionType):
-        written = [one for one in inner if one is not NoneType and get_origin(one) is not Callable]  # a file has none
+        written = [one for one in inner if one is not NoneType and get_origin(one) is not Callable]  # not in YAML
         return " or ".join(map(_words, written)) + " or null" * (NoneType in inner)
     if origin in (list, tuple):
         return f"a list, each {_words(inner[0])}" if inner else "a list"

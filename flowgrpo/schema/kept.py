@@ -1,4 +1,4 @@
-"""Sections for checkpoints, trackers and kept trees."""
+"""Config sections of what a run saves: checkpoints, experiment trackers, and trees of rollouts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flowgrpo.schema.base import Strict
 
 
 class Checkpoint(Strict):
-    """Checkpoints."""
+    """How often checkpoints are written, and how many are kept."""
 
     every: int = Field(5, ge=1)
     """Iterations between two checkpoints; there is one after the last iteration, too."""
@@ -17,7 +17,7 @@ class Checkpoint(Strict):
 
 
 class Tracker(Strict):
-    """Options of one tracker."""
+    """Options of one experiment tracker (wandb, tensorboard)."""
 
     project: str = Field("flowgrpo", min_length=1)
     """Project that the run belongs to; of tensorboard the folder in the run's folder."""
@@ -30,7 +30,7 @@ class Tracker(Strict):
 
 
 class Trees(Strict):
-    """The trees of rollouts that a run keeps for inspection."""
+    """Which trees of rollouts a run saves for inspection."""
 
     every: int = Field(8, ge=1)
     """Iterations from one whose trees are kept to the next; those of the first and the last iteration are kept, too."""
@@ -42,5 +42,5 @@ class Trees(Strict):
     """Whether what the model foretells of each state is scored, too, which asks the rewards once for each state."""
 
     def due(self, iteration: int, iterations: int) -> bool:
-        """Return whether the trees of an iteration, counted from 0, are kept."""
+        """Return whether the trees of `iteration`, counted from 0, are saved."""
         return iteration % self.every == 0 or iteration == iterations - 1

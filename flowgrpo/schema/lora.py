@@ -1,4 +1,4 @@
-"""The frozen base of a model: LoRA adapters, merged LoRAs and quantisation."""
+"""Config of LoRA adapters, of merged LoRAs, and of the quantised base below adapters."""
 
 from __future__ import annotations
 

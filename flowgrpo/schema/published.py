@@ -1,4 +1,4 @@
-"""Compare loop settings and sizes that a preset's source states with those of a run."""
+"""Comparison of a run with the loop settings and sizes that its preset's paper or code states."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from typing import Any
 
 
 def compared(stated: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the stated value (`source`) and the run's (`run`, None if missing) of each dotted key."""
+    """Return, for each dotted key of `stated`, its value (`source`) and the run's value (`run`; None if missing)."""
     return {key: {"source": value, "run": _at(run, key)} for key, value in stated.items()}
 
 
-def line(found: Mapping[str, Mapping[str, Any]], not_said: Sequence[str] = ()) -> str:
-    """Describe what `compared` returned: each key with the source's value, and the run's if different; then `not_said`."""
+def line(comparison: Mapping[str, Mapping[str, Any]], not_said: Sequence[str] = ()) -> str:
+    """Format the result of `compared` as one line: each key, the source's value, and the run's value if it differs.
+
+    `not_said` are keys that the source does not state. They come last.
+    """
     parts = [
         f"{_name(key)} {_short(both['source'])}"
         + ("" if _agree(both["source"], both["run"]) else f" (here {_short(both['run'])})")
-        for key, both in found.items()
+        for key, both in comparison.items()
     ]
     return ", ".join(parts) + (f"; not said: {', '.join(map(_name, not_said))}" if not_said else "")
 

@@ -1,4 +1,4 @@
-"""Sanitise text of others for display: no terminal control or reordering characters."""
+"""Safe display of untrusted text: terminal control characters and direction changes are escaped."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ LONGEST_LINE = 1000  # characters
 
 
 def readable(text: str) -> str:
-    """Return a text with `HIDDEN` characters escaped as Python does."""
+    """Return a text with `HIDDEN` characters as Python escapes (`\\x1b`)."""
     return re.sub(HIDDEN, lambda found: repr(found[0])[1:-1], text)
 
 
 def one_line(text: str) -> str:
-    """Return a readable text as one line with visible line ends, shortened in the middle to `LONGEST_LINE`."""
+    """Return a text, made `readable`, as one line: line ends become `\\n`, and the middle of a long text is cut out.
+
+    The result has at most `LONGEST_LINE` characters.
+    """
     line = readable(text).expandtabs(1).replace("\n", r"\n")
     return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 205]} ... {line[-200:]}"

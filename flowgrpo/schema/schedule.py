@@ -1,4 +1,4 @@
-"""Learning rate schedule, and parts of the sampling schedule (`first:end`)."""
+"""Learning rate schedule, and intervals of the sampling steps (`first:end`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORM = "write first:end, fractions of the steps from the start, such as 0:0.6"
 
 
 class Schedule(Strict):
-    """Factor of the learning rate, over all optimizer steps of the run."""
+    """Factor of the learning rate as a function of the optimizer step."""
 
     name: Literal["constant", "linear", "cosine", "polynomial", "cosine_with_restarts"] = "constant"
     """After the warm-up the factor stays (constant), falls in a line (linear), as a power of what is left (polynomial), as
@@ -37,7 +37,10 @@ class Schedule(Strict):
         return self
 
     def factor(self, step: int, total: int) -> float:
-        """Return the factor at step `step` of `total`, counted from 0, by the formulas of transformers and diffusers."""
+        """Return the factor at optimizer step `step` of `total`, counted from 0.
+
+        The formulas are those of transformers and diffusers.
+        """
         if step < self.warmup:
             return step / self.warmup
         done = (step - self.warmup) / max(1, total - self.warmup)
@@ -52,7 +55,10 @@ class Schedule(Strict):
 
 
 def read_part(written: Any, key: str = "eval.adapter_steps") -> Any:
-    """Return [first, end] of `first:end` or a list; None stays. Raises InputError unless 0 <= first <= end <= 1."""
+    """Parse `first:end`, or a list of two numbers, as [first, end]; None stays None.
+
+    Raises InputError, naming the config key `key`, unless 0 <= first <= end <= 1.
+    """
     if written is None:
         return None
     ends = written.split(":") if isinstance(written, str) else written
@@ -68,5 +74,5 @@ def read_part(written: Any, key: str = "eval.adapter_steps") -> Any:
 
 
 def part_text(part: Sequence[float]) -> str:
-    """Write a part as text: 0:0.6."""
+    """Format an interval (first, end) as text: 0:0.6."""
     return ":".join(repr(float(end)).removesuffix(".0") for end in part)

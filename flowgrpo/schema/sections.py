@@ -21,9 +21,10 @@ Variant = Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
 
 
 class Pick(Strict):
-    """Choice of an iteration's prompts, group sizes and weights.
+    """How an iteration chooses its prompts, their group sizes and their loss weights.
 
-    It uses each prompt's mean reward so far, mapped from [`worst`, `best`] to [0, 1]; see `train.half_life`.
+    The choice uses p, each prompt's mean reward so far, mapped from [`worst`, `best`] to [0, 1]. The mean is discounted
+    over iterations; see `train.half_life`.
     """
 
     by: Literal["shuffle", "variance"] = "shuffle"
@@ -70,7 +71,7 @@ class Prompts(Strict):
 
 
 class RewardUse(Strict):
-    """One reward. A plain text is a `use`."""
+    """One reward. A string in its place sets `use`."""
 
     use: str
     """A built-in name, pkg.module:object, ./file.py:object (./file.py if it has one reward), an installed entry point, or
@@ -93,7 +94,7 @@ class RewardUse(Strict):
 
 
 class Optimizer(Strict):
-    """Which AdamW moves the weights, and its numbers beside the learning rate. A word is its name."""
+    """The AdamW implementation and its parameters, except the learning rate. A string in its place sets `name`."""
 
     name: Literal["adamw", "adamw8bit"] = "adamw"
     """adamw: PyTorch's, moments in float32; adamw8bit: bitsandbytes', in 8 bits (flowgrpo[8bit])."""
@@ -128,7 +129,7 @@ class Ema(Strict):
     """Optimizer steps between two moves."""
 
     def decay_at(self, step: int) -> float:
-        """Return the decay after an optimizer step, counted from 0; 1 if no move is due."""
+        """Return the decay for optimizer step `step`, counted from 0; 1 if the average does not move there."""
         return 1.0 if (step + 1) % self.every else min((1 + step) / (self.warmup + step), self.decay)
 
 
@@ -170,7 +171,7 @@ class Train(Strict):
 
     @property
     def found(self) -> tuple[str, ...]:
-        """Return the keys whose numbers are probed at start."""
+        """Return the batch size keys that are `auto`: the run finds their numbers by probing at its start."""
         return tuple(key for key in ("micro_batch", "rollout_batch") if getattr(self, key) == AUTO)
 
     @property
@@ -180,17 +181,17 @@ class Train(Strict):
 
     @property
     def part_rows(self) -> int:
-        """Return the number of trajectories that share model calls in one optimizer step, on all processes."""
+        """Return the number of trajectories in one optimizer step, over all processes."""
         return self.groups * self.group_size // (1 if self.split == "edges" else self.updates)
 
     @property
     def update_rows(self) -> int:
-        """Return the rows per model call in an update; the largest to probe until probed."""
+        """Return the rows per model call in an update; `most_rows` while `micro_batch` is still `auto`."""
         return self.most_rows if isinstance(self.micro_batch, str) else self.micro_batch
 
     @property
     def rollout_rows(self) -> int:
-        """Return the rows per model call without gradients; the largest to probe until probed."""
+        """Return the rows per model call without gradients; `most_rows` while the size is still `auto`."""
         rows = self.update_rows if self.rollout_batch is None else self.rollout_batch
         return self.most_rows if isinstance(rows, str) else rows
 
@@ -276,7 +277,7 @@ class Run(Strict):
     @field_validator("trackers", mode="before")
     @classmethod
     def _names(cls, written: Any) -> Any:
-        """Convert a list of names, or maps of a name to options, to one map."""
+        """Convert a list of names, or of maps from a name to options, to one map."""
         if not isinstance(written, list):
             return written
         maps = [item if isinstance(item, dict) else {str(item): {}} for item in written]
@@ -289,7 +290,7 @@ class Run(Strict):
 
     @property
     def shares(self) -> int:
-        """Return the number of data shards with `run.processes`; context-parallel processes use one together."""
+        """Return the number of data shards with `run.processes`; a context-parallel group has one shard."""
         return max(1, self.trainers(self.processes) // self.context_parallel)
 
     def trainers(self, processes: int) -> int:
@@ -298,7 +299,7 @@ class Run(Strict):
 
 
 class RunConfig(Strict):
-    """The configuration of a run of any kind; a kind narrows the types of its sections."""
+    """The configuration of a run. The subclass of each kind of model narrows the types of the sections."""
 
     kind: str
     """flow: images, videos and sounds; mdlm: texts."""
@@ -331,7 +332,7 @@ class RunConfig(Strict):
 
     @property
     def exchanges_base(self) -> bool:
-        """Return whether another model temporarily replaces the frozen base, which then must not be quantised."""
+        """Return whether another model sometimes replaces the frozen base. Such a base must not be quantised."""
         return False
 
     @field_validator("rewards", "eval_rewards", mode="before")

@@ -1,4 +1,4 @@
-"""Validate user input, with pydantic's errors as one sentence."""
+"""Validation of user input: pydantic's errors become one sentence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Model = TypeVar("Model", bound=Strict)
 
 
 def checked(model: type[Model], written: Any, place: str = "") -> Model:
-    """Validate a section, or raise InputError; `place` is its dotted key, empty for a whole configuration."""
+    """Validate a section. Raises InputError; `place` is its dotted key, empty for a whole configuration."""
     try:
         return model.model_validate(written)
     except ValidationError as error:
@@ -24,7 +24,7 @@ def checked(model: type[Model], written: Any, place: str = "") -> Model:
 
 def explain_validation_error(error: ValidationError, model: type[Strict], prefix: str = "") -> str:
     """Describe the first unknown key, or else the first wrong value, with its place and the nearest valid choice."""
-    # Of errors of a union, skip that of callables, and that of single values if a list was given.
+    # A union gives one error per member. Prefer others to that of a callable, or of a single value if a list was given.
     first = min(
         error.errors(),
         key=lambda e: (
@@ -55,7 +55,7 @@ def explain_validation_error(error: ValidationError, model: type[Strict], prefix
 
 
 def _is_key(part: Any) -> bool:
-    """Return whether a part of pydantic's location is a key or index, not a type of a union."""
+    """Return whether a part of pydantic's error location is a key or an index, not the name of a union's type."""
     return not (isinstance(part, str) and re.search(r"[\[(]|^(str|float|constrained-float|literal)$", part))
 
 

@@ -1,4 +1,4 @@
-"""Common parts of the sections of flow models and texts; each kind declares its own."""
+"""Base classes of the config sections that flow models and language models each declare in their own way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class ModelSection(Strict):
     """The model, and the part of it that is trained."""
 
-    if TYPE_CHECKING:  # each kind declares them in its own order
+    if TYPE_CHECKING:  # subclasses declare the fields, in their own order
         path: str
         variant: str | None
         dtype: str
@@ -44,7 +44,7 @@ class AlgorithmSection(Strict):
 
 
 class Drafted(Strict):
-    """Options for choosing a group's starts by cheap drafts."""
+    """Options of drafts: cheap samples of many starts, by which the starts of a group are chosen."""
 
     if TYPE_CHECKING:  # likewise
         pool: int

@@ -1,6 +1,6 @@
-"""PyTorch and numpy, imported lazily: a command that refuses its input need not load them.
+"""PyTorch and numpy, imported at first use, so that a command can refuse wrong input without loading them.
 
-`Tensor` is for annotations, which are strings: type checkers see the class, a running program sees Any.
+Use `Tensor` in annotations only. Type checkers see the class; at run time it is Any.
 """
 
 from __future__ import annotations

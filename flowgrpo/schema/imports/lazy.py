@@ -1,4 +1,4 @@
-"""Lazy imports, so that a command that refuses its input has not loaded PyTorch."""
+"""Lazy imports, so that a command can refuse wrong input without loading PyTorch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 class lazy:
     """A stand-in for a module that imports it on the first attribute access.
 
-    It is not in `sys.modules`. Importing modules must not access attributes: use `with torch.no_grad():`, not
-    `@torch.no_grad()`. Import names for annotations under `TYPE_CHECKING`.
+    The stand-in is not in `sys.modules`. Code at module level must not access its attributes: use
+    `with torch.no_grad():`, not `@torch.no_grad()`. Import names for annotations under `TYPE_CHECKING`.
     """
 
     def __init__(self, name: str):
