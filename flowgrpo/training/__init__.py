@@ -1,1 +1,1 @@
-"""One loop over any kind of model: groups, rewards, advantages, weights, checkpoints, metrics and files."""
+"""The training loop, shared by all kinds of models: rewards, advantages, weights, checkpoints, metrics and reports."""

@@ -1,4 +1,4 @@
-"""Put a wing and the parts of the training loop together."""
+"""Assembly of the training loop from a wing (one kind of model) and the parts that all kinds share."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from flowgrpo.training.workers.local_rollouts import LocalRollouts
 
 
 def build_loop(run: RunState, wing: Wing, *, frame_rate: float = FRAME_RATE) -> Loop:
-    """Return the training loop of a run; all processes build theirs together.
+    """Build the training loop of a run. All processes must call it together.
 
     Args:
-        frame_rate: of videos among the samples, in frames a second.
+        frame_rate: frames per second of saved videos.
     """
     batch_sizes = BatchSizes(run, wing.probe_calls, wing.copies_to_come)
     calls = guard_calls(wing, Retry(run, batch_sizes))

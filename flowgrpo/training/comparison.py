@@ -1,4 +1,4 @@
-"""Compare the credit units of all processes: advantages, which units are trained on, and metrics of the rewards."""
+"""Comparison of the credit units of all processes: advantages, which units are trained on, and reward metrics."""
 
 from __future__ import annotations
 
@@ -14,29 +14,32 @@ from flowgrpo.training.wing import Compared, Wing
 
 
 def compare(run: RunState, wing: Wing, units: CreditUnits, batch: Batch) -> Compared:
-    """Return the advantages of this process's units, compared with those of all processes."""
+    """Compare the units of all processes; return the advantages of this process's units and metrics over all units.
+
+    A collective call. It also adds the rewards to the prompt statistics.
+    """
     algorithm, groups = run.config.algorithm, batch.groups
-    everyone = run.collectives.gather_shares([(units, *batch.outcomes, batch.scores.lost)])
-    together, places = CreditUnits.joined([each[0] for each in everyone])
-    prompts = torch.tensor(groups.prompts)[together.comparison[:, 0]].tolist()
+    gathered = run.collectives.gather_shares([(units, *batch.outcomes, batch.scores.lost)])
+    all_units, indices = CreditUnits.joined([each[0] for each in gathered])
+    prompts = torch.tensor(groups.prompts)[all_units.comparison[:, 0]].tolist()
     expected = run.prompt_stats.expected(prompts, run.done)
     weights, select = run.credited.weights, run.config.train.select
     advantages, trained = unit_selection.normalize_advantages(
-        together, weights, expected=expected, baseline=algorithm.baseline, select=select
+        all_units, weights, expected=expected, baseline=algorithm.baseline, select=select
     )
-    rewards = torch.cat([each[1] for each in everyone])
+    rewards = torch.cat([each[1] for each in gathered])
     total = run.credited.total(rewards)
-    run.prompt_stats.add([groups.prompts[group] for each in everyone for group in each[2]], total, run.done)
-    teaching = trained & together.values.isfinite().any(1) & learning_signal.teaches(algorithm.objective, advantages)
-    own = wing.observe(together, batch)
+    run.prompt_stats.add([groups.prompts[group] for each in gathered for group in each[2]], total, run.done)
+    teaching = trained & all_units.values.isfinite().any(1) & learning_signal.teaches(algorithm.objective, advantages)
+    wing_metrics = wing.observe(all_units, batch)
     line = {
         **metrics.of_totals(total),
         **{f"reward/{name}/mean": metrics.mean(rewards[:, k]) for k, name in enumerate(run.reward_names)},
-        "reward/lost": int(sum(each[3].sum() for each in everyone)),
-        "groups/zero_std_fraction": zero_std_fraction(weighted_sum(together.values, weights), together.comparison),
+        "reward/lost": int(sum(each[3].sum() for each in gathered)),
+        "groups/zero_std_fraction": zero_std_fraction(weighted_sum(all_units.values, weights), all_units.comparison),
         "groups/left_out_fraction": float((~trained).double().mean()),
-        "groups/teaching": len(together.comparison[teaching, 0].unique()),
-        **own,
+        "groups/teaching": len(all_units.comparison[teaching, 0].unique()),
+        **wing_metrics,
     }
-    mine = places[run.share.index]
-    return Compared(units, advantages[mine], trained[mine], line)
+    own = indices[run.share.index]
+    return Compared(units, advantages[own], trained[own], line)

@@ -1,4 +1,4 @@
-"""The metric line of an iteration."""
+"""The metrics of an iteration, one line of the metrics file."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from flowgrpo.training.wing import Compared
 
 
 def of_policy(run: RunState, stats: Sequence[UpdateStats]) -> dict[str, Any]:
-    """Return what the optimizer steps of an iteration did to the policy, over all processes."""
+    """Return the `policy/*` metrics of an iteration's optimizer steps, over all processes."""
     rate = float(run.optimizer.param_groups[0]["lr"])
     return metrics.of_policy(stats, run.collectives.gather_shares) | {"policy/learning_rate": rate}
 
 
 class Stopwatch:
-    """When an iteration began, and when its samples were there; model evaluations before the update."""
+    """Start time of an iteration and end time of its rollout, with the count of model evaluations at that end."""
 
     def __init__(self) -> None:
         self.started = self.rolled_out = time.perf_counter()
         self.evaluations = 0
 
     def lap(self, run: RunState) -> None:
-        """Note that the samples are there."""
+        """Note the end of the rollout."""
         self.rolled_out, self.evaluations = time.perf_counter(), run.evaluations
 
 
@@ -41,10 +41,10 @@ def of_iteration(
     moved: dict[str, Any],
     watch: Stopwatch,
 ) -> dict[str, Any]:
-    """Return the metrics of an iteration: counts over all processes, times and peak memory of this one.
+    """Return the metrics of an iteration: counts over all processes, times and peak memory of this process.
 
     Args:
-        moved: what `of_policy` returned.
+        moved: the result of `of_policy`.
     """
     batch, updated = rollout.batch, run.evaluations - watch.evaluations
     counts = {

@@ -2,8 +2,8 @@
 
 rollout -> units -> advantages -> optimizer steps -> log -> evaluate -> checkpoint
 
-The loop owns this order and knows no model. A wing (`training.wing`) supplies the functions of one: `flow.trainer` for
-images, videos and sounds, `mdlm.trainer` for texts. `training.assembly` puts both together.
+The loop fixes this order and knows no model. A wing (`training.wing`) supplies the functions of one kind of model:
+`flow.trainer` for images, videos and sounds, `mdlm.trainer` for texts. `training.assembly` puts loop and wing together.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from flowgrpo.training.workers.async_evaluation import AsyncEvaluation
 
 @dataclass(kw_only=True)
 class Loop:
-    """The order of a run's iterations.
+    """The iterations of a run.
 
     Attributes:
-        state: what the parts of the loop share.
-        wing: the kind of model.
-        calls: the wing's functions that call its model, retried where memory runs out.
-        rollouts: where samples come from.
-        evaluation: of the held-out prompts, here or on processes beside.
-        background: writes what the next iteration need not wait for; empty, and its errors raised, when `run` returns.
-        worker: what this process does in place of training: generate or evaluate; None where it trains.
+        state: the state that the parts of the loop share.
+        wing: the functions of one kind of model.
+        calls: the wing's functions that call the model, retried when memory runs out.
+        rollouts: the source of samples.
+        evaluation: evaluates the held-out prompts, on this process or on evaluators.
+        background: writes files while the next iteration runs; `run` waits for it and raises its errors.
+        worker: the work of a generator or an evaluator; None on a process that trains.
     """
 
     state: RunState
@@ -58,14 +58,15 @@ class Loop:
         """Train to the last iteration.
 
         Raises:
-            Interrupted: Ctrl-C or SIGTERM came before the last iteration; the one under way was finished, and saved.
-            InputError: not even one row fits into memory, or the found batch sizes of a resumed run cannot be read.
+            Interrupted: Ctrl-C or SIGTERM came before the last iteration. The iteration under way was finished and
+                saved.
+            InputError: not even one row fits into memory, or the stored batch sizes of a resumed run cannot be read.
             OutOfMemory: memory ran out.
-            EngineLost: an engine did not roll out; a checkpoint was written if an iteration is finished.
-            NothingToLearn: the last `run.patience` iterations, or all there are, had no advantage or no update; a checkpoint
-                was written.
-            Diverged: a checkpoint was due, and the weights are not finite; none was written.
-            Broken: all iterations are done, and the last samples have no rewards, or could not be learnt from.
+            EngineLost: an engine failed to roll out. A checkpoint was written if any iteration was finished.
+            NothingToLearn: the last `run.patience` iterations, or all iterations of the run, had no advantage or no
+                update. A checkpoint was written.
+            Diverged: a checkpoint was due but the weights are not finite. It was not written.
+            Broken: all iterations are done, but the last samples have no rewards, or nothing could be learnt from them.
         """
         state, graphs = self.state, self.wing.kept_graphs
         with self.wing.session(), state.report, self.background, name_sizes(self.batch_sizes, graphs):
@@ -74,7 +75,7 @@ class Loop:
             self._warn_of_slow_average()
             self.batch_sizes.prepare()
             if self.worker is not None:
-                with stop_reasons.stop_requests():  # those that train decide
+                with stop_reasons.stop_requests():  # the processes that train decide when to stop
                     return self.worker()
             saved = self.checkpoints.save_on(stop_reasons.EngineLost)
             with self.rollouts.ended(), self.evaluation.ended(), saved:
@@ -82,19 +83,20 @@ class Loop:
                 if state.done == 0:
                     self.evaluate()
                     self.checkpoints.mark_start()
-                with stop_reasons.stop_requests() as stop:  # before, there is nothing to save; Ctrl-C ends at once
+                # Ctrl-C before this line ends the run at once: there is nothing to save yet.
+                with stop_reasons.stop_requests() as stop:
                     self._iterations(stop)
-                    self.background.wait()  # here, too, a SIGTERM does not break what is being written
+                    self.background.wait()  # inside, so that a SIGTERM does not interrupt the writing
                 self._check_end()
 
     def iterate(self) -> dict[str, Any]:
         """Run one iteration and return its metrics."""
         state, watch = self.state, iteration_metrics.Stopwatch()
-        state.versions.keep(state.done, state.prompt_stats.state())  # the policy that later rollouts may need
-        # Sampled here, by generators or by an engine, or stored; decoded and scored.
+        state.versions.keep(state.done, state.prompt_stats.state())  # later rollouts may use this policy
+        # Samples, decoded and scored: sampled here, by generators or by an engine, or read from stored groups.
         rollout = self.rollouts.next(state.done)
         watch.lap(state)
-        # Trajectories, branches or gains of steps, and their advantages over all processes.
+        # Units are trajectories, branches or gains of steps. Their advantages compare all processes.
         compared = comparison.compare(state, self.wing, self.wing.units(rollout.batch), rollout.batch)
         with phase("update"):
             minibatches = self.calls.minibatches(rollout.batch, compared)
@@ -106,12 +108,12 @@ class Loop:
         return iteration_metrics.of_iteration(state, rollout, compared, stats, moved=moved, watch=watch)
 
     def evaluate(self) -> None:
-        """Have the held-out prompts sampled with the averaged weights, and scored."""
+        """Sample the held-out prompts with the averaged weights and score the samples, or have evaluators do so."""
         if self.state.eval_prompts:
             self.evaluation.evaluate()
 
     def _iterations(self, stop: stop_reasons.StopRequest) -> None:
-        """Take iterations until the last one, or until something stops the run; see `run`."""
+        """Run iterations until the last one, or until something stops the run; see `run`."""
         state, train, run = self.state, self.state.config.train, self.state.config.run
         empty = 0  # iterations in a row without anything to learn
         while state.done < train.iterations:
@@ -136,10 +138,10 @@ class Loop:
                 raise stop_reasons.Interrupted(f"interrupted after step {state.done}", self.checkpoints.describe_rest())
 
     def _check_end(self) -> None:
-        """End a run badly that took all its iterations and has nothing to show for it; see `run`."""
+        """Raise NothingToLearn or Broken if a run finished all its iterations without learning; see `run`."""
         state, lines, patience = self.state, self.state.report.lines, self.state.config.run.patience
         verdicts = learning_signal.never_learnt(lines, patience), learning_signal.broken(lines, patience)
-        (never, broken), *_ = state.collectives.gather([verdicts])  # the first process has all lines
+        (never, broken), *_ = state.collectives.gather([verdicts])  # only the first process has all lines
         if never is not None:
             raise stop_reasons.NothingToLearn(
                 f"ended after step {state.done}: {never}", *self.checkpoints.advise_new_run()
@@ -150,7 +152,7 @@ class Loop:
             )
 
     def _record(self, parts: Sequence[tree_store.KeptTree]) -> None:
-        """Write the trees of an iteration that is due, in the background, from the parts of all processes."""
+        """Gather the trees of all processes and write them in the background, if this iteration's trees are saved."""
         state, asked = self.state, self.state.config.run.trees
         if asked is None or not asked.due(state.done, state.config.train.iterations):
             return

@@ -1,8 +1,8 @@
 """Retry a step that ran out of memory: first without kept graphs, then with half the batch size.
 
-A rollout, an evaluation, or the gradient of an optimizer step is made again from its start: no weight, moment or statistic
-changes before its end. Memory that runs out inside the optimizer's step is not retried. One process alone retries. Several
-processes meet in the middle of each step, so such a run ends, and says the batch size to resume with.
+A rollout, an evaluation, or the gradient of an optimizer step is repeated from its start: no weight, moment or
+statistic changes before its end. The optimizer's own step is not retried. Only a run of one process retries. Several
+processes wait for each other within a step, so their run ends with an error that says the batch size to resume with.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _nothing() -> None:
 
 
 class Retry:
-    """Attempts at work whose memory may run out."""
+    """Retries of work that runs out of memory."""
 
     def __init__(self, run: RunState, batch_sizes: BatchSizes):
         self._run, self._batch_sizes = run, batch_sizes
@@ -52,17 +52,17 @@ class Retry:
         undo: Callable[[], None] = _nothing,
         give_up: Callable[[], str | None] = _nothing,
     ) -> T:
-        """Return the result of some work, made again with less where it runs out of memory.
+        """Run `work` and return its result; run it again with less memory whenever memory runs out.
 
         Args:
-            key: which size of calls the work has, `UPDATE` or `ROLLOUT`.
-            work: changes nothing that lasts but gradients, the global generators and the count of evaluations.
-            within: whether it belongs to the iteration under way, so that a resume from there makes it again.
-            undo: forgets what the failed attempt made.
-            give_up: frees what can be done without, and says so; returns None where there is nothing.
+            key: the batch size to halve, `UPDATE` or `ROLLOUT`.
+            work: may change only gradients, the global random states and the count of evaluations.
+            within: whether the work belongs to the current iteration, so that a resume would repeat it.
+            undo: drops the results of the failed attempt.
+            give_up: frees optional memory and returns a sentence about it; returns None if there is none to free.
 
         Raises:
-            Exception: whatever the work raises; memory that runs out with nothing left to spare.
+            Exception: any other error of the work, or out of memory when nothing is left to free or to halve.
         """
         run = self._run
         if not self._alone:
@@ -75,11 +75,11 @@ class Retry:
                 if not is_out_of_memory(error) or getattr(error, "half_a_step_taken", False):
                     raise
                 phase, spared = getattr(error, "phase", None), give_up()
-                # Smaller calls of the model do not help a reward.
+                # Smaller calls of the model do not help a reward that runs out of memory.
                 halved = None if spared or phase == "rewards" else self._batch_sizes.halved(key)
                 if not (spared or halved):
                     raise
-            # Outside the handler, because the error holds the tensors of the failed call.
+            # Free memory outside the handler: the error keeps the tensors of the failed call alive.
             undo()
             set_random_state(state)
             run.evaluations = evaluations
@@ -105,7 +105,7 @@ class ModelCalls:
 
 
 def guard_calls(wing: Wing, retry: Retry) -> ModelCalls:
-    """Return the functions of a wing, each retried with less memory; of several processes none retries."""
+    """Wrap the wing's functions that call its model, so that each is retried with less memory; see `Retry`."""
     graphs = wing.kept_graphs
 
     def rollout(iteration: int, groups: Groups) -> Batch:
@@ -146,7 +146,7 @@ class GuardedMinibatches(Minibatches):
         each = self._minibatches
 
         def take() -> UpdateStats:
-            # For another size of calls, after an attempt that failed.
+            # Prepare again if the last attempt failed: the batch size has changed.
             self._retry.attempt(each.sized_by, each.prepare, undo=each.forget)
             return each.step(number)
 
@@ -156,7 +156,7 @@ class GuardedMinibatches(Minibatches):
 
 @contextmanager
 def name_sizes(batch_sizes: BatchSizes, graphs: KeptGraphs) -> Iterator[None]:
-    """Tell memory that runs out inside this context the found sizes of the run, and whether it kept graphs."""
+    """Return a context that adds the batch sizes, and whether graphs were kept, to an OutOfMemory error."""
     try:
         yield
     except OutOfMemory as error:

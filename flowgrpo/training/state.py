@@ -1,4 +1,4 @@
-"""State of one run on one process: what the parts of the training loop share."""
+"""State of one run on one process, shared by the parts of the training loop."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ class RunState:
     """State of one run on one process.
 
     Attributes:
-        config: numbers and choices; found batch sizes take the place of `auto` in it.
+        config: the configuration; batch sizes found by probing replace `auto` in it.
         policy: the model, which counts its evaluations.
-        weights: what is trained of it.
-        parameter_groups: what the optimizer moves; by default all parameters at one learning rate.
-        roles: of all processes.
-        shares: data shards that this process may work on: one, or those that a generator works on.
-        share: the one that it works on now.
-        done: finished iterations.
-        beta: coefficient of the KL term, which may adapt.
-        combination: of the run's rewards, for evaluations.
-        credited, reward_names: combination and names of the rewards trained on; stored groups bring their own.
+        weights: the trained weights of the policy.
+        parameter_groups: the optimizer's groups; by default one group of all parameters.
+        roles: which processes train, generate and evaluate.
+        shares: data shards of this process: one, or several if it is a generator.
+        share: the data shard it works on now.
+        done: number of finished iterations.
+        beta: coefficient of the KL term; may adapt.
+        combination: how the run's rewards are combined, for evaluations.
+        credited: the same for the rewards that are trained on; stored groups bring their own.
+        reward_names: names of the rewards that are trained on.
     """
 
     config: RunConfig
@@ -110,16 +111,20 @@ class RunState:
 
     @property
     def held_out(self) -> Sequence[Prompt]:
-        """The held-out prompts if this process samples any, else none."""
+        """The held-out prompts if this process samples them, else an empty list."""
         return self.eval_prompts if self.roles.samples_held_out(self.accelerator.process_index) else ()
 
     def groups(self, iteration: int) -> Groups:
-        """Return the groups of an iteration on all processes, chosen by the statistics its weights' version knew."""
+        """Return the groups of an iteration on all processes.
+
+        They are chosen by the prompt statistics at the time of the weights that sample the iteration; see
+        `run.staleness`.
+        """
         known = self.versions.known(iteration, self.prompt_stats)
         return build_groups(self.config, len(self.train_prompts), known, iteration)
 
     def assignment(self, iteration: int, groups: Groups) -> Assignment:
-        """Return which roots of an iteration each process grows."""
+        """Return the roots of an iteration that each process samples from."""
         return assign_roots(self.config, groups, iteration=iteration, share=self.share)
 
     def gather_rolled(self, objects: list[Any]) -> list[Any]:

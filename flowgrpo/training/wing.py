@@ -1,4 +1,4 @@
-"""What a kind of model supplies to the training loop: five functions, and hooks between them."""
+"""Interface between the training loop and a kind of model (a wing): abstract functions, and optional hooks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ Rollout = Callable[[int, Groups], Batch]
 
 @dataclass(frozen=True)
 class Compared:
-    """Advantages of this process's units.
+    """The units of this process with their advantages.
 
     Attributes:
-        units: what is compared.
-        advantages: (U,) of the units.
-        trained: (U,) bool, whether the edges of each are trained on.
-        line: metrics of the rewards and of the groups.
+        advantages: (U,) one per unit.
+        trained: (U,) bool, whether the unit's edges are trained on.
+        line: metrics of the rewards and the groups, over all processes.
     """
 
     units: CreditUnits
@@ -42,17 +41,17 @@ class Minibatches(ABC):
     """The optimizer steps of one iteration.
 
     Attributes:
-        sized_by: key of `train` that sizes the calls of `prepare`.
+        sized_by: the batch size of the model calls in `prepare`, a key of the section `train`.
     """
 
     sized_by: str
 
     @abstractmethod
     def prepare(self) -> None:
-        """Build what the steps are made of, unless it is there."""
+        """Build the inputs of the steps, unless they exist already."""
 
     def forget(self) -> None:
-        """Drop what `prepare` built where it depends on the size of calls; by default it does not."""
+        """Drop what `prepare` built if it depends on the batch size; by default nothing does."""
         return
 
     @abstractmethod
@@ -60,15 +59,15 @@ class Minibatches(ABC):
 
     @abstractmethod
     def tree_records(self) -> list[KeptTree]:
-        """Return this process's parts of the trees or texts that the run keeps of the iteration, once prepared."""
+        """Return this process's part of the trees, or texts, that the run saves. Call after `prepare`."""
 
     @abstractmethod
     def step(self, number: int) -> UpdateStats:
-        """Take an optimizer step, and return its statistics on this process."""
+        """Take optimizer step `number`, counted from 0, and return its statistics on this process."""
 
 
 class KeptGraphs:
-    """What the rollouts of a run keep for its update and can do without: here nothing."""
+    """Autograd graphs of rollouts, kept for the first update to save evaluations. This base class keeps none."""
 
     @property
     def there(self) -> bool:
@@ -76,23 +75,23 @@ class KeptGraphs:
         return False
 
     def give_up(self) -> str | None:
-        """Keep no graphs from now on; return what that means for the user, None where there are none to give up."""
+        """Stop keeping graphs; return a phrase about it for the user, or None if there are none to give up."""
         return None
 
     def state(self) -> Any:
-        """Return what a resume must know, as JSON; None for nothing."""
+        """Return the state for a checkpoint, as JSON values; None if there is none."""
         return None
 
     def restore(self, state: Any) -> None:
-        """Take over what `state` returned when a checkpoint was written."""
+        """Restore the result of `state` from a checkpoint."""
         return
 
 
 class Wing(ABC):
-    """The model-specific half of training: how samples are made, credited and learnt from.
+    """The model-specific half of training: how samples are made, credited and trained on.
 
     Attributes:
-        kept_graphs: of its rollouts.
+        kept_graphs: the autograd graphs of rollouts that are kept for the update.
     """
 
     kept_graphs: KeptGraphs
@@ -102,55 +101,56 @@ class Wing(ABC):
         """Sample this process's share of the roots, decode and score the samples, and return them.
 
         Args:
-            iteration: with the seed of the run, the head of the address of every random number of the rollout.
-            groups: of the iteration, on all processes.
+            iteration: number of the iteration; together with the run's seed, it seeds every random number of the
+                rollout.
+            groups: the groups of the iteration, on all processes.
         """
 
     @abstractmethod
     def units(self, batch: Any) -> CreditUnits:
-        """Return the units of a batch that are compared with each other: trajectories, branches, gains of steps."""
+        """Return the units of a batch that are compared: trajectories, branches or step gains."""
 
     @abstractmethod
     def minibatches(self, batch: Any, compared: Compared) -> Minibatches:
-        """Return the optimizer steps of an iteration, none of them prepared."""
+        """Return the optimizer steps of an iteration, not yet prepared."""
 
     @abstractmethod
     def eval_samples(self) -> list[Sample]:
-        """Sample each evaluation prompt with the weights as they are; return the samples of all processes."""
+        """Sample each evaluation prompt with the current weights; return the samples of all processes."""
 
     @abstractmethod
     def probe_calls(self) -> ProbeCalls:
-        """Return the calls that batch sizes are tried with; they change nothing but gradients."""
+        """Return the model calls that probe batch sizes; they change only gradients."""
 
     def session(self) -> AbstractContextManager[object]:
-        """Return a context in which the whole run takes place."""
+        """Return a context that `Loop.run` enters for the whole run; by default an empty one."""
         return nullcontext()
 
     def start(self, rollout: Rollout, to_come: Callable[[int], int]) -> None:
-        """Do what comes before the first evaluation, or before a resumed run goes on.
+        """Prepare the run, before its first evaluation or before a resumed run continues; by default do nothing.
 
         Args:
-            rollout: rolls out, and again with less where memory runs out.
-            to_come: bytes that the run will still allocate, given the bytes of one call.
+            rollout: the function `rollout`, retried with less memory when memory runs out.
+            to_come: returns the bytes that the run will still allocate, given the bytes of one call.
         """
         return
 
     def observe(self, units: CreditUnits, batch: Any) -> dict[str, Any]:
-        """Learn from the compared units of all processes; return metrics of this kind of model alone."""
+        """Observe the compared units of all processes, to adapt later rollouts; return metrics of the model kind."""
         return {}
 
     def after_update(self, moved: dict[str, Any]) -> None:
-        """Adapt to the policy's metrics after the optimizer steps of an iteration."""
+        """Adapt to the `policy/*` metrics `moved`, after the optimizer steps of an iteration."""
         return
 
     def rollout_state(self) -> Any:
-        """Return what a rollout depends on beside the weights and the prompt statistics."""
+        """Return the state that a rollout depends on, except the weights and the prompt statistics."""
         return None
 
     def restore_rollout_state(self, state: Any) -> None:
-        """Take over what `rollout_state` returned elsewhere."""
+        """Restore the result of `rollout_state` from a process that trains, or from a checkpoint."""
         return
 
     def copies_to_come(self) -> int:
-        """Return bytes of copies of the networks that rollouts will make, and have not yet."""
+        """Return the bytes of the copies of the networks that rollouts have yet to allocate."""
         return 0

@@ -1,1 +1,1 @@
-"""From rewards to advantages: prompt groups, baselines, selection, and the clipped ratio."""
+"""From rewards to advantages and losses: reward combination, baselines, unit selection, and the clipped ratio."""

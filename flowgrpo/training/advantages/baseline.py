@@ -1,4 +1,4 @@
-"""Baselines: rewards of compared units -> advantages."""
+"""Baselines: they map the rewards of compared units to advantages."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from flowgrpo.training.advantages.comparison_sets import (
 
 NESTED = "algorithm.baseline: credit nested compares with the mean of the others, take leave_one_out"
 
-CAUTION = 0.1  # of PPO in arXiv 2310.02743
+CAUTION = 0.1  # arXiv 2310.02743 takes it for PPO
 
 
 def weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sum (U,) of each unit's rewards (U, R), without NaN rewards; NaN if all are NaN."""
+    """Return the weighted sum (U,) of each unit's rewards (U, R). NaN rewards are skipped; NaN if all are NaN."""
     total = (values.nan_to_num() * weights).sum(1)
     return total.where(values.isfinite().any(1), torch.nan)
 
@@ -37,7 +37,10 @@ def standardize(values: Tensor, eps: float = 1e-4, ddof: int = 0) -> Tensor:
 
 
 class Baseline(Choice):
-    """Options of every baseline. With several rewards, `per_reward` follows Pref-GRPO and `decoupled` GDPO."""
+    """Base class of baselines, with their common options.
+
+    For several rewards, `combine` per_reward follows Pref-GRPO and decoupled follows GDPO.
+    """
 
     eps: float = Field(1e-4, ge=0)
     """Added to the standard deviation."""
@@ -73,15 +76,17 @@ class Baseline(Choice):
         expected: Tensor | None = None,
         nested: NestedSets | None = None,
     ) -> Tensor:
-        """Return the advantages (U,) of units within their sets. Raises InputError if it cannot compare units of this kind.
+        """Return the advantages (U,) of units within their sets.
+
+        Raises InputError if this baseline cannot compare units of this kind.
 
         Args:
             values: (U, R) float64, one column per reward; NaN where it does not apply or was lost.
             weights: (R,) weights of the rewards.
             comparison: (U, C) integers; units with equal rows form one set.
-            anchor: (U,) multiple of the value that is added to the advantage.
-            expected: (U,) mean reward of the prompt before this iteration; NaN if unknown.
-            nested: sets within the sets.
+            anchor: (U,) coefficients; coefficient x total reward is added to the advantage.
+            expected: (U,) mean reward of the unit's prompt before this iteration; NaN if unknown.
+            nested: smaller sets within those of `comparison`.
         """
 
         def relative(column: Tensor) -> Tensor:
@@ -90,7 +95,7 @@ class Baseline(Choice):
             return self.within(column, comparison, nested)
 
         total = weighted_sum(values, weights)
-        if self.combine not in ("per_reward", "decoupled"):  # one number, or one already
+        if self.combine not in ("per_reward", "decoupled"):  # the others compare one number per unit
             advantages = relative(total)
         else:
             columns = torch.stack([relative(column) for column in values.unbind(1)], 1)
@@ -105,7 +110,7 @@ class Baseline(Choice):
 
     @property
     def drops(self) -> str | None:
-        """Return the option that removes edges from the update by reward; None if there is none."""
+        """Return the name of the active option that drops edges from the update; None if none is active."""
         return "drop_zero" if self.drop_zero else None
 
     def dropped(self, advantages: Tensor, values: Tensor, comparison: Tensor) -> Tensor:
@@ -114,7 +119,7 @@ class Baseline(Choice):
 
     @abstractmethod
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
-        """Return the advantages (U,) for one column of values (U,), NaN if lost; see `advantages`."""
+        """Return the advantages (U,) for one column of values (U,), NaN where lost; see `advantages`."""
 
     def within(self, values: Tensor, comparison: Tensor, nested: NestedSets) -> Tensor:
         """Return the advantages (U,) of units in nested sets. Raises InputError if this baseline is not leave-one-out."""
@@ -174,9 +179,10 @@ class LeaveOneOut(Baseline):
 
 
 class Median(Baseline):
-    """Subtract the median of the set, as MC-GRPO's code (arXiv 2601.22582); the sample at the median, the pivot, is dropped.
+    """Subtract the median of the set, as MC-GRPO's code does (arXiv 2601.22582).
 
-    In a small group, one outlier can shift the mean enough to flip signs of the others; the median stays.
+    The sample at the median, the pivot, is dropped by default. In a small group, one outlier can shift the mean so far
+    that advantages of other samples change sign. It hardly shifts the median.
     """
 
     name: Literal["median"] = "median"
@@ -211,8 +217,8 @@ class Median(Baseline):
 class Tracker(Baseline):
     """Subtract the prompt's mean reward so far in this run (SPO, arXiv 2509.13232); leave-one-out for new prompts.
 
-    A group of equal rewards still teaches whether they are better than expected. With std `global`, the mean of all
-    deviations is subtracted as well, as in SPO.
+    A group of equal rewards still has a signal: whether they are better than expected. With std `global`, the mean of
+    all deviations is subtracted as well, as in SPO.
     """
 
     name: Literal["tracker"] = "tracker"
@@ -231,8 +237,8 @@ class Tracker(Baseline):
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
         if comparison.shape[1] > 1:
             raise InputError("algorithm.baseline: tracker remembers what whole trajectories gave, take credit=terminal")
-        others = values - leave_one_out(values, comparison)
-        known = others if expected is None else expected.where(expected.isfinite(), others)
+        mean_of_others = values - leave_one_out(values, comparison)
+        known = mean_of_others if expected is None else expected.where(expected.isfinite(), mean_of_others)
         deviation = values - known
         return standardize(deviation, self.eps, self.ddof) if self.std == "global" else deviation.nan_to_num()
 
@@ -265,7 +271,10 @@ class Raw(Baseline):
 
 
 class Best(Baseline):
-    """Advantage 1 for the best of a set (all of them if tied) and 0 for the others: fine-tuning on the best of N samples."""
+    """Advantage 1 for the best unit of a set and 0 for the others: fine-tuning on the best of N samples.
+
+    Tied best units all have 1. In a set of equal rewards all have 0.
+    """
 
     name: Literal["best"] = "best"
     drop_zero: bool = True
@@ -283,7 +292,7 @@ BASELINES = named(GroupMean, LeaveOneOut, Median, Tracker, Absolute, Raw, Best)
 
 
 def zero_std_fraction(values: Tensor, comparison: Tensor) -> float:
-    """Return the fraction of sets with equal values, which teach nothing."""
+    """Return the fraction of sets whose values are all equal, so that they give no gradient."""
     sets, index = comparison.unique(dim=0, return_inverse=True)
     differing = torch.zeros(len(sets)).index_add(0, index, has_spread(values, comparison).float())
     return float((differing == 0).float().mean())

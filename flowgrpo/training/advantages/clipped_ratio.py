@@ -1,4 +1,4 @@
-"""Losses of probability ratios for flow models and texts: PPO clip, path clip and soft gate."""
+"""Losses on probability ratios, for flow models and language models: PPO clip, path clip and soft gate."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ LIMIT = 20.0  # bound of |log ratio| before exp; no gradient beyond it
 
 
 def bounded_exp(log_ratio: Tensor) -> Tensor:
-    """Return exp of log ratios, clamped to +-`LIMIT`: an infinite ratio in a clip would give the gradient 0 x inf."""
+    """Return exp(log_ratio), with the log ratio clamped to +-`LIMIT`.
+
+    Without the clamp, an infinite ratio that PPO's clip stops would have the gradient 0 x inf.
+    """
     return torch.exp(log_ratio.clamp(-LIMIT, LIMIT))
 
 
 def both_bounds(clip_range: float | list[float]) -> tuple[float, float]:
-    """Return the lower and upper bound of a clip range, which is one number or a pair."""
+    """Return the lower and upper bound of a clip range that is one number or a pair."""
     low, high = clip_range if isinstance(clip_range, list) else (clip_range, clip_range)
     return low, high
 
@@ -23,7 +26,8 @@ def both_bounds(clip_range: float | list[float]) -> tuple[float, float]:
 def clip_loss(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
     """Return PPO's loss (E,): max(-A r, -A clip(r, 1 - low, 1 + high)).
 
-    Clip ranges depend on the form of log-probability: averaged over D dimensions, ratios stay within about 1e-3 of 1.
+    A good clip range depends on the form of log-probability: if it is a mean over D dimensions, ratios stay within
+    about 1e-3 of 1.
     """
     return torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - low, 1 + high))
 
@@ -36,10 +40,10 @@ def clip_mask(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tens
 def path_bounds(
     position: Tensor, clip_range: float | list[float], *, power: float, dual: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return bounds of a path's log ratio at its t-th factor, each shaped as `position`: low, high and dual clip.
+    """Return the bounds of a path's log ratio after `position` steps: low, high and dual clip, shaped as `position`.
 
-    CTPO (arXiv 2605.07331): bounds grow as t^power, because a sum of t independent terms spreads as t^0.5. `dual` is a
-    multiple of the upper bound, or None for infinity.
+    CTPO (arXiv 2605.07331): with t = `position`, bounds grow as t^power, because the standard deviation of a sum of t
+    independent terms grows as t^0.5. The dual clip is `dual` x the upper bound; None means infinity.
     """
     low, high = both_bounds(clip_range)
     width = position**power
@@ -47,16 +51,17 @@ def path_bounds(
 
 
 def path_clip_loss(log_ratio: Tensor, advantage: Tensor, bounds: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """Return PPO's loss with a clip in log space and, where A < 0, a dual clip (arXiv 1912.09729); see `path_bounds`.
+    """Return PPO's loss with a clip of log r and, where A < 0, a dual clip (arXiv 1912.09729); see `path_bounds`.
 
-    It is max(-A r, -A clip r), and at most |A| exp(dual) where A < 0, written as one clip of log r per sign of A.
+    The loss is max(-A r, -A clip(r)), and at most |A| exp(dual) where A < 0. Both are computed as one clip of log r per
+    sign of A.
     """
     low, high, dual = bounds
     return -advantage * bounded_exp(torch.where(advantage > 0, log_ratio.clamp(max=high), log_ratio.clamp(-low, dual)))
 
 
 def path_clip_mask(log_ratio: Tensor, advantage: Tensor, bounds: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """Return a mask of the ratios that `path_clip_loss` clips: their gradient is zero."""
+    """Return a mask of the edges that `path_clip_loss` clips: their gradient is zero."""
     low, high, dual = bounds
     bad = (log_ratio < -low) | (log_ratio > dual)
     return torch.where(advantage > 0, log_ratio > high, bad) & (advantage != 0)
@@ -65,8 +70,9 @@ def path_clip_mask(log_ratio: Tensor, advantage: Tensor, bounds: tuple[Tensor, T
 def soft_gate_loss(ratio: Tensor, advantage: Tensor, positive: float, negative: float) -> Tensor:
     """Return SAPO's loss (arXiv 2511.20347): -A f(r), f(r) = 4 / t sigmoid(t (r - 1)), t by the sign of A.
 
-    Its gradient is that of -A r times sech^2(t (r - 1) / 2): full at r = 1, fading where PPO would clip. 1 / t
-    corresponds to a clip range, so temperatures too depend on the form of log-probability.
+    t is the temperature `positive` or `negative`. The gradient is that of -A r times sech^2(t (r - 1) / 2): full at r =
+    1, and fading where PPO would clip. 1 / t corresponds to a clip range, so it too depends on the form of
+    log-probability.
     """
     temperature = torch.where(advantage > 0, positive, negative)
     return -advantage * 4 / temperature * torch.sigmoid(temperature * (ratio - 1))

@@ -9,7 +9,7 @@ from flowgrpo.schema.imports.heavy import Tensor, torch
 
 
 def set_medians(values: Tensor, comparison: Tensor) -> Tensor:
-    """Return the median (U,) of each unit's set, the lower one of two; NaN if no value is known."""
+    """Return the median (U,) of each unit's set; NaN if no value is known. Of two middle values it is the lower one."""
     _, index = comparison.unique(dim=0, return_inverse=True)
     medians = values.new_full((int(index.max()) + 1,), torch.nan)
     for i in range(len(medians)):
@@ -32,21 +32,25 @@ def set_pivots(values: Tensor, comparison: Tensor) -> Tensor:
 def divide_by_std(
     deviation: Tensor, values: Tensor, comparison: Tensor, *, std: str, eps: float, ddof: int, min_std: float = 0.0
 ) -> Tensor:
-    """Divide deviations (U,) by the standard deviation of the values plus `eps`; 0 where it is below `min_std`.
+    """Divide deviations (U,) by the standard deviation of `values` plus `eps`.
 
-    `std` is `group` for each set, `global` for all units, or `none` for no division.
+    The standard deviation is that of each set (`std` group) or of all units (global); none does not divide. The result
+    is 0 where the standard deviation is below `min_std`.
     """
     if std == "none":
         return deviation
-    everyone = comparison if std == "group" else torch.zeros(len(values), dtype=torch.long)
-    _, count, square = set_statistics(values, everyone)
+    sets = comparison if std == "group" else torch.zeros(len(values), dtype=torch.long)
+    _, count, square = set_statistics(values, sets)
     spread = torch.sqrt(square / (count - ddof).clamp(min=1))
     # The first condition avoids 0 / 0 for equal values with eps 0.
     return (deviation / (spread + eps)).where((deviation != 0) & (spread >= min_std), 0.0)
 
 
 def set_statistics(values: Tensor, comparison: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the deviation (U,) of each unit from its set's mean (0 if NaN), and its set's count and sum of squares."""
+    """Return three tensors (U,) for each unit: its deviation from its set's mean, and the count and squares of its set.
+
+    Count is the number of known values, squares their sum of squared deviations. The deviation of a NaN value is 0.
+    """
     _, index = comparison.unique(dim=0, return_inverse=True)
     known = values.isfinite()
     zeros = values.new_zeros(int(index.max()) + 1)
@@ -61,12 +65,15 @@ def set_statistics(values: Tensor, comparison: Tensor) -> tuple[Tensor, Tensor, 
 
 @dataclass(frozen=True)
 class NestedSets:
-    """The L sets of each of U units, from the largest to the smallest, within one set of `CreditUnits.comparison`."""
+    """The L nested sets of each of U units, from the largest to the smallest.
+
+    All lie within the unit's set of `CreditUnits.comparison`.
+    """
 
     members: Tensor  # (U, L, 2) integers; units with equal pairs at a level form one set there
     weight: Tensor  # (U, L) float64 weight of each level; 0 where a unit has no such level
-    kin: Tensor  # (U, K) integers; units with equal rows share a part of their noise
-    alike: Tensor  # (U,) float64 covariance of the noises of a unit and its kin, below 1
+    kin: Tensor  # (U, K) integers; units with equal rows are kin, which share a part of their noise
+    alike: Tensor  # (U,) float64 covariance between the noise of a unit and of its kin, below 1
 
     @classmethod
     def joined(cls, parts: Sequence[NestedSets], order: Tensor) -> NestedSets:
@@ -75,7 +82,7 @@ class NestedSets:
         return cls(*(torch.cat([getattr(part, name) for part in parts])[order] for name in names))
 
     def compares(self, comparison: Tensor) -> bool:
-        """Return whether any unit shares a set of positive weight with another one."""
+        """Return whether any two units share a set of positive weight."""
         for level, weight in enumerate(self.weight.unbind(1)):
             sets = torch.cat([comparison, self.members[:, level]], 1)[weight > 0]
             if len(sets.unique(dim=0)) < len(sets):
@@ -88,15 +95,17 @@ def nested_leave_one_out(
 ) -> Tensor:
     """Return advantages (U,): the sum over levels of w x (value minus the mean of the *others* of the set), sum of w = 1.
 
-    The rule is ours. Special cases are RLOO over the nodes of one depth and over the children of one state. GiGPO
-    (arXiv 2505.10978) and TEMPO (2509.18314) add the two, but include the unit in its own mean. The others' values are
-    independent of the unit's own noise, so every level and every weighting has the exact expected gradient. Kin that
-    share a part of the noise reduce it by the fraction `alike` (Stein: E[V' xi] = cov(xi', xi) E[dV/dxi]), times their
-    share of the others; the result is divided by the remaining factor.
+    The rule is ours. Special cases are RLOO over the nodes of one depth and RLOO over the children of one state. GiGPO
+    (arXiv 2505.10978) and TEMPO (2509.18314) add these two, but include the unit in its own mean.
 
-    Levels without another known unit are skipped, and the other weights rescaled to sum 1; a unit that is alone at all
-    levels has advantage 0. `std` group uses the group (first column of `comparison`) for all depths, because one std
-    per depth would weigh the steps; `global` uses all units.
+    The others' values are independent of the unit's own noise, so the expected gradient is exact at every level and for
+    all weights. Kin are the exception, since they share a part of the noise. They reduce the expected gradient by the
+    fraction `alike` (Stein: E[V' xi] = cov(xi', xi) E[dV/dxi]) times their share of the others. The result is divided
+    by the factor that is left.
+
+    A level without another known unit is skipped, and the other weights are rescaled to sum 1. A unit that is alone at
+    all levels has advantage 0. `std` group takes the group (first column of `comparison`) at all depths, because one
+    std per depth would weigh the steps. `std` global takes all units.
     """
     _, kin, _ = set_statistics(values, torch.cat([comparison, nested.kin], 1))
     total, weights = torch.zeros_like(values), torch.zeros_like(values)

@@ -1,4 +1,4 @@
-"""Credit units: the trajectories, branches or step gains that are compared, and their edges."""
+"""Credit units: the trajectories, branches or step gains whose rewards are compared, and their edges."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class CreditUnits:
     values: Tensor  # (U, R) float64, one column per reward; NaN where a reward does not apply or was lost
     comparison: Tensor  # (U, C) integers; units with equal rows form one set, the first column is the group
     weight: Tensor  # (U,) float64 loss weight of the unit's edges
-    of_edge: Tensor  # (nodes,) unit of the edge to each node, -1 for none
+    of_edge: Tensor  # (nodes,) index of the unit that owns the edge to each node, -1 for none
     _: KW_ONLY
-    root: Tensor  # (U,) index of its root, or its answer, within the group
+    root: Tensor  # (U,) index of the unit's root (of its answer, for texts) within the group
     anchor: Tensor | None = None  # (U,) float64; anchor x value is added to the advantage
-    nested: NestedSets | None = None  # further sets within those of `comparison`
+    nested: NestedSets | None = None  # smaller sets within those of `comparison`
 
     def to_edges(self, values: Tensor) -> Tensor:
-        """Map values (U,) of units to the edge of each node, (nodes,); 0 for edges without a unit."""
+        """Return (nodes,) values: for the edge to each node, that of its unit in `values` (U,); 0 without a unit."""
         return values[self.of_edge].where(self.of_edge >= 0, torch.zeros((), dtype=values.dtype))
 
     @property
@@ -35,9 +35,10 @@ class CreditUnits:
 
     @classmethod
     def joined(cls, parts: Sequence[CreditUnits]) -> tuple[CreditUnits, list[Tensor]]:
-        """Merge the units of several processes; return them with the indices of each process's units.
+        """Merge the units of several processes; return all units, and the indices of each process's units among them.
 
-        They are sorted by group and root, so that ties break independently of the assignment. `of_edge` is left empty.
+        The merged units are sorted by group and root, so that ties are broken alike for any number of processes. Their
+        `of_edge` is empty.
         """
         group, root = (torch.cat(each) for each in zip(*((u.comparison[:, 0], u.root) for u in parts), strict=True))
         by_root = root.argsort(stable=True)

@@ -1,8 +1,8 @@
-"""Combine the rewards of a sample before credit assignment.
+"""Combination of the rewards of a sample, before credit assignment.
 
 A member is weight x (reward - offset). `worst` and `cautious` reduce the members of a sample to one number before
-credit, because a minimum does not commute with gains of steps or means of leaves. `sum`, `per_reward` and `decoupled`
-keep the columns for the baseline.
+credit assignment, because a minimum does not commute with step gains or means of leaves. `sum`, `per_reward` and
+`decoupled` keep one column per reward for the baseline.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rewards import Reward
 
 @dataclass(frozen=True)
 class Combination:
-    """The combination of a run's rewards."""
+    """How a run combines its R rewards."""
 
     form: str  # as `Baseline.combine`
     caution: float  # as `Baseline.caution`
@@ -35,11 +35,11 @@ class Combination:
 
     @property
     def weights(self) -> Tensor:
-        """Return the weights of the credited columns: 1 for a column that is reduced already."""
+        """Return the weights of the columns of `columns`: (R,), or (1,) with weight 1 if they are reduced."""
         return torch.ones(1, dtype=torch.float64) if self.form in AT_ONCE else self.scale
 
     def columns(self, rewards: Tensor) -> Tensor:
-        """Return the credited columns of the rewards (B, R) of samples: (B, R), or (B, 1) if reduced to one number."""
+        """Return what credit assignment gets from the rewards (B, R) of samples: (B, R), or (B, 1) if reduced."""
         shifted = rewards - self.offset
         if self.form not in AT_ONCE:
             return shifted
@@ -65,8 +65,8 @@ def worst(members: Tensor) -> Tensor:
 def cautious(members: Tensor, caution: float) -> Tensor:
     """Return the mean (B,) of known members (B, R), minus `caution` times their variance; NaN where none is known.
 
-    Uncertainty-weighted optimisation (arXiv 2310.02743) with the paper's variance, which divides by the number of
-    members; the paper's code divides by one less. So a single member stays unchanged.
+    Uncertainty-weighted optimisation (arXiv 2310.02743). The variance divides by the number of members, as in the
+    paper, so a single member stays unchanged. The paper's code divides by one less.
     """
     known = members.isfinite()
     count = known.sum(1, keepdim=True).clamp(min=1)

@@ -1,4 +1,4 @@
-"""Choose prompts, group sizes and the units that are trained on. Pure functions; the trainer holds the state.
+"""Choice of prompts, group sizes and the units that are trained on, as pure functions.
 
 `p` is a prompt's mean reward, mapped to [0, 1]; for a binary reward it is the success rate.
 """
@@ -19,18 +19,19 @@ from flowgrpo.training.advantages.credit_units import CreditUnits
 def most_uncertain(count: Tensor, total: Tensor, number: int, generator: np.random.Generator) -> list[int]:
     """Return indices of the `number` prompts with the most uncertain reward, by Thompson sampling (VADE).
 
-    It draws p ~ Beta(1 + total, 1 + count - total) from discounted counts and sums (P,), and takes the largest p (1 -
-    p), the variance of a binary reward. An unseen prompt is tried about as often as one known to be half solved.
+    p is drawn from Beta(1 + total, 1 + count - total), with discounted counts and sums (P,). The prompts with the
+    largest p (1 - p), the variance of a binary reward, are chosen. An unseen prompt is chosen about as often as one
+    that is known to be half solved.
     """
     p = generator.beta(1 + total.numpy(), 1 + (count - total).numpy())
     return np.argsort(-p * (1 - p), kind="stable")[:number].tolist()
 
 
 def robust_weights(difficulty: Tensor, rate: float) -> Tensor:
-    """Return loss weights (G,) of groups, of mean 1 and larger for hard ones: softmax(rate x difficulty) x G.
+    """Return loss weights (G,) of groups: softmax(rate x difficulty) x G. Their mean is 1, and hard groups weigh more.
 
     Prompt-GDRO (arXiv 2601.19280) updates weights of difficulty bins multiplicatively. Here each prompt is its own bin
-    and the difficulty, 1 - p, is already a discounted average over visits.
+    and the difficulty, 1 - p, is already a discounted average over iterations.
     """
     return torch.softmax(rate * difficulty, 0) * len(difficulty)
 
@@ -60,7 +61,10 @@ def knapsack(p: Tensor, budget: int, least: int, most: int) -> list[int]:
 
 
 def extremes(values: Tensor, number: int) -> Tensor:
-    """Return indices (number,) of the best and worst of values (B,), the best half rounded up; Sol-RL (arXiv 2604.06916)."""
+    """Return indices (number,) of the best and the worst of values (B,), as Sol-RL (arXiv 2604.06916).
+
+    Half are the best and half the worst; of an odd number, one more is of the best.
+    """
     order = values.argsort(descending=True, stable=True)
     best = (number + 1) // 2
     return torch.cat([order[:best], order[len(order) - (number - best) :]])
@@ -69,7 +73,8 @@ def extremes(values: Tensor, number: int) -> Tensor:
 def max_variance(values: Tensor, number: int) -> Tensor:
     """Return indices (number,) of the subset of values (B,) with the largest variance.
 
-    The optimum is always some of the best and some of the worst (PODS, arXiv 2504.13818), so all splits are tried.
+    The best subset always consists of the k largest and the `number` - k smallest (PODS, arXiv 2504.13818), so every k
+    is tried.
     """
     order = values.argsort(descending=True, stable=True)
     choices = [torch.cat([order[:k], order[len(order) - (number - k) :]]) for k in range(number + 1)]
@@ -79,24 +84,24 @@ def max_variance(values: Tensor, number: int) -> Tensor:
 def normalize_advantages(
     units: CreditUnits, weights: Tensor, *, expected: Tensor, baseline: Baseline, select: Select | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the advantages (U,) of units and a mask (U,) of those that are trained on.
+    """Return the advantages (U,) of units, and a mask (U,) of the units that are trained on.
 
-    `expected` (U,) is the mean reward of their prompts so far; NaN if unknown.
+    `expected` (U,) is the mean reward of each unit's prompt so far; NaN if unknown.
     """
     total = weighted_sum(units.values, weights)
     trained = select_units(total, units.comparison, select)
-    left_out = select is not None and select.statistics == "kept"
-    values = units.values.where(trained[:, None], torch.nan) if left_out else units.values
+    only_trained = select is not None and select.statistics == "kept"
+    values = units.values.where(trained[:, None], torch.nan) if only_trained else units.values
     advantages = baseline.advantages(
         values, weights, units.comparison, anchor=units.anchor, expected=expected, nested=units.nested
     )
-    if left_out:
+    if only_trained:
         total = total.where(trained, torch.nan)
     return advantages, trained & ~baseline.dropped(advantages, total, units.comparison)
 
 
 def select_units(values: Tensor, comparison: Tensor, select: Select | None) -> Tensor:
-    """Return a mask (U,) of the units of each set that are trained on; lost units (NaN) are never chosen."""
+    """Return a mask (U,) of the units that `select` chooses from each set to train on; it skips lost units (NaN)."""
     if select is None:
         return torch.ones(len(values), dtype=torch.bool)
     rule = {"extremes": extremes, "max_variance": max_variance}[select.rule]

@@ -1,1 +1,1 @@
-"""Choose the prompts of an iteration, by what is known of them."""
+"""Choice of an iteration's prompts, group sizes and weights from reward statistics."""

@@ -16,38 +16,44 @@ from samplers import noise
 
 @dataclass(frozen=True)
 class Groups:
-    """The G groups of one iteration on all processes."""
+    """The G groups of one iteration, over all processes."""
 
     prompts: list[int]  # index of each group's training prompt
-    roots: list[int]  # number of roots of each
+    roots: list[int]  # number of roots of each group
     weights: torch.Tensor  # (G,) loss weights
 
 
 def build_groups(config: RunConfig, number: int, prompt_stats: PromptStats, iteration: int) -> Groups:
-    """Return the groups of an iteration by `prompts.pick`, for `number` training prompts; a pure function."""
+    """Choose the groups of an iteration from `number` training prompts, by `prompts.pick`.
+
+    The result depends only on the arguments, so all processes choose the same groups.
+    """
     pick, train, seed = config.prompts.pick, config.train, config.run.seed
     if pick.by == "variance":
-        drawn = noise.generator(seed, "prompts", iteration)
+        generator = noise.generator(seed, "prompts", iteration)
         indices = unit_selection.most_uncertain(
-            *_solved(pick, prompt_stats, range(number), iteration), train.groups, drawn
+            *_count_solved(pick, prompt_stats, range(number), iteration), train.groups, generator
         )
     else:
         indices = shuffle(number, train.groups, seed, iteration)
-    count, total = _solved(pick, prompt_stats, indices, iteration)
+    count, total = _count_solved(pick, prompt_stats, indices, iteration)
     chance = (1 + total) / (2 + count)
     roots = config.algorithm.roots(train.group_size)
     sizes = [roots] * len(indices)
     if pick.budget == "knapsack":
-        alone = 2 if roots == train.group_size else 1  # a chain needs another to be compared with
+        fewest = 2 if roots == train.group_size else 1  # a chain needs another one to be compared with
         sizes = unit_selection.knapsack(
-            chance, sum(sizes), max(alone, round(pick.least * roots)), round(pick.most * roots)
+            chance, sum(sizes), max(fewest, round(pick.least * roots)), round(pick.most * roots)
         )
     return Groups(indices, sizes, unit_selection.robust_weights(1 - chance, pick.robust))
 
 
-def _solved(
+def _count_solved(
     pick: Pick, prompt_stats: PromptStats, indices: Sequence[int], iteration: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the discounted number of samples of each prompt, and of solved ones, (P,) each."""
+    """Return the discounted number of samples of each prompt, and the number that count as solved, (P,) each.
+
+    Rewards are mapped from [`pick.worst`, `pick.best`] to [0, 1], so a sample can be solved in part.
+    """
     count, total = prompt_stats.counts(indices, iteration)
     return count, ((total - pick.worst * count) / (pick.best - pick.worst)).clamp(min=0).minimum(count)

@@ -1,6 +1,7 @@
 """Reward statistics of each prompt: discounted count and sum, and the last iteration.
 
-Used by a baseline without groups (SPO) and the choice of prompts (VADE); equal on all processes, kept by checkpoints.
+The baseline `tracker` (SPO) and the choice of prompts (VADE) use them. They are equal on all processes and stored in
+checkpoints.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch import Tensor
 
 
 class PromptStats:
-    """Total rewards of training prompts, by index; a reward counts half after `half_life` iterations.
+    """Statistics of total rewards, by index of the training prompt. A reward counts half after `half_life` iterations.
 
     SPO (arXiv 2509.13232) discounts by the divergence of the policy instead, which needs a reference model.
     """
@@ -22,18 +23,18 @@ class PromptStats:
         self.seen: dict[int, tuple[float, float, int]] = {}  # count, sum, iteration
 
     def counts(self, prompts: Iterable[int], iteration: int) -> tuple[Tensor, Tensor]:
-        """Return the discounted number (P,) and sum (P,) of rewards of prompts at an iteration, float64."""
+        """Return the number (P,) and the sum (P,) of the rewards of prompts, float64, discounted up to `iteration`."""
         stats = [self._discounted(i, iteration) for i in prompts]
         count, total = torch.tensor(stats, dtype=torch.float64).reshape(-1, 2).unbind(1)
         return count, total
 
     def expected(self, prompts: Iterable[int], iteration: int) -> Tensor:
-        """Return the mean reward (P,) float64 of each prompt so far; NaN for unseen ones."""
+        """Return the discounted mean reward (P,) of each prompt so far, float64; NaN for unseen prompts."""
         count, total = self.counts(prompts, iteration)
         return total / count
 
     def add(self, prompts: Iterable[int], rewards: Tensor, iteration: int) -> None:
-        """Add rewards (B,) of samples to their prompts; NaN (lost) is skipped."""
+        """Add rewards (B,) of samples to their prompts (B); a lost reward (NaN) is skipped."""
         for prompt, reward in zip(prompts, rewards.tolist(), strict=True):
             if reward == reward:
                 count, total = self._discounted(prompt, iteration)

@@ -1,1 +1,1 @@
-"""A run's folder and life cycle: files, phases, random states and reasons to stop."""
+"""Folder and life cycle of a run: files, phases, random states and reasons to stop."""

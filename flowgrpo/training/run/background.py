@@ -1,4 +1,4 @@
-"""Background jobs: checkpoints, samples and galleries are written while training continues."""
+"""Background jobs, which write checkpoints, samples and galleries while training continues."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class Background:
-    """Run jobs in one thread, in the order of submission.
+    """A queue of jobs that one thread runs in the order of submission.
 
     A failed job does not cancel later ones: a checkpoint must not be lost because a picture failed. The next `submit`
     or `wait` raises the first error. Jobs must read copies of tensors that are being trained.
@@ -38,7 +38,10 @@ class Background:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *trace: object) -> None:
-        """Wait for all jobs, and log their error if another one is propagating. KeyboardInterrupt cancels queued jobs."""
+        """Wait for all jobs and raise their first error, or log it if the context itself failed.
+
+        A KeyboardInterrupt cancels the queued jobs.
+        """
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             return self._pool.shutdown(wait=False, cancel_futures=True)
         try:

@@ -9,13 +9,21 @@ FREE = re.compile(r"total capacity of (?P<total>[\d.]+ \w+) of which (?P<free>[\
 
 
 class OutOfMemory(MemoryError):
-    """An out-of-memory error with a message of one sentence: the phase, a key of `memory_advice.SWITCHES`, and the place."""
+    """An out-of-memory error whose message is one sentence.
+
+    Attributes:
+        phase: key of `memory_advice.SWITCHES`; None if unknown.
+        place: what ran out of memory within the phase, such as a reward.
+        remedy: option to set or hardware to use.
+        sizes: probed batch sizes in use, by key of `train`.
+        kept_graphs: whether graphs of a rollout were in memory.
+    """
 
     def __init__(self, phase: str | None, error: BaseException, place: str | None = None):
         super().__init__(phase, error, place)
         self.phase, self.place, self.amounts = phase, place, _amounts(str(error))
-        self.remedy: str | None = None  # option to set or hardware to use
-        self.sizes: dict[str, int] = {}  # probed batch sizes in use, by key of `train`
+        self.remedy: str | None = None
+        self.sizes: dict[str, int] = {}
         self.kept_graphs = False
 
     def __str__(self) -> str:
@@ -26,14 +34,14 @@ class OutOfMemory(MemoryError):
 
 
 def last_resort(phase: str | None) -> str:
-    """Return the advice for a phase with every switch already set."""
+    """Return the advice for a phase in which every memory option (`memory_advice.SWITCHES`) is set already."""
     if phase == "rewards":
         return "a lower batch_size in the options of the reward, or serve it on another machine (flowgrpo serve)"
     return "a larger GPU, or smaller samples (model.call, model.length)"
 
 
 def _amounts(said: str) -> str:
-    """Return the requested and the free memory, from the error text or else measured on this machine."""
+    """Return the requested and the free memory in words, from the error text or else measured on this machine."""
     asked, free = ASKED.search(said), FREE.search(said)
     wanted = "" if asked is None else f"{asked['words'] or _gib(int(asked['bytes']))} asked for, "
     if free is not None:

@@ -34,7 +34,10 @@ _watchers: list[Callable[[], None]] = []
 
 @contextmanager
 def phase(name: str, total: int | None = None) -> Iterator[Phase]:
-    """Enter and yield a phase within the open ones. Raises OutOfMemory if memory ran out in it and in none inside it."""
+    """Open a phase inside the open ones and yield it.
+
+    Raises OutOfMemory, with this phase's name, if memory ran out and no inner phase has raised OutOfMemory already.
+    """
     opened = Phase(name=name, total=total, started=clock())
     _open.append(opened)
     _notify()

@@ -1,4 +1,4 @@
-"""State of the global random generators of torch, numpy and Python, which only plug-ins use."""
+"""State of the global random generators of torch, numpy and Python. Only plug-ins use these generators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of the global generators of torch, numpy and Python, in types that load as plain data."""
+    """Return the state of the global generators, in types that `torch.load` reads with `weights_only=True`."""
     name, keys, *rest = cast("tuple[str, np.ndarray, int, int, float]", np.random.get_state())
     return {
         "torch": torch.get_rng_state(),
@@ -23,7 +23,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Restore a state that `random_state` returned."""
+    """Restore a result of `random_state`."""
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -35,7 +35,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def preserve_random_state() -> Iterator[None]:
-    """Restore the global generators at exit."""
+    """Restore the state of the global generators at exit."""
     before = random_state()
     try:
         yield
@@ -45,7 +45,7 @@ def preserve_random_state() -> Iterator[None]:
 
 @contextmanager
 def seeded(devices: Sequence[int] = ()) -> Iterator[None]:
-    """Seed torch's global generators (CPU and given CUDA devices) with 0, and restore them at exit."""
+    """Seed torch's global generators, of the CPU and the given CUDA devices, with 0; restore their state at exit."""
     with torch.random.fork_rng(devices, device_type="cuda"):
         torch.default_generator.manual_seed(0)
         for device in devices:

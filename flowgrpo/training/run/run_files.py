@@ -1,4 +1,4 @@
-"""Read the manifest and metrics of a run's folder; imports nothing that computes."""
+"""Readers of the manifest and metrics in a run's folder; this module does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from flowgrpo.errors import InputError
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the metric lines of a run. A truncated last line is skipped with a warning, others raise InputError."""
+    """Return the metric lines of a run.
+
+    A truncated last line is skipped with a warning; a malformed line raises InputError.
+    """
     lines = tables.log(folder / "metrics.jsonl")
     for place, line in lines:
         if not isinstance(line.get("step"), int) or not isinstance(line.get("phase"), str):
@@ -27,7 +30,10 @@ def is_number(value: Any) -> bool:
 
 
 def read_manifest(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a manifest. A truncated last line is skipped with a warning, malformed ones raise InputError."""
+    """Return the lines of a manifest, which list a run's files.
+
+    A truncated last line is skipped with a warning; a malformed line raises InputError.
+    """
     lines = tables.log(folder / "manifest.jsonl")
     for place, line in lines:
         file, rewards = line.get("file"), line.get("rewards", {})
@@ -44,7 +50,7 @@ def read_manifest(folder: Path) -> list[dict[str, Any]]:
 
 
 def check_inside(folder: Path, file: str, place: str) -> None:
-    """Raise InputError if a file name leads out of the folder: an absolute one, one with `..`, a link."""
+    """Raise InputError if a file name leads out of the folder, by an absolute path, by `..` or by a link."""
     try:
         inside = not Path(file).is_absolute() and (folder / file).resolve().is_relative_to(folder.resolve())
     except (OSError, ValueError, RuntimeError) as error:  # a zero byte, a circle of links

@@ -1,4 +1,4 @@
-"""A run's folder: locked by one process at a time, and checked for write access before expensive work."""
+"""Lock of a run's folder, and checks of folders before expensive work."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ BEGINNING = (LOCK, "start.safetensors", "engine", f"{CONFIG}.partial")  # files 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Create and lock a run's folder for this process; delete it at exit if it is empty.
+    """Create and lock a run's folder for this process; delete it at exit if it is new and empty.
 
-    The kernel releases the lock when the process dies. Raises InputError if it is locked or not writable.
+    The kernel releases the lock when the process dies. Raises InputError if another process holds the lock, or if the
+    folder is not writable.
     """
     with _created(folder, "run.dir"):
         handle = _lock(folder)
@@ -36,23 +37,23 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def is_empty(folder: Path) -> bool:
-    """Return whether a folder is missing or holds only files from before a run began."""
+    """Return whether a folder is missing, or holds only files that may exist before a run begins (`BEGINNING`)."""
     return not folder.exists() or (folder.is_dir() and all(path.name in BEGINNING for path in folder.iterdir()))
 
 
 def is_begun(folder: Path) -> bool:
-    """Return whether a run has begun in a folder."""
+    """Return whether a run has begun in a folder, so that its config is there."""
     return (folder / CONFIG).is_file()
 
 
 def next_free_folder(folder: Path) -> Path:
-    """Return the first sibling folder name-2, name-3, ... that is empty."""
+    """Return the first of the sibling folders name-2, name-3, ... that is missing or empty."""
     names = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
     return next(path for path in names if is_empty(path))
 
 
 def check_writable(folder: Path, place: str) -> None:
-    """Raise InputError, naming `place`, if files cannot be written to a folder, which need not exist."""
+    """Raise InputError, naming `place`, if files cannot be written to a folder. The folder need not exist."""
     with _created(folder, place), _one_sentence(folder, place):
         probe = folder / f".{os.getpid()}.probe"
         probe.write_bytes(b"0")
@@ -60,10 +61,10 @@ def check_writable(folder: Path, place: str) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file atomically."""
+    """Write a UTF-8 text file atomically: it has the old text or the new one, never a part."""
     partial = path.with_name(f"{path.name}.partial")
     try:
-        partial.write_text(text, encoding="utf-8", errors="backslashreplace")  # lone surrogates
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")  # for lone surrogates
     except OSError:  # the disk is full
         partial.unlink(missing_ok=True)
         raise
@@ -72,7 +73,7 @@ def replace_text(path: Path, text: str) -> None:
 
 @contextmanager
 def _created(folder: Path, place: str) -> Iterator[None]:
-    """Create a missing folder; delete it at exit if it is empty."""
+    """Create a missing folder with its parents; at exit delete those that are still empty."""
     with _one_sentence(folder, place):
         new = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
@@ -93,7 +94,7 @@ def _one_sentence(folder: Path, place: str) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> int:
-    """Lock a folder and return the descriptor of its lock file, which holds this process id."""
+    """Lock a folder; return the file descriptor of its lock file, whose text is this process's id."""
     with _one_sentence(folder, "run.dir"):
         while True:
             handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -109,7 +110,7 @@ def _lock(folder: Path) -> int:
                 os.truncate(handle, 0)
                 os.write(handle, str(os.getpid()).encode())
                 return handle
-            os.close(handle)  # the holder ended and deleted the file between our two calls
+            os.close(handle)  # the last holder deleted the file between `open` and `flock`: try again
 
 
 def _is_there(handle: int, path: Path) -> bool:
@@ -122,7 +123,7 @@ def _is_there(handle: int, path: Path) -> bool:
 def disk_full(error: BaseException | None) -> str | None:
     """Return the system's message, such as "No space left on device", if a full disk caused an error; else None.
 
-    Libraries wrap the system's error or quote its text.
+    Libraries wrap the system's error or quote its text, so causes and messages are searched too.
     """
     visited = set()
     while error is not None and id(error) not in visited:

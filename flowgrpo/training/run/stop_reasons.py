@@ -1,4 +1,4 @@
-"""Reasons why a run ends before its last iteration."""
+"""Exceptions that end a run, and requests to stop by signals."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from typing import Any
 
 
 class Stopped(Exception):
-    """The run ended early; `status` is the exit status of the command.
+    """The base class of reasons to end a run.
 
-    `rest` names the checkpoint to resume from, and `overrides` are options to append to the original command.
+    Attributes:
+        status: exit status of the command.
+        rest: phrase about the checkpoint to resume from; the command to resume follows it.
+        overrides: options to append to the original command.
     """
 
     status: int = 1
@@ -33,11 +36,11 @@ class Interrupted(Stopped):
 
 
 class NothingToLearn(Stopped):
-    """The last `run.patience` iterations had no nonzero advantage or no update; `learning_signal.is_idle` decides."""
+    """The last `run.patience` iterations, or all, had only zero advantages or no update; see `learning_signal`."""
 
 
 class Diverged(Stopped):
-    """The trained weights are not finite; checkpoints are older."""
+    """The trained weights are not finite; no checkpoint of this iteration was written."""
 
 
 class Broken(Stopped):
@@ -45,36 +48,36 @@ class Broken(Stopped):
 
 
 class Finished(Stopped):
-    """`run.resume: auto` found no iteration left."""
+    """The run was finished already when `run.resume: auto` looked at it."""
 
     status = 0
 
 
 class EngineLost(Stopped):
-    """An external engine failed a rollout; a checkpoint of all earlier iterations was written."""
+    """An external engine failed to roll out; a checkpoint of the finished iterations was written."""
 
 
 class RanOutOfMemory(Stopped):
-    """Memory ran out; checkpoints are older."""
+    """Memory ran out; no checkpoint was written at that point."""
 
 
 class DiskFull(Stopped):
-    """A file could not be written; checkpoints are older."""
+    """A file could not be written; no checkpoint was written at that point."""
 
 
 class Lost(Stopped):
-    """A process that cannot be replaced ended; checkpoints are older."""
+    """A process that the run cannot do without ended; no checkpoint was written at that point."""
 
 
 class Killed(Stopped):
-    """A signal ended a process of the run; checkpoints are older."""
+    """A signal ended a process of the run; no checkpoint was written at that point."""
 
     def __init__(self, sentence: str, rest: str, overrides: Sequence[str], *, status: int):
         super().__init__(sentence, rest, overrides)
         self.status = status
 
 
-# Parts of the RuntimeErrors of gloo and NCCL about a lost process.
+# Phrases in the RuntimeErrors that gloo and NCCL raise when a process is lost.
 GONE = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -86,25 +89,28 @@ GONE = (
 
 
 def is_lost(error: BaseException) -> bool:
-    """Return whether an error reports another process of this run as lost."""
+    """Return whether an error says that another process of this run is lost."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     return several and isinstance(error, RuntimeError) and any(words in str(error) for words in GONE)
 
 
 class StopRequest:
-    """Whether the run was asked to stop (`is_set`)."""
+    """A flag, `is_set`: whether the user or the system asked the run to stop."""
 
     is_set = False
 
 
 def unignored_signals(numbers: Sequence[int]) -> list[int]:
-    """Return those signals that this process does not ignore."""
+    """Return the signals among `numbers` that this process does not ignore."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Record Ctrl-C and SIGTERM instead of dying; a second Ctrl-C interrupts at once. Ignored signals stay ignored."""
+    """Yield a StopRequest that Ctrl-C or SIGTERM sets, instead of ending the process.
+
+    A Ctrl-C after the first signal raises KeyboardInterrupt at once. Ignored signals stay ignored.
+    """
     stop = StopRequest()
 
     def ask(number: int, frame: FrameType | None) -> None:
