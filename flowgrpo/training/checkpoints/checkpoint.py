@@ -1,9 +1,12 @@
-"""Read, verify and choose checkpoints; `snapshot` writes them.
+"""Reading, verification and choice of checkpoints; `snapshot` writes them.
 
-A checkpoint is a folder `step-000010`, complete or absent, with `weights.safetensors` (trained tensors, average and earlier
-policies), `optimizer.pt` (optimizer and loss scaler), `random.pt` (global random states, which only plug-ins use) and
-`state.json` (all else, and a digest of each file). With `run.staleness`, `versions.safetensors` has the weights of earlier
-iterations. Sharded tensors, with their moments, are in `shard-*.safetensors` instead, written by all processes.
+A checkpoint is a folder such as `step-000010`, complete or absent:
+ - `weights.safetensors`: trained tensors, average and other policies
+ - `optimizer.pt`: optimizer and loss scaler
+ - `random.pt`: global random states, which only plug-ins use
+ - `versions.safetensors`: weights of earlier iterations, with `run.staleness`
+ - `shard-*.safetensors`: sharded tensors and their moments, instead of the above, written by all processes
+ - `state.json`: the rest, and a digest of each file
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ TAKE_AWAY = "; take it away to go on from the one before"
 
 
 def is_sound(checkpoint: Path) -> bool:
-    """Return False for a damaged checkpoint, and for one of a run that had diverged (`training.reports.learning_signal`)."""
+    """Return whether a checkpoint can be trusted: readable, and not of a run that had diverged (`learning_signal`)."""
     try:
         return _read_state(checkpoint).get("sound", True)
     except InputError:
@@ -71,7 +74,7 @@ def steps(folder: Path) -> list[int]:
 
 
 def find(folder: Path, step: int | None = None) -> Path:
-    """Return the checkpoint of `step`, or the latest; InputError if there is none."""
+    """Return the checkpoint of `step`, or the latest; raise InputError if there is none."""
     known = steps(folder)
     if not known:
         raise InputError(f"{folder}: there is no checkpoint")
@@ -82,19 +85,22 @@ def find(folder: Path, step: int | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Choice:
-    """The step to resume from (None without a checkpoint), and why later checkpoints are skipped."""
+    """The step to resume from (None without a checkpoint), and a sentence on each damaged later checkpoint."""
 
     step: int | None
     damaged: list[str]
 
     @property
     def warning(self) -> str | None:
-        """The sentence about skipped checkpoints, or None."""
+        """A warning about the damaged checkpoints, or None."""
         return f"{'; '.join(self.damaged)}; the run goes on from step {self.step}" if self.damaged else None
 
 
 def choose(folder: Path) -> Choice:
-    """Choose the latest whole and sound checkpoint, else the latest whole one; InputError if all are damaged."""
+    """Choose the latest checkpoint that is undamaged and sound, else the latest undamaged one.
+
+    Raises InputError if all are damaged.
+    """
     damaged, unsound = [], None
     for step in reversed(steps(folder)):
         place = place_of(folder, step)
@@ -122,13 +128,19 @@ def step_to_resume(folder: Path) -> int | None:
 
 
 def latest(folder: Path) -> int | None:
-    """Return the step of the latest sound checkpoint, else the latest, else None; reads `state.json` only."""
+    """Return the step of the latest sound checkpoint, or else of the latest one; None if there is none.
+
+    Only `state.json` is read.
+    """
     known = steps(folder)
     return next((step for step in reversed(known) if is_sound(place_of(folder, step))), known[-1] if known else None)
 
 
 def describe_rest(folder: Path, done: int) -> str:
-    """Say where a run resumes that stops after `done` iterations; the command to go on follows this text."""
+    """Describe the checkpoint from which a run that stops after `done` iterations resumes.
+
+    The command to resume follows this phrase.
+    """
     step = latest(folder)
     if step is None:
         return "there is no checkpoint, begin again"
@@ -139,7 +151,7 @@ def describe_rest(folder: Path, done: int) -> str:
 
 
 def way_on(run: Path) -> tuple[str, list[str]]:
-    """Say what a dead run left in its folder; also return the arguments that its command needs to go on."""
+    """Describe the checkpoint that a dead run left; also return the arguments that its command needs to resume."""
     step = latest(run / "checkpoints")
     there = "there is no checkpoint, begin again" if step is None else f"a checkpoint of step {step} is there, go on"
     return there, ["run.resume=true"] if run_folder.is_begun(run) else []
@@ -147,7 +159,7 @@ def way_on(run: Path) -> tuple[str, list[str]]:
 
 @cache  # a resume asks several times, and a large checkpoint takes minutes to read
 def _find_problem(checkpoint: Path, stamp: tuple[Any, ...]) -> str | None:
-    """Say what is wrong with a checkpoint; `stamp` makes the cache notice changed files."""
+    """Return what is wrong with a checkpoint, or None. `stamp` makes the cache notice changed files."""
     try:
         check(checkpoint)
     except InputError as error:
@@ -156,7 +168,7 @@ def _find_problem(checkpoint: Path, stamp: tuple[Any, ...]) -> str | None:
 
 
 def forget_after(folder: Path, step: int) -> None:
-    """Delete the checkpoints of later steps."""
+    """Delete the checkpoints of steps after `step`."""
     for known in steps(folder):
         if known > step:
             delete(place_of(folder, known))
@@ -165,7 +177,7 @@ def forget_after(folder: Path, step: int) -> None:
 def check(checkpoint: Path) -> None:
     """Raise InputError if a file of a checkpoint is missing, truncated, changed or of another kind.
 
-    Without digests, which earlier versions did not write, the values of tensors are not checked.
+    A checkpoint of an earlier version of this program may lack digests; then the values of tensors are not checked.
     """
     state = _read_state(checkpoint)
     with _one_sentence(checkpoint):
@@ -181,7 +193,7 @@ def check(checkpoint: Path) -> None:
 
 
 def _check_tensors(file: Path) -> None:
-    """Check header and size of a safetensors file."""
+    """Raise InputError if the header or the size of a safetensors file is wrong."""
     try:
         with safe_open(file, "pt"):
             pass
@@ -190,7 +202,7 @@ def _check_tensors(file: Path) -> None:
 
 
 def load_weights(checkpoint: Path, weights: Weights) -> int:
-    """Load trained tensors, average and earlier policies; return the step. Raises as `load_averaged`."""
+    """Load trained tensors, average and other policies; return the step. Raises as `load_averaged`."""
     state = _read_state(checkpoint)
     with _one_sentence(checkpoint):
         weights.begin_at(state["updates"])
@@ -199,10 +211,13 @@ def load_weights(checkpoint: Path, weights: Weights) -> int:
 
 
 def load_averaged(checkpoint: Path, weights: Weights) -> int:
-    """Load into the trained tensors what evaluation used: the average, or without one the weights; return the step.
+    """Load the weights that evaluation used, the average or else the trained weights, into the trained tensors.
+
+    Returns:
+        The step of the checkpoint.
 
     Raises:
-        InputError: they are unreadable, of another model, or not finite.
+        InputError: the weights are unreadable, of another model, or not finite.
     """
     state = _read_state(checkpoint)
     with _one_sentence(checkpoint):
@@ -215,7 +230,7 @@ def load_averaged(checkpoint: Path, weights: Weights) -> int:
 
 
 def _read_shapes(checkpoint: Path) -> dict[str, torch.Size]:
-    """Return the shapes of the tensors that `Weights.tensors` had returned."""
+    """Return the unsharded shapes of the stored weights, by their names in `Weights.tensors`."""
     if shards.files(checkpoint):
         every = shards.shapes(checkpoint)
         return {name.removeprefix(WEIGHTS): shape for name, shape in every.items() if name.startswith(WEIGHTS)}
@@ -225,7 +240,7 @@ def _read_shapes(checkpoint: Path) -> dict[str, torch.Size]:
 
 @torch.no_grad()
 def _read_weights(checkpoint: Path, tensors: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size]) -> None:
-    """Read a checkpoint's weights into `tensors`, one by one, so that memory never holds a second model."""
+    """Read a checkpoint's weights into `tensors`, one at a time, so that memory never holds a second model."""
     if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
         raise InputError("the checkpoint's weights are not of this model and LoRA configuration")
     if shards.files(checkpoint):
@@ -239,12 +254,12 @@ def _read_weights(checkpoint: Path, tensors: Mapping[str, torch.Tensor], shapes:
 
 
 def rollout_state(checkpoint: Path) -> Any:
-    """Return the state of rollouts beyond weights and prompt stats, or None; InputError if unreadable."""
+    """Return the result of `Wing.rollout_state` in a checkpoint, or None; raise InputError if it is unreadable."""
     return _read_state(checkpoint).get("rollout")
 
 
 def own_state(checkpoint: Path) -> Any:
-    """Return the trainer's own state (`Steps.own_state`), or None; InputError if unreadable."""
+    """Return the result of `KeptGraphs.state` in a checkpoint, or None; raise InputError if it is unreadable."""
     return _read_state(checkpoint).get("own")
 
 
@@ -257,13 +272,20 @@ def load(
     versions: Versions | None = None,
     process: int = 0,
 ) -> tuple[int, float, dict[str, Any]]:
-    """Load a whole checkpoint; return step, coefficient of the divergence and prompt stats. Raises as `load_averaged`."""
+    """Load all of a checkpoint, with the random states of process number `process`.
+
+    Returns:
+        The step, the coefficient of the KL term, and the prompt statistics.
+
+    Raises:
+        InputError: as `load_averaged`.
+    """
     state = _read_state(checkpoint)
     if "history" not in state:
         raise InputError(f"run.resume: {checkpoint} was written by an earlier version of flowgrpo, which kept less")
     step = load_weights(checkpoint, weights)
     with _one_sentence(checkpoint):
-        # Of sharded moments each process needs its part only, so the file is mapped, not read.
+        # With sharding each process needs only its part of the moments, so the file is mapped, not read.
         saved = _read_optimizer(checkpoint, mmap=any(isinstance(p, DTensor) for p in weights.parameters))
         moments = saved["optimizer"]["state"]
         for index, sharded in _read_moments(checkpoint, optimizers.parameters(optimizer)).items():
@@ -279,7 +301,7 @@ def load(
 
 
 def _read_state(checkpoint: Path) -> dict[str, Any]:
-    """Read and validate `state.json`; InputError if `snapshot` would not write it."""
+    """Read and validate `state.json`; raise InputError if `snapshot` cannot have written it."""
     with _one_sentence(checkpoint):
         state = tables.document(checkpoint / digests.STATE)
         digests.check_state((checkpoint / digests.STATE).read_bytes(), state)
@@ -304,7 +326,7 @@ def _read_optimizer(checkpoint: Path, mmap: bool) -> dict[str, Any]:
 
 
 def _read_moments(checkpoint: Path, parameters: Sequence[torch.nn.Parameter]) -> dict[int, dict[str, torch.Tensor]]:
-    """Read sharded moments, placed as their parameters, by parameter index and name."""
+    """Read sharded moments, by parameter index and name; each is sharded like its parameter."""
     moments: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
     if not shards.files(checkpoint):
         return moments
@@ -318,7 +340,7 @@ def _read_moments(checkpoint: Path, parameters: Sequence[torch.nn.Parameter]) ->
 
 
 def _read_versions(checkpoint: Path, weights: Weights) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
-    """Read the weights of older versions by iteration and name, and their prompt stats by iteration."""
+    """Read the weights of earlier iterations, by iteration and name, and their prompt statistics by iteration."""
     if shards.files(checkpoint):
         stats = _read_state(checkpoint)["versions"]
         older = {i: {name: torch.empty_like(p.detach()) for name, p in weights.named.items()} for i in stats}
@@ -333,7 +355,7 @@ def _read_versions(checkpoint: Path, weights: Weights) -> tuple[dict[str, dict[s
 
 
 def _read_random_states(checkpoint: Path) -> list[dict[str, Any]]:
-    """Read `random_states.random_state()` of every process."""
+    """Read the results of `random_states.random_state`, one per process."""
     states = torch.load(checkpoint / "random.pt", weights_only=True, map_location="cpu")
     if not isinstance(states, list) or any(state.keys() != {"torch", "cuda", "numpy", "python"} for state in states):
         raise ValueError("its random.pt holds no states of generators")
@@ -355,7 +377,10 @@ def _one_sentence(checkpoint: Path) -> Iterator[None]:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Keep the last `keep` checkpoints and the last `keep` sound ones, so that a diverging run loses no sound one."""
+    """Delete all checkpoints but the last `keep` and the last `keep` sound ones.
+
+    So a diverging run keeps its sound checkpoints.
+    """
     every = steps(folder)
     kept = {*every[-keep:], *[old for old in every if is_sound(place_of(folder, old))][-keep:]}
     for old in every:

@@ -1,4 +1,7 @@
-"""Digests of a checkpoint's files, in its `state.json`: the key `files` has those of all others, `digest` its own."""
+"""Digests of a checkpoint's files.
+
+They are stored in `state.json`: key `files` has those of all other files, key `digest` that of `state.json` itself.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,20 @@ EARLIER = {"step", "updates", "beta", "history", "sound"}  # all keys of a `stat
 
 
 def hash_files(paths: Iterable[Path]) -> dict[str, str]:
-    """Return the digests of files by name."""
+    """Return the SHA-256 digests of files, by file name."""
     return {path.name: _hash_file(path) for path in paths}
 
 
 def seal(state: Mapping[str, Any], files: Mapping[str, str]) -> str:
-    """Return the text of `state.json`: a state and the digests of all other files."""
+    """Return the text of `state.json`: the state, the digests of all other files, and its own digest."""
     return _add_digest({**state, "files": dict(sorted(files.items()))})
 
 
 def check_state(written: bytes, state: Mapping[str, Any]) -> None:
-    """Raise ValueError if `written`, the file of a state, is not what `seal` returned."""
+    """Raise ValueError if `written`, the bytes of `state.json`, do not match the digest in `state`.
+
+    A state of an earlier version without digests passes.
+    """
     if state.keys() <= EARLIER:
         return
     content = {key: value for key, value in state.items() if key != "digest"}
@@ -32,7 +38,7 @@ def check_state(written: bytes, state: Mapping[str, Any]) -> None:
 
 
 def check_files(folder: Path, state: Mapping[str, Any]) -> None:
-    """Raise ValueError if a file is missing, or does not match its digest in a state; without digests nothing is checked."""
+    """Raise ValueError if a file is missing or does not match its digest in `state`. Files without one pass."""
     for name, digest in state.get("files", {}).items():
         if not (folder / name).is_file():
             raise ValueError(f"its {name} is missing")

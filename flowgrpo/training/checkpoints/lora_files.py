@@ -1,4 +1,4 @@
-"""Find and read LoRA files for `model.lora.path`, without loading a model; `lora_layers` maps them to networks."""
+"""Reading of LoRA files for `model.lora.path`, without a model; `lora_layers` maps their tensors to networks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KEY = "model.lora.path"
 START = "start.safetensors"  # a run's own copy of the adapters that it started from
 USUAL = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")
 CONFIG = "adapter_config.json"
-COMFYUI = "comfyui"  # folder of an export; diffusers looks for a LoRA at its top only
+COMFYUI = "comfyui"  # subfolder of an export; diffusers looks for a LoRA at the top of the folder only
 SHIFT = re.compile(r"(.+)\.(diff|diff_b|diff_m|w_norm|b_norm)")  # full-rank changes of a parameter
 OTHERS = {
     "lora_magnitude_vector": "a DoRA",
@@ -51,11 +51,11 @@ TEXT_ENCODERS = ("text_encoder", "lora_te", "text_model.", "conditioner.")
 
 @dataclass(frozen=True, kw_only=True)
 class LoraFile:
-    """A LoRA file as read."""
+    """The content of a LoRA file."""
 
     place: str  # as the user wrote it
-    tensors: Mapping[str, torch.Tensor]  # by the names in the file, without text encoders
-    options: Mapping[str, Mapping[str, Any]]  # peft's, by network name; "" is for all networks
+    tensors: Mapping[str, torch.Tensor]  # by the names in the file, without those of text encoders
+    options: Mapping[str, Mapping[str, Any]]  # of peft, by network name; "" is for all networks
 
     @property
     def size(self) -> int:
@@ -64,7 +64,10 @@ class LoraFile:
 
 
 def kept(settings: C, folder: Path) -> C:
-    """Return a begun run's config that reads the run's own copy of its first LoRA; InputError if the copy is gone."""
+    """Return the config of a run that has begun, with the path of its initial LoRA replaced by the run's own copy.
+
+    Raises InputError if the copy is missing.
+    """
     model, own = settings.model, str(folder / START)
     if model.merge is None and (model.lora is None or model.lora.path is None):
         return settings
@@ -76,7 +79,7 @@ def kept(settings: C, folder: Path) -> C:
 
 @contextmanager
 def named(key: str) -> Iterator[None]:
-    """Name another config key or command option in errors about a LoRA."""
+    """Replace `model.lora.path` by another config key or command option in error messages about a LoRA."""
     try:
         yield
     except InputError as error:
@@ -84,9 +87,9 @@ def named(key: str) -> Iterator[None]:
 
 
 def read(path: str) -> LoraFile:
-    """Read the LoRA of a file, a folder (also of an export or a run) or a hub id, `owner/name` or `owner/name/file`.
+    """Read a LoRA from a file, a folder (an export's or a run's too) or a hub id, `owner/name` or `owner/name/file`.
 
-    InputError if it is missing, unreadable, or cannot be trained here.
+    Raises InputError if it is missing, unreadable, or of a kind that cannot be trained here.
     """
     file = _locate(path)
     tensors, options = _read_run(path, file) if file.is_dir() else _read_file(path, file)
@@ -97,20 +100,20 @@ def read(path: str) -> LoraFile:
         for word, kind in OTHERS.items():
             if word in key:
                 raise InputError(f"{KEY}: {path} is {kind} ({key}), only plain LoRA can be trained on")
-    own = {key: tensor for key, tensor in tensors.items() if not key.startswith(TEXT_ENCODERS)}
-    if not own:
+    of_networks = {key: tensor for key, tensor in tensors.items() if not key.startswith(TEXT_ENCODERS)}
+    if not of_networks:
         raise InputError(f"{KEY}: {path} has adapters for text encoders only ({min(tensors)}), which are not trained")
-    if len(own) < len(tensors):
+    if len(of_networks) < len(tensors):
         warnings.warn(f"{KEY}: {path} has adapters for text encoders too, they are left out", stacklevel=2)
-    zeros = [key for key, tensor in own.items() if SHIFT.fullmatch(key) and not tensor.any()]
+    zeros = [key for key, tensor in of_networks.items() if SHIFT.fullmatch(key) and not tensor.any()]
     if zeros:
         warnings.warn(f"{KEY}: {path} has {len(zeros)} shifts of zeros, {zeros[0]} first; left out", stacklevel=2)
-    tensors = {key: tensor for key, tensor in own.items() if key not in zeros}
+    tensors = {key: tensor for key, tensor in of_networks.items() if key not in zeros}
     return LoraFile(place=path, tensors=tensors, options=options)
 
 
 def _locate(path: str) -> Path:
-    """Return the local file that a path means, after a download if needed, or the folder of a run."""
+    """Return the local LoRA file of a path, downloaded if needed; of a run, return the run's folder."""
     here = Path(path)
     if here.is_file():
         return here
@@ -152,7 +155,7 @@ def _choose(path: str, names: Iterable[str]) -> str:
 
 
 def _read_file(path: str, file: Path) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
-    """Return the tensors of a file in float32, and peft's options from its header or the file beside it."""
+    """Return a file's tensors in float32, and peft's options from its header or from `CONFIG` in the same folder."""
     path = path if path.endswith(file.name) else f"{path}/{file.name}"
     if file.suffix != ".safetensors":
         raise InputError(f"{KEY}: {path} is no .safetensors file; files of other formats may run code as they are read")
@@ -184,7 +187,10 @@ def _read_file(path: str, file: Path) -> tuple[dict[str, torch.Tensor], dict[str
 
 
 def _read_run(path: str, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
-    """Return the adapters of a run's last checkpoint that evaluation used: the average, or without one the weights."""
+    """Return the adapters in a run's last checkpoint that evaluation uses, and peft's options.
+
+    They are the average of the weights, or the weights if there is no average.
+    """
     model = read_map(folder / "config.yaml").get("model")
     lora = model.get("lora") if isinstance(model, dict) else None
     if not isinstance(lora, dict):

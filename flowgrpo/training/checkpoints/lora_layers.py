@@ -1,4 +1,7 @@
-"""Map the tensors of a LoRA file to layers of networks. A tensor without a place is refused, never ignored."""
+"""Mapping of a LoRA file's tensors to layers of networks. A tensor without a layer is an error, never ignored.
+
+A shift is a full-rank change of a parameter, which some files hold beside the low-rank matrices.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,17 @@ from flowgrpo.training.weights.lora_adapters import Adapter, Matrices, alpha_in
 MATRIX = re.compile(r"(.+)\.(lora_A|lora_B|lora_down|lora_up|lora\.down|lora\.up)(?:\.default)?\.(weight|bias)")
 ROLES = {"A.weight": "down", "down.weight": "down", "B.weight": "up", "up.weight": "up", "B.bias": "bias"}
 SHIFTED = {"diff": "weight", "w_norm": "weight", "diff_b": "bias", "b_norm": "bias", "diff_m": "modulation"}
-DOTTED = ("base_model.model.", "diffusion_model.", "transformer.", "")  # before names, of peft, ComfyUI and diffusers
-FLAT = ("lora_unet__", "lora_unet_", "lora_transformer_", "lycoris_")  # before names with _ for each dot
+DOTTED = ("base_model.model.", "diffusion_model.", "transformer.", "")  # prefixes of names: peft, ComfyUI, diffusers
+FLAT = ("lora_unet__", "lora_unet_", "lora_transformer_", "lycoris_")  # prefixes of names with _ for each dot
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outline:
-    """Class name, weight shapes of linear and convolutional layers, and shapes of all parameters of a network, by path."""
+    """The shapes of a network."""
 
-    kind: str
-    layers: Mapping[str, Shape]
-    parameters: Mapping[str, Shape]
+    kind: str  # class name
+    layers: Mapping[str, Shape]  # weight shapes of linear and convolutional layers, by path
+    parameters: Mapping[str, Shape]  # shapes of all parameters, by path
 
     @classmethod
     def of(cls, network: torch.nn.Module) -> Outline:
@@ -42,44 +45,52 @@ class Outline:
 
 
 class Target(NamedTuple):
-    """The layers or the parameter of a network that a name in a file means; `swapped` if its halves change places."""
+    """The layers, or the parameters, of a network that a name in a LoRA file stands for."""
 
     network: str
-    parts: tuple[str, ...]
-    swapped: bool = False
+    parts: tuple[str, ...]  # paths; several if the file's layer is fused from them
+    swapped: bool = False  # whether the file has the two halves of the output in the other order
 
 
 Table = Mapping[str, Target]
 
 
 class Index:
-    """Look up names in a file, by tables for layers and for parameters; names of the first network need no prefix."""
+    """A look-up of names in LoRA files.
+
+    Args:
+        layers: layer names, by network and name. Names of the first network need no prefix.
+        parameters: the same for parameter names.
+    """
 
     def __init__(self, layers: Mapping[str, Table], parameters: Mapping[str, Table]):
         self._layers = _add_prefixes(layers, dot_before_last=False)
         self._parameters = _add_prefixes(parameters, dot_before_last=True)
 
     def layer(self, name: str) -> Target | None:
-        """Return the target of a layer's name, or None."""
+        """Return the target of a layer's name in a file, or None."""
         return _look_up(self._layers, name)
 
     def parameters(self, name: str) -> Iterator[Target]:
-        """Yield possible targets of a shift's name: a parameter, one outside of layers, or a layer's weight or bias."""
-        layer, _, own = name.rpartition(".")
+        """Yield the possible targets of a shift `LAYER.KIND`: a parameter of this name, or LAYER, or one of LAYER."""
+        layer, _, kind = name.rpartition(".")
         yield from filter(None, (_look_up(self._parameters, name), _look_up(self._parameters, layer)))
         if (target := self.layer(layer)) is not None:
-            yield target._replace(parts=tuple(f"{part}.{own}" for part in target.parts))
+            yield target._replace(parts=tuple(f"{part}.{kind}" for part in target.parts))
 
 
 def _add_prefixes(tables: Mapping[str, Table], *, dot_before_last: bool) -> list[tuple[str, Table]]:
-    """Pair each table with the prefix of its names in a file; flat names may have a dot before their last part."""
+    """Return pairs of a prefix and the table of the names that may follow it in a file.
+
+    With `dot_before_last`, flat names may keep the dot before their last part.
+    """
     first = next(iter(tables.values()))
     flat = {name.replace(".", "_"): target for name, target in first.items()}
     if dot_before_last:
         parts = ((name.rpartition("."), target) for name, target in first.items())
         flat |= {f"{layer.replace('.', '_')}.{last}": target for (layer, _, last), target in parts}
-    own = [(f"{network}.", table) for network, table in tables.items()]
-    return own + [(prefix, first) for prefix in DOTTED] + [(prefix, flat) for prefix in FLAT]
+    of_networks = [(f"{network}.", table) for network, table in tables.items()]
+    return of_networks + [(prefix, first) for prefix in DOTTED] + [(prefix, flat) for prefix in FLAT]
 
 
 def _look_up(tables: Iterable[tuple[str, Table]], name: str) -> Target | None:
@@ -88,7 +99,10 @@ def _look_up(tables: Iterable[tuple[str, Table]], name: str) -> Target | None:
 
 
 def layers_of(file: LoraFile) -> dict[str, Matrices]:
-    """Return a file's matrices, with shifts of their bias, by layer name; InputError if it holds anything else."""
+    """Return a file's matrices by layer name. Shifts of a layer's bias are included.
+
+    Raises InputError if the file holds anything but matrices, alphas and shifts.
+    """
     found: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
     alphas: dict[str, float] = {}
     for key, tensor in file.tensors.items():
@@ -110,7 +124,7 @@ def layers_of(file: LoraFile) -> dict[str, Matrices]:
 
 
 def _matrices(file: LoraFile, name: str, roles: Mapping[str, torch.Tensor], alpha: float | None) -> Matrices:
-    """Return the adapter of one layer; `alpha` is the file's own, None takes that of peft's options."""
+    """Return the adapter of one layer. If `alpha` is None, it is taken from peft's options."""
     if not roles.keys() >= {"down", "up"}:
         raise InputError(f"{KEY}: {file.place} has one matrix of the two for {name}")
     down, up, bias = roles["down"], roles["up"], roles.get("bias")
@@ -126,7 +140,7 @@ def _matrices(file: LoraFile, name: str, roles: Mapping[str, torch.Tensor], alph
             raise InputError(
                 f"{KEY}: {file.place} has a bias of shape {list(added.shape)} for {name}, whose output is {len(up)} wide"
             )
-    up = up.reshape(len(up), len(down), *[1] * (down.ndim - 2))  # of convolutions some are written as matrices
+    up = up.reshape(len(up), len(down), *[1] * (down.ndim - 2))  # some files hold a convolution's `up` as a matrix
     options, inside = options_of(file, name)
     try:
         alpha = alpha_in(options, inside, len(down)) if alpha is None else alpha
@@ -139,7 +153,10 @@ def _matrices(file: LoraFile, name: str, roles: Mapping[str, torch.Tensor], alph
 
 
 def shifts_of(file: LoraFile) -> dict[str, torch.Tensor]:
-    """Return full-rank changes of parameters by `LAYER.weight`, `LAYER.bias` or `LAYER.modulation`."""
+    """Return a file's shifts, named `LAYER.weight`, `LAYER.bias` or `LAYER.modulation`.
+
+    Bias shifts of layers with matrices are left out: `layers_of` includes them.
+    """
     found = {}
     layers = {match[1] for key in file.tensors if (match := MATRIX.fullmatch(key))}
     for key, tensor in file.tensors.items():
@@ -153,7 +170,7 @@ def shifts_of(file: LoraFile) -> dict[str, torch.Tensor]:
 
 
 def options_of(file: LoraFile, name: str) -> tuple[Mapping[str, Any], str]:
-    """Return peft's options for a name in a file, and the name that their patterns match."""
+    """Return peft's options for a name in a file, and the name that the options' patterns are matched with."""
     network, _, rest = name.partition(".")
     return (file.options[network], rest) if network in file.options else (file.options.get("", {}), name)
 
@@ -164,9 +181,9 @@ def unknown(file: LoraFile, index: Index) -> list[str]:
 
 
 def placed(file: LoraFile, index: Index, networks: Mapping[str, Outline], model: str) -> dict[str, Adapter]:
-    """Return a file's adapters by network; errors name the `model`.
+    """Return a file's adapters by network. `model` is the model's name in errors.
 
-    InputError if a name has no target, a shape differs, or two names have one target.
+    Raises InputError if a name has no target, a shape differs, or two names have the same target.
     """
     layers: dict[str, dict[str, Matrices]] = {name: {} for name in networks}
     shifts: dict[str, dict[str, torch.Tensor]] = {name: {} for name in networks}
@@ -199,7 +216,7 @@ def placed(file: LoraFile, index: Index, networks: Mapping[str, Outline], model:
 
 
 def refuse_shifts_alone(found: Iterable[Adapter]) -> None:
-    """Raise InputError if no adapter has matrices, so that there is nothing to train."""
+    """Raise InputError if the adapters have only shifts and no matrices, so that there is nothing to train."""
     found = list(found)
     if not any(adapter.layers for adapter in found):
         first = min(path for adapter in found for path in adapter.shifts)
@@ -216,7 +233,10 @@ def _add(file: LoraFile, name: str, found: dict[str, Any], own: Mapping[str, Any
 
 
 def _split(matrices: Matrices, target: Target, sizes: list[int], rslora: bool) -> Iterator[tuple[str, Matrices]]:
-    """Yield each target layer with its rows; in a fused layer each part keeps only the ranks that act on it."""
+    """Yield each target layer with its matrices.
+
+    A fused layer is split by rows into its layers; each keeps only the ranks that act on it.
+    """
     if target.swapped:
         bias = None if matrices.bias is None else _swap_halves(matrices.bias)
         matrices = replace(matrices, up=_swap_halves(matrices.up), bias=bias)
@@ -243,7 +263,7 @@ def _swap_halves(tensor: torch.Tensor) -> torch.Tensor:
 def _split_shift(
     name: str, shift: torch.Tensor, index: Index, networks: Mapping[str, Outline]
 ) -> tuple[str, dict[str, torch.Tensor]]:
-    """Return the network of a shift, and its change of each parameter; {} if no parameter has its shape."""
+    """Return the network that a shift changes, and the change by parameter; {} if no parameter has its shape."""
     for target in index.parameters(name):
         parameters = networks[target.network].parameters
         shapes = [parameters[part] for part in target.parts if part in parameters]
@@ -257,12 +277,15 @@ def _split_shift(
 
 
 def names_in(network: str, paths: Iterable[str]) -> dict[str, Target]:
-    """Map each layer path of a network to itself, as `Index` needs."""
+    """Return a table for `Index` in which each layer path of a network stands for itself."""
     return {path: Target(network, (path,)) for path in paths}
 
 
 def without_patterns(file: LoraFile) -> LoraFile:
-    """Move alphas of `alpha_pattern`, which match no other names, into the matrices; raises as `layers_of`."""
+    """Scale the matrices by the alphas of peft's `alpha_pattern`, and drop that option.
+
+    The option's patterns would not match the names of other formats. Raises as `layers_of`.
+    """
     options = {
         name: {key: value for key, value in own.items() if key != "alpha_pattern"} for name, own in file.options.items()
     }
@@ -279,7 +302,10 @@ def without_patterns(file: LoraFile) -> LoraFile:
 
 
 def alphas(file: LoraFile) -> dict[str, torch.Tensor]:
-    """Return alphas by kohya's convention, which divides by the rank and never by its root; raises as `layers_of`."""
+    """Return alphas by kohya's convention, which divides by the rank, never by its square root.
+
+    Raises InputError as `layers_of`.
+    """
     found = {}
     for name, matrices in layers_of(file).items():
         root = options_of(file, name)[0].get("use_rslora") is True

@@ -1,4 +1,4 @@
-"""Decide whether and how a run resumes, by what its folder holds: nothing, no checkpoint yet, or checkpoints."""
+"""Decisions about a resume, by the content of the run's folder: nothing, no checkpoint yet, or checkpoints."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from flowgrpo.training.run import run_folder
 from flowgrpo.training.run.run_files import read_metrics
 
 AUTO = "auto"
-# A file in `checkpoints` from before the first iteration until the first checkpoint is complete. A run with iterations but
-# with neither this file nor a checkpoint has lost its checkpoints.
+# This file is in `checkpoints` from the start of a run until its first checkpoint is complete. If a run has iterations,
+# but neither this file nor a checkpoint, its checkpoints were lost.
 NONE_YET = ".none-yet"
 
 
 def decide(asked: Literal["auto"] | bool, run: Path) -> bool:
-    """Return whether a run resumes by `run.resume`; `auto` does if its folder holds more than the traces of a start."""
+    """Return whether a run resumes, by its `run.resume`. With `auto` it does unless its folder is `is_empty`."""
     return not run_folder.is_empty(run) if asked == AUTO else bool(asked)
 
 
@@ -30,12 +30,17 @@ def mark_start(checkpoints: Path) -> None:
 
 
 def checkpoint_written(checkpoints: Path) -> None:
-    """Undo `mark_start`."""
+    """Delete the mark of `mark_start`, once a checkpoint is written."""
     (checkpoints / NONE_YET).unlink(missing_ok=True)
 
 
 def describe_resume(step: int | None, lines: Sequence[Mapping[str, Any]]) -> str:
-    """Say where a resume goes on, from a checkpoint's step or None, and which of the metric lines' iterations it repeats."""
+    """Describe from where a run resumes.
+
+    Args:
+        step: step of the checkpoint; None without a checkpoint.
+        lines: metric lines of the run; without a checkpoint, their iterations are repeated.
+    """
     if step is not None:
         return f"run.resume: goes on from the checkpoint of step {step}"
     done = _count_iterations(lines)
@@ -44,7 +49,7 @@ def describe_resume(step: int | None, lines: Sequence[Mapping[str, Any]]) -> str
 
 
 def check_checkpoints(run: Path) -> None:
-    """Raise InputError if the metrics hold iterations but no checkpoint is left, or none is whole."""
+    """Raise InputError if the metrics hold iterations, but no checkpoint is left or all are damaged."""
     checkpoints = run / "checkpoints"
     if checkpoint.step_to_resume(checkpoints) is not None or (checkpoints / NONE_YET).exists():
         return
@@ -56,7 +61,7 @@ def check_checkpoints(run: Path) -> None:
 
 
 def is_finished(run: Path, *, iterations: int, patience: int | None) -> bool:
-    """Return whether a run has done all its iterations, and neither diverged nor failed to learn."""
+    """Return whether a run has done all its iterations, has not diverged, and has learnt something."""
     step, lines = checkpoint.step_to_resume(run / "checkpoints"), read_metrics(run)
     if step is None or step < iterations:
         return False

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: write them in the background, and go back to one."""
+"""Checkpoints of a run: written in the background, and loaded on a resume."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from flowgrpo.training.wing import Wing
 
 
 class RunCheckpoints:
-    """The checkpoints of a run; all processes call each method together.
+    """The checkpoints of a run. All processes call each method together.
 
     Args:
-        background: writes them.
-        samples, trees: forget what comes after the checkpoint that a resume goes back to.
+        background: writes the checkpoints.
+        samples, trees: on a resume, their files of iterations after the checkpoint are deleted.
     """
 
     def __init__(self, run: RunState, wing: Wing, *, background: Background, samples: SampleFolder, trees: TreeFolder):
         self._run, self._wing, self._background = run, wing, background
         self._samples, self._trees = samples, trees
-        self._damaged: str | None = None  # what is wrong with checkpoints that a resume passed over
-        self._found: str | None = None  # what a resume goes on from
+        self._damaged: str | None = None  # a warning about damaged checkpoints that the resume skipped
+        self._origin: str | None = None  # describes from where the run resumes
         peers = agreement.of_first(run.roles.trainers)
         self._writer = snapshot.Writer(
             run.checkpoint_folder, background, keep=run.config.run.checkpoint.keep, peers=peers
         )
 
     def announce(self) -> None:
-        """Say what a resume goes on from."""
+        """Report from where the run resumes, if it does; warn about damaged checkpoints."""
         if self._damaged is not None:
             self._run.report.warn(self._damaged)
-        elif self._found is not None:
-            self._run.report.say(self._found)
+        elif self._origin is not None:
+            self._run.report.say(self._origin)
 
     def mark_start(self) -> None:
         """Note that the run has no checkpoint yet."""
@@ -55,11 +55,11 @@ class RunCheckpoints:
             resume.mark_start(self._run.checkpoint_folder)
 
     def save(self) -> None:
-        """Begin to write a checkpoint of the finished iterations, once the one before is written.
+        """Begin to write a checkpoint of the finished iterations, once the last one is written.
 
         Raises:
             Diverged: the weights are not finite; nothing is written.
-            Exception: the one before could not be written.
+            Exception: the last checkpoint could not be written.
         """
         run = self._run
         self._writer.wait()
@@ -86,7 +86,7 @@ class RunCheckpoints:
         self._writer.begin(taken, partial(self._is_sound, run.done))
 
     def save_if_missing(self) -> None:
-        """Begin to write a checkpoint of the finished iterations unless there is a sound one."""
+        """Begin to write a checkpoint of the finished iterations, unless there is a sound one of them."""
         self._background.wait()
         run = self._run
         there, *_ = run.collectives.gather([checkpoint.latest(run.checkpoint_folder) == run.done])
@@ -95,7 +95,10 @@ class RunCheckpoints:
 
     @contextmanager
     def save_on(self, kind: type[Stopped]) -> Iterator[None]:
-        """Save what is done if the run stops for this reason inside the context, and tell the error where it rests."""
+        """Return a context that saves the finished iterations if the run stops in it for the reason `kind`.
+
+        The error then names this checkpoint as the one to resume from.
+        """
         try:
             yield
         except kind as stopped:
@@ -104,7 +107,7 @@ class RunCheckpoints:
             raise
 
     def resume(self) -> None:
-        """Go back to a checkpoint of the folder (`checkpoint.choose`), or to the start, and forget what came after.
+        """Load the latest usable checkpoint (`checkpoint.choose`), if any, and delete all files of later iterations.
 
         Raises:
             InputError: processes see different checkpoints.
@@ -112,15 +115,15 @@ class RunCheckpoints:
         run = self._run
         choice = checkpoint.choose(run.checkpoint_folder)
         step, self._damaged = choice.step, choice.warning
-        self._found = resume.describe_resume(step, run.report.lines)
+        self._origin = resume.describe_resume(step, run.report.lines)
         if len({*gather_object([step])}) > 1:  # over all processes, generators and evaluators too
             raise InputError(
                 f"run.resume: processes see different checkpoints in {run.checkpoint_folder}; look at its disk"
             )
         if step is not None:
-            found = checkpoint.find(run.checkpoint_folder, step)
+            path = checkpoint.find(run.checkpoint_folder, step)
             run.done, run.beta, prompt_stats = checkpoint.load(
-                found,
+                path,
                 weights=run.weights,
                 optimizer=run.optimizer,
                 scaler=run.scaler,
@@ -128,10 +131,10 @@ class RunCheckpoints:
                 process=run.accelerator.process_index,
             )
             run.prompt_stats.restore(prompt_stats)
-            self._wing.restore_rollout_state(checkpoint.rollout_state(found))
-            self._wing.kept_graphs.restore(checkpoint.own_state(found))
-        run.accelerator.wait_for_everyone()  # nobody deletes a checkpoint before all have looked at it
-        kept_until = run.done or -1  # a run from the start makes the evaluation of step 0 again
+            self._wing.restore_rollout_state(checkpoint.rollout_state(path))
+            self._wing.kept_graphs.restore(checkpoint.own_state(path))
+        run.accelerator.wait_for_everyone()  # all processes must have read the checkpoints before any is deleted
+        kept_until = run.done or -1  # without a checkpoint, the evaluation of step 0 is repeated too
         run.report.forget_after(kept_until)
         if run.accelerator.is_main_process:
             self._samples.forget_after(kept_until)
@@ -139,12 +142,12 @@ class RunCheckpoints:
             checkpoint.forget_after(run.checkpoint_folder, run.done)
 
     def describe_rest(self) -> str:
-        """Return which checkpoint a resume goes on from, once it is written, as the head of the command."""
+        """Wait until the checkpoint is written; return its description for the user, see `checkpoint.describe_rest`."""
         self._background.wait()
         return checkpoint.describe_rest(self._run.checkpoint_folder, self._run.done)
 
     def advise_after_damage(self) -> tuple[str, list[str]]:
-        """Return head and end of the command that goes on with a run whose weights cannot be trusted."""
+        """Return advice for a run whose weights cannot be trusted: a phrase, and options to append to the command."""
         checkpoints = self._run.checkpoint_folder
         rest, step = self.describe_rest(), checkpoint.latest(checkpoints)
         if step is not None and checkpoint.is_sound(checkpoint.place_of(checkpoints, step)):
@@ -153,7 +156,7 @@ class RunCheckpoints:
         return f"no checkpoint is sound, {rest}", end
 
     def advise_new_run(self) -> tuple[str, list[str]]:
-        """Return head and end of the command that begins again in another folder."""
+        """Return the advice to begin again in another folder: a phrase, and options to append to the command."""
         return "mend that and begin again", [f"run.name={next_free_folder(self._run.folder).name}"]
 
     def _is_sound(self, step: int) -> bool:

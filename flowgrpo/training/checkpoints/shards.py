@@ -1,7 +1,7 @@
-"""Read and write sharded tensors by torch's distributed checkpoint, in safetensors files; nothing is pickled.
+"""Sharded tensors in safetensors files, by torch's distributed checkpoint; nothing is pickled.
 
-Each process writes its own files, whose headers say where their parts lie. Any number of processes can read them, each the
-parts that it holds, sharded or whole.
+Each process writes its own files, whose headers say where their parts belong. Any number of processes can read them.
+Each reads only the parts that it holds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ else:
 
 FILE = re.compile(r"shard-(\d{5})-model-\d{5}-of-\d{5}\.safetensors", re.ASCII)
 PART = 2**30  # approximate bytes of a file; torch copies each file in memory to write it
-ALONE = "torch.distributed is .*, assuming the intent"  # torch's warning in a process without a group
+ALONE = "torch.distributed is .*, assuming the intent"  # torch's warning in a process without a process group
 
 
 def files(folder: Path) -> list[Path]:
@@ -35,20 +35,23 @@ def files(folder: Path) -> list[Path]:
 
 
 def writer(file: Path) -> int:
-    """Return the rank that writes a file of a checkpoint; 0 for files without shards."""
+    """Return the rank that writes a file of a checkpoint; 0 for files that hold no shards."""
     match = FILE.fullmatch(file.name)
     return int(match[1]) - 1 if match else 0
 
 
 def any_in(tensors: Iterable[Any]) -> bool:
-    """Return whether some tensor is sharded."""
+    """Return whether any of the tensors is sharded."""
     return any(isinstance(tensor, DTensor) for tensor in tensors)
 
 
 def write(folder: Path, tensors: Mapping[str, torch.Tensor], peers: Peers) -> None:
-    """Write this process's parts of host tensors, and one copy of replicated parts; any error is raised on all processes."""
-    for known in ("TypedStorage is deprecated", ALONE):  # the first is of torch 2.9 itself
-        warnings.filterwarnings("ignore", known)  # for good: in a thread, filters cannot be restored
+    """Write this process's parts of tensors in host memory. A part that several processes hold is written once.
+
+    An error on one process is raised on all.
+    """
+    for known in ("TypedStorage is deprecated", ALONE):  # torch 2.9 itself causes the first
+        warnings.filterwarnings("ignore", known)  # permanently: a thread cannot restore filters safely
     processes = 1 if peers.group is None else distributed.get_world_size(peers.group)
     try:
         dcp.save(
@@ -65,7 +68,10 @@ def write(folder: Path, tensors: Mapping[str, torch.Tensor], peers: Peers) -> No
 
 
 def _number_files(tensors: Mapping[str, torch.Tensor], limit: int) -> dict[str, int]:
-    """Return the file number of each tensor, from 1; `limit` is the bytes of one number over all processes."""
+    """Return the file number of each tensor, from 1; `limit` is the size of one number's tensors in bytes.
+
+    The limit counts unsharded tensors, since each process writes its part to a file of its own.
+    """
     numbers, number, filled = {}, 1, 0
     for name, tensor in tensors.items():
         size = tensor.numel() * tensor.element_size()
@@ -82,7 +88,7 @@ def shapes(folder: Path) -> dict[str, torch.Size]:
 
 
 def read(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Read into tensors, sharded or whole, part by part and without communication; raises if a tensor is missing."""
+    """Read into `tensors`, sharded or whole, part by part and without communication; raise if one is missing."""
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ALONE)
@@ -92,5 +98,5 @@ def read(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _first_failure(error: dcp.CheckpointException) -> BaseException:
-    """Return the cause of torch's own exception, which is no `Exception` and has a traceback in its message."""
+    """Return the cause of torch's exception. Torch's own is no `Exception`, and its message contains a traceback."""
     return next(iter(error.failures.values()))[0]

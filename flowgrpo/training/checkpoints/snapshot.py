@@ -1,4 +1,4 @@
-"""Copy what a checkpoint holds to the host, and write it while training goes on.
+"""Snapshots: copies of a checkpoint's content in host memory, which are written while training continues.
 
 A checkpoint is written under a temporary name and renamed, so that it is complete or absent. The first process writes whole
 tensors; each process writes its own shards.
@@ -32,15 +32,15 @@ ALONE = Peers()
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What this process contributes to a step's checkpoint; see `take`."""
+    """The part of a step's checkpoint that this process writes; see `take`."""
 
     state: dict[str, Any]  # `state.json` without `sound` and digests
     optimizer: dict[str, Any]  # with the loss scaler
     random_states: list[dict[str, Any]]
     weights: dict[str, torch.Tensor]  # empty if they are sharded
-    older: dict[str, torch.Tensor]  # older versions by `ITERATION.NAME`; empty if they are sharded
-    older_stats: dict[str, Any]  # prompt stats of older versions by iteration
-    shards: dict[str, torch.Tensor]  # sharded tensors, with moments, by the prefixed names in `checkpoint`
+    older: dict[str, torch.Tensor]  # weights of earlier iterations by `ITERATION.NAME`; empty if they are sharded
+    older_stats: dict[str, Any]  # prompt statistics of these iterations, by iteration
+    shards: dict[str, torch.Tensor]  # sharded tensors and moments; names have the prefixes of `checkpoint`
 
 
 def take(
@@ -57,25 +57,25 @@ def take(
     own: Any = None,
     first: bool = True,
 ) -> Snapshot:
-    """Copy all that a checkpoint holds to the host, so that training may go on.
+    """Copy the content of a checkpoint to host memory, so that training may continue.
 
     Args:
-        random_states: `random_states.random_state()` of every process.
-        beta: coefficient of the divergence, which may adapt.
-        prompt_stats: as JSON; the key `history` in the file.
-        versions: weights of earlier iterations, for rollouts that are behind.
-        rollout: further state of rollouts as JSON; None is not written.
-        own: the trainer's own state as JSON; None is not written.
-        first: whether this process writes whole tensors; others copy their shards only.
+        random_states: results of `random_states.random_state`, one per process.
+        beta: coefficient of the KL term, which may adapt.
+        prompt_stats: prompt statistics as JSON values; the key `history` of `state.json`.
+        versions: weights of earlier iterations, for rollouts with `run.staleness`.
+        rollout: result of `Wing.rollout_state`; None is not written.
+        own: result of `KeptGraphs.state`; None is not written.
+        first: whether this process writes whole tensors. Other processes copy only their shards.
     """
     trained, moments = weights.tensors(), optimizer.state_dict()
-    moments["state"] = {number: dict(values) for number, values in moments["state"].items()}  # not the optimizer's own
+    moments["state"] = {number: dict(values) for number, values in moments["state"].items()}  # copies
     older, older_stats = {}, {}
     if versions is not None:
         older = {f"{i}.{name}": t for i, tensors in versions.tensors().items() for name, t in tensors.items()}
         older_stats = {str(i): version.prompt_stats for i, version in versions.kept.items()}
     state = {"step": step, "updates": weights.updates, "beta": beta, "history": prompt_stats}
-    # They are written while the run goes on, hence the copies.
+    # Copies, because the run may change them while they are written.
     state |= {key: copy.deepcopy(value) for key, value in (("rollout", rollout), ("own", own)) if value is not None}
     parts: dict[str, torch.Tensor] = {}
     if shards.any_in(trained.values()):
@@ -95,7 +95,7 @@ def take(
 
 
 def _pop_sharded(moments: dict[int, dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Remove the sharded tensors from an optimizer's state; return them by their names in a checkpoint."""
+    """Remove the sharded tensors from the state of an optimizer; return them by their names in a checkpoint."""
     sharded = {}
     for number, values in moments.items():
         for key in [key for key, value in values.items() if shards.any_in([value])]:
@@ -104,7 +104,7 @@ def _pop_sharded(moments: dict[int, dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def _copy_to_host(value: Any) -> Any:
-    """Copy a nest of values; tensors that are on the host already are copied too, since training changes them."""
+    """Copy nested maps and lists. Tensors in host memory are copied too, since training changes them."""
     if isinstance(value, Mapping):
         return {key: _copy_to_host(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -119,7 +119,7 @@ def write(
 
     Args:
         folder: the run's `checkpoints`.
-        sound: called last; tells whether the weights can be trusted (`training.reports.learning_signal`).
+        sound: returns whether the weights can be trusted (`training.reports.learning_signal`); called last.
         peers: all processes that write; if one fails, all fail.
     """
     target = checkpoint.place_of(folder, snapshot.state["step"])
@@ -136,7 +136,7 @@ def write(
         files = {name: digest for digests_of_rank in digests_of_ranks for name, digest in digests_of_rank.items()}
         do_once(lambda: _end(partial, target, snapshot.state | {"sound": sound()}, files))
         do_once(lambda: checkpoint.prune(folder, keep))
-    except BaseException:  # most often a full disk, which half a checkpoint must not fill
+    except BaseException:  # most often a full disk; delete the partial checkpoint to free it
         if peers.first and partial.exists():
             shutil.rmtree(partial)
         raise
@@ -144,7 +144,10 @@ def write(
 
 
 class Writer:
-    """Write a run's checkpoints in the background, one at a time, since each holds a host copy of all trained tensors."""
+    """Background writer of a run's checkpoints.
+
+    It writes one at a time, since each holds a copy of all trained tensors in host memory.
+    """
 
     def __init__(self, folder: Path, background: Background, *, keep: int, peers: Peers):
         self.peers = peers
@@ -152,12 +155,12 @@ class Writer:
         self._last: Future[None] | None = None
 
     def begin(self, snapshot: Snapshot, sound: Callable[[], bool]) -> None:
-        """Start to write a checkpoint; call `wait` before the next one. See `write`."""
+        """Start to write a checkpoint; see `write`. Call `wait` before the next one."""
         job = partial(write, self._folder, snapshot, keep=self._keep, sound=sound, peers=self.peers)
         self._last = self._background.submit(job)
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is written; raises if this or an earlier background job failed."""
+        """Wait until the last checkpoint is written; raise the error of this or an earlier background job."""
         if self._last is not None:
             self._background.wait(self._last)
 
@@ -169,7 +172,7 @@ def _begin(folder: Path, partial: Path) -> None:
 
 
 def _write_own(partial: Path, snapshot: Snapshot, peers: Peers) -> dict[str, str]:
-    """Write this process's part that is not sharded; return the digests of all files that it has written."""
+    """Write whole tensors if this is the first process; return the digests of all files that this process wrote."""
     if peers.first:
         _write_whole(partial, snapshot)
     elif not snapshot.shards:  # this process may not see the folder
@@ -191,7 +194,7 @@ def _write_whole(partial: Path, snapshot: Snapshot) -> None:
 
 
 def _write(path: Path, content: Any) -> None:
-    with path.open("wb") as file:  # given a path, torch would not report why it cannot write
+    with path.open("wb") as file:  # with a path instead, torch's error would not say why it cannot write
         torch.save(content, file)
 
 

@@ -1,4 +1,4 @@
-"""Jobs that several processes do together, such as writing a checkpoint: they succeed or fail on all."""
+"""Jobs that several processes do together, such as writing a checkpoint: an error on one is an error on all."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Peers:
-    """The processes of a job, by default this one alone, with a gloo group of their own; all do the same jobs in order."""
+    """The processes that do jobs together, all of them the same jobs in the same order.
+
+    They have a gloo group of their own. By default this process is alone.
+    """
 
     rank: int = 0
     group: distributed.ProcessGroup | None = None
 
     @property
     def first(self) -> bool:
-        """Whether this process does what one must do for all."""
+        """Whether this is the first process, which does the work that is done once for all."""
         return self.rank == 0
 
     def together(self, job: Callable[[], Result]) -> list[Result]:
@@ -45,15 +48,15 @@ class Peers:
 
 
 def of_first(processes: int) -> Peers:
-    """Return the first `processes` of a run; a collective call of all its processes."""
+    """Return Peers of the first `processes` ranks of a run; a collective call of all ranks."""
     if processes == 1:
         return Peers()
     group = distributed.new_group(list(range(processes)), backend="gloo", timeout=PATIENCE)
-    return Peers(distributed.get_rank(), cast("distributed.ProcessGroup", group))  # other processes never use it
+    return Peers(distributed.get_rank(), cast("distributed.ProcessGroup", group))  # not used on other ranks
 
 
 def _make_portable(error: Exception | None) -> Exception | None:
-    """Return an error that can be pickled; an OSError keeps its number."""
+    """Return an error that can be pickled. An OSError stays one, so that it keeps its number."""
     if error is None or isinstance(error, OSError | torch.OutOfMemoryError):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")

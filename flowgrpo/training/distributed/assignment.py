@@ -1,4 +1,4 @@
-"""Assign the samples of an iteration to processes, root by root, so that several may share a group."""
+"""Assignment of an iteration's samples to processes, root by root, so that several processes may share a group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from flowgrpo.training.prompts.prompt_groups import Groups
 
 @dataclass(frozen=True)
 class Assignment:
-    """The samples (`hands`) that each process makes, and the index of this one; a data shard counts as one process."""
+    """The samples that each process makes.
+
+    Attributes:
+        hands: samples, or roots of trees, of each process. The processes of one data shard count as one.
+        process: index of this process in `hands`.
+    """
 
     hands: Sequence[Sequence[Member]]
     process: int
@@ -28,7 +33,7 @@ class Assignment:
 
     @cached_property
     def divided(self) -> dict[int, list[int]]:
-        """The groups that several processes share, ascending, with these processes."""
+        """The groups that several processes share, in ascending order, each with the indices of these processes."""
         holders: dict[int, dict[int, None]] = defaultdict(dict)
         for process, hand in enumerate(self.hands):
             for group, _ in hand:

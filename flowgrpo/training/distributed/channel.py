@@ -1,7 +1,7 @@
 """Messages between trainers, generators and evaluators: weights, rollouts, evaluations.
 
-They use a gloo group of their own. Trainers post weights without waiting for a receiver; otherwise a generator that sends a
-rollout and a trainer that sends weights would block each other.
+Messages use a gloo group of their own. Trainers post weights without waiting for the receiver. If they waited, a
+generator that sends a rollout and a trainer that sends weights would block each other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flowgrpo.training.run.stop_reasons import Stopped
 
 @dataclass(frozen=True)
 class End:
-    """Tells the other processes that training has ended; `stopped` if it did so early."""
+    """A message that training has ended; `stopped` is the reason if it ended early."""
 
     stopped: Stopped | None
 
@@ -31,43 +31,50 @@ class End:
 
 
 Packed = tuple[torch.Tensor, torch.Tensor]  # the size of a message, and its bytes
-# A rollout or an evaluation may take longer than any limit; a process that ends is noticed at once.
+# A rollout or an evaluation may take very long. A process that dies is noticed at once, without this limit.
 PATIENCE = timedelta(days=30)
 
 
 class Channel:
-    """Ordered messages between pairs of processes; received GPU tensors go to `device`. All create theirs together."""
+    """Ordered messages between pairs of processes. Received GPU tensors are put on `device`.
+
+    All processes must create their channels together.
+    """
 
     def __init__(self, device: torch.device):
         self._device = device
         group = distributed.new_group(backend="gloo", timeout=PATIENCE)
-        self._group = cast("distributed.ProcessGroup", group)  # all are members
+        self._group = cast("distributed.ProcessGroup", group)  # all ranks are members
         self._under_way: dict[int, deque[list[tuple[distributed.Work, torch.Tensor]]]] = defaultdict(deque)
 
     def send(self, message: Any, to: int) -> None:
-        """Send a message and wait until it is received; RuntimeError if the other process has ended."""
+        """Send a message and wait until it is received. Raises RuntimeError if the other process has ended."""
         for content in packed(message):
             distributed.send(content, to, group=self._group)
 
     def post(self, message: Packed, to: int, behind: int) -> None:
-        """Send a `packed` message without waiting for it, but for older ones until only `behind` are under way.
+        """Send a `packed` message and return once at most `behind` messages to this process are still under way.
 
-        RuntimeError if the other process has ended.
+        Raises RuntimeError if the other process has ended.
         """
         sent = self._under_way[to]
         under_way = [(distributed.isend(content, to, group=self._group), content) for content in message]
-        sent.append(cast("list[tuple[distributed.Work, torch.Tensor]]", under_way))  # None is for non-members
+        # `isend` returns None to non-members only.
+        sent.append(cast("list[tuple[distributed.Work, torch.Tensor]]", under_way))
         while len(sent) > behind:
             for work, _ in sent.popleft():
                 work.wait()
 
     def flush(self, to: int) -> None:
-        """Wait until a process has received all posts; RuntimeError if it has ended."""
+        """Wait until process `to` has received all posted messages. Raises RuntimeError if it has ended."""
         for work, _ in (each for message in self._under_way.pop(to, ()) for each in message):
             work.wait()
 
     def receive(self, sender: int) -> torch.Tensor:
-        """Wait for the next message of a process, for `unpacked`; RuntimeError if it has ended."""
+        """Wait for the next message from `sender` and return its bytes, for `unpacked`.
+
+        Raises RuntimeError if that process has ended.
+        """
         size = torch.empty(1, dtype=torch.int64)
         distributed.recv(size, sender, group=self._group)
         content = torch.empty(int(size), dtype=torch.uint8)
@@ -75,18 +82,18 @@ class Channel:
         return content
 
     def unpacked(self, content: torch.Tensor) -> Any:
-        """Unpickle a message, which comes from a process of this run and may be any object."""
+        """Unpickle a message of any type. It must come from a process of this run, since unpickling can run code."""
         buffer = io.BytesIO(content.numpy().data)
         place: Any = self._place  # torch's type lacks None, which leaves a storage where it is
         return torch.load(buffer, map_location=place, weights_only=False)
 
     def _place(self, storage: torch.UntypedStorage, tag: str) -> torch.UntypedStorage | None:
-        """Move storages of a GPU to this process's device."""
+        """Put storages that were on a GPU on this process's device."""
         return None if tag == "cpu" else torch.serialization.default_restore_location(storage, str(self._device))
 
 
 def packed(message: Any) -> Packed:
-    """Pickle a message."""
+    """Pickle a message of any type."""
     buffer = io.BytesIO()
     torch.save(message, buffer)
     content = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)

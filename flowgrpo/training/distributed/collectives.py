@@ -1,4 +1,4 @@
-"""Collectives: sums and gathers over all ranks, or over one rank of each data shard."""
+"""Collectives: sums and gathers over all processes of a role, or over one process of each data shard."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from flowgrpo.training.distributed.data_share import DataShard
 from flowgrpo.training.distributed.fsdp_lockstep import Lockstep
 from flowgrpo.training.distributed.worker_roles import Roles
 
-# Limit for a hanging link. Other ranks may wait for slow rewards; one that ends is noticed at once.
+# Timeout for a link that hangs. It is long, since ranks may wait for slow rewards. A rank that dies is noticed at once.
 LONGEST = timedelta(hours=6)
 
 
 @dataclass(frozen=True)
 class Collectives:
-    """Collectives over the trainers, or over the evaluators."""
+    """Collectives over all trainers, or over all evaluators."""
 
     accelerator: Accelerator
-    share: DataShard  # whose first process contributes to sums and gathers over shards
-    lockstep: Lockstep  # joined before each collective
+    share: DataShard  # only its first process contributes to sums and gathers over shards
+    lockstep: Lockstep  # `join` is called before each collective
     _: KW_ONLY
-    count: int  # of participating processes
+    count: int  # number of participating processes
     group: distributed.ProcessGroup | None = None  # None for all processes
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over all processes."""
+        """Return the sum of a tensor over all processes."""
         return tensor if self.count == 1 else self._sum(tensor)
 
     @property
     def sum_gradients(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """An all-reduce for gradients; None for one process."""
+        """A function that sums a gradient over all processes; None if there is only one process."""
         return None if self.count == 1 else self._sum
 
     def sum_shares(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over the data shards."""
+        """Return the sum of a tensor over the data shards."""
         return self.sum(tensor if self.share.leads else torch.zeros_like(tensor))
 
     def gather(self, objects: list[Any]) -> list[Any]:
-        """Concatenate the lists of all processes by rank."""
+        """Concatenate the lists of all processes, in the order of ranks."""
         return self._gather(objects)
 
     def gather_shares(self, objects: list[Any]) -> list[Any]:
-        """Concatenate the lists of all data shards by index."""
+        """Concatenate the lists of all data shards, in the order of their indices."""
         return self.gather(objects if self.share.leads else [])
 
     def totals(self, counts: dict[str, int]) -> dict[str, int]:
-        """Sum counts, which have the same names everywhere, over the data shards."""
+        """Return the sum of each count over the data shards. All processes must give the same names."""
         if not counts:
             return {}
         sums = self.sum_shares(torch.tensor(list(counts.values()), dtype=torch.float64)).tolist()
@@ -75,12 +75,12 @@ class Collectives:
 
 
 def build_collectives(accelerator: Accelerator, share: DataShard, lockstep: Lockstep, roles: Roles) -> Collectives:
-    """Return the collectives of this process's role; a collective call of all processes."""
+    """Build the collectives of this process's role; a collective call of all processes."""
     if roles.trainers == accelerator.num_processes:
         return Collectives(accelerator, share, lockstep, count=roles.trainers)
     trainers = distributed.new_group(range(roles.trainers), timeout=LONGEST)
     evaluators = distributed.new_group(roles.ranks_of_evaluators, timeout=LONGEST) if roles.evaluators else None
     evaluates = roles.evaluates(accelerator.process_index)
     count, group = (roles.evaluators, evaluators) if evaluates else (roles.trainers, trainers)
-    own_group = cast("distributed.ProcessGroup | None", group)  # a number only for non-members
+    own_group = cast("distributed.ProcessGroup | None", group)  # new_group returns an int to non-members only
     return Collectives(accelerator, share, lockstep, count=count, group=own_group)

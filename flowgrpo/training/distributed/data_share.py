@@ -1,4 +1,4 @@
-"""Data shards: the groups of an iteration, and the held-out prompts, that a process works on."""
+"""Data shards: which samples of an iteration, and which held-out prompts, a process works on."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from flowgrpo.training.distributed.worker_roles import Roles
 
 @dataclass(frozen=True)
 class DataShard:
-    """One data shard of `count`; by default all data on one process.
+    """Data shard number `index` of `count`; by default all data on one process.
 
-    With `run.context_parallel` several processes work on one shard, with the same rows, noise and rewards: they split each
-    call of the network, and each has a part of the gradient. The first of them counts and gathers for all.
+    With `run.context_parallel`, several processes work on one shard, with the same rows, noise and rewards. They split
+    each call of the network, and each has a part of the gradient. Only the first of them contributes to counts and
+    gathers.
     """
 
     index: int = 0
@@ -27,7 +28,7 @@ class DataShard:
     group: distributed.ProcessGroup | None = None  # gloo group of the shard's processes, if there are several
 
     def told(self, value: Any) -> Any:
-        """Broadcast the value of the shard's first process to the others."""
+        """Return the value that the shard's first process gives; a collective call of the shard's processes."""
         if self.group is None:
             return value
         box = [value]
@@ -43,9 +44,10 @@ WHOLE = DataShard()
 
 
 def data_shards(accelerator: Accelerator, together: int, roles: Roles) -> list[DataShard]:
-    """Return the data shards that this process trains on, generates for or evaluates; a collective call of all processes.
+    """Return the data shards that this process trains on, generates for or evaluates.
 
-    Each shard has `together` processes, but one if some processes do not train.
+    A collective call of all processes. Each shard has `together` processes, but only one if the run has generators or
+    evaluators.
     """
     index, processes = accelerator.process_index, roles.trainers
     if roles.generates(index):
@@ -54,6 +56,6 @@ def data_shards(accelerator: Accelerator, together: int, roles: Roles) -> list[D
         return [DataShard(index - roles.ranks_of_evaluators.start, roles.evaluators)]
     if together == 1:
         return [DataShard(index, processes)]
-    group, _ = distributed.new_subgroups(together, backend="gloo")  # a reward may take longer than a GPU's group waits
+    group, _ = distributed.new_subgroups(together, backend="gloo")  # a reward may outlast NCCL's timeout
     place = index // together, processes // together
     return [DataShard(*place, together=together, leads=index % together == 0, group=group)]

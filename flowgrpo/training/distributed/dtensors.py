@@ -1,4 +1,4 @@
-"""Helpers for tensors that may be DTensors, that is sharded."""
+"""Helpers for tensors that may be sharded (DTensors)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this process's shard, which shares memory with the tensor; a plain tensor as it is."""
+    """Return this process's shard, which shares memory with the tensor; return a plain tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def placed_as(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Shard a tensor, which every process holds whole, like another; return it as it is if that is not sharded."""
+    """Shard a tensor, which every process holds whole, like `like`; return it unchanged if `like` is not sharded."""
     if not isinstance(like, DTensor):
         return tensor
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the whole tensor; a collective call if it is sharded."""
+    """Return the whole tensor. This is a collective call if the tensor is sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

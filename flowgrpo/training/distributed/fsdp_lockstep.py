@@ -1,12 +1,13 @@
 """Lockstep for FSDP: processes call sharded networks in the same order, however unequal their work is.
 
-Each call of a sharded network gathers its weights from all processes. So all must make the same calls, of the same network,
-with or without gradient, and as many backward passes. Rollouts of trees, texts that end early and uneven evaluations do not.
-Therefore processes exchange their wishes before each call, and the highest wish is granted. A process with another wish, or
-with none, stands in: it makes a call of one row and throws the result away. If wishes differ, processes wait for each other.
+Each call of a sharded network gathers its weights from all processes. So all processes must make the same calls: of the
+same network, with or without gradient, and with as many backward passes. Rollouts of trees, texts that end early and
+uneven evaluations break this rule. Therefore processes compare their wishes before each call, and the highest wish is
+granted. A process with another wish, or with none, stands in: it makes a call of one row and drops the result. Then it
+wishes again.
 
-The arguments of a stand-in do not matter, since only weights travel, never activations. If the sharded weights are trained,
-a stand-in for a reference call swaps its own reference shards in, and sends gradients of 0 in a backward pass.
+The arguments of a stand-in call do not matter, since only weights travel, never activations. If the sharded weights are
+trained, a stand-in for a reference call swaps in its own reference shards. In a backward pass it sends gradients of 0.
 """
 
 from __future__ import annotations
@@ -22,23 +23,27 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flowgrpo.errors import InputError
 
-# Wishes; the highest is granted. From CALL up there is a number for each network: first for calls with gradient, then
-# without, then of the reference. So a process that computes its reference stands in for reference calls only.
+# Wishes, of which the highest is granted. From CALL up there is one number for each network: first for calls with
+# gradient, then for calls without, then for calls of the reference. So a process with a reference call stands in only
+# for other reference calls.
 REST, BACKWARD, CALL = 0, 1, 2
 WITH_GRADIENT, WITHOUT, OF_REFERENCE = 0, 1, 2
 _STANDING_IN: ContextVar[bool] = ContextVar("standing_in", default=False)
 
 
 def stands_in() -> bool:
-    """Return whether the current call is a stand-in, which must not be counted or trigger hooks."""
+    """Return whether the current call is a stand-in. Such a call must not be counted or trigger hooks."""
     return _STANDING_IN.get()
 
 
 class Lockstep:
-    """The lockstep of processes that share sharded networks; without networks it does nothing.
+    """The lockstep of processes that share sharded networks. Without networks it does nothing.
 
-    Networks have the same order on every process. First every process calls each of them once inside `meeting`; stand-ins
-    repeat that call. `as_reference` is a context that swaps the reference's weights in, None if networks are frozen.
+    At first every process calls each network once inside `meeting`. Stand-ins repeat that call.
+
+    Args:
+        networks: the sharded networks, in the same order on every process.
+        as_reference: returns a context that swaps in the reference's weights; None if the networks are frozen.
     """
 
     def __init__(
@@ -52,7 +57,7 @@ class Lockstep:
         self._meeting = False
         self._thrown_away: list[torch.Tensor] = []  # results of stand-ins, for the next backward pass
         if self._networks:
-            # On the host, so that a GPU computes on; all processes are members.
+            # A host group, so that a GPU need not wait. All processes are members.
             self._group = cast("distributed.ProcessGroup", distributed.new_group(backend="gloo"))
             for network in self._networks:
                 network.register_forward_pre_hook(self._before_call, with_kwargs=True, prepend=True)
@@ -64,7 +69,10 @@ class Lockstep:
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
-        """Record the calls inside this context, which all processes make alike; InputError if a network is not called."""
+        """Record the calls inside this context, which must be the same on all processes.
+
+        Raises InputError if a network is not called.
+        """
         self._meeting = True
         try:
             yield
@@ -78,7 +86,7 @@ class Lockstep:
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Mark that the networks hold the reference's weights."""
+        """Mark that the networks hold the reference's weights inside this context."""
         self._in_reference = True
         try:
             yield
@@ -86,13 +94,13 @@ class Lockstep:
             self._in_reference = False
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Run the backward pass of a loss, once no process wishes to call a network."""
+        """Run the backward pass of a loss, as soon as no process wishes to call a network."""
         if self.active:
             self._take_turn(BACKWARD)
         self._send(loss)
 
     def join(self) -> None:
-        """Stand in until no process calls a network any more; required before any other collective."""
+        """Stand in until no process wishes a call or a backward pass. Call this before any other collective."""
         if self.active:
             self._take_turn(REST)
 
@@ -139,9 +147,8 @@ class Lockstep:
 
     def _call(self, kind: int, network: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._as_reference is not None:
-            in_place = (
-                kind != OF_REFERENCE or self._in_reference
-            )  # this process may compute another network's reference
+            # This process may be in its own reference already, for a call of another network.
+            in_place = kind != OF_REFERENCE or self._in_reference
             with nullcontext() if in_place else self._as_reference():
                 return network(*args, **kwargs)
         trained = (p for p in network.named_parameters() if p[1].requires_grad) if kind == WITH_GRADIENT else ()
@@ -149,7 +156,7 @@ class Lockstep:
         return torch.func.functional_call(network, copies, args, kwargs)
 
     def _send(self, *losses: torch.Tensor) -> None:
-        """Run one backward pass of a loss, if there is one, and of the results of stand-ins with a gradient of 0."""
+        """Run one backward pass: of the loss, if given, and of the results of stand-ins with gradient 0."""
         thrown_away, self._thrown_away = self._thrown_away, []
         gradients = [*(torch.ones_like(x) for x in losses), *(torch.zeros_like(x) for x in thrown_away)]
         torch.autograd.backward([*losses, *thrown_away], gradients)
@@ -164,5 +171,5 @@ def _device(network: torch.nn.Module) -> str:
 
 
 def _autocast(device: str) -> torch.dtype | None:
-    """Return the dtype of autocast, or None."""
+    """Return autocast's dtype, or None if autocast is off."""
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

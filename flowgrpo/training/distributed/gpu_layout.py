@@ -1,4 +1,4 @@
-"""How processes are spread over machines, and how many share sharded networks."""
+"""Layout of processes: how many run on each machine, and how many share sharded networks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OF_NODE = 8  # default GPUs per machine
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A number of processes of one GPU each, `of_node` on each machine; `sharding` as `run.sharding`."""
+    """Processes with one GPU each, `of_node` of them on each machine; `sharding` is that of `run.sharding`."""
 
     processes: int
     of_node: int = OF_NODE

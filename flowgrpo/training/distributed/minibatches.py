@@ -1,6 +1,6 @@
-"""Minibatches: assign samples or edges to the optimizer steps of an iteration (`train.split`), and samples to processes.
+"""Minibatches: assignment of samples or edges to optimizer steps (`train.split`), and of samples to processes.
 
-The parts, one for each optimizer step, are the same on any number of processes.
+A part is the minibatch of one optimizer step. Parts do not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ else:
 
 T = TypeVar("T")
 Member = tuple[int, int]  # a sample or the root of a tree: its group, and its index there
-MOST_SAMPLES = 1 << 20  # of an iteration
+MOST_SAMPLES = 1 << 20  # in an iteration
 
 
 def kept_whole(train: Train, algorithm: Any, generators: int = 0) -> str | None:
@@ -35,7 +35,7 @@ def kept_whole(train: Train, algorithm: Any, generators: int = 0) -> str | None:
 
 
 def check_geometry(train: Train, algorithm: Any, processes: int, *, sharing: int = 1, generators: int = 0) -> None:
-    """Check that all processes get equally many roots, or whole groups, of each part.
+    """Check that each part divides into equal numbers of roots, or of whole groups, for all processes.
 
     Args:
         processes: number of trainers.
@@ -43,7 +43,7 @@ def check_geometry(train: Train, algorithm: Any, processes: int, *, sharing: int
         generators: number of generators.
 
     Raises:
-        InputError: they do not divide, with the nearest numbers that do; or there are more than `MOST_SAMPLES`.
+        InputError: a number does not divide (the message gives the nearest that does), or there are too many samples.
     """
     if processes % sharing:
         most = processes // sharing * sharing
@@ -78,18 +78,21 @@ def check_geometry(train: Train, algorithm: Any, processes: int, *, sharing: int
 
 
 def _count_together(train: Train, roots: int) -> int:
-    """Return the smallest number of groups whose roots divide into parts of equal size."""
+    """Return the smallest number of groups whose roots divide into `train.updates` equal parts."""
     of_samples = train.updates // math.gcd(train.updates, roots)
     return {"groups": train.updates, "samples": of_samples, "edges": 1}[train.split]
 
 
 def of_roots(train: Train, roots: int, sizes: Sequence[int], *, seed: int, iteration: int) -> list[list[int]]:
-    """Return the part of every root of every group of an iteration; 0 with `split: edges`, which has no parts of roots.
+    """Return the part (the optimizer step, from 0) of every root of every group of an iteration.
 
-    `groups` cuts the list of groups. `samples` shuffles roots within the smallest sets of groups that give equal parts: one
-    group if its roots divide, else groups as far apart as possible.
+    With `split: groups` the list of groups is cut into parts. With `split: samples`, roots are shuffled within the
+    smallest sets of groups that give equal parts: one group if its roots divide, else groups as far apart as possible.
+    With `split: edges` all parts are 0, since `of_edges` divides edges instead.
 
-    `roots` is the number in a usual group, `sizes` (G,) those of each group.
+    Args:
+        roots: the usual number of roots in a group.
+        sizes: (G,) the number of roots in each group.
     """
     if train.split == "edges":
         return [[0] * size for size in sizes]
@@ -109,18 +112,17 @@ def of_roots(train: Train, roots: int, sizes: Sequence[int], *, seed: int, itera
 def of_processes(
     train: Train, algorithm: Any, parts: Sequence[Sequence[int]], processes: int, *, generators: int = 0
 ) -> list[list[Member]]:
-    """Return the sorted roots of each process: equally many of each part, with few groups divided.
+    """Return the sorted roots of each process, from the `parts` that `of_roots` returned.
 
-    If sizes are unequal (`prompts.pick.budget: knapsack`), processes may differ by one root of a part.
-
-    `parts` are those of `of_roots`.
+    Processes get equal numbers of roots of each part, and few groups are divided among processes. If group sizes differ
+    (`prompts.pick.budget: knapsack`), the numbers may differ by one.
     """
     whole, apart = kept_whole(train, algorithm, generators), len(parts)
     if train.split == "samples":
         apart //= _count_together(train, algorithm.roots(train.group_size))
     # Groups that were shuffled together become neighbours.
     in_order = sorted(range(len(parts)), key=lambda group: (group % apart, group))
-    units: dict[int, list[list[Member]]] = defaultdict(list)  # by part, what must stay on one process
+    units: dict[int, list[list[Member]]] = defaultdict(list)  # part -> lists of roots that must stay on one process
     for group in in_order:
         members = [(group, index) for index in range(len(parts[group]))]
         if whole:
@@ -136,19 +138,20 @@ def of_processes(
 
 
 def evenly(things: Sequence[T], processes: int) -> list[Sequence[T]]:
-    """Cut a sequence into one run for each process; their lengths differ by at most one."""
+    """Cut a sequence into one consecutive slice for each process; their lengths differ by at most one."""
     ends = [len(things) * process // processes for process in range(processes + 1)]
     return [things[first:end] for first, end in pairwise(ends)]
 
 
 def of_edges(tree: Tree, keep: torch.Tensor, *, updates: int, seed: int, iteration: int) -> torch.Tensor:
-    """Return for each node the optimizer step (nodes,) int64 that trains the edge into it.
+    """Return the optimizer step (nodes,) int64 that trains the edge to each node.
 
-    The edges of a group are shuffled and spread over all steps. The edges out of one state stay together, because they share
-    its evaluation. BranchGRPO's released code takes an
-    optimizer step for each 12 of the shuffled edges of a process's trees.
+    The edges of a group are shuffled and spread over all steps. The edges out of one state stay together, because they
+    share its evaluation. BranchGRPO's released code instead takes an optimizer step for every 12 of the shuffled edges
+    of a process's trees.
 
-    `keep` (nodes,) tells whether the edge to each node is trained.
+    Args:
+        keep: (nodes,) bool, whether the edge to each node is trained.
     """
     leaving = defaultdict(list)  # state -> trained edges
     for evaluation in tree.evaluations:

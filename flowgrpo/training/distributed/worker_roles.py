@@ -1,4 +1,4 @@
-"""Roles by rank: first trainers, then generators (`run.generators`), then evaluators (`run.evaluators`)."""
+"""Roles of ranks: the first ranks train, the next generate (`run.generators`), the last evaluate (`run.evaluators`)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ KEY, OF_EVALUATION = "run.generators", "run.evaluators"
 class Roles:
     """The numbers of trainers, generators (which only roll out) and evaluators.
 
-    Each trainer trains on one share of the samples of an iteration. With fewer generators than trainers, each makes several
-    shares; with more, they take turns by iteration.
+    The samples of an iteration that one trainer trains on are its hand. With fewer generators than trainers, each
+    generator makes several hands. With more, several generators take turns for one trainer, by iteration.
     """
 
     trainers: int
@@ -38,18 +38,18 @@ class Roles:
         return rank in self.ranks_of_evaluators
 
     def samples_held_out(self, rank: int) -> bool:
-        """Return whether a rank takes part in evaluations."""
+        """Return whether a rank samples held-out prompts: evaluators, or trainers if there are no evaluators."""
         return self.evaluates(rank) if self.evaluators else rank < self.trainers
 
     def hands(self, rank: int, iteration: int) -> list[int]:
-        """Return the hands, by rank of their trainer, that a generator makes in an iteration."""
+        """Return the hands that generator `rank` makes in an iteration; a hand is named by the rank of its trainer."""
         number = rank - self.trainers
         if self.generators <= self.trainers:
             return list(range(number, self.trainers, self.generators))
         return [number % self.trainers] if iteration % self.turns == number // self.trainers else []
 
     def every_hand(self, rank: int) -> list[int]:
-        """Return the hands that a generator makes in any iteration."""
+        """Return all hands that generator `rank` makes in some iteration, sorted."""
         return sorted({hand for iteration in range(self.turns) for hand in self.hands(rank, iteration)})
 
     @property
@@ -58,19 +58,19 @@ class Roles:
         return max(1, self.generators // self.trainers)
 
     def generator(self, hand: int, iteration: int) -> int:
-        """Return the rank of the generator of a hand in an iteration."""
+        """Return the rank of the generator that makes `hand` in an iteration."""
         ranks = range(self.trainers, self.trainers + self.generators)
         return next(rank for rank in ranks if hand in self.hands(rank, iteration))
 
 
 def assign_roles(run: Run, processes: int) -> Roles:
-    """Return the roles of a run's processes; raises as `check`."""
+    """Return the roles of a run's processes. Raises InputError as `check`."""
     check(run, processes)
     return Roles(run.trainers(processes), run.generators, run.evaluators)
 
 
 def check(run: Run, processes: int) -> None:
-    """Raise InputError if generators or evaluators are too many, uneven or incompatible; names the nearest numbers."""
+    """Raise InputError if the numbers of generators and evaluators do not fit the processes or other options."""
     processes -= run.evaluators
     generators, trainers = run.generators, processes - run.generators
     if run.evaluators:
@@ -108,6 +108,6 @@ def _check_whole(run: Run, key: str, role: str) -> None:
 
 
 def _fitting(processes: int) -> str:
-    """List the numbers of generators that can be shared out."""
+    """List, as text, the numbers of generators that can be shared out evenly among `processes`."""
     choices: Sequence[int] = [n for n in range(1, processes) if max(n, processes - n) % min(n, processes - n) == 0]
     return " or ".join(map(str, choices)) if choices else "more run.processes"
