@@ -1,1 +1,1 @@
-"""Batches that fit into memory: search, measure, and retry after running out."""
+"""Batch sizes that fit into memory: probing of sizes, and their record in a run's folder."""

@@ -1,9 +1,9 @@
-"""How many rows a call of the model takes best here, by trying: powers of two, until they are no faster or do not fit.
+"""Probing of batch sizes: try powers of two until they are no faster or do not fit into memory.
 
-A size is taken to fit if the most memory of its calls stays below `MARGIN` of what there is, so that other prompts, and what
-comes later, have room. One that would not, by what the size before took, is not tried: a GPU then need not run out of
-memory, and a host is not driven to where the system ends programs. Of the sizes that fit the smallest is taken that is
-nearly as fast as the fastest.
+A size fits if the peak memory of its calls stays below `MARGIN` of the free memory. The margin leaves room for other
+prompts and for later allocations. The memory of a size is predicted from the smaller sizes, and a size that will not
+fit is not tried. So a GPU need not run out of memory, and a host need not kill processes. Of the sizes that fit, the
+smallest that is nearly as fast as the fastest is chosen.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from flowgrpo.training.reports.report import lower_peak, peak_bytes
 from rewards.memory import is_out_of_memory
 
 MARGIN = 0.9
-NEARLY = 0.95  # of the rows a second of the fastest size
-PATIENCE = 2  # sizes in a row that were not faster than that by more; then larger ones are not tried
-LIBRARY = ctypes.CDLL(None)  # of C
+NEARLY = 0.95  # a size is nearly as fast as the fastest from this fraction of its rows per second
+PATIENCE = 2  # stop after so many doublings beyond the best size
+LIBRARY = ctypes.CDLL(None)  # the C library
 clock = time.perf_counter
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A kind of calls that samples are made of, or learned from.
+    """A kind of model call in a rollout or an update, to be timed.
 
     Attributes:
-        calls: how many a sample takes part in.
-        call: make one of so many rows.
+        calls: number of such calls that each sample takes part in.
+        call: makes one call with the given number of rows.
     """
 
     calls: float
@@ -44,11 +44,11 @@ class Timed:
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """A size, and what its calls took on the slowest and the fullest process.
+    """Time and memory of a batch size.
 
     Attributes:
-        seconds: of all calls that its rows take part in.
-        peak: bytes.
+        seconds: time of all calls that its rows take part in, on the slowest process.
+        peak: peak memory in bytes, on the process where it is largest.
     """
 
     rows: int
@@ -57,22 +57,22 @@ class Tried:
 
     @property
     def rate(self) -> float:
-        """Rows in a second."""
+        """Rows per second."""
         return self.rows / self.seconds
 
 
 def taken_bytes(device: torch.device) -> int:
-    """Bytes that a device, or this process on the host, has now."""
+    """Return the bytes allocated now: on a GPU by its tensors, on the host by this process."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     return psutil.Process().memory_info().rss
 
 
 def free_bytes(device: torch.device, processes: int) -> int:
-    """Bytes that a process can still take of its device's memory, or of its part of the host's.
+    """Return the bytes that a process can still allocate on its GPU, or of its share of the host's memory.
 
     Args:
-        processes: of the run on this host, which take of its memory alike.
+        processes: number of the run's processes on this host, which share its memory equally.
     """
     if device.type != "cuda":
         return psutil.virtual_memory().available // processes
@@ -80,25 +80,27 @@ def free_bytes(device: torch.device, processes: int) -> int:
 
 
 class Memory:
-    """The memory of a process's device, or of the host where that computes, to try calls of one kind in.
+    """Memory of a process's device during the probing of one kind of calls: peak usage by batch size, and its limit.
 
-    Where a host tells no more than the most that the process ever had, calls that stay below that fit.
+    The peak on a host may be that of the whole life of the process. Calls that stay below an earlier peak count as
+    fitting.
 
     Args:
-        reserved: bytes that are not taken yet, but will be.
-        processes: as of `free_bytes`.
+        reserved: bytes that the run will allocate later.
+        processes: see `free_bytes`.
     """
 
     def __init__(self, device: torch.device, reserved: int = 0, processes: int = 1):
         self._device = device
-        self._seen: list[tuple[int, int]] = []  # rows of the last two sizes, and their bytes above what is taken now
+        self._seen: list[tuple[int, int]] = []  # the last two sizes: rows, and peak bytes above `_taken`
         self._taken = self._before = taken_bytes(device)
         self._room = int(MARGIN * free_bytes(device, processes)) - reserved
 
     def holds(self, rows: int) -> bool:
-        """Whether calls of so many rows should fit, by what fewer took; True where nobody knows.
+        """Predict whether calls of `rows` rows fit, from the smaller sizes; True if nothing is known.
 
-        One size alone does not tell what a call takes whatever its rows, as gradients of all weights: a GPU then tries two.
+        The prediction is linear in the rows. One size alone does not show the constant part of a call's memory, such as
+        the gradients of all weights. So a GPU always tries two rows.
         """
         if not self._seen or (len(self._seen) == 1 and rows <= 2 and self._device.type == "cuda"):
             return True
@@ -107,13 +109,13 @@ class Memory:
         return most + (most - least) / (last - fewer) * (rows - last) <= self._room
 
     def begin(self) -> None:
-        """Look at what is taken from here on."""
+        """Start to measure the peak."""
         lower_peak(self._device)
         if self._device.type != "cuda":
             self._before = peak_bytes(self._device)
 
     def look(self, rows: int) -> tuple[int, bool]:
-        """The most bytes that were taken so far, by calls of so many rows, and whether that leaves the margin."""
+        """Return the peak in bytes since `begin`, by calls of `rows` rows, and whether it leaves the margin."""
         peak = peak_bytes(self._device)
         if peak <= self._before:
             self._seen = []
@@ -122,37 +124,37 @@ class Memory:
         return peak, peak - self._taken <= self._room
 
     def free(self) -> None:
-        """Give back what nobody holds, of a failed call too."""
+        """Free unreferenced tensors, those of a failed call too, and cached memory."""
         free(self._device)
 
     def give_back(self) -> None:
-        """Give a device back what is kept of it for later."""
+        """Free cached memory."""
         give_back(self._device)
 
 
 def free(device: torch.device) -> None:
-    """Give a device, or the host, back what nobody holds."""
+    """Free unreferenced tensors, and return the memory that allocators cache to the device, or to the host."""
     gc.collect()
     give_back(device)
 
 
 def give_back(device: torch.device) -> None:
-    """Give a device, or the host, back what is kept of it for later."""
+    """Return the memory that allocators cache to the device, or to the host."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    elif hasattr(LIBRARY, "malloc_trim"):  # glibc's
+    elif hasattr(LIBRARY, "malloc_trim"):  # glibc only
         LIBRARY.malloc_trim(0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prober:
-    """What is tried where.
+    """Trials of batch sizes. All processes call each method together.
 
     Attributes:
-        memory: of this process.
-        everyone: the list of what each process has to say; all ask together.
-        clear: forget what a call has left behind.
-        alone: whether calls are of this process alone, so that one of them may run out of memory without the others.
+        memory: memory of this process's device.
+        everyone: gathers a value of each process into a list; a collective call.
+        clear: drops the gradients that a call has left.
+        alone: whether each process makes its calls alone, so that one may run out of memory without the others.
     """
 
     memory: Memory
@@ -161,34 +163,38 @@ class Prober:
     alone: bool
 
     def fits(self, timed: Sequence[Timed], rows: int) -> Tried | None:
-        """What calls of so many rows took; None where they do not fit, on any of the processes.
+        """Try calls of `rows` rows; return their time and memory, or None if they do not fit on some process.
 
         Raises:
-            Exception: a call failed, or ran out of memory in the middle of what others wait for.
+            Exception: a call failed, or ran out of memory in a call that several processes make together.
         """
         if not all(self.everyone(self.memory.holds(rows))):
             return None
-        told = self.everyone(self._tried(timed, rows))
-        if None in told:
+        results = self.everyone(self._try(timed, rows))
+        if None in results:
             return None
-        return Tried(rows=rows, seconds=max(each[0] for each in told), peak=max(each[1] for each in told))
+        return Tried(rows=rows, seconds=max(each[0] for each in results), peak=max(each[1] for each in results))
 
     def sizes(self, timed: Sequence[Timed], most: int) -> list[Tried]:
-        """Sizes from one row to the last power of two that is not above `most`, as far as they fit and are worth trying."""
-        found: list[Tried] = []
+        """Try the powers of two up to `most`, until one does not fit or the last `PATIENCE` ones were no faster.
+
+        Returns:
+            The sizes that fit, ascending.
+        """
+        fitting: list[Tried] = []
         for rows in powers(most):
             tried = self.fits(timed, rows)
             if tried is None:
                 break
-            found.append(tried)
-            if rows >= best(found).rows << PATIENCE:
+            fitting.append(tried)
+            if rows >= best(fitting).rows << PATIENCE:
                 break
-        return found
+        return fitting
 
     def largest(self, timed: Sequence[Timed], rows: int) -> int:
-        """`rows`, or the first half, quarter and so on of it that fits; 1 if none does.
+        """Return the largest of `rows`, its half, its quarter and so on that fits; 1 if none does.
 
-        They are tried from the smallest on, so that what is too large is seen by what smaller ones took.
+        They are tried in ascending order, so that the memory of the larger ones can be predicted.
         """
         most = 1
         for size in sorted(rows >> halved for halved in range(rows.bit_length() - 1)):
@@ -197,12 +203,12 @@ class Prober:
             most = size
         return most
 
-    def _tried(self, timed: Sequence[Timed], rows: int) -> tuple[float, int] | None:
-        """Seconds and the most bytes of calls on this process; None where they do not fit."""
+    def _try(self, timed: Sequence[Timed], rows: int) -> tuple[float, int] | None:
+        """Return the seconds and the peak bytes of calls on this process; None if they do not fit."""
         self.memory.begin()
         seconds = None
         try:
-            seconds = sum(each.calls * self._seconds(each.call, rows) for each in timed)
+            seconds = sum(each.calls * self._measure_seconds(each.call, rows) for each in timed)
         except Exception as error:
             if not (self.alone and is_out_of_memory(error)):
                 raise
@@ -214,8 +220,8 @@ class Prober:
         self.memory.free()
         return None
 
-    def _seconds(self, call: Callable[[int], object], rows: int) -> float:
-        """Of the faster of two calls, with what the device has left to do then."""
+    def _measure_seconds(self, call: Callable[[int], object], rows: int) -> float:
+        """Return the time of the faster of two calls, until the GPU has finished."""
         each = []
         for _ in range(2):
             started = clock()
@@ -228,7 +234,7 @@ class Prober:
 
 
 def powers(most: int) -> Iterator[int]:
-    """1, 2, 4 and so on, up to `most`."""
+    """Yield 1, 2, 4 and so on, up to `most`."""
     rows = 1
     while rows <= most:
         yield rows
@@ -236,10 +242,10 @@ def powers(most: int) -> Iterator[int]:
 
 
 def best(tried: Sequence[Tried], key: str = "train.micro_batch") -> Tried:
-    """The smallest of the sizes that are nearly as fast as the fastest.
+    """Return the smallest size that is nearly as fast as the fastest.
 
     Raises:
-        InputError: there is none, for not even one row fits.
+        InputError: there is no size, since not even one row fits; the message names the config key `key`.
     """
     if not tried:
         raise InputError(

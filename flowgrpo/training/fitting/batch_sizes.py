@@ -1,10 +1,12 @@
-"""The numbers of `train.micro_batch: auto` and `train.rollout_batch: auto`: found once, kept with a run, halved if need be.
+"""Batch sizes that are `auto` in the config (`train.micro_batch`, `train.rollout_batch`), found by probing.
 
-They are found before the first rollout of a fresh run (`training.fitting.batch_probing`), and kept with what was measured
-in `batches.json` of its folder. A resume takes what held when its checkpoint was written, without a probe; on another
-machine it tries whether these fit. Noise is addressed, so that sizes change samples by rounding alone, and a run with the
-found sizes written out has the very same numbers. A call that runs out of memory all the same halves them, see
-`training.oom_retry`.
+They are probed before the first rollout of a new run (`training.fitting.batch_probing`). Sizes and measurements are
+written to `batches.json` in the run's folder. A resumed run takes the sizes of its checkpoint's iteration without a
+probe; on another machine it tests whether they fit. If a call runs out of memory later, its size is halved
+(`training.oom_retry`).
+
+Batch sizes change samples by rounding only, since noise does not depend on them. A run with the found sizes written in
+its config has exactly the same numbers.
 """
 
 from __future__ import annotations
@@ -40,34 +42,34 @@ UPDATE, ROLLOUT = "micro_batch", "rollout_batch"
 
 @dataclass(frozen=True)
 class ProbeCalls:
-    """The calls that sizes are tried with, on the longest prompt: those of a rollout, and those of an update."""
+    """Model calls that probe batch sizes on the longest prompt: those of a rollout and those of an update."""
 
     rollout: Sequence[Timed]
     update: Sequence[Timed]
 
 
 class BatchSizes:
-    """The found sizes of a run, which stand in its configuration once `prepare` has been called.
+    """The probed batch sizes of a run. `prepare` puts them into the run's config.
 
     Args:
-        probe_calls: returns the calls that sizes are tried with.
-        copies_to_come: returns the bytes of copies of the networks that rollouts will make.
+        probe_calls: returns the model calls that probe sizes.
+        copies_to_come: returns the bytes of network copies that rollouts have yet to allocate.
     """
 
     def __init__(self, run: RunState, probe_calls: Callable[[], ProbeCalls], copies_to_come: Callable[[], int]):
         self._run, self._asked = run, run.config.train.found
         self._probe_calls, self._copies_to_come = probe_calls, copies_to_come
         self._tried: dict[str, list[dict[str, Any]]] = {}
-        self._held: list[dict[str, Any]] = []  # from which step on which sizes hold, ascending
+        self._held: list[dict[str, Any]] = []  # sizes, each with the step from which they are used, ascending
         self._alone = run.accelerator.num_processes == 1
 
     def prepare(self) -> None:
-        """Put the sizes into the configuration: those that a resumed run has, or those that are found now.
+        """Put the sizes into the config: those that a resumed run recorded, or else newly probed ones.
 
-        All processes do so together.
+        All processes call this together.
 
         Raises:
-            InputError: not even one row fits, or the file of a resumed run cannot be read.
+            InputError: not even one row fits, or the record of a resumed run cannot be read.
         """
         if not self._asked:
             return
@@ -77,7 +79,7 @@ class BatchSizes:
             self._tried = written["tried"]
             self._held = [each for each in written["held"] if each["step"] <= run.done]
             if len(self._held) < len(written["held"]):
-                self._write(None)  # what came after is forgotten
+                self._write(None)  # drop the sizes of later iterations
         held = self._held[-1] if self._held else {}
         known = {key: held[key] for key in self._asked if key in held}
         if written is not None and known:
@@ -88,17 +90,17 @@ class BatchSizes:
         if not new:
             return
         with phases.phase("probing"):
-            started, found = phases.clock(), self._found(new)
-        kept = {key: getattr(run.config.train, key) for key in known}
-        self.hold(run.done, {**kept, **found}, "found", machines)
-        sizes = ", ".join(f"train.{key} {rows}" for key, rows in found.items())
+            started, probed = phases.clock(), self._probe(new)
+        recorded = {key: getattr(run.config.train, key) for key in known}
+        self.hold(run.done, {**recorded, **probed}, "found", machines)
+        sizes = ", ".join(f"train.{key} {rows}" for key, rows in probed.items())
         run.report.say(f"found {sizes} in {phases.clock() - started:.0f} s")
 
     def to_come(self, call: int) -> int:
-        """Bytes that a run will have beside what it has now: moments, gradients, copies, and in calls.
+        """Return the bytes that a run will still allocate: moments, gradients, copies, and the memory of a call.
 
         Args:
-            call: that a call takes; the ones of found sizes, which were tried, may have taken more.
+            call: bytes of one call. A larger measurement of a probed update takes its place.
         """
         train = self._run.config.train
         tried = [
@@ -111,55 +113,55 @@ class BatchSizes:
         return max(self._still_to_come(ROLLOUT) + call, update)
 
     def _read(self) -> dict[str, Any] | None:
-        """What the main process reads in the run's folder, on every process: disks may differ.
+        """Return the record that the main process reads, on every process, since their disks may differ.
 
         Raises:
-            InputError: it cannot be read, on all of them.
+            InputError: the record cannot be read; raised on all processes.
         """
-        own: Any = None
+        result: Any = None
         if self._run.accelerator.is_main_process:
             try:
-                own = read(self._run.folder)
+                result = read(self._run.folder)
             except InputError as error:
-                own = error
-        written = self._everyone(own)[0]
+                result = error
+        written = self._everyone(result)[0]
         if isinstance(written, InputError):
             raise written
         return written
 
-    def _found(self, keys: Sequence[str]) -> dict[str, int]:
-        """The sizes of some keys that ask for one."""
-        run, train, found = self._run, self._run.config.train, {}
-        # The same on processes that do not train: all try alike.
-        hands = run.roles.trainers // run.config.run.context_parallel
-        most = train.part_rows // hands
+    def _probe(self, keys: Sequence[str]) -> dict[str, int]:
+        """Probe and return the batch size of each key."""
+        run, train, sizes = self._run, self._run.config.train, {}
+        # Computed from the trainers on every process: generators and evaluators must try the same sizes.
+        shards = run.roles.trainers // run.config.run.context_parallel
+        most = train.part_rows // shards
         for key in keys:
             taken = batch_probing.taken_bytes(self._run.accelerator.device)
-            with self._trying(key) as (prober, timed):
+            with self._probing(key) as (prober, timed):
                 tried = prober.sizes(timed, max(1, most))
             self._tried[key] = [_as_json(each, taken) for each in tried]
-            found[key] = batch_probing.best(tried, f"train.{key}").rows
-        return found
+            sizes[key] = batch_probing.best(tried, f"train.{key}").rows
+        return sizes
 
-    def _fit_another(self, found: dict[str, int], machines: list[tuple[str, int]]) -> None:
-        """Halve the sizes until they fit a machine that they were not found on."""
+    def _fit_another(self, sizes: dict[str, int], machines: list[tuple[str, int]]) -> None:
+        """Halve the sizes until they fit this machine, on which they were not found."""
         run, fitting = self._run, {}
         with phases.phase("probing"):
-            for key, rows in found.items():
-                with self._trying(key) as (prober, timed):
+            for key, rows in sizes.items():
+                with self._probing(key) as (prober, timed):
                     fitting[key] = prober.largest(timed, rows)
         self.hold(run.done, fitting, "another machine", machines)
         for key, rows in fitting.items():
-            if rows < found[key]:
+            if rows < sizes[key]:
                 here = ", ".join(f"{name} of {size / 2**30:.0f} GiB" for name, size in machines)
-                sentence = f"train.{key} was found on another machine; {found[key]} do not fit here ({here})"
+                sentence = f"train.{key} was found on another machine; {sizes[key]} do not fit here ({here})"
                 run.report.warn(f"{sentence}, it is {rows} from here on")
 
     @contextmanager
-    def _trying(self, key: str) -> Iterator[tuple[Prober, Sequence[Timed]]]:
-        """A context in which sizes of a key are tried by these calls, and that leaves no trace of them.
+    def _probing(self, key: str) -> Iterator[tuple[Prober, Sequence[Timed]]]:
+        """Yield a prober, and the calls that probe the size of `key`; undo their side effects at exit.
 
-        With `rollout_batch: null` the calls of both kinds have one size.
+        With `rollout_batch: null`, `micro_batch` is the size of both kinds of calls.
         """
         run, evaluations = self._run, self._run.evaluations
         memory = Memory(run.accelerator.device, self._still_to_come(key), of_machine(run.accelerator.num_processes))
@@ -178,31 +180,31 @@ class BatchSizes:
             memory.begin()
 
     def _is_alone(self) -> bool:
-        """Whether a call of the model is of one process, and not made together with others."""
+        """Return whether each process calls the model alone, not together with others."""
         run = self._run.config.run
         return self._alone or (run.sharding == "none" and run.context_parallel == 1)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes that this process uses now, of those that were asked for and have been found."""
+        """The probed sizes that this process uses now, by key; keys that are not probed yet are left out."""
         sizes = {key: getattr(self._run.config.train, key) for key in self._asked}
         return {key: rows for key, rows in sizes.items() if rows != AUTO}
 
     def halved(self, key: str) -> dict[str, int] | None:
-        """The sizes of a second attempt; None where there is none."""
+        """Return half the size of `key`, by the key that sets it; None if it was not probed or is 1."""
         train = self._run.config.train
         asked = UPDATE if key == ROLLOUT and train.rollout_batch is None else key
         rows = getattr(train, asked)
         return {asked: rows // 2} if asked in self._asked and rows > 1 else None
 
     def hold(self, step: int, sizes: dict[str, int], why: str, machines: list[tuple[str, int]] | None = None) -> None:
-        """Use sizes from a step on, and write that to the run's folder."""
+        """Use sizes from `step` on, and record them in the run's folder. `why` is the reason in the record."""
         self.use(sizes)
         self._held.append({"step": step, **self.sizes, "why": why})
         self._write(machines)
 
     def _write(self, machines: list[tuple[str, int]] | None) -> None:
-        """Write what holds to the run's folder, on machines that are written there already or these."""
+        """Write the record to the run's folder; `machines` None keeps the recorded machines."""
         run = self._run
         if not run.accelerator.is_main_process:
             return
@@ -216,26 +218,29 @@ class BatchSizes:
         self._run.config = with_sizes(self._run.config, sizes)
 
     def drop_gradients(self) -> None:
-        """Free the gradients of a call."""
+        """Drop the gradients of all trained weights."""
         for p in self._run.weights.parameters:
             p.grad = None
 
     def _still_to_come(self, key: str) -> int:
-        """Return bytes beside calls that are not taken yet: moments, copies, sums of gradients; in rollouts gradients."""
+        """Return the bytes that a run will still allocate outside of calls of `key`.
+
+        They are moments, copies of networks and buffers for sums of gradients. For rollouts, gradients are added.
+        """
         run = self._run
         count = sum(local(p).numel() for p in run.weights.parameters)
         moments = 0 if run.optimizer.state else OPTIMIZERS[run.config.train.optimizer.name].bytes_per_number
         sums = 0 if self._alone else 2 * min(4 * count, MESSAGE)
         return int(count * (moments + 4 * (key == ROLLOUT))) + sums + self._copies_to_come()
 
-    def _everyone(self, told: Any) -> list[Any]:
-        """What every process of the run tells, whatever its role; all ask together."""
+    def _everyone(self, value: Any) -> list[Any]:
+        """Gather a value from every process of the run, of any role; a collective call."""
         self._run.weights.lockstep.join()
-        return gather_object([told])
+        return gather_object([value])
 
 
 def _machine(accelerator: Accelerator) -> tuple[str, int]:
-    """The name and the bytes of what a process computes on."""
+    """Return the name and the memory in bytes of the device that a process computes on."""
     if accelerator.device.type == "cuda":
         properties = torch.cuda.get_device_properties(accelerator.device)
         return properties.name, properties.total_memory
@@ -243,15 +248,15 @@ def _machine(accelerator: Accelerator) -> tuple[str, int]:
 
 
 def _as_json(tried: Tried, taken: int) -> dict[str, float]:
-    call = max(0, tried.peak - taken)  # beside what was there, of which a resume has more
+    call = max(0, tried.peak - taken)  # without memory allocated before, since a resumed run has allocated more
     return {"rows": tried.rows, "seconds": tried.seconds, "peak_bytes": tried.peak, "call_bytes": call}
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """What a run's folder holds of found sizes; None where it holds none.
+    """Return the record of probed sizes in a run's folder; None if there is none.
 
     Raises:
-        InputError: it cannot be read, or is not what `BatchSizes` writes.
+        InputError: the record cannot be read, or `BatchSizes` cannot have written it.
     """
     path = folder / FILE
     if not path.is_file():
@@ -275,15 +280,15 @@ def _is_count(value: Any) -> bool:
 
 
 def with_sizes(config: RunConfig, sizes: dict[str, int]) -> RunConfig:
-    """The configuration with numbers in the place of `auto`."""
+    """Return the config with the given batch sizes in place of `auto`."""
     return config.model_copy(update={"train": config.train.model_copy(update=sizes)})
 
 
 def resolve_sizes(config: RunConfig, folder: Path) -> RunConfig:
-    """The configuration of the run in a folder, with the sizes that it last had in the place of `auto`, if it has found any.
+    """Return the config with the sizes last recorded in a run's folder in place of `auto`, if there are any.
 
     Raises:
-        InputError: what the folder holds of them cannot be read.
+        InputError: the record cannot be read.
     """
     written = read(folder) if config.train.found else None
     last = written["held"][-1] if written and written["held"] else {}

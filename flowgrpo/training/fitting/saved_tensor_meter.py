@@ -1,4 +1,4 @@
-"""Bytes that graphs keep for their backward passes: the part of an update's memory that its plan decides, on any device."""
+"""Meter of the bytes that autograd graphs save for their backward passes, on any device."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 Tensor = torch.Tensor
 
 
-class _Held:
-    """A saved tensor, counted for as long as its graph lives."""
+class _SavedTensor:
+    """A saved tensor that the meter counts as long as its graph lives."""
 
     def __init__(self, tensor: Tensor, meter: SavedTensorMeter):
         self.tensor, self.meter = tensor, meter
@@ -22,18 +22,18 @@ class _Held:
 
 
 class SavedTensorMeter(torch.autograd.graph.saved_tensors_hooks):
-    """A context that counts what graphs made in it keep, each storage once, but for the weights.
+    """A context that counts the bytes saved by graphs that are built in it: each storage once, without the weights.
 
     Attributes:
-        now: bytes at present.
-        peak: the most at once.
+        now: bytes saved now.
+        peak: largest value of `now`.
     """
 
     def __init__(self, weights: Iterable[Tensor]):
         self.now = self.peak = 0
         self.users: Counter[int] = Counter()
         self.weights = {weight.untyped_storage().data_ptr() for weight in weights}
-        super().__init__(lambda tensor: _Held(tensor, self), lambda held: held.tensor)
+        super().__init__(lambda tensor: _SavedTensor(tensor, self), lambda saved: saved.tensor)
 
     def __enter__(self) -> SavedTensorMeter:  # type: ignore[override]  # torch's returns nothing
         super().__enter__()
@@ -48,7 +48,7 @@ class SavedTensorMeter(torch.autograd.graph.saved_tensors_hooks):
             self.peak = max(self.peak, self.now)
 
     def remove(self, tensor: Tensor) -> None:
-        """Forget a tensor whose graph is gone."""
+        """Stop counting a tensor whose graph has been freed."""
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self.weights:
             self.users[storage.data_ptr()] -= 1

@@ -1,1 +1,1 @@
-"""The files of a model: find them in a folder or the hub's cache, and check their headers before loading."""
+"""Files of a model, in a folder or at the hub: their choice, and checks of their headers before loading."""

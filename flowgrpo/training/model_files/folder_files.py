@@ -1,6 +1,6 @@
-"""Find the weights in a model's folder, and check its files before any weights are loaded.
+"""Choice of the weight files in a model's folder, and checks of the folder before any weights are loaded.
 
-A component's weights are one file, or shards that an index names. The names of a variant's files hold its word, for example
+A component's weights are one file, or shards that an index lists. File names of a variant contain its name, for example
 `diffusion_pytorch_model.fp16.safetensors`.
 """
 
@@ -26,12 +26,12 @@ else:
 KEY, VARIANT = "model.path", "model.variant"
 SINGLE = (".safetensors", ".gguf", ".bin", ".ckpt", ".pt", ".pth")  # suffixes of single-file models
 REMEDY = "to train a network alone, save it into its pipeline: docs/config.md, Full weights that you have"
-BESIDE = (".json", ".txt", ".model", ".jinja")  # suffixes of files that are read beside weights
+BESIDE = (".json", ".txt", ".model", ".jinja")  # suffixes of other files that are read
 WITHOUT = re.compile("Tokenizer|Processor|Extractor|Scheduler|Guidance")  # class names without weights
 STEM = r"(?P<stem>diffusion_pytorch_model|pytorch_model|model)"
 FORM, SHARD = r"\.(?P<form>safetensors|bin)", r"-\d{5,}-of-\d{5,}"
 WHOLE = (re.compile(rf"{STEM}(\.(?P<variant>(?![^.]*{SHARD})[^.]+))?{FORM}"),)
-# The second pattern of each is that of early versions of diffusers.
+# The second pattern in each tuple is for files of early versions of diffusers.
 SHARDS = (
     re.compile(rf"{STEM}(\.(?P<variant>[^.]+))?{SHARD}{FORM}"),
     re.compile(rf"{STEM}{SHARD}\.(?P<variant>[^.]+){FORM}"),
@@ -40,7 +40,7 @@ INDEX = (
     re.compile(rf"{STEM}{FORM}\.index(\.(?P<variant>[^.]+))?\.json"),
     re.compile(rf"{STEM}{FORM}\.(?P<variant>[^.]+)\.index\.json"),
 )
-# File layouts (stem, form) in the order of preference, and whether an index precedes a single file.
+# File layouts (stem, form) in the order of preference, and whether an index is preferred to a single file.
 LAYOUTS = {
     ("diffusion_pytorch_model", "safetensors"): True,
     ("model", "safetensors"): False,
@@ -53,11 +53,11 @@ UNSHARDED = ("diffusion_pytorch_model", "bin")  # diffusers reads no shards of t
 
 @dataclass(frozen=True)
 class Weights:
-    """The files of a component's weights: one, or all shards in the folder and their index, None if it is missing."""
+    """The files of a component's weights."""
 
     variant: str | None
-    files: tuple[str, ...]
-    index: str | None
+    files: tuple[str, ...]  # one file, or all shards in the folder
+    index: str | None  # file name of the shards' index; None without shards or if it is missing
 
     @property
     def has_headers(self) -> bool:
@@ -71,7 +71,10 @@ class Weights:
 
 
 def weights_of(names: Iterable[str], variant: str | None = None, stems: Collection[str] = ()) -> Weights | None:
-    """Choose the weights of the variant, else plain ones, else None, among file names; `stems` limits their beginnings."""
+    """Choose the weights of the variant among file names, or else plain weights, or else None.
+
+    `stems` limits the choice to file names that begin with one of them.
+    """
     weights = _by_variant(names, stems)
     return weights.get(variant) or weights.get(None)
 
@@ -95,7 +98,7 @@ def _by_variant(names: Iterable[str], stems: Collection[str] = ()) -> dict[str |
 
 
 def _choose_layout(variant: str | None, layouts: Mapping[tuple[str, str], Mapping[str, list[str]]]) -> Weights | None:
-    """Choose the layout that libraries prefer."""
+    """Choose the weights in the layout that diffusers and transformers prefer."""
     for layout, index_first in LAYOUTS.items():
         files = layouts.get(layout, {})
         index = next(iter(files.get("index", ())), None) if layout != UNSHARDED else None
@@ -108,7 +111,7 @@ def _choose_layout(variant: str | None, layouts: Mapping[tuple[str, str], Mappin
 
 
 def refuse_file(path: str, remedy: str = REMEDY) -> None:
-    """Raise InputError if a model's path is that of a file, existing or not; `remedy` ends the sentence."""
+    """Raise InputError if a model's path is a file, or the name of a missing file; `remedy` ends the message."""
     if Path(path).is_file():
         raise InputError(f"{KEY}: {path} is a file, not a model's folder; {remedy}")
     if path.endswith(SINGLE) and not Path(path).is_dir():
@@ -116,7 +119,10 @@ def refuse_file(path: str, remedy: str = REMEDY) -> None:
 
 
 def is_network(folder: Path) -> bool:
-    """Return whether diffusers saved one network into a folder: its config.json names a class; InputError if unreadable."""
+    """Return whether diffusers saved a single network into a folder, so that its config.json names a class.
+
+    Raises InputError if config.json cannot be read.
+    """
     file = folder / "config.json"
     if not file.is_file():
         return False
@@ -144,28 +150,28 @@ def check(
     or_plain: bool = False,
     or_configs: bool = False,
 ) -> None:
-    """Raise InputError if files of a model are missing, truncated or LFS pointers; reads configs and file headers only.
+    """Raise InputError if files of a model are missing, truncated or LFS pointers. Only configs and headers are read.
 
     Args:
-        components: subfolders ("" is the folder itself), each with the library that reads its weights, or None if it needs
-            none.
-        variant: of the weights; a component without it uses plain ones.
-        or_plain: whether all components may be without the variant.
-        or_configs: whether the folder may hold no weights at all.
+        components: subfolders ("" is the folder itself), each with the library that reads its weights, or None if it
+            has no weights.
+        variant: variant of the weights; a component that lacks it uses plain weights.
+        or_plain: whether all components may lack the variant.
+        or_configs: whether the folder may hold configs without any weights.
     """
     refuse_missing(place, components)
     names = {name: files_of(place / name) for name in components}
-    alone = or_configs and not any(_by_variant(own) for own in names.values())
+    configs_only = or_configs and not any(_by_variant(files) for files in names.values())
     for name, library in components.items():
         weights = weights_of(names[name], variant, STEMS.get(library or "", ()))
-        needs_weights = library is not None and not alone
+        needs_weights = library is not None and not configs_only
         _check_component(place / name, names[name], weights, needs_weights=needs_weights)
-    if variant is not None and not (or_plain or alone):
+    if variant is not None and not (or_plain or configs_only):
         refuse_absent(str(place), variant, names.values())
 
 
 def refuse_missing(place: Path, components: Iterable[str]) -> None:
-    """Raise InputError if a pipeline's folder lacks that of a component."""
+    """Raise InputError if a pipeline's folder lacks the subfolder of a component."""
     for name in components:
         if not (place / name).is_dir():
             raise InputError(f"{KEY}: {place} has no folder {name}, which its model_index.json names")
@@ -180,7 +186,7 @@ def refuse_absent(path: str, variant: str, folders: Iterable[Iterable[str]]) -> 
 
 
 def refuse_lack(folder: str, names: Iterable[str]) -> None:
-    """Raise InputError for a component without readable weights; names the variants in its folder."""
+    """Raise InputError for a component without readable weights; the message names the variants in its folder."""
     there = variants_of(names)
     if there:
         ways = " or ".join(f"{VARIANT}={each}" for each in there)
@@ -189,21 +195,24 @@ def refuse_lack(folder: str, names: Iterable[str]) -> None:
 
 
 def shapes_of(folder: Path, weights: Weights) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a component's tensors by name, without reading their values; InputError if a shard is missing."""
+    """Return the shapes of a component's tensors by name, without reading their values.
+
+    Raises InputError if a shard is missing.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for name in _list_files(folder, weights):
         if name.endswith(".safetensors"):
             with safetensors.safe_open(folder / name, "pt") as opened:
                 shapes |= {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
         else:
-            map_tensors = zipfile.is_zipfile(folder / name)  # older pickles are read whole
+            map_tensors = zipfile.is_zipfile(folder / name)  # older pickles are no archives and cannot be mapped
             tensors = torch.load(folder / name, map_location="meta", mmap=map_tensors, weights_only=True)
             shapes |= {key: tuple(tensor.shape) for key, tensor in tensors.items()}
     return shapes
 
 
 def files_of(folder: Path) -> list[str]:
-    """Return the names of a folder's files, sorted, with broken links."""
+    """Return the sorted names of a folder's files, broken links included."""
     return sorted(each.name for each in folder.iterdir() if not each.is_dir())
 
 
@@ -223,7 +232,10 @@ def _check_component(folder: Path, names: list[str], weights: Weights | None, *,
 
 
 def _list_files(folder: Path, weights: Weights) -> tuple[str, ...]:
-    """Return the files of weights: one file, or the shards that the index names."""
+    """Return the names of the weight files: one file, or the shards that the index lists.
+
+    Raises InputError if the index or a shard is missing or wrong.
+    """
     if not weights.sharded:
         return weights.files
     if weights.index is None:
@@ -248,7 +260,7 @@ def _list_files(folder: Path, weights: Weights) -> tuple[str, ...]:
 
 
 def _check_weights(file: Path) -> None:
-    """Raise InputError if a weight file is damaged, by its header and size."""
+    """Raise InputError if the header or the size of a weight file shows damage."""
     if not file.is_file():
         raise InputError(f"{KEY}: {file} is a link to nothing")
     refuse_pointer(file)

@@ -1,4 +1,4 @@
-"""Tensor shapes and checks of models, in local folders and at the hub, without loading weights."""
+"""Tensor shapes and checks of models in local folders and at the hub, without loading weights."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ else:
 
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
 
-LEAST = 2**30 // 20  # bytes that a switch must save to be suggested
+LEAST = 2**30 // 20  # bytes that an option must save to be suggested
 
 Shape = tuple[int, ...]
 
 
 @contextmanager
 def without_progress_bars(*libraries: str) -> Iterator[None]:
-    """Disable progress bars of loading and saving, but not of downloads, in `diffusers` or `transformers`."""
+    """Return a context without the progress bars of `diffusers` or `transformers` for loading and saving.
+
+    Download bars stay.
+    """
     logs = [import_module(f"{library}.utils.logging") for library in libraries]
     logs = [log for log in logs if log.is_progress_bar_enabled()]
     for log in logs:
@@ -49,7 +52,13 @@ def without_progress_bars(*libraries: str) -> Iterator[None]:
 def refuse_too_large(
     path: str, need: Mapping[str, int], device: torch.device, switches: Callable[[], Mapping[str, Mapping[str, int]]]
 ) -> None:
-    """Raise InputError if a need (`gpu_bytes`, `host_bytes`) is too large; suggests the `switches` that save most."""
+    """Raise InputError if a model needs more memory than the device has; suggest the options that save most.
+
+    Args:
+        path: model path in the message.
+        need: the needed `gpu_bytes` and `host_bytes`.
+        switches: returns the need with each memory option, by `key=value`.
+    """
     on_gpu = device.type == "cuda"
     has = torch.cuda.get_device_properties(device).total_memory if on_gpu else psutil.virtual_memory().total
 
@@ -67,7 +76,7 @@ def refuse_too_large(
 
 
 def shapes(place: str, folder: str = "", variant: str | None = None, stems: Collection[str] = ()) -> dict[str, Shape]:
-    """Return the shapes of all tensors by name, from the headers of the files; {} without weights.
+    """Return the shapes of all tensors by name, from the headers of the files; {} if there are no weights.
 
     Args:
         place: local folder or hub id.
@@ -76,7 +85,7 @@ def shapes(place: str, folder: str = "", variant: str | None = None, stems: Coll
         stems: see `folder_files.weights_of`.
 
     Raises:
-        InputError: there are weights of other variants only.
+        InputError: only other variants have weights.
     """
     weights = weights_at(place, folder, variant, stems)
     if weights is None:
@@ -100,12 +109,12 @@ def variant_of(place: str, folder: str, variant: str | None) -> str | None:
 def weights_at(
     place: str, folder: str = "", variant: str | None = None, stems: Collection[str] = ()
 ) -> folder_files.Weights | None:
-    """Return the files of the variant's weights, else of plain ones, else None; arguments as of `shapes`."""
+    """Return the weight files of the variant, or else the plain ones, or else None. Arguments: see `shapes`."""
     return folder_files.weights_of(file_names(place, folder), variant, stems)
 
 
 def downloaded(place: str) -> str:
-    """Return the cached folder of a hub model."""
+    """Return the folder of a hub model in the local cache."""
     return huggingface_hub.snapshot_download(place, local_files_only=True)
 
 
@@ -117,7 +126,7 @@ def file_names(place: str, folder: str = "") -> list[str]:
     return [file.rpartition("/")[2] for file in _hub_files(place) if file.rpartition("/")[0] == folder]
 
 
-@cache  # the same files are asked for again when the model is loaded
+@cache  # loading the model asks for the same files again
 def _hub_files(place: str) -> list[str]:
     return huggingface_hub.HfApi().list_repo_files(place)
 
@@ -129,13 +138,16 @@ def _hub_shapes(place: str, file: str) -> dict[str, Shape]:
 
 
 def local_place(place: str) -> str:
-    """Return a folder or hub id as it is, but the cached folder of an id if the hub does not answer."""
+    """Return a folder or hub id unchanged, but for a hub id its cached folder if the hub does not answer."""
     return place if Path(place).is_dir() or hub.is_reachable() else downloaded(place)
 
 
 @contextmanager
 def one_sentence(path: str, key: str = "model.path") -> Iterator[None]:
-    """Turn any exception about an unreadable model into an InputError of one sentence, which begins with `key`."""
+    """Return a context that turns an error of loading a model into a one-sentence InputError that begins with `key`.
+
+    Out-of-memory errors pass unchanged.
+    """
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The `local_dir_use_symlinks` argument")  # diffusers passes it
@@ -149,9 +161,13 @@ def one_sentence(path: str, key: str = "model.path") -> Iterator[None]:
 
 
 def stands_in_for(path: str, known: Container[str], file: str, look: Callable[[], object]) -> bool:
-    """Return whether a built-in config, of a `known` hub id, must replace a model that the hub does not deliver.
+    """Return whether the built-in config of a hub id must replace a model that cannot be downloaded.
 
-    `file` is one that the model has. `look` raises InputError if it cannot be had; so does this without built-in config.
+    Args:
+        path: hub id or folder.
+        known: hub ids with a built-in config.
+        file: a file of the model, by which the download is tested.
+        look: raises InputError if the model cannot be loaded. The error passes if there is no built-in config.
     """
     is_known = path in known and not Path(path).is_dir()
     if is_known and not hub.can_load(path, file):
@@ -166,7 +182,7 @@ def stands_in_for(path: str, known: Container[str], file: str, look: Callable[[]
 
 
 def _explain(path: str, error: Exception, key: str) -> str:
-    """Say why a model cannot be loaded; the text follows its name."""
+    """Return why a model cannot be loaded, as a phrase that follows the model's name."""
     reason = f"({type(error).__name__}: {' '.join(str(error).split())[:300]})"
     if Path(place_of(path)).is_dir():
         return f"could not be loaded from its folder {reason}"
@@ -176,7 +192,7 @@ def _explain(path: str, error: Exception, key: str) -> str:
 
 
 def index_map(written: Any) -> dict[str, Any]:
-    """Return the content of a model_index.json; ValueError if diffusers would not write it."""
+    """Return the content of a model_index.json. Raises ValueError if diffusers cannot have written it."""
     if not isinstance(written, dict) or not isinstance(written.get("_class_name", ""), str):
         raise ValueError("its model_index.json is not a map with the name of a class")
     return dict(written)

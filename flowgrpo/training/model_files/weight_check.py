@@ -1,7 +1,7 @@
-"""Compare the headers of a model's files with the weights of its class, before anything is loaded.
+"""Comparison of the headers of a model's files with the weights of its class, before anything is loaded.
 
-transformers fills missing weights with random numbers, and diffusers fails on them. Therefore tensors on the meta device, of
-the names and shapes in the headers, are loaded first, by the library's own rules for renamed and tied weights.
+transformers fills missing weights with random numbers, and diffusers fails on them. Therefore meta tensors with the
+names and shapes of the headers are loaded first, by the library's own rules for renamed and tied weights.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Differences between the weights in files and those of a class."""
+    """Differences between the weights in files and the weights of a class, by name."""
 
-    missing: frozenset[str]  # in the files
-    surplus: frozenset[str]  # in the files
-    mismatched: Mapping[str, tuple[Shape, Shape]]  # shapes in the files and in the class
+    missing: frozenset[str]  # weights of the class that the files lack
+    surplus: frozenset[str]  # tensors in the files that the class lacks
+    mismatched: Mapping[str, tuple[Shape, Shape]]  # the shapes in the files and in the class
     expected: frozenset[str]  # all weights of the class
 
 
-# Results of `check` by class, config and shapes: a run checks its model twice, and to build a large class takes seconds.
+# Cache of `check` by class, config and shapes: a run checks its model twice, and building a large class takes seconds.
 _DIFFERENCES: dict[tuple[Any, ...], Difference] = {}
 
 
 def is_checked(kind: Any) -> bool:
-    """Return whether a class is a model of diffusers or transformers, which `check` can compare."""
+    """Return whether `check` can compare a class: whether it is a model of diffusers or transformers."""
     return isinstance(kind, type) and issubclass(kind, (diffusers.ModelMixin, transformers.PreTrainedModel))
 
 
@@ -70,12 +70,13 @@ def check(
     config: Any = None,
     all_used: bool = False,
 ) -> None:
-    """Refuse files that do not hold the weights of class `kind`; warn of unused tensors, or refuse them if `all_used`.
+    """Check that files hold the weights of class `kind`; warn of unused tensors.
 
     Args:
         model: name of the model in errors.
         place, folder, variant: see `hub_files.shapes`.
         config: a transformers config; None for the folder's config.json.
+        all_used: raise for unused tensors instead of warning.
 
     Raises:
         InputError: weights are missing or of another shape, or a layer has weights that the class does not use.
@@ -100,7 +101,7 @@ def check(
 
 
 def loaded(info: Mapping[str, Any], network: torch.nn.Module) -> Difference:
-    """Return the differences in what `from_pretrained` of transformers returned: `output_loading_info` and the network."""
+    """Return the differences that `from_pretrained` of transformers found: `info` is its `output_loading_info`."""
     return Difference(
         missing=frozenset(info["missing_keys"]),
         surplus=frozenset(info["unexpected_keys"]),
@@ -110,7 +111,7 @@ def loaded(info: Mapping[str, Any], network: torch.nn.Module) -> Difference:
 
 
 def refuse(found: Difference, kind: str, place: str, all_used: bool = False) -> None:
-    """Raise InputError for a difference of a class and a file; unused tensors are a warning unless `all_used`."""
+    """Raise InputError if a file at `place` differs from class `kind`; unused tensors only warn unless `all_used`."""
     if found.missing:
         said = describe_missing(found.missing, found.surplus, len(found.expected), kind)
         raise InputError(f"model.path: {place} {said}")
@@ -145,16 +146,17 @@ def _compare_diffusers(
 ) -> Difference:
     with accelerate.init_empty_weights(), diffusers_models.no_init_weights():
         network = kind.from_config(written)
-    if renames:  # like `from_pretrained`, which renames nothing in shards
+    if renames:  # `from_pretrained` renames nothing in shards
         network._fix_state_dict_keys_on_load(tensors)
-    own = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     ignored = kind._keys_to_ignore_on_load_unexpected or ()
-    surplus = {name for name in tensors.keys() - own if not any(re.search(pattern, name) for pattern in ignored)}
+    surplus = {name for name in tensors.keys() - expected if not any(re.search(pattern, name) for pattern in ignored)}
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     difference = Difference(
-        missing=frozenset(own.keys() - tensors),
+        missing=frozenset(expected.keys() - tensors),
         surplus=frozenset(surplus),
-        mismatched={n: (tuple(t.shape), own[n]) for n, t in tensors.items() if n in own and tuple(t.shape) != own[n]},
-        expected=frozenset(own),
+        mismatched={n: (shape, expected[n]) for n, shape in shapes.items() if n in expected and shape != expected[n]},
+        expected=frozenset(expected),
     )
     return _compare_layers(difference, tensors) if "quantization_config" in written else difference
 
@@ -175,7 +177,7 @@ def _compare_transformers(kind: Any, config: Any, tensors: dict[str, torch.Tenso
 
 
 def _compare_layers(found: Difference, tensors: Mapping[str, torch.Tensor]) -> Difference:
-    """Reduce a difference of quantised files, whose layers hold codes and scales under other names, to whole layers."""
+    """Reduce the difference of quantised files to whole layers, since they hold codes and scales under other names."""
     held = {name[:at] for name in tensors for at, letter in enumerate(name) if letter == "."}
     missing = {name for name in found.missing if name.rpartition(".")[0] not in held}
     layers = {name.rpartition(".")[0] for name in found.expected}
@@ -185,7 +187,7 @@ def _compare_layers(found: Difference, tensors: Mapping[str, torch.Tensor]) -> D
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Silence the tables, progress bars and warnings of the libraries."""
+    """Return a context without the tables, progress bars and warnings of diffusers and transformers."""
     logs = [import_module(f"{library}.utils.logging") for library in ("diffusers", "transformers")]
     before = [log.get_verbosity() for log in logs]
     with hub_files.without_progress_bars("diffusers", "transformers"), warnings.catch_warnings():
