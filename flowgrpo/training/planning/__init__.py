@@ -1,1 +1,1 @@
-"""Forecasts of memory, traffic and time, from meta tensors and tables of GPUs."""
+"""Forecasts of a run's memory, traffic and time, from meta tensors and data sheets of GPUs."""

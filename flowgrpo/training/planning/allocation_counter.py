@@ -1,4 +1,4 @@
-"""Count the bytes that operations allocate, once or per row, and their floating-point operations."""
+"""Counter of the bytes that PyTorch operations allocate, once or per row, and of their FLOPs."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 Tensor = torch.Tensor
-# Answers, as for zeros, to questions that networks ask about values that do not exist.
+# Results of reductions that networks read from fake tensors, as if all values were zero.
 ANSWERED = {torch.ops.aten.all.default: True, torch.ops.aten.any.default: False}
-# Products of two activations sum over the rows: these are gradients of weights.
+# Products of two activations that sum over the rows. Their results are gradients of weights.
 SUMS = (torch.ops.aten.mm.default, torch.ops.aten.embedding_dense_backward.default)
 
 
 def _experts(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
-    """Return the operations of rows (T, K), each times one matrix of (E, K, N), as in a layer of experts."""
+    """Return the FLOPs of a layer of experts: rows (T, K), each times one matrix of (E, K, N)."""
     return 2 * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
 
 def _attention(queries: Tensor, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> int:
-    """Return the operations of attention on (B, heads, tokens, width); heads may share keys and values."""
+    """Return the FLOPs of attention on (B, heads, tokens, width); heads may share keys and values."""
     return 2 * queries.shape[:-1].numel() * keys.shape[-2] * (queries.shape[-1] + values.shape[-1])
 
 
-# Torch's FLOP formulas. Ours replace those of attention, which refuse shared keys before torch 2.15, and add experts.
+# FLOP formulas: torch's, and ours for attention (torch's fail for shared keys before torch 2.15) and for experts.
 ATEN = torch.ops.aten
 OPERATIONS = {
     **{
@@ -57,44 +57,44 @@ class Peaks:
         return max(fixed + rows * each for fixed, each in self.points)
 
     def beside(self, fixed: int) -> Peaks:
-        """Add fixed bytes to every point."""
-        return Peaks(tuple((fixed + own, each) for own, each in self.points))
+        """Return the peaks with `fixed` bytes added to every point."""
+        return Peaks(tuple((fixed + constant, each) for constant, each in self.points))
 
     def shared(self, processes: int) -> Peaks:
-        """Divide the bytes per row among processes that share a call."""
+        """Return the peaks of one of `processes` that share each call: the bytes per row are divided among them."""
         return Peaks(tuple((fixed, -(-each // processes)) for fixed, each in self.points))
 
     def __or__(self, other: Peaks) -> Peaks:
-        """Return the peak of two calls that run one after the other."""
+        """Return the peaks of two calls that run one after the other."""
         return Peaks(self.points + other.points)
 
 
 class AllocationCounter(TorchDispatchMode):
-    """Count live bytes, floating-point operations and kernel launches of all operations while entered.
+    """A context that counts the live bytes, the FLOPs and the kernel launches of all operations in it.
 
     Tensors computed from weights alone (half-precision copies, dequantised layers) and gradients of weights count as fixed
-    bytes; all others scale with the rows.
+    bytes. All other tensors count as bytes per row.
 
     Attributes:
         operations: FLOPs since `restart`, of the functions in `OPERATIONS`.
-        launches: calls of PyTorch functions that compute since `restart`; views do not count.
+        launches: calls of PyTorch functions since `restart`, without views.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._now, self._start = {True: 0, False: 0}, (0, 0)  # fixed (True), per row (False)
+        self._now, self._start = {True: 0, False: 0}, (0, 0)  # fixed bytes (True), bytes per row (False)
         self._points: list[tuple[int, int]] = [(0, 0)]
         self._sizes: dict[int, tuple[int, bool]] = {}
         self.operations = self.launches = 0
 
     @property
     def parts(self) -> tuple[int, int]:
-        """Bytes allocated since `restart` and still alive: fixed ones, and those of the row."""
+        """Bytes allocated since `restart` and still alive: (fixed, per row)."""
         return self._now[True] - self._start[0], self._now[False] - self._start[1]
 
     @property
     def now(self) -> int:
-        """Bytes allocated since `restart` and still alive."""
+        """Bytes allocated since `restart` and still alive, for one row."""
         return sum(self.parts)
 
     @property
@@ -104,7 +104,7 @@ class AllocationCounter(TorchDispatchMode):
 
     @property
     def peaks(self) -> Peaks:
-        """Peak since `restart`, for any number of rows."""
+        """Peak bytes since `restart` as a function of the rows."""
         return Peaks(tuple(self._points))
 
     def restart(self) -> None:
@@ -113,11 +113,11 @@ class AllocationCounter(TorchDispatchMode):
         self.operations = self.launches = 0
 
     def lower(self) -> None:
-        """Lower the peak to what is alive now."""
+        """Reset the peak to the bytes that are alive now."""
         self._points = [self.parts]
 
     def ignore(self, tensor: Tensor) -> None:
-        """Leave a weight out of the count."""
+        """Do not count a weight."""
         self._sizes[tensor.untyped_storage()._cdata] = 0, True
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -138,7 +138,7 @@ class AllocationCounter(TorchDispatchMode):
         return out
 
     def _is_once(self, function, args, kwargs) -> bool:
-        """Return whether the size of a result does not depend on the rows."""
+        """Return whether the size of a result is independent of the rows."""
         of_weights = [
             self._sizes.get(x.untyped_storage()._cdata, (0, False))[1]
             for x in tree_leaves((args, kwargs))

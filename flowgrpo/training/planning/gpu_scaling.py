@@ -1,4 +1,4 @@
-"""Seconds and memory of an iteration on one to many GPUs, and settings that save time (`flowgrpo plan CONFIG --gpus N`)."""
+"""Time and memory of an iteration on one to many GPUs, and settings that save time (`flowgrpo plan --gpus N`)."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from flowgrpo.training.planning.memory_budget import (
     switched,
 )
 
-NODES = (1, 8, 64)  # machines with a line in the table
-ENOUGH = 0.7  # efficiency that a larger batch aims at
-SHOWN = 0.02  # share of the seconds that a change must save to be listed
+NODES = (1, 8, 64)  # numbers of machines that the table lists
+ENOUGH = 0.7  # efficiency that a suggested batch must reach
+SHOWN = 0.02  # fraction of the time that a setting must save to be listed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """Turn work into seconds, on a GPU of `GPUS` and with `fixed` seconds that no GPU speeds up."""
+    """Conversion of work to seconds."""
 
-    gpu_type: str
-    fixed: float
+    gpu_type: str  # key of `GPUS`
+    fixed: float  # seconds of an iteration that GPUs do not speed up
 
     @property
     def gpu(self) -> Gpu:
-        """Its data-sheet numbers."""
+        """The GPU's data-sheet numbers."""
         return GPUS[self.gpu_type]
 
     def cost(self, budget: Budget, work: Work) -> Cost:
@@ -49,7 +49,11 @@ class Prices:
 
 
 def check_machines(config: RunConfig, of_node: int) -> None:
-    """Raise InputError for context parallelism, processes that do not train, and hsdp on unequally filled machines."""
+    """Raise InputError for runs whose time is not planned.
+
+    These have context parallelism, processes that do not train, or hsdp with different numbers of processes per
+    machine.
+    """
     processes = config.run.processes
     if config.run.context_parallel > 1:
         raise InputError("--gpus: the seconds of calls that processes share are not known, set run.context_parallel=1")
@@ -65,18 +69,18 @@ def check_machines(config: RunConfig, of_node: int) -> None:
 
 
 def price_run(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) -> dict[str, Any]:
-    """Return the costs of a run as JSON, in seconds and bytes.
+    """Return the costs of a run as JSON values, in seconds and bytes.
 
     Args:
-        work_of: returns the work of an iteration of a budget's run.
+        work_of: returns the work of an iteration of the budget's run.
     """
     room = int(prices.gpu.memory * GIB)
-    budget, found = resolve_batches(budget, room)
+    budget, batch_sizes = resolve_batches(budget, room)
     work, of_node = work_of(budget), budget.of_node
     numbers = sorted({1, *(of_node * nodes for nodes in NODES), budget.layout.processes})
     return {
         "gpu_type": prices.gpu_type,
-        "found": found,
+        "found": batch_sizes,
         "gpu_bytes": room,
         "utilisation": UTILISATION,
         "costs": [_as_json(budget.on_processes(count), work, prices) for count in numbers],
@@ -84,7 +88,7 @@ def price_run(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices)
         "limit": _limit(prices.cost(budget, work)),
         "refused": _refusal(budget.config),
         "idle": max(0, budget.layout.processes - work.trees),
-        "changes": [each for each in _changes(budget, work_of, prices) if not found.keys() & each["set"].keys()],
+        "changes": [each for each in _changes(budget, work_of, prices) if not batch_sizes.keys() & each["set"].keys()],
     }
 
 
@@ -103,7 +107,7 @@ def _as_json(budget: Budget, work: Work, prices: Prices) -> dict[str, Any]:
 
 
 def _changes(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) -> Iterator[dict[str, Any]]:
-    """Yield settings that save time on the requested GPUs, with the cost under each."""
+    """Yield settings that save time on the requested number of GPUs, each with its cost."""
     config, layout, work = budget.config, budget.layout, work_of(budget)
     before = prices.cost(budget, work)
     settings: list[dict[str, Any]] = []
@@ -116,25 +120,28 @@ def _changes(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) 
         settings.append({"model.gradient_checkpointing": False})
     for setting in settings:
         after = budget.with_settings(setting)
-        found = _as_json(after, work_of(after), prices)
-        fits = found["peak"] <= prices.gpu.memory * GIB or setting is not more
-        if found["total"] < (1 - SHOWN) * before.total and fits:
-            change = {"set": setting} | {key: found[key] for key in ("total", "efficiency", "peak")}
-            if "model.gradient_checkpointing" in setting:  # a trial with it measures no update without it
+        cost = _as_json(after, work_of(after), prices)
+        fits = cost["peak"] <= prices.gpu.memory * GIB or setting is not more
+        if cost["total"] < (1 - SHOWN) * before.total and fits:
+            change = {"set": setting} | {key: cost[key] for key in ("total", "efficiency", "peak")}
+            if "model.gradient_checkpointing" in setting:  # the memory without checkpointing was not measured
                 del change["peak"]
             yield change
     if layout.processes > 1 and _limit(before) == "fixed":
         factor = ENOUGH / (1 - ENOUGH) * prices.fixed / (before.total - prices.fixed)
         for groups in _groups(config, math.ceil(config.train.groups * factor)):
             times = groups / config.train.groups
-            found = _as_json(budget.on_processes(layout.processes, times=times), work.times(times), prices)
-            if found["efficiency"] >= 0.98 * ENOUGH:  # fuller calls may take no longer, so the first guess may not do
-                yield {"set": {"train.groups": groups}} | {key: found[key] for key in ("total", "efficiency", "peak")}
+            cost = _as_json(budget.on_processes(layout.processes, times=times), work.times(times), prices)
+            if cost["efficiency"] >= 0.98 * ENOUGH:  # the first guess may fall short, since fuller calls may be as fast
+                yield {"set": {"train.groups": groups}} | {key: cost[key] for key in ("total", "efficiency", "peak")}
                 return
 
 
 def _groups(config: RunConfig, least: int) -> Iterator[int]:
-    """Yield numbers of groups that optimizer steps and processes can share, growing by a fifth up to the limit."""
+    """Yield numbers of groups, from `least` up to the limit, that divide among optimizer steps and processes.
+
+    Each is about a fifth larger than the one before.
+    """
     train = config.train
     while True:
         most = min(least + train.updates * config.run.processes, MOST_SAMPLES // train.group_size + 1)
@@ -147,7 +154,7 @@ def _groups(config: RunConfig, least: int) -> Iterator[int]:
 
 
 def _refusal(config: RunConfig) -> str | None:
-    """Return why a run refuses its batch geometry; None if it fits."""
+    """Return why the groups of a run do not divide among its processes; None if they do."""
     try:
         check_geometry(config.train, config.algorithm, config.run.processes)
     except InputError as error:
@@ -156,12 +163,12 @@ def _refusal(config: RunConfig) -> str | None:
 
 
 def _limit(cost: Cost) -> str:
-    """Return the part that takes the most seconds."""
+    """Return the part (of `PARTS`) that takes the most seconds."""
     return max(PARTS, key=cost.seconds.__getitem__)
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    """Format `price_run` for the terminal."""
+    """Format the result of `price_run` for the terminal; yield its lines."""
     heads = ("machines", "samples", *PARTS, "total", "efficiency", "GiB", "GB sent")
     yield f"{'GPUs':>5}" + _row(heads, heads)
     for each in found["costs"]:

@@ -23,9 +23,9 @@ class Gpu:
         return 1e12 * (self.single if dtype == "float32" else self.half)
 
 
-# NVIDIA's data sheets: A100 80GB SXM, H100, H800 and H200 SXM, HGX B200 (an eighth of the board), L40S; the Ada white paper.
-# Networks: DGX A100 has 200 Gbit/s per GPU; DGX H100, H200 and B200 have 400. The last two have PCIe only; we guess 400 and
-# 100 Gbit/s for a machine of eight.
+# Sources: NVIDIA's data sheets of A100 80GB SXM, H100, H800 and H200 SXM, HGX B200 (an eighth of the board) and L40S,
+# and the Ada white paper. Networks: DGX A100 has 200 Gbit/s per GPU; DGX H100, H200 and B200 have 400. The last two in
+# the table are linked by PCIe only; we guess 400 and 100 Gbit/s for a machine of eight.
 GPUS = {
     "a100": Gpu(half=312, single=19.5, memory=78.8, link=300, network=25),
     "h100": Gpu(half=989, single=67, memory=78.8, link=450, network=50),
@@ -38,7 +38,7 @@ GPUS = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """Look up a GPU by name; raise InputError if it is unknown."""
+    """Return the numbers of a GPU by its name. Raises InputError if it is unknown."""
     if name.lower() not in GPUS:
         raise InputError(f"--gpu-type: no numbers of {name!r} are known here, {nearest(name.lower(), GPUS)}")
     return GPUS[name.lower()]

@@ -1,11 +1,12 @@
-"""Seconds of an iteration on any number of GPUs, from the operations and bytes of its calls.
+"""Seconds of an iteration on any number of GPUs, from the FLOPs and bytes of its calls.
 
-A call takes as long as the slowest of three: its operations at the share of a GPU's peak that published runs reach, the
-launches of its kernels by a CPU core, and its collectives. Our assumptions, usual for sharded training:
+A call takes as long as the slowest of three: its FLOPs, at the fraction of a GPU's peak that published runs reach; the
+launches of its kernels by a CPU core; and its collectives. Our assumptions, usual for sharded training:
 
- 1. A backward pass costs two forward passes, under adapters one. Checkpointing adds one.
- 2. Calls have `micro_batch` or `rollout_batch` rows, the last one fewer. The GPU with the most trees sets the time.
- 3. What no GPU speeds up (rewards, Python, checkpoints, pages) is one given number.
+ 1. A backward pass costs two forward passes; with adapters it costs one. Checkpointing adds one.
+ 2. Calls have `micro_batch` or `rollout_batch` rows; the last one may have fewer. The GPU with the most trees sets the
+    time.
+ 3. Work that GPUs do not speed up (rewards, Python, checkpoints, pages) takes a given number of seconds.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from flowgrpo.training.planning.collective_traffic import Messages, reward_bytes
 from flowgrpo.training.planning.gpu_types import Gpu
 from flowgrpo.training.planning.memory_budget import Budget
 
-UTILISATION = 0.45  # of a GPU's peak: what verl-omni reaches where it makes pictures; docs/scale.md has the run
-LAUNCH = 27e-6  # seconds of a core per PyTorch function that computes; docs/scale.md has the measurement
+UTILISATION = 0.45  # fraction of a GPU's peak that verl-omni reaches when it samples images; see docs/scale.md
+LAUNCH = 27e-6  # seconds of a CPU core per PyTorch function, without views; see docs/scale.md
 FIXED = 20.0  # seconds, a guess
 PARTS = ("rollout", "decode", "update", "evaluate", "traffic", "fixed")
 
@@ -31,15 +32,15 @@ PARTS = ("rollout", "decode", "update", "evaluate", "traffic", "fixed")
 class Calls:
     """Calls of one kind in an iteration, on all GPUs."""
 
-    units: int  # trees, answers or prompts, which are dealt to GPUs
+    units: int  # number of trees, answers or prompts, which are distributed over GPUs
     width: int = 1  # rows per unit that may share a call
-    sweeps: float  # how often all rows go through the model
-    rows: int  # most rows of a call
-    operations: float  # per row
+    sweeps: float  # number of times that all rows go through the model
+    rows: int  # largest number of rows per call
+    operations: float  # FLOPs per row
     launches: int = 0  # PyTorch functions per call
     gathers: int = 0  # all-gathers of a network per call
     sums: int = 0  # reductions of gradients per call
-    parts: int = 1  # optimizer steps among which the rows are dealt; no call mixes rows of two
+    parts: int = 1  # number of parts that the rows are divided into; no call mixes rows of two parts
 
     def sizes(self, processes: int) -> list[tuple[float, int]]:
         """Return (number of calls, rows of each) on the GPU with the most units."""
@@ -58,16 +59,17 @@ class Work:
     """Calls and data of an iteration on all GPUs."""
 
     samples: int
-    calls: Mapping[str, Sequence[Calls]]  # by part of the iteration; evaluations are averaged over iterations
-    steps: int  # of the optimizer
-    trees: int  # units in which samples are dealt: trees, answers, or whole groups of either
-    numbers: int  # gathered per sample
-    networks: Sequence[Mapping[str, tuple[int, ...]]]  # this and below: see `memory_phases.TrialSizes`
+    calls: Mapping[str, Sequence[Calls]]  # by name in `PARTS`; evaluations are averaged over iterations
+    steps: int  # number of optimizer steps
+    trees: int  # number of units in which samples are distributed over GPUs: trees, answers, or groups of them
+    numbers: int  # numbers gathered per sample
+    # networks, width, trained: see `memory_phases.TrialSizes`
+    networks: Sequence[Mapping[str, tuple[int, ...]]]
     width: int
     trained: int
 
     def times(self, factor: float) -> Work:
-        """Scale the trees by about `factor`; the evaluation stays."""
+        """Return the work with about `factor` times as many trees, and the same evaluation."""
         trees = round(self.trees * factor)
         calls = {
             part: calls
@@ -80,14 +82,17 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Forward:
-    """A forward pass: operations per row, launches, and calls of networks, each of which gathers one in shards."""
+    """The cost of a forward pass."""
 
-    operations: int
-    launches: int = 0
-    networks: int = 1
+    operations: int  # FLOPs per row
+    launches: int = 0  # PyTorch functions
+    networks: int = 1  # calls of networks; with sharding, each gathers its network
 
     def calls(self, *, forwards: int = 1, backward: bool = False, **shape: Any) -> Calls:
-        """Return calls that cost `forwards` passes; a backward pass gathers the networks again and sums gradients."""
+        """Return calls that cost `forwards` forward passes; `shape` are the other fields of `Calls`.
+
+        With `backward`, the networks are gathered again and gradients are summed.
+        """
         return Calls(
             operations=forwards * self.operations,
             launches=forwards * self.launches,
@@ -107,12 +112,14 @@ def work_of(
     parts: int,
     numbers: int,
 ) -> Work:
-    """Return the work of an iteration without decoding; if the plan's counts are upper bounds, so is this.
+    """Return the work of an iteration without decoding. It is an upper bound if the plan's counts are.
 
     Args:
         planned: the plan of the run, with its counts.
-        rollout, update, evaluate: a step of sampling, a scored state or view, and a step of evaluation.
-        parts: of the rollout's calls.
+        rollout, update, evaluate: forward passes of a sampling step, of a scored state or view, and of an evaluation
+            step.
+        parts: number of parts that the rollout's rows are divided into; no call mixes rows of two parts.
+        numbers: numbers gathered per sample.
     """
     config, trial, g, counts = budget.config, budget.trial, planned["geometry"], planned["model_evaluations"]
     train, evaluation, samples = config.train, planned["evaluation"], g["samples"]
@@ -153,12 +160,12 @@ def work_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Cost of an iteration; traffic is the time that calls wait longer than they compute, plus sums of gradients."""
+    """Cost of an iteration."""
 
     layout: Layout
-    samples: int  # on the GPU with the most
-    seconds: dict[str, float]  # of each of `PARTS`
-    sent: dict[str, int]  # bytes of a process, by kind
+    samples: int  # number on the GPU with the most samples
+    seconds: dict[str, float]  # by name in `PARTS`; traffic: gathers beyond the time of computation, and gradient sums
+    sent: dict[str, int]  # bytes that a process sends, by kind
 
     @property
     def total(self) -> float:
@@ -172,7 +179,7 @@ def forwards_of(config: RunConfig) -> int:
 
 
 def cost_of(work: Work, layout: Layout, gpu: Gpu, sent: Messages, *, rate: float, fixed: float) -> Cost:
-    """Return the cost of an iteration, at `rate` operations per second and with `fixed` seconds that no GPU speeds up."""
+    """Return the cost of an iteration, at `rate` FLOP/s and with `fixed` seconds that GPUs do not speed up."""
     processes = layout.processes
     seconds = dict.fromkeys(PARTS, 0.0) | {"fixed": fixed}
     gathers = sums = 0.0

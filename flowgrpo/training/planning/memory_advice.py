@@ -1,4 +1,4 @@
-"""Name a setting that saves memory in the phase where it ran out."""
+"""Advice after out of memory: an option that saves memory in the phase where it ran out."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ else:
     low_precision_copies = lazy("flowgrpo.training.weights.low_precision_copies")
     sharding = lazy("flowgrpo.training.weights.sharding")
 
-# Switches that help in each phase (keys of `_values`), those that help most runs first. While prompts are encoded the
-# networks are on no device yet; `checking` is all that doctor does with a loaded model.
+# Options (keys of `_values`) that help in each phase; those that help most runs come first. During `encoding` the
+# networks are not loaded yet. `checking` covers all work of the doctor on a loaded model.
 SWITCHES = {
     "loading": "dtype lora sharding quantise",
     "encoding": "dtype",
@@ -36,23 +36,23 @@ SWITCHES = {
 def advice(
     phase: str | None, settings: RunConfig, on_gpu: bool | None = None, *, prefixes: tuple[str, ...] = ("",)
 ) -> str | None:
-    """Return the first override of a phase that is not set yet, such as `train.micro_batch=4`; None if all are set.
+    """Return the first option for a phase that is not set yet, such as `train.micro_batch=4`; None if all are set.
 
     Args:
-        phase: a key of `SWITCHES`; nothing helps in any other.
-        on_gpu: whether the GPU's memory ran out; None: ask this machine.
-        prefixes: of preferred overrides.
+        phase: a key of `SWITCHES`; None or another phase gives None.
+        on_gpu: whether the GPU's memory ran out; None means whether this machine has a GPU.
+        prefixes: options that begin with one of these are preferred.
     """
     on_gpu = torch.cuda.is_available() if on_gpu is None else on_gpu
     values = _values(settings, on_gpu)
     if phase == "update" and settings.model.lora is None:
-        values["draft"] = None  # the copy of learning weights exists only while starts are drafted
+        values["draft"] = None  # the copy of trained weights exists only while starts are drafted
     left = [value for name in SWITCHES.get(phase or "", "").split() if (value := values[name]) is not None]
     return next((value for value in left if value.startswith(prefixes)), left[0] if left else None)
 
 
 def _values(settings: RunConfig, on_gpu: bool) -> dict[str, str | None]:
-    """Return each switch as an override; None if it is set already or the model lacks it."""
+    """Return each option as an override, by name; None if it is set already or the model lacks it."""
     model, train = settings.model, settings.train
 
     def unless(key: str, value: str, already: tuple[object, ...]) -> str | None:
@@ -83,5 +83,5 @@ def _values(settings: RunConfig, on_gpu: bool) -> dict[str, str | None]:
 
 
 def _half(key: str, rows: int | str) -> str | None:
-    """Return half the rows of a call; None for one row, and if the run finds the rows itself."""
+    """Return an override that halves the rows of a call; None for one row or for rows that the run probes."""
     return f"train.{key}={rows // 2}" if isinstance(rows, int) and rows > 1 else None

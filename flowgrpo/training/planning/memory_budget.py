@@ -1,4 +1,4 @@
-"""Whether a run fits a GPU, and by which settings (`flowgrpo plan --gpu-memory`)."""
+"""Check whether a run fits a GPU, and settings that make it fit (`flowgrpo plan --gpu-memory`)."""
 
 from __future__ import annotations
 
@@ -43,30 +43,31 @@ Setting = tuple[str, Any]
 
 
 def resolve_batches(budget: Budget, room: int) -> tuple[Budget, dict[str, int]]:
-    """Replace batch sizes that a run finds at its start by numbers; return the run and these numbers by key.
+    """Replace batch sizes that are `auto` by numbers; return the changed budget, and the numbers by key.
 
-    Each is the largest that the run tries and that fits into `room` bytes, at least 1. The run may settle for less.
+    Each is the largest size that the run would probe and that fits into `room` bytes, at least 1. The run itself may
+    choose a smaller one.
     """
-    train, found = budget.config.train, {}
+    train, sizes = budget.config.train, {}
     largest = budget.largest(room)
     for name in train.found:
         key = f"train.{name}"
         shares = (ROLLOUT, UPDATE) if key == UPDATE and train.rollout_batch is None else (key,)
         samples = train.groups * train.group_size // train.updates // budget.config.run.shares
-        found[key] = 1 << max(1, min(samples, *(largest[share] for share in shares))).bit_length() - 1
-    return budget.with_settings(found), found
+        sizes[key] = 1 << max(1, min(samples, *(largest[share] for share in shares))).bit_length() - 1
+    return budget.with_settings(sizes), sizes
 
 
 def advise(budget: Budget, room: int) -> tuple[dict[str, Any], Budget] | None:
-    """Return a minimal set of settings with which a run fits, and the run with them; None if none fits.
+    """Return a minimal set of settings that make a run fit into `room` bytes, and the changed budget; None if none do.
 
-    Smaller batches come first, for they cost the least time. A switch is added if one row does not fit, and a setting that
-    changes the training if no switch helps any more.
+    Smaller batches come first, since they cost the least time. If not even one row fits, a switch is added. If no
+    further switch helps, a setting that changes the training is added.
     """
     settings: dict[str, Any] = {}
     after = budget
     while not after.fits(room):
-        setting = _next(after, room, after.switches()) or _next(after, room, after.resorts())
+        setting = _find_helpful(after, room, after.switches()) or _find_helpful(after, room, after.resorts())
         if setting is None:
             return None
         key, value = setting
@@ -80,16 +81,16 @@ def advise(budget: Budget, room: int) -> tuple[dict[str, Any], Budget] | None:
     for phase in after.phases():
         if phase.key is not None and phase.rows > most[phase.key]:
             settings[phase.key] = most[phase.key]
-    if UPDATE in settings and after.config.train.rollout_batch is None:  # which would follow it
+    if UPDATE in settings and after.config.train.rollout_batch is None:  # else it would shrink with `micro_batch`
         settings.setdefault(ROLLOUT, min(after.config.train.micro_batch, most[ROLLOUT]))
     return settings, after
 
 
 def best_relief(budget: Budget, name: str, prefixes: tuple[str, ...] = ("",)) -> Setting | None:
-    """Return the setting that saves the most in a phase, among keys with `prefixes`; None if none saves anything.
+    """Return the setting that saves the most memory in phase `name`; None if none saves anything.
 
-    Settings that change the training are tried only if neither a switch nor half the rows helps. Among equals the cheapest
-    wins.
+    Only settings whose key has one of the `prefixes` are tried. Settings that change the training are tried only if
+    neither a switch nor half the rows helps. Of equal savings, that of the cheapest setting is taken.
     """
     now = _phase(budget, name)
     if now is None:
@@ -113,8 +114,8 @@ def _phase(budget: Budget, name: str) -> Phase | None:
     return next((phase for phase in budget.phases() if phase.name == name), None)
 
 
-def _next(budget: Budget, room: int, options: Sequence[Setting]) -> Setting | None:
-    """Return the first setting that makes a run fit, else the first that helps; None if none does."""
+def _find_helpful(budget: Budget, room: int, options: Sequence[Setting]) -> Setting | None:
+    """Return the first setting that makes a run fit, or else the first that saves memory; None if none does."""
     others = [(option, budget.switched(*option)) for option in options]
     helpful = [(option, other) for option, other in others if other.smallest() < budget.smallest()]
     fitting = [option for option, other in helpful if other.fits(room)]
@@ -122,20 +123,24 @@ def _next(budget: Budget, room: int, options: Sequence[Setting]) -> Setting | No
 
 
 def check_fit(budget: Budget, room: int, not_counted: Sequence[str]) -> dict[str, Any]:
-    """Return as JSON whether a run fits GPUs of `room` bytes, and by what; `not_counted` names rewards of unknown size."""
+    """Return as JSON values whether a run fits GPUs of `room` bytes, and settings that make it fit.
+
+    Args:
+        not_counted: names of rewards of unknown size.
+    """
     budget, rows = resolve_batches(budget, room)
-    found = advise(budget, room)
-    settings, after = found or ({}, budget)
+    advised = advise(budget, room)
+    settings, after = advised or ({}, budget)
     return {
         "gpu_bytes": room,
         "found": rows,
         "fits": budget.peak() <= room,
-        "set": settings if found else None,
+        "set": settings if advised else None,
         "phases": [
             {"phase": phase.name, "rows": phase.rows, **phase.parts, "total": phase.total} for phase in budget.phases()
         ],
         "peak": budget.peak(),
-        "peak_when_set": after.peak(settings) if found else None,
+        "peak_when_set": after.peak(settings) if advised else None,
         "largest": budget.largest(room),
         "switches": [
             {"set": {key: value}, "peak": other.peak(), "largest": other.largest(room)}
@@ -147,7 +152,7 @@ def check_fit(budget: Budget, room: int, not_counted: Sequence[str]) -> dict[str
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    """Format `check_fit` for the terminal."""
+    """Format the result of `check_fit` for the terminal; yield its lines."""
     room = found["gpu_bytes"]
     yield f"{'phase':10}{'rows':>6}" + "".join(f"{name:>12}" for name in (*PARTS, "at least"))
     for phase in found["phases"]:

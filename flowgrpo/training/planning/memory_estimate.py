@@ -1,4 +1,4 @@
-"""Refusal of a model that cannot fit, with settings that need less, before its weights load."""
+"""Refusal of a model that cannot fit into memory, before its weights load, with settings that need less."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def refuse(config: Config, device: torch.device, need: Callable[[Config], dict[str, int]]) -> None:
-    """Raise InputError for a run that needs more than the device, or this machine, has.
+    """Raise InputError for a run that needs more memory than the device, or this machine, has.
 
     Args:
-        need: returns `gpu_bytes` and `host_bytes` of a run.
+        need: returns the `gpu_bytes` and `host_bytes` that a config needs.
     """
     refuse_too_large(
         config.model.path, need(config), device, lambda: {key: need(other) for key, other in smaller(config)}
@@ -26,7 +26,7 @@ def refuse(config: Config, device: torch.device, need: Callable[[Config], dict[s
 
 
 def smaller(config: Config) -> Iterator[tuple[str, Config]]:
-    """Yield settings that may need less memory, as overrides, and the config with each; some may be set already."""
+    """Yield settings that may save memory, each as an override and as the changed config; some may be set already."""
     model, copies = config.model, low_precision_copies.of_copies(config)
     bases: list[tuple[str, Any]] = [("model.quantise", form) for form in quantisation.FORMS]
     if model.lora is None:

@@ -1,6 +1,7 @@
-"""Memory of a run: the peak of each phase, and its largest batches.
+"""Memory of a run: the peak of each phase, and the largest batches that fit.
 
-All numbers follow from what a call of one row allocates: fixed bytes, and bytes per row.
+All numbers are computed from a trial, which measures model calls of one row on meta tensors. It gives fixed bytes and
+bytes per row.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from flowgrpo.training.weights.optimizers import MESSAGE, OPTIMIZERS
 from rewards import BUILT_IN
 
 GIB = 2**30
-LIBRARIES = GIB  # a GPU's context
-FRAGMENTS = 0.05  # share of all bytes lost to fragmentation
-GATHERED = 2.4  # blocks of a sharded network held at once: the one that computes, and copies of the next
-BLOCK = re.compile(r".*?\.\d+\.")  # path of a block, before the names of its tensors
+LIBRARIES = GIB  # bytes of a GPU's context
+FRAGMENTS = 0.05  # fraction of all bytes lost to fragmentation
+GATHERED = 2.4  # blocks of a sharded network in memory at once: the one that computes, and copies of the next
+BLOCK = re.compile(r".*?\.\d+\.")  # path of a block, in front of the names of its tensors
 ROLLOUT, UPDATE = "train.rollout_batch", "train.micro_batch"
-MOST = 2**31  # rows, where nothing depends on them
+MOST = 2**31  # number of rows that stands for no limit
 SWITCHES: tuple[tuple[str, Any], ...] = (
     ("model.text_encoders", "offload"),
     ("model.vae", "offload"),
@@ -40,7 +41,7 @@ SWITCHES: tuple[tuple[str, Any], ...] = (
     ("model.quantise", "int8"),
     ("model.quantise", "nf4"),
 )
-MEASURED = ("model.dtype", "model.lora")  # a change of these needs another trial
+MEASURED = ("model.dtype", "model.lora")  # keys whose change needs a new trial
 
 Config = TypeVar("Config", bound=RunConfig)
 Sizes = TypeVar("Sizes", bound="TrialSizes")
@@ -51,14 +52,14 @@ class Phase:
     """Peak memory of a phase."""
 
     name: str
-    rows: int  # of one call
-    key: str | None  # config key of the rows; None if no key sets them
-    fixed: dict[str, int]  # bytes of weights, trained (with copies), optimizer, gradients, states, samples
+    rows: int  # rows per call
+    key: str | None  # config key that sets the rows; None if no key does
+    fixed: dict[str, int]  # bytes of weights, trained weights (with copies), optimizer, gradients, states, samples
     calls: Peaks  # bytes of activations
 
     @property
     def parts(self) -> dict[str, int]:
-        """Bytes of each part."""
+        """Bytes of each part of the memory, by name."""
         return self.fixed | {"activations": self.calls.of(self.rows)}
 
     @property
@@ -67,44 +68,44 @@ class Phase:
         return int(sum(self.parts.values()) * (1 + FRAGMENTS)) + LIBRARIES
 
     def largest(self, room: int) -> int:
-        """Return the most rows of a call that fit into `room` bytes; 0 if one does not."""
+        """Return the largest number of rows per call that fits into `room` bytes; 0 if one row does not fit."""
         left = (room - LIBRARIES + 1) / (1 + FRAGMENTS) - sum(self.fixed.values())
         rows = min(int((left - fixed) / each) if each else (fixed <= left) * MOST for fixed, each in self.calls.points)
-        while rows > 0 and replace(self, rows=rows).total > room:  # by rounding
+        while rows > 0 and replace(self, rows=rows).total > room:  # correct rounding errors
             rows -= 1
         return max(min(rows, MOST), 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSizes:
-    """Sizes of a model and of its calls, in bytes."""
+    """Sizes of a model and of its calls, measured by a trial."""
 
-    components: dict[str, int]  # weights as loaded, and those of the rewards
-    shapes: dict[str, dict[str, Shape]]  # of the tensors of trained or adapted networks
+    components: dict[str, int]  # bytes of the weights of each component as loaded, and of the rewards
+    shapes: dict[str, dict[str, Shape]]  # shapes of the tensors of each trained or adapted network
     width: int  # bytes of an unquantised weight
     trained: int  # number of trained parameters
-    update: Peaks  # a forward and backward pass; empty if the config has checkpointing
-    update_checkpointed: Peaks | None  # None if a network does not support checkpointing
-    dequantises: bool  # whether the calls include the weights that quantised layers rebuild
+    update: Peaks  # bytes of a forward and backward pass; empty if the config has checkpointing
+    update_checkpointed: Peaks | None  # the same with checkpointing; None if a network does not support it
+    dequantises: bool  # whether the calls include the weights that quantised layers dequantise
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget(ABC):
-    """Memory of a run on machines of `of_node` processes; `measure` returns the trial of another dtype or other weights."""
+    """The memory that a run needs on each GPU."""
 
     config: RunConfig
     trial: TrialSizes
-    measure: Callable[[Any], Any]
-    of_node: int = OF_NODE
+    measure: Callable[[Any], Any]  # returns the trial of a config whose `MEASURED` keys differ
+    of_node: int = OF_NODE  # processes per machine
 
     @abstractmethod
     def phases(self) -> list[Phase]:
-        """Return the phases of a run, with the rows that the config sets."""
+        """Return the phases of the run, with the rows that the config sets."""
 
     @property
     @abstractmethod
     def unavailable(self) -> Collection[str]:
-        """Keys of `SWITCHES` that do nothing for this model."""
+        """Keys of `SWITCHES` that have no effect on this model."""
 
     @property
     def layout(self) -> Layout:
@@ -112,13 +113,13 @@ class Budget(ABC):
         return detect_layout(self.config, self.of_node)
 
     def on_processes(self, processes: int, *, times: float = 1) -> Self:
-        """Return the same run on `processes`, with `times` as many samples."""
+        """Return the budget on another number of processes, with `times` as many samples per iteration."""
         return self.switched("run.processes", processes)
 
     def switches(self) -> list[tuple[str, Any]]:
         """Return the switches that are possible and not set yet, cheapest first."""
         config, model = self.config, self.config.model
-        needs_base = low_precision_copies.of_copies(config) or config.exchanges_base  # as it is, unquantised
+        needs_base = low_precision_copies.of_copies(config) or config.exchanges_base  # the base must stay unquantised
         possible = {
             "model.gradient_checkpointing": self.trial.update_checkpointed is not None,
             low_precision_copies.KEY: low_precision_copies.of_drafts(config) is not None,
@@ -144,16 +145,16 @@ class Budget(ABC):
         return [(key, value) for key, value, possible in resorts if possible]
 
     def switched(self, key: str, value: Any) -> Self:
-        """Return the same run with a setting changed."""
+        """Return the budget with one config key changed."""
         config = switched(self.config, key, value)
         return replace(self, config=config, trial=self.measure(config) if key in MEASURED else self.trial)
 
     def with_settings(self, settings: Mapping[str, Any]) -> Self:
-        """Return the same run with several settings changed."""
+        """Return the budget with several config keys changed."""
         return functools.reduce(lambda budget, setting: budget.switched(*setting), settings.items(), self)
 
     def loaded(self) -> dict[str, int]:
-        """Return the bytes of each component as loaded, quantised where the config says so."""
+        """Return the bytes of each component as loaded, with the quantisation of the config."""
         trial, form = self.trial, self.config.model.quantise
         saved = {
             name: quantisation.size(shapes, trial.width, None) - quantisation.size(shapes, trial.width, form)
@@ -168,34 +169,37 @@ class Budget(ABC):
         return sum(-(-size // shared.get(name, 1)) for name, size in self.loaded().items() if name not in learning)
 
     def gathered(self) -> int:
-        """Return the bytes that a call gathers of one network in shards, the largest; 0 where all are whole."""
+        """Return the bytes that a call of the largest sharded network gathers; 0 without sharding."""
         model, trial = self.config.model, self.trial
         if self.layout.among == 1:
             return 0
-        width = trial.width if model.lora else 4  # learning weights travel in float32 at the most
+        width = trial.width if model.lora else 4  # trained weights are sent in float32 or smaller
         size = functools.partial(quantisation.size, width=width, form=model.quantise)
         return max(gathered(tensors, size) for tensors in trial.shapes.values())
 
     def layer(self) -> int:
-        """Return the bytes of the weights that one quantised layer rebuilds, unless the trial measured them."""
+        """Return the bytes of the weights that one quantised layer dequantises; 0 if the trial measured them."""
         if self.config.model.quantise is None or self.trial.dequantises:
             return 0
         return quantisation.made_anew(self.trial.shapes.values(), self.trial.width)
 
     def update_calls(self) -> Peaks:
-        """Return the bytes of an update's calls with gradient and of its optimizer step."""
+        """Return the peak bytes of the calls with gradient in an update, and of its optimizer step."""
         config, trial = self.config, self.trial
         checkpointed = trial.update_checkpointed if config.model.gradient_checkpointing else None
-        blocks = self.gathered() * (1 if config.model.lora else 2)  # with gradients, until they are summed
+        blocks = self.gathered() * (1 if config.model.lora else 2)  # trained weights have gradients of the same size
         calls = (checkpointed or trial.update).shared(config.run.context_parallel).beside(self.layer() + blocks)
         return calls | step(config, trial.trained, among=self.layout.among)
 
     def kept_graphs(self, room: int) -> dict[str, Any]:
-        """Return the rows whose graphs a rollout may keep for the update, their bytes, and whether it keeps them."""
+        """Return the number of rows whose graphs a rollout may keep for the update, their bytes, and whether it does.
+
+        The base class keeps none.
+        """
         return {"rows": 0, "bytes": 0, "kept": False}
 
     def largest(self, room: int) -> dict[str, int]:
-        """Return the most rows of each batch key that fit into `room` bytes; 0 if one does not."""
+        """Return the largest batch size that fits into `room` bytes, by key; 0 if one row does not fit."""
         rows: dict[str, list[int]] = {ROLLOUT: [], UPDATE: []}
         for phase in self.phases():
             for key in rows if phase.key is None else (phase.key,):
@@ -203,7 +207,7 @@ class Budget(ABC):
         return {key: min(counts) for key, counts in rows.items()}
 
     def peak(self, rows: dict[str, int] | None = None) -> int:
-        """Return the bytes of the largest phase, optionally with other numbers of rows by key."""
+        """Return the bytes of the largest phase; `rows` replaces batch sizes of the config, by key."""
         return max(phase.total for phase in at(self.phases(), rows or {}))
 
     def smallest(self) -> int:
@@ -216,7 +220,7 @@ class Budget(ABC):
 
 
 def measure_once(config: Config, trial_of: Callable[[Config], Sizes]) -> Callable[[RunConfig], Sizes]:
-    """Return a function that measures the trial of a run once for each dtype, with adapters and without."""
+    """Return a function that measures the trial of a config and caches it by dtype and by whether adapters are used."""
     rewards = rewards_of(config)[0]
 
     @cache
@@ -230,14 +234,14 @@ def measure_once(config: Config, trial_of: Callable[[Config], Sizes]) -> Callabl
 
 
 def rewards_of(config: RunConfig) -> tuple[int, list[str]]:
-    """Return the bytes of the rewards' weights, and the names of rewards of unknown size."""
+    """Return the bytes of the weights of built-in rewards, and the names of the other rewards, of unknown size."""
     uses = [use.use for use in (*config.rewards, *config.eval_rewards)]
     known = {BUILT_IN[use].target: BUILT_IN[use].size for use in uses if use in BUILT_IN}
     return sum(known.values()), [use for use in uses if use not in BUILT_IN]
 
 
 def at(phases: Sequence[Phase], rows: dict[str, int]) -> list[Phase]:
-    """Return the phases with other numbers of rows, by the key that sets them."""
+    """Return the phases with the given batch sizes, by key."""
     return [phase if phase.key is None else replace(phase, rows=rows.get(phase.key, phase.rows)) for phase in phases]
 
 
@@ -247,7 +251,7 @@ def at_key(config: Any, key: str) -> Any:
 
 
 def switched(config: Any, key: str, value: Any) -> Any:
-    """Return a config, or a section of one, with a dotted key changed; a map for `lora` becomes a `Lora`."""
+    """Return a config or section with a dotted key changed. A map as the value of `lora` becomes a `Lora`."""
     head, _, rest = key.partition(".")
     if rest:
         value = switched(getattr(config, head), rest, value)
@@ -257,7 +261,14 @@ def switched(config: Any, key: str, value: Any) -> Any:
 
 
 def gathered(tensors: Mapping[str, Shape], size: Callable[[Mapping[str, Shape]], int]) -> int:
-    """Return the bytes that a call of a sharded network gathers: all outside blocks, and `GATHERED` of its largest block."""
+    """Return the bytes that a call of a sharded network gathers.
+
+    They are all tensors outside of blocks, and `GATHERED` times the largest block.
+
+    Args:
+        tensors: shapes of the network's tensors.
+        size: returns the bytes of tensors of given shapes.
+    """
     blocks: dict[str, dict[str, Shape]] = defaultdict(dict)
     for name, shape in tensors.items():
         block = BLOCK.match(name)
@@ -267,12 +278,12 @@ def gathered(tensors: Mapping[str, Shape], size: Callable[[Mapping[str, Shape]],
 
 
 def trained_bytes(config: RunConfig, trained: int, *, copies: int, among: int) -> dict[str, int]:
-    """Return the bytes of trained weights, optimizer moments and gradients, which all phases have.
+    """Return the bytes of trained weights, optimizer moments and gradients, which are in memory in all phases.
 
     Args:
         trained: number of trained parameters.
-        copies: of them that are other policies, such as a reference; the average and stale versions are added here.
-        among: processes that share the networks.
+        copies: number of other policies, such as a reference; the average and stale versions are added here.
+        among: number of processes that share one copy of the networks.
     """
     trained = trained if config.model.lora else -(-trained // among)
     versions = config.run.staleness + 1 if config.run.staleness else 0
@@ -282,6 +293,9 @@ def trained_bytes(config: RunConfig, trained: int, *, copies: int, among: int) -
 
 
 def step(config: RunConfig, trained: int, *, among: int) -> Peaks:
-    """Return what an optimizer step allocates: two messages of gradients where processes sum unsharded ones."""
+    """Return the bytes that an optimizer step allocates.
+
+    They are two buffers of gradients if processes sum unsharded gradients, else 0.
+    """
     sums = config.run.processes > 1 and not (config.model.lora is None and among > 1)
     return Peaks(((2 * min(4 * trained, MESSAGE) if sums else 0, 0),))

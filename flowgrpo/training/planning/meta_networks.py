@@ -1,10 +1,12 @@
-"""Networks of real size without values: their allocations are counted, nothing is loaded or computed.
+"""Networks of real size without values, to count the allocations of their calls. Nothing is loaded or computed.
 
-Inside such a network tensors are torch's fake tensors, which have shapes and dtypes only. Everything outside is real: inputs
-become fake, and outputs become real zeros tied to the fake result, so that a backward pass runs through the network.
-Integers and vectors (masks, lengths, times) stay real inside because they control the computation.
+Inside such a network, tensors are torch's fake tensors, which have only shapes and dtypes. Everything outside is real.
+Float inputs become fake. Outputs become real zeros that are linked to the fake results, so that a backward pass runs
+through the network. Integers and vectors (masks, lengths, times) stay real inside, because they control the
+computation.
 
-The fake device is a CPU: its attention kernel keeps what a GPU's flash attention keeps. Fake GPUs would use another kernel.
+The fake device is a CPU, since its attention kernel saves the same tensors as a GPU's flash attention. A fake GPU would
+use another kernel.
 """
 
 from __future__ import annotations
@@ -33,41 +35,41 @@ from flowgrpo.training.weights.trained_weights import Weights, lora_config
 
 Tensor = torch.Tensor
 TABLE = 2**24  # elements of the largest table that is computed when a network is built
-BROADCAST = 2**12  # elements of operands from which on a result may be larger than that
+BROADCAST = 2**12  # operands with fewer elements than this are assumed not to give a table larger than `TABLE`
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
 class _Bridge(torch.autograd.Function):
-    """Return real zeros for fake results; their backward pass starts that of the fake ones."""
+    """Replace fake results by real zeros. The backward pass of the zeros runs that of the fake results."""
 
     @staticmethod
-    def forward(ctx, anchor: Tensor, hollow: MetaNetworks, results: list[Tensor]) -> tuple[Tensor, ...]:
-        ctx.hollow, ctx.results = hollow, results
+    def forward(ctx, anchor: Tensor, networks: MetaNetworks, results: list[Tensor]) -> tuple[Tensor, ...]:
+        ctx.networks, ctx.results = networks, results
         return tuple(_zeros(x) for x in results)
 
     @staticmethod
     def backward(ctx, *gradients: Tensor) -> tuple[None, ...]:
         results, ctx.results = [x for x in ctx.results if x.requires_grad], None
-        with ctx.hollow.inside():
+        with ctx.networks.inside():
             torch.autograd.backward(results, [torch.ones_like(x) for x in results])
         return None, None, None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """The effect of a block that ran."""
+    """The effect of running a block."""
 
-    by: Callable[..., Any]  # its forward
-    fixed: int  # bytes that stayed alive beside its outputs
-    each: int  # the same per row
+    by: Callable[..., Any]  # the block's forward method
+    fixed: int  # fixed bytes that stayed alive, without the outputs
+    each: int  # bytes per row that stayed alive, without the outputs
     operations: int
     launches: int
-    outputs: list[Any]  # of each leaf: the index of an input; shape, dtype and requires_grad; or None
-    form: TreeSpec  # of the outputs
+    outputs: list[Any]  # each leaf is the index of an input, or (shape, dtype, requires_grad), or None
+    form: TreeSpec  # structure of the outputs
 
 
-class _Again(torch.autograd.Function):
-    """Stand in for a block that ran with other weights: return fake outputs, and save as many bytes for backward."""
+class _RepeatedBlock(torch.autograd.Function):
+    """Replace a block that is equal to one that ran: return fake outputs, and save as many bytes for backward."""
 
     @staticmethod
     def forward(ctx, outlines: list[Any], kept: list[Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -85,20 +87,22 @@ class _Again(torch.autograd.Function):
 
 
 class MetaNetworks:
-    """Replace the weights of networks by fake ones, and count in `live` what their calls allocate.
+    """Networks with fake weights, and a counter `live` of the allocations of their calls.
 
-    A call with the shapes of an earlier one does not run again: without gradients nothing stays alive, and with gradients
-    (a second guidance branch) as much as of the first. Of neighbouring blocks with equal weights only the first and the last
-    run; those between repeat the effect of the first. Operations count as if all had run.
+    A call with the shapes of an earlier call does not run again. Without gradients, nothing of it stays alive. With
+    gradients (a second guidance branch), as many bytes stay alive as of the first call. Of neighbouring blocks with
+    weights of equal shapes, only the first and the last run; the others repeat the effect of the first. FLOPs count as
+    if all had run.
     """
 
     def __init__(self) -> None:
         self.live, self._mode = AllocationCounter(), FakeTensorMode(allow_non_fake_inputs=True)
         self._anchor = torch.zeros((), requires_grad=True)
         self._depth = 0
-        self._seen: dict[Any, tuple[Any, int, int, int]] = {}  # output, bytes that stayed, operations, launches
-        self._again: list[Tensor] = []
-        self._runs: dict[Any, _Run | None] = {}  # of blocks; None: run it each time
+        # Calls that ran: output, bytes that stayed alive, FLOPs, launches.
+        self._seen: dict[Any, tuple[Any, int, int, int]] = {}
+        self._kept: list[Tensor] = []  # stand for the bytes that repeated calls keep alive
+        self._runs: dict[Any, _Run | None] = {}  # blocks that ran; None for a block that must run each time
         self._weight = self._fresh(torch.empty(1))
 
     def empty(
@@ -112,8 +116,8 @@ class MetaNetworks:
         """Give a network on the meta device fake weights, in place.
 
         Args:
-            entrances: methods that are called from outside.
-            run_all: run every block, because blocks leave something for the next call.
+            entrances: names of the methods that are called from outside.
+            run_all: run every block, because blocks store something for the next call.
             reads_once: whether no later call reads the cache that transformers' blocks fill.
         """
         for part in module.modules():
@@ -131,18 +135,18 @@ class MetaNetworks:
                 setattr(module, name, self._door(getattr(module, name)))
 
     def with_gradients(self, modules: Iterable[torch.nn.Module]) -> None:
-        """Give trained weights gradients, as after the first micro-batch; they are not counted."""
+        """Give trained weights gradients, as they have after the first micro-batch. The gradients are not counted."""
         for p in (p for module in modules for p in module.parameters() if p.requires_grad):
             p.grad = self._fresh(p)
 
     @contextmanager
     def phase(self) -> Iterator[AllocationCounter]:
-        """Forget earlier calls, and count the allocations inside this context from 0."""
-        self._seen, self._again, self._runs = {}, [], {}
+        """Forget earlier calls, and count the allocations inside this context from 0; yield the counter."""
+        self._seen, self._kept, self._runs = {}, [], {}
         gc.collect()
         self.live.restart()
         yield self.live
-        self._seen, self._again, self._runs = {}, [], {}
+        self._seen, self._kept, self._runs = {}, [], {}
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -169,7 +173,9 @@ class MetaNetworks:
             key = (id(method), torch.is_grad_enabled(), tuple(shapes))
             if key in self._seen:
                 return self._repeat_call(*self._seen[key])
-            _, before, operations, launches = self._counts  # another branch has the same copies of weights
+            _, before, operations, launches = (
+                self._counts
+            )  # without fixed bytes: a repeated call shares copies of weights
             with self.inside():
                 out = method(*map_tensors(self._fake, args), **map_tensors(self._fake, kwargs))
             self._seen[key] = (
@@ -183,7 +189,10 @@ class MetaNetworks:
         return run
 
     def _block(self, method: Callable[..., Any], kind: Any, *, reads_once: bool) -> Callable[..., Any]:
-        """Wrap a block's forward so that it does not run if an equal block ran; that one runs when recomputed."""
+        """Wrap a block's forward so that it does not run if an equal block ran before.
+
+        The block that ran itself runs again when checkpointing recomputes it.
+        """
 
         @functools.wraps(method)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -192,16 +201,16 @@ class MetaNetworks:
             outlines = tuple((type(x),) if x in caches else _outline(x) for x in given)
             key = (kind, torch.is_grad_enabled(), tuple(kwargs), outlines)
             known = None not in outlines and any(isinstance(x, FakeTensor) for x in given)
-            found = self._runs.get(key) if known else None
-            if found is not None and found.by is not method:
-                return self._repeat_block(found, [x for x in given if isinstance(x, Tensor)], caches)
+            earlier = self._runs.get(key) if known else None
+            if earlier is not None and earlier.by is not method:
+                return self._repeat_block(earlier, [x for x in given if isinstance(x, Tensor)], caches)
             before = self._counts
             out = method(*args, **kwargs)
             if known and key not in self._runs:
-                left = self._effect_of(out, [x for x in given if isinstance(x, Tensor)], before, method)
-                # Without gradients, what stays is for the next call.
-                keeps = left is not None and left.each > 0 and not torch.is_grad_enabled()
-                self._runs[key] = None if keeps and not caches else left
+                effect = self._effect_of(out, [x for x in given if isinstance(x, Tensor)], before, method)
+                # If bytes stay alive without gradients, the block stored them for the next call.
+                keeps = effect is not None and effect.each > 0 and not torch.is_grad_enabled()
+                self._runs[key] = None if keeps and not caches else effect
             return out
 
         return run
@@ -211,7 +220,7 @@ class MetaNetworks:
         return *self.live.parts, self.live.operations, self.live.launches
 
     def _effect_of(self, out: Any, inputs: list[Tensor], before: tuple[int, ...], by: Any) -> _Run | None:
-        """Return the effect of a block; None if an equal block could do something else."""
+        """Return the effect of a block's run; None if an equal block could have another effect."""
         leaves, form = tree_flatten(out)
         if not all(isinstance(x, (FakeTensor, type(None))) for x in leaves):
             return None
@@ -234,12 +243,12 @@ class MetaNetworks:
         launched = self.live.launches + run.launches
         fixed = self._weight.new_empty(run.fixed, dtype=torch.uint8)
         kept = [fixed, next(x for x in inputs if isinstance(x, FakeTensor)).new_empty(run.each, dtype=torch.uint8)]
-        for cache in caches:  # it lives as long as keys and values in it would
-            vars(cache).setdefault("hollow", []).extend(kept)
+        for cache in caches:  # keep the bytes alive as long as the cache, like its keys and values
+            vars(cache).setdefault("kept_bytes", []).extend(kept)
         outlines = [x for x in run.outputs if isinstance(x, tuple)]
-        made = iter(_Again.apply(outlines, kept, *inputs) if outlines else ())
-        self.live.launches = launched  # without those of the stand-in
-        outputs = [next(made) if isinstance(x, tuple) else None if x is None else inputs[x] for x in run.outputs]
+        fakes = iter(_RepeatedBlock.apply(outlines, kept, *inputs) if outlines else ())
+        self.live.launches = launched  # without the launches of the replacement
+        outputs = [next(fakes) if isinstance(x, tuple) else None if x is None else inputs[x] for x in run.outputs]
         return tree_unflatten(outputs, run.form)
 
     def _repeat_call(self, out: Any, stayed: int, operations: int, launches: int) -> Any:
@@ -247,19 +256,19 @@ class MetaNetworks:
         self.live.launches += launches
         if torch.is_grad_enabled():
             with self.inside(), self._mode:
-                self._again.append(torch.empty(stayed, dtype=torch.uint8))
+                self._kept.append(torch.empty(stayed, dtype=torch.uint8))
         return map_tensors(Tensor.clone, out)
 
     def _real(self, out: Any) -> Any:
         """Replace the fake tensors in an output by real zeros."""
-        found: list[Tensor] = []
-        map_tensors(found.append, out)
-        learns = torch.is_grad_enabled() and any(x.requires_grad for x in found)
-        real = iter(_Bridge.apply(self._anchor, self, found) if learns else map(_zeros, found))
+        fakes: list[Tensor] = []
+        map_tensors(fakes.append, out)
+        learns = torch.is_grad_enabled() and any(x.requires_grad for x in fakes)
+        real = iter(_Bridge.apply(self._anchor, self, fakes) if learns else map(_zeros, fakes))
         return map_tensors(lambda _: next(real), out)
 
     def _fake(self, x: Tensor) -> Tensor:
-        """Make a float tensor of three or more dimensions fake; return any other, such as a float mask, as it is."""
+        """Make a float tensor of three or more dimensions fake; return any other, such as a float mask, unchanged."""
         if isinstance(x, FakeTensor) or not x.is_floating_point() or x.ndim < 3:
             return x
         return self._mode.from_tensor(x.detach())
@@ -267,22 +276,22 @@ class MetaNetworks:
 
 @contextmanager
 def few_objects() -> Iterator[None]:
-    """Freeze the millions of existing objects so that `MetaNetworks.phase` collects garbage fast.
+    """Freeze the millions of existing Python objects (`gc.freeze`), so that `MetaNetworks.phase` collects garbage fast.
 
-    Objects frozen before stay frozen.
+    At exit they are unfrozen, unless some were frozen already.
     """
-    put_aside = gc.get_freeze_count()
+    frozen_before = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        if not put_aside:
+        if not frozen_before:
             gc.unfreeze()
 
 
 class _SmallTables(TorchDispatchMode):
-    """Keep results of more than `TABLE` elements on meta: a table of positions can take ten seconds and GiB."""
+    """Put results of more than `TABLE` elements on the meta device: a table of positions can take seconds and GiB."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -291,23 +300,23 @@ class _SmallTables(TorchDispatchMode):
             return function(*args, **kwargs)
         sketch = tree_map_only(Tensor, lambda x: x.to("meta"), (args, kwargs))
         try:
-            found = function(*sketch[0], **sketch[1])
-        except (RuntimeError, NotImplementedError):  # its size depends on values
+            result = function(*sketch[0], **sketch[1])
+        except (RuntimeError, NotImplementedError):  # the size of the result depends on values
             return function(*args, **kwargs)
-        large = any(isinstance(x, Tensor) and x.numel() > TABLE for x in tree_leaves(found))
-        return found if large else function(*args, **kwargs)
+        large = any(isinstance(x, Tensor) and x.numel() > TABLE for x in tree_leaves(result))
+        return result if large else function(*args, **kwargs)
 
 
 def build_on_meta(make: Callable[[], torch.nn.Module], dtype: torch.dtype) -> torch.nn.Module:
-    """Build a network of `dtype` with parameters on the meta device.
+    """Build a network of `dtype` with its parameters on the meta device.
 
-    Modules that its class keeps in float32 stay so, as with `from_pretrained`. Buffers have their values, unless they are
-    tables of more than `TABLE` elements that nothing else is computed from.
+    Modules that the network's class keeps in float32 stay in float32, as with `from_pretrained`. Buffers have their
+    values, except tables of more than `TABLE` elements from which nothing else is computed.
     """
     try:
         with accelerate.init_empty_weights(), _SmallTables():
             network = make()
-    except (RuntimeError, TypeError, NotImplementedError):  # it computes with a table without values
+    except (RuntimeError, TypeError, NotImplementedError):  # the network computes with a large table
         with accelerate.init_empty_weights():
             network = make()
     tie_weights = getattr(network, "tie_weights", None)
@@ -327,11 +336,11 @@ def add_adapters(modules: dict[str, torch.nn.Module], lora: Lora | None, begun: 
     """Add adapters to meta networks, or unfreeze them without `lora`; return the number of trained parameters.
 
     Args:
-        begun: adapters that training starts from, by network; empty for new ones.
+        begun: adapters of `model.lora.path` that training starts from, by network; empty for new adapters.
     """
     adapters: LoraConfig | Mapping[str, Adapter] | None = begun
     if lora is not None and not begun:
-        assert lora.rank is not None  # else adapters have begun
+        assert lora.rank is not None  # without a path, `Lora` requires these
         assert lora.alpha is not None
         assert lora.targets is not None
         adapters = lora_config(lora.rank, lora.alpha, lora.targets, modules)
@@ -347,13 +356,13 @@ def size(network: torch.nn.Module) -> int:
 
 
 def _kind(block: torch.nn.Module) -> Any:
-    """Return a key that is equal for blocks that differ in their values only."""
+    """Return a key that is equal for blocks that differ only in the values of their weights."""
     weights = tuple((n, tuple(p.shape), p.dtype, p.requires_grad) for n, p in block.named_parameters())
     return type(block), weights
 
 
 def _repeated_blocks(module: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
-    """Yield three or more equal neighbours of each module list."""
+    """Yield each run of three or more equal neighbours (see `_kind`) in a module list."""
     for blocks in [m for m in module.modules() if isinstance(m, torch.nn.ModuleList)]:
         for _, equal in itertools.groupby(blocks, _kind):
             neighbours = list(equal)
@@ -362,7 +371,7 @@ def _repeated_blocks(module: torch.nn.Module) -> Iterator[list[torch.nn.Module]]
 
 
 def _outline(x: Any) -> Any:
-    """Return what a block's work depends on in an argument; None if it may depend on values."""
+    """Return a key of the properties of an argument that a block's work depends on; None if it may depend on values."""
     if isinstance(x, Tensor):
         return tuple(x.shape), x.dtype, x.requires_grad
     return (x,) if isinstance(x, PLAIN) else None
