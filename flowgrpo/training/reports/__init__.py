@@ -1,1 +1,1 @@
-"""What a run writes about itself: metrics, samples, trees, trackers, the model card."""
+"""Outputs of a run: metrics, progress, samples, trees, trackers and model cards."""

@@ -1,4 +1,4 @@
-"""Checks shared by the doctors of flow models and texts."""
+"""Checks that the doctors of flow models and language models share."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from rewards import Reward
 
 @dataclass(frozen=True)
 class Check:
-    """One line of a certificate: a measurement, whether it passed, and advice if not."""
+    """One check of the doctor: a measurement, whether it passed, and advice if it did not."""
 
     name: str
     ok: bool
     value: str
     advice: str = ""
     _: KW_ONLY
-    table: Sequence[dict[str, Any]] = ()  # details, rows of the same keys
+    table: Sequence[dict[str, Any]] = ()  # details: rows with the same keys
 
 
 def gap_of(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Return the largest difference in standard deviations of `b`; infinity if shapes differ."""
+    """Return the largest difference between `a` and `b`, in standard deviations of `b`; infinity if shapes differ."""
     return float((a - b).float().abs().max() / b.float().std().clamp_min(1e-12)) if a.shape == b.shape else float("inf")
 
 
@@ -45,7 +45,7 @@ class _MessageCollector(logging.Handler):
 
 @contextmanager
 def warnings_heard() -> Iterator[list[str]]:
-    """Collect the warnings of the logger `flowgrpo`."""
+    """Yield a list that collects the warnings of the logger `flowgrpo` inside this context."""
     handler = _MessageCollector(logging.WARNING)
     LOGGER.addHandler(handler)
     try:
@@ -55,7 +55,12 @@ def warnings_heard() -> Iterator[list[str]]:
 
 
 def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor], warned: Sequence[str] = ()) -> Check:
-    """Check that each reward varies within at least one group, given values (B, R) of each, and that none `warned`."""
+    """Check that each reward varies within at least one group, and that there were no warnings.
+
+    Args:
+        values: rewards (B, R) of the samples of each group.
+        warned: warnings while the rewards were computed.
+    """
     largest = {}
     for k, reward in enumerate(rewards):
         stds = [float(v[:, k].std()) for v in values]
@@ -73,7 +78,12 @@ def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor], warned: Se
 
 
 def memory_left(device: torch.device, remedy: str, planned: Callable[[int], dict[str, Any]]) -> Check:
-    """Check the peak memory of the checks, and report the run's peak `planned` for a GPU of so many bytes."""
+    """Check the peak memory of the doctor's checks; on a GPU, also report the planned peak of the run.
+
+    Args:
+        remedy: advice if the memory is close to the limit.
+        planned: returns the memory plan of the run for a GPU with the given bytes.
+    """
     host, total_host = psutil.Process().memory_info().rss, psutil.virtual_memory().total
     value = f"host {_gib(host)} of {_gib(total_host)} GiB"
     ok = host < 0.9 * total_host
@@ -85,7 +95,7 @@ def memory_left(device: torch.device, remedy: str, planned: Callable[[int], dict
 
 
 def _planned(planned: Callable[[int], dict[str, Any]], total: int) -> str:
-    """Return the planned peak of a run and its phase, or why there is no plan."""
+    """Return a phrase with the planned peak of the run and its phase, or with the reason why there is no plan."""
     try:
         phases = planned(total)["phases"]
     except (InputError, NotImplementedError) as error:  # as `training.planning.allocation_counter` raises it
@@ -95,7 +105,7 @@ def _planned(planned: Callable[[int], dict[str, Any]], total: int) -> str:
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
-    """Return the seconds of the second of two calls, GPU work included."""
+    """Call `work` twice and return the seconds of the second call, GPU work included."""
     work()
     if torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Detect iterations that learnt nothing, and the reason, from metric lines."""
+"""Detection of iterations and runs that learnt nothing, and of the reason, from metric lines."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ ROUNDING = 1e-9  # smaller advantages are rounding errors of equal rewards
 
 
 def is_idle(line: Mapping[str, Any]) -> bool:
-    """Return whether an iteration learnt nothing: no nonzero advantage or gradient, or no possible update."""
+    """Return whether an iteration learnt nothing: all advantages or gradients were 0, or no update was taken."""
     return not line["groups/teaching"] or not line["policy/updates"] or line["policy/grad_norm"] == 0
 
 
 def is_sound(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the weights can be trusted, from the metric line of an iteration and that of its evaluation, if any.
+    """Return whether the weights after an iteration can be trusted.
 
     The last samples must have rewards, and an iteration with nonzero advantages must have had an update.
+
+    Args:
+        lines: metric line of the iteration, and of the evaluation after it, if any.
     """
     stuck = lines[0]["groups/teaching"] and not lines[0]["policy/updates"]
     return lines[-1]["reward/mean"] is not None and not stuck
 
 
 def why(line: Mapping[str, Any]) -> str:
-    """Return why an iteration had nothing to learn."""
+    """Return why an iteration learnt nothing, as a phrase."""
     lost = line["reward/lost"]
     if line["reward/mean"] is None:
         return "every sample was lost" if lost else "no reward applies to any of its samples"
@@ -39,7 +42,7 @@ def why(line: Mapping[str, Any]) -> str:
 
 
 def never_learnt(lines: Sequence[Mapping[str, Any]], patience: int | None) -> str | None:
-    """Return why no iteration of a complete run moved the weights; None if one did, or `run.patience` is off."""
+    """Return why no iteration of a complete run changed the weights; None if one did, or if `run.patience` is null."""
     trained = [line for line in lines if line["phase"] == "train"]
     # In the first step of a warm-up the learning rate is 0.
     moved_nothing = (is_idle(line) or line.get("policy/learning_rate") == 0 for line in trained)
@@ -51,7 +54,8 @@ def never_learnt(lines: Sequence[Mapping[str, Any]], patience: int | None) -> st
 def broken(lines: Sequence[Mapping[str, Any]], patience: int | None) -> str | None:
     """Return why the final weights of a run cannot be trusted; None if they can.
 
-    Rewards that were missing from the start are no evidence, nor are failed updates without `run.patience`.
+    Rewards that were missing from the start are no evidence of damage. Neither are failed updates if `run.patience` is
+    null.
     """
     trained, evaluated = ([line for line in lines if line["phase"] == phase] for phase in ("train", "eval"))
     if not trained:
@@ -67,7 +71,7 @@ def broken(lines: Sequence[Mapping[str, Any]], patience: int | None) -> str | No
 
 
 def teaches(objective: Any, advantages: torch.Tensor) -> torch.Tensor:
-    """Return a mask (U,) of units with nonzero advantages; all, if the objective needs no rewards."""
+    """Return a mask (U,) of units with nonzero advantages; all units if the objective needs no rewards."""
     if not getattr(objective, "rewarded", True):
         return torch.ones_like(advantages, dtype=torch.bool)
     return advantages.isfinite() & (advantages.abs() > ROUNDING)

@@ -1,4 +1,4 @@
-"""Escape arbitrary text for Markdown tables, lines and code."""
+"""Markdown from arbitrary text, escaped for tables, lines and code."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ PLAIN = set(" .,;?!'\"()=+-/%")  # punctuation without a meaning in Markdown
 
 
 def table_row(words: Sequence[str]) -> str:
-    """Return a table row of Markdown cells."""
+    """Return a Markdown table row of cells that are Markdown already."""
     return f"| {' | '.join(words)} |"
 
 
 def escaped(words: str) -> str:
-    """Return a text as one line of Markdown without markup, also for table cells."""
+    """Return a text as one line of Markdown that shows it literally, in table cells too."""
     lines = re.split("\r\n|\r|\n", words)
     return "<br>".join("".join(_shown(character) for character in readable(line)) for line in lines)
 
@@ -27,17 +27,17 @@ def _shown(character: str) -> str:
 
 
 def span(words: str) -> str:
-    """Return one line as inline code."""
+    """Return one line of text as inline code."""
     ticks, space = _ticks(words, 1), " " * ("`" in words)
     return f"{ticks}{space}{words}{space}{ticks}"
 
 
 def fenced(language: str, code: str) -> str:
-    """Return a code block that its content cannot close."""
+    """Return a Markdown code block, with enough backticks that the code cannot end it."""
     ticks = _ticks(code, 3)
     return f"{ticks}{language}\n{code}\n{ticks}"
 
 
 def _ticks(words: str, least: int) -> str:
-    """Return at least `least` backticks, and more than any run of them in the text."""
+    """Return at least `least` backticks, and more than stand in a row anywhere in the text."""
     return "`" * max([least, *(len(run) + 1 for run in re.findall("`+", words))])

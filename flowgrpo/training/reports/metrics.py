@@ -1,4 +1,4 @@
-"""Numbers of a metric line."""
+"""Metrics of rewards and of the policy, as in a metric line."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from rewards import Reward
 
 
 def of_totals(total: torch.Tensor) -> dict[str, float | None]:
-    """Return mean and standard deviation of total rewards (B,), NaN if lost; None if all are lost."""
+    """Return mean and standard deviation of total rewards (B,); lost ones (NaN) are skipped, None if all are lost."""
     finite = total[total.isfinite()]
     return {"reward/mean": mean(total), "reward/std": float(finite.std(correction=0)) if len(finite) else None}
 
 
 def of_policy(stats: Sequence[UpdateStats], gather: Callable[[list[Any]], list[Any]]) -> dict[str, Any]:
     """Return the policy metrics of an iteration from its optimizer steps, gathered over processes."""
-    everyone = gather([stats])
-    every = [each for of_process in everyone for each in of_process]
+    by_process = gather([stats])
+    every = [each for of_process in by_process for each in of_process]
     edges, ratios = max(1, sum(each.edges for each in every)), sum(each.ratios for each in every)
     losses = [each.loss for each in every if each.loss is not None]
     kls = [each.kl for each in every if each.kl is not None]
-    drifts = [of_process[0].max_abs_log_ratio for of_process in everyone if of_process[0].max_abs_log_ratio is not None]
+    first_steps = [of_process[0] for of_process in by_process]
+    drifts = [each.max_abs_log_ratio for each in first_steps if each.max_abs_log_ratio is not None]
 
     def of_ratios(total: float) -> float | None:
-        """Mean over edges with a ratio; 0 if nothing was trained, None if all ratios are 1 by construction."""
+        """Return the mean over edges with a ratio; 0 if nothing was trained, None if all ratios are 1 by definition."""
         return total / max(1, ratios) if ratios or not any(each.edges for each in every) else None
 
     return {
@@ -61,7 +62,7 @@ def _by_step(every: Sequence[UpdateStats], *, diverges: bool) -> dict[str, float
 def of_samples(
     samples: Sequence[Sample], combination: Combination, rewards: Sequence[Reward], eval_rewards: Sequence[Reward]
 ) -> dict[str, float | int | None]:
-    """Return the metrics of held-out samples; `eval_rewards` are only measured."""
+    """Return the metrics of held-out samples; `eval_rewards` are not part of the total reward."""
     totals = totals_of(samples, combination, rewards)
     metrics: dict[str, float | int | None] = {**of_totals(totals), "reward/count": int(totals.isfinite().sum())}
     for name in (reward.name for reward in (*rewards, *eval_rewards)):

@@ -1,6 +1,6 @@
-"""Model cards: how a run was trained, its scores, and code that reproduces its samples.
+"""Model cards: training setup and scores of a run, and code that reproduces its samples.
 
-Prompts and answers are arbitrary text and are quoted for the shell.
+Prompts and answers can be any text. They are escaped in Markdown and quoted in shell commands.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from flowgrpo.training.run.run_files import read_manifest, read_metrics
 
 HUB = "https://huggingface.co"
 KEYS = ("license", "license_name", "license_link")
-SECONDS = 5  # timeout of the hub
+SECONDS = 5  # timeout of requests to the hub
 SAMPLES = 4
 RELATIONS = {"lora": "adapter", "full": "finetune"}  # to the base model, in the hub's words
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A sample on a card: prompt and seed, the sample, and that of the base model if kept."""
+    """A sample on a card: its prompt and seed, the trained model's sample, and the base model's if there is a file."""
 
     row: Row
     after: str
@@ -43,8 +43,11 @@ def text(
 ) -> str:
     """Return the Markdown of a model card.
 
-    `head` are its first lines, see `heading`. `snippet` and `command` (Python and shell) reproduce the first sample,
-    `made` is the noun for a sample, and `notes` stand below the command.
+    Args:
+        head: the first lines; see `heading`.
+        snippet, command: Python and shell code that reproduces the first sample.
+        made: the noun for a sample, such as "image".
+        notes: lines below the command.
     """
     rows = [["prompt", "seed", f"{made} before training", made], ["---"] * 4]
     rows += [[escaped(s.row.prompt), str(s.row.seed), s.before or "", s.after] for s in samples]
@@ -59,7 +62,10 @@ def heading(
 ) -> list[str]:
     """Return the first lines of a model card: front matter, training setup and scores.
 
-    `kind` is `lora`, or `full` weights. `task` and `widget` (maps of `text` and `output`) are those of the hub.
+    Args:
+        kind: `lora`, or `full` for full weights.
+        step: the exported iteration; later evaluations are not shown.
+        task, widget: the hub's `pipeline_tag` and `widget`; a widget is a list of maps of `text` and `output`.
     """
     model, algorithm, train = settings.model, settings.algorithm, settings.train
     evaluated = [line for line in read_metrics(run) if line["phase"] == "eval" and line["step"] <= step]
@@ -93,7 +99,7 @@ def heading(
 
 
 def _means(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
-    """Compare the held-out rewards of two metric lines, with sample counts if they differ."""
+    """Return a sentence with the held-out rewards of two metric lines, and with sample counts if these differ."""
     if first is last:
         return f"Held-out reward: {last['reward/mean']:.3f} at step {last['step']}."
     counts = [line.get("reward/count") for line in (first, last)]
@@ -106,7 +112,7 @@ def _means(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
 
 
 def before(run: Path, row: Row) -> Path | None:
-    """Return the file of the base model's sample for a prompt and seed; None if the run kept none."""
+    """Return the file of the base model's sample (step 0) for a prompt and seed; None if there is none."""
     for line in read_manifest(run / "samples"):
         if (line.get("step"), line["prompt"], line.get("seed")) == (0, row.prompt, row.seed):
             file = run / "samples" / line["file"]
@@ -115,7 +121,7 @@ def before(run: Path, row: Row) -> Path | None:
 
 
 def command(words: Iterable[str]) -> str:
-    """Join words to a POSIX shell command; control characters are escaped."""
+    """Return words as one POSIX shell command line, quoted, with control characters escaped."""
     return " ".join(map(_quoted, words))
 
 
@@ -127,7 +133,7 @@ def _quoted(word: str) -> str:
 
 
 def written(value: Any) -> str:
-    """Return a value as YAML in one line, as the command line reads it."""
+    """Return a value as one line of YAML that the command line can read."""
     line = json.dumps(value, ensure_ascii=False)
     return re.sub("[\x7f-\x9f\u2028\u2029\ufeff]", lambda found: f"\\u{ord(found[0]):04x}", line)
 
@@ -136,17 +142,16 @@ def written(value: Any) -> str:
 class Exported:
     """The result of an export."""
 
-    folder: Path  # holds everything
-    step: int  # of the checkpoint
-    kind: str  # `lora`, or `full` weights
-    # samples, comfyui: sample files and ComfyUI files, relative to the folder
-    samples: list[str]
-    comfyui: list[str] = field(default_factory=list)
-    url: str | None = None  # of the uploaded repository
+    folder: Path  # folder of all exported files
+    step: int  # step of the checkpoint
+    kind: str  # `lora`, or `full` for full weights
+    samples: list[str]  # sample files, relative to the folder
+    comfyui: list[str] = field(default_factory=list)  # ComfyUI files, relative to the folder
+    url: str | None = None  # URL of the uploaded repository
 
 
 def hub_name(path: str) -> str | None:
-    """Return a model's name at the hub: the path itself, or the name in a local folder's index; None if unknown."""
+    """Return a model's hub id: the path itself, or the id in a local folder's index or config; None if unknown."""
     if not Path(place_of(path)).is_dir():
         return path if re.fullmatch(HUB_ID, path) else None
     for file in ("model_index.json", "config.json"):
@@ -160,7 +165,10 @@ def hub_name(path: str) -> str | None:
 
 
 def licence(path: str) -> dict[str, str]:
-    """Return the licence of a model in model card keys, as on its own card; without one it is `other` with a link."""
+    """Return the licence of a model, as keys of a model card, from the model's own card.
+
+    If that names no licence, the result is `other` with a link to the model.
+    """
     if path in EMBEDDED:
         return {"license": "apache-2.0"}
     name = hub_name(path)

@@ -1,6 +1,6 @@
-"""Progress on stderr: one live line on a terminal, else a plain line from time to time.
+"""Progress display on stderr: one live line on a terminal, else a plain line from time to time.
 
-A display polls `phases.current_phase` in its own thread, at most twice a second.
+The display reads `phases.current_phase` in its own thread, at most twice a second.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from flowgrpo.training.run import phases
 from flowgrpo.training.run.phases import Phase
 
 EVERY = 30.0  # seconds between two lines without a terminal
-BACKWARD = 3  # approximate cost of forward and backward, in forward passes
-LOADING = "loading"  # libraries may show download bars
+BACKWARD = 3  # approximate cost of a forward and backward pass, in forward passes
+LOADING = "loading"  # phase without a live line, since libraries may show download bars
 
 
 class Display:
-    """Show the current phase live; without a terminal, print a line every `every` seconds."""
+    """A display of the current phase: a live line, or without a terminal a printed line every `every` seconds."""
 
     def __init__(self, console: Console, every: float = EVERY):
         self.console, self.every = console, every
         self.interactive = console.is_terminal and not console.is_dumb_terminal
-        self.step = self.numbers = ""  # of a run, shown before and after the phase
-        self.left: Callable[[], float | None] = lambda: None  # seconds to the end of the run
+        self.step = self.numbers = ""  # words about the run, shown before and after the phase
+        self.left: Callable[[], float | None] = lambda: None  # returns the seconds until the end of the run
         self._live: Live | None = None
         self._said = phases.clock()
         self._loading: Phase | None = None
@@ -45,7 +45,7 @@ class Display:
         self._hide()
 
     def line(self) -> str:
-        """Return the current line; empty outside all phases."""
+        """Return the line to show; an empty text outside of all phases."""
         now, left = phases.current_phase(), self.left()
         if now is None:
             return ""
@@ -70,7 +70,7 @@ class Display:
             self._loading = now
 
     def tell(self) -> None:
-        """Without a terminal, print the line unless something was printed within the last `every` seconds."""
+        """Print the line, unless something was printed within the last `every` seconds. For use without a terminal."""
         line = self.line()
         if line and phases.clock() - self._said >= self.every:
             self.print(line)
@@ -83,7 +83,10 @@ class Display:
             self.console.print(each, soft_wrap=True, highlight=False, markup=False)
 
     def begin(self, words: str) -> None:
-        """Print a first line; in a log only before the next one, so that an early error stands alone."""
+        """Print a first line. Without a terminal it is printed only before the next line.
+
+        So an error that ends the command early is its only output.
+        """
         if self.interactive:
             self.print(words)
         else:
@@ -100,7 +103,7 @@ class Display:
                 console=self.console,
                 refresh_per_second=2,
                 transient=True,
-                redirect_stdout=False,  # it may be a pipe
+                redirect_stdout=False,  # stdout may be a pipe
             )
             self._live.start()
 
@@ -115,7 +118,7 @@ _shown: list[Display] = []
 
 @contextmanager
 def open_display(main: bool = True) -> Iterator[Display]:
-    """Yield the display of this process: the active one, or a new one; only the `main` process prints."""
+    """Yield the display of this process: the open one, or else a new one, which prints only if `main`."""
     if _shown:
         yield _shown[-1]
         return
@@ -128,7 +131,7 @@ def open_display(main: bool = True) -> Iterator[Display]:
 
 
 def describe(phase: Phase) -> str:
-    """Describe a phase: progress and remaining time if it has a total, else the time so far."""
+    """Describe a phase: its progress and remaining time if it has a total, else the time so far."""
     passed = phases.clock() - phase.started
     if not phase.total:
         return f"{phase.name} {duration(passed)}" if passed >= 1 else phase.name

@@ -36,10 +36,10 @@ LOGGER = logging.getLogger("flowgrpo")
 
 
 class Report:
-    """Metric lines of a run of `iterations`, written to a file, the trackers and the terminal by the main process.
+    """The metric lines of a run, which the main process writes to a file, to trackers and to the terminal.
 
-    While it is entered, warnings of the logger `flowgrpo` from every process go to `log.txt`, and those of the main
-    process to the terminal.
+    While the report is entered as a context, warnings of the logger `flowgrpo` on any process go to `log.txt`. Those of
+    the main process go to the terminal, too.
     """
 
     def __init__(self, folder: Path, accelerator: Accelerator, iterations: int):
@@ -47,7 +47,7 @@ class Report:
         self.accelerator, self.iterations = accelerator, iterations
         self.lines: list[dict[str, Any]] = read_metrics(folder)
         self.newest = max((line["step"] for line in self.lines), default=0)
-        self.forwards: int | None = None  # forward passes of an iteration, to estimate the end before the first one
+        self.forwards: int | None = None  # forward passes of an iteration, to estimate the time before the first one
         self.display: Display
         self._started, self._first = 0.0, 0
         self._end: float | None = None
@@ -55,7 +55,7 @@ class Report:
         self._logging = threading.Lock()  # evaluations may come from another thread
 
     def forget_after(self, step: int) -> None:
-        """Drop the lines after a checkpoint's step."""
+        """Drop the metric lines of steps after `step`, on disk too."""
         self.lines = [line for line in self.lines if line["step"] <= step]
         self.newest = max(step, 0)
         if self.accelerator.is_main_process:
@@ -72,7 +72,7 @@ class Report:
         return self
 
     def start(self, step: int) -> None:
-        """Show the progress from `step`; a resumed run extrapolates its earlier pace."""
+        """Show the progress from `step` on; the end of a resumed run is estimated from its earlier speed."""
         self._started, self._first = phases.clock(), step
         spent = sum(line.get(f"time/{part}", 0.0) for line in self.lines for part in ("rollout", "update", "eval"))
         if step:
@@ -148,7 +148,10 @@ class Report:
 
 
 def place(tracker: GeneralTracker, step: int, newest: int) -> dict[str, Any]:
-    """Return the step arguments of a tracker's `log`; wandb, which drops earlier steps, logs with the newest one."""
+    """Return the step arguments of a tracker's `log`.
+
+    wandb drops data of steps before the newest one, so such data are logged with the newest step.
+    """
     return {"step": None, "commit": False} if tracker.name == "wandb" and step < newest else {"step": step}
 
 
@@ -158,7 +161,7 @@ class _OneLineFormatter(logging.Formatter):
 
 
 class _FileHandler(logging.FileHandler):
-    """Write warnings to a file and raise errors, such as a full disk, to the caller."""
+    """A file handler that raises errors, such as a full disk, instead of printing them."""
 
     @override
     def handleError(self, record: logging.LogRecord) -> None:
@@ -196,7 +199,7 @@ def environment(accelerator: Accelerator) -> dict[str, Any]:
 
 @cache
 def _git(*arguments: str) -> str | None:
-    """Return git's output in this package's folder, cached; None outside a checkout."""
+    """Return git's output in this package's folder; None outside of a checkout or without git."""
     if shutil.which("git") is None:
         return None
     package = Path(__file__).parent
@@ -214,7 +217,7 @@ def lower_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Return the peak memory: of the GPU, or of this process on the CPU."""
+    """Return the peak memory in bytes: of tensors on the GPU, or of this process on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     scale = 1 if sys.platform == "darwin" else 1024

@@ -1,4 +1,4 @@
-"""Detect reward hacking: a watched reward falls while the trained one rises."""
+"""Detection of reward hacking: a reward that is only watched falls while the trained one rises."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from typing import Any
 
 
 def overoptimized(lines: Sequence[Mapping[str, Any]], watched: Sequence[str], times: int) -> list[str]:
-    """Return a sentence for each watched reward that fell in the last `times` evaluations while the trained one rose."""
+    """Return a warning for each watched reward that fell in the last `times` evaluations while the trained one rose.
+
+    Args:
+        lines: all metric lines of the run.
+        watched: names of the rewards that are not trained on.
+    """
     lines = [line for line in lines if line["phase"] == "eval"]
     trained = [line["reward/mean"] for line in lines]
     sentences = []
@@ -23,7 +28,10 @@ def overoptimized(lines: Sequence[Mapping[str, Any]], watched: Sequence[str], ti
 
 
 def overoptimization_streak(trained: Sequence[float | None], watched: Sequence[float | None]) -> int:
-    """Return the number of last evaluations in which the trained reward rose and the watched one fell; None ends it."""
+    """Return in how many of the last evaluations in a row the trained reward rose and the watched one fell.
+
+    A missing reward (None) ends the row.
+    """
     count = 0
     for (a, b), (c, d) in pairwise(zip(trained, watched, strict=True)):
         rose = a is not None and c is not None and c > a

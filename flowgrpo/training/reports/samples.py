@@ -1,4 +1,4 @@
-"""Samples: files, the manifest, and models that are ready to sample."""
+"""Samples of evaluations, their files and manifest, and models that are ready to sample."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAMPLING_RATE = 44100  # default, Hz
 
 @dataclass(frozen=True)
 class Text:
-    """A generated text: its tokens, and the decoding step that committed each, -1 for given ones."""
+    """A generated text: its tokens, and for each the decoding step that committed it, or -1 if the token was given."""
 
     text: str
     tokens: list[str]
@@ -33,12 +33,12 @@ class Text:
 
 @dataclass(frozen=True)
 class Sample:
-    """An evaluated sample: prompt index, rewards by name (None: not applicable or lost), and the decoded sample."""
+    """A held-out sample with its rewards."""
 
-    index: int
+    index: int  # index of the prompt
     row: Row
-    rewards: dict[str, float | None]
-    decoded: torch.Tensor | Text | None
+    rewards: dict[str, float | None]  # by name; None if the reward does not apply or was lost
+    decoded: torch.Tensor | Text | None  # None if the sample is not saved
 
 
 def is_finite(decoded: torch.Tensor | Text) -> bool:
@@ -47,7 +47,7 @@ def is_finite(decoded: torch.Tensor | Text) -> bool:
 
 
 class SampleFolder:
-    """A run's samples: files in `samples/step-000010/`, listed in `manifest.jsonl`."""
+    """The folder of a run's samples: files in `samples/step-000010/` and so on, listed in `manifest.jsonl`."""
 
     def __init__(self, run: Path, frame_rate: float = FRAME_RATE):
         self.frame_rate = frame_rate
@@ -55,7 +55,7 @@ class SampleFolder:
         self.manifest = self.folder / "manifest.jsonl"
 
     def write(self, samples: Sequence[Sample], step: int) -> None:
-        """Save the samples that are decoded; the column `sampling_rate` sets that of audio."""
+        """Save the samples that have `decoded`. The prompt's column `sampling_rate` sets the rate of audio in Hz."""
         self.folder.mkdir(exist_ok=True)
         lines = []
         for sample in samples:
@@ -71,7 +71,7 @@ class SampleFolder:
             manifest.writelines(json.dumps(line) + "\n" for line in lines)
 
     def forget_after(self, step: int) -> None:
-        """Drop manifest lines after a checkpoint's step."""
+        """Drop the manifest lines of steps after `step`."""
         kept = [line for line in read_manifest(self.folder) if line.get("step", 0) <= step]
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_text(self.manifest, "".join(json.dumps(line) + "\n" for line in kept))
@@ -86,11 +86,17 @@ def manifest_line(file: str, sample: Sample, step: int, sampler: str = "ode") ->
 def save_sample(
     sample: torch.Tensor | Text, stem: Path, sampling_rate: int = SAMPLING_RATE, frame_rate: float = FRAME_RATE
 ) -> Path:
-    """Write one sample to a file of its kind, at `stem` and a suffix, and return the file.
+    """Write one sample to a file named `stem` plus a suffix, and return the file.
 
-    An image (3, H, W) in [0, 1] becomes .png; a video (F, 3, H, W) .mp4, or without ffmpeg a looping .webp of quality
-    90, which merges equal neighbouring frames; audio (C, N) in [-1, 1] 16-bit .wav; a text .json. Raises ValueError for
-    other shapes, InputError for values that are not finite, and OSError if the file cannot be written.
+     - image (3, H, W) in [0, 1]: .png
+     - video (F, 3, H, W) in [0, 1]: .mp4; without ffmpeg a looping .webp of quality 90, which merges equal frames
+     - audio (C, N) in [-1, 1]: 16-bit .wav
+     - text: .json
+
+    Raises:
+        ValueError: the tensor has another shape.
+        InputError: its values are not finite.
+        OSError: the file cannot be written.
     """
     if not is_finite(sample):
         raise InputError(
@@ -129,7 +135,7 @@ def _with_suffix(stem: Path, suffix: str) -> Path:
 
 @dataclass(frozen=True)
 class Switches:
-    """Memory and speed switches of a pipeline, as the keys of section `model`."""
+    """Memory and speed options of a pipeline, with the same names as in config section `model`."""
 
     text_encoders: str = "offload"
     vae: str = "keep"
@@ -141,18 +147,18 @@ class Switches:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelUse:
-    """A model as `flowgrpo sample` uses it."""
+    """Options of the model that `flowgrpo sample` uses."""
 
     path: str  # a built-in name, a local folder or a hub id
-    # Arguments of the pipeline's call, or `flowgrpo.mdlm.outputs.sampling.OPTIONS` of a language model
+    # Arguments of the pipeline's call; of a language model see `flowgrpo.mdlm.outputs.sampling.OPTIONS`.
     call: dict[str, Any]
-    adapter: str | dict[str, str] | None = None  # a LoRA, as `model.lora.path`
+    adapter: str | dict[str, str] | None = None  # a LoRA, as in `model.lora.path`
     dtype: str = "float32"  # `float32`, `bfloat16` or `float16`
-    # quantise, variant: as `model.quantise` and `model.variant`
-    quantise: str | None = None
-    variant: str | None = None
-    adapter_steps: list[float] | None = None  # start and end of the adapter's part of the schedule; None: all of it
-    switches: Switches = Switches()  # of pipelines only
+    quantise: str | None = None  # as `model.quantise`
+    variant: str | None = None  # as `model.variant`
+    # Start and end of the steps with the adapter, as fractions of the schedule; None for all steps.
+    adapter_steps: list[float] | None = None
+    switches: Switches = Switches()  # for pipelines only
 
 
 @dataclass(frozen=True)
@@ -160,8 +166,8 @@ class Sampler:
     """A model that is ready to sample."""
 
     rows: Sequence[Row]  # prompts and seeds
-    generate: Callable[[Sequence[Row]], Sequence[Any]]  # samples some of the rows
-    word: str  # sampler name in the manifest
+    generate: Callable[[Sequence[Row]], Sequence[Any]]  # samples the given rows, some of `rows`
+    word: str  # name of the sampler in the manifest
     _: KW_ONLY
     sampling_rate: int = SAMPLING_RATE  # Hz
     frame_rate: float = FRAME_RATE  # frames per second

@@ -1,4 +1,4 @@
-"""Trackers of accelerate: start them, resume their runs, and log pictures of evaluations."""
+"""Experiment trackers of accelerate: their start, their resume, and pictures of evaluations."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from flowgrpo.training.reports.samples import Sample
 from flowgrpo.training.run.run_folder import replace_text
 from rewards.base import nearest
 
-FILE = "trackers.json"  # in the run's folder: the trackers' runs
-# Arguments of each tracker for our options; options without an entry are not supported.
+FILE = "trackers.json"  # file in the run's folder with the ids of the trackers' runs
+# For each tracker, its argument names for our options; a missing option is not supported.
 ARGUMENTS = {
     "wandb": {"name": "name", "entity": "entity", "tags": "tags"},
     "swanlab": {"name": "experiment_name", "entity": "workspace", "tags": "tags"},
@@ -35,13 +35,13 @@ ARGUMENTS = {
     "clearml": {"name": "task_name", "tags": "tags"},
     "comet_ml": {"entity": "workspace"},
 }
-NESTED = ("wandb", "swanlab", "trackio")  # accept a nested config
-FRAMES = 3  # of a video, side by side
+NESTED = ("wandb", "swanlab", "trackio")  # trackers that accept a nested config
+FRAMES = 3  # number of frames of a video that are shown side by side
 PLACE = "eval/samples"
 
 
 def check(trackers: Mapping[str, Tracker]) -> None:
-    """Raise InputError if a tracker is unknown, not installed, lacks an option, or needs a login."""
+    """Raise InputError if a tracker is unknown, is not installed, does not support an option, or needs a login."""
     installed = {kind.value for kind in get_available_trackers()}
     for name, use in trackers.items():
         if name not in LOGGER_TYPE_TO_CLASS:
@@ -58,7 +58,7 @@ def check(trackers: Mapping[str, Tracker]) -> None:
 
 
 def _check_login() -> None:
-    """Refuse wandb without a login: it would prompt for a key after the model is loaded."""
+    """Raise InputError if wandb has no login, since it would prompt for a key only after the model is loaded."""
     if os.environ.get("WANDB_MODE", "online") != "online":
         return
     import wandb
@@ -70,9 +70,13 @@ def _check_login() -> None:
 
 
 def start(accelerator: Accelerator, settings: RunConfig, folder: Path, done: int) -> None:
-    """Start the trackers on the main process and log the config; a resumed run, after `done` iterations, continues theirs.
+    """Start the trackers on the main process, and log the config.
 
-    Their run ids are kept in `folder`. Raises InputError if a tracker cannot be started.
+    A resumed run continues the trackers' runs, whose ids are stored in `folder`. Raises InputError if a tracker cannot
+    be started.
+
+    Args:
+        done: number of finished iterations.
     """
     if not accelerator.is_main_process or not settings.run.trackers:
         return
@@ -100,7 +104,7 @@ def start(accelerator: Accelerator, settings: RunConfig, folder: Path, done: int
 
 
 def finish(accelerator: Accelerator, together: bool = True) -> None:
-    """Finish the trackers; `together`, all processes wait until remaining data are sent."""
+    """Finish the trackers. With `together`, all processes wait until the trackers have sent their data."""
     for tracker in accelerator.trackers:
         tracker.finish()
     accelerator.trackers = []
@@ -135,7 +139,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def log_pictures(accelerator: Accelerator, samples: Sequence[Sample], step: int, newest: int) -> None:
-    """Log pictures of an evaluation to the trackers that support it; a few frames of a video side by side."""
+    """Log pictures of an evaluation to the trackers that support pictures; of a video, a few frames side by side."""
     if not accelerator.is_main_process:
         return
     visible = [(s.row.prompt, s.decoded) for s in samples if isinstance(s.decoded, torch.Tensor)]
@@ -152,7 +156,7 @@ def _log(tracker: GeneralTracker, shown: Sequence[tuple[str, np.ndarray]], step:
     elif tracker.name in NESTED:
         picture_of = import_module(tracker.name).Image
         pictures = [picture_of(Image.fromarray(picture), caption=prompt) for prompt, picture in shown]
-        if tracker.name == "trackio":  # keeps one picture per name
+        if tracker.name == "trackio":  # it keeps only one picture per name
             tracker.log({f"{PLACE}/{index:02d}": picture for index, picture in enumerate(pictures)}, step=step)
         else:
             tracker.log({PLACE: pictures}, **place(tracker, step, newest))

@@ -1,4 +1,4 @@
-"""Kept trees of a run: `trees/step-000001/` holds a .json with pictures for each prompt."""
+"""Saved trees of a run: `trees/step-000001/` and so on hold one .json file, with pictures, for each prompt."""
 
 from __future__ import annotations
 
@@ -19,66 +19,66 @@ from pydantic import ConfigDict, TypeAdapter
 from flowgrpo.errors import InputError
 from flowgrpo.training.run.run_folder import replace_text
 
-FILES = "[!.]*.json"  # tree files, without the hidden ones of macOS
+FILES = "[!.]*.json"  # tree files, without hidden files of macOS
 QUALITY = 80
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptNode:
-    """A state of a tree, and the edge that led to it."""
+    """A state of a saved tree, and the edge that leads to it."""
 
     __pydantic_config__ = ConfigDict(allow_inf_nan=False)
 
     parent: int | None  # index of the parent node; None for a root
     step: int  # number of schedule steps before it
     sigma: float  # noise level; for a text the fraction of masked tokens
-    twig: bool = False  # whether it only measures its parent state
-    seed: int | None = None  # of a root
+    twig: bool = False  # whether the node is part of a twig, which only measures the value of a chain's state
+    seed: int | None = None  # seed of a root
     picture: str | None = None  # WebP in base64
     estimated: bool = False  # whether the picture is a one-step prediction, not a sample
-    rewards: tuple[float | None, ...] = ()  # of the picture, in the order of the tree's names; empty if not scored
+    rewards: tuple[float | None, ...] = ()  # rewards of the picture, in the order of `names`; empty if not scored
     total: float | None = None  # combined reward
-    kernel: str | None = None  # of the edge, a word with its noise level
+    kernel: str | None = None  # kernel of the edge, a word with its noise level
     noise: float = 0.0  # standard deviation of the edge's step; 0 if deterministic
-    trained: bool = False  # whether the method trains on the edge, or on the sample that it leads to
-    updated: bool = False  # whether the update did; False if pruned, left out or lost
+    trained: bool = False  # whether the method trains on the edge, or on the sample that the edge leads to
+    updated: bool = False  # whether the update trained on it; False if pruned, not selected or lost
     unit: int | None = None  # credit unit of the edge
     compared: tuple[int, ...] = ()  # comparison set of the unit
-    advantage: float | None = None  # of the unit
-    weight: float | None = None  # of the edge in the loss
-    log_prob: float | None = None  # of the edge in the rollout, in the form of its kernel
+    advantage: float | None = None  # advantage of the unit
+    weight: float | None = None  # weight of the edge in the loss
+    log_prob: float | None = None  # log-probability of the edge in the rollout, in the form of its kernel
     text: str | None = None  # canvas of a text state
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptTree:
-    """All trees of one prompt in one iteration."""
+    """The trees of one group in one iteration, as one list of nodes."""
 
     __pydantic_config__ = ConfigDict(allow_inf_nan=False)
 
     step: int  # the iteration, counted from 1
-    group: int  # index in the iteration
+    group: int  # index of the group in the iteration
     prompt: str
     sigmas: tuple[float, ...]  # the schedule, descending to 0
-    names: tuple[str, ...]  # of the rewards
+    names: tuple[str, ...]  # names of the rewards
     size: tuple[int, int]  # width and height of a picture, pixels
     nodes: tuple[KeptNode, ...]  # parents before children
 
 
 def encode_picture(picture: np.ndarray) -> str:
-    """Encode a picture uint8 (h, w, 4) for a node."""
+    """Encode a picture, uint8 (h, w, 4), as WebP in base64 for a node."""
     buffer = io.BytesIO()
     Image.fromarray(picture).save(buffer, "WEBP", quality=QUALITY, method=4)
     return base64.b64encode(buffer.getvalue()).decode()
 
 
 def known(value: float) -> float | None:
-    """Return the number, or None (for JSON) if it is not finite."""
+    """Return a number, or None (for JSON) if it is not finite."""
     return value if math.isfinite(value) else None
 
 
 def merge_trees(parts: Sequence[KeptTree]) -> list[KeptTree]:
-    """Merge the trees of several processes into one per group, sorted by group; parents and units are renumbered."""
+    """Merge the trees of several processes into one per group, sorted by group. Parents and units are renumbered."""
     by_group: dict[int, KeptTree] = {}
     for part in sorted(parts, key=lambda part: part.group):
         merged = by_group.get(part.group, replace(part, nodes=()))
@@ -96,22 +96,22 @@ def merge_trees(parts: Sequence[KeptTree]) -> list[KeptTree]:
 
 
 class TreeFolder:
-    """The kept trees of a run's folder."""
+    """The folder of a run's saved trees."""
 
     def __init__(self, run: Path):
         self.folder = run / "trees"
 
     def write(self, parts: Sequence[KeptTree]) -> None:
-        """Write the trees of one iteration, merged over processes."""
+        """Merge the trees of one iteration over processes, and write them."""
         for tree in merge_trees(parts):
             folder = self.folder / f"step-{tree.step:06d}"
             folder.mkdir(parents=True, exist_ok=True)
             replace_text(folder / f"{tree.group:04d}.json", json.dumps(_as_json(tree), allow_nan=False) + "\n")
 
     def forget_after(self, step: int) -> None:
-        """Delete the trees after a checkpoint's step."""
-        for kept, folder in self._folders().items():
-            if kept > step:
+        """Delete the trees of iterations after `step`."""
+        for saved_step, folder in self._folders().items():
+            if saved_step > step:
                 shutil.rmtree(folder)
 
     def sizes(self) -> dict[int, int]:
@@ -122,7 +122,7 @@ class TreeFolder:
         return {step: size for step, size in sizes.items() if size}
 
     def read(self, steps: Collection[int] | None = None) -> list[KeptTree]:
-        """Return the trees of some iterations (default: all), in order. Raises InputError if a file is damaged."""
+        """Return the trees of some iterations (by default all), in order. Raises InputError if a file is damaged."""
         folders = [folder for step, folder in self._folders().items() if steps is None or step in steps]
         return [_read(file) for folder in folders for file in sorted(folder.glob(FILES))]
 

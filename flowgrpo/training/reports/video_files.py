@@ -1,4 +1,4 @@
-"""Write MP4 videos with ffmpeg, if installed."""
+"""MP4 videos, written with ffmpeg if it is installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 QUALITY = "16"  # H.264's constant rate factor, visually lossless
-# Even sides, for chroma subsampling, and the colour space that players assume for HD.
+# Sides are padded to even numbers for chroma subsampling. The colour space is the one that players assume for HD.
 PIXELS = "pad=ceil(iw/2)*2:ceil(ih/2)*2,scale=out_color_matrix=bt709:out_range=tv"
 COLOURS = ["-colorspace", "bt709", "-color_primaries", "bt709", "-color_trc", "bt709", "-color_range", "tv"]
 
@@ -28,7 +28,7 @@ def ffmpeg() -> str | None:
 
 @lru_cache(maxsize=1)
 def say_once_that_there_is_no_ffmpeg() -> None:
-    """Warn once that videos are written as WebP."""
+    """Log a warning, only once per process, that videos are written as WebP."""
     logging.getLogger(__name__).warning(
         "videos are written as .webp; for .mp4 install ffmpeg: pip install 'flowgrpo[video]'"
     )
