@@ -1,1 +1,1 @@
-"""Score samples: rewards in batches, groups across ranks, held-out evaluation."""
+"""Scoring of samples: rewards in threads, groups across processes, held-out evaluation."""

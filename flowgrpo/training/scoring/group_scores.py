@@ -1,7 +1,7 @@
-"""The scores of an iteration's samples: group by group, in threads, while the next are made.
+"""Scoring of an iteration's samples: group by group, in threads, while the next samples are made.
 
-A reward that compares the samples of a group is given all of them at once: where several processes have a part of the group,
-they send theirs to the first of them, which scores the whole.
+A group-wise reward gets all samples of a group at once. If several processes have samples of a group, they send them to
+the first of these processes, which scores the whole group.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from flowgrpo.training.run.phases import phase
 from flowgrpo.training.scoring.scorer import Samples, Scorer, Scores
 from rewards import Reward
 
-WAITING = 4  # groups that may wait for their scores, so that a slow reward does not fill the memory
-Gather = Callable[[list[Any]], list[Any]]  # the objects of all processes, from those of this one
+WAITING = 4  # number of groups that may wait for their scores, so that a slow reward does not fill the memory
+Gather = Callable[[list[Any]], list[Any]]  # returns the objects of all processes, given those of this one
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What a process has of a group.
+    """The samples of one group on this process.
 
     Attributes:
-        group: integer.
-        places: of its samples, which order all samples of the group.
-        samples: in the order of their places.
-        rows: of each.
+        group: index of the group.
+        places: sort keys of the samples, which order all samples of the group over all processes.
+        samples: in the order of `places`.
+        rows: prompt and columns of each sample.
     """
 
     group: int
@@ -50,25 +50,27 @@ def score_pieces(
     *,
     share: DataShard = WHOLE,
 ) -> Scores:
-    """Scores of this process's samples, in the order of the pieces, which are scored while the next are made.
+    """Return the scores of this process's samples, in the order of the pieces.
+
+    A piece is scored in threads while the iterator makes the next ones.
 
     Args:
-        pieces: one of each of its groups.
-        assignment: of which they are; None for groups that all lie here.
-        gather: of the processes; by default of this one alone.
-        share: of the data, of which the pieces are; the first process that works on it scores them, and tells the others.
+        pieces: the pieces of this process, one for each of its groups.
+        assignment: the assignment of samples to processes; None if no group is divided.
+        gather: gathers objects over processes; by default over this process alone.
+        share: the data shard of the pieces. Its first process scores them and broadcasts the scores to the others.
     """
     divided = assignment.divided if assignment is not None and any(reward.group_wise for reward in rewards) else {}
     if not share.leads:
-        for _ in pieces:  # made by all that work on the share, which call the network together
+        for _ in pieces:  # make the samples: the processes of a shard call the network together
             pass
-        for _ in range(2 if divided else 0):  # as often as the first process gathers
+        for _ in range(2 if divided else 0):  # join the gathers of the first process
             gather([])
         return share.told(None)
-    kept: dict[int, Piece] = {}
+    divided_pieces: dict[int, Piece] = {}
     groups: list[int] = []
     scored: list[Scores] = []
-    seconds = 0.0  # of what is scored together
+    seconds = 0.0  # of group-wise rewards on divided groups
     with Scorer(rewards) as scorer:
         pending: deque[Callable[[], Scores]] = deque()
         for piece in pieces:
@@ -76,7 +78,7 @@ def score_pieces(
                 scored.append(pending.popleft()())
             groups.append(piece.group)
             if piece.group in divided:
-                kept[piece.group] = _on_host(piece)
+                divided_pieces[piece.group] = _on_host(piece)
                 wait = scorer.submit(piece.samples, piece.rows, asked=[not reward.group_wise for reward in rewards])
             else:
                 wait = scorer.submit(piece.samples, piece.rows)
@@ -85,8 +87,8 @@ def score_pieces(
             scored += [wait() for wait in pending]
             by_group = dict(zip(groups, scored, strict=True))
             if assignment is not None and divided:
-                finished, seconds = _scored_together(
-                    rewards, by_group, kept, assignment=assignment, gather=gather, share=share
+                finished, seconds = _score_divided(
+                    rewards, by_group, divided_pieces, assignment=assignment, gather=gather, share=share
                 )
                 by_group |= finished
     every = by_group.values()
@@ -99,60 +101,67 @@ def score_pieces(
     )
 
 
-def _scored_together(
+def _score_divided(
     rewards: Sequence[Reward],
     scored: dict[int, Scores],
-    kept: dict[int, Piece],
+    pieces: dict[int, Piece],
     *,
     assignment: Assignment,
     gather: Gather,
     share: DataShard,
 ) -> tuple[dict[int, Scores], float]:
-    """The scores of this process's parts of divided groups, with those of the rewards that compare whole groups.
+    """Score divided groups by the group-wise rewards.
 
-    Beside them the seconds that these rewards took here.
+    Args:
+        scored: scores of this process's pieces by the other rewards, by group.
+        pieces: this process's pieces of divided groups, by group.
+
+    Returns:
+        The scores of these pieces by all rewards, and the seconds that group-wise rewards took on this process.
     """
-    gather([])  # all processes are through with their networks: what follows is between two of them
-    whole = {group: _together(group, kept, assignment, share) for group in assignment.divided if group in kept}
+    gather([])  # wait until all processes have finished their network calls, since the next messages are pairwise
+    whole_groups = {
+        group: _collect_group(group, pieces, assignment, share) for group in assignment.divided if group in pieces
+    }
     asked = [reward.group_wise for reward in rewards]
-    told: dict[tuple[int, Hashable], tuple[list[float], bool]] = {}
+    results: dict[tuple[int, Hashable], tuple[list[float], bool]] = {}
     seconds = 0.0
     with Scorer(rewards) as scorer:
-        for piece in whole.values():
-            if piece is not None:
-                found = scorer.submit(piece.samples, piece.rows, asked=asked)()
-                seconds += found.seconds
-                values = zip(found.values.tolist(), found.lost.tolist(), strict=True)
-                told |= {(piece.group, place): each for place, each in zip(piece.places, values, strict=True)}
-    everyone = {key: each for process in gather([told]) for key, each in process.items()}
+        for whole in whole_groups.values():
+            if whole is not None:
+                scores = scorer.submit(whole.samples, whole.rows, asked=asked)()
+                seconds += scores.seconds
+                values = zip(scores.values.tolist(), scores.lost.tolist(), strict=True)
+                results |= {(whole.group, place): each for place, each in zip(whole.places, values, strict=True)}
+    all_results = {key: each for process in gather([results]) for key, each in process.items()}
     finished, columns = {}, torch.tensor(asked)
-    for group, piece in kept.items():
-        compared, own = [everyone[group, place] for place in piece.places], scored[group]
-        lost = own.lost | torch.tensor([lost for _, lost in compared])
-        values = own.values.where(~columns, torch.tensor([values for values, _ in compared], dtype=torch.float64))
-        finished[group] = Scores(values.masked_fill(lost[:, None], torch.nan), lost, own.seconds)
+    for group, piece in pieces.items():
+        group_wise, others = [all_results[group, place] for place in piece.places], scored[group]
+        lost = others.lost | torch.tensor([lost for _, lost in group_wise])
+        values = others.values.where(~columns, torch.tensor([values for values, _ in group_wise], dtype=torch.float64))
+        finished[group] = Scores(values.masked_fill(lost[:, None], torch.nan), lost, others.seconds)
     return finished, seconds
 
 
-def _together(group: int, kept: dict[int, Piece], assignment: Assignment, share: DataShard) -> Piece | None:
-    """A whole group on the first process that has a part of it; None on the others, which send theirs."""
+def _collect_group(group: int, pieces: dict[int, Piece], assignment: Assignment, share: DataShard) -> Piece | None:
+    """Return a whole group on the first process that has samples of it; the others send theirs and return None."""
     home, *others = assignment.divided[group]
     if assignment.process != home:
-        sent = [(kept[group].places, kept[group].samples)]
+        sent = [(pieces[group].places, pieces[group].samples)]
         distributed.send_object_list(sent, dst=share.first_of(home))
         return None
-    own = kept[group]
-    every = list(zip(own.places, own.samples, strict=True))
+    piece = pieces[group]
+    every = list(zip(piece.places, piece.samples, strict=True))
     for other in others:
-        every += zip(*_received(share.first_of(other)), strict=True)
+        every += zip(*_receive(share.first_of(other)), strict=True)
     every.sort(key=lambda each: each[0])
     samples = [sample for _, sample in every]
-    if isinstance(own.samples, torch.Tensor):
+    if isinstance(piece.samples, torch.Tensor):
         samples = torch.stack(samples)
-    return Piece(group, [place for place, _ in every], samples, [*own.rows[:1]] * len(every))
+    return Piece(group, [place for place, _ in every], samples, [*piece.rows[:1]] * len(every))
 
 
-def _received(process: int) -> Any:
+def _receive(process: int) -> Any:
     received: list[Any] = [None]
     distributed.recv_object_list(received, src=process)
     return received[0]

@@ -1,4 +1,4 @@
-"""Held-out evaluation: samples of fixed prompts at fixed seeds, scored."""
+"""Held-out evaluation: fixed prompts are sampled from fixed seeds and scored."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ def evaluate(
     gather: Callable[[list[Sample]], list[Sample]],
     keep: int = 0,
 ) -> list[Sample]:
-    """Sample and score every prompt once; prompt i always has seed i. The work is dealt to the processes.
+    """Sample and score every prompt once, divided among processes. Prompt i always has seed i.
 
     Args:
-        generate: samples of rows.
-        share: of the prompts, which this process samples.
-        gather: the samples of all processes, from those of this one.
-        keep: the first so many samples come with what was decoded, on the CPU, if all of it is finite.
+        generate: samples rows.
+        share: the data shard, that is the prompts, of this process.
+        gather: returns the samples of all processes, given those of this one.
+        keep: number of prompts, from the first, whose samples keep `decoded` (on the CPU) if it is finite.
 
     Returns:
-        all samples, in the order of the prompts, on every process.
+        All samples, in the order of the prompts, on every process.
     """
-    dealt = list(range(share.index, len(prompts), share.count))
+    own_indices = list(range(share.index, len(prompts), share.count))
     samples = []
     with phase("evaluating", len(prompts)) as evaluating, Scorer(rewards) as scorer:
-        for indices in batched(dealt, micro_batch):
+        for indices in batched(own_indices, micro_batch):
             rows = [Row(prompts[i].text, i, prompts[i].columns) for i in indices]
             decoded = generate(rows)
             scored = decoded if isinstance(decoded, torch.Tensor) else [one.text for one in decoded]
-            evaluating.advance(len(rows) * share.count)  # the others are about as far
+            evaluating.advance(len(rows) * share.count)  # an estimate: other processes are about as far
             if not share.leads:
                 continue
             values = scorer.submit(scored, rows, one_group=False)().values.tolist()

@@ -1,4 +1,4 @@
-"""The samples of an iteration, as the loop sees them."""
+"""Interfaces of an iteration's samples, and of their source, for the training loop."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from flowgrpo.training.scoring.scorer import Scores
 
 
 class Batch(Protocol):
-    """What this process rolled out in an iteration, decoded and scored."""
+    """The samples of an iteration on this process, decoded and scored."""
 
     @property
     def groups(self) -> Groups:
-        """Those of the iteration, on all processes."""
+        """The groups of the iteration, on all processes."""
 
     @property
     def scores(self) -> Scores:
@@ -25,24 +25,24 @@ class Batch(Protocol):
 
     @property
     def outcomes(self) -> tuple[torch.Tensor, list[int]]:
-        """Rewards (E, R) of the trajectories that the policy made by itself, and the group of each."""
+        """Rewards (E, R) of the trajectories that the policy sampled itself, and the group of each."""
 
     @property
     def decoded(self) -> int:
-        """How many samples were decoded for it."""
+        """The number of decoded samples."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """Further numbers for the metrics, which are summed over the processes."""
+        """Further counts for the metrics, by name; they are summed over processes."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """A process's samples of an iteration.
+    """A process's samples of an iteration, with their cost.
 
     Attributes:
-        evaluations: of the model, that they took.
-        seconds: that they took.
+        evaluations: model evaluations of the rollout.
+        seconds: time of the rollout.
     """
 
     batch: Batch
@@ -51,10 +51,10 @@ class Made:
 
 
 class Rollouts(Protocol):
-    """Where a run's samples come from: this process, or generators that roll out ahead."""
+    """The source of a run's samples: this process, or generators that roll out ahead."""
 
     def next(self, iteration: int) -> Made:
         """Return this process's samples of an iteration."""
 
     def ended(self) -> AbstractContextManager[object]:
-        """Return a context at whose end whoever else rolls out ends, too."""
+        """Return a context that ends the generators, if any, at its exit."""

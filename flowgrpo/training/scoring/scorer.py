@@ -1,4 +1,4 @@
-"""Rewards, called in threads while the model goes on sampling."""
+"""Calls of rewards in threads, while the model samples."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from samplers.batches import batched
 Samples = torch.Tensor | Sequence[str]  # pictures, videos and sounds, or texts
 
 ATTEMPTS = 3
-SILENT = 2  # calls in a row without an answer, after which a rollout or an evaluation asks a server no more
+SILENT = 2  # calls in a row without an answer, after which a scorer does not call a server again
 
 LOGGER = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Scores:
 
     Attributes:
         values: (B, R) float64; NaN where a reward does not apply or the sample is lost.
-        lost: (B,) samples for which some reward failed to the end, or that are not finite.
+        lost: (B,) bool, samples that are not finite, or for which a reward failed in all attempts.
         seconds: time spent inside the reward functions.
     """
 
@@ -46,26 +46,24 @@ class Scores:
 
 @dataclass
 class Silence:
-    """How many calls in a row a reward's server has not answered, and how many samples were dropped unasked since."""
+    """Count of failures of a reward's server."""
 
-    calls: int = 0
-    unasked: int = 0
+    calls: int = 0  # calls in a row without an answer
+    unasked: int = 0  # samples dropped without a call, since the server was silent
 
 
 class Scorer:
-    """Calls rewards in threads; a reward that raises is tried again, then its samples count as lost.
+    """A context that calls rewards in threads.
 
-    One that runs out of memory is tried again, too; if that does not help, waiting for its scores raises `OutOfMemory`.
+    A call that raises is repeated. If all attempts fail, the samples count as lost. If the last attempt runs out of
+    memory, waiting for the scores raises `OutOfMemory` instead.
 
-    Local rewards run one after another in one thread, so that what they draw from global generators keeps its order; one
-    that waits for another machine (`remote = True` on the function) has a thread of its own. On a GPU each call has a
-    stream of its own.
+    Local rewards run one after another in one thread, so that they draw from global random generators in a fixed order.
+    A reward that waits for another machine (`remote = True` on the function) has its own thread. On a GPU each call has
+    its own stream.
 
-    A server that did not answer `SILENT` calls in a row is not asked any more, so that one that hangs costs so many time
-    limits and not one for each group; the next scorer asks it again.
-
-    Args:
-        rewards: each is called by one thread at a time.
+    A server that did not answer `SILENT` calls in a row is not called again by this scorer. So a server that hangs
+    costs a few timeouts, not one for each group.
     """
 
     def __init__(self, rewards: Sequence[Reward]):
@@ -89,12 +87,11 @@ class Scorer:
     def submit(
         self, samples: Samples, rows: Sequence[Row], one_group: bool = True, *, asked: Sequence[bool] | None = None
     ) -> Callable[[], Scores]:
-        """Begin to score samples; returns a function that waits for the scores.
+        """Begin to score samples; return a function that waits for the scores.
 
         Args:
-            one_group: whether the samples are one group; otherwise each is a group of its own, and group-wise rewards meet
-                them one by one.
-            asked: (R,) which rewards are asked, the others' values are NaN; None asks all.
+            one_group: whether the samples are one group. Otherwise group-wise rewards get them one by one.
+            asked: (R,) whether to call each reward; values of the others are NaN. None calls all.
         """
         ready = None
         if isinstance(samples, torch.Tensor) and samples.is_cuda:
@@ -103,7 +100,13 @@ class Scorer:
         which = range(len(self.rewards)) if asked is None else [k for k, one in enumerate(asked) if one]
         jobs = {
             k: self._threads[k].submit(
-                _timed, self.rewards[k], samples, rows, one_group=one_group, ready=ready, silence=self._silences[k]
+                _time_reward,
+                self.rewards[k],
+                samples,
+                rows,
+                one_group=one_group,
+                ready=ready,
+                silence=self._silences[k],
             )
             for k in which
         }
@@ -122,13 +125,13 @@ class Scorer:
 
 
 def _thread() -> ThreadPoolExecutor:
-    """One thread, with a current directory of its own: the run's files have relative names."""
+    """Return a pool of one thread with its own current directory, since the run's files have relative names."""
     return ThreadPoolExecutor(1, initializer=own_directory)
 
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Context that says nothing of rewards that fail, for samples that nobody loses with them."""
+    """Return a context without warnings of failed rewards, for samples that are not trained on."""
     LOGGER.disabled = True
     try:
         yield
@@ -137,13 +140,13 @@ def unheard() -> Iterator[None]:
 
 
 def score(rewards: Sequence[Reward], samples: Samples, rows: Sequence[Row], one_group: bool = True) -> Scores:
-    """Score samples at once and return every reward of each; see `Scorer`."""
+    """Score samples, wait, and return the scores; see `Scorer`."""
     with Scorer(rewards) as scorer:
         return scorer.submit(samples, rows, one_group)()
 
 
 @torch.no_grad()
-def _timed(
+def _time_reward(
     reward: Reward,
     samples: Samples,
     rows: Sequence[Row],
@@ -154,33 +157,31 @@ def _timed(
 ) -> tuple[torch.Tensor, float]:
     started = time.perf_counter()
     if ready is None or not isinstance(samples, torch.Tensor):
-        return _applied(reward, samples, rows, one_group=one_group, silence=silence), time.perf_counter() - started
+        return _apply(reward, samples, rows, one_group=one_group, silence=silence), time.perf_counter() - started
     stream = torch.cuda.Stream(samples.device)
     stream.wait_event(ready)
     with torch.cuda.stream(stream):
-        values = _applied(reward, samples, rows, one_group=one_group, silence=silence)
-    stream.synchronize()  # before anyone may reuse the memory of the samples
+        values = _apply(reward, samples, rows, one_group=one_group, silence=silence)
+    stream.synchronize()  # so that the memory of the samples can be reused
     return values, time.perf_counter() - started
 
 
-def _applied(
-    reward: Reward, samples: Samples, rows: Sequence[Row], *, one_group: bool, silence: Silence
-) -> torch.Tensor:
-    """Values (B,) of a reward: NaN for samples it does not apply to, infinity for samples that are not finite: lost.
+def _apply(reward: Reward, samples: Samples, rows: Sequence[Row], *, one_group: bool, silence: Silence) -> torch.Tensor:
+    """Return the values (B,) of a reward: NaN for samples that it does not apply to, infinity for lost samples.
 
-    A reward may make a number of NaN, the best of its group, even.
+    Samples that are not finite are lost without a call of the reward, which could give them any number, even the best.
     """
     applies = [reward.applies(row.columns) for row in rows]
-    whole = [True] * len(rows)
+    finite = [True] * len(rows)
     if isinstance(samples, torch.Tensor) and samples.is_floating_point():
-        whole = samples.flatten(1).isfinite().all(1).tolist()
-    asked = [i for i in range(len(rows)) if applies[i] and whole[i]]
+        finite = samples.flatten(1).isfinite().all(1).tolist()
+    asked = [i for i in range(len(rows)) if applies[i] and finite[i]]
     if broken := sum(applies) - len(asked):
         LOGGER.warning(
             "%d of %d samples are not finite and are dropped, unseen by the reward %r", broken, len(rows), reward.name
         )
     values = torch.tensor(
-        [torch.inf if a and not w else torch.nan for a, w in zip(applies, whole, strict=True)]
+        [torch.inf if a and not f else torch.nan for a, f in zip(applies, finite, strict=True)]
     ).double()
     size = len(asked) if one_group or not reward.group_wise else 1
     for batch in batched(asked, max(1, size)):
@@ -188,12 +189,12 @@ def _applied(
             silence.unasked += len(batch)
             values[batch] = torch.inf
         else:
-            values[batch] = _attempt(reward, _some(samples, batch), [rows[i] for i in batch], silence)
+            values[batch] = _attempt(reward, _select(samples, batch), [rows[i] for i in batch], silence)
     return values
 
 
-def _some(samples: Samples, indices: Sequence[int]) -> Samples:
-    """Samples at some indices; the same object for all of them."""
+def _select(samples: Samples, indices: Sequence[int]) -> Samples:
+    """Return the samples at some indices; if these are all, return the same object."""
     if len(indices) == len(samples):
         return samples
     return samples[indices] if isinstance(samples, torch.Tensor) else [samples[i] for i in indices]
@@ -215,8 +216,8 @@ def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row], silence: Sil
                     len(rows),
                 )
             return values
-        except (Exception, SystemExit) as error:  # a plug-in may raise anything; what it raised is reported
-            if attempt == attempts and is_out_of_memory(error):  # the model may have had the memory before
+        except (Exception, SystemExit) as error:  # a plug-in may raise anything; the last error is reported
+            if attempt == attempts and is_out_of_memory(error):  # before, the model may have used the memory
                 raise OutOfMemory("rewards", error, f"the reward {reward.name!r}") from error
             silence.calls = silence.calls + 1 if isinstance(error, NoAnswer) else 0
             problem = describe_error(error, reward.function)
@@ -227,10 +228,10 @@ def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row], silence: Sil
 
 
 def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> tuple[list[Reward], list[Reward]]:
-    """Training and evaluation rewards of a config.
+    """Load the training rewards and the evaluation rewards of a config.
 
     Raises:
-        RewardError: one cannot be found, or two share a name.
+        RewardError: a reward cannot be found, or two have the same name.
     """
     loaded = [
         [
@@ -247,7 +248,7 @@ def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> t
 
 
 def pair_with_prompts(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> Iterator[tuple[Reward, Prompt]]:
-    """Each reward with the first prompt that it is for; not those that are for none."""
+    """Yield each reward with the first prompt that it applies to; skip rewards that apply to none."""
     for reward in rewards:
         first = next((prompt for prompt in prompts if reward.applies(prompt.columns)), None)
         if first is not None:

@@ -1,1 +1,1 @@
-"""The weights that learn and those beside them: adapters, averages, old policies, sharding, quantisation, optimizers."""
+"""Trained weights and their copies: adapters, averages, old policies, sharding, quantisation, optimizers."""

@@ -1,4 +1,4 @@
-"""LoRA adapters that a run starts from: inject them into a network, merge them, or save them."""
+"""LoRA adapters that a run starts from: injected into a network, merged into it, or saved to a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.lora import Lora
 
-if TYPE_CHECKING:  # not needed to read a file
+if TYPE_CHECKING:  # reading a file does not need peft
     import peft
     from peft import LoraConfig
 else:
@@ -31,10 +31,10 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True, kw_only=True)
 class Matrices:
-    """The adapter of one layer, which adds alpha / rank x up x down to its weight."""
+    """The adapter of one layer, which adds alpha / rank x up x down to the layer's weight."""
 
-    down: torch.Tensor  # (rank, in), or of a convolution (rank, in, height, width)
-    up: torch.Tensor  # (out, rank), or (out, rank, 1, 1)
+    down: torch.Tensor  # (rank, in); for a convolution (rank, in, height, width)
+    up: torch.Tensor  # (out, rank); for a convolution (out, rank, 1, 1)
     bias: torch.Tensor | None
     alpha: float
 
@@ -44,7 +44,7 @@ class Matrices:
         return len(self.down)
 
     def named(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors under peft's names."""
+        """Yield peft's name and the tensor of each part."""
         yield from (("lora_A.weight", self.down), ("lora_B.weight", self.up))
         if self.bias is not None:
             yield "lora_B.bias", self.bias
@@ -55,8 +55,8 @@ class Adapter:
     """The LoRA of one network."""
 
     layers: Mapping[str, Matrices]  # by layer path
-    rslora: bool = False  # whether alpha is divided by the root of the rank
-    shifts: Mapping[str, torch.Tensor] = field(default_factory=dict)  # constant changes of further parameters by path
+    rslora: bool = False  # whether alpha is divided by the square root of the rank
+    shifts: Mapping[str, torch.Tensor] = field(default_factory=dict)  # changes of parameters, not trained, by path
 
     @property
     def size(self) -> int:
@@ -64,12 +64,12 @@ class Adapter:
         return sum(tensor.numel() for layer in self.layers.values() for _, tensor in layer.named())
 
     def config(self) -> LoraConfig:
-        """Return peft's config: the most common rank and alpha, and patterns for other layers."""
+        """Return peft's config: the most common rank and alpha, and patterns for the layers with others."""
         rank, ranks = _split_common({path: layer.rank for path, layer in self.layers.items()})
         alpha, alphas = _split_common({path: layer.alpha for path, layer in self.layers.items()})
         return peft.LoraConfig(
             r=rank,
-            lora_alpha=alpha,  # type: ignore[arg-type]  # peft says int, and takes any number
+            lora_alpha=alpha,  # type: ignore[arg-type]  # peft's type is int, but any number works
             rank_pattern=ranks,
             alpha_pattern=alphas,
             target_modules=list(self.layers),
@@ -78,7 +78,10 @@ class Adapter:
         )
 
     def inject(self, network: torch.nn.Module) -> LoraConfig:
-        """Inject adapters in float32, add shifts, and return peft's config; InputError if a shifted weight is quantised."""
+        """Inject adapters in float32 into a network, add the shifts to its weights, and return peft's config.
+
+        Raises InputError if a shifted weight is quantised.
+        """
         config = self.config()
         for p, shift in zip(self.shifted(network), self.shifts.values(), strict=True):
             p.data = (p.float() + shift.to(p.device)).to(p.dtype)
@@ -100,7 +103,7 @@ class Adapter:
         return config
 
     def shifted(self, network: torch.nn.Module) -> list[torch.nn.Parameter]:
-        """Return the shifted parameters of a network in the order of `shifts`; raises as `inject`."""
+        """Return the parameters of a network that are shifted, in the order of `shifts`. Raises as `inject`."""
         parameters = dict(network.named_parameters())
         for path, shift in self.shifts.items():
             p = parameters.get(path)
@@ -110,7 +113,10 @@ class Adapter:
 
     @torch.no_grad()
     def merge(self, network: torch.nn.Module) -> None:
-        """Add matrices, biases and shifts to parameters, in float32; InputError if two layers share a changed weight."""
+        """Add the products of the matrices, the biases and the shifts to a network's parameters, which become float32.
+
+        Raises InputError if two layers share a changed weight.
+        """
         changes = dict(self.shifts)
         for path, layer in self.layers.items():
             scale = layer.alpha / (layer.rank**0.5 if self.rslora else layer.rank)
@@ -131,13 +137,16 @@ class Adapter:
 
 
 def _split_common(values: Mapping[str, Number]) -> tuple[Number, dict[str, Number]]:
-    """Return the most common value, and the other values by a pattern of their layer's path."""
+    """Return the most common value, and the other values by a pattern that matches their layer's path."""
     ((common, _),) = Counter(values.values()).most_common(1)
     return common, {f"^{re.escape(path)}": value for path, value in values.items() if value != common}
 
 
 def alpha_in(options: Mapping[str, Any], path: str, rank: int) -> float:
-    """Return a layer's alpha by peft's options, by default its rank as in diffusers; ValueError if peft writes no such."""
+    """Return a layer's alpha by peft's options; the default is the rank, as in diffusers.
+
+    Raises ValueError if peft cannot have written the options.
+    """
     alpha = _match(options.get("alpha_pattern") or {}, path)
     alpha = options.get("lora_alpha", rank) if alpha is None else alpha
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not alpha > 0:
@@ -151,7 +160,7 @@ def _match(patterns: Mapping[str, Number], path: str) -> Number | None:
 
 
 def rename_layers(config: LoraConfig, names: Mapping[str, str]) -> LoraConfig:
-    """Return peft's config for renamed layers; `names` maps old paths to new ones."""
+    """Return peft's config with renamed layers; `names` maps their old paths to new ones."""
     config = copy(config)
     config.target_modules = sorted(names.values())
     for key in ("rank_pattern", "alpha_pattern"):
@@ -190,7 +199,7 @@ def check_agrees(lora: Lora, adapters: Iterable[Adapter]) -> None:
 
 
 def save(file: Path, adapters: Mapping[str, Adapter]) -> None:
-    """Write the adapters of networks under diffusers' names, with ranks and alphas in the header."""
+    """Write the adapters of networks to a file with diffusers' tensor names, and ranks and alphas in its header."""
     tensors: dict[str, torch.Tensor] = {}
     header: dict[str, Any] = {}
     for name, adapter in adapters.items():
@@ -207,6 +216,6 @@ def save(file: Path, adapters: Mapping[str, Adapter]) -> None:
 
 
 def shift_key(path: str) -> str:
-    """Return the key of a shift: `LAYER.diff` of a weight, `LAYER.diff_b` of a bias, else `PATH.diff`."""
+    """Return a shift's key in a file: `LAYER.diff` for a weight, `LAYER.diff_b` for a bias, else `PATH.diff`."""
     layer, _, kind = path.rpartition(".")
     return {"weight": f"{layer}.diff", "bias": f"{layer}.diff_b"}.get(kind, f"{path}.diff")

@@ -1,6 +1,7 @@
 """Temporary low-precision copies of the linear layers in a network's blocks, for drafts and finishes.
 
-Only weights are quantised; products are computed in the input's dtype.
+`int8` and `nf4` quantise only the weights; products are computed in the input's dtype. `bfloat16` multiplies in
+bfloat16.
 """
 
 from __future__ import annotations
@@ -21,31 +22,31 @@ else:
     quantisation = lazy("flowgrpo.training.weights.quantisation")
 
 Precision = Literal["int8", "nf4"]
-Copied = Literal["bfloat16"] | Precision  # of finishes; drafts allow `Precision` only
+Copied = Literal["bfloat16"] | Precision  # for finishes; drafts allow `Precision` only
 KEY = "train.draft.precision"
 FINISH_KEY = "algorithm.tree.finish.dtype"
 
 
 def of_drafts(config: RunConfig) -> Precision | None:
-    """Return the precision of a run's drafts, or None if they need no copy."""
+    """Return the precision of the copy for a run's drafts, or None if they use no copy."""
     draft = config.train.draft if config.kind == "flow" else None
     return None if draft is None else draft.precision
 
 
 def of_finishes(config: RunConfig) -> Copied | None:
-    """Return the precision of a run's finishes, or None if they need no copy."""
+    """Return the precision of the copy for a run's finishes, or None if they use no copy."""
     finish = getattr(getattr(config.algorithm, "tree", None), "finish", None) if config.kind == "flow" else None
     return None if finish is None else finish.dtype
 
 
 def of_copies(config: RunConfig) -> dict[Copied, str]:
-    """Return the precision of each copy that a run needs, with the config key that asks for it."""
+    """Return the config key that asks for each copy that a run uses, by the copy's precision."""
     asked = ((of_finishes(config), FINISH_KEY), (of_drafts(config), KEY))
     return {word: key for word, key in asked if word is not None}
 
 
 def check(word: Copied, model: Any, key: str = KEY) -> None:
-    """Raise InputError if the config section `model` rules out a precision, which `key` asks for."""
+    """Raise InputError if the config section `model` rules out a copy of precision `word`, which `key` asks for."""
     what = "drafts are sampled" if key == KEY else "trees are finished"
     if model.quantise is not None:
         raise InputError(
@@ -57,7 +58,10 @@ def check(word: Copied, model: Any, key: str = KEY) -> None:
 
 
 class Copies:
-    """The copies for a run's drafts and finishes, one if both have the same precision; raises as `LowPrecision`."""
+    """The copies for a run's drafts and finishes; they share one copy if they have the same precision.
+
+    Raises InputError as `LowPrecision`.
+    """
 
     def __init__(self, config: RunConfig, networks: Iterable[torch.nn.Module]):
         networks, frozen = list(networks), config.model.lora is not None
@@ -81,7 +85,7 @@ class Copies:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Make each copy only once inside this context, in which layers must not change."""
+        """Return a context that makes each copy only once. The copied layers must not change inside it."""
         with ExitStack() as stack:
             for each in self._copies.values():
                 stack.enter_context(each.kept())
@@ -89,10 +93,15 @@ class Copies:
 
 
 class LowPrecision:
-    """Low-precision copies of the linear layers in networks' blocks; adapters on them are not copied, but stay active.
+    """Low-precision copies of the linear layers in networks' blocks. Adapters on the layers stay active, uncopied.
 
-    If the layers are `frozen`, they are copied only once. InputError, with `key`, if a network has no such layers, or one
-    that cannot be copied.
+    Args:
+        word: precision of the copies.
+        frozen: whether the layers never change, so that they are copied only once.
+        key: config key in errors.
+
+    Raises:
+        InputError: a network has no such layers, or one that cannot be copied.
     """
 
     def __init__(self, networks: Iterable[torch.nn.Module], word: Copied, *, frozen: bool, key: str = KEY):
@@ -110,7 +119,7 @@ class LowPrecision:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Make copies only once inside this context; those of layers that are not frozen are dropped at its end."""
+        """Return a context that makes the copies only once; at its exit they are dropped unless layers are frozen."""
         self._keeps = True
         try:
             yield
@@ -120,7 +129,7 @@ class LowPrecision:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Compute with the copies inside this context, without gradient."""
+        """Return a context in which the networks compute with the copies, without gradient."""
         originals = self._layers()
         copies = self._copies or [_copy(layer, self._word) for layer in originals]
         if self._keeps:
@@ -149,13 +158,19 @@ def _places(network: torch.nn.Module, word: Copied, key: str) -> Iterator[tuple[
 
 
 def _copy(layer: torch.nn.Linear, word: Copied) -> torch.nn.Linear:
-    """Return a low-precision copy, which shares the layer's bias."""
+    """Return a low-precision copy of a layer; it shares the layer's bias."""
     with torch.no_grad():
         return quantisation.HalfLinear(layer) if word == "bfloat16" else quantisation.QuantisedLinear(layer, word)
 
 
 def size(tensors: Mapping[str, Shape], width: int, word: Copied | None) -> int:
-    """Return the bytes of the copies of a network with these shapes and `width` bytes a weight; 0 without a precision."""
+    """Return the bytes of the copies of a network's layers; 0 if `word` is None.
+
+    Args:
+        tensors: shapes of the network's tensors.
+        width: bytes of an uncopied weight.
+        word: precision of the copies.
+    """
     return 0 if word is None else sum(_layer_size(shape, width, word) for shape in quantisation.in_blocks(tensors))
 
 

@@ -1,7 +1,7 @@
-"""Offload activations to host memory between the forward and the backward pass, without changing a bit.
+"""Offload of activations to host memory between the forward and the backward pass; results stay equal to the bit.
 
-PyTorch's `save_on_cpu` also copies weights, copies each view of a tensor, and returns copies in another memory order, so
-that sums may round differently.
+PyTorch's `save_on_cpu` also copies weights, copies each view of a tensor separately, and returns copies in another
+memory order, so that sums may round differently.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Tensor = torch.Tensor
 class _Copy:
     """A host copy of a storage's bytes at one version of its content."""
 
-    host: Tensor
-    device: torch.device
-    source: StorageWeakRef
-    version: int
-    returned: StorageWeakRef | None = None  # its copy on the device, while a view of it exists
+    host: Tensor  # the bytes
+    device: torch.device  # device of the storage
+    source: StorageWeakRef  # the storage
+    version: int  # version of the content
+    returned: StorageWeakRef | None = None  # storage of the restored bytes on the device, while a view of it exists
 
     def is_of(self, tensor: Tensor) -> bool:
-        """Return whether it is current for a tensor whose storage has the address of its source."""
+        """Return whether the copy holds the content of a tensor whose storage has the same address as the source."""
         return not self.source.expired() and self.version == tensor._version
 
     def restore(self) -> torch.UntypedStorage:
-        """Return the storage on its device, shared by all views that exist at a time."""
+        """Return the bytes as a storage on the device; all views that exist at the same time share it."""
         returned = self.returned
         storage = None if returned is None else torch.UntypedStorage._new_with_weak_ptr(returned.cdata)
         if storage is None:
@@ -43,7 +43,7 @@ class _Copy:
 
 @dataclass(frozen=True, kw_only=True)
 class _SavedView:
-    """A saved tensor as a view of a host copy."""
+    """A saved tensor, as a view of a host copy."""
 
     copy: _Copy
     dtype: torch.dtype
@@ -52,15 +52,19 @@ class _SavedView:
     stride: tuple[int, ...]
 
     def restore(self) -> Tensor:
-        """Return the tensor on its device with its former strides."""
+        """Return the tensor on its device, with its original strides."""
         empty = torch.empty(0, dtype=self.dtype, device=self.copy.device)
         return empty.set_(self.copy.restore(), self.offset, self.size, self.stride)
 
 
 class OffloadedTensors(torch.autograd.graph.saved_tensors_hooks):
-    """A context in which graphs save tensors in host memory, pinned for a GPU; each storage is copied once.
+    """A context in which autograd graphs save tensors in host memory (pinned for a GPU). Each storage is copied once.
 
-    `weights` (parameters and buffers) are not copied; `copied` counts bytes.
+    Args:
+        weights: parameters and buffers, which are not copied.
+
+    Attributes:
+        copied: number of copied bytes.
     """
 
     def __init__(self, weights: Iterable[Tensor]):
@@ -71,7 +75,7 @@ class OffloadedTensors(torch.autograd.graph.saved_tensors_hooks):
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self.copies.clear()  # the graph holds those that it needs
+        self.copies.clear()  # the graph keeps references to the copies that it needs
 
     def __enter__(self) -> OffloadedTensors:  # type: ignore[override]  # torch's returns nothing
         super().__enter__()
@@ -92,18 +96,21 @@ class OffloadedTensors(torch.autograd.graph.saved_tensors_hooks):
         storage = tensor.untyped_storage()
         content = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
         host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=tensor.is_cuda)
-        host.copy_(content, non_blocking=True)  # safe: the stream that wrote it also writes there next
+        host.copy_(content, non_blocking=True)  # safe, since later writes to the storage are on the same stream
         self.copied += storage.nbytes()
         return _Copy(host=host, device=tensor.device, source=StorageWeakRef(storage), version=tensor._version)
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is of PyTorch's own class and strided."""
+    """Return whether a tensor is strided and not of a subclass such as DTensor."""
     return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
 
 
 def offload_activations(module: torch.nn.Module) -> None:
-    """Wrap a network's forward so that saved tensors are offloaded: with gradient checkpointing the inputs of its blocks."""
+    """Wrap a network's forward so that the tensors saved for its backward pass are offloaded.
+
+    With gradient checkpointing these are the inputs of the network's blocks.
+    """
     forward = module.forward
 
     @functools.wraps(forward)

@@ -1,4 +1,4 @@
-"""Earlier policies: a bank of snapshots, and an old policy that follows the live one."""
+"""Earlier policies: a bank of snapshots, and an old policy that follows the live (trained) policy."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ else:
 
 
 class Bank(Strict):
-    """Snapshots of the live policy, of which each iteration draws one uniformly.
+    """Options of a bank: snapshots of the live policy, from which each iteration draws one uniformly.
 
-    Snapshot n is the policy after n x `every` optimizer steps, taken at the end of that iteration; snapshot 0 is its start.
+    Snapshot n is taken at the end of the iteration in which optimizer step n x `every` is reached. Snapshot 0 is the
+    policy at the start of the run.
     """
 
     every: int = Field(30, ge=1)
@@ -35,13 +36,20 @@ class Bank(Strict):
         return range(max(0, newest + 1 - self.keep), newest + 1)
 
     def draw(self, step: int, *address: Any) -> int:
-        """Draw the number of a snapshot that exists after `step` optimizer steps; `address` as in `samplers.noise`."""
+        """Draw the number of a snapshot that exists after `step` optimizer steps.
+
+        `address` seeds the draw; see `samplers.noise`.
+        """
         numbers = self.numbers(step)
         return numbers[int(noise.generator(*address).integers(len(numbers)))]
 
 
 class Snapshots:
-    """The snapshots of a bank by number, in the order of `parameters`; none without a bank."""
+    """The snapshots of a bank. Their tensors are in the order of `parameters`. Without a bank there are none.
+
+    Attributes:
+        kept: snapshots by number.
+    """
 
     def __init__(self, bank: Bank | None, parameters: Sequence[Tensor]):
         self._bank, self._parameters, self._drawn = bank, parameters, 0
@@ -54,7 +62,7 @@ class Snapshots:
         return self.kept[self._drawn]
 
     def fill(self, step: int) -> None:
-        """Take the missing snapshots after `step` optimizer steps, and drop old ones."""
+        """Take the snapshots that must exist after `step` optimizer steps and are missing; drop the others."""
         numbers = () if self._bank is None else self._bank.numbers(step)
         self.kept = {n: self.kept[n] if n in self.kept else clones(self._parameters) for n in numbers}
 
@@ -70,10 +78,10 @@ def clones(parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 class Decay(Strict):
-    """Decay d of the old policy, which becomes d old + (1 - d) live after each iteration.
+    """Decay d of the old policy, which becomes d x old + (1 - d) x live after each iteration.
 
-    d is `start` for the first `flat` optimizer steps, then start + slope x (steps since), at most `most`. Of LoRA adapters
-    the two factors are blended, as in the released code, not their product.
+    d is `start` for the first `flat` optimizer steps. Then it is start + slope x (steps since), at most `most`. For
+    LoRA adapters the two matrices are averaged separately, not their product, as in the released code.
     """
 
     flat: int = Field(0, ge=0)
@@ -100,5 +108,5 @@ class Decay(Strict):
 
     @property
     def copies(self) -> bool:
-        """Whether the old policy is always a copy of the live one before the iteration."""
+        """Whether the old policy is always a copy of the live policy before the iteration."""
         return self.start == self.slope == 0

@@ -1,4 +1,4 @@
-"""One optimizer step: sum the gradients over all processes, clip them, step, and collect statistics."""
+"""One optimizer step over all processes, with its sum of gradients, their clipping, and statistics."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from flowgrpo.training.weights.trained_weights import Weights
 class UpdateStats:
     """Statistics of one optimizer step, over the edges of this process."""
 
-    edges: int = 0
-    ratios: int = 0  # edges whose ratio is to another policy than the trained one
-    loss: float | None = None  # sum of the objective's loss without divergences; None if its value means nothing
-    # None if not measured; 0 before the first update of an iteration. With kept graphs of a rollout it is of the first call
-    # only, which is repeated for it.
+    edges: int = 0  # number of edges
+    ratios: int = 0  # edges whose ratio compares the trained policy with another policy
+    loss: float | None = None  # sum of the objective's loss without divergences; None if its value has no meaning
+    # Largest |log ratio|; None if not measured. Before the first update of an iteration it should be 0. With kept
+    # graphs of the rollout it is measured on the first call only, which is repeated for it.
     max_abs_log_ratio: float | None = None
     sum_abs_log_ratio: float = 0.0
     clipped: int = 0  # edges that the clip stopped
-    clipped_high: int = 0  # those of them whose ratio was too large
+    clipped_high: int = 0  # clipped edges whose ratio was too large
     kl: float | None = None  # sum of the divergence from the reference
-    grad_norm: float = 0.0  # of the whole gradient before clipping
-    taken: int = 0  # 0 if all weights are 0 or the gradient is not finite
+    grad_norm: float = 0.0  # norm of the whole gradient before clipping
+    taken: int = 0  # 1 if the step was taken; 0 if all loss weights are 0 or the gradient is not finite
     skipped: int = 0  # 1 if the gradient was not finite
-    # By step of the schedule, edges and the sums of |log ratio| and of the divergence.
+    # By step of the schedule: number of edges, sum of |log ratio|, and sum of the divergence.
     by_step: dict[int, tuple[int, float, float]] = field(default_factory=dict)
 
     @torch.no_grad()
@@ -50,27 +50,27 @@ class UpdateStats:
         exact: bool = True,
         anchored: bool = True,
     ) -> None:
-        """Add edges.
+        """Add the statistics of E edges.
 
         Args:
             log_ratio: (E,).
-            clipped: (E,) bool, whether the clip stops an edge.
+            clipped: (E,) bool, whether the clip stops each edge.
             above: (E,) bool, whether the ratio that the clip tests is above 1.
-            divergence: (E,) from the reference, or None.
-            loss: (E,), or None if its value means nothing.
-            step: their step of the schedule from 0, or None.
-            exact: whether the ratio must be 1 before the first update of an iteration; only then the largest is recorded.
-            anchored: whether the ratio is to another policy; else it is always 1, and does not count.
+            divergence: (E,) divergence from the reference, or None.
+            loss: (E,), or None if its value has no meaning.
+            step: the edges' step of the schedule, counted from 0, or None.
+            exact: whether the ratio must be 1 before the first update of an iteration. Only then the largest |log
+                ratio| is recorded.
+            anchored: whether the ratio compares with another policy. Otherwise it is always 1 and is not counted.
         """
         gap = log_ratio.abs()
         sums = [gap.max(), gap.sum(), clipped.sum(), (clipped & above).sum()]
         sums += [] if divergence is None else [divergence.sum()]
         sums += [] if loss is None else [loss.sum()]
-        largest, total, clips, high, *apart = torch.stack(
-            [x.double() for x in sums]
-        ).tolist()  # one transfer from a GPU
+        # One transfer from the GPU.
+        largest, total, clips, high, *optional = torch.stack([x.double() for x in sums]).tolist()
         if loss is not None:
-            self.loss = (self.loss or 0.0) + apart.pop()
+            self.loss = (self.loss or 0.0) + optional.pop()
         self.edges += len(gap)
         self.ratios += len(gap) * anchored
         if exact:
@@ -79,11 +79,11 @@ class UpdateStats:
         self.sum_abs_log_ratio += total
         self.clipped += int(clips)
         self.clipped_high += int(high)
-        if apart:
-            self.kl = (self.kl or 0.0) + apart[0]
+        if optional:
+            self.kl = (self.kl or 0.0) + optional[0]
         if step is not None:
             edges, of_ratio, of_divergence = self.by_step.get(step, (0, 0.0, 0.0))
-            self.by_step[step] = edges + len(gap), of_ratio + total, of_divergence + sum(apart)
+            self.by_step[step] = edges + len(gap), of_ratio + total, of_divergence + sum(optional)
 
 
 def optimizer_step(
@@ -95,17 +95,18 @@ def optimizer_step(
     max_grad_norm: float,
     reduce: Callable[[torch.Tensor], torch.Tensor] | None,
 ) -> None:
-    """Sum the gradients over all processes, clip them to a norm, and step unless the norm is not finite.
+    """Sum the gradients over all processes, clip their norm, and take the step if the norm is finite.
 
     Args:
-        stats: records the norm, and whether the step was taken or skipped.
+        stats: gets the norm, and whether the step was taken or skipped.
+        max_grad_norm: largest norm of the whole gradient.
         reduce: sums a tensor over all processes; None for one process.
     """
     with _never_retried(), phase("update"):
-        # Sharded gradients are summed in the backward pass. The others need a sum, which also waits for all backward passes.
+        # Sharded gradients were summed in the backward pass. Sum the others, which also waits for all backward passes.
         if reduce is not None:
             _sum_gradients([p for p in weights.parameters if not isinstance(p, DTensor)], reduce)
-        # This initialises the scale of a process that had no loss yet.
+        # Initialise the scale on a process that has not scaled any loss yet.
         scaler.scale(local(weights.parameters[0]).new_zeros(0))
         scaler.unscale_(optimizer)
         stats.grad_norm = _clip(weights.parameters, max_grad_norm)
@@ -120,16 +121,16 @@ def optimizer_step(
 
 @contextmanager
 def _never_retried() -> Iterator[None]:
-    """Mark errors of this context: half an optimizer step may be taken."""
+    """Mark errors inside this context as not to be retried, since an optimizer step may be half taken."""
     try:
         yield
     except BaseException as error:
-        error.half_a_step_taken = True  # type: ignore[attr-defined]  # read where work is retried
+        error.half_a_step_taken = True  # type: ignore[attr-defined]  # `oom_retry` reads it
         raise
 
 
 def _clip(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float:
-    """Clip the gradients in place; return the norm before, over sharded and whole tensors."""
+    """Clip the gradients in place to a total norm; return the total norm before, over sharded and whole tensors."""
     reached = [p for p in parameters if p.grad is not None]
     kinds = [[p for p in reached if isinstance(p, DTensor) == sharded] for sharded in (True, False)]
     kinds = [own for own in kinds if own]
@@ -146,7 +147,7 @@ def _sum_gradients(parameters: Sequence[torch.nn.Parameter], reduce: Callable[[t
     """Sum the gradients over the processes in place."""
     reached = reduce(torch.tensor([float(p.grad is not None) for p in parameters]))
     for p, by in zip(parameters, reached.tolist(), strict=True):
-        if by and p.grad is None:  # experts that only another process reached, or no trained row here
+        if by and p.grad is None:  # only other processes used this expert, or had rows to train on
             p.grad = torch.zeros_like(p)
     for grads in messages([p.grad for p in parameters if p.grad is not None]):
         sums = reduce(torch.cat([grad.flatten() for grad in grads])).split([grad.numel() for grad in grads])
@@ -154,9 +155,9 @@ def _sum_gradients(parameters: Sequence[torch.nn.Parameter], reduce: Callable[[t
 
 
 def messages(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Group tensors, and parts of large ones, into all-reduces of at most `MESSAGE` bytes.
+    """Group tensors into lists of at most `MESSAGE` bytes, each for one all-reduce. Large tensors are split.
 
-    Only a large tensor that is not contiguous exceeds this.
+    A large tensor that is not contiguous cannot be split and may exceed this size.
     """
     groups: list[list[torch.Tensor]] = []
     room = 0

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 else:
     dtensors = lazy("flowgrpo.training.distributed.dtensors")
 
-MESSAGE = 2**28  # bytes of gradients in one all-reduce, which needs twice as much memory
+MESSAGE = 2**28  # largest number of bytes in one all-reduce of gradients, which needs twice as much memory
 
 
 @dataclass(frozen=True)
 class Maker:
-    """An optimizer class: its module, its name, and the bytes of both moments, with scales, of a trained number."""
+    """An optimizer class."""
 
     module: str
     name: str
-    bytes_per_number: float
+    bytes_per_number: float  # bytes of both moments, with their scales, per trained number
 
 
 OPTIMIZERS = {
@@ -51,8 +51,8 @@ def check(name: str) -> None:
 
 
 def check_compiler(what: str, device: torch.device, instead: str) -> None:
-    """Raise InputError if PyTorch has no compiler for a device; `what` and `instead` begin and end the sentence."""
-    variable, default = ("CXX", "g++") if device.type == "cpu" else ("CC", "gcc")  # of inductor, and of triton
+    """Raise InputError if PyTorch finds no compiler for a device; `what` and `instead` begin and end the message."""
+    variable, default = ("CXX", "g++") if device.type == "cpu" else ("CC", "gcc")  # inductor's, triton's
     compiler = os.environ.get(variable, default)
     if not shutil.which(compiler):
         raise InputError(
@@ -62,7 +62,7 @@ def check_compiler(what: str, device: torch.device, instead: str) -> None:
 
 
 def build(train: Train, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
-    """Return the optimizer of a run for these parameter groups; AdamW is fused if all parameters are on a GPU."""
+    """Build the optimizer of a run for parameter groups; AdamW is fused if all parameters are on a GPU."""
     settings, maker = train.optimizer, OPTIMIZERS[train.optimizer.name]
     fused = train.optimizer.name == "adamw" and all(p.is_cuda for group in groups for p in group["params"])
     return getattr(importlib.import_module(maker.module), maker.name)(
@@ -81,14 +81,14 @@ def parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
 
 
 def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load a `state_dict`; whole moments are sharded like their parameters."""
+    """Load a `state_dict` into an optimizer. Moments that are whole are sharded like their parameters."""
     moments = {index: dict(values) for index, values in state["state"].items()}
     indices = [index for group in state["param_groups"] for index in group["params"]]
-    for index, p in zip(indices, parameters(optimizer), strict=False):  # the optimizer refuses another length
+    for index, p in zip(indices, parameters(optimizer), strict=False):  # `load_state_dict` raises for another length
         for key, value in moments.get(index, {}).items():
             if isinstance(value, torch.Tensor) and value.shape == p.shape:
                 moments[index][key] = dtensors.placed_as(value, p)
-    # Whether a step is fused depends on this machine, not on that of the checkpoint.
+    # Whether the step is fused depends on this machine, not on the machine that wrote the checkpoint.
     fused = [group["fused"] for group in optimizer.param_groups if "fused" in group]
     groups = [{**group, **({"fused": fused[0]} if fused else {})} for group in state["param_groups"]]
     optimizer.load_state_dict({**state, "state": moments, "param_groups": groups})

@@ -1,7 +1,8 @@
-"""Stale rollouts (`run.staleness`): the earlier policies that make them, and the prompt stats that they choose prompts by.
+"""Earlier versions of the policy, which make stale rollouts (`run.staleness`), with their prompt statistics.
 
-With staleness n, iteration i is rolled out by the policy from before iteration i - n, or before the first. Old
-log-probabilities are of that policy, so that ratios measure the distance of the trained one.
+With staleness n, iteration i is rolled out by the policy from before iteration i - n (or before the first iteration),
+and its prompts are chosen by the statistics of that time. The old log-probabilities are those of this policy. So ratios
+compare the trained policy with the policy that sampled.
 """
 
 from __future__ import annotations
@@ -22,43 +23,47 @@ Stats = dict[str, list[float]]  # see `PromptStats.state`
 
 @dataclass(frozen=True)
 class Version:
-    """Trained tensors, in the order of `Weights.parameters`, and prompt stats before an iteration."""
+    """The trained tensors, in the order of `Weights.parameters`, and the prompt statistics before an iteration."""
 
     weights: list[torch.Tensor]
     prompt_stats: Stats
 
 
 class Versions:
-    """The earlier versions of a policy, by iteration, that later rollouts need; none without staleness."""
+    """The earlier versions of a policy that later rollouts need; none without staleness.
+
+    Attributes:
+        kept: versions by iteration.
+    """
 
     def __init__(self, weights: Weights, staleness: int):
         self.weights, self.staleness = weights, staleness
         self.kept: dict[int, Version] = {}
 
     def keep(self, iteration: int, prompt_stats: Stats) -> None:
-        """Copy the policy before an iteration, and drop versions that no later rollout needs."""
+        """Copy the policy before `iteration`, and drop versions that no later rollout needs."""
         if self.staleness:
             self.kept = {i: version for i, version in self.kept.items() if i >= iteration - self.staleness}
             self.kept[iteration] = Version(clones(self.weights.parameters), prompt_stats)
 
     def of(self, iteration: int) -> Version | None:
-        """Return the version that rolls out an iteration; None for the current policy."""
+        """Return the version that rolls out `iteration`; None if that is the current policy."""
         behind = max(0, iteration - self.staleness)
         return self.kept[behind] if behind < iteration else None
 
     @contextmanager
     def rolling_out(self, iteration: int) -> Iterator[None]:
-        """Use the weights that roll out an iteration inside this context."""
+        """Return a context with the weights that roll out `iteration`."""
         version = self.of(iteration)
         if version is None:
             yield
             return
         with self.weights.swapped(version.weights):
             yield
-            self.weights.lockstep.join()  # other processes may still gather these weights
+            self.weights.lockstep.join()  # before swapping back: other processes may still gather these weights
 
     def known(self, iteration: int, now: PromptStats) -> PromptStats:
-        """Return the prompt stats of the version that rolls out an iteration; `now` are the current ones."""
+        """Return the prompt statistics of the version that rolls out `iteration`; `now` are the current statistics."""
         version = self.of(iteration)
         if version is None:
             return now
@@ -74,12 +79,15 @@ class Versions:
         }
 
     def load(self, tensors: Mapping[str, Mapping[str, torch.Tensor]], prompt_stats: Mapping[str, Stats]) -> None:
-        """Restore what `tensors` returned, and the prompt stats of each iteration; KeyError if a tensor is missing."""
+        """Restore the result of `tensors`, and the prompt statistics of each iteration.
+
+        Raises KeyError if a tensor is missing.
+        """
         likes = {name: p.detach() for name, p in self.weights.named.items()}
         self.kept = {
             int(iteration): Version(
-                [placed_as(own[name], like).to(like.device).clone() for name, like in likes.items()],
+                [placed_as(by_name[name], like).to(like.device).clone() for name, like in likes.items()],
                 prompt_stats[iteration],
             )
-            for iteration, own in tensors.items()
+            for iteration, by_name in tensors.items()
         }

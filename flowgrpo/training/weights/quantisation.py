@@ -1,7 +1,8 @@
-"""Quantisation of a frozen base to 8 or 4 bits, under adapters that learn in float32.
+"""Quantisation of a frozen base to 8 or 4 bits, under adapters that are trained in float32.
 
-Linear layers in a network's repeated blocks keep codes and scales. They rebuild their weights in every forward and backward
-pass, so that no graph holds them. Small layers outside of the blocks (embeddings, heads, time) are not quantised.
+Linear layers in a network's repeated blocks store codes and scales. They dequantise their weights in every forward and
+backward pass, so that no graph keeps them. Small layers outside of the blocks (embeddings, heads, time) are not
+quantised.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ NORMAL_FLOAT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """A format for the weights (out, in) of a layer: each weight is a scale times a code's value."""
+    """A format for the weights (out, in) of a layer: each weight is a scale times the value of a code."""
 
-    bits: int  # of a code
-    most: float  # largest code, of the largest of the weights that share a scale
-    shared: int | None = None  # weights in a row that share a scale; None for the whole row
-    table: tuple[float, ...] | None = None  # values of codes that are indices, two in a byte; None for whole numbers
+    bits: int  # bits per code
+    most: float  # value of the largest code; the largest weight that shares a scale gets it
+    shared: int | None = None  # number of neighbouring weights in a row that share a scale; None for the whole row
+    table: tuple[float, ...] | None = None  # values of the codes, which are indices, two per byte; None: int8 codes
 
     def encode(self, normed: Tensor) -> Tensor:
-        """Return the codes, a row for each output, of float32 weights (out, in) that were divided by their scales."""
+        """Return the codes, one row per output, of float32 weights (out, in) that were divided by their scales."""
         if self.table is None:
             return normed.round().clamp(-self.most, self.most).to(torch.int8)
         table = torch.tensor(self.table, device=normed.device)
@@ -48,7 +49,10 @@ class Form:
         return nearest[:, 0::2] << 4 | nearest[:, 1::2]
 
     def decode(self, codes: Tensor, scale: Tensor, pairs: Tensor | None) -> Tensor:
-        """Return the weights (out, in) in the dtype of `scale`; `pairs` (256, 2) are the values of a byte, with a table."""
+        """Return the weights (out, in) in the dtype of `scale`.
+
+        With a table, `pairs` (256, 2) are the two values of each byte; otherwise it is None.
+        """
         if pairs is None:
             values = codes.to(scale.dtype)
         else:
@@ -60,7 +64,7 @@ FORMS = {"int8": Form(bits=8, most=127.0), "nf4": Form(bits=4, most=1.0, shared=
 
 
 class _Product(torch.autograd.Function):
-    """A linear layer of `stored` codes, scale and pairs, with a gradient of its input only."""
+    """The product of a quantised linear layer; `stored` are codes, scale and pairs. Only the input gets a gradient."""
 
     @staticmethod
     def forward(ctx, x: Tensor, bias: Tensor | None, form: Form, *stored: Any) -> Tensor:
@@ -75,7 +79,7 @@ class _Product(torch.autograd.Function):
 
 
 class QuantisedLinear(torch.nn.Linear):
-    """A frozen linear layer that stores codes, a row for each output, and a scale (out, scales of a row)."""
+    """A frozen linear layer that stores codes, one row per output, and scales (out, scales per row)."""
 
     pairs: Tensor | None
 
@@ -97,8 +101,8 @@ class QuantisedLinear(torch.nn.Linear):
         self.register_buffer("pairs", pairs, persistent=False)
 
     @property
-    def weight(self) -> Tensor:  # type: ignore[override]  # torch has no linear layer without a parameter of it
-        """The decoded weights (out, in), a copy."""
+    def weight(self) -> Tensor:  # type: ignore[override]  # a parameter in torch
+        """The dequantised weights (out, in), a copy."""
         return self.form.decode(self.codes, self.scale, self.pairs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,7 +111,7 @@ class QuantisedLinear(torch.nn.Linear):
 
 
 class HalfLinear(torch.nn.Linear):
-    """A frozen linear layer that multiplies in bfloat16, and returns its input's dtype."""
+    """A frozen linear layer that multiplies in bfloat16 and returns the dtype of its input."""
 
     def __init__(self, linear: torch.nn.Linear):
         torch.nn.Module.__init__(self)
@@ -122,7 +126,7 @@ class HalfLinear(torch.nn.Linear):
 
 @torch.no_grad()
 def quantise(module: torch.nn.Module, form: str) -> None:
-    """Quantise the linear layers in a network's blocks in place; raises as `layers_in_blocks` and `check_layer`."""
+    """Quantise the linear layers in a network's blocks in place. Raises as `layers_in_blocks` and `check_layer`."""
     for path, layer in layers_in_blocks(module, "model.quantise").items():
         check_layer(path, layer, form, "model.quantise")
         parent, _, name = path.rpartition(".")
@@ -130,7 +134,10 @@ def quantise(module: torch.nn.Module, form: str) -> None:
 
 
 def layers_in_blocks(module: torch.nn.Module, key: str) -> dict[str, torch.nn.Linear]:
-    """Return the linear layers in blocks, without adapters, by path; InputError if none, or if they are quantised."""
+    """Return the linear layers in a network's blocks by path, without those of adapters.
+
+    Raises InputError, with config key `key`, if there are none or if they are quantised already.
+    """
     if getattr(module.config, "quantization_config", None) is not None:
         raise InputError(f"{key}: the model's weights are quantised already in its files, set it to null")
     layers = {
@@ -144,13 +151,13 @@ def layers_in_blocks(module: torch.nn.Module, key: str) -> dict[str, torch.nn.Li
 
 
 def check_layer(path: str, layer: torch.nn.Linear, form: str, key: str) -> None:
-    """Raise InputError if a layer's rows do not divide into blocks, or its weights are not finite."""
+    """Raise InputError if a layer's rows do not divide into groups that share a scale, or if a weight is not finite."""
     shared = FORMS[form].shared
     if shared is not None and layer.in_features % shared:
         raise InputError(
             f"{key}: {form} takes blocks of {shared} weights, {path} has rows of {layer.in_features}; take int8"
         )
-    if not layer.weight.is_meta and not layer.weight.isfinite().all():  # a plan's weights are meta
+    if not layer.weight.is_meta and not layer.weight.isfinite().all():  # a plan has meta weights
         raise InputError(f"{key}: the weights of {path} are not finite")
 
 
@@ -165,7 +172,13 @@ def refuse_dynamic(module: torch.nn.Module) -> None:
 
 
 def size(tensors: Mapping[str, Shape], width: int, form: str | None) -> int:
-    """Return the bytes of a frozen network with these shapes, and `width` bytes for a weight that is not quantised."""
+    """Return the bytes of a frozen network.
+
+    Args:
+        tensors: shapes of the network's tensors.
+        width: bytes of a weight that is not quantised.
+        form: key of `FORMS`; None if nothing is quantised.
+    """
     return sum(
         math.prod(shape) * width if form is None or not _is_quantised(name, shape) else layer_size(shape, width, form)
         for name, shape in tensors.items()
@@ -173,25 +186,25 @@ def size(tensors: Mapping[str, Shape], width: int, form: str | None) -> int:
 
 
 def layer_size(shape: Shape, width: int, form: str) -> int:
-    """Return the bytes of a quantised layer's codes and scales; arguments as of `size`."""
+    """Return the bytes of a quantised layer's codes and scales. Arguments: see `size`."""
     scales = shape[0] * math.ceil(shape[1] / (FORMS[form].shared or shape[1]))
     return math.prod(shape) * FORMS[form].bits // 8 + scales * width
 
 
 def made_anew(networks: Iterable[Mapping[str, Shape]], width: int) -> int:
-    """Return the bytes that the largest quantised layer needs in a call: for values, and for their product with scales."""
-    return 2 * width * max((math.prod(shape) for own in networks for shape in in_blocks(own)), default=0)
+    """Return the bytes that the largest layer needs to dequantise its weights: code values, and values times scales."""
+    return 2 * width * max((math.prod(shape) for tensors in networks for shape in in_blocks(tensors)), default=0)
 
 
 def can(networks: Mapping[str, Mapping[str, Shape]], form: str) -> bool:
-    """Return whether the shapes of networks, by name, allow quantisation."""
-    layers = [in_blocks(own) for own in networks.values()]
+    """Return whether networks can be quantised to `form`, given the shapes of each network's tensors."""
+    layers = [in_blocks(tensors) for tensors in networks.values()]
     shared = FORMS[form].shared or 1
-    return all(layers) and not any(shape[1] % shared for own in layers for shape in own)
+    return all(layers) and not any(shape[1] % shared for shapes in layers for shape in shapes)
 
 
 def in_blocks(tensors: Mapping[str, Shape]) -> list[Shape]:
-    """Return the shapes of a network's quantised weights."""
+    """Return the shapes of the weights that quantisation would quantise, from the shapes of a network's tensors."""
     return [shape for name, shape in tensors.items() if _is_quantised(name, shape)]
 
 

@@ -1,8 +1,9 @@
-"""FSDP: each process holds a shard of the networks' weights, and gathers a block when it computes it.
+"""FSDP: each process holds a shard of the networks' weights, and gathers the weights of a block to compute it.
 
-`fully_shard` changes networks in place, so that a pipeline keeps its objects. Under LoRA the frozen base is sharded, and the
-adapters stay whole on every process, with their gradients, average, reference and checkpoints; all numbers equal those
-without shards to the bit. If all weights are trained, gradients, average, reference and optimizer moments are sharded, too.
+`fully_shard` changes networks in place, so that a pipeline keeps its objects. With LoRA, only the frozen base is
+sharded. Adapters stay whole on every process, and so do their gradients, average, reference and checkpoints. Then all
+numbers equal those without sharding to the bit. If all weights are trained, gradients, average, reference and optimizer
+moments are sharded, too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ AUTOCAST = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 
 
 def check(config: RunConfig) -> None:
-    """Raise InputError if a config asks for what sharded networks cannot do."""
+    """Raise InputError if a config combines sharding with an option that sharded networks do not support."""
     if config.run.sharding == "none":
         return
     if config.model.lora is None:
@@ -47,7 +48,7 @@ def check(config: RunConfig) -> None:
 
 
 def can(config: RunConfig) -> bool:
-    """Return whether the networks of a run without sharding could be sharded."""
+    """Return whether a run that does not shard its networks could do so."""
     if config.run.sharding != "none" or config.run.generators or config.run.evaluators or config.exchanges_base:
         return False
     run = config.run.model_copy(update={"sharding": "fsdp2"})
@@ -93,36 +94,38 @@ def shard(
     full: bool,
     gather: torch.dtype | None = None,
 ) -> Weights:
-    """Shard networks if `applies`, and return their weights.
+    """Shard networks if several processes share a copy of them (`applies`), and return their trained weights.
 
-    Blocks move to the device one by one, so that a device never holds a whole network.
+    Blocks move to the device one at a time, so that a device never holds a whole network.
 
     Args:
-        make: builds the weights: adapters before sharding, full weights after it.
-        form: as `run.sharding`: `fsdp2` shards over all processes, `hsdp` over those of a machine.
+        make: builds the trained weights. It is called before sharding for adapters, and after sharding for full
+            weights.
+        form: value of `run.sharding`: `fsdp2` shards over all processes, `hsdp` over the processes of a machine.
         full: whether all weights are trained, in float32.
-        gather: dtype of autocast, in which weights are gathered.
+        gather: dtype of autocast, in which matrices are gathered if `travels_in_half`; None for float32.
 
     Raises:
-        InputError: raised by `blocks`, for unequal machines, or if torch cannot shard a quantised base.
+        InputError: as `blocks`; or machines have different numbers of processes; or torch cannot shard a quantised
+            base.
     """
     if not applies(form):
         return make()
     mesh = _mesh(form, device)
     if full:
         for network in modules.values():
-            _cut_learning(network, mesh, gather)
+            _shard_trained(network, mesh, gather)
         weights = make()
     else:
         weights = make()
-        _cut_frozen(weights, mesh)
+        _shard_frozen(weights, mesh)
         weights.to(device)
     weights.lockstep = Lockstep(list(modules.values()), weights.as_reference if full else None)
     return weights
 
 
-def _cut_frozen(weights: Weights, mesh: DeviceMesh) -> None:
-    """Shard the base under adapters, which stay whole."""
+def _shard_frozen(weights: Weights, mesh: DeviceMesh) -> None:
+    """Shard the frozen base, but not the adapters."""
     adapters = set(weights.parameters)
     try:
         for network in weights.modules.values():
@@ -138,11 +141,11 @@ def _cut_frozen(weights: Weights, mesh: DeviceMesh) -> None:
         ) from error
 
 
-def _cut_learning(network: torch.nn.Module, mesh: DeviceMesh, gather: torch.dtype | None) -> None:
-    """Shard a network that is fully trained in float32; gradients are summed over the processes.
+def _shard_trained(network: torch.nn.Module, mesh: DeviceMesh, gather: torch.dtype | None) -> None:
+    """Shard a network that is fully trained in float32, so that gradients are summed over processes.
 
-    Weights that a process does not reach, such as experts, add zeros to the sum. Weights that no process reaches get a
-    gradient of 0, and weight decay still applies.
+    A weight that a process does not use, such as an expert, adds zeros to the sum. A weight that no process uses has
+    gradient 0, but weight decay still applies.
     """
     sums_unreached = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
     experts = any(re.search("expert|moe", type(m).__name__.lower()) for m in network.modules())
@@ -155,8 +158,8 @@ def _cut_learning(network: torch.nn.Module, mesh: DeviceMesh, gather: torch.dtyp
         block.float().requires_grad_(True)
         fully_shard(block, mesh=mesh, reshard_after_forward=True, mp_policy=_gather_policy(block, gather))
     for part in (m for m in network.modules() if isinstance(m, FSDPModule)):
-        part.set_gradient_divide_factor(1.0)  # torch would take the mean
-        part.set_force_sum_reduction_for_comms(True)  # and multiply in the sum, which gloo cannot
+        part.set_gradient_divide_factor(1.0)  # by default torch takes the mean
+        part.set_force_sum_reduction_for_comms(True)  # by default torch scales within the reduction, which gloo cannot
         if sums_unreached:
             part.set_reduce_scatter_unused_params(True, recurse=False)
 
@@ -167,7 +170,7 @@ def travels_in_half() -> bool:
 
 
 def _gather_policy(block: torch.nn.Module, gather: torch.dtype | None) -> MixedPrecisionPolicy:
-    """Gather weights that autocast casts in its dtype, others as they are; reduce gradients in float32."""
+    """Return FSDP's policy: weights that autocast casts are gathered in its dtype, gradients are reduced in float32."""
     if gather is None or not travels_in_half():
         return MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
     layers = [m for m in block.modules() if isinstance(m, AUTOCAST)]
@@ -193,9 +196,10 @@ def _mesh(form: str, device: torch.device, environment: Mapping[str, str] = os.e
 
 
 def blocks(network: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the repeated blocks of a network: those that its class names, else the members of its lists; none is nested.
+    """Return the repeated blocks of a network, without blocks inside of blocks.
 
-    InputError if they hold less than half of the weights, since the rest is gathered at once.
+    They are modules whose classes the network's class lists, or else the members of its module lists. Raises InputError
+    if they hold less than half of the weights, since all other weights are gathered at once.
     """
     names = {*(getattr(network, "_repeated_blocks", None) or ()), *(getattr(network, "_no_split_modules", None) or ())}
     named = [module for module in network.modules() if type(module).__name__ in names]

@@ -1,4 +1,4 @@
-"""The weights being trained: LoRA adapters or whole networks, their average, and earlier policies."""
+"""The trained weights: LoRA adapters or whole networks, their average, and earlier policies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flowgrpo.training.model_files.hub_files import Shape
 from flowgrpo.training.weights.lora_adapters import Adapter
 from flowgrpo.training.weights.old_policies import Bank, Decay, Snapshots, clones
 
-if TYPE_CHECKING:  # a plan does not need them
+if TYPE_CHECKING:  # a plan does not need these libraries
     import peft
     import transformers
     from peft import LoraConfig
@@ -40,23 +40,24 @@ AVERAGE, REFERENCE, OLD, BANK = "average.", "reference.", "old.", "bank."  # pre
 OTHER_POLICIES = (REFERENCE, OLD, BANK)
 # Attention projections of language models.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "attn_out")
-# Attention projections of diffusers' transformers, of the image and the text stream.
+# Attention projections of diffusers' transformers, in the image stream and the text stream.
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 
 
 class Weights:
     """The trained weights of networks, with their average and earlier policies.
 
-    Tensors of all of these, and `ema`, are in the order of `parameters`. Fully trained networks may be sharded, and these
-    with them.
+    The tensors of each policy, and of the average `ema`, are in the order of `parameters`. If fully trained networks
+    are sharded, these tensors are sharded, too.
 
     Args:
-        modules: networks by name. With LoRA they get adapters on a frozen base; without, all weights train in float32.
-        lora: peft's config of new adapters, the first adapters by network, or None for full fine-tuning.
-        ema: moving average to keep, or None. Its decay is min((1 + t) / (warmup + t), decay) at optimizer step t, from 0;
-            Flow-GRPO's code has a warmup of 10.
-        reference: policy of `reference()`: the weights as they started (`fixed`), without adapters (`base`), a copy taken
-            every `refresh` optimizer steps (`moving`), a `teacher` set by `put_reference` or `put_base`, or None.
+        modules: networks by name. With LoRA they get adapters on a frozen base. Without, all weights are trained in
+            float32.
+        lora: peft's config of new adapters, or the initial adapters by network, or None for full fine-tuning.
+        ema: moving average to keep, or None; see `Ema.decay_at`.
+        reference: policy of `reference()`. `fixed`: the initial weights. `base`: no adapters. `moving`: a copy taken
+            every `refresh` optimizer steps. `teacher`: set by `put_reference` or `put_base`. None: keep no
+            copy; `reference()` then only disables adapters.
         old: decay of the old policy, or None.
         bank: snapshots of the live policy to keep, or None.
         extra_modules: further small networks by name, fully trained.
@@ -77,10 +78,10 @@ class Weights:
         self.modules, self.extra_modules, self._ema_config = modules, extra_modules, ema
         injected: dict[str, LoraConfig] = {}
         self.lora = None if lora is None else injected  # peft's config by network
-        # The first adapters by network; {} if they are new, or if a run has stored them.
+        # The initial adapters by network; {} for new adapters.
         self.begun: Mapping[str, Adapter] = lora if isinstance(lora, Mapping) else {}
         shifted = [p for name, adapter in self.begun.items() for p in adapter.shifted(modules[name])]
-        # Pairs of a base tensor and the reference's tensor.
+        # Pairs of a tensor of the base and of the reference's base, where they differ.
         self._base = [(p, p.detach().clone()) for p in shifted if reference == "base"]
         for name, module in (*modules.items(), *extra_modules.items()):
             if lora is None or name in extra_modules:
@@ -114,12 +115,12 @@ class Weights:
         self.snapshots = Snapshots(bank, self.parameters)
 
     def to(self, device: torch.device) -> None:
-        """Move trained tensors and all copies, none of them sharded, to a device."""
+        """Move trained tensors and all copies to a device. None may be sharded."""
         for tensor in (tensor for values in (self.parameters, *self._copies().values()) for tensor in values):
             tensor.data = tensor.data.to(device)
 
     def _copies(self) -> dict[str, Sequence[torch.Tensor]]:
-        """Return average and earlier policies by prefix."""
+        """Return the tensors of the average and of earlier policies, by the prefix of their names."""
         copies = {AVERAGE: self.ema, REFERENCE: self._reference, OLD: self._old}
         copies |= {f"{BANK}{n}.": snapshot for n, snapshot in self.snapshots.kept.items()}
         return {prefix: values for prefix, values in copies.items() if values is not None}
@@ -146,21 +147,21 @@ class Weights:
         self.snapshots.fill(self.updates)
 
     def draw_snapshot(self, *address: Any) -> None:
-        """Draw the snapshot that is the policy `bank` from now on, if there is a bank; see `Bank.draw`."""
+        """Draw a snapshot as the policy `bank`, if there is a bank; see `Bank.draw`."""
         self.snapshots.draw(self.updates, *address)
 
     def begin_at(self, updates: int) -> None:
-        """Set the number of optimizer steps, and allocate the snapshots that exist then."""
+        """Set the number of optimizer steps, and allocate the snapshots that exist after them."""
         self.updates = updates
         self.snapshots.fill(updates)
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Return a context that computes with the average, if there is one."""
+        """Return a context in which networks compute with the average, if there is one."""
         return nullcontext() if self.ema is None else self.swapped(self.ema)
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Compute as the reference, without gradient: with its copy, or with adapters off."""
+        """Return a context in which networks compute as the reference, without gradient."""
         if self._reference is not None:
             with self.as_reference(), self.lockstep.reference():
                 yield
@@ -178,7 +179,11 @@ class Weights:
             layer.enable_adapters(on)
 
     def enable_training(self, on: bool) -> None:
-        """Switch adapters off or on, or swap full weights with a copy of their start; RuntimeError if there is no copy."""
+        """Switch between the trained weights (`on`) and the weights before training.
+
+        Adapters are enabled or disabled. Full weights are swapped with a copy of the initial ones, so calls must
+        alternate. Raises RuntimeError if there is no copy.
+        """
         if self.lora is not None:
             self._enable_adapters(on)
         elif self._keeps_start and self._reference is not None:
@@ -188,12 +193,12 @@ class Weights:
 
     @cached_property
     def _adapted(self) -> list[tuners_utils.BaseTunerLayer]:
-        """All layers with adapters; these do not change after `__init__`."""
+        """All layers with adapters. They do not change after `__init__`."""
         networks = self.modules.values()
         return [m for network in networks for m in network.modules() if isinstance(m, tuners_utils.BaseTunerLayer)]
 
     def policy(self, name: str) -> AbstractContextManager[None]:
-        """Return a context that computes, without gradient, as the policy `live`, `old`, `reference` or `bank`."""
+        """Return a context in which networks compute, without gradient, as `live`, `old`, `reference` or `bank`."""
         if name == "live":
             return nullcontext()
         if name == "reference":
@@ -203,13 +208,13 @@ class Weights:
         return self.swapped(values)
 
     def as_reference(self) -> AbstractContextManager[None]:
-        """Return a context with the reference's copy swapped in, outside of the lockstep."""
+        """Return a context with the reference's copy swapped in, which does not involve the lockstep."""
         assert self._reference is not None
         return self.swapped(self._reference)
 
     @contextmanager
     def swapped(self, values: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Compute with other trained tensors; `values` hold the live ones meanwhile."""
+        """Return a context with other trained tensors. Inside it, `values` hold the live tensors."""
         self._swap(values)
         try:
             yield
@@ -218,7 +223,7 @@ class Weights:
 
     @torch.no_grad()
     def _swap(self, values: Sequence[torch.Tensor]) -> None:
-        """Swap the trained tensors with others; of shards only the contents, since FSDP would not gather new `data`."""
+        """Swap the trained tensors with others. Of shards the contents are swapped: FSDP does not gather a new `data`."""
         sharded = [network for network in self.modules.values() if isinstance(network, FSDPModule)]
         for module in (m for network in sharded for m in network.modules() if isinstance(m, FSDPModule)):
             module.reshard()
@@ -233,20 +238,26 @@ class Weights:
 
     @torch.no_grad()
     def put(self, values: Sequence[torch.Tensor]) -> None:
-        """Copy values into the trained tensors, which must not be sharded."""
+        """Copy values into the trained tensors. These must not be sharded."""
         for p, value in zip(self.parameters, values, strict=True):
             p.copy_(value)
 
     @torch.no_grad()
     def put_reference(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Copy whole tensors, by the names of `named`, into the reference."""
+        """Copy whole (unsharded) tensors, by the names of `named`, into the reference."""
         assert self._reference is not None
         for copied, name in zip(self._reference, self.named, strict=True):
             local(copied).copy_(local(placed_as(values[name], copied)))
 
     @torch.no_grad()
     def put_base(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Make another base, given by `NETWORK.PATH` without adapters, the reference; KeyError if a parameter is missing."""
+        """Use another base without adapters as the reference.
+
+        Raises KeyError if a parameter or buffer is missing.
+
+        Args:
+            values: tensors of the base by `NETWORK.PATH`.
+        """
         self._reference, self._has_teacher = None, False  # not stored in checkpoints
         for network, module in self.modules.items():
             base = {path for path in module.state_dict() if ".lora_" not in path}
@@ -256,14 +267,14 @@ class Weights:
                     self._base.append((tensor, values[name].to(tensor)))
 
     def _swap_base(self) -> None:
-        """Swap the frozen base with that of the reference, if it has its own."""
+        """Swap the tensors of the frozen base with those of the reference's base, if they differ."""
         for here, other in self._base:
             here.data, other.data = other.data, here.data
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return what a checkpoint stores, by prefixed name: trained tensors, average and earlier policies.
+        """Return the tensors that a checkpoint stores, by prefixed name: trained tensors, average and earlier policies.
 
-        A reference is stored if it moves or is a teacher.
+        A reference is included only if it moves or is a teacher.
         """
         tensors = {name: p.data for name, p in self.named.items()}
         for prefix, values in self._copies().items():
@@ -277,7 +288,7 @@ class Weights:
 
 
 class Half(torch.nn.Module):
-    """A float32 matrix of a linear layer's adapter that computes in its input's dtype."""
+    """A float32 matrix of a linear layer's adapter that computes in the dtype of its input."""
 
     def __init__(self, linear: torch.nn.Linear):
         super().__init__()
@@ -290,9 +301,10 @@ class Half(torch.nn.Module):
 
 
 def _compute_in_input_dtype(module: torch.nn.Module) -> None:
-    """Make adapters of linear layers compute in the dtype of the base.
+    """Make the adapters of linear layers compute in the dtype of the base.
 
-    peft casts their inputs to float32 instead: a copy for each adapter, which the graph holds until its backward pass.
+    peft would cast their inputs to float32. That makes a copy for each adapter, which the graph keeps until its
+    backward pass.
     """
     for layer in module.modules():
         if isinstance(layer, lora_layers.Linear):
@@ -303,7 +315,7 @@ def _compute_in_input_dtype(module: torch.nn.Module) -> None:
 
 
 def _attention_layers(modules: dict[str, torch.nn.Module]) -> tuple[str, ...]:
-    """Return the linear layers inside attention modules; without such modules (LLaDA) those named like projections."""
+    """Return the paths of linear layers inside attention modules, or without such (LLaDA) those in `PROJECTIONS`."""
     paths = set()
     for module in modules.values():
         attention = [
@@ -316,7 +328,7 @@ def _attention_layers(modules: dict[str, torch.nn.Module]) -> tuple[str, ...]:
 
 
 def _linear_layers(modules: dict[str, torch.nn.Module]) -> tuple[str, ...]:
-    """Return all linear layers but a language model's output head, like peft's `all-linear`."""
+    """Return the paths of all linear layers except a language model's output head, like peft's `all-linear`."""
     paths = set()
     for module in modules.values():
         head = module.get_output_embeddings() if isinstance(module, transformers.PreTrainedModel) else None
@@ -327,9 +339,13 @@ def _linear_layers(modules: dict[str, torch.nn.Module]) -> tuple[str, ...]:
 def lora_config(
     rank: int, alpha: float, targets: str | Sequence[str], modules: dict[str, torch.nn.Module]
 ) -> LoraConfig:
-    """Return a Gaussian-initialised LoRA on layers of these names, on attention (`auto`) or all layers (`all-linear`).
+    """Return peft's config of new adapters with Gaussian initialisation.
 
-    InputError if a name matches no layer.
+    Args:
+        targets: names of layers, or `auto` for attention projections, or `all-linear` for all linear layers.
+
+    Raises:
+        InputError: a name matches no layer.
     """
     if targets == "all-linear":
         targets = _linear_layers(modules)
@@ -348,12 +364,15 @@ def lora_config(
     if missing and targets != "auto":
         ends = sorted({path.split(".")[-1] for path in paths if not path.split(".")[-1].isdigit()})
         raise InputError(f"model.lora.targets: no linear layer is named {missing[0]!r}, there are {', '.join(ends)}")
-    numbers: dict[str, Any] = {"r": rank, "lora_alpha": alpha}  # Any: peft types alpha as int, but takes any number
+    numbers: dict[str, Any] = {"r": rank, "lora_alpha": alpha}  # Any: peft's type of alpha is int, but any number works
     return peft.LoraConfig(**numbers, target_modules=matched, init_lora_weights="gaussian")
 
 
 def adapter_size(tensors: Mapping[str, Shape], lora: Lora) -> int:
-    """Return the number of weights of new adapters on a network with these shapes; `all-linear` counts small embeddings."""
+    """Return the number of weights of new adapters on a network, given the shapes of its tensors.
+
+    It is an estimate: with `all-linear`, small embeddings are counted as layers.
+    """
     assert lora.rank is not None
     assert lora.targets is not None
     matrices = [(key, s) for key, s in tensors.items() if len(s) == 2]

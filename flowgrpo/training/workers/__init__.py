@@ -1,1 +1,1 @@
-"""Processes beside the trainer: asynchronous rollouts and evaluation."""
+"""Sources of rollouts and evaluations: this process, or other processes that work asynchronously."""

@@ -1,9 +1,9 @@
-"""Held-out evaluations of a run: on the spot, or beside the training (`run.evaluators`).
+"""Held-out evaluations of a run, on the trainers or on evaluators (`run.evaluators`).
 
-Beside it some processes only evaluate. The first process that trains sends them the averaged weights and goes on; they deal
-the held-out prompts among themselves, and the first of them sends the samples and their metric line back, which the
-background thread there waits for. What is sampled depends on the weights and the seeds alone, so that the numbers are those
-of a run that evaluates itself.
+Evaluators are processes that only evaluate. The first trainer sends them the averaged weights and continues to train.
+The evaluators divide the held-out prompts among themselves. The first evaluator sends the samples and their metric line
+back to the first trainer, whose background thread waits for them. Samples depend only on the weights and the seeds, so
+the numbers equal those of a run without evaluators.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flowgrpo.training.state import RunState
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Held-out samples, and their line of metrics, whose `step` says after how many iterations they were made."""
+    """Held-out samples, and their metric line, whose `step` is the number of finished iterations."""
 
     line: dict[str, Any]
     samples: list[Sample]
@@ -40,21 +40,21 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Question:
-    """The weights to evaluate, in the order of `Weights.parameters`, after so many iterations."""
+    """A request to evaluate the weights after `step` iterations; they have the order of `Weights.parameters`."""
 
     step: int
     weights: list[torch.Tensor]
 
 
 class AsyncEvaluation:
-    """The evaluations of a run; all processes construct theirs together.
+    """The evaluations of a run. All processes construct theirs together.
 
     Args:
-        eval_samples: samples each held-out prompt with the weights as they are.
+        eval_samples: samples and scores each held-out prompt with the current weights.
 
     Attributes:
         samples: folder of the samples.
-        after_evaluation: called with the run's folder, on the main process in the background, once samples are written.
+        after_evaluation: called with the run's folder once samples are written, in the background of the main process.
     """
 
     def __init__(
@@ -63,43 +63,43 @@ class AsyncEvaluation:
         self._run, self._eval_samples, self._background, self.samples = run, eval_samples, background, samples
         self._rank, self._ranks = run.accelerator.process_index, run.roles.ranks_of_evaluators
         self.after_evaluation: Callable[[Path], object] = lambda folder: None
-        if self._ranks:  # a thread waits for answers while questions are sent, so each way has a group of its own
+        if self._ranks:  # a thread waits for answers while questions are sent, so each direction has its own channel
             self._questions, self._answers = (Channel(run.accelerator.device) for _ in range(2))
             self._trainers = distributed.new_group(range(run.roles.trainers), backend="gloo", timeout=PATIENCE)
 
     def evaluate(self) -> None:
-        """Evaluate the averaged weights, or have them evaluated; only the latter goes on before there are samples."""
+        """Evaluate the averaged weights and report the result; with evaluators, only send them the weights."""
         with self._run.weights.averaged():
             if self._ranks:
                 if self._rank == 0:
-                    self._ask()
-                    self._background.submit(self._answered)
-                # the first may wait longer than a GPU's group does
+                    self._send_weights()
+                    self._background.submit(self._receive_result)
+                # The first trainer may wait longer than NCCL's timeout, hence a group of its own.
                 distributed.barrier(group=self._trainers)  # type: ignore[arg-type]  # torch's stubs: not of new_group
                 return
-            with random_states.preserve_random_state():  # how often one looks must not change what is trained
-                found = self._evaluation()
-        self._tell(found)
+            with random_states.preserve_random_state():  # evaluations must not change the training
+                result = self._evaluate_weights()
+        self._report(result)
         if self._rank == 0:
-            self._background.submit(partial(self._show, found))
+            self._background.submit(partial(self._write_samples, result))
 
     def serve(self) -> None:
-        """Evaluate what is sent, until those that train end.
+        """Evaluate the weights that the first trainer sends, until training ends.
 
         Raises:
-            Stopped: they were stopped.
+            Stopped: training was stopped.
         """
         while not isinstance(asked := self._questions.unpacked(self._questions.receive(0)), End):
             self._run.weights.put(asked.weights)
             self._run.done = asked.step
-            found = self._evaluation()
+            result = self._evaluate_weights()
             if self._rank == self._ranks[0]:
-                self._answers.send(found, 0)
+                self._answers.send(result, 0)
         asked.raised()
 
     @contextmanager
     def ended(self) -> Iterator[None]:
-        """Wait for all evaluations when this context ends, and let the evaluators end."""
+        """Return a context that waits for all evaluations at its exit, and then ends the evaluators."""
         stopped, run = None, self._run
         try:
             yield
@@ -109,15 +109,15 @@ class AsyncEvaluation:
             stopped = error
         if isinstance(stopped, Lost):
             with suppress(Lost):
-                self._background.wait()  # a checkpoint may be under way
+                self._background.wait()  # a checkpoint may still be written
             stopped.rest = checkpoint.describe_rest(run.checkpoint_folder, run.done)
         elif self._ranks and self._rank == 0:
             self._post(End(stopped), behind=0)
         if stopped is not None:
             raise stopped
 
-    def _evaluation(self) -> Evaluation:
-        """Sample with the weights as they are, together with all processes that do."""
+    def _evaluate_weights(self) -> Evaluation:
+        """Sample with the current weights; a collective call of all processes that evaluate."""
         run = self._run
         started, evaluations = time.perf_counter(), run.evaluations
         samples = self._eval_samples()
@@ -131,42 +131,42 @@ class AsyncEvaluation:
         }
         return Evaluation(line, samples)
 
-    def _answered(self) -> None:
-        """Wait for what the evaluators make of the weights that they were sent first, and keep it."""
-        with self._noticing(self._ranks[0]):
+    def _receive_result(self) -> None:
+        """Wait for the evaluators' next result, and report and write it."""
+        with self._detecting_loss(self._ranks[0]):
             content = self._answers.receive(self._ranks[0])
-        found = self._answers.unpacked(content)
-        self._tell(found)
-        self._show(found)
+        result = self._answers.unpacked(content)
+        self._report(result)
+        self._write_samples(result)
 
-    def _tell(self, found: Evaluation) -> None:
+    def _report(self, result: Evaluation) -> None:
         run = self._run
-        run.report.write(found.line)
+        run.report.write(result.line)
         watched = [reward.name for reward in run.eval_rewards]
         for sentence in overoptimized(run.report.lines, watched, run.config.eval.watch):
             run.report.warn(sentence)
-        trackers.log_pictures(run.accelerator, found.samples, found.line["step"], newest=run.report.newest)
+        trackers.log_pictures(run.accelerator, result.samples, result.line["step"], newest=run.report.newest)
 
-    def _show(self, found: Evaluation) -> None:
-        self.samples.write(found.samples, found.line["step"])
+    def _write_samples(self, result: Evaluation) -> None:
+        self.samples.write(result.samples, result.line["step"])
         self.after_evaluation(self._run.folder)
 
-    def _ask(self) -> None:
-        """Send the weights as they are; waits only while an evaluator has not taken the ones before."""
+    def _send_weights(self) -> None:
+        """Send the current weights to the evaluators; wait only for one that has not received the last weights yet."""
         weights = [p.detach().cpu() for p in self._run.weights.parameters]
         self._post(Question(self._run.done, weights), behind=1)
 
     def _post(self, message: Question | End, behind: int) -> None:
         content = packed(message)
         for rank in self._ranks:
-            with self._noticing(rank):
+            with self._detecting_loss(rank):
                 self._questions.post(content, rank, behind)
 
     @contextmanager
-    def _noticing(self, evaluator: int) -> Iterator[None]:
-        """Within it only messages go to and fro: that one fails tells that the evaluator has ended."""
+    def _detecting_loss(self, evaluator: int) -> Iterator[None]:
+        """Raise Lost if a message inside this context fails, which means that the evaluator has ended."""
         try:
             yield
         except RuntimeError as error:
             said = f"process {evaluator}, which evaluated, has ended ({' '.join(str(error).split())[:160]})"
-            raise Lost(f"stopped, {said}", "") from error  # `ended` says what is left, once it is written
+            raise Lost(f"stopped, {said}", "") from error  # `ended` adds the checkpoint to resume from

@@ -1,8 +1,9 @@
-"""Rollouts ahead (`run.generators`): some processes only roll out, with the weights of `run.staleness` iterations before.
+"""Rollouts by generators (`run.generators`): processes that only roll out, with weights that are `run.staleness` old.
 
-Before each iteration the first process that trains sends what stands to every generator, and each that trains receives its
-samples, which a generator has made meanwhile. The distance is fixed and noise is addressed, so that the numbers are those of
-a run in which the processes that train roll out themselves, and a resume makes what was under way anew.
+Before each iteration the first trainer sends its state to every generator. Then each trainer receives its samples,
+which a generator has made meanwhile. The staleness is fixed, and the noise does not depend on the process. So the
+numbers equal those of a run whose trainers roll out themselves, and a resumed run repeats the rollouts that were under
+way.
 """
 
 from __future__ import annotations
@@ -29,27 +30,27 @@ LOST = "process %d, which generated, has ended (%s); those that train make its s
 
 
 @dataclass(frozen=True)
-class Stand:
-    """What stands before an iteration: what a generator must know to roll out as a process that trains would.
+class TrainerState:
+    """The state of a trainer before an iteration, which a generator needs to roll out as the trainer would.
 
     Attributes:
         weights: the trained tensors, in the order of `Weights.parameters`.
         prompt_stats: see `PromptStats.state`.
-        own: what a kind adds, see `Wing.rollout_state`.
+        of_wing: see `Wing.rollout_state`.
     """
 
     iteration: int
     weights: list[torch.Tensor]
     prompt_stats: dict[str, Any]
-    own: Any
+    of_wing: Any
 
 
 class AsyncRollout:
-    """Rollouts by the generators of a run; all processes construct theirs together.
+    """Rollouts by the generators of a run. All processes construct theirs together.
 
     Args:
-        wing: whose state of rollouts generators must know.
-        local: what a generator makes samples with, and a process that trains once its generator has ended.
+        wing: its rollout state is sent to the generators.
+        local: makes samples on a generator, and on a trainer once its generator has ended.
     """
 
     def __init__(self, run: RunState, wing: Wing, local: LocalRollouts):
@@ -59,20 +60,20 @@ class AsyncRollout:
         self._trainers = distributed.new_group(range(run.roles.trainers), backend="gloo", timeout=PATIENCE)
 
     def next(self, iteration: int) -> Made:
-        """Send the state before an iteration to the generators, and return this process's samples of it."""
+        """Send the state before an iteration to the generators, and return this trainer's samples of the iteration."""
         if self._rank == 0:
             run = self._run
             weights = [p.detach().cpu() for p in run.weights.parameters]
-            self._tell(Stand(iteration, weights, run.prompt_stats.state(), self._wing.rollout_state()))
+            self._send(TrainerState(iteration, weights, run.prompt_stats.state(), self._wing.rollout_state()))
         with phase("rollout"):
-            made = self._from_generator(iteration)
-            # others may wait longer than a GPU's group does
+            rollout = self._receive_rollout(iteration)
+            # Other trainers may wait longer than NCCL's timeout, hence a group of its own.
             distributed.barrier(group=self._trainers)  # type: ignore[arg-type]  # torch's stubs: not of new_group
-        return made or self._local.next(iteration)
+        return rollout or self._local.next(iteration)
 
     @contextmanager
     def ended(self) -> Iterator[None]:
-        """Let the generators end when this context does; what they have made ahead is received, and thrown away."""
+        """Return a context that ends the generators at its exit. The rollouts that they made ahead are dropped."""
         stopped = None
         try:
             yield
@@ -82,58 +83,59 @@ class AsyncRollout:
             run = self._run
             ahead = run.done + run.config.run.staleness
             for iteration in range(run.done, min(ahead, run.config.train.iterations)):
-                self._from_generator(iteration)
+                self._receive_rollout(iteration)
             if self._rank == 0:
-                self._tell(End(stopped))
+                self._send(End(stopped))
                 for generator in self._living():
-                    with self._noticing(generator):
+                    with self._detecting_loss(generator):
                         self._post.flush(generator)
         if stopped is not None:
             raise stopped
 
     def generate(self) -> None:
-        """Roll out for those that train, until they end.
+        """Roll out for the trainers, until they end.
 
         Raises:
-            Stopped: they were stopped.
+            Stopped: training was stopped.
         """
-        run, behind, stands = self._run, self._run.config.run.staleness, -1
+        run, staleness, loaded = self._run, self._run.config.run.staleness, -1
         for iteration in range(run.done, run.config.train.iterations):
             for hand in self._roles.hands(self._rank, iteration):
-                while stands < max(run.done, iteration - behind):
+                while loaded < max(run.done, iteration - staleness):
                     message = self._post.unpacked(self._post.receive(0))
                     if isinstance(message, End):
                         return message.raised()
-                    stands = self._take(message)
+                    loaded = self._load(message)
                 run.share = next(share for share in run.shares if share.index == hand)
                 self._post.send(self._local.next(iteration), hand)
         while not isinstance(message := self._post.unpacked(self._post.receive(0)), End):
             pass
         return message.raised()
 
-    def _take(self, stand: Stand) -> int:
-        """Put what stands in place; return before which iteration it does."""
+    def _load(self, state: TrainerState) -> int:
+        """Load the state of a trainer; return its iteration."""
         run = self._run
-        run.weights.put(stand.weights)
-        run.prompt_stats.restore(stand.prompt_stats)
-        self._wing.restore_rollout_state(stand.own)
-        run.versions.keep(stand.iteration, stand.prompt_stats)
-        return stand.iteration
+        run.weights.put(state.weights)
+        run.prompt_stats.restore(state.prompt_stats)
+        self._wing.restore_rollout_state(state.of_wing)
+        run.versions.keep(state.iteration, state.prompt_stats)
+        return state.iteration
 
-    def _from_generator(self, iteration: int) -> Made | None:
-        """What a generator has made for this process; None of one that has ended."""
+    def _receive_rollout(self, iteration: int) -> Made | None:
+        """Return the samples that a generator has made for this trainer; None if the generator has ended."""
         generator, content = self._roles.generator(self._rank, iteration), None
         if generator not in self._lost:
-            with self._noticing(generator):
+            with self._detecting_loss(generator):
                 content = self._post.receive(generator)
         return None if content is None else self._post.unpacked(content)
 
-    def _tell(self, message: Stand | End) -> None:
-        # The generator of the iteration before has received what stood so many iterations before that; the others earlier.
+    def _send(self, message: TrainerState | End) -> None:
+        # Older messages have surely been received: the trainers have the samples of the last iteration, whose generator
+        # needed the state of `staleness` iterations earlier. Generators that take turns may be `turns` further behind.
         behind = self._run.config.run.staleness + self._roles.turns + 1
         content = packed(message)
         for generator in self._living():
-            with self._noticing(generator):
+            with self._detecting_loss(generator):
                 self._post.post(content, generator, behind)
 
     def _living(self) -> list[int]:
@@ -141,8 +143,8 @@ class AsyncRollout:
         return [generator for generator in every if generator not in self._lost]
 
     @contextmanager
-    def _noticing(self, generator: int) -> Iterator[None]:
-        """Within it only messages go to and fro: that one fails tells that the generator has ended."""
+    def _detecting_loss(self, generator: int) -> Iterator[None]:
+        """Record that the generator has ended if a message inside this context fails."""
         try:
             yield
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Rollouts by this process's own model."""
+"""Rollouts by the model on this process."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from flowgrpo.training.wing import Rollout
 
 
 class LocalRollouts:
-    """This process's share of each iteration, rolled out when it is asked for."""
+    """Rollouts of this process's share of each iteration, made on request."""
 
     def __init__(self, run: RunState, rollout: Rollout):
         self._run, self._rollout = run, rollout
 
     def next(self, iteration: int) -> Made:
-        """Roll out this process's share of an iteration, by the version of the weights that it is due."""
+        """Roll out this process's share of an iteration, with the weights that `run.staleness` asks for."""
         run = self._run
         started, evaluations = time.perf_counter(), run.evaluations
         with phase("rollout"), run.versions.rolling_out(iteration):
@@ -26,5 +26,5 @@ class LocalRollouts:
         return Made(batch, run.evaluations - evaluations, time.perf_counter() - started)
 
     def ended(self) -> AbstractContextManager[None]:
-        """Return a context that ends with the run: nobody else has to be told."""
+        """Return an empty context, since there are no generators to end."""
         return nullcontext()
