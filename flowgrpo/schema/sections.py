@@ -181,7 +181,7 @@ class Train(Strict):
 
     @property
     def part_rows(self) -> int:
-        """Return the number of trajectories in one optimizer step, over all processes."""
+        """Return the number of trajectories of which one optimizer step trains samples or edges, over all processes."""
         return self.groups * self.group_size // (1 if self.split == "edges" else self.updates)
 
     @property

@@ -22,7 +22,7 @@ from flowgrpo.training.advantages.comparison_sets import (
 
 NESTED = "algorithm.baseline: credit nested compares with the mean of the others, take leave_one_out"
 
-CAUTION = 0.1  # arXiv 2310.02743 takes it for PPO
+CAUTION = 0.1  # the value in arXiv 2310.02743 for PPO
 
 
 def weighted_sum(values: Tensor, weights: Tensor) -> Tensor:

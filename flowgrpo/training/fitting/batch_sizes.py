@@ -90,7 +90,7 @@ class BatchSizes:
         if not new:
             return
         with phases.phase("probing"):
-            started, probed = phases.clock(), self._probe(new)
+            started, probed = phases.clock(), self._found(new)
         recorded = {key: getattr(run.config.train, key) for key in known}
         self.hold(run.done, {**recorded, **probed}, "found", machines)
         sizes = ", ".join(f"train.{key} {rows}" for key, rows in probed.items())
@@ -129,7 +129,7 @@ class BatchSizes:
             raise written
         return written
 
-    def _probe(self, keys: Sequence[str]) -> dict[str, int]:
+    def _found(self, keys: Sequence[str]) -> dict[str, int]:
         """Probe and return the batch size of each key."""
         run, train, sizes = self._run, self._run.config.train, {}
         # Computed from the trainers on every process: generators and evaluators must try the same sizes.

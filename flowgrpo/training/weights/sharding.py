@@ -114,17 +114,17 @@ def shard(
     mesh = _mesh(form, device)
     if full:
         for network in modules.values():
-            _shard_trained(network, mesh, gather)
+            _cut_learning(network, mesh, gather)
         weights = make()
     else:
         weights = make()
-        _shard_frozen(weights, mesh)
+        _cut_frozen(weights, mesh)
         weights.to(device)
     weights.lockstep = Lockstep(list(modules.values()), weights.as_reference if full else None)
     return weights
 
 
-def _shard_frozen(weights: Weights, mesh: DeviceMesh) -> None:
+def _cut_frozen(weights: Weights, mesh: DeviceMesh) -> None:
     """Shard the frozen base, but not the adapters."""
     adapters = set(weights.parameters)
     try:
@@ -141,7 +141,7 @@ def _shard_frozen(weights: Weights, mesh: DeviceMesh) -> None:
         ) from error
 
 
-def _shard_trained(network: torch.nn.Module, mesh: DeviceMesh, gather: torch.dtype | None) -> None:
+def _cut_learning(network: torch.nn.Module, mesh: DeviceMesh, gather: torch.dtype | None) -> None:
     """Shard a network that is fully trained in float32, so that gradients are summed over processes.
 
     A weight that a process does not use, such as an expert, adds zeros to the sum. A weight that no process uses has
