@@ -14,29 +14,30 @@ class Engine(Strict):
     (`flowgrpo_engine.text`)."""
 
     url: Annotated[list[str], Field(min_length=1)] = ["http://127.0.0.1:30000"]
-    """Address of the engine, or a list of several, which take turns."""
+    """Address of the engine; for several engines a list, and they take turns."""
     samples: int | None = Field(None, ge=1)
-    """Most samples of a prompt in one request; null: all that this process has of a group."""
+    """Largest number of samples in one request; null: all samples of a group on this process."""
     requests: int = Field(4, ge=1, le=256)
-    """Requests that are under way at once."""
+    """Number of requests that are under way at once."""
     timeout: Positive = 600.0
-    """Seconds after which a request has failed, all its tries included."""
+    """Seconds after which a request fails, all its retries included."""
     retries: int = Field(2, ge=0)
-    """Further rounds over the engines when none could be reached, each after twice the pause."""
+    """Number of further rounds over the engines if none could be reached; the pause doubles each time."""
     token_env: str | None = None
-    """Environment variable with the engine's API key; null: it wants none."""
+    """Environment variable with the engine's API key; null: no key."""
     truncate: float = Field(2.0, ge=1)
-    """Most that an edge weighs by the ratio of the trained policy's probability to the engine's, in the form of
-    algorithm.kernel.log_prob, or a token by that of its own; 1 only takes weight away."""
+    """Upper bound of the weight that corrects the mismatch: the trained policy's probability of an edge (in the form of
+    algorithm.kernel.log_prob) or of a token, divided by the engine's. With 1, weights only shrink."""
     log_probs: bool = False
-    """Ask an engine of texts for the log-probability of each token, by which the mismatch is told and corrected. One of a
-    flow model always tells them."""
+    """Ask a text engine for the log-probability of each token, to measure and correct the mismatch. An engine of a flow
+    model always returns them."""
     folder: str | None = None
-    """Folder for the adapters that are pushed, which the engine sees under the same path; null: engine in the run's."""
+    """Folder for the adapters that the engine loads; it must see them under the same path. null: engine in the run's
+    folder."""
     untold: list[str] = []
-    """Arguments of model.call that the engine is not told, because it was started with the same (max_sequence_length)."""
+    """Arguments of model.call that are not sent, because the engine was started with them (max_sequence_length)."""
     options: dict[str, Any] = {}
-    """Further sampling parameters, which the engine gets as they are."""
+    """Further sampling parameters, sent to the engine unchanged."""
 
     @field_validator("url", mode="before")
     @classmethod

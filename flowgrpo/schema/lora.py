@@ -16,15 +16,15 @@ class Lora(Strict):
     """Low-rank adapters."""
 
     path: LoraPath | None = None
-    """Start from a LoRA: a file, a folder (an export's, a run's) or a hub id, which says rank, alpha and targets, or a map
-    from networks to theirs; null: from new adapters, which change nothing at first."""
+    """Start from a LoRA, with its rank, alpha and targets: a file, a folder (an export's, a run's), a hub id, or a map
+    from networks to such; null: from new adapters, which change nothing at first."""
     rank: int | None = Field(16, ge=1)
-    """Rank of each adapter; null: as path has it."""
+    """Rank of each adapter; null: that of path."""
     alpha: float | None = Field(32, gt=0)
-    """An adapter's output is multiplied by alpha / rank; null: as path has it."""
+    """An adapter's output is multiplied by alpha / rank; null: that of path."""
     targets: Literal["auto", "all-linear"] | Annotated[list[str], Field(min_length=1)] | None = "auto"
-    """Layer names, auto (the attention projections) or all-linear (all linear layers but a language model's head); null: as
-    path has them."""
+    """Layer names, auto (the attention projections) or all-linear (all linear layers but a language model's head);
+    null: those of path."""
 
     @model_validator(mode="before")
     @classmethod

@@ -18,16 +18,16 @@ class Schedule(Strict):
     """Factor of the learning rate as a function of the optimizer step."""
 
     name: Literal["constant", "linear", "cosine", "polynomial", "cosine_with_restarts"] = "constant"
-    """After the warm-up the factor stays (constant), falls in a line (linear), as a power of what is left (polynomial), as
-    half a cosine wave (cosine) or as several (cosine_with_restarts)."""
+    """The factor after the warm-up: constant; linear; polynomial, a power of the remaining fraction of the steps;
+    cosine, half a wave; cosine_with_restarts, several half waves."""
     warmup: int = Field(0, ge=0)
-    """Optimizer steps over which the factor rises in a line from 0."""
+    """Optimizer steps over which the factor rises linearly from 0."""
     floor: float = Field(0.0, ge=0, lt=1)
     """The factor at the end of the run."""
     power: float = Field(1.0, gt=0)
-    """The power of polynomial."""
+    """Exponent of polynomial."""
     cycles: int = Field(1, ge=1)
-    """The waves of cosine_with_restarts."""
+    """Number of half waves of cosine_with_restarts."""
 
     @model_validator(mode="after")
     def _used(self) -> Schedule:

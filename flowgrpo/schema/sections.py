@@ -58,9 +58,9 @@ class Prompts(Strict):
     eval: str = "shapes:eval"
     """Held out for evaluation; the same kinds of source."""
     column: str = Field("prompt", min_length=1)
-    """The column that holds the prompt, of tables and of datasets of the hub."""
+    """Column with the prompt, in tables and in datasets of the hub."""
     folder: str = "data"
-    """Where copies of corpora are."""
+    """Folder with copies of corpora."""
     pick: Pick = Pick()
     """How an iteration chooses its prompts, their numbers of samples and their weights."""
 
@@ -77,9 +77,9 @@ class RewardUse(Strict):
     """A built-in name, pkg.module:object, ./file.py:object (./file.py if it has one reward), an installed entry point, or
     a URL."""
     weight: float = 1.0
-    """Weight in the sum of rewards that is trained on, and scale of the reward where the worst of several counts."""
+    """Weight in the sum of rewards that is trained on; scale of the reward if combine is worst or cautious."""
     offset: float = 0.0
-    """The reward that counts as 0 among several: weight x (reward - offset) is what they are combined by."""
+    """The reward that counts as 0: several rewards are combined as weight x (reward - offset)."""
     options: dict[str, Any] = {}
     """Arguments of the reward's class, or of the client of a URL."""
     name: str | None = None
@@ -126,7 +126,7 @@ class Ema(Strict):
     """The decay at optimizer step t is at most (1 + t) / (warmup + t), so that the average lags by about t / warmup steps;
     Flow-GRPO's code has 10."""
     every: int = Field(1, ge=1)
-    """Optimizer steps between two moves."""
+    """Optimizer steps between two moves of the average."""
 
     def decay_at(self, step: int) -> float:
         """Return the decay for optimizer step `step`, counted from 0; 1 if the average does not move there."""
@@ -159,10 +159,10 @@ class Train(Strict):
     max_grad_norm: float = Field(1.0, gt=0)
     """The gradient is clipped to this norm."""
     optimizer: Optimizer = Optimizer()
-    """Which AdamW, and its numbers beside the learning rate; a word is its name."""
+    """The AdamW implementation and its parameters; a word is its name."""
     half_life: float = Field(8.0, gt=0)
-    """Iterations after which rewards count half: a prompt's in prompts.pick and the baseline tracker, a step's in the tree
-    adaptive."""
+    """Iterations after which a reward counts half: in the statistics of prompts (prompts.pick, baseline tracker) and of
+    steps (tree adaptive)."""
     select: Select | None = None
     """Train on a part of the units that are compared; null: on all."""
     if TYPE_CHECKING:  # flow models only
@@ -229,9 +229,9 @@ class Eval(Strict):
     every: int = Field(5, ge=1)
     """Iterations between two evaluations; there is one before the first and after the last iteration, too."""
     prompts: int = Field(32, ge=1)
-    """How many of the held-out prompts are sampled, the first ones; prompt i always from seed i."""
+    """Number of held-out prompts that are sampled, from the first on; prompt i always has seed i."""
     save: int = Field(16, ge=0)
-    """How many of these samples are kept as files for the gallery."""
+    """Number of these samples that are kept as files for the gallery."""
     watch: int = Field(3, ge=1)
     """Warn after so many evaluations in a row in which an eval reward fell while the trained one rose."""
 
@@ -242,33 +242,33 @@ class Run(Strict):
     name: str = Field("demo", pattern=r"^[\w-][\w.-]*$")
     """Name of the run's folder."""
     dir: str = "runs"
-    """Folder that the run's folder is in."""
+    """Parent of the run's folder."""
     seed: int = Field(0, ge=0, le=2**32 - 1)
     """Seed of all random numbers of the run."""
     processes: int = Field(1, ge=1)
     """Processes that the command starts; or use accelerate launch -m flowgrpo."""
     sharding: Literal["none", "fsdp2", "hsdp"] = "none"
-    """The networks, and without a LoRA all that is learned: none, whole on each process; fsdp2, each holds a part; hsdp,
-    each process of a machine holds a part, and every machine all."""
+    """Sharding of the networks, and without a LoRA of all that is trained. none: whole on each process; fsdp2: each
+    process holds a part; hsdp: each process of a machine holds a part, and each machine the whole."""
     context_parallel: int = Field(1, ge=1)
-    """Processes that share each call of a flow model's network, each a part of its sequence, for videos too long for a GPU;
-    run.processes is a multiple of it."""
+    """Processes that share each call of a flow model's network, each with a part of the sequence, for videos too long
+    for one GPU; run.processes must be a multiple of it."""
     generators: int = Field(0, ge=0)
-    """Processes, of run.processes, that only roll out, for those that train; ahead of them where there is staleness."""
+    """How many of run.processes only roll out, for those that train; with staleness they work ahead."""
     evaluators: int = Field(0, ge=0)
-    """Processes, of run.processes, that only evaluate, with weights that are sent to them, while the others go on."""
+    """How many of run.processes only evaluate weights that are sent to them, while the others go on."""
     staleness: int = Field(0, ge=0, le=64)
-    """Roll out with the weights of so many iterations before, which generators have while the later ones are made."""
+    """Roll out with weights that are so many iterations old, so that generators can work ahead."""
     engine: Engine | None = None
-    """An engine outside that rolls out: chains of a flow model, by SGLang-Diffusion, or texts with step maps; null: this
-    program does."""
+    """A server that rolls out: chains of a flow model (SGLang-Diffusion), or texts with step maps; null: this program
+    does."""
     trackers: dict[str, Tracker] = {}
     """Trackers of accelerate that get metrics and pictures: [tensorboard, wandb], or a map with options of each."""
     resume: Literal[False, True, "auto"] = False
-    """Go on with the run that is in the folder: false never, true always; auto if one is there, or else begin one."""
+    """Go on with the run in the folder: false, never; true, always; auto, if there is one, and otherwise begin one."""
     patience: int | None = Field(10, ge=1)
-    """Stop after so many iterations in a row without an advantage or an update; a run that had none in any of its iterations
-    ends with status 1, too. Null: neither."""
+    """Stop after so many iterations in a row without an advantage or an update; a run without any in all its iterations
+    ends with status 1, too. null: neither."""
     checkpoint: Checkpoint = Checkpoint()
     """When the run's state is written, and how much of it is kept."""
     trees: Trees | None = None

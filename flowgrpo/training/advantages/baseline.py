@@ -45,16 +45,17 @@ class Baseline(Choice):
     eps: float = Field(1e-4, ge=0)
     """Added to the standard deviation."""
     ddof: Literal[0, 1] = 0
-    """0 divides its sum of squares by n, 1 by n - 1."""
+    """The standard deviation divides its sum of squares by n - ddof."""
     clip: float = Field(5.0, gt=0)
-    """Advantages are cut to -+ it."""
+    """Advantages are clipped to at most this size."""
     scale: float = Field(1.0, gt=0)
-    """Advantages are multiplied by it, once they are cut."""
+    """Factor of the advantages, after the clip."""
     combine: Literal["sum", "per_reward", "decoupled", "worst", "cautious"] = "sum"
-    """Several rewards: sum, compare their weighted sum; per_reward, add advantages of each; decoupled, normalised again;
-    worst, compare the smallest of each sample; cautious, their mean minus caution times their variance."""
+    """How several rewards are combined. sum: compare their weighted sum; per_reward: add the advantages of each;
+    decoupled: the same, normalised again; worst: compare the smallest of each sample; cautious: compare their mean
+    minus caution times their variance."""
     caution: float = Field(CAUTION, ge=0)
-    """Of cautious: what a unit of variance among a sample's rewards takes off."""
+    """Factor of the variance of a sample's rewards, for cautious."""
     drop_zero: bool = False
     """Whether edges of advantage 0 leave the update."""
 
@@ -187,11 +188,12 @@ class Median(Baseline):
 
     name: Literal["median"] = "median"
     std: Literal["group", "global", "mad", "none"] = "mad"
-    """What divides: mad (the median absolute deviation), the standard deviation of the group or the batch, or nothing."""
+    """The divisor: mad (the median absolute deviation), the standard deviation of the group or the batch (global), or
+    none."""
     eps: float = Field(1e-3, ge=0)
-    """Added to what divides."""
+    """Added to the divisor."""
     clip: float = Field(1e9, gt=0)
-    """Advantages are cut to -+ it; the code cuts none."""
+    """Advantages are clipped to at most this size; the paper's code clips none."""
     drop_pivot: bool = True
     """Whether the pivot, one sample of each group, leaves the update."""
 
@@ -237,8 +239,8 @@ class Tracker(Baseline):
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
         if comparison.shape[1] > 1:
             raise InputError("algorithm.baseline: tracker remembers what whole trajectories gave, take credit=terminal")
-        mean_of_others = values - leave_one_out(values, comparison)
-        known = mean_of_others if expected is None else expected.where(expected.isfinite(), mean_of_others)
+        others = values - leave_one_out(values, comparison)
+        known = others if expected is None else expected.where(expected.isfinite(), others)
         deviation = values - known
         return standardize(deviation, self.eps, self.ddof) if self.std == "global" else deviation.nan_to_num()
 

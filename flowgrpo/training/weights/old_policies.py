@@ -89,7 +89,7 @@ class Decay(Strict):
     start: float = Field(0.0, ge=0, le=1)
     """d at the beginning; 0 copies the live policy."""
     slope: NotNegative = 0.0
-    """By which d rises with each optimizer step."""
+    """Increase of d with each optimizer step."""
     most: float = Field(0.0, ge=0, le=1)
     """Largest d."""
 
