@@ -8,7 +8,7 @@ from flowgrpo.schema.base import Strict
 
 
 class Checkpoint(Strict):
-    """How often checkpoints are written, and how many are kept."""
+    """Options of checkpoints: how often they are written, and how many are kept."""
 
     every: int = Field(5, ge=1)
     """Iterations between two checkpoints; there is one after the last iteration, too."""
@@ -30,7 +30,7 @@ class Tracker(Strict):
 
 
 class Trees(Strict):
-    """Which trees of rollouts a run saves for inspection."""
+    """Options of the trees of rollouts that a run saves for inspection."""
 
     every: int = Field(8, ge=1)
     """Keep trees once in so many iterations, from the first on, and those of the last iteration."""

@@ -13,7 +13,7 @@ LoraPath = str | Annotated[dict[str, str], Field(min_length=1)]
 
 
 class Lora(Strict):
-    """Low-rank adapters."""
+    """Options of low-rank adapters."""
 
     path: LoraPath | None = None
     """Start from a LoRA, with its rank, alpha and targets: a file, a folder (an export's, a run's), a hub id, or a map

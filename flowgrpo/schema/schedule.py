@@ -15,7 +15,7 @@ FORM = "write first:end, fractions of the steps from the start, such as 0:0.6"
 
 
 class Schedule(Strict):
-    """Factor of the learning rate as a function of the optimizer step."""
+    """Learning rate schedule: a factor of the learning rate for each optimizer step."""
 
     name: Literal["constant", "linear", "cosine", "polynomial", "cosine_with_restarts"] = "constant"
     """The factor after the warm-up: constant; linear; polynomial, a power of the remaining fraction of the steps;

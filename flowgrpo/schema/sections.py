@@ -21,7 +21,7 @@ Variant = Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
 
 
 class Pick(Strict):
-    """How an iteration chooses its prompts, their group sizes and their loss weights.
+    """Options of an iteration's choice of prompts, group sizes and loss weights.
 
     The choice uses p, each prompt's mean reward so far, mapped from [`worst`, `best`] to [0, 1]. The mean is discounted
     over iterations; see `train.half_life`.
@@ -50,7 +50,7 @@ class Pick(Strict):
 
 
 class Prompts(Strict):
-    """Where prompts come from."""
+    """The sources of prompts, and their choice in each iteration."""
 
     train: str = "shapes:train"
     """Trained on: a built-in set, a corpus (pickapic:train), a .txt file (one prompt a line), a table (.jsonl, .json, .csv,
@@ -107,7 +107,7 @@ class Optimizer(Strict):
 
 
 class Select(Strict):
-    """Train on a part of the units that are compared."""
+    """Selection of the units that are trained on, among those that are compared."""
 
     rule: Literal["extremes", "max_variance"] = "extremes"
     """extremes: the best and the worst of a set; max_variance: those that have the largest variance (PODS)."""
@@ -134,7 +134,7 @@ class Ema(Strict):
 
 
 class Train(Strict):
-    """Sizes and numbers of the training loop."""
+    """Sizes and hyperparameters of the training loop."""
 
     iterations: int = Field(20, ge=1)
     """Iterations of the run: a rollout and its update each."""
@@ -224,7 +224,7 @@ class Train(Strict):
 
 
 class Eval(Strict):
-    """Held-out evaluation."""
+    """Options of the held-out evaluation."""
 
     every: int = Field(5, ge=1)
     """Iterations between two evaluations; there is one before the first and after the last iteration, too."""

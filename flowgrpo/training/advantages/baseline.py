@@ -140,7 +140,7 @@ def group_mean(
 
 
 class GroupMean(Baseline):
-    """Subtract the mean of the set."""
+    """Baseline that subtracts the mean of the set."""
 
     name: Literal["group_mean"] = "group_mean"
     std: Literal["group", "global", "none"] = "group"
@@ -164,7 +164,7 @@ def leave_one_out(values: Tensor, comparison: Tensor, *, std: str = "none", eps:
 
 
 class LeaveOneOut(Baseline):
-    """Subtract the mean of the other units of the set."""
+    """Baseline that subtracts the mean of the other units of the set."""
 
     name: Literal["leave_one_out"] = "leave_one_out"
     std: Literal["group", "global", "none"] = "none"
@@ -180,7 +180,7 @@ class LeaveOneOut(Baseline):
 
 
 class Median(Baseline):
-    """Subtract the median of the set, as MC-GRPO's code does (arXiv 2601.22582).
+    """Baseline that subtracts the median of the set, as MC-GRPO's code does (arXiv 2601.22582).
 
     The sample at the median, the pivot, is dropped by default. In a small group, one outlier can shift the mean so far
     that advantages of other samples change sign. It hardly shifts the median.
@@ -217,7 +217,9 @@ class Median(Baseline):
 
 
 class Tracker(Baseline):
-    """Subtract the prompt's mean reward so far in this run (SPO, arXiv 2509.13232); leave-one-out for new prompts.
+    """Baseline that subtracts the prompt's mean reward so far in this run (SPO, arXiv 2509.13232).
+
+    For a prompt without earlier rewards it is leave-one-out.
 
     A group of equal rewards still has a signal: whether they are better than expected. With std `global`, the mean of
     all deviations is subtracted as well, as in SPO.
@@ -246,7 +248,7 @@ class Tracker(Baseline):
 
 
 class Absolute(Baseline):
-    """Subtract a given number."""
+    """Baseline that subtracts a given number."""
 
     name: Literal["absolute"] = "absolute"
     std: Literal["global", "none"] = "none"
@@ -263,7 +265,7 @@ class Absolute(Baseline):
 
 
 class Raw(Baseline):
-    """Use the reward itself as the advantage, as in reward-weighted regression."""
+    """No baseline: the reward itself is the advantage, as in reward-weighted regression."""
 
     name: Literal["none"] = "none"
 

@@ -70,8 +70,8 @@ def path_clip_mask(log_ratio: Tensor, advantage: Tensor, bounds: tuple[Tensor, T
 def soft_gate_loss(ratio: Tensor, advantage: Tensor, positive: float, negative: float) -> Tensor:
     """Return SAPO's loss (arXiv 2511.20347): -A f(r), f(r) = 4 / t sigmoid(t (r - 1)), t by the sign of A.
 
-    t is the temperature `positive` or `negative`. The gradient is that of -A r times sech^2(t (r - 1) / 2). So it is full
-    at r = 1, and fades where PPO would clip. 1 / t corresponds to a clip range, so it too depends on the form of
+    t is the temperature `positive` or `negative`. The gradient is that of -A r times sech^2(t (r - 1) / 2). So it is
+    full at r = 1, and fades where PPO would clip. 1 / t corresponds to a clip range, so it too depends on the form of
     log-probability.
     """
     temperature = torch.where(advantage > 0, positive, negative)

@@ -101,7 +101,7 @@ def nested_leave_one_out(
     The others' values are independent of the unit's own noise, so the expected gradient is exact at every level and for
     all weights. Kin are the exception, since they share a part of the noise. They reduce the expected gradient by the
     fraction `alike` (Stein: E[V' xi] = cov(xi', xi) E[dV/dxi]) times their share of the others. The result is divided
-    by the factor that is left.
+    by 1 minus this product.
 
     A level without another known unit is skipped, and the other weights are rescaled to sum 1. A unit that is alone at
     all levels has advantage 0. `std` group takes the group (first column of `comparison`) at all depths, because one

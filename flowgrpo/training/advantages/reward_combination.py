@@ -17,7 +17,7 @@ from rewards import Reward
 
 @dataclass(frozen=True)
 class Combination:
-    """How a run combines its R rewards."""
+    """The way in which a run combines its R rewards."""
 
     form: str  # as `Baseline.combine`
     caution: float  # as `Baseline.caution`

@@ -1,1 +1,1 @@
-"""Checkpoints and LoRA files: write, verify, shard, resume."""
+"""Checkpoints, written, verified and loaded for a resume, and LoRA files that a run starts from."""

@@ -2,10 +2,10 @@
 
 A checkpoint is a folder such as `step-000010`, complete or absent:
  - `weights.safetensors`: trained tensors, average and other policies
+ - `versions.safetensors`: weights of earlier iterations, with `run.staleness`
+ - `shard-*.safetensors`: with sharded weights, in place of these two, and with the moments; all processes write them
  - `optimizer.pt`: optimizer and loss scaler
  - `random.pt`: global random states, which only plug-ins use
- - `versions.safetensors`: weights of earlier iterations, with `run.staleness`
- - `shard-*.safetensors`: sharded tensors and their moments, instead of the above, written by all processes
  - `state.json`: the rest, and a digest of each file
 """
 

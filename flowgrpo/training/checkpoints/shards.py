@@ -68,9 +68,10 @@ def write(folder: Path, tensors: Mapping[str, torch.Tensor], peers: Peers) -> No
 
 
 def _number_files(tensors: Mapping[str, torch.Tensor], limit: int) -> dict[str, int]:
-    """Return the file number of each tensor, from 1; `limit` is the size of one number's tensors in bytes.
+    """Assign tensors to numbered files; return the number of each tensor, from 1.
 
-    The limit counts unsharded tensors, since each process writes its part to a file of its own.
+    Tensors of one number have at most `limit` bytes, unsharded, unless it is a single tensor. Each process writes its
+    own file of every number.
     """
     numbers, number, filled = {}, 1, 0
     for name, tensor in tensors.items():

@@ -1,7 +1,7 @@
 """Snapshots: copies of a checkpoint's content in host memory, which are written while training continues.
 
-A checkpoint is written under a temporary name and renamed, so that it is complete or absent. The first process writes whole
-tensors; each process writes its own shards.
+A checkpoint is written under a temporary name and renamed, so that it is complete or absent. The first process writes
+whole tensors; each process writes its own shards.
 """
 
 from __future__ import annotations

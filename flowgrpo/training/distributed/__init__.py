@@ -1,1 +1,1 @@
-"""What ranks do together: collectives, assignment of work, minibatches, FSDP."""
+"""Work of several processes: roles, collectives, messages, assignment of samples, minibatches, FSDP."""

@@ -166,7 +166,7 @@ def stands_in_for(path: str, known: Container[str], file: str, look: Callable[[]
     Args:
         path: hub id or folder.
         known: hub ids with a built-in config.
-        file: a file of the model, by which the download is tested.
+        file: a file of the model, whose download is tested.
         look: raises InputError if the model cannot be loaded. The error passes if there is no built-in config.
     """
     is_known = path in known and not Path(path).is_dir()

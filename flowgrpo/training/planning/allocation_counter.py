@@ -72,8 +72,8 @@ class Peaks:
 class AllocationCounter(TorchDispatchMode):
     """A context that counts the live bytes, the FLOPs and the kernel launches of all operations in it.
 
-    Tensors computed from weights alone (half-precision copies, dequantised layers) and gradients of weights count as fixed
-    bytes. All other tensors count as bytes per row.
+    Tensors computed from weights alone (half-precision copies, dequantised layers) and gradients of weights count as
+    fixed bytes. All other tensors count as bytes per row.
 
     Attributes:
         operations: FLOPs since `restart`, of the functions in `OPERATIONS`.

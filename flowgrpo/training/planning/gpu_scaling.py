@@ -30,7 +30,7 @@ SHOWN = 0.02  # fraction of the time that a setting must save to be listed
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """Conversion of work to seconds."""
+    """The conversion of work to seconds, for one type of GPU."""
 
     gpu_type: str  # key of `GPUS`
     fixed: float  # seconds of an iteration that GPUs do not speed up

@@ -40,7 +40,7 @@ PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
 class _Bridge(torch.autograd.Function):
-    """Replace fake results by real zeros. The backward pass of the zeros runs that of the fake results."""
+    """A function that replaces fake results by real zeros. The zeros' backward pass runs that of the fake results."""
 
     @staticmethod
     def forward(ctx, anchor: Tensor, networks: MetaNetworks, results: list[Tensor]) -> tuple[Tensor, ...]:
@@ -69,7 +69,7 @@ class _Run:
 
 
 class _RepeatedBlock(torch.autograd.Function):
-    """Replace a block that is equal to one that ran: return fake outputs, and save as many bytes for backward."""
+    """A replacement for a block that is equal to one that ran: fake outputs, and as many bytes saved for backward."""
 
     @staticmethod
     def forward(ctx, outlines: list[Any], kept: list[Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -291,7 +291,10 @@ def few_objects() -> Iterator[None]:
 
 
 class _SmallTables(TorchDispatchMode):
-    """Put results of more than `TABLE` elements on the meta device: a table of positions can take seconds and GiB."""
+    """A context that puts results of more than `TABLE` elements on the meta device.
+
+    A table of positions can take ten seconds and GiB.
+    """
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}

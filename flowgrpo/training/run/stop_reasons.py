@@ -48,7 +48,7 @@ class Broken(Stopped):
 
 
 class Finished(Stopped):
-    """The run was finished already when `run.resume: auto` looked at it."""
+    """`run.resume: auto` found that the run was finished already."""
 
     status = 0
 

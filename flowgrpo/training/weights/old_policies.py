@@ -78,7 +78,7 @@ def clones(parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 class Decay(Strict):
-    """Decay d of the old policy, which becomes d x old + (1 - d) x live after each iteration.
+    """The decay d of the old policy, which becomes d x old + (1 - d) x live after each iteration.
 
     d is `start` for the first `flat` optimizer steps. Then it is start + slope x (steps since), at most `most`. For
     LoRA adapters the two matrices are averaged separately, not their product, as in the released code.

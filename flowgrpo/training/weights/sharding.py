@@ -198,8 +198,9 @@ def _mesh(form: str, device: torch.device, environment: Mapping[str, str] = os.e
 def blocks(network: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the repeated blocks of a network, without blocks inside of blocks.
 
-    They are modules whose classes the network's class lists, or else the members of its module lists. Raises InputError
-    if they hold less than half of the weights, since all other weights are gathered at once.
+    They are the modules of the classes that `_repeated_blocks` or `_no_split_modules` of the network name, or else the
+    members of its module lists. Raises InputError if they hold less than half of the weights, since all other weights
+    are gathered at once.
     """
     names = {*(getattr(network, "_repeated_blocks", None) or ()), *(getattr(network, "_no_split_modules", None) or ())}
     named = [module for module in network.modules() if type(module).__name__ in names]
