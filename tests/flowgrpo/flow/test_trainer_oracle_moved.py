@@ -14,7 +14,7 @@ from oracle import SIGMAS, Shifted, _step, mean_and_std, replay, trainer
 from oracle_samples import DENSITY, GRID, SCHEDULE, SEED
 from oracle_stale import placed
 
-SIZE, GROUPS, BATCHES = 8, 16, 30
+SIZE, GROUPS, BATCHES = 8, 8, 24
 SHARE = 1 - 1 / SIZE
 MOVED = 0.3  # by which theta is moved between rollout and update
 SCALE = {"epg": 0.1, "nft": 1.0, "crd": 1.0, "ram": 1.0}
@@ -128,7 +128,7 @@ def test_off_its_anchor_an_update_is_what_its_formula_says(preset):
     assert max(abs(there - here) for there, here in zip(told, still, strict=True)) > 0.05  # so that it matters
 
 
-@pytest.mark.parametrize("preset", ["epg", "nft"])
+@pytest.mark.parametrize("preset", ["epg", pytest.param("nft", marks=pytest.mark.zoo)])  # by the same cut of advantages
 def test_rewards_beyond_all_cuts_are_signs(preset):
     check(samples_update(preset, earned=lambda x: 1000 * x), samples_told(preset, cut))
 
