@@ -27,23 +27,14 @@ LOOSE = {"crd": {"beta": 0.05}, "dgpo": {"beta": 0.5}}  # or their log ratios ar
 SLOW = ("pepg", "nft", "sol_rl")  # which need twice as many iterations as the others do with little momentum
 pytestmark = pytest.mark.usefixtures("noise_drawn_once")
 FAST = {"train__iterations": 15, "train__optimizer": {"betas": [0.5, 0.9]}}
-# A plain run leaves these out: others of the list have their kind of tree, their kernel's noise and their objective.
-VARIANTS = (
-    "awm_fast",
-    "branch_grpo_mix",
-    "dense_grpo",
-    "elbo_grpo",
-    "flow_grpo_fast",
-    "flow_grpo_window",
-    "sol_rl",
-    "tempflow_fast",
-)
+# In a plain run: each kind of credit and old policy, and what has no closed form to be held against in the oracle.
+PLAIN = ("flow_grpo", "mix_grpo", "mc_grpo", "adaptive", "branch_grpo", "vgpo", "epg", "nft", "crd", "dgpo")
 
 
 @pytest.mark.parametrize(
     "preset",
     [
-        pytest.param(preset, marks=pytest.mark.zoo if preset in VARIANTS else ())
+        pytest.param(preset, marks=() if preset in PLAIN else pytest.mark.zoo)
         for preset in PRESETS
         if preset not in OF_THE_START
     ],
@@ -80,8 +71,8 @@ def test_a_flow_in_the_plane_learns_its_known_optimum(tmp_path, preset):
 def test_seppo_learns_the_known_optimum_as_its_snapshots_follow(tmp_path):
     chosen = settings(
         tmp_path,
-        algorithm={"preset": "seppo", "objective": {"beta": 2.0}, "likelihood": {"bank": {"every": 5, "keep": 3}}},
-        train__iterations=50,
+        algorithm={"preset": "seppo", "objective": {"beta": 2.0}, "likelihood": {"bank": {"every": 4, "keep": 3}}},
+        **(FAST | {"train__iterations": 32}),
         train__groups=2,
         train__group_size=12,
         train__learning_rate=0.1,
@@ -99,8 +90,8 @@ def test_a_pull_to_the_reference_holds_the_policy_back(tmp_path):
         chosen = settings(
             tmp_path / str(beta),
             algorithm={"preset": "flow_grpo", "objective": objective},
-            train__iterations=8,
-            run__checkpoint__every=8,
+            train__iterations=5,
+            run__checkpoint__every=5,
         )
         run = trainer(chosen, GaussianFlow(), held_out=0)
         run.run()
@@ -110,7 +101,7 @@ def test_a_pull_to_the_reference_holds_the_policy_back(tmp_path):
     free, none = distance(0.0)
     held, measured = distance(3.0)
     assert held < 0.7 * free
-    assert none == [None] * 8
+    assert none == [None] * 5
     assert measured[0] >= 0
     assert measured[-1] > 0
 
@@ -139,15 +130,13 @@ def test_gradients_do_not_depend_on_the_micro_batch(tmp_path):
         run.run()
         return weights_of(run), [line["policy/max_abs_log_ratio"] for line in lines(run)]
 
-    (reference, drift), others = after(32), [after(size) for size in (3, 7)]
-    assert drift == [0, 0]
-    for tensors, own_drift in others:
-        assert own_drift == [0, 0]
-        for name, tensor in reference.items():
-            torch.testing.assert_close(tensors[name], tensor, rtol=1e-3, atol=1e-5)
+    (reference, drift), (tensors, own_drift) = after(32), after(7)
+    assert drift == own_drift == [0, 0]
+    for name, tensor in reference.items():
+        torch.testing.assert_close(tensors[name], tensor, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(("rollout", "update"), [(7, 3), (3, 7), (5, 5)])
+@pytest.mark.parametrize(("rollout", "update"), [(7, 3), (3, 7), pytest.param(5, 5, marks=pytest.mark.zoo)])
 def test_a_rollout_has_batches_of_its_own(tmp_path, rollout, update):
     """Of 8 rows of a part: calls without a gradient have rollout_batch rows, those with one micro_batch."""
     sizes = {True: [], False: []}
@@ -159,7 +148,7 @@ def test_a_rollout_has_batches_of_its_own(tmp_path, rollout, update):
 
     def run(folder, **batches):
         more = {"train__updates": 4, "train__replay": "always", "algorithm__objective__kl__beta": 0.0}
-        chosen = settings(tmp_path / folder, **batches, **more, train__iterations=2)
+        chosen = settings(tmp_path / folder, **batches, **more, train__iterations=1)
         done = trainer(chosen, Watched(), held_out=0)
         done.run()
         return done
@@ -168,7 +157,7 @@ def test_a_rollout_has_batches_of_its_own(tmp_path, rollout, update):
     done = run("own", train__micro_batch=update, train__rollout_batch=rollout)
     full = {3: [3, 3, 2], 5: [5, 3], 7: [7, 1]}  # of 8
     for grad, size in ((False, rollout), (True, update)):
-        calls = 2 * 4 * (5 if grad else 6)  # iterations, parts, steps
+        calls = 4 * (5 if grad else 6)  # parts, steps
         assert sizes[grad] == full[size] * calls
     bound = 0.0 if rollout == update else 1e-6
     assert all(line["policy/max_abs_log_ratio"] <= bound for line in lines(done))

@@ -92,7 +92,7 @@ def test_a_reward_that_does_not_apply_is_not_the_worst_and_a_lost_sample_has_non
     assert (total[~alone] == -100).all()
 
 
-@pytest.mark.parametrize("form", ["worst", "cautious"])
+@pytest.mark.parametrize("form", ["worst", pytest.param("cautious", marks=pytest.mark.zoo)])
 def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path, form):
     more = {"train__iterations": 4}
     whole = trainer(chosen(tmp_path / "a", form, **more), rewards=two())

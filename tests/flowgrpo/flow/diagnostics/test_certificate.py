@@ -15,9 +15,10 @@ from flowgrpo.flow.pipeline.networks.traits import TRAITS
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 
 TABLE = json.loads((Path(flowgrpo.__file__).parent / "data" / "models.json").read_text())
-# Whose ways through the checks others of the representative ones go, too: one row a call, a call for each branch of
-# guidance, one text encoder.
-ALIKE = ("OmniGenPipeline", "QwenImagePipeline", "SanaPipeline")
+# Whose ways through the checks others of the representative ones go, too: pictures, one row a call, a call for each branch
+# of guidance, one text encoder.
+ALIKE = ("FluxControlPipeline", "FluxPipeline", "LTXImageToVideoPipeline", "OmniGenPipeline", "QwenImagePipeline")
+ALIKE += ("SanaPipeline",)
 CERTIFIED = [r["class"] + (f" ({r['variant']})" if r["variant"] else "") for r in TABLE if r["certified"]]
 
 

@@ -221,7 +221,7 @@ def test_guidance_is_learnt_by_the_conditional_velocity_and_not_unlearnt(
 ):
     """Guided samples lie above the mean: what is fitted to them rises, but a velocity that is guided twice falls."""
     monkeypatch.setattr("field.FieldPolicy", Guided)
-    sizes = {"train__groups": 4, "train__group_size": 64, "train__iterations": 1, "train__updates": 1}
+    sizes = {"train__groups": 4, "train__group_size": 12, "train__iterations": 1, "train__updates": 1}
     chosen = settings(tmp_path, algorithm={"preset": "rwr"}, model__guidance=guidance, **sizes)
     field = Conditional()
     run = trainer(chosen, field, reward=lambda samples, prompts: torch.ones(len(samples)), held_out=0, steps=10)

@@ -92,7 +92,7 @@ def test_a_student_that_is_its_teacher_has_no_gradient(tmp_path, kernel):
     "algorithm",
     [
         {},
-        {"tree": "chain", "kernel": {"name": "flow_sde", "level": 0.7}},
+        pytest.param({"tree": "chain", "kernel": {"name": "flow_sde", "level": 0.7}}, marks=pytest.mark.zoo),
         {
             "tree": "chain",
             "kernel": {"name": "ode"},
@@ -257,7 +257,7 @@ def test_a_pipeline_teaches_by_command(taught, tmp_path, monkeypatch, lora):
         assert line["policy/grad_norm"] > 0
 
 
-@pytest.mark.parametrize("lora", [ADAPTERS, ALL_WEIGHTS])
+@pytest.mark.parametrize("lora", [ADAPTERS, pytest.param(ALL_WEIGHTS, marks=pytest.mark.zoo)])
 def test_a_student_that_is_the_pipeline_that_teaches_has_nothing_to_learn(workplace, lora):
     words = [*OPD, lora, "train.optimizer={weight_decay: 0}"]
     same = f"model.teacher={settings_of(()).model.path}"
@@ -325,18 +325,13 @@ def test_the_estimate_counts_the_networks_of_a_pipeline_that_teaches(workplace):
     assert whole - lora == 4 * (sum(math.prod(shape) for shape in shapes) - adapters)
 
 
-@pytest.mark.parametrize(("preset", "kept_beside"), [("nft", "old."), ("seppo", "bank.")])
-def test_a_run_that_keeps_other_policies_and_no_average_teaches_what_it_has_learnt(workplace, preset, kept_beside):
-    first = [
-        f"algorithm={{preset: {preset}, likelihood: {{draws: 2}}}}",
-        "train.ema=null",
-        "train.iterations=1",
-        *QUICK,
-    ]
+def test_a_run_that_keeps_other_policies_and_no_average_teaches_what_it_has_learnt(workplace):
+    kept_beside = "likelihood: {draws: 2, sampler: bank, bank: {every: 2, keep: 2}, anchor: old}"
+    first = [f"algorithm={{preset: nft, {kept_beside}}}", "train.ema=null", "train.iterations=1", *QUICK]
     assert main(["train", "tiny.yaml", "run.name=first", *first]) == 0
     assert main(["train", "tiny.yaml", "run.name=second", "model.teacher=runs/first", *OPD]) == 0
     learnt, kept = (weights(workplace / "runs" / name, 1) for name in ("first", "second"))
-    assert any(name.startswith(kept_beside) for name in learnt)
+    assert {"old", "bank"} <= {name.partition(".")[0] for name in learnt}
     for name, tensor in learnt.items():
         if ".lora_" in name and not name.startswith(("old.", "bank.", "reference.")):
             assert torch.allclose(kept[f"reference.{name}"], tensor)

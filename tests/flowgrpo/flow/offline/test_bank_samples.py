@@ -79,7 +79,7 @@ def place(tree, node):
     return tree.nodes[node].root.group, tree.nodes[node].root.index
 
 
-@pytest.mark.parametrize("preset", ["seppo", "dpo"])
+@pytest.mark.parametrize("preset", ["seppo", pytest.param("dpo", marks=pytest.mark.zoo)])
 def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path, preset):
     whole = run_of(tmp_path / "a", preset)
     whole.run()

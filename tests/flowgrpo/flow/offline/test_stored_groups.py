@@ -109,7 +109,7 @@ def test_stored_samples_teach_what_they_taught_the_run_that_made_them(tmp_path, 
     assert all(torch.equal(tensor, kept[name]) for name, tensor in after.items())
 
 
-@pytest.mark.parametrize("preset", ISSUE)
+@pytest.mark.parametrize("preset", ["gdro", *(pytest.param(name, marks=pytest.mark.zoo) for name in ISSUE[1:])])
 def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path, preset):
     groups = store(tmp_path / "groups")
     whole = offline_run(tmp_path / "a", preset, groups=groups)

@@ -87,7 +87,7 @@ def test_a_run_trains_on_pairs(on_pairs):
 
 @pytest.mark.usefixtures("workplace")
 def test_snapshots_take_the_loser_s_place_in_pairs(on_pairs, capsys):
-    options = ["algorithm={preset: seppo, likelihood: {bank: {every: 1, keep: 2}}}", *on_pairs]
+    options = ["algorithm={preset: seppo, likelihood: {bank: {every: 1, keep: 2}}}", "eval.every=9", *on_pairs]
     capsys.readouterr()
     assert main(["plan", "tiny.yaml", *options, "--format", "json"]) == 0
     planned = json.loads(capsys.readouterr().out)["model_evaluations"]

@@ -12,6 +12,7 @@ from field import lines, settings, trainer, weights_of
 from flowgrpo.cli import main
 from samplers.kernels import Kernel
 
+pytestmark = pytest.mark.usefixtures("kept_trials")
 ROOT = Path(__file__).parents[5]
 PAGE = (ROOT / "docs" / "methods.md").read_text().partition("## Add a method")[2]
 BLOCKS = dict(re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
@@ -62,7 +63,7 @@ def place(tmp_path, monkeypatch):
 def planned(capsys, tree, *options):
     """Status, answer and complaint of `flowgrpo plan` with some options of the tree replaced."""
     overrides = [f"algorithm.tree.{key}={json.dumps(value)}" for key, value in tree.items()]
-    numbers = ["train.groups=8", "train.group_size=16"]
+    numbers = ["train.groups=2", "train.group_size=16"]
     status = main(["plan", "run.yaml", *numbers, *overrides, *options, "--format", "json"])
     captured = capsys.readouterr()
     return status, captured.out, captured.err
@@ -77,9 +78,9 @@ def test_the_page_s_method_is_drawn_as_on_the_page(place, capsys):
         "tree": "custom", "kernel": "flow_sde", "likelihood": "trajectory",
         "credit": "terminal", "baseline": "group_mean", "objective": "clip",
     }  # fmt: skip
-    # 8 groups of 16 chains of 10 steps, of which 0, 2, 4, 6 and 8 are trained
-    assert told["model_evaluations"] == {"rollout": 8 * 16 * 10, "update": 8 * 16 * 5}
-    assert told["geometry"]["trained_edges"] == 8 * 16 * 5
+    # 2 groups of 16 chains of 10 steps, of which 0, 2, 4, 6 and 8 are trained
+    assert told["model_evaluations"] == {"rollout": 2 * 16 * 10, "update": 2 * 16 * 5}
+    assert told["geometry"]["trained_edges"] == 2 * 16 * 5
     _, out, _ = planned(capsys, {"options": {"every": 3}})
     assert json.loads(out)["picture"][1] == "o~~~o---o---o~~~o---o---o~~~o---o---o---*"
 
@@ -163,5 +164,5 @@ def test_a_tree_says_how_many_ends_a_root_has(place, capsys):
     assert (status, err) == (2, "flowgrpo: algorithm.tree.trajectories: the plan of a root has 2 ends, not 1\n")
     status, out, _ = planned(capsys, *split, "algorithm.tree.trajectories=2")
     told = json.loads(out)
-    assert (status, told["geometry"]["roots"], told["decoded"]) == (0, 8, 8 * 16)
+    assert (status, told["geometry"]["roots"], told["decoded"]) == (0, 8, 2 * 16)
     assert told["picture"][1] == "o~~~o~~~o~~~o~2~o===o===o===o===o===o---*"
