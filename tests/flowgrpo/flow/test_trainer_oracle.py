@@ -32,7 +32,8 @@ def cases(names, left_out=VARIANTS):
 
 def enough(preset):
     """How many of the page's batches tell the size of an update to a tenth."""
-    return oracle.FEWER.get(preset, oracle.BATCHES if preset in VARIANTS else 24)
+    whole = oracle.FEWER.get(preset, oracle.BATCHES)
+    return whole if preset in VARIANTS else 3 * whole // 5
 
 
 @functools.cache
@@ -121,7 +122,7 @@ def change_objective(patch):
 
 
 @pytest.mark.parametrize("change", [change_baseline, change_credit, change_objective])
-@pytest.mark.parametrize("preset", cases(EXACT))
+@pytest.mark.parametrize("preset", cases(EXACT, {*EXACT} - {"flow_grpo", "tempflow", "flow_dppo"}))
 def test_a_sign_that_is_wrong_anywhere_is_seen(monkeypatch, preset, change):
     of(preset)  # as they are, before the change
     change(monkeypatch)
@@ -129,7 +130,8 @@ def test_a_sign_that_is_wrong_anywhere_is_seen(monkeypatch, preset, change):
     assert found.size < 0 < 1 - found.size - 4 * found.error
 
 
-@pytest.mark.parametrize("preset", cases(PRESETS, {*PRESETS} - {"tempflow"}))
+@pytest.mark.zoo
+@pytest.mark.parametrize("preset", PRESETS)
 def test_the_page_has_the_row(preset):
     """Its numbers come of fixed seeds, so they are the same but for rounding."""
     there, batches = on_page("All presets")[f"`{preset}`"], oracle.FEWER.get(preset, oracle.BATCHES)
@@ -162,6 +164,7 @@ def test_nested_comparisons_leave_the_whole_of_every_edge(preset, weights):
     assert found.worst < 4
 
 
+@pytest.mark.zoo
 def test_the_comparison_with_the_group_hides_no_weight_of_the_steps():
     """By the mean of a depth the first edges of a tree of 16 would have half of their signal, and by this the whole.
 
