@@ -120,7 +120,9 @@ def check(found, told):
     assert abs(size - 1) < 3 * off < 0.25
 
 
-@pytest.mark.parametrize("preset", ["epg", "nft", "crd", pytest.param("ram", marks=pytest.mark.zoo)])  # pulled as nft is
+@pytest.mark.parametrize(
+    "preset", ["epg", "nft", "crd", pytest.param("ram", marks=pytest.mark.zoo)]
+)  # pulled as nft is
 def test_off_its_anchor_an_update_is_what_its_formula_says(preset):
     told = samples_told(preset, above_the_group, moved=MOVED)
     check(samples_update(preset, moved=MOVED), told)
