@@ -24,7 +24,7 @@ from samplers.schedule import linear_sigmas
 # Chains with a divergence, windows, brushes with all their edges at one state, branches, twigs; one part and two.
 RUNS = [
     ("flow_grpo", {}, {"objective": {"kl": {"beta": 0.1}}}),
-    ("flow_grpo", {"train__split": "samples", "train__micro_batch": 5}, {}),
+    ("flow_grpo", {"train__split": "samples", "train__micro_batch": 9}, {}),
     ("flow_grpo_fast", {"train__updates": 1}, {"tree": {"size": 2}}),
     ("tempflow", {}, {"tree": {"branches": 4}}),
     ("branch_grpo", {"train__updates": 1}, {"tree": {"splits": [0, 1, 2], "prune": None}}),
@@ -188,7 +188,7 @@ def test_pipelines_have_the_weights_of_a_replay_too(tmp_path, model):
     runs, algorithm = [], {"preset": "flow_grpo", "objective": {"kl": {"beta": 0.1}}}
     for word in ("always", "never"):
         torch.manual_seed(0)
-        train = {"iterations": 2, "group_size": 4, "updates": 2, "micro_batch": 3, "replay": word}
+        train = {"iterations": 2, "group_size": 2, "updates": 2, "micro_batch": 3, "replay": word}
         runs.append(pictures(tmp_path / word, algorithm, **model, **train))
         runs[-1].run()
     replayed, kept = map(weights_of, runs)

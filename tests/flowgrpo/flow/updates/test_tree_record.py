@@ -12,8 +12,9 @@ from flowgrpo.training.reports.tree_store import TreeFolder
 from rewards import Reward
 
 STEPS = 6
-# Of a tree and a credit that others of the list have too; a plain run leaves them out.
-VARIANTS = ("tempflow_fast", "crd")
+# Each tree, credit and way to rate final samples; what else is made of them a plain run leaves out.
+CHAINS = ("flow_grpo", "mix_grpo", "branch_grpo", "branch_grpo_mix", "sage_grpo", "opd", "nft", "dpo", "seppo")
+PLAIN = (*CHAINS, "tempflow", "adaptive", "dense_grpo", "stepwise_flow_grpo", "vgpo")
 pytestmark = pytest.mark.usefixtures("noise_drawn_once")
 
 
@@ -43,7 +44,7 @@ def painted(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "preset", [pytest.param(preset, marks=pytest.mark.zoo if preset in VARIANTS else ()) for preset in PRESETS]
+    "preset", [pytest.param(preset, marks=() if preset in PLAIN else pytest.mark.zoo) for preset in PRESETS]
 )
 def test_the_trees_of_every_preset_are_kept_and_change_nothing(tmp_path, preset):
     brief = {"train__group_size": 6, "train__micro_batch": 8, "train__iterations": 2, "run__checkpoint__every": 9}
@@ -123,17 +124,18 @@ def test_a_solver_s_chain_has_a_state_for_every_step(tmp_path):
 
 
 def test_only_the_iterations_and_prompts_that_were_asked_for_are_kept(tmp_path):
-    run = run_of(tmp_path, train__iterations=6, run__trees={"every": 4, "prompts": 5})
+    run = run_of(tmp_path, train__iterations=6, train__group_size=2, run__trees={"every": 4, "prompts": 5})
     kept = [(tree.step, tree.group) for tree in TreeFolder(run.folder).read()]
     assert kept == [(step, group) for step in (1, 5, 6) for group in (0, 1)]
 
 
 def test_a_resumed_run_keeps_the_trees_of_one_that_was_never_stopped(tmp_path):
-    whole = run_of(tmp_path / "a")
-    run_of(tmp_path / "b", train__iterations=2)
+    few = {"train__group_size": 4, "train__updates": 1}
+    whole = run_of(tmp_path / "a", **few)
+    run_of(tmp_path / "b", **few | {"train__iterations": 2})
     (tmp_path / "b/r/trees/step-000009").mkdir()
     (tmp_path / "b/r/trees/step-000009/0000.json").write_text("of another life")
-    rest = run_of(tmp_path / "b", resumed=True)
+    rest = run_of(tmp_path / "b", resumed=True, **few)
     assert TreeFolder(rest.folder).read() == TreeFolder(whole.folder).read()
 
 
