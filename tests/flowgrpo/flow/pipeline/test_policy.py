@@ -1,7 +1,10 @@
+from itertools import product
+
 import diffusers
 import pytest
 import tiny
 import torch
+from cases import cases
 from diffusers.models.attention_dispatch import AttentionBackendName
 
 from flowgrpo.data.prompts import Row
@@ -52,8 +55,13 @@ def drift(policy, tree):
     return largest
 
 
-@pytest.mark.parametrize("name", tiny.PIPELINES)
-@pytest.mark.parametrize("kernel", ["flow_sde", "dance_sde", "cps"])
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    cases(
+        product(tiny.PIPELINES, ["flow_sde", "dance_sde", "cps"]),
+        [("sd3", "dance_sde"), ("sd3_guided", "flow_sde"), ("flux", "cps")],
+    ),
+)
 def test_a_replay_scores_exactly_what_the_rollout_recorded(name, kernel):
     policy = policy_of(name)
     weights = Weights(policy.modules, None)
@@ -115,7 +123,7 @@ def test_growth_by_ode_is_the_stock_pipeline(name):
         torch.testing.assert_close(policy.generate([row])[0], expected[0], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("micro_batch", [1, 3, 8])
+@pytest.mark.parametrize("micro_batch", [1, 3])
 def test_a_sample_does_not_depend_on_the_micro_batch(micro_batch):
     policy = policy_of("sd3")
     together, apart = rolled_out(policy, 100), rolled_out(policy, micro_batch)

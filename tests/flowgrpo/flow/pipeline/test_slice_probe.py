@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import cases
 from zoo import SPECIMENS
 
 from flowgrpo.data.prompts import Row
@@ -18,11 +19,13 @@ def policy_of(name):
     return DiffusersPolicy(SPECIMENS[name].build(), SPECIMENS[name].call)
 
 
+KINDS = [("Kandinsky5I2VPipeline", 1), ("BriaFiboPipeline", 1), ("OmniGenPipeline", 1), ("FluxPipeline", None)]
+PLAIN = [(*kind, checked) for kind, checked in zip(KINDS, (False, True, True, False), strict=True)]
+
+
 @pytest.mark.parametrize(
-    ("name", "max_batch"),
-    [("Kandinsky5I2VPipeline", 1), ("BriaFiboPipeline", 1), ("OmniGenPipeline", 1), ("FluxPipeline", None)],
+    ("name", "max_batch", "checked"), cases([(*kind, checked) for kind in KINDS for checked in (False, True)], PLAIN)
 )
-@pytest.mark.parametrize("checked", [False, True])
 def test_samples_of_a_group_are_what_they_are_alone(name, max_batch, checked):
     specimen, policy = SPECIMENS[name], policy_of(name)
     long, _, short = specimen.rows
@@ -81,11 +84,11 @@ def test_rows_that_may_share_a_step_and_no_decoding_have_calls_of_their_own():
     assert len(policy.generate(specimen.rows)) == len(specimen.rows)
 
 
-def test_a_number_of_the_pipelines_own_that_a_step_alone_cannot_follow_is_named():
+@pytest.mark.parametrize("given", [{}, pytest.param({"image_cond_noise_scale": 0.3}, marks=pytest.mark.zoo)])
+def test_a_number_of_the_pipelines_own_that_a_step_alone_cannot_follow_is_named(given):
     """LTX draws noise for its picture before each step, by a default that no config names."""
     specimen = SPECIMENS["LTXConditionPipeline"]
-    for given in ({}, {"image_cond_noise_scale": 0.3}):
-        call = {k: v for k, v in specimen.call.items() if k != "image_cond_noise_scale"} | given
-        policy = DiffusersPolicy(specimen.build(), call)
-        with pytest.raises(InputError, match=r"^model.call.image_cond_noise_scale: .* set it to 0$"):
-            policy.check(specimen.rows)
+    call = {k: v for k, v in specimen.call.items() if k != "image_cond_noise_scale"} | given
+    policy = DiffusersPolicy(specimen.build(), call)
+    with pytest.raises(InputError, match=r"^model.call.image_cond_noise_scale: .* set it to 0$"):
+        policy.check(specimen.rows)

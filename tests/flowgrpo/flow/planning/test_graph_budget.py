@@ -87,11 +87,11 @@ def test_calls_whose_size_was_found_take_of_the_room(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("fits", [True, False])
 def test_a_resume_that_has_the_room_again_does_as_the_run_did(tmp_path, monkeypatch, fits):
-    whole = wide(tmp_path / "whole", 4)
+    whole = wide(tmp_path / "whole", 2)
     room(monkeypatch, whole, 9 if fits else 1)
     whole.run()
-    wide(tmp_path / "half", 2).run()
-    rest = wide(tmp_path / "half", 4)
+    wide(tmp_path / "half", 1).run()
+    rest = wide(tmp_path / "half", 2)
     room(monkeypatch, rest, 9)
     rest.resume()
     rest.run()

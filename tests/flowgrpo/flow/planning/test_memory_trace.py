@@ -2,9 +2,11 @@
 
 import gc
 import math
+from itertools import product
 
 import pytest
 import torch
+from cases import cases
 from torch.utils.flop_counter import FlopCounterMode
 from zoo import SPECIMENS
 
@@ -21,10 +23,11 @@ from flowgrpo.training.planning.iteration_cost import forwards_of
 pytestmark = pytest.mark.usefixtures("few_objects")
 
 ALLOCATED = ("FluxPipeline", "StableDiffusion3Pipeline", "SanaPipeline", "WanPipeline")
-# Two networks, sounds, pictures in the prompt; then a picture to begin from, and more of the same kinds.
-CLASSES = ("WanPipeline (2.2)", "StableAudio3Pipeline", "QwenImageEditPipeline")
+# Two networks, pictures in the prompt; then sounds, a picture to begin from, and more of the same kinds.
+CLASSES = ("WanPipeline (2.2)", "QwenImageEditPipeline")
 NO_UPDATE = (Peaks(), Kept(once=0, each=0))  # where it is not asked for
 MORE = (
+    "StableAudio3Pipeline",
     "FluxImg2ImgPipeline",
     "QwenImagePipeline",
     "QwenImageEditPlusPipeline",
@@ -142,11 +145,7 @@ def flux(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("name", "checkpointing"),
-    [
-        pytest.param(name, checkpointing, marks=() if name == "FluxPipeline" else pytest.mark.zoo)
-        for name in ALLOCATED
-        for checkpointing in (False, True)
-    ],
+    cases(product(ALLOCATED, (False, True)), [*product(ALLOCATED[:1], (False, True))]),
 )
 def test_what_is_planned_is_what_is_allocated_and_computed(name, checkpointing, tmp_path, request):
     specimen = SPECIMENS[name]
@@ -191,7 +190,7 @@ def test_an_update_takes_as_many_forwards_as_the_cost_model_says(model, forwards
 
 
 @pytest.mark.usefixtures("small_pictures")
-@pytest.mark.parametrize("name", [*CLASSES, *(pytest.param(n, marks=pytest.mark.zoo) for n in (*ALLOCATED, *MORE))])
+@pytest.mark.parametrize("name", cases((*CLASSES, *ALLOCATED, *MORE), CLASSES))
 def test_a_pipeline_is_planned_from_its_configs(name, tmp_path):
     specimen = SPECIMENS[name]
     pipe = specimen.build()

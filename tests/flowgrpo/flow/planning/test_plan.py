@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import yaml
+from cases import cases
 from field import MANY_DRAWS, nearness, trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,6 +94,11 @@ def test_the_cost_of_a_group_is_the_ledger_s(preset, tree, group_size, steps, co
     assert (cost.rollout, cost.update, cost.decoded, cost.trained_edges) == counted
 
 
+# They cost what others do by the same calls of an update, or have axes that are drawn below; a plain run leaves them out.
+SAMPLES = {"pepg", "elbo_grpo", "ram", "sol_rl"}
+ALIKE = {"flow_grpo_window", "flow_grpo_fast", "mix_grpo", "tempflow_fast", "pref_grpo", "grpo_guard", *SAMPLES}
+
+
 def test_the_ledger_holds_every_preset():
     assert {preset for preset, *_ in LEDGER} == set(PRESETS)
 
@@ -113,9 +119,10 @@ def assert_foreseen(settings, steps):
     assert line["cost/decoded"] == cost.decoded
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", cases(PRESETS, {*PRESETS} - ALIKE))
 def test_a_run_of_every_preset_counts_what_was_predicted(tmp_path, preset):
     few = {"likelihood": {"draws": 3}} if preset in MANY_DRAWS else {}
+    few |= {"kernel": {"calibrate": {"rounds": 1}}} if preset == "dense_grpo" else {}
     assert_foreseen(chosen({"preset": preset, **few}, tmp_path, groups=2, updates=2, group_size=12), 6)
 
 
@@ -166,7 +173,7 @@ def axes(draw):
     return words, size, steps
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(axes(), st.integers(1, 2))
 def test_any_axes_that_fit_cost_what_was_predicted(tmp_path_factory, drawn, updates):
     algorithm, size, steps = drawn

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import tiny
 import yaml
+from cases import cases
 from diffusers import SD3Transformer2DModel
 from runs import metrics
 
@@ -31,7 +32,7 @@ NO_EVAL = ["eval={every: 9, prompts: 1, save: 0}"]  # but of one sample, at the 
 
 
 def test_plan_predicts_what_a_run_counts(workplace, capsys):
-    for preset in ("flow_grpo", "mix_grpo", "dance_grpo"):  # all steps, a window, some of them
+    for preset in ("flow_grpo", "mix_grpo"):  # all steps, a window
         options = [f"algorithm.preset={preset}", "algorithm.objective.kl.beta=0.01", "model.call.guidance_scale=2.0"]
         options += ["algorithm.tree.size=2"] if preset == "mix_grpo" else []
         assert main(["plan", "tiny.yaml", *options, "--format", "json"]) == 0
@@ -60,7 +61,7 @@ SEPPO = ("seppo", ["algorithm.likelihood.bank={every: 1, keep: 2}"])
     [
         ("nft", ["model.call.guidance_scale=2.0"]),
         pytest.param("dpo", [], marks=pytest.mark.zoo),
-        ("awm", ["algorithm.likelihood.draws=1", FOUR]),
+        pytest.param("awm", ["algorithm.likelihood.draws=1", FOUR], marks=pytest.mark.zoo),
         SEPPO,
     ],
 )
@@ -195,7 +196,8 @@ def test_columns_that_a_run_cannot_walk_are_refused_by_value(workplace, capsys, 
 @pytest.mark.parametrize("command", ["plan", "train"])
 def test_held_out_rows_without_steps_take_those_of_their_own_call(workplace, capsys, command, cells, said):
     (workplace / "e.csv").write_text(f"prompt,num_inference_steps\n{cells}\n")
-    asked = ["prompts.eval=e.csv", "eval={prompts: 2, call: {num_inference_steps: 5}}", "train.iterations=1"]
+    asked = ["prompts.eval=e.csv", "eval={prompts: 2, call: {num_inference_steps: 5}}"]
+    asked += ["train.iterations=1", "train.groups=1", "train.updates=1"]
     assert main([command, "tiny.yaml", *asked]) == (0 if said is None else 2)
     assert said is None or f"the prompts' columns.{said}" in capsys.readouterr().err
 
@@ -206,7 +208,7 @@ def test_a_column_of_texts_in_the_place_of_a_number_is_refused(workplace, capsys
     assert "the prompts' columns.guidance_scale: '4.5' is no number, take 7.0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", cases(STEPS, ["p.csv"]))
 def test_a_column_of_steps_is_counted_as_the_run_counts_it(workplace, capsys, name):
     (workplace / name).write_text(STEPS[name])
     asked = ["tiny.yaml", f"prompts={{train: {name}, eval: {name}}}", "train.iterations=1", "eval.prompts=2"]

@@ -115,7 +115,7 @@ def test_steps_weigh_alike_in_the_update_whatever_their_numbers_of_children():
         with on_gaussian("adaptive", "quadratic", **{"algorithm.tree.profile": shape}) as run:
             shares.append(batch(run, "quadratic", 0).weight)
     assert shares[0] == pytest.approx(shares[1])
-    found = row("adaptive", "quadratic", batches=12, **{"algorithm.tree.profile": [3, 2, 9, 2, 5, 2, 12, 30, 2]})
+    found = row("adaptive", "quadratic", batches=8, **{"algorithm.tree.profile": [3, 2, 9, 2, 5, 2, 12, 30, 2]})
     assert abs(found.size - 1) < 3 * found.error < 0.5
     assert found.worst < 4
 
@@ -124,7 +124,7 @@ def test_steps_weigh_alike_in_the_update_whatever_their_numbers_of_children():
 def test_it_varies_less_for_its_cost_than_chains_and_brushes_of_one_number(weights):
     """By the closed form of the linear reward; what the code of a run measures, and other trees, has docs/oracle.md."""
     aim = target("linear", weights)
-    found, shape = adaptive("linear", 12, weights)
+    found, shape = adaptive("linear", 8, weights, **{"algorithm.tree.every": 3})
     best = min(*(exact_brush([n] * 9, aim) for n in range(2, 25)), *(exact_chain(n, aim) for n in (8, 24)))
     assert exact_brush(shape, aim) < 0.7 * best
     assert exact_brush([6] * 9, aim) == pytest.approx((18 + 6 * 45) * 2 / 5)

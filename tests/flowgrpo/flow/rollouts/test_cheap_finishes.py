@@ -3,10 +3,12 @@
 import functools
 import json
 import math
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
 import torch
+from cases import cases
 from cut_back import cut_back
 from field import lines, settings, weights_of
 from pictures import pictures
@@ -26,6 +28,14 @@ from rewards import Reward
 BRUSH = {"preset": "tempflow", "tree": {"branches": 3}}
 TWIGS = {"preset": "stepwise_flow_grpo", "tree": {"length": None}}
 CHEAP = [{"dtype": "bfloat16"}, {"dtype": "int8"}]
+
+
+FEWER = {"steps": 2}
+ALL = {"steps": 2, "dtype": "int8"}
+
+
+def name_of(value):
+    return {"tempflow": "brush", "stepwise_flow_grpo": "twigs"}.get(getattr(value, "get", {}.get)("preset"), str(value))
 
 
 def finishing(algorithm, finish):
@@ -55,15 +65,13 @@ def samples_of(tree):
     return dict(zip([(node.root, node.path, node.role) for node in nodes], tree.samples[0], strict=True))
 
 
-@pytest.mark.parametrize("algorithm", [BRUSH, TWIGS], ids=["brush", "twigs"])
 @pytest.mark.parametrize(
-    ("finish", "lora"),
-    [
-        pytest.param(finish, lora, marks=pytest.mark.zoo if finish is CHEAP[0] and not lora else ())
-        for lora in (True, False)
-        for finish in CHEAP
-    ],
-    ids=str,
+    ("algorithm", "finish", "lora"),
+    cases(
+        product((BRUSH, TWIGS), CHEAP, (True, False)),
+        [(BRUSH, CHEAP[0], True), (TWIGS, CHEAP[1], True), (BRUSH, CHEAP[1], False)],
+    ),
+    ids=name_of,
 )
 def test_a_cheap_finish_changes_samples_and_no_trained_step(tmp_path, plain_of, algorithm, finish, lora):
     plain = plain_of(algorithm is BRUSH, lora)
@@ -80,19 +88,10 @@ def test_a_cheap_finish_changes_samples_and_no_trained_step(tmp_path, plain_of, 
     assert plain.finished is None
 
 
-FEWER = {"steps": 2}
-ALL = {"steps": 2, "dtype": "int8"}
-
-
 @pytest.mark.parametrize(
     ("algorithm", "finish"),
-    [  # each finish of one tree and all at once of both, the others where the suite runs whole
-        *((BRUSH, finish) for finish in (FEWER, CHEAP[1], ALL)),
-        *((TWIGS, finish) for finish in (CHEAP[0], ALL)),
-        pytest.param(BRUSH, CHEAP[0], marks=pytest.mark.zoo),
-        *(pytest.param(TWIGS, finish, marks=pytest.mark.zoo) for finish in (FEWER, CHEAP[1])),
-    ],
-    ids=lambda case: {"tempflow": "brush", "stepwise_flow_grpo": "twigs"}.get(case.get("preset"), str(case)),
+    cases(product((BRUSH, TWIGS), (FEWER, *CHEAP, ALL)), [(BRUSH, FEWER), (BRUSH, CHEAP[1]), (TWIGS, ALL)]),
+    ids=name_of,
 )
 def test_plan_and_run_agree_also_where_finishes_are_compared(tmp_path, algorithm, finish):
     checked, iterations = finishing(algorithm, {**finish, "check": 2}), 3 if finish is CHEAP[-1] else 2
@@ -113,7 +112,7 @@ def test_plan_and_run_agree_also_where_finishes_are_compared(tmp_path, algorithm
         assert line["policy/max_abs_log_ratio"] == 0
 
 
-@pytest.mark.parametrize("algorithm", [BRUSH, TWIGS], ids=["brush", "twigs"])
+@pytest.mark.parametrize("algorithm", cases((BRUSH, TWIGS), (BRUSH,)), ids=name_of)
 def test_finishes_that_are_exact_agree_and_comparing_them_changes_nothing(tmp_path, algorithm):
     """Whatever a reward draws; the samples that are compared meet other rows, so values differ by rounding.
 
@@ -201,7 +200,7 @@ def test_weights_that_learn_are_copied_once_in_a_rollout_and_anew_in_the_next(tm
 
 
 def test_an_int8_finish_is_what_a_quantised_network_samples(tmp_path):
-    run = pictures(tmp_path, finishing(BRUSH, {"dtype": "int8"}))
+    run = pictures(tmp_path, finishing(BRUSH, {"dtype": "int8"}), group_size=3)
     calls, finish = [], run.policy.finish
     run.policy.finish = lambda *args: calls.append((args, finish(*args))) or calls[-1][1]
     rolled(run)
@@ -233,7 +232,7 @@ def test_a_run_by_command_drafts_and_finishes_cheaply_resumes_to_the_bit_and_cos
     words = [
         "algorithm={preset: tempflow, tree: {branches: 2, finish: {dtype: int8}}}",
         "train.draft={pool: 2, call: {num_inference_steps: 2}, precision: int8}",
-        *("train.group_size=4", "train.micro_batch=8", "eval={every: 9, prompts: 1, save: 0}"),
+        *("train.groups=1", "train.updates=1", "train.micro_batch=8", "eval={every: 9, prompts: 1, save: 0}"),
     ]
     assert main(["train", "tiny.yaml", *words]) == 0
     whole = told(workplace / "runs" / "t")

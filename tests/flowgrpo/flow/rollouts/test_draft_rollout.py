@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from cases import cases
 from cut_back import cut_back
 from field import closeness, lines, settings, trainer, weights_of
 from pictures import pictures
@@ -137,6 +138,8 @@ def test_a_resumed_run_drafts_as_the_whole_one(tmp_path):
 # Of four seeds by two: with fewer steps, and a picture of another size, whose noise has another shape.
 CALLS = [{"num_inference_steps": 2}, {"height": 8, "width": 8}, {"num_inference_steps": 2, "height": 8}]
 
+LOW = {"precision": "int8"}
+
 
 def drafting(tmp_path, call, *, likelihood=(), precision=None, **options):
     """A run whose rollouts are ODE chains, of starts that a draft chooses unless its call is None."""
@@ -153,7 +156,7 @@ def plain(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("call", "cheap"),
-    [*((call, {}) for call in CALLS), ({}, {"precision": "int8"}), (CALLS[0], {"precision": "int8"})],
+    cases([*((call, {}) for call in CALLS), ({}, LOW), (CALLS[0], LOW)], [(CALLS[2], {}), ({}, LOW)]),
     ids=json.dumps,
 )
 def test_the_best_and_the_worst_start_of_a_draft_are_sampled_as_if_there_had_been_none(tmp_path, plain, call, cheap):

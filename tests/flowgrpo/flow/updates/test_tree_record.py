@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from cases import cases
 from field import MANY_DRAWS, GaussianFlow, closeness, lines, nearness, settings, trainer, weights_of
 
 from flowgrpo.flow.methods.presets import PRESETS
@@ -43,9 +44,7 @@ def painted(monkeypatch):
     monkeypatch.setattr(state_preview, "small", lambda point, side: small(point[0].sigmoid().expand(3, 4, 4), side))
 
 
-@pytest.mark.parametrize(
-    "preset", [pytest.param(preset, marks=() if preset in PLAIN else pytest.mark.zoo) for preset in PRESETS]
-)
+@pytest.mark.parametrize("preset", cases(PRESETS, PLAIN))
 def test_the_trees_of_every_preset_are_kept_and_change_nothing(tmp_path, preset):
     brief = {"train__group_size": 6, "train__micro_batch": 8, "train__iterations": 2, "run__checkpoint__every": 9}
     run, plain = (run_of(tmp_path / name, preset, kept=name == "a", **brief) for name in "ab")

@@ -7,6 +7,7 @@ from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
 from flowgrpo.cli import main
+from flowgrpo.flow.diagnostics import spectrum
 from flowgrpo.flow.pipeline.inputs.cut_prompts import CutPrompts
 
 LONG = "a red circle and a blue square and a green circle and two red squares and a blue circle"
@@ -32,11 +33,12 @@ def said(caplog):
 
 @pytest.mark.usefixtures("prompts")
 @pytest.mark.parametrize("command", ["sample", "train", "doctor"])
-def test_every_command_says_it_in_one_line(tiny_model, caplog, said, command):
+def test_every_command_says_it_in_one_line(tiny_model, caplog, said, command, monkeypatch):
+    monkeypatch.setattr(spectrum, "EVALUATIONS", 60)
     of_config = ["tiny.yaml", "prompts={train: p.txt, eval: p.txt}", "model.call.max_sequence_length=8"]
     asked = {
         "sample": ["sample", str(tiny_model), "--prompts", "p.txt", "--out", "out", *CALL],
-        "train": ["train", *of_config, "train.iterations=1"],
+        "train": ["train", *of_config, "train.iterations=1", "train.group_size=2", "train.updates=1"],
         "doctor": ["doctor", *of_config],
     }
     main(asked[command])

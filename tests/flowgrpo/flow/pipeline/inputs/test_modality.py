@@ -115,7 +115,8 @@ def test_videos_and_audio_go_from_training_to_gallery_export_and_sampling(name, 
     use = {"motion": "motion", "rate": "./rate.py:rate"}[reward]
     call = [f"{key}={json.dumps(value)}" for key, value in specimen.call.items()]
     settings = ["model.path=model", f"model.call={json.dumps(specimen.call)}", f"rewards=[{{use: {use}}}]"]
-    short = ["train.iterations=1", "train.groups=1", "train.group_size=2", "train.updates=1", "run.patience=null"]
+    short = ["train.iterations=1", "train.groups=1", "train.group_size=2", "train.updates=1"]
+    short += ["run.patience=null", "eval.prompts=2"]
     assert main(["train", "tiny.yaml", *settings, *short]) == 0
 
     (line,) = metrics(workplace / "runs/t")

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import pytest
 import tiny
 import torch
+from cases import cases
 from zoo import REPRESENTATIVE, SPECIMENS
 
 from flowgrpo.data.prompts import Row
@@ -33,9 +34,7 @@ ROWS = [Row("a red circle", 0), Row("two blue square", 1)]
 
 
 @pytest.mark.usefixtures("small_pictures")
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in TRIED else pytest.mark.zoo) for n in sorted(SPECIMENS)]
-)
+@pytest.mark.parametrize("name", cases(sorted(SPECIMENS), TRIED))
 def test_prompts_encoded_without_the_networks_give_the_same_samples(name, tmp_path):
     specimen = SPECIMENS[name]
     specimen.build().save_pretrained(tmp_path)
