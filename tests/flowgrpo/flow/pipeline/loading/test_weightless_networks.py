@@ -16,16 +16,13 @@ from flowgrpo.flow.pipeline.loading.load import load_policy
 from flowgrpo.flow.pipeline.networks.traits import networks
 
 WHOLE = {"OmniGenPipeline"}  # has no text encoder
-# One text encoder and several, none to encode, constructors that set up the network, make a scheduler or keep a tuple, two
-# networks of which one is frozen; `flow/test_encoding` has runs with a picture in the prompt, and with two networks.
+# One text encoder and several, none to encode, constructors that set up the network or keep a tuple, a frozen network
+# beside the trained one; `rollouts/test_prompt_encoding` has runs with a picture in the prompt, and with two networks.
 TRIED = (
     "FluxPipeline",
-    "LTX2Pipeline",
     "OmniGenPipeline",
     "StableAudio3Pipeline",
     "Flux2KleinKVPipeline",
-    "LongCatAudioDiTPipeline",
-    "Ideogram4Pipeline",
     "Krea2Pipeline",
     "ZImageControlNetPipeline",
 )
