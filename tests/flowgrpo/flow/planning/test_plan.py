@@ -95,8 +95,9 @@ def test_the_cost_of_a_group_is_the_ledger_s(preset, tree, group_size, steps, co
 
 
 # They cost what others do by the same calls of an update, or have axes that are drawn below; a plain run leaves them out.
-SAMPLES = {"pepg", "elbo_grpo", "ram", "sol_rl"}
-ALIKE = {"flow_grpo_window", "flow_grpo_fast", "mix_grpo", "tempflow_fast", "pref_grpo", "grpo_guard", *SAMPLES}
+WINDOWS = {"flow_grpo_window", "flow_grpo_fast", "mix_grpo", "branch_grpo_mix"}
+ALIKE = {*WINDOWS, "tempflow_fast", "stepwise_flow_grpo", "pref_grpo", "grpo_guard", "ctpo"}
+ALIKE |= {"epg", "pepg", "elbo_grpo", "ram", "sol_rl"}  # as nft
 
 
 def test_the_ledger_holds_every_preset():

@@ -90,7 +90,7 @@ def test_a_state_is_shown_by_what_the_model_foretells_from_it(tmp_path):
 
 
 def test_a_node_knows_its_edge_and_what_it_earned(tmp_path):
-    run = run_of(tmp_path, "tempflow_fast", train__updates=1)
+    run = run_of(tmp_path, "tempflow_fast", train__updates=1, train__iterations=1)
     tree, *_ = TreeFolder(run.folder).read()
     edges = [node for node in tree.nodes if node.parent is not None]
     noisy = [node for node in edges if node.noise > 0]
@@ -107,14 +107,14 @@ def test_a_node_knows_its_edge_and_what_it_earned(tmp_path):
 
 def test_pruned_edges_are_told_from_those_of_the_update(tmp_path):
     pruned = {"preset": "branch_grpo", "tree": {"prune": {"rule": "extremes", "fraction": 0.25}}}
-    run = run_of(tmp_path, "branch_grpo", train__updates=1, algorithm=pruned)
+    run = run_of(tmp_path, "branch_grpo", train__updates=1, train__iterations=1, algorithm=pruned)
     kept = [node for tree in TreeFolder(run.folder).read() for node in tree.nodes if node.trained]
     assert any(node.updated for node in kept)
     assert any(not node.updated for node in kept)
 
 
 def test_a_solver_s_chain_has_a_state_for_every_step(tmp_path):
-    run = run_of(tmp_path, "nft")
+    run = run_of(tmp_path, "nft", train__iterations=1)
     tree, *_ = TreeFolder(run.folder).read()
     by_step = [sum(node.step == step for node in tree.nodes) for step in range(STEPS + 1)]
     assert by_step == [12] * (STEPS + 1)
