@@ -58,12 +58,15 @@ SEPPO = ("seppo", ["algorithm.likelihood.bank={every: 1, keep: 2}"])
 
 @pytest.mark.parametrize(
     ("preset", "options"),
-    [
-        ("nft", ["model.call.guidance_scale=2.0"]),
-        pytest.param("dpo", [], marks=pytest.mark.zoo),
-        pytest.param("awm", ["algorithm.likelihood.draws=1", FOUR], marks=pytest.mark.zoo),
-        SEPPO,
-    ],
+    cases(
+        [
+            ("nft", ["model.call.guidance_scale=2.0"]),
+            ("dpo", []),
+            ("awm", ["algorithm.likelihood.draws=1", FOUR]),
+            SEPPO,
+        ],
+        [SEPPO],
+    ),
 )
 def test_adapters_learn_from_final_samples_as_planned(workplace, capsys, preset, options):
     """Of a pipeline of diffusers, guided too: sigmas between the steps of its schedule, and adapters of an old policy."""

@@ -290,6 +290,7 @@ def test_an_argument_that_a_draft_s_call_does_not_have_is_named_by_its_place():
         plan(config.validate(written))
 
 
+@pytest.mark.zoo  # runs that encode their prompts first draft by command too
 def test_a_run_by_command_drafts_at_a_lower_resolution_in_one_step(workplace):
     draft = "train.draft={pool: 2, call: {height: 8, width: 8, num_inference_steps: 1}}"
     assert main(["train", "tiny.yaml", "train.iterations=1", draft, *BRIEF]) == 0
