@@ -19,6 +19,7 @@ from flowgrpo.flow.updates.update import Credited
 from flowgrpo_engine.asking import seed_of
 
 LIGHT = ["eval={every: 9, prompts: 1, save: 0}", "train.iterations=3", "train.updates=1"]
+TWICE = "train.iterations=2"  # the second time by adapters that were pushed
 
 
 @pytest.fixture
@@ -42,11 +43,17 @@ def trained(folder, step=2):
     return {name: tensor for name, tensor in runs.weights(folder, step).items() if not name.startswith("average.")}
 
 
-def test_a_run_learns_what_one_learns_that_draws_the_engines_noise_itself(workplace, serving, monkeypatch):
+@pytest.fixture(scope="module")
+def alone(tiny_model, tmp_path_factory):
+    """The folder of a run by one process, which asks an engine of its own."""
+    engine = fake_engine.FakeEngine(tiny_model, **runs.CALL)
+    with furnished(tmp_path_factory.mktemp("alone"), tiny_model) as folder, fake_engine.serving(engine) as (url, _):
+        assert main(["train", "tiny.yaml", *options(url), TWICE, "run.name=one"]) == 0
+    return folder / "runs" / "one"
+
+
+def test_a_run_learns_what_one_learns_that_draws_the_engines_noise_itself(workplace, alone, monkeypatch):
     """The engine computes with merged weights and formulas of its own: all but rounding is the same."""
-    url, _ = serving
-    twice = "train.iterations=2"  # the second time by adapters that were pushed
-    assert main(["train", "tiny.yaml", *options(url), twice, "run.name=engine"]) == 0
     generators = {}
 
     def start(self, rows):
@@ -73,12 +80,13 @@ def test_a_run_learns_what_one_learns_that_draws_the_engines_noise_itself(workpl
 
     monkeypatch.setattr(FlowWing, "rollout", rolled)
     monkeypatch.setattr(FlowWing, "_row_at", row_at)
-    assert main(["train", "tiny.yaml", *LIGHT, twice, "run.name=here"]) == 0
+    assert main(["train", "tiny.yaml", *LIGHT, TWICE, "run.name=here"]) == 0
     assert DiffusersPolicy.start is real
-    ours, theirs = (trained(workplace / "runs" / name) for name in ("here", "engine"))
+    here = workplace / "runs" / "here"
+    ours, theirs = trained(here), trained(alone)
     for name, tensor in ours.items():
         torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=2e-4)  # steps of Adam are 0.01
-    for left, right in zip(runs.metrics(workplace / "runs/here"), runs.metrics(workplace / "runs/engine"), strict=True):
+    for left, right in zip(runs.metrics(here), runs.metrics(alone), strict=True):
         assert right["reward/mean"] == pytest.approx(left["reward/mean"], abs=1e-5)
         assert right["policy/max_abs_log_ratio"] == 0  # the update replays what was scored here
         assert right["engine/max_abs_log_ratio"] < 2e-6
@@ -153,23 +161,11 @@ def test_an_engine_that_is_lost_ends_the_run_with_what_is_done_and_a_resume_goes
     assert runs.metrics(workplace / "runs/t")[-1]["engine/max_abs_log_ratio"] < 2e-6
 
 
-FOUR = ["train.groups=4", "train.iterations=2"]
-
-
-@pytest.fixture(scope="module")
-def alone(tiny_model, tmp_path_factory):
-    """The folder of a run by one process, which asks an engine of its own."""
-    engine = fake_engine.FakeEngine(tiny_model, **runs.CALL)
-    with furnished(tmp_path_factory.mktemp("alone"), tiny_model) as folder, fake_engine.serving(engine) as (url, _):
-        assert main(["train", "tiny.yaml", *options(url), *FOUR, "run.name=one"]) == 0
-    return folder / "runs" / "one"
-
-
 @pytest.mark.parametrize("evaluators", [pytest.param(0, marks=pytest.mark.zoo), 1])
 def test_two_processes_ask_for_their_own_samples_and_learn_as_one(workplace, serving, alone, evaluators):
     url, _ = serving
     beside = ["run.processes=2", f"run.evaluators={evaluators}", "run.name=two"]
-    process = runs.background("train", "tiny.yaml", *options(url), *FOUR, *beside)
+    process = runs.background("train", "tiny.yaml", *options(url), TWICE, *beside)
     _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     together = workplace / "runs" / "two"
@@ -187,10 +183,10 @@ def test_an_engine_that_is_lost_to_one_of_two_processes_ends_both_in_a_sentence(
 
     def rollout(body):
         asked.append(body)
-        return [] if len(asked) == 2 + 4 + 3 else real(body)  # the trials, an iteration of four groups, and the third
+        return [] if len(asked) == 2 + 2 + 1 else real(body)  # the trials, an iteration of two groups, and the first
 
     engine.rollout = rollout
-    chosen = [*options(url), "train.groups=4", "run.processes=2"]
+    chosen = [*options(url), "run.processes=2"]
     process = runs.background("train", "tiny.yaml", *chosen)
     _, err = process.communicate(timeout=240)
     assert process.returncode == 1, err

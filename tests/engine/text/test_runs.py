@@ -116,7 +116,7 @@ def over_all(tmp_path_factory):
     return asking(tmp_path_factory.mktemp("over-all"), engine)
 
 
-@pytest.mark.parametrize("by_engine", ["alone", "over_all"])
+@pytest.mark.parametrize("by_engine", ["alone", pytest.param("over_all", marks=pytest.mark.zoo)])
 def test_a_run_learns_what_one_learns_that_draws_the_engines_noise_itself(here, by_engine, request):
     """The engine has merged weights, the second time by adapters that were pushed: all but rounding is the same."""
     asked = request.getfixturevalue(by_engine)
@@ -243,7 +243,7 @@ def test_an_engine_that_skips_a_push_ends_the_run_before_it_learns_from_old_weig
     assert (folder() / "checkpoints/step-000001").is_dir()
 
 
-@pytest.mark.parametrize("evaluators", [0, 1])
+@pytest.mark.parametrize("evaluators", [pytest.param(0, marks=pytest.mark.zoo), 1])
 def test_two_processes_ask_for_their_own_texts_and_learn_as_one(serving, alone, evaluators):
     url, _ = serving
     chosen = [*options(url, log_probs=True), "train.iterations=2"]

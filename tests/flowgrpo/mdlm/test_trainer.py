@@ -18,8 +18,8 @@ from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.training.advantages import unit_selection
 from flowgrpo.training.run.stop_reasons import Finished, NothingToLearn
 
-# Likelihoods of one step, of many random ones, of the decoder's; and a schedule that learns, too.
-REPRESENTATIVE = ("diffu_grpo", "gdpo", "trace_rl", "co_grpo")
+REPRESENTATIVE = ("diffu_grpo", "co_grpo")  # a likelihood of one step; one of the decoder's with a schedule that learns
+IN_BLOCKS = ("diffu_grpo", "gdpo", "just_grpo", "trace_rl", "co_grpo")  # which `test_trainer_blocks` tries alike
 
 
 @pytest.fixture
@@ -73,7 +73,9 @@ def test_every_preset_learns_from_its_reward(settings, preset):
     assert all(line["policy/skipped_updates"] == 0 for line in lines(done))
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    "preset", [pytest.param(preset, marks=pytest.mark.zoo if preset in IN_BLOCKS else ()) for preset in PRESETS]
+)
 def test_nothing_has_moved_before_the_first_update(settings, preset):
     for line in lines(run.train_config(settings(algorithm__preset=preset))):
         assert line["policy/max_abs_log_ratio"] < 1e-5
@@ -102,7 +104,8 @@ def test_the_decoder_s_own_numbers_are_those_of_the_old_policy(settings, monkeyp
     found = []
     watch_updates(monkeypatch, lambda *told: found.append((told[2].old, update.log_probs(told[1], told[2], told[0]))))
     choices = {"algorithm__preset": "cj_grpo", "algorithm__decoder": decoder, "train__iterations": 1}
-    done = run.train_config(settings(train__updates=1, train__micro_batch=5, run__patience=None, **choices))
+    choices |= {"train__updates": 1, "train__groups": 1, "train__micro_batch": 5}
+    done = run.train_config(settings(run__patience=None, **choices))
     ((old, evaluated),) = found
     assert evaluated.abs().max() > 1
     torch.testing.assert_close(old, evaluated, rtol=0, atol=1e-5)
@@ -133,9 +136,10 @@ def test_two_iterations_are_one_and_a_resume_and_one(settings):
 
 
 def test_the_batch_of_a_call_changes_nothing_but_rounding(settings):
+    choices = {"train__iterations": 1, "train__groups": 2}
     one, other = (
-        weights(run.train_config(settings(run__name=f"by{size}", train__micro_batch=size, train__iterations=1)))
-        for size in (32, 3)
+        weights(run.train_config(settings(run__name=f"by{size}", train__micro_batch=size, **choices)))
+        for size in (16, 3)
     )
     start = untrained(settings)
     for name in one:

@@ -138,7 +138,7 @@ def test_an_optimizer_step_without_memory_leaves_no_trace(tmp_path, plain, algor
         torch.testing.assert_close(weights_of(run)[name], tensor, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("algorithm", ["flow_grpo", "tempflow"])
+@pytest.mark.parametrize("algorithm", ["flow_grpo", pytest.param("tempflow", marks=pytest.mark.zoo)])
 def test_with_one_size_for_both_an_update_has_its_rows_in_smaller_calls(tmp_path, plain, algorithm):
     """Also those of the rollout that was made in larger ones."""
     net, most = short(), 3 if algorithm == "tempflow" else 5
@@ -177,7 +177,7 @@ def whole(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("killed", [pytest.param(1, marks=pytest.mark.zoo), 2, 4])
+@pytest.mark.parametrize("killed", [2, *(pytest.param(step, marks=pytest.mark.zoo) for step in (1, 4))])
 def test_a_resume_is_the_run_that_ran_out_of_memory_and_was_not_killed(tmp_path, whole, killed):
     """Bit for bit, whether it is killed before, in or after the iteration whose second step had too little."""
     with pytest.raises(KeyboardInterrupt):

@@ -2,6 +2,7 @@
 
 import warnings
 from functools import cache
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -118,14 +119,16 @@ def shifting(shift):
 
 
 NAMES = ("low_confidence", "entropy", "threshold", "random", "scheduled", "origin")
-SHIFTED = ("low_confidence", "random")  # in a plain run; a decoder is given logits that are shifted already
-CASES = [(name, False) for name in NAMES] + [
-    pytest.param(name, True, marks=() if name in SHIFTED else pytest.mark.zoo) for name in NAMES
+# In a plain run; a decoder is given logits that are shifted already, and knows of no cache.
+PLAIN = [(name, False, None) for name in NAMES if name != "threshold"]
+PLAIN += [("threshold", False, "prefix"), ("random", False, "prefix"), ("low_confidence", True, "prefix")]
+CASES = [
+    pytest.param(*case, marks=() if case in PLAIN else pytest.mark.zoo)
+    for case in product(NAMES, (False, True), (None, "prefix"))
 ]
 
 
-@pytest.mark.parametrize(("name", "shift"), CASES)
-@pytest.mark.parametrize("cache", [None, "prefix"])
+@pytest.mark.parametrize(("name", "shift", "cache"), CASES)
 def test_tokens_are_drawn_given_finished_blocks_in_any_batch(name, shift, cache):
     predictor = shifting(shift)
     before = predictor.evaluations

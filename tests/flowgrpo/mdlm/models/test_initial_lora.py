@@ -3,6 +3,7 @@
 import peft
 import pytest
 import torch
+from in_turn import after_first_step
 from released import released
 from runs import metrics, weights
 from safetensors.torch import load_file, save_file
@@ -85,9 +86,9 @@ def test_a_resumed_run_needs_no_file_and_is_exact(settings, model, tmp_path):
     saved(model, tmp_path / "lora")
     options = {"model__lora": {"path": str(tmp_path / "lora")}, **KL}
     whole = run.train_config(settings(**options, run__name="whole"))
-    half = run.train_config(settings(**options, run__name="half", train__iterations=1))
+    after_first_step(tmp_path / "runs", "whole", "half")
     (tmp_path / "lora").rename(tmp_path / "elsewhere")
-    run.train_config(settings(**options, run__name="half", run__resume=True))
+    half = run.train_config(settings(**options, run__name="half", run__resume=True))
     resumed = weights(half.folder, 2)
     assert all(torch.equal(tensor, resumed[key]) for key, tensor in weights(whole.folder, 2).items())
     kl = [[line["policy/kl"] for line in metrics(each.folder)] for each in (whole, half)]

@@ -118,7 +118,7 @@ def test_comfyui_is_refused_before_a_repository_is_made(trained, capsys, monkeyp
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize("lora", [None, LORA])
+@pytest.mark.parametrize("lora", [pytest.param(None, marks=pytest.mark.zoo), LORA])
 def test_the_cards_lines_give_the_cards_answer(settings, capsys, lora):
     decoder = {"name": "random", "proposal": {"temperature": 1}}
     done = run.train_config(settings(model__lora=lora, eval__decoder=decoder))
@@ -136,7 +136,7 @@ def test_the_cards_lines_give_the_cards_answer(settings, capsys, lora):
     assert Path("samples/0000.json").read_text() == Path("sample-0.json").read_text()
 
 
-@pytest.mark.parametrize("lora", [None, LORA])
+@pytest.mark.parametrize("lora", [None, pytest.param(LORA, marks=pytest.mark.zoo)])
 def test_a_learned_schedule_comes_along(settings, capsys, lora):
     decoder = {"name": "scheduled", "modifiers": []}
     chosen = settings(
@@ -187,6 +187,7 @@ def test_a_card_holds_hostile_prompts_as_they_are(settings, tmp_path, capsys):
     done = run.train_config(settings(prompts__eval=str(rows), train__iterations=1, eval__save=0))
     exported(done.folder, capsys)
     page = Path("out/README.md").read_text()
+    assert "library_name: transformers" in page
     answers = [json.loads(Path(f"out/sample-{i}.json").read_text())["text"] for i in range(4)]
     shown = [as_shown(f"ab {prompt}"[:80]) for prompt in chosen]
     assert [[row[0], row[2]] for row in table(page)] == [[a, b] for a, b in zip(shown, answers, strict=True)]

@@ -52,7 +52,8 @@ def held(done):
 
 
 @pytest.mark.parametrize(
-    "preset", ["diffu_grpo", "trace_rl", "co_grpo", pytest.param("cj_grpo", marks=pytest.mark.zoo)]
+    "preset",
+    ["diffu_grpo", "co_grpo", *(pytest.param(name, marks=pytest.mark.zoo) for name in ("trace_rl", "cj_grpo"))],
 )
 def test_a_run_has_the_numbers_of_one_with_the_found_sizes_written_out(settings, short, preset):
     short |= {True: 4, False: 8}
@@ -72,23 +73,21 @@ def test_a_resume_goes_on_with_what_was_found(settings, short, monkeypatch):
     same(whole, run.train_config(settings(run__name="half", run__resume=True, **AUTO)))
 
 
-@pytest.mark.parametrize(("kind", "key"), [(True, "micro_batch"), (False, "rollout_batch")])
-def test_a_call_without_memory_is_made_again_in_halves(settings, short, monkeypatch, kind, key):
+def test_a_call_without_memory_is_made_again_in_halves(settings, short, monkeypatch):
     from flowgrpo.mdlm.trainer import TextWing
 
     real = TextWing.rollout
 
     def rollout(self, iteration, groups):
-        short[kind] = 1000 if iteration == 0 else 5
+        short.update(dict.fromkeys(short, 1000 if iteration == 0 else 5))
         return real(self, iteration, groups)
 
     monkeypatch.setattr(TextWing, "rollout", rollout)
     options = {"algorithm__objective__kl__beta": 0.0, "train__passes": 1, "train__updates": 1}
     done = run.train_config(settings(run__name="short", **options, **AUTO))
-    sizes = [each[key] for each in held(done)]
-    assert sizes == [32, 16, 8, 4]
-    assert [each["step"] for each in held(done)] == [0, 2, 2, 2]
-    short[kind] = 1000
+    sizes = [(each["step"], each["micro_batch"], each["rollout_batch"]) for each in held(done)]
+    assert sizes == [(0, 32, 32), *((2, 32, most) for most in (16, 8, 4)), *((2, most, 4) for most in (16, 8, 4))]
+    short.update(dict.fromkeys(short, 1000))
     monkeypatch.setattr(TextWing, "rollout", real)
     lines, weights = numbers(run.train_config(settings(run__name="plain", train__micro_batch=32, **options)))
     found, tensors = numbers(done)

@@ -219,7 +219,7 @@ def test_the_published_numbers_of_steps_run(tmp_path, preset, size, steps, group
     assert line["cost/update_evaluations"] == cost.update - cost.graphs
 
 
-@pytest.mark.parametrize("split", ["samples", "edges"])
+@pytest.mark.parametrize("split", [pytest.param("samples", marks=pytest.mark.zoo), "edges"])
 def test_a_resume_deals_as_the_run_would_have(tmp_path, split):
     def begin():
         return trainer(settings(tmp_path, "branch_grpo", split=split, updates=2, iterations=3), held_out=0)

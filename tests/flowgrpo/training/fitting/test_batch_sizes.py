@@ -66,7 +66,7 @@ ONE = [
     ],
 )
 def test_a_run_has_the_numbers_of_one_with_the_found_sizes_written_out(tmp_path, algorithm, asked, found):
-    options = {"algorithm__preset": algorithm, "train__iterations": 2, **few(algorithm)}
+    options = {"algorithm__preset": algorithm, "train__iterations": 1, **few(algorithm)}
     run = begun(tmp_path / "auto", short(4, 8), **options, **asked)
     run.run()
     assert (run.config.train.micro_batch, run.config.train.rollout_batch) == (
@@ -107,10 +107,10 @@ def test_a_probe_leaves_no_trace(tmp_path):
 
 
 def test_a_resume_takes_what_was_found_without_a_probe(tmp_path, no_probe):
-    options = {**AUTO, "eval__every": 2, "train__iterations": 4}
+    options = {**AUTO, "eval__every": 1, "train__iterations": 2}
     whole = begun(tmp_path / "whole", short(4, 8), **options)
     whole.run()
-    begun(tmp_path / "half", short(4, 8), **{**options, "train__iterations": 2}).run()
+    begun(tmp_path / "half", short(4, 8), **{**options, "train__iterations": 1}).run()
     no_probe()
     rest = begun(tmp_path / "half", short(), **options)
     rest.resume()
@@ -119,7 +119,7 @@ def test_a_resume_takes_what_was_found_without_a_probe(tmp_path, no_probe):
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_does_not_probe_again(tmp_path, no_probe):
-    options = {"train__iterations": 3, "run__checkpoint__every": 3}
+    options = {"train__iterations": 2, "run__checkpoint__every": 2}
     killed = begun(tmp_path, short(4, 8), **AUTO, **options)
     at(killed, 1, interrupt)
     with pytest.raises(KeyboardInterrupt):

@@ -58,7 +58,7 @@ CASES = {
         "algorithm={preset: seppo, likelihood: {bank: {every: 1, keep: 2}}}",
         "data.groups=stored",
     ],
-    "texts, in one pass and in two": ["algorithm.preset=cj_grpo", "algorithm.objective.kl.level=sequence"],
+    "texts": ["algorithm.preset=gdpo"],
 }
 WHOLE = {
     "a divergence and an average, guided calls in bfloat16, checkpointed": [
@@ -69,9 +69,12 @@ WHOLE = {
         "model.gradient_checkpointing=true",
     ],
     "final samples in pairs, of the reference": ["model.call.num_inference_steps=2", "algorithm.preset=dpo"],
-    "texts held to a reference": ["algorithm.preset=gdpo", "algorithm.objective.kl.beta=0.1"],
+    "texts held to a reference, in one pass and in two": [
+        "algorithm.preset=cj_grpo",
+        "algorithm.objective.kl={level: sequence, beta: 0.1}",
+    ],
 }
-FURTHER = ("brushes",)
+FURTHER = ("brushes", "texts", "final samples in pairs, of the reference")
 OF_ALL = ["train.updates=1", "run.processes=2", "eval.every=2", "eval.prompts=1", "eval.save=0"]
 OF_ALL_WEIGHTS = [
     "model.lora=null",
@@ -82,7 +85,7 @@ OF_ALL_WEIGHTS = [
 
 
 def turns_of(case, folder):
-    """The runs of a case: whole and in shards, and where all weights learn also one that goes on in shards."""
+    """The runs of a case: whole and in shards, and where all weights of pictures learn also one that goes on in shards."""
     texts, full = case.startswith("texts"), case in WHOLE
     chosen = [
         *OF_ALL,
@@ -91,7 +94,7 @@ def turns_of(case, folder):
     chosen += ["train.replay=always"] * (not texts and not full)  # as all must in shards
     config = "texts.yaml" if texts else "tiny.yaml"
     turns = [Turn(str(folder), config, form, [*chosen, f"run.sharding={form}"]) for form in ("none", "fsdp2")]
-    return turns + [turns[1]._replace(name="later", source="fsdp2")] * full
+    return turns + [turns[1]._replace(name="later", source="fsdp2")] * (full and not texts)
 
 
 @pytest.fixture(scope="module")
@@ -142,17 +145,17 @@ def test_a_base_in_shards_trains_as_a_whole_one(case, ran):
 def test_all_weights_in_shards_train_as_whole_ones_and_go_on_as_such(case, ran):
     """Gradients are summed in another order, so that numbers are close, and not the same."""
     folder, ends = ran(case)
-    assert ends == {name: [None, None] for name in ("none", "fsdp2", "later")}
+    assert set(map(tuple, ends.values())) == {(None, None)}
     folders = [folder / name for name in ends]
     whole, *others = (weights(folder, 2) for folder in folders)
-    start = weights(folders[2], 1)
+    start = weights(folders[1], 1)
     for other in others:
         assert other.keys() == whole.keys()
         moved = sum(float((whole[key] - start[key]).square().sum()) for key in whole) ** 0.5
         apart = sum(float((whole[key] - other[key]).square().sum()) for key in whole) ** 0.5
         assert apart < 0.02 * moved
     drifts = [[line.get("policy/max_abs_log_ratio") for line in metrics(folder)] for folder in folders]
-    assert drifts[0] == drifts[1] == drifts[2]
+    assert all(drift == drifts[0] for drift in drifts)
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from flowgrpo.mdlm.methods.objectives import aggregation
 SIZE, LENGTH = 4, 9
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5], [8, 9, 7, 9, 3, 2, 3]]
 HIDING = {
-    "one_step": partial(likelihood.one_step, prompt_rate=0.4),
-    "blocks": partial(likelihood.blocks, size=3, prompt_rate=0.4),
+    "one_step_prompt": partial(likelihood.one_step, prompt_rate=0.4),
+    "blocks_prompt": partial(likelihood.blocks, size=3, prompt_rate=0.4),
 }
 
 
@@ -62,11 +62,15 @@ def one_by_one(predictor, answers, chosen):
     return each
 
 
-@pytest.mark.parametrize(
-    "plan", [*PLANS.values(), *HIDING.values()], ids=[*PLANS, *(f"{name}_prompt" for name in HIDING)]
-)
-@pytest.mark.parametrize("shift", [False, True])
-def test_all_blocks_at_once_are_each_by_itself(plan, shift):
+def with_shifts(names):
+    """Each name without a shift and with one, which is the predictor's alone: a plain run tries that with two names."""
+    further = [pytest.param(name, True, marks=pytest.mark.zoo) for name in names[2:]]
+    return [*((name, False) for name in names), *((name, True) for name in names[:2]), *further]
+
+
+@pytest.mark.parametrize(("name", "shift"), with_shifts([*HIDING, *PLANS]))
+def test_all_blocks_at_once_are_each_by_itself(name, shift):
+    plan = (HIDING | PLANS)[name]
     predictor, answers = MaskPredictor(qwen3(), MASK, PAD, shift=shift, block_size=SIZE), finished("eos")
     chosen = plan(answers)
     found = estimate(predictor, answers, chosen, 5)
@@ -128,8 +132,9 @@ def test_every_mask_of_the_answer_is_as_often_every_mask_of_its_blocks():
     assert elbo(range(5)) == pytest.approx(elbo([0, 1, 2]) + elbo([3, 4]), abs=1e-5)  # weights are float32
 
 
-@pytest.mark.parametrize("name", ["low_confidence", "threshold", "entropy", "random", "left_to_right"])
-@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize(
+    ("name", "shift"), with_shifts(["left_to_right", "threshold", "low_confidence", "entropy", "random"])
+)
 def test_a_trajectory_is_what_the_decoder_committed(name, shift):
     predictor, given = MaskPredictor(llama(), MASK, PAD, shift=shift, block_size=SIZE), finished()
     written = {"name": name, "proposal": {"temperature": 1.0}, "cache": "prefix"}
