@@ -6,6 +6,7 @@ import statistics
 import pytest
 import runs
 import torch
+from in_turn import after_first_step
 
 from flowgrpo.commands.runs import train as run
 
@@ -51,7 +52,7 @@ def test_what_is_compared_is_the_worst_of_each_answer(settings, tmp_path, monkey
 
 def test_a_resumed_run_is_the_run_that_was_never_stopped(settings, tmp_path):
     whole = run.train_config(chosen(settings, tmp_path, "worst", run__name="whole"))
-    run.train_config(chosen(settings, tmp_path, "worst", run__name="parts", train__iterations=1))
+    after_first_step(whole.folder.parent, "whole", "parts")
     rest = run.train_config(chosen(settings, tmp_path, "worst", run__name="parts", run__resume=True))
     one, other = runs.weights(whole.folder, 2), runs.weights(rest.folder, 2)
     assert all(torch.equal(one[name], other[name]) for name in one)

@@ -85,9 +85,16 @@ def whole_graph(plan, name):
     return learnt, by_hand(moved(Toy()), given, chosen, OBJECTIVES[name], weights, old, reference)
 
 
-@pytest.mark.parametrize("micro_batch", [1, 4, 1000])
-@pytest.mark.parametrize("name", OBJECTIVES)
-@pytest.mark.parametrize("plan", ["coupled", "quadrature", "antithetic", "trajectory", "blocks"])
+PLANNED = ("coupled", "quadrature", "antithetic", "trajectory", "blocks")
+CASES = [
+    pytest.param(plan, name, size, marks=() if size == 4 or plan in ("coupled", "trajectory") else pytest.mark.zoo)
+    for plan in PLANNED
+    for name in OBJECTIVES
+    for size in (1, 4, 1000)
+]
+
+
+@pytest.mark.parametrize(("plan", "name", "micro_batch"), CASES)
 def test_gradients_are_those_of_the_whole_graph(plan, name, micro_batch):
     """Whatever fits a call: in one pass, call by call, or in two passes."""
     (given, chosen, weights, old, reference), (loss, slopes) = whole_graph(plan, name)

@@ -33,7 +33,7 @@ def plain(done):
 
 @pytest.mark.parametrize("preset", [pytest.param("diffu_grpo", marks=pytest.mark.zoo), "trace_rl", "igpo"])
 def test_the_answers_of_a_run_are_kept_and_change_nothing(settings, preset, tmp_path):
-    chosen = {"algorithm__preset": preset, "train__iterations": 2}
+    chosen = {"algorithm__preset": preset, "train__iterations": 1}
     kept = run.train_config(settings(**chosen, run__name="kept", run__trees={"every": 1, "prompts": 1}))
     assert plain(kept) == plain(run.train_config(settings(**chosen, run__name="plain")))
     for step, tree in enumerate(TreeFolder(kept.folder).read(), 1):

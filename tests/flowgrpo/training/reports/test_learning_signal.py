@@ -16,6 +16,9 @@ from flowgrpo.training.run.stop_reasons import NothingToLearn
 
 # The reward itself is in the advantage, or nothing of it: not counted as idle.
 REWARDED = ("vgpo", "rwr", "gdro", "opd")
+# Of the credit, the baseline and the objective of another: not in a plain run.
+ALIKE = ("flow_grpo_fast", "flow_grpo_window", "mix_grpo", "dance_grpo", "pref_grpo", "sage_grpo", "elbo_grpo")
+ALIKE += ("tempflow_fast", "branch_grpo_mix", "stepwise_flow_grpo", "sol_rl", "awm", "awm_fast")
 
 
 def settings(folder, preset="flow_grpo", **overrides):
@@ -94,7 +97,10 @@ def test_whatever_leaves_nothing_to_learn_is_named(tmp_path, rewards, why):
     assert told.count(said) == (8 if lost else 0)
 
 
-@pytest.mark.parametrize("preset", [name for name in PRESETS if name not in REWARDED])
+@pytest.mark.parametrize(
+    "preset",
+    [pytest.param(name, marks=pytest.mark.zoo if name in ALIKE else ()) for name in PRESETS if name not in REWARDED],
+)
 def test_a_constant_teaches_no_method(tmp_path, preset):
     written = {"preset": preset, "likelihood": {"draws": 3}} if preset in MANY_DRAWS else preset
     chosen = settings(tmp_path, written, train__groups=2, run__patience=1)

@@ -74,7 +74,12 @@ WHOLE = {
         "algorithm.objective.kl={level: sequence, beta: 0.1}",
     ],
 }
-FURTHER = ("brushes", "texts", "final samples in pairs, of the reference")
+FURTHER = (
+    "brushes",
+    "final samples in pairs, stored ones beside those of a snapshot",
+    "texts",
+    "final samples in pairs, of the reference",
+)
 OF_ALL = ["train.updates=1", "run.processes=2", "eval.every=2", "eval.prompts=1", "eval.save=0"]
 OF_ALL_WEIGHTS = [
     "model.lora=null",
