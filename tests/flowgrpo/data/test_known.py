@@ -7,9 +7,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from flowgrpo import config
 from flowgrpo.data import configs, known
+from flowgrpo.flow.pipeline.call_arguments import checked_call, outline
 from flowgrpo.flow.pipeline.loading import load, meta_pipeline
 from flowgrpo.mdlm.models import architectures
+from flowgrpo.training.weights import trained_weights
 
 # Billions of parameters of the trained networks, of torch's own count of the hub's configs.
 SIZES = {
@@ -40,14 +43,24 @@ TEXTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def written():
+    """All built-in configs."""
+    return [config.load(name) for name in configs.names()]
+
+
 @pytest.mark.parametrize("name", known.models())
-def test_a_known_pipeline_has_the_size_that_is_published(name):
+def test_a_known_pipeline_has_the_size_that_is_published_and_what_its_configs_name(name, written):
     with known.folder(name, with_tokenizers=False) as place:
         index = json.loads((Path(place) / "model_index.json").read_text())
         kind = load.component_class(index["transformer"])
         network = meta_pipeline.network(kind, Path(place) / "transformer", torch.bfloat16)
     billions = sum(p.numel() for p in network.parameters()) / 1e9
     assert billions == pytest.approx(SIZES[name], abs=0.006)
+    for one in (each for each in written if each.model.path == name):
+        assert trained_weights.lora_config(1, 1, one.model.lora.targets, {"transformer": network}).target_modules
+        for call in (one.model.call, one.eval.call):
+            assert checked_call(outline(index["_class_name"]), call) == call
 
 
 @pytest.mark.parametrize("name", known.texts())
@@ -57,11 +70,8 @@ def test_a_known_language_model_has_the_size_that_is_published(name):
     assert sum(torch.Size(shape).numel() for shape in shapes.values()) / 1e9 == pytest.approx(TEXTS[name], abs=0.06)
 
 
-def test_every_model_of_a_built_in_config_is_known():
-    from flowgrpo import config
-
-    models = {config.load(name).model.path for name in configs.names()}
-    assert models <= {*known.models(), *known.texts()}
+def test_every_model_of_a_built_in_config_is_known(written):
+    assert {one.model.path for one in written} <= {*known.models(), *known.texts()}
 
 
 def test_a_known_tokenizer_counts_as_many_tokens_as_letters_allow():
