@@ -47,7 +47,7 @@ def importing(folder, *options):
 
 @pytest.mark.parametrize(
     "module",
-    ["pydantic", pytest.param("torch._C", marks=pytest.mark.zoo), "diffusers.models.transformers.transformer_sd3"],
+    ["pydantic", "torch._C", pytest.param("diffusers.models.transformers.transformer_sd3", marks=pytest.mark.zoo)],
 )
 def test_while_others_are_imported(workplace, module):
     (workplace / "sitecustomize.py").write_text(AT_IMPORT.format(module=module, pid="os.getpid()", alone=1))
