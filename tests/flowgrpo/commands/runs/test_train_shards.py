@@ -70,47 +70,22 @@ def killed(tiny_model, tmp_path_factory):
     return folder, status, said, steps(folder / "runs" / "t")
 
 
+def in_turn(meet, *runs):
+    """Let two processes make runs of these folders, names, sources and further options, one after the other."""
+    config, *options = OPTIONS
+    turns = [Turn(str(folder), config, name, [*options, *SHARDED, *own], source) for folder, name, source, *own in runs]
+    assert trained_in_turn([turns], meet) == [{turn.name: [None, None] for turn in turns}]
+
+
 @pytest.fixture(scope="module")
-def runs(killed, tiny_model, tmp_path_factory):
-    """The folder of runs that nobody disturbs: one in shards, and such as go on, begun by two processes or by one.
-
-    The run that was killed goes on, too, in its own folder.
-    """
+def whole(killed, tiny_model, tmp_path_factory):
+    """A run that nobody disturbs; the run that was killed goes on, too, in its own folder."""
     with furnished(tmp_path_factory.mktemp("undisturbed"), tiny_model) as folder:
-        config, *options = OPTIONS
-        assert main(["train", *OPTIONS, *ALONE, "run.name=first", "train.iterations=1"]) == 0
-        turns = [
-            Turn(str(folder), config, "whole", [*options, *SHARDED]),
-            Turn(str(folder), config, "same", [*options, *SHARDED], source="whole"),
-            Turn(str(folder), config, "spread", [*options, *SHARDED], source="first"),
-            Turn(str(killed[0]), config, "t", [*options, *SHARDED, "run.resume=true"]),
-        ]
-        ends = trained_in_turn([turns], tmp_path_factory.mktemp("two"))
-        assert ends == [{turn.name: [None, None] for turn in turns}]
-        after_first_step(folder / "runs", "whole", "alone")
-        assert main(["train", *OPTIONS, *ALONE, "run.name=alone", "run.resume=true"]) == 0
-    return folder / "runs"
+        in_turn(tmp_path_factory.mktemp("two"), (folder, "whole", None), (killed[0], "t", None, "run.resume=true"))
+    return folder / "runs" / "whole"
 
 
-def test_a_run_in_shards_goes_on_to_the_bit_in_as_many_processes_and_closely_in_others(runs):
-    places = {name: runs / name / "checkpoints" / "step-000002" for name in ("whole", "same", "alone", "spread")}
-    assert [any(place.glob("shard-*")) for place in places.values()] == [True, True, False, True]
-
-    whole, same = from_shards(places["whole"]), from_shards(places["same"])
-    assert {name.partition(".")[0] for name in whole} == {"weights", "moments"}
-    assert whole.keys() == same.keys()
-    assert all(torch.equal(whole[name], same[name]) for name in whole)
-    assert metrics(runs / "same", "eval")[-1]["reward/mean"] == metrics(runs / "whole", "eval")[-1]["reward/mean"]
-
-    start, end = weights(runs / "whole", 1), weights(runs / "whole", 2)
-    moved = sum(float((end[name] - start[name]).square().sum()) for name in end) ** 0.5
-    for name in ("alone", "spread"):
-        other = weights(runs / name, 2)
-        apart = sum(float((end[key] - other[key]).square().sum()) for key in end) ** 0.5
-        assert apart < 1e-4 * moved
-
-
-def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_before_whole(killed, runs):
+def test_a_killed_process_leaves_the_checkpoint_before_whole_and_as_many_go_on_from_it_to_the_bit(killed, whole):
     folder, status, said, left = killed
     run = folder / "runs" / "t"
     assert status == 128 + signal.SIGKILL, said
@@ -118,11 +93,32 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_before_w
     assert "flowgrpo: another process of this run has ended, so this one ends too" in said
     assert "step-000002" not in left
     assert steps(run) == ["step-000001", "step-000002"]
-    whole, again = (from_shards(folder / "checkpoints" / "step-000002") for folder in (runs / "whole", run))
-    assert whole.keys() == again.keys()
-    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    one, two = (from_shards(folder / "checkpoints" / "step-000002") for folder in (whole, run))
+    assert {name.partition(".")[0] for name in one} == {"weights", "moments"}
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert metrics(run, "eval")[-1]["reward/mean"] == metrics(whole, "eval")[-1]["reward/mean"]
 
 
+@pytest.mark.zoo
+def test_a_run_in_shards_goes_on_closely_in_more_processes_or_fewer(whole, tmp_path, monkeypatch):
+    runs = whole.parent
+    monkeypatch.chdir(runs.parent)
+    assert main(["train", *OPTIONS, *ALONE, "run.name=first", "train.iterations=1"]) == 0
+    in_turn(tmp_path, (runs.parent, "spread", "first"))
+    after_first_step(runs, "whole", "alone")
+    assert main(["train", *OPTIONS, *ALONE, "run.name=alone", "run.resume=true"]) == 0
+    places = [runs / name / "checkpoints" / "step-000002" for name in ("whole", "alone", "spread")]
+    assert [any(place.glob("shard-*")) for place in places] == [True, False, True]
+    start, end = weights(whole, 1), weights(whole, 2)
+    moved = sum(float((end[name] - start[name]).square().sum()) for name in end) ** 0.5
+    for name in ("alone", "spread"):
+        other = weights(runs / name, 2)
+        apart = sum(float((end[key] - other[key]).square().sum()) for key in end) ** 0.5
+        assert apart < 1e-4 * moved
+
+
+@pytest.mark.zoo
 def test_a_process_without_room_for_its_shards_ends_the_run_in_a_sentence(workplace):
     (workplace / "mine.py").write_text(DISTURBED)
     (workplace / "limit").touch()
