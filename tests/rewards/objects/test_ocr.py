@@ -32,7 +32,7 @@ def reward():
 WORDS = ["Open until nine", "Fresh Bread", "NO EXIT", "Route 66"]
 
 
-@pytest.mark.parametrize("how", [{}, {"angle": 5}, {"angle": -5}, {"size": 12}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"angle": -5}, {"size": 12}], ids=str)
 def test_rendered_words_are_read(reward, how):
     images = torch.stack([picture(text, **how) for text in WORDS])
     read = list(reward.function.read(images))

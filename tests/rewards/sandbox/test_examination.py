@@ -30,9 +30,7 @@ def test_no_hack_earns_anything_and_the_right_program_everything(reward):
     assert scores[-1] == 1.0
 
 
-@pytest.mark.parametrize(
-    "sizes", [(2, 9), pytest.param(range(3, 9), marks=pytest.mark.zoo)], ids=["smallest and largest", "between"]
-)
+@pytest.mark.parametrize("sizes", [(9,), pytest.param(range(2, 9), marks=pytest.mark.zoo)], ids=["largest", "smaller"])
 def test_right_programs_of_many_kinds_keep_their_score(reward, sizes):
     names, right, tests = zip(*programs(sizes), strict=True)
     assert len(right) == 27 * len(sizes) == len(FAMILIES) * len(sizes)

@@ -111,7 +111,11 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+# These take all of their time, as another does; they are stopped in other tests, too, or are much like what is.
+LONG = ("a patient fork bomb", "an endless loop", "much talk")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.zoo] * (n in LONG)) for n in ATTACKS])
 def test_an_attack_scores_nothing_and_the_next_program_its_due(reward, name, facts):
     local = f"flowgrpo-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as abstract:
@@ -131,10 +135,9 @@ def test_an_attack_scores_nothing_and_the_next_program_its_due(reward, name, fac
 
 
 PROMISED = ("a fork bomb", "an endless loop", "10 GB at once", "a file outside", "a socket")
-LONG = pytest.param(PROMISED[1], marks=pytest.mark.zoo)  # takes all of its time; others give it less
 
 
-@pytest.mark.parametrize("name", [PROMISED[0], LONG, *PROMISED[2:]])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.zoo] * (n in LONG)) for n in PROMISED])
 def test_the_reward_as_it_comes_refuses_what_is_promised_in_ten_seconds(as_it_comes, name, facts):
     text = f"Here you are:\n```python\n{ATTACKS[name].format(**facts)}\n```\n"
     assert as_it_comes.function.limits.seconds == 5
@@ -155,7 +158,7 @@ def test_a_batch_with_attacks_in_a_thread_of_a_training_process_leaves_nothing(l
         texts.append(f"```python\n{program}\n```")
         expected.append(0.0 if bad else 0.5 if i % 2 else 1.0)
     tests = [["assert double(2) == 4", "assert double(0) == 0"]] * len(texts)
-    reward, one, found = rewards.load("code", options={"seconds": 2}), psutil.Process(), []
+    reward, one, found = rewards.load("code", options={"seconds": 1}), psutil.Process(), []
 
     def held():
         return one.num_threads(), one.num_fds(), len(one.children(recursive=True))  # zombies are children too
