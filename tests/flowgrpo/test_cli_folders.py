@@ -300,13 +300,14 @@ def test_every_command_for_texts_takes_a_variant(text, capsys):
 def test_every_command_for_pipelines_takes_a_variant(flow, tiny_model, capsys):
     broken.name_variant(flow)
     key, call = "model.variant=fp16", [f"{k}={v}" for k, v in CALL.items()]
+    small = ["train.iterations=1", "train.updates=1", "eval={every: 1, prompts: 1, save: 1}"]
     for words in (
         [*FLOW["plan"], key],
         [*FLOW["sample"], "--variant", "fp16", *call],
         ["sample", str(tiny_model), "--prompt", "a", "--out", "plain", *call],
-        [*FLOW["train"], key, "train.iterations=1"],
+        [*FLOW["train"], key, *small],
         ["export", "runs/u", "--out", "lora"],
-        [*FLOW["train"], key, "train.iterations=1", "model.lora=null", "run.name=w"],
+        [*FLOW["train"], key, *small, "model.lora=null", "run.name=w"],
         ["export", "runs/w", "--out", "full"],
         ["sample", "full", "--prompt", "a", "--out", "again", *call],
         [*FLOW["groups"], key, "train.group_size=2"],

@@ -62,6 +62,7 @@ def test_while_a_reward_is_tried_and_in_the_first_evaluation(workplace, call):
     assert not list((workplace / "runs").glob("*/checkpoints"))
 
 
+@pytest.mark.zoo
 def test_in_two_processes(workplace):
     """Ctrl-C reaches the process that started them, which passes it on to both."""
     (workplace / "sitecustomize.py").write_text(AT_IMPORT.format(module="pydantic", pid="os.getppid()", alone=0))

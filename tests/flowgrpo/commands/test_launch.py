@@ -235,13 +235,13 @@ def test_wrong_input_in_several_processes_is_still_status_2(workplace):
     [
         (((0, 0), (0.1, 0)), None),
         (((30, 0), (0, 7)), 1),  # the first is still waiting for the second
-        (((0, launch.LOST), (0.3, 1)), 1),  # the first only lost the second, which takes longer to end
+        (((0, launch.LOST), (0.2, 1)), 1),  # the first only lost the second, which takes longer to end
         (((0, launch.LOST), (0, launch.LOST)), 0),
     ],
 )
 def test_the_process_that_failed_is_the_one_that_is_to_blame(monkeypatch, statuses, failed):
     """Processes end with a status after some seconds each."""
-    monkeypatch.setattr(launch, "GRACE", 1)
+    monkeypatch.setattr(launch, "GRACE", 0.5)
     code = "import sys, time; time.sleep(float(sys.argv[1])); sys.exit(int(sys.argv[2]))"
     children = [subprocess.Popen([sys.executable, "-S", "-c", code, *map(str, each)]) for each in statuses]
     assert launch._first_failure(children) == failed

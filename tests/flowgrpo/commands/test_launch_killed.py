@@ -116,6 +116,7 @@ def torchrun(*options, **environment):
     return forked.Command(words, {"GLOO_SOCKET_IFNAME": "lo", **environment}, run=forked.torchrun)
 
 
+@pytest.mark.zoo
 def test_a_run_that_torchrun_starts_again_goes_on_from_its_checkpoint(run, whole):
     process = torchrun("--max-restarts", "3", DIES="1", IN="update", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     _, said = process.communicate(timeout=300)

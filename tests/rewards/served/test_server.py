@@ -76,7 +76,7 @@ def test_what_waits_is_left_in_its_sockets_beyond_four_bodies():
         most, until = 0, time.monotonic() + 30
         while most < 3 and time.monotonic() < until:
             most = max(most, health(address)[1]["rewards"]["bright"]["waiting"])
-        for _ in range(20):
+        for _ in range(8):
             most = max(most, health(address)[1]["rewards"]["bright"]["waiting"])
             time.sleep(0.02)
         held.set()

@@ -51,7 +51,7 @@ def test_answers_are_read_as_ours_are(judge):
 @installed
 def test_an_answer_that_never_ends_is_wrong_and_the_next_is_judged(hasty):
     assert hasty([r"\boxed{3}"], [""], ["3"]) == [1]
-    for endless in (r"9^{9^{9^{9}}}", "(" * 1900, "(" * 100_000):
+    for endless in (r"9^{9^{9^{9}}}", "(" * 100_000):
         assert hasty([rf"\boxed{{{endless}}}"], [""], ["3"]) == [0]
         assert hasty([r"\boxed{3}"], [""], ["3"]) == [1]
 

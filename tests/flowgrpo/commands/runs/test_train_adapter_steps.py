@@ -17,7 +17,7 @@ def pictures(folder, step):
     return {file.name: file.read_bytes() for file in Path(folder, "samples", f"step-{step:06d}").iterdir()}
 
 
-@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.zoo)])
 def test_a_run_evaluated_without_its_training_stays_what_it_was(workplace, finished, full):
     changes = ["model.lora=null", "train.learning_rate=0.001"] if full else []
     assert main(["train", "tiny.yaml", "eval.adapter_steps=0:0", *changes]) == 0
@@ -30,6 +30,7 @@ def test_a_run_evaluated_without_its_training_stays_what_it_was(workplace, finis
         assert trained == [{k: v for k, v in line.items() if k in trained[0]} for line in metrics(whole)]
 
 
+@pytest.mark.zoo
 def test_a_run_evaluated_with_its_training_on_all_steps_is_an_ordinary_one(workplace, finished):
     assert main(["train", "tiny.yaml", "eval.adapter_steps=0:1"]) == 0
     assert pictures(workplace / "runs/t", 2) == pictures(finished / "runs/t", 2)

@@ -40,7 +40,7 @@ def as_asked(run):
 @pytest.mark.parametrize(
     "left",
     [
-        None,
+        pytest.param(None, marks=pytest.mark.zoo),
         pytest.param([], marks=pytest.mark.zoo),
         pytest.param([".lock"], marks=pytest.mark.zoo),
         [".lock", "engine/policy.safetensors", "start.safetensors", "config.yaml.partial"],

@@ -10,6 +10,8 @@ from runs import background, from_shards, metrics, weights
 
 from flowgrpo.cli import main
 
+pytestmark = pytest.mark.zoo  # a plain run has the tests of checkpoints, in shards, too
+
 OPTIONS = [
     "tiny.yaml",
     "model.call.num_inference_steps=2",
@@ -100,7 +102,6 @@ def test_a_killed_process_leaves_the_checkpoint_before_whole_and_as_many_go_on_f
     assert metrics(run, "eval")[-1]["reward/mean"] == metrics(whole, "eval")[-1]["reward/mean"]
 
 
-@pytest.mark.zoo
 def test_a_run_in_shards_goes_on_closely_in_more_processes_or_fewer(whole, tmp_path, monkeypatch):
     runs = whole.parent
     monkeypatch.chdir(runs.parent)
@@ -118,7 +119,6 @@ def test_a_run_in_shards_goes_on_closely_in_more_processes_or_fewer(whole, tmp_p
         assert apart < 1e-4 * moved
 
 
-@pytest.mark.zoo
 def test_a_process_without_room_for_its_shards_ends_the_run_in_a_sentence(workplace):
     (workplace / "mine.py").write_text(DISTURBED)
     (workplace / "limit").touch()
