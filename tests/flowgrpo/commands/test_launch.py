@@ -176,6 +176,7 @@ def test_a_process_that_is_alone_by_right_is_let_through(cpus, monkeypatch, capl
     assert ("flowgrpo train ... run.processes=N starts N" in caplog.text) is warned
 
 
+EDGES = ["train.split=edges", "train.updates=3"]
 VGPO = ["algorithm.preset=vgpo", "algorithm.tree.root=true", "algorithm.kernel.calibrate={rounds: 2}"]
 BRANCHES = ["algorithm.preset=branch_grpo", "algorithm.tree.prune={rule: extremes}", "model.call.num_inference_steps=4"]
 
@@ -184,8 +185,9 @@ BRANCHES = ["algorithm.preset=branch_grpo", "algorithm.tree.prune={rule: extreme
     ("method", "drift"),
     [
         pytest.param(["algorithm.preset=flow_grpo"], 0.0, marks=pytest.mark.zoo),
-        ([*VGPO, "train.split=samples"], 0.0),
-        ([*BRANCHES, "train.split=edges", "train.updates=3"], 1e-6),
+        pytest.param([*VGPO, "train.split=samples"], 0.0, marks=pytest.mark.zoo),
+        pytest.param([*BRANCHES, *EDGES], 1e-6, marks=pytest.mark.zoo),
+        ([*VGPO, *EDGES], 1e-6),
     ],
 )
 def test_two_processes_give_the_weights_of_one(workplace, method, drift):

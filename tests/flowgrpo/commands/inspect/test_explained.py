@@ -13,13 +13,13 @@ def run(trained):
 
 def test_a_sample_of_a_run_is_explained(run, printed):
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    asked, as_json = ["explain", run, "--prompt", "1", "--redraws", "3", "--chains", "5"], ["--format", "json"]
+    asked, as_json = ["explain", run, "--prompt", "1", "--redraws", "2", "--chains", "3"], ["--format", "json"]
     told = printed(*asked, *as_json)
     prompts = Path("prompts.txt").read_text().splitlines()
     assert (told["prompt"], told["seed"], told["checkpoint"]) == (prompts[1], 1, 2)
     steps = 3 - 1  # the last one is ODE
     assert [each["step"] for each in told["shares"]] == [*range(steps)]
-    assert [len(each["rewards"]) for each in told["redraws"]] == [3] * steps
+    assert [len(each["rewards"]) for each in told["redraws"]] == [2] * steps
     assert len({each["advantage"] for each in told["credit"]}) == 1
     assert told["total_variance"] > 0
     assert abs(told["sum"]["share"] - sum(each["share"] for each in told["shares"])) < 1e-9

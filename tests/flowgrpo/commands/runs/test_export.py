@@ -41,7 +41,7 @@ def test_an_export_loads_into_a_fresh_stock_pipeline(workplace, finished, tiny_m
 
 
 def test_the_card_and_the_settings_say_what_others_need(workplace, tiny_model):
-    main(["train", "tiny.yaml", "train.iterations=1", "eval.call={num_inference_steps: 6}"])
+    main(["train", "tiny.yaml", "train.iterations=1", "train.updates=1", "eval.call={num_inference_steps: 6}"])
     (tiny_model / "README.md").write_text("---\nlicense: mit\n---\n")
     try:
         assert main(["export", "runs/t", "--out", "out", "--comfyui"]) == 0
@@ -81,7 +81,10 @@ def test_the_settings_tell_the_largest_rank_of_a_lora_that_a_run_started_from(wo
         tensors[f"{name}.lora_A.weight"] = torch.ones(rank, weight.shape[1])
         tensors[f"{name}.lora_B.weight"] = torch.zeros(weight.shape[0], rank)
     save_file(tensors, "begun.safetensors")
-    assert main(["train", "tiny.yaml", "model.lora={path: begun.safetensors}", "train.iterations=1"]) == 0
+    assert (
+        main(["train", "tiny.yaml", "model.lora={path: begun.safetensors}", "train.iterations=1", "train.updates=1"])
+        == 0
+    )
     assert main(["export", "runs/t", "--out", "out"]) == 0
     assert json.loads(Path("out/sampler.json").read_text())["lora"] == {"rank": 5, "strength": 1.0}
 

@@ -44,10 +44,14 @@ def test_two_iterations_are_one_and_a_resume_and_one_and_the_card_makes_their_pi
     assert Path("again.png").read_bytes() == Path("sample-0.png").read_bytes()
 
 
-@pytest.mark.usefixtures("few_objects")
-def test_doctor_and_plan_know_it(workplace, printed):
+def test_doctor_knows_it(workplace, printed):
     told = printed("doctor", "tiny.yaml", "model.quantise=int8", "--format", "json")
     assert {check["name"]: check for check in told["checks"]}["lora_reload"]["ok"]
+
+
+@pytest.mark.zoo
+@pytest.mark.usefixtures("few_objects")
+def test_plan_knows_it(workplace, printed):
     whole, int8, nf4 = (
         printed("plan", "tiny.yaml", f"model.quantise={form}", "--format", "json")["memory"]["gpu_bytes"]
         for form in ("null", "int8", "nf4")
