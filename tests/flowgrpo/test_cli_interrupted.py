@@ -28,7 +28,7 @@ def redness(images, prompts):
     calls.append(1)
     if len(calls) in {calls} and os.environ.get("RANK", "{alone}") == "1":
         os.kill({pid}, signal.SIGINT)
-        time.sleep(0.5)
+        time.sleep(0.5 * ({pid} != os.getpid()))
     return images[:, 0].mean((1, 2))
 """
 
@@ -55,7 +55,7 @@ def test_while_others_are_imported(workplace, module):
     assert not (workplace / "runs").exists()
 
 
-@pytest.mark.parametrize("call", [1, 3])
+@pytest.mark.parametrize("call", [1, pytest.param(3, marks=pytest.mark.zoo)])
 def test_while_a_reward_is_tried_and_in_the_first_evaluation(workplace, call):
     (workplace / "mine.py").write_text(AT_CALL.format(calls=[call], pid="os.getpid()", alone=1))
     assert interrupted(background("train", "tiny.yaml")).splitlines()[-1] == "flowgrpo: interrupted"

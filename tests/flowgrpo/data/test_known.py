@@ -49,7 +49,18 @@ def written():
     return [config.load(name) for name in configs.names()]
 
 
-@pytest.mark.parametrize("name", known.models())
+# Of the same network as others, in another size or for other inputs.
+FURTHER = (
+    "Qwen/Qwen-Image",
+    "Tongyi-MAI/Z-Image-Turbo",
+    "Wan-AI/Wan2.1-T2V-14B-Diffusers",
+    "Wan-AI/Wan2.2-T2V-A14B-Diffusers",
+    "black-forest-labs/FLUX.2-klein-base-9B",
+    "stabilityai/stable-diffusion-3.5-large",
+)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.zoo] * (n in FURTHER)) for n in known.models()])
 def test_a_known_pipeline_has_the_size_that_is_published_and_what_its_configs_name(name, written):
     with known.folder(name, with_tokenizers=False) as place:
         index = json.loads((Path(place) / "model_index.json").read_text())
