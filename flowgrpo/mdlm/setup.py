@@ -34,11 +34,7 @@ SYNTHETIC = "<answer>1 + 2</answer>"
 
 
 def check_model(model: TextModel) -> None:
-    """Check that the model exists and that its files are complete and hold all weights, without loading any.
-
-    Raises:
-        InputError: a check fails, see `load.check_weights`.
-    """
+    """Raise InputError unless the model exists and its files hold all weights; none are loaded."""
     check_weights(model.path, model.variant)
 
 
@@ -80,15 +76,13 @@ def policy_and_weights(
 ) -> tuple[TextPolicy, Weights]:
     """Load the model of a config, and return it with its trained weights.
 
-    A learned schedule is the module `schedule` of the weights. With `run.sharding` the model is loaded and probed in host
-    memory; each process then moves its part to the device.
-
-    Args:
-        learns: whether the weights will be trained; only then they have an average and a reference.
+    A learned schedule is the module `schedule` of the weights. Weights that will not be trained (`learns` is false)
+    have no average and no reference. With `run.sharding` the model is loaded and probed in host memory; each process
+    then moves its part to the device.
 
     Raises:
-        InputError: the model does not exist, it does not support the gradient checkpointing that the config sets, or
-            `model.lora.path` is not a LoRA for it.
+        InputError: the model does not exist or does not support the gradient checkpointing that the config sets,
+            or `model.lora.path` is not a LoRA for it.
     """
     model, algorithm = settings.model, settings.algorithm
     file = initial_lora.read(model)
@@ -132,11 +126,8 @@ def policy_and_weights(
 def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData, engines: Any = None) -> Loop:
     """Load the model and return its training loop.
 
-    Args:
-        engines: the module of `run.engine`; its `build` returns the engine that completes prompts in place of the policy.
-
-    Raises:
-        InputError: the model does not exist, it predicts no masked tokens, or it does not fit into memory.
+    `engines` is the module of `run.engine`; its `build` returns the engine that completes prompts in place of the
+    policy. Raises InputError if the model does not exist, predicts no masked tokens, or does not fit into memory.
     """
     memory_estimate.check(settings, accelerator.device)
     policy, weights = policy_and_weights(settings, accelerator.device)

@@ -70,9 +70,8 @@ class Engine(Protocol):
 class TextWing(Wing):
     """A masked-diffusion language model in the training loop.
 
-    Args:
-        schedule: the policy of the decoder's numbers, one of the trained modules; None if they are fixed.
-        engine: samples rollouts in place of the policy; None if the policy samples them.
+    `schedule`, one of the trained modules, is the policy of the decoder's numbers; None if they are fixed. `engine`
+    samples rollouts in place of the policy; None if the policy samples them.
     """
 
     def __init__(self, run: RunState, *, schedule: SchedulePolicy | None = None, engine: Engine | None = None):
@@ -107,7 +106,6 @@ class TextWing(Wing):
 
     @override
     def rollout(self, iteration: int, groups: Groups) -> Batch:
-        """Complete this process's share of the prompts, and score the completions."""
         run, assignment = self.run, self.run.assignment(iteration, groups)
         members = list(assignment.own)
         prompts = [run.train_prompts[groups.prompts[group]] for group, _ in members]
@@ -152,7 +150,6 @@ class TextWing(Wing):
 
     @override
     def eval_samples(self) -> list[Sample]:
-        """Complete the held-out prompts by `eval.decoder`, and return the scored samples."""
         run, config = self.run, self.config
         return evaluate(
             self._generate,
@@ -171,7 +168,6 @@ class TextWing(Wing):
         return self.policy.as_samples(self.policy.generate(texts, decoder, seeds, self.config.train.rollout_rows))
 
     def _evaluated_by(self, count: int) -> Decoder:
-        """Return the evaluation decoder for `count` answers."""
         scheduled = self.config.eval.decoder.name == "scheduled"
         return self._typical(self.eval_decoder, count) if scheduled else self.eval_decoder
 
@@ -250,12 +246,7 @@ def text_loop(
     engine: Engine | None = None,
     **options: Any,
 ) -> Loop:
-    """Return the training loop of a language model.
-
-    Args:
-        schedule, engine: see `TextWing`.
-        options: further arguments of `RunState`: rewards, prompts, accelerator.
-    """
+    """Return the training loop; `schedule` and `engine` are those of `TextWing`, `options` those of `RunState`."""
     run = RunState(config, policy, weights, parameter_groups=_parameter_groups(config, weights, schedule), **options)
     return build_loop(run, TextWing(run, schedule=schedule, engine=engine))
 

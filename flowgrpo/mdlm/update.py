@@ -34,12 +34,11 @@ class UpdateBatch:
 
     Attributes:
         rows: (B,) int64 indices of the completions in the iteration's batch.
-        answers: the completions.
         advantage, weight: (B,) advantage and loss weight of each completion.
         views: masked copies from which the likelihoods are estimated.
         old: (n, B, L) log p under the policy that sampled the completions; None if that is still the trained policy.
         reference: (n, B, L) log p under the reference; None without a KL term.
-        correction: (B, L) importance weight of each token that an engine drew; None without log-probabilities of an engine.
+        correction: (B, L) importance weight of each token that an engine drew; None without its log-probabilities.
     """
 
     rows: Tensor
@@ -83,10 +82,7 @@ def update_batches(
 ) -> list[UpdateBatch]:
     """Build the batch of each optimizer step of an iteration, one for each part of each pass, in their order.
 
-    If the views are the same in every pass, their log-probabilities are computed once.
-
     Args:
-        weights: the trained weights, which also hold the reference.
         advantages, weight: (B,) of the completions; those of weight 0 are left out.
         parts: (B,) number of the part that each completion belongs to.
         versions: earlier versions of the policy; one of them may have sampled the completions.
@@ -160,13 +156,8 @@ def update_on(
 ) -> UpdateStats:
     """Take one optimizer step on some completions of a batch, and return its statistics on this process.
 
-    No step is taken if no process has a scored token, or if a gradient is not finite.
-
-    Args:
-        weights: the weights that `optimizer` moves.
-        scaler: loss scaler for float16; a disabled one does nothing.
-        schedule: the policy of the decoder's numbers (Co-GRPO); None if they are fixed.
-        collectives: sums over the processes.
+    No step is taken if no process has a scored token, or if a gradient is not finite. `schedule` is the policy of the
+    decoder's numbers (Co-GRPO); None if they are fixed.
     """
     update_batch = update_batch.finite()
     algorithm, train = config.algorithm, config.train
@@ -246,11 +237,8 @@ def _schedule_loss(config: TextConfig, schedule: SchedulePolicy, update_batch: U
 def _measure(stats: UpdateStats, outcome: Outcome, objective: Objective, *, scored: Tensor, moved: bool) -> None:
     """Add an update's outcome to the statistics, which are sums over tokens.
 
-    A value of a whole completion counts once for each of its tokens.
-
-    Args:
-        scored: (B, L) bool, the tokens that count.
-        moved: whether the policy may differ from the one that sampled; otherwise the ratio is 1 and not measured.
+    A value of a whole completion counts once for each of its tokens in `scored` (B, L). Unless the policy may have
+    `moved` since it sampled, the ratio is 1 and not measured.
     """
     found = (
         objective.log_ratio(outcome.inputs).abs(),

@@ -96,15 +96,12 @@ def teach(
     chat: bool = False,
     watch: Callable[[Judged], None] | None = None,
 ) -> Taught:
-    """Train a controller for a model and write it to a folder.
+    """Train a controller for a model and write it to `out`, a folder that must be empty or missing.
 
-    Hidden states are not stored: step maps give every canvas, and each training step evaluates the model on one batch of
-    canvases. So memory is that of one batch.
+    Step maps give every canvas, so no hidden states are stored: each step evaluates the model on a batch of canvases.
 
     Args:
-        model: folder or hub id.
         source: source of the prompts, as `flowgrpo.data.prompts.load` takes it.
-        out: output folder, which must be empty or missing.
         length: tokens of an answer.
         decoder: decoder of the teacher.
         prompt_count: largest number of prompts; one in eight is held out.

@@ -182,9 +182,6 @@ def _check(decoder: Decoder) -> None:
 
 
 def _choose(choices: Mapping[str, type[Choice]], row: DecoderRow, written: Any, place: str) -> Any:
-    """Merge what the user wrote for an axis into the row's choice, and check it.
-
-    The row's options are kept unless the user names another word.
-    """
+    """Merge what the user wrote for an axis into the row's options, which another word replaces, and check it."""
     options = choose.options(row, {"name": written} if isinstance(written, str) else written, choices, place)
     return checked(choices[options["name"]], options, place)

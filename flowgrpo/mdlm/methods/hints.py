@@ -77,8 +77,7 @@ def check_solutions(settings: NoHints | Inpainting, columns: Sequence[Mapping[st
 def failed_groups(values: Tensor, groups: Sequence[int], success: float) -> list[int]:
     """Return the groups without a successful answer, in their order.
 
-    `values` (B,) is the deciding reward of each answer; NaN, of a lost answer, counts as a failure. `groups` (B,) is each
-    answer's group.
+    `values` (B,) is the deciding reward of each answer; NaN, of a lost answer, counts as a failure.
     """
     won = {group for group, value in zip(groups, values.tolist(), strict=True) if value >= success}
     return [group for group in dict.fromkeys(groups) if group not in won]
@@ -87,10 +86,7 @@ def failed_groups(values: Tensor, groups: Sequence[int], success: float) -> list
 def draw_hints(
     settings: Inpainting, solutions: Sequence[Tensor], *, length: int, mask_id: int, seeds: Sequence[Address]
 ) -> Tensor:
-    """Return hints (B, L): some tokens of each answer's solution, and the mask token elsewhere.
-
-    Sizes that `settings` leave open follow from `length`.
-    """
+    """Return hints (B, L): some tokens of each answer's solution, and the mask token elsewhere."""
     options: dict[str, Any] = {
         "chunk": settings.chunk or [max(1, length * part // 256) for part in (5, 10)],
         "share": settings.share,

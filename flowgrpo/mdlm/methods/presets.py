@@ -3,14 +3,10 @@
 To add a method, add a row. Numbers of the loop (passes, groups, learning rate) and sizes (length, steps, blocks) depend on
 the model and are not part of a row. `PUBLISHED` has those of the released code, as overrides; `flowgrpo plan` shows them.
 
-The comment above each row names its source and numbers its departures from the source's code ("there"). All rows share three
-departures; the first two are the loop's (`mdlm.trainer` lists more):
-
- 1. A mean over answers or tokens is taken over the whole optimizer step; there over a device's micro-batch, and then over
-    those means.
- 2. Random masks are drawn for each answer at its own address; there one seed serves a batch.
- 3. A token is drawn by one number in [0, 1) and the cumulated probabilities, in float64; there mostly by Gumbel noise on
-    each logit, in the type of the model. The distribution is the same.
+The comment above each row names its source and numbers its departures from the source's code ("there"). All rows share
+departures 1 and 2 of the loop (see `mdlm.trainer`), and a third: a token is drawn by one number in [0, 1) and the
+cumulated probabilities, in float64; there mostly by Gumbel noise on each logit, in the model's type. The distribution
+is the same.
 """
 
 from __future__ import annotations

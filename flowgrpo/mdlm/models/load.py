@@ -186,10 +186,7 @@ def is_pipeline(path: str) -> bool:
 
 
 def load_adapter(predictor: MaskPredictor, folder: Path) -> None:
-    """Load an adapter that `flowgrpo export` wrote; its names are the model's or those of the released code.
-
-    Raises InputError if it is an adapter of another model.
-    """
+    """Load an adapter that `flowgrpo export` wrote; raise InputError if it is an adapter of another model."""
     config = peft.PeftConfig.from_pretrained(str(folder))
     with safetensors.safe_open(folder / ADAPTER, "pt") as file:
         released = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in file.keys()}  # noqa: SIM118

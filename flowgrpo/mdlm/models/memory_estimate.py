@@ -28,11 +28,7 @@ else:
 def memory_estimate(config: TextConfig, *, among: int = 1) -> dict[str, int]:
     """Return the least bytes of a process: `gpu_bytes` on its device, `host_bytes` in host memory.
 
-    Args:
-        among: number of processes that share the model; each loads it whole into host memory.
-
-    Raises:
-        InputError: there is no such model.
+    `among` processes share a model; each loads it whole into host memory. Raises InputError if there is no such model.
     """
     model, train = config.model, config.train
     place, _ = model_paths(model.path)

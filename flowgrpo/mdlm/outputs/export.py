@@ -38,9 +38,8 @@ SCHEDULE_FILE = "schedule.safetensors"
 def check(settings: TextConfig, run: Path, found: Path, *, comfyui: bool) -> None:
     """Check that an export is possible, as far as this can be told without loading the model.
 
-    Raises:
-        InputError: there is no such model or no evaluation prompts; the run's copy of the LoRA that it started from is gone,
-            or that LoRA shifts parameters; or `comfyui` is set, which runs no language models.
+    Raises InputError if there is no such model or no evaluation prompts, if the LoRA that the run started from shifts
+    parameters or the run's copy of it is gone, or if `comfyui` is set, which runs no language models.
     """
     if comfyui:
         raise InputError("--comfyui: ComfyUI runs no masked-diffusion language models; leave it out")

@@ -56,20 +56,14 @@ class TextBudget(Budget):
 
 
 def fit(config: TextConfig, gpu_bytes: int) -> dict[str, Any]:
-    """Return whether a run fits a GPU, and which settings make it fit (`check_fit`).
-
-    Raises InputError if the run cannot start at all.
-    """
+    """Return whether a run fits a GPU, and which settings make it fit; raise InputError if it cannot start at all."""
     with budget_of(config) as budget:
         return check_fit(budget, gpu_bytes, rewards_of(config)[1])
 
 
 @contextmanager
 def budget_of(config: TextConfig, of_node: int = OF_NODE) -> Iterator[TextBudget]:
-    """Yield the memory of a run on machines with `of_node` GPUs; usable only inside the context.
-
-    Raises InputError if the run cannot start.
-    """
+    """Yield the memory of a run on machines with `of_node` GPUs; raise InputError if the run cannot start."""
     longest = max(len(prompt.text) for prompt in prompts.load_split(config.prompts, "train"))
     with here(config) as local, few_objects():
         measure = measure_once(local, lambda other: trial(other, longest // LETTERS + TEMPLATE))

@@ -43,11 +43,8 @@ ANSWERS = 8  # answers whose random views are checked for overlaps
 def plan(config: TextConfig) -> dict[str, Any]:
     """Return the plan of a run as `flowgrpo plan --format json` prints it, for one iteration on all processes.
 
-    Model evaluations count rows: a batch of 8 counts 8, and a guided one 16. `at_most` marks upper bounds of counts that
-    depend on the answers. The plan assumes that no reward fails.
-
-    Raises:
-        InputError: the model, its files, the prompts or the axes are wrong.
+    Model evaluations count rows: a batch of 8 counts 8, a guided one 16. `at_most` marks upper bounds of counts that
+    depend on the answers. The plan assumes that no reward fails. Raises InputError if config or files are wrong.
     """
     with here(config) as placed:
         return _plan(placed) | {"config": config.model_dump(mode="json")}
@@ -176,8 +173,7 @@ def training_decoder(
 ) -> Decoder:
     """Return the training decoder for `count` answers; a learned schedule sets its numbers to the typical ones.
 
-    Raises:
-        InputError: the schedule has an action that the decoder lacks, or the model does not fit the decoder.
+    Raises InputError if the schedule has an action that the decoder lacks, or the model does not fit the decoder.
     """
     length, algorithm = config.model.length, config.algorithm
     size = block_size(config) if predictor is None else None
@@ -324,10 +320,7 @@ def _trained_answers(config: TextConfig) -> tuple[int, bool]:
 
 
 def _views(config: TextConfig, walk: DecodingCost) -> tuple[int, int, bool]:
-    """Return the views of an answer, the evaluations of each view for its gradient, and whether both numbers are exact.
-
-    For two evaluations of a view see `methods.backward`.
-    """
+    """Return the views of an answer, the evaluations of each for its gradient, and whether both numbers are exact."""
     likelihood, objective, length = config.algorithm.likelihood, config.algorithm.objective, config.model.length
     in_order = likelihood.name in ("autoregressive", "trajectory")  # many views, none random
     views = likelihood.views(_answers(1 if in_order else ANSWERS, length, walk))

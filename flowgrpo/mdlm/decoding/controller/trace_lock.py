@@ -2,8 +2,8 @@
 
 Our readings, since the release lacks the controller's class:
 
- 1. The frozen autoencoder of the hidden states is a linear map for each layer, and one for each difference of two layers,
-    trained with the controller.
+ 1. The frozen autoencoder of hidden states is a linear map for each layer and each difference of two layers, trained
+    with the controller.
  2. The summary token's threshold is one linear map of its last state.
  3. The controller sees columns up to the last mask of the window.
  4. The decay along the window is linear in the position, and weights are normalised over the batch.
@@ -181,10 +181,7 @@ def train_controller(
 
 @torch.no_grad()
 def f_half(controller: Controller, traces: Traces, threshold: float = 0.99, window_length: int = 128) -> float:
-    """Return the F-score with beta 1/2 (precision weighs twice) of accepting proposals that score >= `threshold`.
-
-    0 if none is accepted.
-    """
+    """Return the F-score with beta 1/2 of accepting proposals that score >= `threshold`; 0 if none is accepted."""
     hit = accepted = wanted = 0
     for trace in traces:
         length = torch.full((len(trace.label),), window_length, device=trace.label.device)

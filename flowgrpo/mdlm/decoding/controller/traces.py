@@ -134,10 +134,7 @@ def scene(
 
 
 def window(scene: Scene, length: Tensor) -> Tensor:
-    """Return the columns (B, T) bool up to the last mask of the window.
-
-    A row's window is the `length` (B,) columns from its first mask on.
-    """
+    """Return the columns (B, T) bool up to the last mask within `length` (B,) columns from each row's first mask."""
     masked = scene.state >= OPEN
     column = torch.arange(masked.shape[1], device=masked.device)
     within = masked & (column < (masked.int().argmax(1) + length)[:, None])

@@ -59,10 +59,7 @@ def known_block_size(
 
 
 def positions(mask: Tensor) -> Tensor:
-    """Return the position (B, T) of each token, counted from its row's first token; 0 at padding.
-
-    `mask` (B, T) bool is False at padding.
-    """
+    """Return each token's position (B, T), counted from its row's first token; 0 at padding, where `mask` is False."""
     return (mask.long().cumsum(1) - 1).clamp(min=0)
 
 

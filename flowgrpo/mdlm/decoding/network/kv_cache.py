@@ -32,10 +32,7 @@ NOTHING: Kept = (torch.empty(0), [])
 
 
 def build_cache(predictor: MaskPredictor, kind: Literal["prefix", "dual"], place: str) -> Cache:
-    """Build the cache of a decode.
-
-    Raises InputError, naming `place`, if the model takes no 4-d attention mask, no positions, or no cache.
-    """
+    """Build the cache of a decode; raise InputError if the model takes no 4-d attention mask, positions or cache."""
     place = f"{place}.cache"
     if predictor.form.attention != "4d" or not all(map(predictor.takes, ("position_ids", predictor.cache_argument))):
         raise InputError(f"{place}: the model takes no 4-d attention mask, position_ids or past_key_values")
@@ -84,8 +81,7 @@ class Cache(ABC):
             ids, mask, position_ids: (R, F) of the fed columns.
             visible: which cached and fed columns are seen, from `MaskPredictor.additive`.
             start, stop: range of the returned columns, counted among the fed ones.
-            keeps: selects, of keys or values (R, H, K, D) of cached and fed columns, those to cache from now on; None
-                changes nothing.
+            keeps: selects, of keys or values (R, H, K, D) of cached and fed columns, those to cache from now on.
         """
         rows, layers = self._live
         if len(row) < len(rows):

@@ -95,10 +95,7 @@ class Remaining(Committer):
 
 
 class Bernoulli(Committer):
-    """`origin` of Dream's code: commit each position with probability 1 - `ratio`, whatever its score; all at the last step.
-
-    The reverse process of masked diffusion, with ratio s / t.
-    """
+    """`origin` of Dream's code: whatever the scores, commit with probability 1 - `ratio`; all at the last step."""
 
     name: Literal["bernoulli"] = "bernoulli"
     ratio: Fraction | None = None

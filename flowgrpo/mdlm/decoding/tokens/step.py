@@ -71,10 +71,7 @@ class Draws:
     device: torch.device | str = "cpu"
 
     def of(self, purpose: str, row: Tensor, index: Tensor) -> Tensor:
-        """Return random numbers (R, L) float64 in [0, 1) for rows (R,) of the batch, each after `index` (R,) steps.
-
-        `purpose` separates the streams of different uses.
-        """
+        """Return random numbers (R, L) float64 in [0, 1) for rows (R,) of the batch, each after `index` (R,) steps."""
         numbered = zip(row.tolist(), index.tolist(), strict=True)
         return noise.uniforms([(self.seeds[number], purpose, step) for number, step in numbered], self.width).to(
             self.device
@@ -126,10 +123,7 @@ class DecodeStep:
         return self.place[0]
 
     def uniform(self, purpose: str) -> Tensor:
-        """Return a number (N,) float64 in [0, 1) for each open position, addressed by row, step and position.
-
-        Raises ValueError if the decode has no seeds.
-        """
+        """Return a number (N,) float64 in [0, 1) per open position; raise ValueError if the decode has no seeds."""
         if self.draws is None:
             raise ValueError("this decoder draws random numbers, give it one seed for each row")
         return self.draws.of(purpose, self.row, self.index)[self.owner, self.position]

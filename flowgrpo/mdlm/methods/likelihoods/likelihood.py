@@ -140,10 +140,8 @@ def bernoulli(answers: Answers, draws: int = 1, stratified: bool = False, antith
     """Monte Carlo ELBO: t ~ U(0, 1), each token hidden with probability t, weight 1 / t, mean over `draws`.
 
     Unbiased, but with by far the largest variance, since a small t gives hidden tokens a large weight. See `exact_k`.
-
-    Args:
-        stratified: t_j = (j + u) / draws, one u for all.
-        antithetic: each draw has a second view with rate 1 - t that hides the complement.
+    `stratified` takes t_j = (j + u) / draws, one u for all. `antithetic` gives each draw a second view, which hides the
+    complement, with rate 1 - t.
     """
     sides = 2 if antithetic else 1
     hidden, weight = nothing_scored(answers, sides * draws)
@@ -260,8 +258,8 @@ class Quadrature(Likelihood):
 def autoregressive(answers: Answers) -> Views:
     """JustGRPO (arXiv 2601.15165): L views, each scoring one token, with the earlier tokens shown and the later ones hidden.
 
-    The sum is the exact log-probability of decoding from left to right. A block-causal model needs one view for each token
-    of a block.
+    The sum is the exact log-probability of decoding from left to right. A block-causal model needs a view for each
+    token of a block.
     """
     order = torch.arange(answers.scored.shape[1], device=answers.ids.device).expand_as(answers.scored)
     return trajectory(replace(answers, steps=order.where(~answers.given, -1)))

@@ -227,8 +227,7 @@ class SequenceRatio(Ratio):
     """One ratio for each answer, from the estimate of its whole log-probability (GDPO).
 
     ELBOs of whole answers differ by many nats: without `normalised`, the first small step exceeds a clip of 0.2. GDPO
-    divides the clipped loss by the length instead of the exponent; while the policy has not moved, both give the same
-    gradient.
+    divides the clipped loss by the length instead of the exponent; until the policy moves, both give the same gradient.
     """
 
     name: Literal["sequence_ratio"] = "sequence_ratio"

@@ -5,8 +5,7 @@ the ratio of masks that stay, the temperatures of tokens and of their selection,
 of an answer is that of its tokens times that of its actions, and the same advantage trains both. The distribution of the
 actions is ours: each is normal before a sigmoid maps it into its bounds. Its mean and std depend on the step only.
 
-All actions of a prompt are drawn before its decode: `decode(predictor, prompt, apply_actions(decoder, policy.draw(seeds)),
-seeds)`.
+All actions are drawn before a decode: `decode(predictor, prompt, apply_actions(decoder, policy.draw(seeds)), seeds)`.
 """
 
 from __future__ import annotations
@@ -39,10 +38,7 @@ class Actions:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A decoder setting that reads an action, `values` (B, S): the number of each row at its step.
-
-    After step S - 1 the last number stays.
-    """
+    """A decoder setting that reads an action: `values` (B, S) by row and step; the last one stays after step S - 1."""
 
     values: Tensor
 
