@@ -58,11 +58,7 @@ def suggest_override(settings: RunConfig) -> Iterator[None]:
 
 @contextmanager
 def suggest_option(options: Mapping[str, bool]) -> Iterator[None]:
-    """Add the first unused option to an `OutOfMemory`.
-
-    Args:
-        options: option -> whether it is unused; the option that saves most memory comes first.
-    """
+    """Add the first unused option to an `OutOfMemory`; `options` maps each, best first, to whether it is unused."""
     try:
         yield
     except OutOfMemory as error:

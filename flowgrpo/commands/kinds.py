@@ -58,11 +58,7 @@ KINDS = {
 
 
 def load_engines(settings: RunConfig) -> Any:
-    """Return the module that opens `run.engine` for a run, None without one.
-
-    Raises:
-        InputError: the package flowgrpo-engine is not installed.
-    """
+    """Return the module that opens `run.engine`, None without one; raise InputError if its package is missing."""
     if settings.run.engine is None:
         return None
     if find_spec("flowgrpo_engine") is None:

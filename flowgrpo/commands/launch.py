@@ -237,8 +237,7 @@ def relaunch(processes: int, folder: Path) -> int:
 def end_with_launcher() -> None:
     """Let the kernel send SIGTERM to this process when its launcher dies, so that the run saves and ends.
 
-    Without the signal the process would go on and keep the run's folder locked. Only processes that `relaunch` started have
-    a launcher; nothing happens in others.
+    Otherwise it would go on and keep the run's folder locked. Only processes that `relaunch` started have a launcher.
     """
     if OURS not in os.environ:
         return

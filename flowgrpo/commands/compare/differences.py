@@ -35,10 +35,7 @@ def in_words(value: Mapping[str, Any]) -> dict[str, str]:
 
 
 def flat(value: Any, place: str = "") -> dict[str, Any]:
-    """Flatten maps and lists of maps: `{"a": {"b": 1}}` becomes `{"a.b": 1}`.
-
-    Other lists, and empty maps, are values.
-    """
+    """Flatten maps and lists of maps: `{"a": {"b": 1}}` becomes `{"a.b": 1}`; other lists and empty maps are values."""
     if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
         inner = dict(enumerate(value))
     elif isinstance(value, Mapping) and (value or not place):

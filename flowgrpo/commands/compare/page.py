@@ -65,10 +65,7 @@ def _facts(run: Run) -> list[str]:
 
 
 def _curves(runs: Sequence[Run], axes: Sequence[str], every_reward: bool) -> list[dict[str, Any]]:
-    """Draw the held-out total over each axis, and single rewards if there are several or with `every_reward`.
-
-    Those that no run evaluated twice are left out.
-    """
+    """Draw the held-out total over each axis, and single rewards if there are several or with `every_reward`."""
     names = list(dict.fromkeys(name for run in runs for name in (*run.trained.names, *run.watched)))
     curves = []
     for name in ["", *(names if every_reward or len(names) > 1 else ())]:

@@ -61,12 +61,7 @@ class Run:
         return how.form, how.caution if how.form == "cautious" else None, members
 
     def held_out(self, reward: str, axis: str) -> list[tuple[float, float]]:
-        """Return (x, mean) of each evaluation.
-
-        Args:
-            reward: name of the reward; empty for the total.
-            axis: what x is: `step`, or a key of `COSTS`.
-        """
+        """Return (x, mean) of each evaluation of a reward ("": the total); `axis` is `step` or a key of `COSTS`."""
         evaluations = points(self.metrics, "eval", f"reward/{reward}/mean" if reward else "reward/mean")
         return [(step if axis == "step" else spent(self.metrics, axis, step), value) for step, value in evaluations]
 

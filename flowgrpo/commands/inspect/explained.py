@@ -20,10 +20,8 @@ def explain(
 ) -> tuple[Explained, Path]:
     """Explain a sample of a run's checkpoint, by default the last; return the explanation and the page's path.
 
-    Other arguments are those of `diagnostics.explain_sample.explain_sample`.
-
-    Raises:
-        InputError: there is no such run, checkpoint or prompt, it is a run of texts, or the page cannot be written.
+    Other arguments are those of `diagnostics.explain_sample.explain_sample`. Raises InputError if there is no such run,
+    checkpoint or prompt, if it is a run of texts, or if the page cannot be written.
     """
     settings = batch_sizes.resolve_sizes(config.of_run(run), run)
     if not isinstance(settings, config.Config):

@@ -25,8 +25,7 @@ from rewards.base import one_line
 def write_gallery(folders: Sequence[Path], out: Path) -> Path:
     """Write the page of a run or a folder of samples with a manifest.jsonl, or of several compared, to `out`.
 
-    Raises:
-        InputError: a folder holds no samples, or files that cannot be read; or the page cannot be written.
+    Raises InputError if a folder has no samples or unreadable files, or the page cannot be written.
     """
     check_out(out, "gallery.html")
     return write_page(out, comparison(folders) if len(folders) > 1 else _page(folders[0], out))

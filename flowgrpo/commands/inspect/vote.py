@@ -60,10 +60,8 @@ class Pair:
 def pairs_of(folders: Sequence[Path]) -> list[Pair]:
     """Return all pairs of different pictures of one prompt: a pair of each prompt, then a second of each, and so on.
 
-    The order of the pairs, and of the two pictures of a pair, is random with the seed `SEED`.
-
-    Raises:
-        InputError: there are no pairs, or a sample is no picture.
+    The order of the pairs, and of the two pictures of a pair, is random with the seed `SEED`. Raises InputError if
+    there are no pairs, or a sample is no picture.
     """
     by_prompt: dict[str, dict[bytes, Path]] = defaultdict(dict)  # by digest of the file
     for folder in folders:

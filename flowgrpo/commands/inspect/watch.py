@@ -119,8 +119,7 @@ def build_guarded_app(routes: Sequence[Route]) -> guard.Guard:
 def watch(run: Path, port: int) -> None:
     """Print the address of a run's report on 127.0.0.1 and serve it until interrupted (KeyboardInterrupt).
 
-    Raises:
-        RewardError: the port is not available.
+    Raises RewardError if the port is not available.
     """
     listening = guard.listen("127.0.0.1", port, None)
     server = uvicorn.Server(guard.configured(application(run, lambda: server.should_exit)))

@@ -118,8 +118,7 @@ def _standardise(gains: Sequence[float | None]) -> list[float | None]:
 def read_cards(folder: Path, trained: Totals, folders: int = 1) -> dict[Key, Card]:
     """Return the cards of a run, which may have none, or of a folder of samples; `folders` share the page's size limits.
 
-    Raises:
-        InputError: the manifest is broken, a file is missing, or a folder that is not a run's has no samples.
+    Raises InputError if the manifest is broken, a file is missing, or a folder that is not a run's has no samples.
     """
     is_run = any((folder / name).is_file() for name in ("config.yaml", "metrics.jsonl"))
     samples = folder / "samples" if is_run else folder

@@ -57,7 +57,6 @@ def chart(
     """Draw several series on one pair of axes; at least one of them has points.
 
     Args:
-        size: width and height in pixels.
         unit: name of the x axis; for `step` the ticks are whole numbers.
         bands: shaded spread of a series, by `Series.kind`.
         label: for screen readers; by default "reward by `unit`".

@@ -51,20 +51,14 @@ def part_curves(
 
 
 def held_out_means(metrics: Metrics) -> list[Mean]:
-    """Return the mean held-out rewards of the first and the last evaluation, or of the only one.
-
-    The list is empty if one of them has no mean.
-    """
+    """Return the mean held-out rewards of the first and the last, or the only evaluation; [] if one has no mean."""
     evaluated = of_phase(metrics, "eval")
     ends = [evaluated[0], evaluated[-1]] if len(evaluated) > 1 else evaluated
     return [Mean.of(m) for m in ends] if all(m["reward/mean"] is not None for m in ends) else []
 
 
 def held_out_words(metrics: Metrics) -> str | None:
-    """Return the sentence on held-out rewards that ends a run; None before the second evaluation.
-
-    It gives both sample counts where they differ, for example because rewards failed.
-    """
+    """Return the sentence on held-out rewards that ends a run; None before the second evaluation."""
     evaluated = of_phase(metrics, "eval")
     if len(evaluated) < 2:
         return None

@@ -22,10 +22,7 @@ BARS = 72  # of a sound's outline
 
 
 def data_url(path: Path) -> str:
-    """Return a picture as WebP, a film as MP4 (both at most `LARGEST_SIDE` wide and high), or the start of a sound as WAV.
-
-    URLs are cached, for a run writes a page of the same files at every evaluation.
-    """
+    """Return a picture as WebP, a film as MP4 (both within `LARGEST_SIDE`), or the start of a sound as WAV; cached."""
     return _data_url(path, path.stat().st_mtime_ns)
 
 

@@ -22,10 +22,7 @@ class Evaluation:
 
 
 def total_curve(metrics: Metrics) -> str | None:
-    """Draw the held-out total with its standard error, and the training total with its standard deviation.
-
-    Return None if neither was measured twice.
-    """
+    """Draw held-out totals with standard errors and training totals with deviations; None if neither has two points."""
     means = [(line["step"], mean) for line in of_phase(metrics, "eval") if (mean := _mean(line)) is not None]
     held_out = [(step, mean.value) for step, mean in means]
     train = points(metrics, "train", "reward/mean")

@@ -19,13 +19,10 @@ LARGEST = 16 << 20  # bytes of a file that is copied
 
 
 def keep(run: Path, settings: RunConfig, source: Path | None) -> None:
-    """Copy the config, the prompts and the code that a run is made from into its folder.
+    """Copy the config file `source`, the prompts and the code that a run is made from into its folder.
 
-    `inputs/files.jsonl` has a line for each file: `key` of the config, `path`, `bytes`, time `modified`, `sha256`, and the
-    name of its `copy`. The last two are null for a file of more than `LARGEST` bytes. A resumed run adds changed files.
-
-    Args:
-        source: the config file.
+    `inputs/files.jsonl` has a line for each file: `key` of the config, `path`, `bytes`, time `modified`, `sha256`, and
+    the name of its `copy`. The last two are null above `LARGEST` bytes. A resumed run adds changed files.
     """
     folder = run / FOLDER
     folder.mkdir(exist_ok=True)

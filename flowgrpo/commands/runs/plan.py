@@ -38,8 +38,7 @@ class Machines:
 def choose_machines(gpus: int | None, asked: dict[str, Any]) -> Machines | None:
     """Return the machines that options describe, None without a number of GPUs.
 
-    Raises:
-        InputError: one of the other options is given without that number, or is invalid.
+    Raises InputError if another option is given without that number, or is invalid.
     """
     given = {option: value for option, value in asked.items() if value is not None}
     if gpus is None:
@@ -74,10 +73,7 @@ def show(
 ) -> None:
     """Print the plan of a run, whether it fits a GPU of `gpu_memory` GiB, and its seconds on `machines`.
 
-    `full` adds the resolved config, which JSON always has.
-
-    Raises:
-        InputError: the config cannot be run.
+    `full` adds the resolved config, which JSON always has. Raises InputError if the config cannot be run.
     """
     if machines is not None:
         settings = memory_budget.switched(settings, "run.processes", machines.gpus)
@@ -115,10 +111,7 @@ def show(
 def _measure(
     settings: RunConfig, planned: dict[str, Any], gpu_memory: float | None, machines: Machines | None
 ) -> dict[str, Any]:
-    """Measure the run's calls without loading weights.
-
-    Return `gpu` (whether they fit) if `gpu_memory` is given, and `cost` (seconds of an iteration) if `machines` are.
-    """
+    """Return `gpu` (whether calls fit) if `gpu_memory` is given, and `cost` (seconds an iteration) with `machines`."""
     kind, measured = KINDS[settings.kind], {}
     of_node = gpu_layout.OF_NODE if machines is None else machines.of_node
     try:

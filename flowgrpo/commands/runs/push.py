@@ -24,9 +24,8 @@ LOGIN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may wri
 def open_repository(name: str, *, private: bool = False) -> None:
     """Make a model repository OWNER/NAME at the hub unless it exists, and check that this user may write to it.
 
-    Raises:
-        InputError: the name is invalid, nobody is logged in, this user may not write there, the hub cannot be reached, or an
-            existing repository is public but `private` is asked for.
+    Raises InputError if the name is invalid, nobody is logged in, this user may not write there, the hub cannot be
+    reached, or an existing repository is public but `private` is asked for.
     """
     if not re.fullmatch(HUB_ID, name):
         plain = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "my-lora"

@@ -93,8 +93,7 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
 def train_config(settings: RunConfig, source: Path | None = None) -> Run:
     """Train a config and return the finished run; `source` is the config's file. See `train`.
 
-    Raises:
-        Finished: with `run.resume: auto`, nothing is left to do; no model is loaded.
+    Raises Finished if `run.resume: auto` finds nothing left to do; no model is loaded.
     """
     ends = settings.run.resume == resume.AUTO
     settings = _decide_resume(settings)
@@ -239,7 +238,6 @@ def _write_gallery(folder: Path) -> None:
 
 
 def _check_only(uses: Sequence[RewardUse], every: Sequence[Prompt], key: str, which: str) -> None:
-    """Refuse a reward whose `only` matches no prompt."""
     for use in uses:
         name = use.name or default_name(use.use)
         if any(matches(prompt.columns, use.only) for prompt in every):
@@ -261,7 +259,6 @@ def _check_only(uses: Sequence[RewardUse], every: Sequence[Prompt], key: str, wh
 
 
 def _check_processes(settings: RunConfig, processes: int) -> None:
-    """Check the batch for the number of processes that run."""
     if settings.run.processes not in (1, processes):
         raise InputError(
             f"run.processes: {settings.run.processes} processes are started by the command flowgrpo train, here "
@@ -276,7 +273,6 @@ def _check_processes(settings: RunConfig, processes: int) -> None:
 
 
 def _check_left(settings: RunConfig) -> None:
-    """Raise `Finished` if a run that is resumed has nothing left to do."""
     run, iterations = settings.run, settings.train.iterations
     if run.resume and resume.is_finished(run.folder, iterations=iterations, patience=run.patience):
         sentence = f"{run.folder} is finished, nothing is left of its {iterations} iterations"

@@ -43,8 +43,7 @@ def sample_to_folder(use: ModelUse, rows: Sequence[Row], out: Path, batch_size: 
 def choose_rows(texts: Sequence[str] | None, prompts_file: str | None, seed: int, column: str = "prompt") -> list[Row]:
     """Return the rows to sample, prompt i with seed + i: given texts, or a column of a file or a built-in set.
 
-    Raises:
-        InputError: there is no such file, or a text cannot be encoded.
+    Raises InputError if there is no such file, or a text cannot be encoded.
     """
     if texts and column != "prompt":
         raise InputError("--column: it is one of the file that --prompts names, there is none")

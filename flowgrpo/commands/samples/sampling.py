@@ -166,7 +166,6 @@ def _of_config(context: typer.Context, path: str, overrides: list[str]) -> RunCo
 def _write_groups(
     settings: RunConfig, rows: Sequence[Row] | None, folder: Path, *, pairs: Path | None, form: str
 ) -> None:
-    """Write groups (see `groups.write`) and print a summary."""
     from flowgrpo.commands.samples.groups import write
 
     manifest = write(settings, rows, folder, pairs)

@@ -55,10 +55,7 @@ def catalogue() -> list[dict[str, Any]]:
 
 
 def reward_help(name: str) -> str:
-    """Return a reward's docstring, its options and a line for a config, as text.
-
-    A built-in reward is described from its source code, so that no optional package is imported.
-    """
+    """Return a reward's docstring, its options and a line for a config. Built-in rewards are not imported."""
     docstring, options = _describe(name)
     preset = BUILT_IN[name].options if name in BUILT_IN else {}
     lines = [docstring or "It has no docstring.", "".join(f"{key}: {value}\n" for key, value in preset.items())]

@@ -78,11 +78,9 @@ def load_rewards(
 def score_folder(folder: Path, rewards: Sequence[Reward], batch_size: int = BATCH) -> list[dict[str, Any]]:
     """Score every sample of a folder in batches of `batch_size`; group-wise rewards get all files of a prompt at once.
 
-    Prompts and columns come from manifest.jsonl; without it a file's name is its prompt, with `_` for a space. A line on
-    stderr names files that are left out.
-
-    Returns:
-        a row per file with `file`, `prompt` and `rewards`, a map from names to numbers, None where a reward does not apply.
+    Prompts and columns come from manifest.jsonl; without it a file's name is its prompt, with `_` for a space. A line
+    on stderr names files that are left out. Returns a row per file with `file`, `prompt` and `rewards`, a map from
+    names to numbers, None where a reward does not apply.
     """
     files = listed(folder)
     scores: list[dict[str, float | None]] = [{} for _ in files]
@@ -134,10 +132,7 @@ def listed(folder: Path) -> list[File]:
 
 
 def left_out(folder: Path, files: Sequence[File]) -> str | None:
-    """Return a sentence on the files that are not scored, except hidden ones; None if there are none.
-
-    Beside a manifest only samples count, because a run writes other files too.
-    """
+    """Return a sentence on visible files (beside a manifest: samples) that are not scored; None if there are none."""
     known = {file.name for file in files} | {"manifest.jsonl"}
     names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name not in known)
     reason = f"only {conditions.KINDS} are read"
@@ -189,7 +184,6 @@ def _by_shape(indices: Sequence[int], samples: Sequence[Sample], reward: Reward)
 
 
 def _score(reward: Reward, files: Sequence[File], samples: Sequence[Sample]) -> list[float | None]:
-    """Score samples of one shape in one call."""
     names = dict.fromkeys(name for file in files for name in file.columns)
     columns = {name: [file.columns.get(name) for file in files] for name in names}
     texts = [sample for sample in samples if isinstance(sample, str)]
