@@ -24,17 +24,14 @@ CONFIGS: dict[str, type[RunConfig]] = {"flow": Config, "mdlm": TextConfig}
 
 
 def load(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> RunConfig:
-    """Return the configuration of a YAML file with overrides applied.
+    """Return the configuration of a YAML file with overrides applied; raise InputError if something in it is wrong.
 
-    Relative paths in the file are searched beside the file first (see `flowgrpo.data.config_paths`). Paths in overrides and
-    in built-in configs are relative to the current folder.
+    Relative paths in the file are searched beside the file first (see `flowgrpo.data.config_paths`). Paths in overrides
+    and in built-in configs are relative to the current folder.
 
     Args:
         path: a file, or the name of a built-in config.
         overrides: `key=value` texts with dotted keys and YAML values, or a map of dotted keys to values.
-
-    Raises:
-        InputError: with one sentence about what is wrong.
     """
     path = configs.place_of(path)
     if not path.is_file():
@@ -49,10 +46,8 @@ def load(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) ->
 def of_run(folder: Path, *, resolve: bool = True) -> RunConfig:
     """Return the configuration in a run's folder; renamed keys of old runs are accepted.
 
-    Raises InputError if there is no run, or its configuration cannot be read.
-
-    Args:
-        resolve: search relative paths in the folder where the run was started, then in the current one.
+    With `resolve` relative paths are searched in the folder where the run was started, then in the current one. Raises
+    InputError if there is no run, or its configuration cannot be read.
     """
     if not (folder / "config.yaml").is_file():
         raise InputError(f"{folder}: there is no run here, a run's folder holds config.yaml")
@@ -73,11 +68,7 @@ def apply_override(written: dict[str, Any], overrides: Iterable[str] | Mapping[s
 
 
 def validate(written: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration of a map.
-
-    Raises:
-        InputError: with one sentence about what is wrong.
-    """
+    """Return the configuration of a map; raise InputError if it is wrong."""
     kind = written.get("kind", "flow")
     if not isinstance(kind, str) or kind not in CONFIGS:
         raise InputError(f"kind: {kind!r} is unknown, {nearest(str(kind), CONFIGS)}")

@@ -33,10 +33,7 @@ def resolve_files(value: Any, folder: Path) -> Any:
 
 
 def loaded(value: Any) -> Any:
-    """Load the file that a value names: an RGB PIL image, a list of them (video), or float32 (channels, samples) in [-1, 1].
-
-    A list is loaded item by item. Other values are returned unchanged.
-    """
+    """Load the files that a value names: PIL images (RGB), lists of them (video), or float32 (C, N) sounds in [-1, 1]."""
     if isinstance(value, list):
         return [loaded(item) for item in value]
     return _read(value) if is_file_name(value) else value

@@ -132,12 +132,9 @@ def is_corpus(source: str) -> bool:
 
 
 def load(source: str, folder: str, key: str) -> list[Row]:
-    """Return the prompt rows of a corpus. Raises InputError if there is no such split or file, or a row is malformed.
+    """Return the prompt rows of `source`: a corpus, a colon, and a split or a file; errors name the setting `key`.
 
-    Args:
-        source: corpus, colon, and a split or a file.
-        folder: holds a folder for each corpus.
-        key: the setting named in errors.
+    `folder` holds a folder for each corpus. Raises InputError if there is no such split or file, or a row is malformed.
     """
     corpus = CORPORA[source.partition(":")[0]]
     read = files(source, folder, key)

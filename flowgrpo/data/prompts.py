@@ -68,7 +68,6 @@ def _cell(name: str, cell: Any) -> Any:
 
 
 def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row]:
-    """Return the rows of a source, all with the same columns."""
     if source in BUILT_IN:
         return BUILT_IN[source]()
     if source in edits.NAMES:

@@ -21,10 +21,9 @@ def build_axes(written: Any, table: Mapping[str, PresetRow], choices: Choices, d
     Raises InputError if the preset, an axis, a choice or an option is wrong.
 
     Args:
-        written: the section `algorithm` as the user wrote it.
+        written: the section `algorithm` as the user wrote it; without a name the preset is `default`.
         table: the choice of each axis, by preset.
         choices: the allowed choices, by axis and name.
-        default: the preset to take if the user names none.
     """
     if not isinstance(written, Mapping):
         raise InputError(f"algorithm: {written!r} is not a map such as {{preset: {default}}}")
@@ -43,10 +42,9 @@ def build_axes(written: Any, table: Mapping[str, PresetRow], choices: Choices, d
 
 
 def filled(config: Any, table: Mapping[str, Mapping[str, Any]], default: str) -> Any:
-    """Return the config with its preset's values for keys outside `algorithm`.
+    """Return the config with its preset's values for keys outside `algorithm`, except keys that the user wrote.
 
-    Keys that the user wrote keep their value. `table` holds the values of each preset, by dotted key (`section.key`).
-    `default` is the preset if none is named.
+    `table` holds the values of each preset, by dotted key (`section.key`); `default` is the preset if none is named.
     """
     algorithm = config.get("algorithm", {}) if isinstance(config, Mapping) else None
     preset = algorithm.get("preset", default) if isinstance(algorithm, Mapping) else None

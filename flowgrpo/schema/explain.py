@@ -1,7 +1,4 @@
-"""Explanations of config keys: description, allowed values and default.
-
-A description is the docstring under a field. Python does not keep it, so it is parsed from the source on demand.
-"""
+"""Explanations of config keys: their description (the docstring under a field), allowed values and default."""
 
 from __future__ import annotations
 

@@ -12,10 +12,7 @@ def compared(stated: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, dic
 
 
 def line(comparison: Mapping[str, Mapping[str, Any]], not_said: Sequence[str] = ()) -> str:
-    """Format the result of `compared` as one line: each key, the source's value, and the run's value if it differs.
-
-    `not_said` are keys that the source does not state. They come last.
-    """
+    """Format the result of `compared` as one line, which ends with the keys `not_said` by the source."""
     parts = [
         f"{_name(key)} {_short(both['source'])}"
         + ("" if _agree(both["source"], both["run"]) else f" (here {_short(both['run'])})")

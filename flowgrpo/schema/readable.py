@@ -15,9 +15,6 @@ def readable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a text, made `readable`, as one line: line ends become `\\n`, and the middle of a long text is cut out.
-
-    The result has at most `LONGEST_LINE` characters.
-    """
+    """Return a text, made `readable`, as one line of at most `LONGEST_LINE` characters; a longer one loses its middle."""
     line = readable(text).expandtabs(1).replace("\n", r"\n")
     return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 205]} ... {line[-200:]}"

@@ -37,10 +37,7 @@ class Schedule(Strict):
         return self
 
     def factor(self, step: int, total: int) -> float:
-        """Return the factor at optimizer step `step` of `total`, counted from 0.
-
-        The formulas are those of transformers and diffusers.
-        """
+        """Return the factor at optimizer step `step` (from 0) of `total`, as transformers and diffusers define it."""
         if step < self.warmup:
             return step / self.warmup
         done = (step - self.warmup) / max(1, total - self.warmup)

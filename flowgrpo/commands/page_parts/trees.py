@@ -188,7 +188,7 @@ def _edge_kind(node: KeptNode) -> str:
 
 
 def shown_steps(sizes: dict[int, int]) -> set[int]:
-    """Choose iterations to show by `sizes` (bytes): the first, the last, and evenly spaced ones that fit in `LARGEST`."""
+    """Choose iterations by `sizes` (bytes): the first, the last, and evenly spaced ones that fit in `LARGEST`."""
     steps = sorted(sizes)
     most = len(steps) if not sizes else min(len(steps), LARGEST // max(1, min(sizes.values())))
     for count in range(most, 2, -1):

@@ -45,8 +45,7 @@ def split_of(draft: Draft) -> str:
 def rows(name: str, one: PromptSet, split: str, seed: int = 0) -> list[Row]:
     """Return the distinct rows of a set and split; the rows of a smaller set are the first rows of a larger one.
 
-    Row i is redrawn from its own noise address (seed, name, split, i) until it is new. The set must have enough drafts, or
-    this never ends.
+    Row i is redrawn from its own noise address (seed, name, split, i) until it is new; too few drafts would never end.
     """
     by_draft: dict[str, Row] = {}
     for i in range(getattr(one, split)):

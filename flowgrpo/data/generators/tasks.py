@@ -68,8 +68,7 @@ def draw(task: str, split: str, rng: np.random.Generator) -> Row:
 def problems(task: str, split: str, count: int, seed: int = 0) -> list[Row]:
     """Return the first `count` distinct problems of a task and split; larger counts extend smaller ones.
 
-    Problem i is redrawn from its own noise address (seed, task, split, i) until it is new. There are tens of thousands of
-    problems per task and split. Draws are cached, and each caller gets a copy.
+    Problem i is redrawn from its own noise address (seed, task, split, i) until it is new. Each caller gets a copy.
     """
     return [
         {key: [*value] if isinstance(value, list) else value for key, value in row.items()}
