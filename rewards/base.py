@@ -183,10 +183,7 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
 
 
 def load_nested(use: str | Mapping[str, Any], complaint: str) -> Reward:
-    """Load a reward that is an option of another one: a name or a map of `use` and `options`.
-
-    Anything else raises a RewardError with the message `complaint`.
-    """
+    """Load a reward that is an option of another: a name or a map of `use` and `options`; else raise `complaint`."""
     fields: dict[str, Any] = {"use": use} if isinstance(use, str) else dict(use)
     if not isinstance(fields.get("use"), str) or fields.keys() - {"use", "options"}:
         raise RewardError(complaint)
@@ -216,10 +213,7 @@ def find(use: str) -> Any:
 
 
 def _only_reward(use: str, module: Any) -> Any:
-    """Return the only object of a module that looks like a reward: its second argument is `prompts`.
-
-    Raise RewardError if there are none or several.
-    """
+    """Return the only object of a module that looks like a reward; raise RewardError if there are none or several."""
     rewards = [name for name in _names(module) if _looks_like_reward(getattr(module, name))]
     if len(rewards) == 1:
         return getattr(module, rewards[0])

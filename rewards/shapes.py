@@ -182,8 +182,7 @@ def _relation_holds(found: list[Found], caption: Caption) -> bool:
 def shapes(images: torch.Tensor, prompts: Sequence[str], caption: Sequence[str | None] | None = None) -> list[float]:
     """Share of each caption that its picture shows, in [0, 1]; made for the 64 x 64 pictures of the embedded model.
 
-    The column `caption` replaces prompts that are no captions, such as edits. Images are float (B, 3, H, W)
-    in [0, 1].
+    The column `caption` replaces prompts that are no captions, such as edits. Images are float (B, 3, H, W) in [0, 1].
     """
     check_images("shapes", images)
     captions = [parse(text or prompt) for text, prompt in zip(caption or [None] * len(prompts), prompts, strict=True)]

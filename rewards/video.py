@@ -20,8 +20,7 @@ def temporal_consistency(videos: torch.Tensor, prompts: Sequence[str]) -> list[f
 
     The form is VBench's subject consistency (arXiv 2311.17982) with structural similarity in place of a model's features:
     the frame before shows flicker, the first frame drift. Unrelated frames earn about 0. A still earns the maximum of 1,
-    and less motion earns more, so combine it with a reward that a still cannot earn, such as `motion`. Frames have 8 x 8
-    pixels or more.
+    and less motion earns more, so combine it with a reward that a still cannot earn, such as `motion`.
     """
     check_videos("temporal_consistency", videos, frames=2, side=8)
     scores = []

@@ -28,8 +28,7 @@ class _Clip(PairedReward):
 class ClipScore(_Clip):
     """CLIPScore: 2.5 max(cos(image, prompt), 0) of CLIP features (Hessel et al., 2104.08718), 0 to 2.5, mostly 0.4 to 0.9.
 
-    The prompt is used as it is, without the paper's prefix "A photo depicts"; torchmetrics does the same and multiplies by
-    40.
+    The prompt is used without the paper's prefix "A photo depicts"; torchmetrics does the same and multiplies by 40.
 
         rewards: [{use: clip_score, options: {path: openai/clip-vit-large-patch14, batch_size: 16, dtype: bfloat16}}]
 

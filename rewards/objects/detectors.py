@@ -67,8 +67,7 @@ class Mask2Former(Detector):
     """Detector of objects with masks, for the classes that a Mask2Former was trained on.
 
     The score is the class probability times the mean probability of the mask's pixels, as in mmdet and in transformers'
-    `post_process_instance_segmentation`. Unlike theirs, masks have the picture's size, not 384 x 384, and padding is cut
-    off.
+    `post_process_instance_segmentation`. Unlike theirs, masks have the picture's size, not 384 x 384, and no padding.
     """
 
     def __init__(self, path: str, dtype: torch.dtype):

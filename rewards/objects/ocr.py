@@ -3,8 +3,8 @@
 The reward is 1 minus the edit distance between recognised and requested text, divided by the length of the requested text,
 and at least 0 (Flow-GRPO, arXiv 2505.05470). As in its code, white space and case do not count, and requested text that
 appears whole among other text earns 1. Differences: all quoted parts are requested, not only the first; PP-OCRv6 of
-`rapidocr` on onnxruntime replaces PaddleOCR; similar signs are equal; tilted lines are put in order; frames without text
-count 0.
+`rapidocr` on onnxruntime replaces PaddleOCR; similar signs are equal; tilted lines are put in order; frames without
+text count 0.
 """
 
 from __future__ import annotations
@@ -63,10 +63,7 @@ def normalise(text: str) -> str:
 
 
 def similarity(read: str, asked: str, substring: bool = True) -> float:
-    """Return max(0, 1 - edit distance / length of `asked`) of the normalised texts.
-
-    With `substring` it is 1 if `asked` occurs in `read`.
-    """
+    """Return max(0, 1 - edit distance / len(asked)) of normalised texts; 1 if `substring` and `asked` is in `read`."""
     read, asked = normalise(read), normalise(asked)
     if substring and asked in read:
         return 1.0
@@ -76,7 +73,7 @@ def similarity(read: str, asked: str, substring: bool = True) -> float:
 def edit_distance(a: str, b: str) -> int:
     """Return the Levenshtein distance of two texts.
 
-    Bit vectors in integers hold differences in columns of the table (Myers 1999, after Hyyrö 2003): 30 ms for `LONGEST`
+    Integers as bit vectors hold differences in the table's columns (Myers 1999, Hyyrö 2003): 30 ms for `LONGEST`
     letters.
     """
     a, b = sorted((a, b), key=len)

@@ -94,13 +94,11 @@ def official(objects: Objects, include: Sequence[Clause], exclude: Sequence[Clau
 
 
 def partial_credit(objects: Objects, include: Sequence[Clause]) -> float:
-    """Return the mean credit of the required counts, colours and relations.
+    """Return the mean credit of required counts, colours and relations: at most 1, below 0 for far too many objects.
 
-    It is 1 if all are right, and below 0 if far too many objects are found.
-
-    A count earns 1 - |asked - found| / asked. If the count is right, a colour earns the share of objects that have it, and a
-    relation earns 1 or 0; if the count is wrong, both earn 0. Flow-GRPO's code counts an extra 1 with each failed relation,
-    so two objects in the wrong places earn 0.75. Here, as in its paper, they earn 0.67.
+    A count earns 1 - |asked - found| / asked. If the count is right, a colour earns the share of objects that have it,
+    and a relation earns 1 or 0; if the count is wrong, both earn 0. Flow-GRPO's code counts an extra 1 with each failed
+    relation, so two objects in the wrong places earn 0.75. Here, as in its paper, they earn 0.67.
     """
     groups = _match(objects, include, lambda found, clause: found)
     parts = []

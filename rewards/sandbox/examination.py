@@ -74,10 +74,7 @@ class Sitting:
         self._denied = self._claimed = False
 
     def passes(self, paper: Paper, passed_before: bool = False) -> tuple[bool, bool]:
-        """Return whether a test passes, and whether by a claim of the process.
-
-        Raise Cheating if it `passed_before` in the first process and passes negated in this one.
-        """
+        """Return whether a test passes, and if by a claim; raise Cheating if it `passed_before` and passes negated."""
         self._denied, self._claimed = paper.denied != self._second, False
         try:
             passed = all(self._holds(step, passed_before) for step in paper.steps)

@@ -37,10 +37,7 @@ class Paper:
 
 
 def paper(test: str) -> Paper:
-    """Split a test into steps; raise SyntaxError if it does not parse.
-
-    A function of one parameter that is called at the end, such as `check(candidate)`, is inlined.
-    """
+    """Split a test into steps, with a final `check(candidate)` inlined; raise SyntaxError if it does not parse."""
     tree = ast.parse(test)
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):

@@ -22,8 +22,7 @@ Columns = Mapping[str, Sequence[Any]]
 class Client:
     """A served reward by its URL.
 
-    A batch is split among the replicas, and further where it is larger than the server accepts. A group-wise reward gets
-    its group whole.
+    A batch is split among the replicas and into parts that a server accepts; a group-wise reward gets its group whole.
 
     Args:
         url: `http://host:port/name`; several, separated by commas, are replicas.

@@ -89,8 +89,7 @@ class Judge:
         template: your own question, or several, whose grades are averaged; {prompt}, {low}, {high} and column names in
             braces are replaced.
         scale: lowest and highest grade, whole numbers; or a map of words and their values.
-        method: how answers are restricted, logprobs, guided, guided_choice, guided_regex or text; see
-            `rewards.served.chat.Chat`.
+        method: logprobs, guided, guided_choice, guided_regex or text; see `rewards.served.chat.Chat`.
         frames: maximum number of frames of a video.
         options: others of `rewards.served.chat.Chat`: concurrency, timeout, retries, tries, token_env, system, closing,
             max_tokens, extra.

@@ -1,7 +1,4 @@
-"""Requests to a reward server: a safetensors file of samples, with prompts and columns as JSON in its header.
-
-Nothing is pickled. float32 arrives bit for bit; `uint8` is a quarter of the size and rounds to 256 levels.
-"""
+"""Requests to a reward server: a safetensors file of samples, with prompts and columns as JSON in its header."""
 
 from __future__ import annotations
 

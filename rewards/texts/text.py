@@ -234,8 +234,7 @@ def _same_number(text: str, right: Any) -> bool:
 def math_answer(texts: Texts, prompts: Texts, answer: Sequence) -> Scores:
     r"""Return format and correctness of a competition answer, in [0, 3].
 
-    0.5 for reasoning and then answer tags, 0.5 for a \boxed answer inside the answer tags, 2 for the right answer, as in
-    `math_accuracy`.
+    0.5 for reasoning and then answer tags, 0.5 for a \boxed answer inside the answer tags, 2 for the right answer.
     """
     return _judge(_math_answer, texts, answer)
 
