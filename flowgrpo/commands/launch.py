@@ -106,10 +106,7 @@ def check_alone(environment: Mapping[str, str]) -> None:
 
 
 def accelerate_asked(words: Sequence[str]) -> tuple[int, int] | None:
-    """Return the processes and machines that a command line of `accelerate launch`, or its config, asks for.
-
-    Both are 1 by default. Return None for any other command line.
-    """
+    """Return the processes and machines (default 1) that an `accelerate launch` line or config asks for, or None."""
     heads = [end for end in range(1, len(words) + 1) if LAUNCHER.search(" ".join(words[:end]))]
     if not heads:
         return None

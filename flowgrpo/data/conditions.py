@@ -33,7 +33,7 @@ def resolve_files(value: Any, folder: Path) -> Any:
 
 
 def loaded(value: Any) -> Any:
-    """Load the files that a value names: PIL images (RGB), lists of them (video), or float32 (C, N) sounds in [-1, 1]."""
+    """Load the files that a value names: RGB PIL images, lists of them (video), or float32 (C, N) audio in [-1, 1]."""
     if isinstance(value, list):
         return [loaded(item) for item in value]
     return _read(value) if is_file_name(value) else value

@@ -52,10 +52,7 @@ class Schedule(Strict):
 
 
 def read_part(written: Any, key: str = "eval.adapter_steps") -> Any:
-    """Parse `first:end`, or a list of two numbers, as [first, end]; None stays None.
-
-    Raises InputError, naming the config key `key`, unless 0 <= first <= end <= 1.
-    """
+    """Parse `first:end`, or a list, as [first, end]; raise InputError, naming `key`, unless 0 <= first <= end <= 1."""
     if written is None:
         return None
     ends = written.split(":") if isinstance(written, str) else written

@@ -92,7 +92,6 @@ def _table(runs: Sequence[Run], attribute: str) -> dict[str, Any] | None:
 
 
 def _notes(runs: Sequence[Run], rows: Sequence[Match], settings: dict[str, Any] | None) -> list[str]:
-    """Return sentences on what cannot be compared."""
     notes = []
     if not have_same_totals(runs):
         counted = "; ".join(f"{run.letter}: {_counted(run)}" for run in runs)

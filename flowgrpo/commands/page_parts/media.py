@@ -49,10 +49,7 @@ def outline(path: Path) -> str | None:
 
 
 def pixel_difference(before: Path, after: Path) -> float | None:
-    """Return the mean absolute difference of two pictures in [0, 1]; None if one is a film, a sound or a text.
-
-    The second is scaled to the size of the first. Of animations the first frames are compared.
-    """
+    """Return the mean absolute difference of two pictures in [0, 1]; None if one is a film, a sound or a text."""
     if {suffixes.suffix_of(before), suffixes.suffix_of(after)} & {*suffixes.FILMS, *suffixes.SOUNDS, *suffixes.TEXTS}:
         return None
     first, second = media.picture(before), media.picture(after)

@@ -36,10 +36,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Cost of a run; `rewards` and `per_iteration` are seconds, `peak` is bytes of memory on one process.
-
-    The rollout includes the seconds of rewards.
-    """
+    """Cost of a run: `rewards` (part of the rollout) and `per_iteration` in seconds, `peak` in bytes on one process."""
 
     phases: list[Phase]
     total: Phase
@@ -83,5 +80,4 @@ def cost(metrics: Metrics) -> Cost | None:
 
 
 def _sum(metrics: Metrics, key: str | None) -> Any:
-    """Return the sum of a value over the lines that have it; 0 without a key."""
     return 0 if key is None else sum(line.get(key) or 0 for line in metrics)

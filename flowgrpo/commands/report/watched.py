@@ -37,10 +37,7 @@ class Verdict:
 
 
 def verdict(metrics: Metrics, names: Sequence[str], times: int) -> Verdict:
-    """Return the state of the watch after the last evaluation.
-
-    It warns if a watched reward fell while the trained total rose, in `times` evaluations in a row.
-    """
+    """Return the state of the watch after the last evaluation; it warns of a `Watched.streak` of at least `times`."""
     if not names:
         return Verdict([], [], NONE)
     evaluated = of_phase(metrics, "eval")

@@ -56,7 +56,6 @@ def _line(key: str, path: Path) -> dict[str, Any]:
 
 
 def _content(line: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what identifies the content of a line's file."""
     if line["sha256"] is not None:
         return line["key"], line["sha256"]
     return line["key"], Path(line["path"]).name, line["bytes"], line["modified"]

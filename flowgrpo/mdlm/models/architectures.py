@@ -260,10 +260,7 @@ def architecture(written: Written) -> Architecture | None:
 
 
 def build_config(path: str, written: Written) -> PreTrainedConfig:
-    """Build the transformers config of a config.json; `path` is the user's name of the model.
-
-    Raises InputError if a key is missing, unknown, or has a value that the class does not support.
-    """
+    """Build the transformers config of the model `path`; raise InputError for missing, unknown or unsupported keys."""
     kind = written["model_type"]
     known = ARCHITECTURES[kind]
     for key in known.read.split():
@@ -289,10 +286,7 @@ def build_config(path: str, written: Written) -> PreTrainedConfig:
 
 
 def load(path: str, place: str, written: Written, dtype: torch.dtype, *, variant: str | None = None) -> PreTrainedModel:
-    """Load a model from its files; `path` is the user's name of the model, `place` its folder or hub id.
-
-    Raises InputError if its config.json, `written`, or its weights do not fit its type.
-    """
+    """Load the model `path` from `place`, its folder or hub id; raise InputError if config or weights do not fit."""
     config, kind = build_config(path, written), ARCHITECTURES[written["model_type"]].model
     with weight_check.silent():
         return kind.from_pretrained(place, config=config, dtype=dtype, variant=variant)

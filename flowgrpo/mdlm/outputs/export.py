@@ -119,10 +119,7 @@ def _write_model(model: TextModel, policy: TextPolicy, out: Path) -> None:
 
 
 def with_schedule(decoder: Decoder, folder: Path, count: int = 1) -> Decoder:
-    """Return the decoder for `count` answers with the typical actions of an exported schedule.
-
-    Raises InputError if the decoder has no such numbers.
-    """
+    """Return the decoder with an exported schedule's typical actions; raise InputError if it lacks these numbers."""
     with safe_open(folder / SCHEDULE_FILE, "pt") as file:
         names = json.loads(file.metadata()["names"])
     state = load_file(folder / SCHEDULE_FILE)

@@ -27,16 +27,11 @@ OPTIONS = ("length", "chat", "trust_remote_code", "mask_id", "shift", "attention
 
 
 def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
-    """Load a language model and return its sampler.
+    """Load a language model and return its sampler; raise InputError if there is no such model, adapter or option.
 
-    Args:
-        use: the model, adapter and options. `call` may have keys of the config's section `model`; `decoder`, a name or a map
-            like `eval.decoder`; and `template`, a name of `flowgrpo.data.generators.templates`. The decoder `scheduled`
-            reads a learned schedule from the adapter's folder, or without an adapter from the model's.
-        rows: rows to sample; the template is put around their prompts.
-
-    Raises:
-        InputError: there is no such model, adapter or option.
+    `use.call` may have keys of the config's section `model`; `decoder`, a name or a map like `eval.decoder`; and
+    `template`, a name of `flowgrpo.data.generators.templates`, which is put around the prompts of `rows`. The decoder
+    `scheduled` reads a learned schedule from the adapter's folder, or without an adapter from the model's.
     """
     if asked := [name for name, value in vars(use.switches).items() if value != getattr(Switches(), name)]:
         hint = ", write attention=block without the dashes" if asked[0] == "attention" else ""

@@ -1,7 +1,4 @@
-"""Memory and operations of a language model's calls, measured with a network of real size without values.
-
-Only the model's config is read; see `flowgrpo.training.planning.meta_networks`.
-"""
+"""Memory and operations of a language model's calls, measured on networks without values (see `meta_networks`)."""
 
 from __future__ import annotations
 
