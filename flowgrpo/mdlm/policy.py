@@ -93,7 +93,10 @@ class TextPolicy:
         return self.tokenizer(text, add_special_tokens=False).input_ids
 
     def prompts(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return left-padded prompts (B, P) and a bool mask; raise InputError if one is empty or leaves no room."""
+        """Return prompts (B, P) padded on the left, and their mask (B, P) bool.
+
+        Raises InputError if a prompt has no tokens or leaves no room for its answer.
+        """
         rows = tokenised(self.tokenizer, texts, self.chat)
         if not all(rows):
             raise InputError("prompts: one of them has no tokens")

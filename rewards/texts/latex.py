@@ -66,7 +66,10 @@ def number(answer: str) -> Fraction | None:
 
 
 def last_number(text: str) -> Fraction | None:
-    """Return the value of a text's last number (sign, $, commas, decimals, fraction; not in x1 or m^2), or None."""
+    """Return the value of a text's last number: digits with a sign, $, commas, decimals or a fraction; or None.
+
+    Digits of a word or an exponent (x1, m^2) are not numbers.
+    """
     plain = re.sub(r"\\[dtc]?frac\{(\d+)\}\{(\d+)\}", r"\1/\2", text)
     numbers = _WRITTEN.findall(plain)
     return number("".join(numbers[-1])) if numbers else None

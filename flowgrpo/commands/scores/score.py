@@ -132,7 +132,10 @@ def listed(folder: Path) -> list[File]:
 
 
 def left_out(folder: Path, files: Sequence[File]) -> str | None:
-    """Return a sentence on visible files (beside a manifest: samples) that are not scored; None if there are none."""
+    """Return a sentence on the files that are not scored, except hidden ones; None if there are none.
+
+    Beside a manifest only samples count, because a run writes other files too.
+    """
     known = {file.name for file in files} | {"manifest.jsonl"}
     names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name not in known)
     reason = f"only {conditions.KINDS} are read"

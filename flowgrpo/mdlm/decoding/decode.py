@@ -1,7 +1,7 @@
 """Decoding of masked completions step by step; the rows of a batch are independent.
 
 A decoder proposes a token for each open position, scores the proposals, modifies the scores, and commits some positions of
-a region. Committed tokens stay. So `step_map` gives the canvas before any step s: positions committed at step s or
+a region. Committed tokens stay. So `step_map` gives the canvas before any step s: all positions committed at step s or
 later are masked.
 """
 
@@ -137,8 +137,8 @@ def decode(
         micro_batch: largest number of rows to decode together.
 
     Raises:
-        InputError: shapes do not fit, the model does not support the decoder, or the decoder's blocks are not the
-            model's.
+        InputError: shapes do not fit, the model does not support the decoder, or the decoder was built for a model with
+            other blocks.
         ValueError: the decoder draws random numbers and there are no seeds.
     """
     ids, mask = _build_canvas(predictor, prompt, decoder.region.length, attention_mask=attention_mask, fixed=fixed)

@@ -20,7 +20,7 @@ def checkpoint_gradients(model: torch.nn.Module) -> None:
     """Checkpoint a model in place: keep only the inputs of its layers, and compute the rest again in the backward pass.
 
     Gradients are the same. Wraps the layers that transformers marks for it. The switch of transformers is not used: it
-    works in training mode only, with dropout on, and disables a decoder's cache. Raises InputError without such layers.
+    works in training mode only, with dropout on, and disables a decoder's cache. Raises InputError if there are none.
     """
     if not can_checkpoint(model):
         raise InputError(f"model.gradient_checkpointing: {type(model).__name__} does not support it, set it to false")

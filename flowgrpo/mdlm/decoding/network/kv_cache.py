@@ -81,7 +81,8 @@ class Cache(ABC):
             ids, mask, position_ids: (R, F) of the fed columns.
             visible: which cached and fed columns are seen, from `MaskPredictor.additive`.
             start, stop: range of the returned columns, counted among the fed ones.
-            keeps: selects, of keys or values (R, H, K, D) of cached and fed columns, those to cache from now on.
+            keeps: selects, of keys or values (R, H, K, D) of cached and fed columns, those to cache from now on; None
+                changes nothing.
         """
         rows, layers = self._live
         if len(row) < len(rows):

@@ -93,8 +93,8 @@ class Blocks(Layout):
 def ascending_sizes(length: int, blocks: int = 1, place: str = "decoder.region") -> tuple[tuple[int, ...], ...]:
     """Return the tokens of each step, by block: 1, 2, 4, ... in floor(log2 length) steps; the last step takes the rest.
 
-    ASS (arXiv 2509.23924 and its code). Blocks after the first take one step. Raises InputError for more blocks than
-    steps.
+    ASS (arXiv 2509.23924 and its code). The first block takes several steps, every later block one. Raises InputError for
+    more blocks than steps.
     """
     steps = max(length.bit_length() - 1, 1)
     sizes = [2**i for i in range(steps - 1)]
