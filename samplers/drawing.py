@@ -19,14 +19,7 @@ MOST_THREADS = 16
 
 @dataclass(frozen=True)
 class Family:
-    """Noise addresses of siblings, or of one edge alone.
-
-    Attributes:
-        own: address of each member's own noise.
-        shared: address of the noise that the members share; None for independent noise.
-        strength: weight of the own noise relative to the shared noise.
-        scale: factor of the mixed noise.
-    """
+    """Addresses of each sibling's own noise and of the noise that all share, if any; `mixed` combines the two."""
 
     own: Sequence[tuple[Address, ...]]
     shared: tuple[Address, ...] | None
@@ -95,10 +88,7 @@ def sendable(shape: Sequence[int], device: torch.device) -> torch.Tensor:
 
 
 def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return the tensor on `device`; copies from the CPU to a GPU go through pinned memory.
-
-    So the CPU does not wait for the copy, and prepares the next model call while the GPU computes this one.
-    """
+    """Return the tensor on `device`; to a GPU it goes through pinned memory, so the CPU does not wait for the copy."""
     if device.type == "cuda" and tensor.device.type == "cpu" and torch.cuda.is_available():
         tensor = tensor.pin_memory()  # returns the tensor itself if it is pinned
     return tensor.to(device, non_blocking=device.type != "cpu")

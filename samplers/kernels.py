@@ -36,8 +36,7 @@ def ode(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tens
 def flow_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
     """Return a step of Flow-GRPO's reverse SDE (arXiv 2505.05470, eq. 9), diffusion g = level sqrt(sigma / (1 - sigma)).
 
-    With many steps it keeps the marginals of the flow; with few steps a stochastic last step leaves residual noise. The
-    std is infinite only if `sigma_cap` is 1.
+    With few steps, a stochastic last step leaves residual noise. The std is infinite only if `sigma_cap` is 1.
     """
     sigma, level, sigma_cap = _float32(sigma), _float32(level), _float32(sigma_cap)
     return _reverse_sde(x, v, sigma, sigma_next, level**2 * sigma / (1 - torch.where(sigma > 0.999, sigma_cap, sigma)))
@@ -52,9 +51,8 @@ def cps(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tens
     """Return a step of coefficients-preserving sampling (arXiv 2509.05952): its noise is part old, part new.
 
     `level` in [0, 1] is an angle: std = sigma_next sin(level pi / 2). If the data are a single point, the total noise
-    after every step is exactly sigma_next. At sigma_next = 0 the step is deterministic. The noise of a step does not
-    shrink with more steps, so samples do *not* converge to the data's distribution: for level 0.8, Gaussian data of std
-    0.5 are sampled with std 0.400.
+    after every step is exactly sigma_next. The noise of a step does not shrink with more steps, so samples do *not*
+    converge to the data's distribution: for level 0.8, Gaussian data of std 0.5 are sampled with std 0.400.
     """
     angle = _float32(level) * (math.pi / 2)
     return _kept_coefficients(x, v, _float32(sigma), _float32(sigma_next), torch.sin(angle), torch.cos(angle))
@@ -100,10 +98,7 @@ def _reverse_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next, variance_rate:
 
 
 def _kept_coefficients(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, new: Tensor, old: Tensor):
-    """Return a step to the clean estimate plus noise of std sigma_next, mixed from new and old noise.
-
-    `new` and `old` are the weights of the two, with new^2 + old^2 = 1.
-    """
+    """Return a step to the clean estimate plus noise of std sigma_next, of new and old noise; new^2 + old^2 = 1."""
     x0, noise = x - sigma * v, x + (1 - sigma) * v
     return (1 - sigma_next) * x0 + sigma_next * old * noise, sigma_next * new
 
@@ -153,10 +148,9 @@ ODE = Kernel()
 
 
 def default_log_prob(kernel: str) -> str:
-    """Return the default form of a kernel's log-probability, the one that it was released with.
+    """Return the form of the log-probability that a kernel was released with.
 
-    The noise of `cps` and `ddim_sde` shrinks with sigma, so that with `mean` their last steps would outweigh all
-    others.
+    The noise of `cps` and `ddim_sde` shrinks with sigma: with `mean` their last steps would outweigh all others.
     """
     return "constant_free" if kernel in PRESERVING else "mean"
 
@@ -181,9 +175,8 @@ def slope(kernel: Kernel, sigma, sigma_next, sigma_cap) -> tuple[float, float]:
 def pull(kernel: Kernel, sigma, sigma_next, sigma_cap) -> float:
     """Return the size of the gradient of one step's log-probability with respect to the velocity, for a typical draw.
 
-    Let the error be std xi. An element of the gradient is slope xi / std for `sum`, slope xi / (std D) for `mean` with
-    D dimensions, and 2 slope std xi / D for `constant_free`. The result is the factor of xi without 1 / D; 0 for a step
-    without noise.
+    If the error is std xi, an element of the gradient is slope xi / std for `sum`, slope xi / (std D) for `mean` with D
+    dimensions, and 2 slope std xi / D for `constant_free`. Return the factor of xi without 1 / D; 0 without noise.
     """
     moved, std = slope(kernel, sigma, sigma_next, sigma_cap)
     if std == 0:
@@ -211,8 +204,7 @@ def mean_log_prob(error: Tensor, std: Tensor) -> Tensor:
 def sum_log_prob(error: Tensor, std: Tensor) -> Tensor:
     """Return the Gaussian log-density (B,) of `error` (B, D), summed over D, in float64.
 
-    Clip ranges must be D times larger than for `mean`. In float32 the difference of two sums of millions of terms would
-    be off by hundredths.
+    Clip ranges must be D times larger than for `mean`. In float32, log ratios would be off by hundredths.
     """
     error, std = error.double(), std.double()
     constant = torch.log(std) + 0.5 * math.log(2 * math.pi)

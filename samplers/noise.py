@@ -26,10 +26,7 @@ def _key(address: tuple[Address, ...]) -> np.ndarray:
 
 
 def uniforms(addresses: Sequence[tuple[Address, ...]], width: int) -> torch.Tensor:
-    """Return random numbers (R, width), float64 in [0, 1) on the CPU, row i the first `width` of the i-th address.
-
-    They equal those of `generator`. One generator is moved from address to address, which is faster than R generators.
-    """
+    """Return the first `width` numbers of each address by `generator`: float64 (R, width) in [0, 1), on the CPU."""
     numbers = np.empty((len(addresses), width))
     philox = np.random.Philox(key=0)
     started, drawing = philox.state, np.random.Generator(philox)

@@ -15,10 +15,7 @@ SIDE = "side"  # role of a brush's branches, which ODE steps finish
 
 
 def chain(kernels: Sequence[Kernel], stochastic: Collection[int], trained: Collection[int]) -> Plan:
-    """Return the plan of a chain: kernel steps at the `stochastic` steps, ODE elsewhere; the `trained` steps train.
-
-    Flow-GRPO and DanceGRPO have all steps but the last stochastic; Flow-GRPO-Fast and MixGRPO only those of a window.
-    """
+    """Return the plan of a chain: kernel steps at the `stochastic` steps, ODE elsewhere; the `trained` steps train."""
     return lambda role, step: (Move(kernels[step], trained=step in trained) if step in stochastic else Move(),)
 
 
@@ -52,8 +49,7 @@ def branch(
 ) -> Plan:
     """Return the plan of a tree with `factor` children at the `splits` and one child elsewhere.
 
-    Steps that are not `stochastic` are ODE. This is BranchGRPO (arXiv 2509.06040), or with a window of stochastic steps
-    BranchGRPO-Mix. `sibling_strength` and `noise_scale` are those of `Move`.
+    Steps that are not `stochastic` are ODE. BranchGRPO and BranchGRPO-Mix (arXiv 2509.06040) have such trees.
     """
 
     def moves(role: str, step: int) -> tuple[Move, ...]:
@@ -68,9 +64,8 @@ def branch(
 def twigs(kernels: Sequence[Kernel], stochastic: Collection[int], length: int | None, root: bool) -> Plan:
     """Return the plan of trained chains with an ODE twig from every node to a clean sample.
 
-    A twig has at most `length` steps, or all the remaining ones if None: DenseGRPO (None), Stepwise-Flow-GRPO (5), VGPO
-    (1). The first step of a twig shares its node's evaluation. A node has no twig if the chain itself takes the same
-    steps to the end. With `root` the start has a twig, too; the gain of the first step needs it.
+    A twig has at most `length` steps (None: all that remain). Its first step shares its node's evaluation. A node has
+    no twig if the chain takes the same steps to the end. With `root` the start has one, too, for the gain of step 0.
     """
     end = len(kernels)
 
@@ -86,6 +81,5 @@ def twigs(kernels: Sequence[Kernel], stochastic: Collection[int], length: int | 
 
 
 def _stops(step: int, end: int, most: int | None) -> tuple[int, ...]:
-    """Return at most `most` indices of the schedule, spaced evenly from `step` (excluded) to `end` (included)."""
     count = min(most or end, end - step)
     return tuple(step + round((end - step) * i / count) for i in range(1, count + 1))

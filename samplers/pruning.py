@@ -15,14 +15,10 @@ T = TypeVar("T")
 
 
 def pruned(tree: Tree, keep: torch.Tensor, micro_batch: int, parts: torch.Tensor | None = None) -> Tree:
-    """Return the tree with only the trained edges in `keep`, collected into evaluations of `micro_batch` rows.
+    """Return the tree with only the trained edges in `keep` (nodes,), collected into evaluations of `micro_batch` rows.
 
-    A row shares its batch with other rows than in the rollout, so its ratio is 1 only up to rounding.
-
-    Args:
-        keep: (nodes,) mask of the edges that stay.
-        parts: (nodes,) part of the update of the edge to each node, equal for edges that leave one state; by default
-            the part of the root.
+    A row shares its batch with other rows than in the rollout, so its ratio is 1 only up to rounding. `parts` (nodes,)
+    has the part of the update of each edge, equal for edges that leave one state; None: the part of the root.
     """
     kept_rows: dict[tuple[int, float], list[tuple[Evaluation, int]]] = defaultdict(list)
     for evaluation in tree.evaluations:
@@ -41,7 +37,6 @@ def pruned(tree: Tree, keep: torch.Tensor, micro_batch: int, parts: torch.Tensor
 
 
 def _gather(rows: list[tuple[Evaluation, int]], part: int, keep: torch.Tensor) -> Evaluation:
-    """Return one evaluation of rows from several evaluations, with the trained edges of these rows in `keep`."""
     taken: dict[Move, list[tuple[int, Edges, int]]] = defaultdict(list)  # move -> (new row, edges, index in edges)
     for new, (evaluation, row) in enumerate(rows):
         for edges in evaluation.trained:

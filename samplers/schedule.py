@@ -21,10 +21,9 @@ def linear_sigmas(num_steps: int, shift: float = 1.0) -> torch.Tensor:
 
 
 def euler_sigmas(num_steps: int, shift: float = 1.0, train_steps: int = 1000) -> torch.Tensor:
-    """Return the table of diffusers' `FlowMatchEulerDiscreteScheduler` with a static shift: `num_steps` + 1 float32 sigmas.
+    """Return the table of diffusers' `FlowMatchEulerDiscreteScheduler` with a static shift, equal bit for bit.
 
-    The values are equal bit for bit. Like diffusers, take the ends of the shifted training table in float32, space the
-    steps evenly between them, and shift all of them once more.
+    As there, the ends of the shifted training table in float32 are spaced evenly, then shifted once more.
     """
     ends = shifted(torch.tensor([train_steps, 1], dtype=torch.float32) / train_steps, shift).tolist()
     first, last = (end * train_steps for end in ends)
@@ -42,8 +41,7 @@ def random_window(size: int, first: int, end: int, rng: np.random.Generator) -> 
 def sliding_window(size: int, first: int, end: int, iteration: int, every: int, stride: int) -> range:
     """Return the window at `iteration`: it begins at `first` and moves by `stride` every `every` iterations.
 
-    This is MixGRPO's progressive strategy (arXiv 2507.21802, Algorithm 1). It stays at the end; its code can also
-    return to the start.
+    MixGRPO's progressive strategy (arXiv 2507.21802, Algorithm 1). It stays at the end; its code can also start again.
     """
     start = min(first + iteration // every * stride, end - size)
     return range(start, start + size)

@@ -64,15 +64,12 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
     Args:
         kernel: `ode`, `flow_sde`, `dance_sde`, `cps`, `ddim_sde` or `manifold` (see `samplers.kernels`).
         noise_level: the kernel's level; None: the published one (`samplers.levels`).
-        log_prob: form of the recorded log-probability, a key of `samplers.kernels.LOG_PROBS`; None: the kernel's
-            default.
-        last_step_ode: whether the step to sigma 0 is an ODE step.
+        log_prob: form of the log-probability, a key of `samplers.kernels.LOG_PROBS`; None: the kernel's default.
 
     Attributes:
         history: the `StepRecord`s since the last `set_timesteps`, or since the last `restrict` once that was used.
             Copies of the scheduler, which pipelines of two modalities make, share it.
         noise_levels: the whole table as sigmas that descend to 0.
-        recording: whether steps are added to `history`.
         generator: source of the noise if the pipeline passes none to `step`; None: torch's global one.
     """
 
@@ -183,9 +180,8 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
     ) -> None:
         """Set the parent's table, cut to the slice of `restrict`.
 
-        The attribute `timesteps` then has only the steps of the slice. `sigmas` begins at the slice and goes on to the
-        end of the table, so that a pipeline that reads `sigmas[i]` by its loop counter, or `sigmas[-1]`, reads the
-        right values. The whole table is in `noise_levels`.
+        Then `timesteps` has only the slice, but `sigmas` goes on to the end of the table. So a pipeline that reads
+        `sigmas[i]` by its loop counter, or `sigmas[-1]`, reads the right values.
         """
         self._set_table(num_inference_steps, device, sigmas, mu, timesteps)
         if not self._directed:
@@ -205,7 +201,6 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         self.num_inference_steps = len(self.timesteps)
 
     def _set_table(self, num_inference_steps, device, sigmas, mu, timesteps) -> None:
-        """Set the parent's table; with the same arguments as last time, reuse the last one."""
         lists = tuple(None if values is None else tuple(map(float, values)) for values in (sigmas, timesteps))
         asked = (num_inference_steps, device, lists, mu, self.shift)
         if self._asked == asked:
@@ -234,7 +229,6 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         return sliced
 
     def _floats(self) -> list[float]:
-        """Return `noise_levels` as floats, copied from the device once for each table."""
         if self._known[0] is not self.noise_levels:
             self._known = self.noise_levels, self.noise_levels.tolist()
         return self._known[1]

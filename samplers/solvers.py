@@ -15,8 +15,7 @@ from samplers.batches import batched
 from samplers.kernels import State
 from samplers.trees import TRUNK, Evaluate, Evaluation, Node, Root, Tree
 
-# DPM-Solver++ (arXiv 2211.01095) and UniPC (2302.04867): second order on the clean estimate, one evaluation a step. The
-# first and the last step are of first order.
+# DPM-Solver++ (arXiv 2211.01095), UniPC (2302.04867): second order on the clean estimate; end steps are of first order.
 SOLVERS: dict[str, tuple[type, dict[str, Any]]] = {
     "dpm2": (DPMSolverMultistepScheduler, {"solver_order": 2, "lower_order_final": True}),
     "unipc": (UniPCMultistepScheduler, {"solver_order": 2, "lower_order_final": True}),
@@ -26,10 +25,7 @@ SOLVERS: dict[str, tuple[type, dict[str, Any]]] = {
 def solve(
     solver: str, sigmas: Sequence[float], roots: Sequence[Root], start: State, evaluate: Evaluate, micro_batch: int
 ) -> Tree:
-    """Solve the ODE from every root to sigma 0; return a tree of roots and ends, with evaluations but no edges.
-
-    `solver` is a key of `SOLVERS`; other arguments are those of `samplers.trees.grow`.
-    """
+    """Solve the ODE from each root to sigma 0; return a tree of roots and ends, with evaluations but no edges."""
     tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
     parts = sorted({root.part for root in roots})
     by_part = [[i for i, root in enumerate(roots) if root.part == part] for part in parts]
@@ -55,7 +51,6 @@ def solve(
 
 
 def _scheduler(solver: str, sigmas: Sequence[float]) -> Any:
-    """Return the scheduler of diffusers with our sigmas, at its first step."""
     kind, options = SOLVERS[solver]
     scheduler = kind(prediction_type="flow_prediction", use_flow_sigmas=True, final_sigmas_type="zero", **options)
     scheduler.set_timesteps(len(sigmas) - 1)

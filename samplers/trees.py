@@ -35,10 +35,8 @@ class Move:
         ode_stops: None for one step of the schedule. Otherwise the indices of the schedule, up to its end, at which ODE
             steps stop; the plan is not asked again.
         sibling_strength: None if siblings have independent noise. A number s gives them (xi_0 + s eta) / sqrt(1 + s^2),
-            where they share xi_0 and each has its own eta. Each noise is standard normal, and two have the covariance
-            1 / (1 + s^2) (BranchGRPO, arXiv 2509.06040).
-        noise_scale: factor of the drawn noise, which the log-probability ignores; any factor but 1 breaks the
-            marginals.
+            where xi_0 is shared and each has its own eta (BranchGRPO, arXiv 2509.06040).
+        noise_scale: factor of the drawn noise, unknown to the log-probability; any but 1 breaks the marginals.
     """
 
     kernel: Kernel = ODE
@@ -71,14 +69,7 @@ class Noise(Protocol):
 
 @dataclass(frozen=True)
 class Root:
-    """The start of one tree.
-
-    Attributes:
-        group: prompt group of the tree.
-        index: number of the root within its group.
-        row: condition for the model.
-        part: optimizer step that trains the tree.
-    """
+    """Start `index` of a prompt group, with the model's condition `row`; optimizer step `part` trains its tree."""
 
     group: int
     index: int
@@ -88,13 +79,10 @@ class Root:
 
 @dataclass(frozen=True)
 class Node:
-    """One latent of the tree.
+    """One latent of the tree, at index `step` of the schedule; `parent` is an index of `Tree.nodes`.
 
-    Attributes:
-        parent: index of the parent in `Tree.nodes`; None for a root.
-        path: index of the root, then the ordinal among siblings at each branching; part of the noise address.
-        step: index of `sigma` in the schedule.
-        remaining_stops: indices of the schedule that its ODE move has still to reach.
+    `path` is part of the noise address: the index of the root, then the ordinal among siblings at each branching.
+    `remaining_stops` are indices of the schedule that its ODE move has still to reach.
     """
 
     parent: int | None
@@ -158,10 +146,8 @@ class Evaluation:
 class Tree:
     """All nodes and evaluations of a rollout, in the order of growth, parents before children.
 
-    Attributes:
-        sigmas: the schedule, float32 values, descending to 0.
-        leaves: nodes at sigma 0.
-        samples: tensors (len(leaves), ...), the states of the leaves.
+    `sigmas` is the schedule, float32 values. `samples` (len(leaves), ...) are the states of the `leaves`, nodes at
+    sigma 0.
     """
 
     sigmas: tuple[float, ...]
@@ -209,18 +195,15 @@ def grow(
 ) -> Tree:
     """Grow the trees of a batch from its roots, from noise to data, with all nodes at one sigma together.
 
-    An evaluation has only states with trained edges or only states without, so that an update replays no more than it
-    needs.
+    An evaluation has only states with trained edges, or only states without, so that the update replays no others.
 
     Args:
         sigmas: the schedule, float32 values, descending to 0.
         start: states of the R roots, tensors (R, ...) in the storage dtype.
-        noise: returns the noise of an edge.
         micro_batch: largest number of rows of one evaluation.
-        keep_means: whether trained edges keep the mean of their step.
         keep_graphs: parts of the update whose trained evaluations keep the autograd graph of their velocity.
-        held: if given, nodes from which only ODE steps lead to the end do not grow, but are put here with their move
-            and state.
+        held: if given, receives the nodes from which only ODE steps lead to the end, with move and state; they do not
+            grow.
     """
     tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
     states = {i: tuple(x[i] for x in start) for i in range(len(roots))}
@@ -287,7 +270,6 @@ def _moves(plan: Plan, role: str, step: int, stops: tuple[int, ...]) -> Sequence
 
 
 def _ends_by_ode(moves: Sequence[Move], end: int) -> bool:
-    """Return whether a node has a single move, by ODE steps to the end of the schedule."""
     first, *others = moves
     lone = not others and first.count == 1 and not first.trained
     return lone and first.kernel == ODE and first.ode_stops is not None and first.ode_stops[-1] == end
@@ -354,7 +336,6 @@ def drawn_noise(tree: Tree, edges: Edges, shape: Sequence[int], component: int, 
 
 
 def _begin(ahead: Ahead, tree: Tree, evaluation: Evaluation, state: State) -> None:
-    """Begin to draw all noise of the edges of an evaluation."""
     for edges in evaluation.edges:
         for component, x in enumerate(state) if edges.move.kernel.stochastic else ():
             ahead.begin((id(edges), component), _families(tree, edges, component), x.shape[1:])
