@@ -33,8 +33,7 @@ BFLOAT16_DRIFT = 0.0  # equal calls give equal numbers in any dtype
 def certify(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: Sequence[Row]) -> list[Check]:
     """Run all checks of a pipeline class, in float32 except for the bfloat16 drift.
 
-    `build` makes the same stock pipeline each time; `call` holds its arguments. Give three or more rows, with two that share
-    a prompt, and prompts of unequal lengths.
+    `build` makes the same stock pipeline each time. Give three or more rows: two with one prompt, and unequal lengths.
     """
     policy = DiffusersPolicy(build(), call, text_encoders="offload")
     policy.check(rows)
@@ -231,10 +230,7 @@ def roll_out(policy: DiffusersPolicy, rows: Sequence[Row], kernel: Kernel | Sequ
 
 
 def replay(policy: DiffusersPolicy, tree: Tree) -> float:
-    """Replay the trained steps of a rollout with gradient; return the largest |log ratio|.
-
-    The gradients stay in the weights.
-    """
+    """Replay the trained steps of a rollout; return the largest |log ratio|, and leave the gradients in the weights."""
     gaps = [0.0]
     for evaluation in tree.evaluations:
         for edges in evaluation.trained:

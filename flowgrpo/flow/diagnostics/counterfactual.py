@@ -113,14 +113,12 @@ def explain(
     redraws: int = 16,
     chains: int = 128,
 ) -> Explanation:
-    """Explain the sample of a prompt and a seed.
+    """Explain the sample of a prompt and a seed, with the weights that `policy` has, prepared as for training.
 
     Args:
-        policy: the policy with the weights to explain, prepared as for training.
         rewards: the trained rewards, none of them group-wise.
         iteration: iteration of the run, which determines the method's windows and tree shapes.
         rollout_state: state of rollouts in the checkpoint, see `checkpoint.rollout_state`.
-        redraws: number of redraws per step.
         chains: number of chains that measure the steps' shares, two or more.
     """
     before, combination = policy.evaluations, Combination.of(rewards, config.algorithm.baseline)
@@ -259,10 +257,7 @@ def _first_walk(tree: Tree, credit: Mapping[int, float | None], drawn: Any) -> T
 def _redraw(
     policy: Policy, scoring: _Scoring, row: Row, method: Trajectory, *, redraws: int, fresh: tuple[Any, ...]
 ) -> tuple[Look, Look, list[Step]]:
-    """Return the sample, the sample without noise, and the noisy steps.
-
-    `fresh` is the beginning of the address of the redraws' noise.
-    """
+    """Return the sample, the sample without noise, and the noisy steps; redraws' noise addresses begin with `fresh`."""
     foretold, start = Foretold(policy.velocity, [row]), policy.start([row])
     plan, drawn = _redraw_plan(method, redraws), _redraw_noise(method, fresh)
     tree = grow(plan, policy.sigmas, [Root(0, 0, row)], start, foretold, drawn, scoring.size)

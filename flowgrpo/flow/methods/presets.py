@@ -99,8 +99,7 @@ _ROWS: dict[str, PresetRow] = {
     },
     # MC-GRPO: arXiv 2601.22582 and its code, which train language models. The row has its baseline on the tree of
     # flow_grpo_fast. Groups have an odd size (9 in its scripts), so that an even number is left without the pivot.
-    # 1. Tree, kernel and clip range are those of flow_grpo_fast. There is no KL; its code has beta 0.04 and TRL's clip
-    #    range 0.2.
+    # 1. Tree, kernel and clip range are flow_grpo_fast's, without a KL. Its code has beta 0.04 and clip range 0.2.
     # 2. Its trainer for GSM8K multiplies the advantages of a group by group size / (number of advantages that are not
     #    0). Its trainer for MATH does not, and neither does this row.
     # 3. The source does not say which of several equal rewards is the pivot; here it is the first.
@@ -117,8 +116,7 @@ _ROWS: dict[str, PresetRow] = {
         **_TEMPFLOW,
         "tree": {"name": "brush", "branches": 6, "profile": [6, 6, 6], "finish": {"steps": 4}},
     },
-    # Ours: TempFlow-GRPO, but steps with a larger spread of rewards get more children, at the same number of
-    # evaluations.
+    # Ours: TempFlow-GRPO, but steps with a larger spread of rewards get more children, at the same total cost.
     # 1. A sibling's reward minus the mean of the other siblings is divided by one std for all steps. A std for each
     #    step would remove the differences in spread that the numbers of children follow.
     "adaptive": {
@@ -131,8 +129,7 @@ _ROWS: dict[str, PresetRow] = {
     # 1. Siblings' noise is the paper's, which keeps the marginals; the code's is 4 times as large (siblings: hot).
     # 2. The last step is ODE and not trained. The code trains a last stochastic step, but scores the clean estimate,
     #    which does not contain that step's noise.
-    # 3. Width pruning (tree.prune, off in this row) drops whole chains, as in the paper; the code drops the second half
-    #    of every chain.
+    # 3. Width pruning (tree.prune, off here) drops whole chains, as in the paper; the code drops their second halves.
     "branch_grpo": {**_BRANCH, "tree": {"name": "branch", "factor": 2, "siblings": "correlated", "strength": 4.0}},
     # BranchGRPO-Mix, from the same sources: branch_grpo with MixGRPO's window.
     # 1. to 3. as in branch_grpo.
@@ -149,8 +146,7 @@ _ROWS: dict[str, PresetRow] = {
         },
     },
     # DenseGRPO: arXiv 2601.20218, without code.
-    # 1. The paper gives no number of rounds, no samples of a round and no first levels of the calibration; ours are
-    #    used.
+    # 1. The calibration's number of rounds, samples of a round and first levels are ours; the paper gives none.
     # 2. The paper gives no clip range; Flow-GRPO's is used.
     "dense_grpo": {
         **_SHARED,
@@ -175,8 +171,7 @@ _ROWS: dict[str, PresetRow] = {
     },
     # VGPO: arXiv 2512.12387, reconstructed from its abstract and its public reviews.
     # 1. discount and anchor are ours, since our sources do not give them.
-    # 2. The weight multiplies the whole loss of an edge, including the KL; according to the reviews it multiplies the
-    #    advantage.
+    # 2. The weight multiplies the whole loss of an edge, including the KL; in the reviews it multiplies the advantage.
     # 3. Kernel, clip range and KL are Flow-GRPO's.
     "vgpo": {
         **_SHARED,

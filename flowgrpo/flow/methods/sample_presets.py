@@ -5,8 +5,7 @@ diffusion RL" (arXiv 2602.04663). All rows share these departures, besides those
 
  1. The sampler's times reach the model unchanged. The code of DiffusionNFT and of the study rounds the times of
     rollouts to integers of 0 to 1,000.
- 2. The study's code divides the log-likelihood by the guidance scale; here it is not divided. At scale 1 they are
-    equal.
+ 2. The study's code divides the log-likelihood by the guidance scale; here it is not. At scale 1 they are equal.
  3. If an iteration has several optimizer steps, each sample goes to one of them; its noise is drawn once.
 """
 
@@ -49,8 +48,7 @@ def _kl(beta: float, **options: Any) -> dict[str, Any]:
 
 PRESETS: dict[str, PresetRow] = {
     # EPG of the study "Rethinking diffusion RL": arXiv 2602.04663 and its code, GenEval scripts with ODE rollouts.
-    # 1. Advantages are cut at 5 before they are multiplied by 0.1. The code has no bound; rewards of 0 to 1 never reach
-    #    5.
+    # 1. Advantages are cut at 5, then multiplied by 0.1. The code has no bound; rewards of 0 to 1 never reach 5.
     "epg": {
         **_BY_DPM2,
         "baseline": {"name": "group_mean", "std": "none", "scale": 0.1},
@@ -148,8 +146,7 @@ PRESETS: dict[str, PresetRow] = {
     #    noise levels.
     # 4. The velocity of a flow model is scored; there it is the noise prediction of Stable Diffusion 1.5.
     # 5. A pair is scored at four noise levels, each with its own sign; there it is scored at one.
-    # 6. An iteration draws one snapshot for all its groups. The initial policy is the first snapshot. We do not know
-    #    what the paper does.
+    # 6. One snapshot is drawn for all groups of an iteration, first the initial policy. We do not know the paper's way.
     "seppo": {
         **_BY_EULER,
         "likelihood": {
@@ -164,8 +161,7 @@ PRESETS: dict[str, PresetRow] = {
     # DGPO: arXiv 2510.08425 and its code, with the config general_ocr_sd3_4gpu that its README runs. (The README gives
     # KL and clip as 1e-3.)
     # 1. The live policy samples throughout; there the old one samples after 200 optimizer steps.
-    # 2. Sigmas are the pipeline's. There they are 0.9997, 0.9639, 0.9227 to 0.2498, and training rounds them to 1 /
-    #    1,000.
+    # 2. Sigmas are the pipeline's. There they are 0.9997, 0.9639, 0.9227 to 0.2498, in training rounded to 1 / 1,000.
     # 3. Each group draws its own noise levels; there all groups of an iteration share them.
     # 4. A group has one noise for each level; there each micro-batch draws its own.
     "dgpo": {
@@ -176,10 +172,8 @@ PRESETS: dict[str, PresetRow] = {
     # GDRO: arXiv 2601.02036, known to us from summaries, without code; its OCR numbers (GenEval has beta 6 and best 1).
     # 1. It trains on stored groups of the reference's samples. Here the reference samples during the run, unless
     #    data.groups names a folder.
-    # 2. All samples of a group are ranked; there 6 of 16 are. With stored groups of 16, train.group_size=6 does the
-    #    same.
-    # 3. A group shares its noise and four noise levels: our choice. By one summary the paper draws a level for each
-    #    sample.
+    # 2. All samples of a group are ranked; there 6 of 16, as here with stored groups of 16 and train.group_size=6.
+    # 3. A group shares its noise and four levels: our choice. By one summary the paper draws a level for each sample.
     "gdro": {
         **_BY_EULER,
         "likelihood": {**_COUPLED, "times": "uniform", "sampler": "reference", "anchor": "reference"},

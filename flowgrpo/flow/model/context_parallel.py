@@ -41,10 +41,7 @@ TEXT, MASK = "encoder_hidden_states", "encoder_hidden_states_mask"
 
 
 def check(config: Config) -> None:
-    """Raise InputError if the network, its heads, the attention or another setting does not allow split calls.
-
-    Only configs are read.
-    """
+    """Raise InputError if network, heads, attention or another setting do not allow split calls; only read configs."""
     degree = config.run.context_parallel
     if degree == 1:
         return
@@ -101,7 +98,6 @@ def share_calls(networks: Mapping[str, ModelMixin], degree: int, device: torch.d
 
 
 def _check_attention(name: AttentionBackend | None) -> None:
-    """Raise InputError for an attention backend that diffusers cannot split in forward and backward pass."""
     shared = {str(backend) for backend in _AttentionBackendRegistry._supports_context_parallel} - {"_native_npu"}
     asked = AttentionBackendName(name) if name else _AttentionBackendRegistry.get_active_backend()[0]
     if asked.value not in shared:
@@ -110,7 +106,6 @@ def _check_attention(name: AttentionBackend | None) -> None:
 
 
 def _nearest(number: int, degree: int) -> int:
-    """Return the largest divisor of `number` below `degree`."""
     return next(n for n in range(degree - 1, 0, -1) if number % n == 0)
 
 

@@ -39,11 +39,8 @@ else:
 def adapters(model: Model) -> dict[str, Adapter]:
     """Return the adapters of `model.lora.path` or `model.merge`, by network; {} without either.
 
-    A network without adapters in `model.lora.path` gets new ones on the layers of another network's. New adapters do
-    not change the network's output.
-
-    Raises:
-        InputError: there is no such file, or its adapters do not fit this model or the config.
+    A network without adapters in `model.lora.path` gets new ones on the layers of another network's; its output stays
+    the same. Raise InputError if there is no such file, or its adapters do not fit this model or the config.
     """
     if model.merge is not None:
         with lora_files.named("model.merge"):
@@ -78,8 +75,7 @@ def refuse_shifts(found: Mapping[str, Adapter], key: str) -> None:
 def read(path: LoraPath, networks: Mapping[str, Outline], model: str) -> dict[str, Adapter]:
     """Return the adapters of a file, or of one file per network, by network; `networks` as `outlines` returns them.
 
-    Raises:
-        InputError: there is no such file, or its adapters are not for this `model`.
+    Raise InputError if there is no such file, or its adapters are not for this `model`.
     """
     found: dict[str, Adapter] = {}
     for name, each in ({None: path} if isinstance(path, str) else path).items():
@@ -93,8 +89,7 @@ def read(path: LoraPath, networks: Mapping[str, Outline], model: str) -> dict[st
 def load_lora(pipe: DiffusionPipeline, path: str | Path, lora: LoraPath) -> None:
     """Put a LoRA, given as in `model.lora.path`, into the networks of the stock pipeline of the model at `path`.
 
-    Raises:
-        InputError: there is no such file, or its adapters are not for this model.
+    Raise InputError if there is no such file, or its adapters are not for this model.
     """
     for name, adapter in read(lora, outlines(str(path)), str(path)).items():
         adapter.inject(getattr(pipe, name))
@@ -116,10 +111,8 @@ def outlines(path: str) -> dict[str, Outline]:
 def placed(file: LoraFile, networks: Mapping[str, Outline], path: str) -> dict[str, Adapter]:
     """Return a file's adapters by network; layers are found by diffusers' names, `layer_names`, or the pipeline class.
 
-    The pipeline class may translate names (`lora_state_dict`); this is tried for files with other names.
-
-    Raises:
-        InputError: they are not for the model at `path`.
+    The pipeline class may translate names (`lora_state_dict`); this is tried for files with other names. Raise
+    InputError if the adapters are not for the model at `path`.
     """
     index = _index(networks)
     unknown = lora_layers.unknown(file, index)
@@ -175,10 +168,7 @@ def _respell(file: LoraFile) -> LoraFile:
 
 
 def _translate(pipeline: Any, file: LoraFile) -> dict[str, torch.Tensor] | None:
-    """Return a file's tensors by diffusers' names, as the pipeline class translates them; None if it cannot.
-
-    Shifts keep their names.
-    """
+    """Return a file's tensors by diffusers' names, as the pipeline class translates them; None if it cannot."""
     given = {
         key: tensor if key.endswith(".alpha") else tensor.detach().requires_grad_()
         for key, tensor in file.tensors.items()

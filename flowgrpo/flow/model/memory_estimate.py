@@ -38,13 +38,8 @@ def memory_estimate(
 ) -> dict[str, int]:
     """Return the bytes of a process: `gpu_bytes` on its device (or CPU), `host_bytes` of offloaded weights.
 
-    Args:
-        components: result of `component_shapes`, if known.
-        begun: result of `initial_lora.adapters`, if known.
-        among: number of processes that share the weights (sharding).
-
-    Raises:
-        InputError: there is no such model.
+    `components` and `begun` are the results of `component_shapes` and `initial_lora.adapters`, if known. The weights
+    are shared `among` processes (sharding). Raise InputError if there is no such model.
     """
     model, train = config.model, config.train
     components = component_shapes(model.path, variant=model.variant) if components is None else components

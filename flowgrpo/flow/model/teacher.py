@@ -1,7 +1,4 @@
-"""The teacher of a distillation: a LoRA on the student's base, or a pipeline of the same architecture.
-
-It takes the place of the reference policy.
-"""
+"""A teacher as the reference policy: a LoRA on the student's base, or a pipeline of the same architecture."""
 
 from __future__ import annotations
 
@@ -29,8 +26,7 @@ KEY = "model.teacher"
 def check(config: Config) -> dict[str, Adapter]:
     """Return a LoRA teacher's adapters by network; {} for a pipeline teacher, or if no teacher is needed.
 
-    Raises:
-        InputError: the teacher is missing, or does not fit this model.
+    Raise InputError if the teacher is missing, or does not fit this model.
     """
     model = config.model
     if config.algorithm.reference != "teacher":
@@ -121,10 +117,8 @@ def put_pipeline(weights: Weights, path: str, variant: str | None = None) -> Non
 def put(weights: Weights, teacher: Mapping[str, Adapter]) -> None:
     """Make a LoRA teacher the reference policy of `weights`.
 
-    Its matrices are rescaled to the student's scaling and zero-padded to the student's rank; this is exact.
-
-    Raises:
-        InputError: the student's adapters cannot hold one of its adapters.
+    Its matrices are rescaled to the student's scaling and zero-padded to the student's rank, which is exact. Raise
+    InputError if the student's adapters cannot hold one of its adapters.
     """
     values = {name: torch.zeros_like(p) for name, p in weights.named.items()}
     for network, adapter in teacher.items():

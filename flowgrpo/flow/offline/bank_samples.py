@@ -32,9 +32,7 @@ def resample(
 ) -> Tree:
     """Return the tree with new samples of the current policy in place of those of `leaves`, at most one in a group.
 
-    Args:
-        rows: rows of the leaves, with the seeds of the new chains.
-        iteration: part of the address of their noise.
+    `rows` are those of the leaves, with the seeds of the new chains. `iteration` is part of their noise's address.
     """
     if not leaves:
         return tree

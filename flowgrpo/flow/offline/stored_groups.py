@@ -41,8 +41,7 @@ class Source:
     ) -> Batch:
         """Return this process's samples of an iteration with their scores, each as a leaf one edge below its root.
 
-        If a stored group has more samples than the run's group size, each iteration draws a subset. `sigmas` is the
-        schedule of the tree.
+        If a stored group has more samples than the run's group size, each iteration draws a subset.
         """
         own, parts = assignment.own, assign_minibatches(self.config, groups, iteration)
         members = {group: self._members(groups, group, iteration) for group in dict.fromkeys(group for group, _ in own)}

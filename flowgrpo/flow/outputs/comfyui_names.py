@@ -85,8 +85,7 @@ def _find_parameter(names: Names, kind: str, path: str) -> str:
 def write(weights: Weights, out: Path, name: str) -> list[str]:
     """Write the current LoRA of each network in float32 to a folder in `out`; return the files relative to `out`.
 
-    Args:
-        name: name of the file; for the two networks of Wan 2.2 `-high_noise` and `-low_noise` are appended.
+    For the two networks of Wan 2.2, `-high_noise` and `-low_noise` are appended to the file's `name`.
     """
     (out / COMFYUI).mkdir()
     endings = [""] if len(weights.modules) == 1 else ["-high_noise", "-low_noise"]
@@ -102,9 +101,8 @@ def write(weights: Weights, out: Path, name: str) -> list[str]:
 def rename(network: torch.nn.Module, state: State, shifts: State | None = None) -> dict[str, torch.Tensor]:
     """Return the tensors of an adapter under ComfyUI's names, with an alpha for each layer.
 
-    Args:
-        state: the adapter: `LAYER.lora_A.weight` (rank, in), `LAYER.lora_B.weight` (out, rank), `LAYER.lora_B.bias` (out,).
-        shifts: shifts of parameters, by their paths.
+    `state` has `LAYER.lora_A.weight` (rank, in), `LAYER.lora_B.weight` (out, rank) and `LAYER.lora_B.bias` (out,);
+    `shifts` has the shifts of parameters by their paths.
     """
     kind, state = type(network).__name__, {key: tensor.detach().float().cpu() for key, tensor in state.items()}
     names = names_of(kind, any(path.endswith(".bias") for path in (*state, *(shifts or {}))))
@@ -137,10 +135,7 @@ def _layer(network: torch.nn.Module, path: str) -> Any:
 
 
 def _stacked(network: torch.nn.Module, found: State, parts: Sequence[str]) -> torch.Tensor:
-    """Join the parts of a fused layer: matrices (rows, rank) block-diagonally, biases (rows,) in order.
-
-    Parts that `found` lacks are zeros.
-    """
+    """Join parts of a fused layer: matrices (rows, rank) block-diagonally, biases (rows,) in order; zeros if missing."""
     sizes = {part: _layer(network, part).out_features for part in parts}
     if next(iter(found.values())).ndim == 1:
         return torch.cat([found.get(part, torch.zeros(sizes[part])) for part in parts])

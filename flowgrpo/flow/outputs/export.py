@@ -44,10 +44,9 @@ SHIFTS = ("shift", "flow_shift", "use_dynamic_shifting", "base_shift", "max_shif
 def check(settings: Config, run: Path, found: Path, *, comfyui: bool) -> None:
     """Check that the checkpoint `found` can be exported, as far as this can be told without loading the model.
 
-    Raises:
-        InputError: there is no such model, no evaluation prompts, or no copy of the LoRA that the run started from; with
-            `comfyui`, layers have no known names in ComfyUI; without it, that LoRA has shifts, which diffusers' file cannot
-            hold.
+    Raise InputError if there is no such model, no evaluation prompts, or no copy of the LoRA that the run started from;
+    with `comfyui`, if layers have no known names in ComfyUI; without it, if that LoRA has shifts, which diffusers' file
+    cannot hold.
     """
     kept = lora_files.kept(settings, run)
     load.check_weights(settings.model.path, settings.model.variant)
@@ -67,12 +66,9 @@ def check(settings: Config, run: Path, found: Path, *, comfyui: bool) -> None:
 def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool = False) -> Exported:
     """Write the weights of the checkpoint `found` (their average, if kept) to `out`, with a model card and samples.
 
-    A LoRA becomes `pytorch_lora_weights.safetensors` for `pipe.load_lora_weights(out)`, unless it has shifts, which that
-    file cannot hold. Full weights become a pipeline for `from_pretrained(out)` with its stock scheduler. `check` must have
-    passed.
-
-    Args:
-        comfyui: also write the LoRA under ComfyUI's names (`flow.outputs.comfyui_names`).
+    A LoRA becomes `pytorch_lora_weights.safetensors` for `pipe.load_lora_weights(out)`, unless it has shifts, which
+    such files cannot hold. With `comfyui` it is also written under ComfyUI's names. Full weights become a pipeline for
+    `from_pretrained(out)` with its stock scheduler. `check` must have passed.
     """
     portable = {"attention": None, "compile": False, "text_encoders": encoders_to_save(settings.model)}
     settings = settings.model_copy(update={"model": settings.model.model_copy(update=portable)})
@@ -115,13 +111,12 @@ def sampler_settings(
 ) -> dict[str, Any]:
     """Return the current sampling settings of a policy, for other programs (`sampler.json`).
 
-    Args:
-        adapters: adapter configs of the policy's networks, by name; None if every weight was trained.
+    `adapters` has the adapter configs of the policy's networks, by name; None if every weight was trained.
 
     Returns:
-        A map with, among others: `sampler`, always Euler's method; `sigmas` of the first sample, descending to 0; `call`,
-            the pipeline's arguments; `scheduler`, the shifts of the stock scheduler; `lora`, None or a map of its strength,
-            largest rank, alpha (of new adapters) and `eval.adapter_steps`; `frame_rate`, for videos.
+        A map with, among others: `sampler`, always Euler's method; `sigmas` of the first sample, descending to 0;
+            `call`, the pipeline's arguments; `scheduler`, the shifts of the stock scheduler; `lora`, None or a map of
+            its strength, largest rank, alpha (of new adapters) and `eval.adapter_steps`; `frame_rate`, for videos.
     """
     config, call = policy.stock_scheduler.config, policy.call
     return {

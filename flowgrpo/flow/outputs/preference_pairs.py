@@ -40,14 +40,10 @@ class Pair:
 def store_pairs(config: Config, source: Path, folder: Path) -> dict[str, Any]:
     """Encode pairs with a model's VAE and store them as groups of two with the reward `label`; return the manifest.
 
-    An image is scaled and center-cropped to the model's size. Its latent is the mode of the VAE's posterior; Diffusion-DPO's
-    code draws a sample instead. A folder of an interrupted call is continued.
-
-    Args:
-        source: a .parquet file, or a folder of such files, read in the order of their names.
-
-    Raises:
-        InputError: a file lacks columns, a row lacks an image, or the model cannot encode images.
+    An image is scaled and center-cropped to the model's size. Its latent is the mode of the VAE's posterior;
+    Diffusion-DPO's code draws a sample instead. A folder of an interrupted call is continued. `source` is a .parquet
+    file, or a folder of such files, read in the order of their names. Raise InputError if a file lacks columns, a row
+    lacks an image, or the model cannot encode images.
     """
     files = files_of(source)
     listed = [{"name": file.name, "bytes": file.stat().st_size} for file in files]

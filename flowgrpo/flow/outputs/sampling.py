@@ -24,9 +24,8 @@ from rewards.compute import default_device
 def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
     """Load a model and return its ODE sampler.
 
-    Raises:
-        InputError: there is no such model, adapter or argument; a switch is not supported by the model or the machine; or
-            the model does not take the rows' conditions.
+    Raise InputError if there is no such model, adapter or argument, the model or the machine does not support a switch,
+    or the model does not take the rows' conditions.
     """
     policy = _policy(use, rows)
 

@@ -104,8 +104,7 @@ class Depthwise(Credit):
     softmax of beta log p(l | n), the *summed* log-probability of the edges from n to l. The sums differ by tens of nats
     between leaves, so `path` with beta 1 nearly picks the likeliest leaf. beta = 1 / (dimensions of the state) gives
     the averaged form of the released code's option, which is close to uniform. An edge below the last split has the
-    reward of its leaf. If a depth has only two nodes, their advantages are +-0.707, however far apart their rewards
-    are.
+    reward of its leaf. If a depth has only two nodes, their advantages are +-0.707, whatever their rewards.
     """
 
     name: Literal["depthwise"] = "depthwise"
@@ -167,13 +166,12 @@ class StepGain(Credit):
 class DiscountedValue(Credit):
     """Give each stochastic edge the discounted return Q_k = r_k + discount Q_(k+1); r_k is the value of its child.
 
-    VGPO (arXiv 2512.12387), *reconstructed* from its abstract (expected cumulative reward of each stage) and its
-    reviews (reward R_t of one jump from x_(t-1), t = T ... 1, and a discounted action value of it). The
-    loss of an edge is weighted by Q_k / (mean Q of its trajectory). Its advantage is (Q - mean) / std + anchor Q within
-    its group and step, so that it does not vanish if the rewards of a group are equal. The defaults of `discount` and
-    `anchor` are ours. In the reviews the weight multiplies the advantage; here it multiplies the whole loss of the
-    edge, including the KL. Rewards should not be negative: a value below 0 has weight 0. Every state needs a value, and
-    the tree must not branch.
+    VGPO (arXiv 2512.12387), *reconstructed* from its abstract (expected cumulative reward of each stage) and reviews
+    (reward R_t of one jump from x_(t-1), t = T ... 1, and a discounted action value of it). The loss of an edge is
+    weighted by Q_k / (mean Q of its trajectory). Its advantage is (Q - mean) / std + anchor Q within its group and
+    step, so that it does not vanish if the rewards of a group are equal. The defaults of `discount` and `anchor` are
+    ours. In the reviews the weight multiplies the advantage; here it multiplies the whole loss of the edge, with the
+    KL. Rewards should not be negative: a value below 0 has weight 0. Every state needs a value; no tree may branch.
     """
 
     name: Literal["discounted_value"] = "discounted_value"
@@ -307,14 +305,9 @@ def adjust_levels(
 ) -> list[float]:
     """Return the noise levels (T,) after one round of DenseGRPO's calibration (arXiv 2601.20218, Algorithm 1).
 
-    Args:
-        levels: (T,) noise levels of this round.
-        positive, negative: (T,) numbers of gains above and below 0.
-        steps: (T,) changes of the levels.
-        difference: if the two numbers differ by less than this, the level rises, else it falls.
-        highest: upper bound of a level. The lower bound is the level's change in `steps`.
-
-    A step without gains is deterministic and keeps its level.
+    `positive` and `negative` (T,) count the gains above and below 0. If the two counts of a step differ by less than
+    `difference`, its level rises by its entry of `steps` (T,), otherwise it falls by it. A level is at least its entry
+    of `steps`, at most `highest`. A step without gains is deterministic and keeps its level.
     """
     moved, even = positive + negative > 0, (positive - negative).abs() < difference
     return [

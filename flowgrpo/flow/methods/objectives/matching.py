@@ -145,8 +145,7 @@ class VelocityTarget(OfSamples):
 class Centred(OfSamples):
     """CRD (arXiv 2603.14128): regression of the centred log ratios ell to the centred optimality r.
 
-    The loss is most / beta (beta (ell - mean ell) - (r - mean r))^2. The means are over an optimizer step and have no
-    gradient.
+    Loss: most / beta (beta (ell - mean ell) - (r - mean r))^2. The means, over an optimizer step, have no gradient.
     """
 
     couples: ClassVar[Literal["nothing", "group", "step"]] = "step"

@@ -97,10 +97,7 @@ STEP_WEIGHTS = {"noise_aware": noise_aware, "equalised": equalised}
 
 
 def exact_kl(inputs: LossInputs) -> Tensor:
-    """Return the KL (E,) of the step from the reference's step, averaged over dimensions.
-
-    It is mean (mu - mu_ref)^2 / (2 std^2).
-    """
+    """Return the KL (E,) of the step from the reference's, a mean over dimensions: mean (mu - mu_ref)^2 / (2 std^2)."""
     return _mean_square(inputs.mean, inputs.reference_mean) / (2 * inputs.std**2)
 
 
