@@ -103,8 +103,7 @@ def _is_literal(node: ast.expr) -> bool:
 def checked_call(pipeline: type, call: dict[str, Any], key: str = "model.call") -> dict[str, Any]:
     """Return a copy of `call` if the pipeline takes all of its arguments; errors name `key`, its place in the config.
 
-    Raises:
-        InputError: an argument is unknown, has a wrong value, or is set by flowgrpo.
+    Raise InputError if an argument is unknown, has a wrong value, or is set by flowgrpo.
     """
     known = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
     for name in call:

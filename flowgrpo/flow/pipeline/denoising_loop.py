@@ -37,6 +37,8 @@ LOGGER = logging.getLogger(__name__)
 class DenoisingLoop:
     """A pipeline that runs one slice of its schedule per call.
 
+    Raise InputError if the pipeline is not a flow pipeline, or `call` names an unknown argument.
+
     Attributes:
         takes: names of the call arguments that rows may give as columns.
         modules: the networks that compute the velocity, by name.
@@ -48,9 +50,6 @@ class DenoisingLoop:
         call: arguments for the pipeline's `__call__`.
         autocast: dtype in which the modules compute, if it is not the dtype of their weights.
         text_encoders: `keep`, `offload` or `free`; see `EmbeddingCache`.
-
-    Raises:
-        InputError: the pipeline is not a flow pipeline, or `call` names an unknown argument.
     """
 
     def __init__(
@@ -92,8 +91,7 @@ class DenoisingLoop:
     def take_networks(self) -> None:
         """Freeze the pipeline's networks and count their evaluations; call it again after networks are replaced.
 
-        Raises:
-            InputError: the pipeline has none, or `attention.refuse_inexact` refuses them.
+        Raise InputError if the pipeline has none, or `attention.refuse_inexact` refuses them.
         """
         self.modules.clear()
         self.modules |= traits.networks(self.pipe)
@@ -209,8 +207,7 @@ class DenoisingLoop:
     def start(self, rows: Sequence[Row]) -> State:
         """Return the initial states (B, ...) that the pipeline draws from each row's seed.
 
-        Raises:
-            InputError: a row needs another schedule than earlier rows.
+        Raise InputError if a row needs another schedule than earlier rows.
         """
         self.locate_latents(rows)
         self.run_slice(rows, range(0))
@@ -242,10 +239,7 @@ class DenoisingLoop:
         return (watch.free(recorded[0]),)
 
     def finish(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
-        """Take ODE steps from the first to the last of `sigmas` in one call; bit-identical to single steps.
-
-        Not valid if the loop pins a part of the state.
-        """
+        """Take ODE steps along `sigmas` in one call, bit-identical to single steps. Not valid if the loop `pins`."""
         steps: range | tuple[float, ...] = tuple(sigmas)
         if steps[0] in self.sigmas:
             first = self.sigmas.index(steps[0])
@@ -288,9 +282,8 @@ class DenoisingLoop:
     def encode(self, row: Row) -> tuple[EmbeddingShape, ...]:
         """Encode a row's prompt at its first use; return the shapes of its embeddings.
 
-        Raises:
-            InputError: the row's latents have another shape than those of earlier rows. If the latents are not located yet,
-                `locate_latents` raises it later.
+        Raise InputError if the row's latents have another shape than those of earlier rows; if the latents are not
+        located yet, `locate_latents` raises it later.
         """
         key = (row.prompt, self.conditions_key(row), self._call_key)
         if key not in self._embedding_shapes:

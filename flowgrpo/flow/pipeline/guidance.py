@@ -55,10 +55,7 @@ def check_unguided(policy: DiffusersPolicy, rows: Sequence[Row]) -> None:
 
 
 def guidance_branches(pipeline: type, call: dict[str, Any]) -> int:
-    """Return the network evaluations per sample and step: 2 with classifier-free guidance, otherwise 1.
-
-    Uses `true_cfg_scale` if the call takes it, else the pipeline's own property.
-    """
+    """Return the network evaluations per sample and step: 2 with classifier-free guidance, otherwise 1."""
     parameters = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
     value = {name: call.get(name, p.default) for name, p in parameters.items()}
     if "true_cfg_scale" in value:

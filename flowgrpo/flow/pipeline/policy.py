@@ -136,8 +136,7 @@ class DiffusersPolicy:
     def prepare(self, rows: Sequence[Row], key: str = "model.call") -> None:
         """Encode the prompts of rows; this needs no transformer or U-Net.
 
-        Raises:
-            InputError: the pipeline refuses its call arguments, or the text encoders were freed.
+        Raise InputError if the pipeline refuses its call arguments, or the text encoders were freed.
         """
         with refusals(self.walk, key), phase("encoding", len(rows)) as encoding:
             for row in rows:
@@ -152,8 +151,7 @@ class DiffusersPolicy:
     def start(self, rows: Sequence[Row]) -> State:
         """Return initial states that the pipeline draws from each row's seed.
 
-        Raises:
-            InputError: the rows have states of unequal shapes, or unequal schedules.
+        Raise InputError if the rows have states of unequal shapes, or unequal schedules.
         """
         self.walk.locate_latents(rows)
         batches = [batch for batch, _ in self._cut(rows)]
@@ -193,8 +191,7 @@ class DiffusersPolicy:
     def check(self, rows: Sequence[Row], key: str = "model.call") -> None:
         """Probe how the pipeline runs in slices, on a few samples of `rows`, best with unequal prompts; see `probe`.
 
-        Raises:
-            InputError: the pipeline refuses its call arguments, or its steps depend on each other.
+        Raise InputError if the pipeline refuses its call arguments, or its steps depend on each other.
         """
         with phase("trial"):
             self.capabilities = probe(self.walk, rows, key, self.capabilities)

@@ -32,13 +32,9 @@ BATCHING = [(True, None), (False, None), (False, 1)]  # (pads_prompts, max_batch
 def probe(walk: DenoisingLoop, rows: Sequence[Row], key: str, known: Capabilities) -> Capabilities:
     """Compare a whole run with single steps, and a batch with single rows; return the capabilities found.
 
-    Args:
-        rows: examples, best with unequal prompts.
-        key: config key of the call arguments, for errors.
-        known: earlier findings, which the result equals or tightens.
-
-    Raises:
-        InputError: the pipeline refuses its call arguments, or its steps depend on each other, as in skip-layer guidance.
+    `rows` are examples, best with unequal prompts. `key` is the config key of the call arguments, for errors. The
+    result equals or tightens `known`, the earlier findings. Raise InputError if the pipeline refuses its call
+    arguments, or its steps depend on each other, as in skip-layer guidance.
     """
     with refusals(walk, key):
         whole, expected = _whole_run(walk, rows[:1])
@@ -66,10 +62,9 @@ def refusals(walk: DenoisingLoop, key: str) -> Iterator[None]:
 
 @torch.no_grad()
 def probe_batching(walk: DenoisingLoop, rows: Sequence[Row], known: Capabilities) -> Capabilities:
-    """Find the largest batches in which each sample equals the sample computed alone; the first row is tried with two seeds.
+    """Find the largest batches in which each sample equals the sample computed alone, with two seeds of the first row.
 
-    Returns:
-        `known`, with `pads_prompts`, `max_batch` and `starts_alone` tightened if `rows` need it.
+    Return `known`, with `pads_prompts`, `max_batch` and `starts_alone` tightened if `rows` need it.
     """
     rows = [rows[0], replace(rows[0], seed=rows[0].seed + 1), *rows[1:]]
 

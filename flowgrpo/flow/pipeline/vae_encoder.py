@@ -51,8 +51,7 @@ class Encoder:
     def encode(self, pictures: torch.Tensor) -> State:
         """Encode pictures (B, 3, H, W) in [0, 1] to final states (B, ...), by the mode of the VAE's posterior.
 
-        Raises:
-            InputError: the VAE's encoder and decoder have latents of unequal shapes.
+        Raise InputError if the VAE's encoder and decoder have latents of unequal shapes.
         """
         pipe = self.policy.pipe
         weight = next(pipe.vae.parameters())
@@ -73,13 +72,9 @@ class Encoder:
 
 @torch.no_grad()
 def encoder(policy: DiffusersPolicy, row: Row) -> Encoder:
-    """Build the picture encoder of a policy.
+    """Build the picture encoder of a policy, for pictures of the size in the call of `row`, which may be any row.
 
-    Args:
-        row: any row; its call gives the size of the pictures.
-
-    Raises:
-        InputError: the pipeline has no VAE encoder, or does more to its latents than reorder, scale and shift them.
+    Raise InputError if the pipeline has no VAE encoder, or does more to its latents than reorder, scale and shift them.
     """
     pipe, name = policy.pipe, type(policy.pipe).__name__
     vae = getattr(pipe, "vae", None)

@@ -89,9 +89,7 @@ class LatentSlots:
         """Find the slots by running the pipeline to its first step.
 
         `first_samples` runs it and returns the samples (1, ...) that reached the scheduler, one per call of `step`.
-
-        Raises:
-            InputError: a sample at the scheduler is not a selection of elements of a prepared tensor.
+        Raise InputError if one of them is not a selection of elements of a prepared tensor.
         """
         samples = [sample.clone() for sample in first_samples()]
         prepared = dict(self.prepared)
@@ -141,7 +139,6 @@ class LatentSlots:
             self.slots = drawing
 
     def _other_tensors(self) -> list[torch.Tensor]:
-        """Return the tensors other than the state that the pipeline prepared in its last call."""
         sources = {slot.source for slot in self.slots}
         return [tensor for source, tensor in self.prepared.items() if source not in sources]
 

@@ -23,11 +23,9 @@ PLAIN = (str, int, float, type(None), torch.device, torch.dtype)
 
 @dataclass(frozen=True)
 class EmbeddingShape:
-    """Shapes of one row's embeddings.
+    """Shapes of one row's embeddings: `parts` has that of each tensor, in order; `list` for a list and None for None.
 
-    Attributes:
-        parts: the shape of each tensor, in order; `list` for a list and None for None.
-        masked: whether there is a mask, so that embeddings can be padded to a common length.
+    If `masked`, there is a mask, so that embeddings can be padded to a common length.
     """
 
     parts: tuple[Any, ...]
@@ -119,11 +117,7 @@ class EmbeddingCache:
             torch.cuda.empty_cache()
 
     def restore(self, device: torch.device | str | None = None) -> None:
-        """Put the text encoders back into the pipeline, by default on its device.
-
-        Raises:
-            InputError: the text encoders were freed.
-        """
+        """Put the text encoders back, by default on the pipeline's device; raise InputError if they were freed."""
         if self._freed:
             raise InputError("the text encoders were freed: set model.text_encoders=offload to have them again")
         device = device or self.pipe.device

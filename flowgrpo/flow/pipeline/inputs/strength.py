@@ -18,10 +18,7 @@ from samplers.scheduler import FlowSDEScheduler
 
 
 def follow(pipe: DiffusionPipeline, scheduler: FlowSDEScheduler) -> None:
-    """Wrap the pipeline's `get_timesteps`, if any, to cut the whole table of `scheduler`.
-
-    The wrapper raises InputError if no step remains.
-    """
+    """Let the pipeline's `get_timesteps`, if any, cut the whole table, and raise InputError if no step remains."""
     method = getattr(pipe, "get_timesteps", None)
     if method is None or not {"num_inference_steps", "strength"} <= set(inspect.signature(method).parameters):
         return

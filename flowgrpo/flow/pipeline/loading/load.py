@@ -68,8 +68,7 @@ def load_pipeline(
 ) -> DiffusionPipeline:
     """Load the stock pipeline of a built-in name, a local folder or a hub id; components in `given` are not loaded.
 
-    Raises:
-        InputError: there is no such model or `variant`, weights are missing, or the pipeline cannot be loaded.
+    Raise InputError if there is no such model or `variant`, weights are missing, or the pipeline cannot be loaded.
     """
     check_weights(path, variant)
     absent = dict.fromkeys(absent_components(path))
@@ -99,10 +98,9 @@ def check_weights(
     or_plain: bool = False,
     or_configs: bool = False,
 ) -> None:
-    """Check, from the headers of the files, that the components whose names start with `beginning` have all their weights.
+    """Check, from the headers of the files, that the components whose names start with `beginning` have all weights.
 
-    Raises:
-        InputError: a check of `check_files` fails, or weights are missing or have another shape (see `weight_check`).
+    Raise InputError if `check_files` does, or weights are missing or have another shape (see `weight_check`).
     """
     check_files(path, variant, or_plain=or_plain, or_configs=or_configs)
     if path in EMBEDDED:
@@ -123,10 +121,7 @@ def component_class(written: Any) -> type | None:
 
 
 def load_lora(pipe: DiffusionPipeline, folder: Path) -> None:
-    """Load a LoRA that `flowgrpo export` wrote into a stock pipeline.
-
-    The pipeline's own method loads it first; components that this method leaves out are loaded one by one.
-    """
+    """Load a LoRA that `flowgrpo export` wrote into a stock pipeline, with what the pipeline's own method omits."""
     if traits.loads_lora(pipe):
         before = diffusers.utils.logging.get_verbosity()
         diffusers.utils.logging.set_verbosity_error()  # it warns of components without adapters in the file
@@ -185,14 +180,10 @@ def index_of(path: str) -> dict[str, Any]:
 def check_files(path: str, variant: str | None = None, *, or_plain: bool = False, or_configs: bool = False) -> None:
     """Check that a local folder has all files of its pipeline, without loading weights.
 
-    For a hub id this only checks that the hub has the variant.
-
-    Args:
-        variant: word in the names of the weight files to read (`fp16`); components without such files have plain ones.
-        or_plain, or_configs: see `training.model_files.folder_files.check`.
-
-    Raises:
-        InputError: there is no such model, or a file is missing, truncated, or a Git LFS pointer.
+    For a hub id, only check that the hub has the variant. `variant` is a word in the names of the weight files to read
+    (`fp16`); components without such files have plain ones. For `or_plain` and `or_configs` see
+    `training.model_files.folder_files.check`. Raise InputError if there is no such model, or a file is missing,
+    truncated, or a Git LFS pointer.
     """
     components, folder = components_of(path), Path(place_of(path))
     if folder.is_dir():
@@ -279,6 +270,8 @@ def load_policy(
 ) -> DiffusersPolicy:
     """Load a pipeline as a policy; see `DenoisingLoop` for `options`.
 
+    Raise InputError if there is no such model or dtype, or the model cannot be loaded or quantised.
+
     Args:
         path: a built-in name, a local folder or a hub id.
         dtype: `float32`, `bfloat16` or `float16`.
@@ -287,13 +280,10 @@ def load_policy(
         adapter: a folder from `flowgrpo export`, for the transformer.
         quantise: `int8` or `nf4` for the transformer, before it moves to the device.
         variant: of the weight files, such as `fp16`; see `check_files`.
-        encode: encodes the coming rows with the policy. Unless `text_encoders` is `keep`, it runs before the networks are
-            loaded; these move to the device after the text encoders have left it. Until then the policy can only encode.
-            A pipeline for which `loads_later` is False is loaded whole first.
+        encode: encodes the coming rows with the policy. Unless `text_encoders` is `keep`, it runs before the networks
+            are loaded; these move to the device after the text encoders have left it. Until then the policy can only
+            encode. A pipeline for which `loads_later` is False is loaded whole first.
         on_host: keep the networks in host memory, for a caller that moves them in parts; ignored unless `loads_later`.
-
-    Raises:
-        InputError: there is no such model or dtype, or the model cannot be loaded or quantised.
     """
     if dtype not in DTYPES:
         raise InputError(f"dtype: {dtype!r} is unknown, {nearest(str(dtype), DTYPES)}")

@@ -24,8 +24,7 @@ FILES = ["*.json", "*.txt", "*.model", "*.jinja"]  # configs and tokenizers
 def configs(path: str) -> Iterator[str]:
     """Return a context with a local folder of the model's configs, from `data.known` if the hub gives none.
 
-    Raises:
-        InputError: there is no such model, and `data.known` does not have it either.
+    Raise InputError if there is no such model, and `data.known` does not have it either.
     """
     if Path(place_of(path)).is_dir():
         yield place_of(path)

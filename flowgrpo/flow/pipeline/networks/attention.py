@@ -31,10 +31,7 @@ def refuse_inexact(pipe: DiffusionPipeline) -> None:
 
 
 def set_attention(modules: Iterable[ModelMixin], name: str) -> None:
-    """Set a diffusers attention backend for these modules only.
-
-    Raises InputError if a module bypasses diffusers' dispatch, as SD3's does.
-    """
+    """Set the modules' attention backend; raise InputError if one bypasses diffusers' dispatch, as SD3's does."""
     for module in modules:
         if not _dispatching(module):
             raise InputError(

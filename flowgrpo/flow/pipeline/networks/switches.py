@@ -47,10 +47,7 @@ def tile(pipe: DiffusionPipeline) -> None:
 
 
 def offload(module: torch.nn.Module, device: torch.device) -> None:
-    """Keep a decoder in host memory and move it to `device` only while it encodes or decodes.
-
-    Its config and dtype stay readable. Each use costs a transfer of its weights.
-    """
+    """Keep a decoder in host memory, and on `device` only while it is used; its config and dtype stay readable."""
 
     def visiting(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
