@@ -55,11 +55,7 @@ LOGGER = logging.getLogger(__name__)
 
 
 def check_model(model: Model) -> None:
-    """Check that the model exists and that its files are complete and hold all weights, without loading any.
-
-    Raises:
-        InputError: a check fails, see `load.check_weights`.
-    """
+    """Raise InputError if the model is missing or incomplete; weights are not loaded. See `load.check_weights`."""
     check_weights(model.path, model.variant)
 
 
@@ -97,12 +93,8 @@ def check(settings: Config, data: RunData) -> None:
 def trainer(settings: Config, accelerator: Accelerator, data: RunData, engines: Any = None) -> Loop:
     """Load the model, probe on a few rows whether it supports the config, and return the training loop.
 
-    Args:
-        engines: the module of `run.engine`; its `build` returns the engine that samples in place of the policy. None
-            without an engine.
-
-    Raises:
-        InputError: the model does not support the config, or does not fit into memory.
+    `engines` is the module of `run.engine`, whose `build` returns the engine that samples in place of the policy; None
+    without an engine. Raise InputError if the model does not support the config, or does not fit into memory.
     """
     context_parallel.check_device(settings)
     begun = initial_lora.adapters(settings.model)
@@ -259,8 +251,7 @@ def trainable(
 ) -> Weights:
     """Return the trained weights of a config, unfrozen: adapters on the policy's modules, or all weights; see `Weights`.
 
-    Args:
-        begun: the result of `initial_lora.adapters`.
+    `begun` is the result of `initial_lora.adapters`.
     """
     section = model.lora
     lora: LoraConfig | Mapping[str, Adapter] | None = None if section is None else begun
@@ -283,11 +274,7 @@ def with_sampling_rate(prompts: Sequence[Prompt], policy: DiffusersPolicy) -> li
 def check_rewards(rewards: Sequence[Reward], prompts: Sequence[Prompt], shape: Sequence[int]) -> None:
     """Call every reward on two synthetic samples of the first prompt that it applies to.
 
-    Args:
-        shape: shape of a sample: image (3, H, W), video (F, 3, H, W) or audio (C, N); see `modality.expected_shape`.
-
-    Raises:
-        RewardError: a reward fails, or breaks the contract.
+    `shape` is a sample's, see `modality.expected_shape`. Raise RewardError if a reward fails, or breaks the contract.
     """
     sample, rate = _synthetic(shape), {"sampling_rate": SAMPLING_RATE} if len(shape) == 2 else {}
     for reward, prompt in pair_with_prompts(rewards, prompts):
@@ -308,8 +295,7 @@ def _synthetic(shape: Sequence[int]) -> torch.Tensor:
 def check_switches(model: Model, device: torch.device) -> None:
     """Check, before the model is loaded, that this machine supports the switches.
 
-    Raises:
-        InputError: the attention backend or a compiler is missing here, or the backend quantises.
+    Raise InputError if the attention backend or a compiler is missing here, or the backend quantises.
     """
     if model.attention is None:
         refuse_lossy_attention(DIFFUSERS_ATTN_BACKEND, "DIFFUSERS_ATTN_BACKEND")
@@ -317,13 +303,9 @@ def check_switches(model: Model, device: torch.device) -> None:
 
 
 def check_installed(model: Model, device: torch.device, *, learns: bool = True) -> None:
-    """Check that the attention backend and the compiler of the config work here.
+    """Check that the attention backend and the compiler of the config work here, with gradients if the model `learns`.
 
-    Args:
-        learns: whether gradients are needed too.
-
-    Raises:
-        InputError: the attention backend or a compiler is missing here.
+    Raise InputError if one of them is missing.
     """
     if model.attention is not None:
         try_attention(model.attention, model.dtype, device, learns=learns)
@@ -334,11 +316,7 @@ def check_installed(model: Model, device: torch.device, *, learns: bool = True) 
 def set_switches(model: Model, policy: DiffusersPolicy, device: torch.device) -> None:
     """Set the switches of a config on a policy's pipeline, before its weights are unfrozen.
 
-    Args:
-        device: the device that the pipeline computes on.
-
-    Raises:
-        InputError: a network of the pipeline does not support a switch.
+    Raise InputError if a network of the pipeline does not support a switch.
     """
     modules = policy.modules.values()
     if model.gradient_checkpointing:

@@ -373,11 +373,8 @@ def flow_loop(
 ) -> Loop:
     """Return the training loop of a flow model.
 
-    Args:
-        policy: the policy, whose modules have adapters or are unfrozen.
-        engine, source: see `FlowWing`.
-        frame_rate: frames per second of video samples.
-        options: further arguments of `RunState`: rewards, prompts, accelerator.
+    The modules of `policy` have adapters or are unfrozen. For `engine` and `source` see `FlowWing`. `frame_rate` is
+    that of video samples, per second. `options` are further arguments of `RunState`: rewards, prompts, accelerator.
     """
     run = RunState(config, policy, weights, **options)
     return build_loop(run, FlowWing(run, engine=engine, source=source), frame_rate=frame_rate)

@@ -135,7 +135,7 @@ def _layer(network: torch.nn.Module, path: str) -> Any:
 
 
 def _stacked(network: torch.nn.Module, found: State, parts: Sequence[str]) -> torch.Tensor:
-    """Join parts of a fused layer: matrices (rows, rank) block-diagonally, biases (rows,) in order; zeros if missing."""
+    """Join a fused layer's parts: matrices (rows, rank) block-diagonally, biases (rows,) in order; zeros if missing."""
     sizes = {part: _layer(network, part).out_features for part in parts}
     if next(iter(found.values())).ndim == 1:
         return torch.cat([found.get(part, torch.zeros(sizes[part])) for part in parts])

@@ -73,9 +73,7 @@ class RolloutGraphs(KeptGraphs):
         """Measure whether graphs fit into memory, set `parts`, and report the decision.
 
         With `train.replay: never` graphs are always kept. A run that has given them up does not measure again.
-
-        Args:
-            to_come: returns the bytes that the run will still allocate; see `BatchSizes.to_come`.
+        `to_come` returns the bytes that the run will still allocate; see `BatchSizes.to_come`.
         """
         run, config, policy = self._run, self._config, self._run.policy
         if self._insists:

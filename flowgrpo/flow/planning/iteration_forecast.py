@@ -37,10 +37,7 @@ class Cost:
 def predict_cost(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     """Return the cost of an iteration without guidance, where each row goes through the model once.
 
-    The tree is credited with made-up rewards and pruned, so choices that cannot work together fail here.
-
-    Raises:
-        InputError: the choices do not fit each other or the schedule.
+    The tree gets made-up rewards and is pruned: choices that do not fit each other or the schedule raise InputError.
     """
     train, algorithm = config.train, config.algorithm
     replays = train.rollout_rows == train.update_rows  # the update may repeat the rollout's calls
@@ -113,10 +110,7 @@ def _finishes(evaluation: Evaluation) -> bool:
 
 
 def exact_finish_cost(config: Config, num_steps: int) -> tuple[int, int]:
-    """Return the model rows and decoded samples of finishing the first group exactly; zeros if no check is set.
-
-    See `flow.rollouts.cheap_finishes`.
-    """
+    """Return the model rows and decoded samples of finishing the first group exactly; zeros if no check is set."""
     tree = config.algorithm.tree
     finish = getattr(tree, "finish", None)
     if finish is None or not finish.every:

@@ -47,10 +47,7 @@ def plan(config: Config) -> dict[str, Any]:
 
     Model evaluations count latents: a batch of 8 counts 8, and each guided step with two branches counts 2. The counts
     come from the real tree, grown on states with a single number each. If the hub cannot be reached, stored configs are
-    used (`data.known`), and the plan has no `memory`.
-
-    Raises:
-        InputError: the model, its files, the prompts or the geometry are wrong.
+    used (`data.known`), and the plan has no `memory`. Raise InputError if model, files, prompts or geometry are wrong.
     """
     if not load.uses_known_configs(config.model.path):
         load.check_weights(config.model.path, config.model.variant, or_configs=True)
@@ -310,8 +307,7 @@ def picture(config: Config, num_steps: int) -> list[str]:
 def check_columns(config: Config, rows: Sequence[Prompt], over: dict[str, Any] | None = None) -> None:
     """Raise InputError if a column for a numeric argument holds no number, or if rows have different numbers of steps.
 
-    `over` is `eval.call` if the rows are evaluation prompts; it gives the number of steps of rows without such a
-    column.
+    `over` is `eval.call` if the rows are evaluation prompts; it gives the number of steps of rows without a column.
     """
     pipeline, key = planned_class(config.model.path), "the prompts' columns"
     parameters = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
@@ -342,8 +338,7 @@ def call_and_branches(
 
     Args:
         over: overrides of `model.call`, such as `eval.call` or the arguments that switch guidance off.
-        columns: columns of a prompt row. Those that the pipeline takes may change the guidance (a negative prompt) or
-            the number of steps.
+        columns: columns of a prompt row, which may change the guidance (a negative prompt) or the number of steps.
         key: config key of `over`.
     """
     pipeline = planned_class(config.model.path)

@@ -28,10 +28,8 @@ Tensor = torch.Tensor
 def sibling_squares(values: Tensor, comparison: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """Return the squared deviations of siblings from their means, summed for each step, and the degrees of freedom.
 
-    Args:
-        values: (U,) float64, NaN where a reward was lost.
-        comparison: (U, 3) group, seed, and step of the child, which is its edge's step plus 1.
-        steps: length of both results.
+    `values` (U,) float64 is NaN where a reward was lost. `comparison` (U, 3) has group, seed, and step of the child,
+    which is its edge's step plus 1. Both results have length `steps`.
     """
     known = values.isfinite()
     values, comparison = values[known], comparison[known]

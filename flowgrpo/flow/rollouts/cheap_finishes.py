@@ -82,11 +82,8 @@ class Finishing:
     ) -> Finished | None:
         """Return statistics of an iteration's finishes; None if they are not cheap and no check is due.
 
-        If a check is due, this process's trees of the first group are grown again and finished exactly.
-
-        Args:
-            algorithm: has the tree in its current shape.
-            tree, scores: the rollout's, of this process.
+        If a check is due, this process's trees of the first group are grown again and finished exactly. `algorithm` has
+        the tree in its current shape; `tree` and `scores` are those of this process's rollout.
         """
         every = 0 if self._settings is None else self._settings.every
         if not every or iteration < 0 or iteration % every:

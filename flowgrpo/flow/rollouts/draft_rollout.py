@@ -42,13 +42,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Foretold:
-    """The reward of one root in the draft and in the rollout.
-
-    Attributes:
-        group: group of the root.
-        draft: total reward of its start in the draft.
-        final: mean total reward of its samples.
-    """
+    """Total reward of one root in the draft, and the mean total reward of its final samples."""
 
     group: int
     draft: float
@@ -93,12 +87,8 @@ def run_draft(
 ) -> Chosen:
     """Sample a pool of starts by ODE; return the best and the worst starts of each group (Sol-RL, arXiv 2604.06916).
 
-    Starts whose reward was lost rank in the middle.
-
-    Args:
-        pool: starts of each group, and their assignment to processes.
-        rows: rows of this process's starts.
-        numbers: how many starts to choose in each group.
+    Starts whose reward was lost rank in the middle. `pool` has the starts of each group and their assignment to
+    processes. `rows` are those of this process's starts, `numbers` how many starts to choose in each group.
     """
 
     def pieces() -> Iterator[Piece]:
@@ -131,8 +121,7 @@ def run_draft(
 def pair_draft_with_final(tree: Tree, total: Tensor, draft_rewards: Sequence[Tensor]) -> list[Foretold]:
     """Return for each root its draft reward and the mean reward of its samples; samples of twigs do not count.
 
-    `total` (leaves,) has the total rewards of the samples, `draft_rewards` those of the draft, (roots,) for each group;
-    NaN for lost ones.
+    `total` (leaves,) are total rewards of samples, `draft_rewards` those of the draft, (roots,) by group; NaN if lost.
     """
     by_root = defaultdict(list)
     for end in trunk_ends(tree):
@@ -169,10 +158,9 @@ def spearman(a: Tensor, b: Tensor) -> float:
 
 
 def halves_kept(a: Tensor, b: Tensor) -> float:
-    """Return the share of indices in the better half of both tensors (B,), or in the worse half of both.
+    """Return the share of indices in the better half of both tensors (B,), or in the worse half of both; NaN if B < 2.
 
-    If B is odd, the better half has one more. Equal values at the middle count as in the mean over random orders. NaN
-    if B < 2.
+    If B is odd, the better half has one more. Equal values at the middle count as in the mean over random orders.
     """
     a, b = _better_half_chances(a), _better_half_chances(b)
     return float((a * b + (1 - a) * (1 - b)).mean()) if len(a) > 1 else torch.nan

@@ -34,9 +34,7 @@ def probe_calls(
 ) -> ProbeCalls:
     """Return the probe calls, on the longest of `prompts`.
 
-    Args:
-        held_out: evaluation prompts.
-        call, draft: call arguments that evaluations and drafts change.
+    Evaluations sample the `held_out` prompts. They change the call arguments `call`, and drafts change `draft`.
     """
     (row,) = build_rows(longest_and_shortest(prompts)[:1])
     steps, sigma = len(policy.sigmas) - 1, policy.sigmas[0]

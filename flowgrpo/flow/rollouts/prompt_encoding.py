@@ -29,12 +29,9 @@ def encode_run(
     shares: Sequence[DataShard] = (WHOLE,),
     rolls_out: bool = True,
 ) -> None:
-    """Encode the training prompts that a process will sample, and its evaluation prompts.
+    """Encode the training prompts that a process will sample, if it `rolls_out`, and its evaluation prompts.
 
-    Args:
-        done: completed iterations of a resumed run.
-        shares: data shards of the process: one, or several for a generator.
-        rolls_out: whether the process samples training prompts.
+    `shares` are the data shards of the process: one, or several for a generator. A resumed run has `done` iterations.
     """
     indices = indices_ahead(config, len(train_prompts), done=done, shares=shares) if rolls_out else ()
     ahead = [train_prompts[i] for i in indices]
@@ -62,10 +59,7 @@ def eval_call(config: Config, policy: Policy) -> dict[str, Any]:
 
 
 def changed(call: Mapping[str, Any], policy: Policy) -> set[str]:
-    """Return the names of the arguments in `call` that differ from the policy's, except the number of steps.
-
-    These may change the memory of a call.
-    """
+    """Return the names of the arguments in `call` that differ from the policy's, except the number of steps."""
     return {key for key, value in call.items() if policy.call.get(key) != value} - {"num_inference_steps"}
 
 

@@ -34,9 +34,7 @@ RowAt = Callable[[int, Groups, int, int], Row]  # (iteration, its groups, group,
 class FlowMinibatches(Minibatches):
     """The optimizer steps of an iteration, one for each part of its edges or samples.
 
-    Args:
-        credit: returns the edges or samples of the steps, with advantages and weights.
-        take_step: takes the optimizer step of the given number.
+    `credit` returns the edges or samples of all steps, with advantages and weights; `take_step` takes step number n.
     """
 
     sized_by = ROLLOUT
@@ -87,8 +85,7 @@ class FlowMinibatches(Minibatches):
 def credit_edges(run: RunState, policy: Policy, batch: Batch, compared: Compared, *, row_at: RowAt) -> Credited:
     """Return the edges that the update replays, or the samples that it scores, with their advantages and weights.
 
-    Args:
-        row_at: returns the row of a start; used if a bank's snapshot samples it again.
+    `row_at` returns the row of a start; it is used if a bank's snapshot samples that start again.
     """
     config, tree = cast("Config", run.config), batch.tree
     algorithm = config.algorithm

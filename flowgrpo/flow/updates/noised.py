@@ -157,10 +157,7 @@ def plan_noised_calls(
 ) -> Noised:
     """Return the model calls of an iteration's update; arguments as in `calls_of`.
 
-    Args:
-        units: U units of the edges that lead to the leaves.
-        advantages: (leaves,)
-        group_weight: (U,) factor of the loss of each unit's group.
+    `units` are those of the edges to the leaves. `group_weight` (U,) are factors of the loss of each unit's group.
     """
     likelihood, address = config.algorithm.likelihood, (config.run.seed, "elbo", iteration)
     assert isinstance(likelihood, Elbo)

@@ -25,11 +25,8 @@ def build_replay_tree(
     With `train.split: edges` each edge is assigned to a part of the update here. If all edges are trained, in whole
     groups or samples, and the batch sizes of rollout and update are equal, the tree itself is returned. Then the update
     repeats the rollout's evaluations, and its log ratios before the first optimizer step are exactly 0. Otherwise edges
-    are collected into new calls of `train.micro_batch` rows.
-
-    Args:
-        advantages: (U,) NaN where the reward was lost.
-        trained: (U,) mask of the units to train on.
+    are collected into new calls of `train.micro_batch` rows. `advantages` (U,) are NaN where the reward was lost;
+    `trained` (U,) is a mask of the units to train on.
     """
     keep, train = finite(tree), config.train
     if broken := int((~keep).sum()):

@@ -129,10 +129,7 @@ class _Replay:
 
     @torch.no_grad()
     def _drift(self, evaluation: Evaluation) -> float:
-        """Return the largest |log ratio| between an extra model call and an evaluation whose graph was kept.
-
-        The kept graph itself would always give 0.
-        """
+        """Return the largest |log ratio| to an extra model call; a replay of the kept graph would always give 0."""
         counted, state, sigma = self.policy.evaluations, evaluation.state, evaluation.sigma
         assert state is not None
         velocity = self.policy.velocity(state, sigma, evaluation.rows)
