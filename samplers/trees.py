@@ -146,8 +146,7 @@ class Evaluation:
 class Tree:
     """All nodes and evaluations of a rollout, in the order of growth, parents before children.
 
-    `sigmas` is the schedule, float32 values. `samples` (len(leaves), ...) are the states of the `leaves`, nodes at
-    sigma 0.
+    `sigmas` is the schedule, float32 values. `leaves` are the nodes at sigma 0, `samples` (leaves, ...) their states.
     """
 
     sigmas: tuple[float, ...]
@@ -202,8 +201,7 @@ def grow(
         start: states of the R roots, tensors (R, ...) in the storage dtype.
         micro_batch: largest number of rows of one evaluation.
         keep_graphs: parts of the update whose trained evaluations keep the autograd graph of their velocity.
-        held: if given, receives the nodes from which only ODE steps lead to the end, with move and state; they do not
-            grow.
+        held: if given, takes the nodes from which only ODE steps lead to the end, with move and state, ungrown.
     """
     tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
     states = {i: tuple(x[i] for x in start) for i in range(len(roots))}

@@ -33,7 +33,7 @@ BFLOAT16_DRIFT = 0.0  # equal calls give equal numbers in any dtype
 def certify(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: Sequence[Row]) -> list[Check]:
     """Run all checks of a pipeline class, in float32 except for the bfloat16 drift.
 
-    `build` makes the same stock pipeline each time. Give three or more rows: two with one prompt, and unequal lengths.
+    `build` makes the same stock pipeline each time. Give three or more rows: two share a prompt, and lengths differ.
     """
     policy = DiffusersPolicy(build(), call, text_encoders="offload")
     policy.check(rows)

@@ -41,7 +41,7 @@ TEXT, MASK = "encoder_hidden_states", "encoder_hidden_states_mask"
 
 
 def check(config: Config) -> None:
-    """Raise InputError if network, heads, attention or another setting do not allow split calls; only read configs."""
+    """Raise InputError if network, heads, attention or another setting forbid split calls. Only configs are read."""
     degree = config.run.context_parallel
     if degree == 1:
         return

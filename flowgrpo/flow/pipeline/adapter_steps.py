@@ -31,8 +31,8 @@ Switch = Callable[[bool], object]
 def limited(pipe: DiffusionPipeline, part: Sequence[float], switch: Switch, key: str = KEY) -> Iterator[None]:
     """Return a context in which whole calls of a pipeline use adapters in a part of the schedule only.
 
-    `part` is first and end of that part, as fractions of the steps. `switch` turns the adapters of all networks on
-    (True) or off. Raise InputError if the pipeline reuses values of an earlier step, or hides its current step.
+    `part` is (first, end), as fractions of the steps. `switch` turns the adapters of all networks on (True) or off
+    (False). Raise InputError if the pipeline reuses values of an earlier step, or hides its current step.
     """
     limit = _Limit(pipe, part, switch, key)
     handles = limit.hook()

@@ -34,7 +34,7 @@ RowAt = Callable[[int, Groups, int, int], Row]  # (iteration, its groups, group,
 class FlowMinibatches(Minibatches):
     """The optimizer steps of an iteration, one for each part of its edges or samples.
 
-    `credit` returns the edges or samples of all steps, with advantages and weights; `take_step` takes step number n.
+    `credit` returns the edges or samples of all steps, with advantages and weights; `take_step` gets a step's number.
     """
 
     sized_by = ROLLOUT
