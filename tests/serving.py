@@ -46,5 +46,5 @@ def serving(reward, **options):
 
 
 def health(address):
-    answer = httpx2.get(f"http://127.0.0.1:{address[1]}/health", timeout=60)
+    answer = httpx2.get(f"http://127.0.0.1:{address[1]}/health", timeout=60, verify=False)
     return answer.status_code, answer.json()

@@ -5,6 +5,7 @@ import functools
 import oracle_texts
 import pytest
 import torch
+from cases import cases
 from oracle_page import numbers, on_page
 from oracle_presets import line
 from oracle_texts import PRESETS, VARIANTS, row
@@ -48,7 +49,9 @@ def test_all_presets_are_tried():
     assert {name for name in NAMED if NAMED[name].name is None} == PRESETS.keys()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMED if name != "igpo"])  # whose answers may be given
+@pytest.mark.parametrize(
+    "name", cases([n for n in NAMED if n != "igpo"], {*PRESETS, "igpo, no hints"})
+)  # igpo may be given answers
 def test_a_decoder_draws_the_texts_that_are_counted(name):
     assert of(name).drawn < 4  # the worst of eight, in standard errors
 

@@ -72,7 +72,9 @@ def test_what_waits_is_left_in_its_sockets_beyond_four_bodies():
     with serving(late, max_bytes=len(BODY), batch_size=2) as address:
         url = f"http://127.0.0.1:{address[1]}/bright"
         pool = ThreadPoolExecutor(asked)
-        jobs = [pool.submit(httpx2.post, url, content=BODY, headers=TYPED, timeout=60) for _ in range(asked)]
+        jobs = [
+            pool.submit(httpx2.post, url, content=BODY, headers=TYPED, timeout=60, verify=False) for _ in range(asked)
+        ]
         most, until = 0, time.monotonic() + 30
         while most < 3 and time.monotonic() < until:
             most = max(most, health(address)[1]["rewards"]["bright"]["waiting"])
@@ -93,7 +95,10 @@ def test_a_lane_that_hangs_is_told_and_asked_no_more(monkeypatch):
 
     monkeypatch.setattr(server, "STALLED", 0.2)
     with serving(hanging) as address:
-        url, request = f"http://127.0.0.1:{address[1]}/bright", {"content": BODY, "headers": TYPED, "timeout": 60}
+        url, request = (
+            f"http://127.0.0.1:{address[1]}/bright",
+            {"content": BODY, "headers": TYPED, "timeout": 60, "verify": False},
+        )
         first = threading.Thread(target=httpx2.post, args=(url,), kwargs=request)
         first.start()
         until = time.monotonic() + 30

@@ -75,7 +75,9 @@ def pictures(number, seed=0):
 def counted(url):
     """What the server has counted for the reward at a URL."""
     base, _, name = url.rpartition("/")
-    lines = [line.split() for line in httpx2.get(f"{base}/metrics").text.splitlines() if f'"{name}"' in line]
+    lines = [
+        line.split() for line in httpx2.get(f"{base}/metrics", verify=False).text.splitlines() if f'"{name}"' in line
+    ]
     return {key.partition("{")[0].removeprefix("flowgrpo_"): float(value) for key, value in lines}
 
 

@@ -174,7 +174,7 @@ def axes(draw):
     return words, size, steps
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(axes(), st.integers(1, 2))
 def test_any_axes_that_fit_cost_what_was_predicted(tmp_path_factory, drawn, updates):
     algorithm, size, steps = drawn
