@@ -51,11 +51,8 @@ def written():
 
 # Of the same network as others, in another size or for other inputs.
 FURTHER = (
-    "Qwen/Qwen-Image",
-    "Tongyi-MAI/Z-Image-Turbo",
     "Wan-AI/Wan2.1-T2V-14B-Diffusers",
     "Wan-AI/Wan2.2-T2V-A14B-Diffusers",
-    "black-forest-labs/FLUX.2-klein-base-9B",
     "stabilityai/stable-diffusion-3.5-large",
 )
 
