@@ -77,9 +77,7 @@ class Baseline(Choice):
         expected: Tensor | None = None,
         nested: NestedSets | None = None,
     ) -> Tensor:
-        """Return the advantages (U,) of units within their sets.
-
-        Raises InputError if this baseline cannot compare units of this kind.
+        """Return the advantages (U,) of units. Raises InputError if this baseline cannot compare units of this kind.
 
         Args:
             values: (U, R) float64, one column per reward; NaN where it does not apply or was lost.
@@ -182,8 +180,8 @@ class LeaveOneOut(Baseline):
 class Median(Baseline):
     """Baseline that subtracts the median of the set, as MC-GRPO's code does (arXiv 2601.22582).
 
-    The sample at the median, the pivot, is dropped by default. In a small group, one outlier can shift the mean so far
-    that advantages of other samples change sign. It hardly shifts the median.
+    In a small group, one outlier can change the sign of other advantages by shifting the mean; it hardly shifts the
+    median. The sample at the median, the pivot, is dropped by default.
     """
 
     name: Literal["median"] = "median"
@@ -219,10 +217,8 @@ class Median(Baseline):
 class Tracker(Baseline):
     """Baseline that subtracts the prompt's mean reward so far in this run (SPO, arXiv 2509.13232).
 
-    For a prompt without earlier rewards it is leave-one-out.
-
-    A group of equal rewards still has a signal: whether they are better than expected. With std `global`, the mean of
-    all deviations is subtracted as well, as in SPO.
+    For a prompt without earlier rewards it is leave-one-out. A group of equal rewards still has a signal: whether they
+    are better than expected. With std `global`, the mean of all deviations is subtracted as well, as in SPO.
     """
 
     name: Literal["tracker"] = "tracker"
@@ -275,10 +271,7 @@ class Raw(Baseline):
 
 
 class Best(Baseline):
-    """Advantage 1 for the best unit of a set and 0 for the others: fine-tuning on the best of N samples.
-
-    Tied best units all have 1. In a set of equal rewards all have 0.
-    """
+    """Advantage 1 for the best units of a set, ties included, and 0 for the others; all 0 in a set of equal rewards."""
 
     name: Literal["best"] = "best"
     drop_zero: bool = True

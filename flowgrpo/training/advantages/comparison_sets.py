@@ -47,7 +47,7 @@ def divide_by_std(
 
 
 def set_statistics(values: Tensor, comparison: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three tensors (U,) for each unit: its deviation from its set's mean, and the count and squares of its set.
+    """Return three tensors (U,): each unit's deviation from its set's mean, and the count and squares of its set.
 
     Count is the number of known values, squares their sum of squared deviations. The deviation of a NaN value is 0.
     """
@@ -65,10 +65,7 @@ def set_statistics(values: Tensor, comparison: Tensor) -> tuple[Tensor, Tensor, 
 
 @dataclass(frozen=True)
 class NestedSets:
-    """The L nested sets of each of U units, from the largest to the smallest.
-
-    All lie within the unit's set of `CreditUnits.comparison`.
-    """
+    """The L nested sets of each of U units, largest first, all within the unit's set of `CreditUnits.comparison`."""
 
     members: Tensor  # (U, L, 2) integers; units with equal pairs at a level form one set there
     weight: Tensor  # (U, L) float64 weight of each level; 0 where a unit has no such level
@@ -77,7 +74,7 @@ class NestedSets:
 
     @classmethod
     def joined(cls, parts: Sequence[NestedSets], order: Tensor) -> NestedSets:
-        """Concatenate the sets of several processes and reorder all units."""
+        """Concatenate the sets of several processes, and reorder the units."""
         names = ("members", "weight", "kin", "alike")
         return cls(*(torch.cat([getattr(part, name) for part in parts])[order] for name in names))
 

@@ -37,8 +37,8 @@ class CreditUnits:
     def joined(cls, parts: Sequence[CreditUnits]) -> tuple[CreditUnits, list[Tensor]]:
         """Merge the units of several processes; return all units, and the indices of each process's units among them.
 
-        The merged units are sorted by group and root, so that ties are broken alike for any number of processes. Their
-        `of_edge` is empty.
+        They are sorted by group and root, so that ties are broken alike for any number of processes. Their `of_edge` is
+        empty.
         """
         group, root = (torch.cat(each) for each in zip(*((u.comparison[:, 0], u.root) for u in parts), strict=True))
         by_root = root.argsort(stable=True)

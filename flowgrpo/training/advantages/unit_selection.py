@@ -61,9 +61,9 @@ def knapsack(p: Tensor, budget: int, least: int, most: int) -> list[int]:
 
 
 def extremes(values: Tensor, number: int) -> Tensor:
-    """Return indices (number,) of the best and the worst of values (B,), as Sol-RL (arXiv 2604.06916).
+    """Return indices (number,) of the best half and the worst half of values (B,), as Sol-RL (arXiv 2604.06916).
 
-    Half are the best and half the worst; of an odd number, one more is of the best.
+    Of an odd number, one more is of the best.
     """
     order = values.argsort(descending=True, stable=True)
     best = (number + 1) // 2
@@ -73,8 +73,7 @@ def extremes(values: Tensor, number: int) -> Tensor:
 def max_variance(values: Tensor, number: int) -> Tensor:
     """Return indices (number,) of the subset of values (B,) with the largest variance.
 
-    The best subset always consists of the k largest and the `number` - k smallest (PODS, arXiv 2504.13818), so every k
-    is tried.
+    It consists of the k largest and the `number` - k smallest (PODS, arXiv 2504.13818), so every k is tried.
     """
     order = values.argsort(descending=True, stable=True)
     choices = [torch.cat([order[:k], order[len(order) - (number - k) :]]) for k in range(number + 1)]

@@ -97,10 +97,7 @@ class Choice:
 
 
 def choose(folder: Path) -> Choice:
-    """Choose the latest checkpoint that is undamaged and sound, else the latest undamaged one.
-
-    Raises InputError if all are damaged.
-    """
+    """Choose the latest undamaged checkpoint, a sound one if there is any. Raises InputError if all are damaged."""
     damaged, unsound = [], None
     for step in reversed(steps(folder)):
         place = place_of(folder, step)
@@ -128,19 +125,13 @@ def step_to_resume(folder: Path) -> int | None:
 
 
 def latest(folder: Path) -> int | None:
-    """Return the step of the latest sound checkpoint, or else of the latest one; None if there is none.
-
-    Only `state.json` is read.
-    """
+    """Return the step of the latest sound checkpoint, or else of the latest one, or else None. Reads only `state.json`."""
     known = steps(folder)
     return next((step for step in reversed(known) if is_sound(place_of(folder, step))), known[-1] if known else None)
 
 
 def describe_rest(folder: Path, done: int) -> str:
-    """Describe the checkpoint from which a run that stops after `done` iterations resumes.
-
-    The command to resume follows this phrase.
-    """
+    """Describe from where a run that stops after `done` iterations resumes. The command to resume follows this phrase."""
     step = latest(folder)
     if step is None:
         return "there is no checkpoint, begin again"
@@ -193,7 +184,6 @@ def check(checkpoint: Path) -> None:
 
 
 def _check_tensors(file: Path) -> None:
-    """Raise InputError if the header or the size of a safetensors file is wrong."""
     try:
         with safe_open(file, "pt"):
             pass
@@ -211,10 +201,7 @@ def load_weights(checkpoint: Path, weights: Weights) -> int:
 
 
 def load_averaged(checkpoint: Path, weights: Weights) -> int:
-    """Load the weights that evaluation used, the average or else the trained weights, into the trained tensors.
-
-    Returns:
-        The step of the checkpoint.
+    """Load the weights that evaluation used (the average if there is one) into the trained tensors; return the step.
 
     Raises:
         InputError: the weights are unreadable, of another model, or not finite.
@@ -272,13 +259,10 @@ def load(
     versions: Versions | None = None,
     process: int = 0,
 ) -> tuple[int, float, dict[str, Any]]:
-    """Load all of a checkpoint, with the random states of process number `process`.
+    """Load all of a checkpoint, with the random states of process number `process`. Raises as `load_averaged`.
 
     Returns:
         The step, the coefficient of the KL term, and the prompt statistics.
-
-    Raises:
-        InputError: as `load_averaged`.
     """
     state = _read_state(checkpoint)
     if "history" not in state:
@@ -355,7 +339,6 @@ def _read_versions(checkpoint: Path, weights: Weights) -> tuple[dict[str, dict[s
 
 
 def _read_random_states(checkpoint: Path) -> list[dict[str, Any]]:
-    """Read the results of `random_states.random_state`, one per process."""
     states = torch.load(checkpoint / "random.pt", weights_only=True, map_location="cpu")
     if not isinstance(states, list) or any(state.keys() != {"torch", "cuda", "numpy", "python"} for state in states):
         raise ValueError("its random.pt holds no states of generators")
@@ -377,10 +360,7 @@ def _one_sentence(checkpoint: Path) -> Iterator[None]:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Delete all checkpoints but the last `keep` and the last `keep` sound ones.
-
-    So a diverging run keeps its sound checkpoints.
-    """
+    """Delete all but the last `keep` checkpoints and the last `keep` sound ones, which a diverging run must not lose."""
     every = steps(folder)
     kept = {*every[-keep:], *[old for old in every if is_sound(place_of(folder, old))][-keep:]}
     for old in every:

@@ -1,7 +1,4 @@
-"""Digests of a checkpoint's files.
-
-They are stored in `state.json`: key `files` has those of all other files, key `digest` that of `state.json` itself.
-"""
+"""Digests of a checkpoint's files, stored in `state.json`: `files` are those of the others, `digest` is its own."""
 
 from __future__ import annotations
 
@@ -26,10 +23,7 @@ def seal(state: Mapping[str, Any], files: Mapping[str, str]) -> str:
 
 
 def check_state(written: bytes, state: Mapping[str, Any]) -> None:
-    """Raise ValueError if `written`, the bytes of `state.json`, do not match the digest in `state`.
-
-    A state of an earlier version without digests passes.
-    """
+    """Raise ValueError if `written`, the bytes of `state.json`, do not match the digest in `state`, if it has one."""
     if state.keys() <= EARLIER:
         return
     content = {key: value for key, value in state.items() if key != "digest"}

@@ -139,7 +139,6 @@ def _locate(path: str) -> Path:
 
 
 def _choose(path: str, names: Iterable[str]) -> str:
-    """Choose the LoRA among the file names of a folder."""
     names = set(names)
     if "model_index.json" in names:
         raise InputError(f"{KEY}: {path} is a whole pipeline, not a LoRA; its place is model.path")

@@ -56,12 +56,7 @@ Table = Mapping[str, Target]
 
 
 class Index:
-    """A look-up of names in LoRA files.
-
-    Args:
-        layers: layer names, by network and name. Names of the first network need no prefix.
-        parameters: the same for parameter names.
-    """
+    """A look-up of names in LoRA files: tables of layers and of parameters, by network. The first one needs no prefix."""
 
     def __init__(self, layers: Mapping[str, Table], parameters: Mapping[str, Table]):
         self._layers = _add_prefixes(layers, dot_before_last=False)
@@ -99,10 +94,7 @@ def _look_up(tables: Iterable[tuple[str, Table]], name: str) -> Target | None:
 
 
 def layers_of(file: LoraFile) -> dict[str, Matrices]:
-    """Return a file's matrices by layer name. Shifts of a layer's bias are included.
-
-    Raises InputError if the file holds anything but matrices, alphas and shifts.
-    """
+    """Return a file's matrices by layer name, with shifts of biases. Raises InputError if it holds anything unknown."""
     found: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
     alphas: dict[str, float] = {}
     for key, tensor in file.tensors.items():
@@ -153,10 +145,7 @@ def _matrices(file: LoraFile, name: str, roles: Mapping[str, torch.Tensor], alph
 
 
 def shifts_of(file: LoraFile) -> dict[str, torch.Tensor]:
-    """Return a file's shifts, named `LAYER.weight`, `LAYER.bias` or `LAYER.modulation`.
-
-    Bias shifts of layers with matrices are left out: `layers_of` includes them.
-    """
+    """Return a file's shifts, named `LAYER.weight`, `LAYER.bias` or `LAYER.modulation`, without those in `layers_of`."""
     found = {}
     layers = {match[1] for key in file.tensors if (match := MATRIX.fullmatch(key))}
     for key, tensor in file.tensors.items():
@@ -233,10 +222,7 @@ def _add(file: LoraFile, name: str, found: dict[str, Any], own: Mapping[str, Any
 
 
 def _split(matrices: Matrices, target: Target, sizes: list[int], rslora: bool) -> Iterator[tuple[str, Matrices]]:
-    """Yield each target layer with its matrices.
-
-    A fused layer is split by rows into its layers; each keeps only the ranks that act on it.
-    """
+    """Yield each target layer with its matrices. A layer of a fused one keeps only the ranks that act on it."""
     if target.swapped:
         bias = None if matrices.bias is None else _swap_halves(matrices.bias)
         matrices = replace(matrices, up=_swap_halves(matrices.up), bias=bias)
@@ -302,10 +288,7 @@ def without_patterns(file: LoraFile) -> LoraFile:
 
 
 def alphas(file: LoraFile) -> dict[str, torch.Tensor]:
-    """Return alphas by kohya's convention, which divides by the rank, never by its square root.
-
-    Raises InputError as `layers_of`.
-    """
+    """Return alphas by kohya's convention, which divides by the rank, never by its square root. Raises as `layers_of`."""
     found = {}
     for name, matrices in layers_of(file).items():
         root = options_of(file, name)[0].get("use_rslora") is True

@@ -37,9 +37,7 @@ def checkpoint_written(checkpoints: Path) -> None:
 def describe_resume(step: int | None, lines: Sequence[Mapping[str, Any]]) -> str:
     """Describe from where a run resumes.
 
-    Args:
-        step: step of the checkpoint; None without a checkpoint.
-        lines: metric lines of the run; without a checkpoint, their iterations are repeated.
+    Without a checkpoint (`step` None), the iterations in its metric `lines` are repeated.
     """
     if step is not None:
         return f"run.resume: goes on from the checkpoint of step {step}"

@@ -27,9 +27,7 @@ from flowgrpo.training.wing import Wing
 class RunCheckpoints:
     """The checkpoints of a run. All processes call each method together.
 
-    Args:
-        background: writes the checkpoints.
-        samples, trees: on a resume, their files of iterations after the checkpoint are deleted.
+    On a resume, the files of later iterations in `samples` and `trees` are deleted.
     """
 
     def __init__(self, run: RunState, wing: Wing, *, background: Background, samples: SampleFolder, trees: TreeFolder):
@@ -57,9 +55,7 @@ class RunCheckpoints:
     def save(self) -> None:
         """Begin to write a checkpoint of the finished iterations, once the last one is written.
 
-        Raises:
-            Diverged: the weights are not finite; nothing is written.
-            Exception: the last checkpoint could not be written.
+        Raises Diverged if the weights are not finite, or the error of the last write.
         """
         run = self._run
         self._writer.wait()
@@ -109,8 +105,7 @@ class RunCheckpoints:
     def resume(self) -> None:
         """Load the latest usable checkpoint (`checkpoint.choose`), if any, and delete all files of later iterations.
 
-        Raises:
-            InputError: processes see different checkpoints.
+        Raises InputError if processes see different checkpoints.
         """
         run = self._run
         choice = checkpoint.choose(run.checkpoint_folder)

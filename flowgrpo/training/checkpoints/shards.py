@@ -1,7 +1,6 @@
 """Sharded tensors in safetensors files, by torch's distributed checkpoint; nothing is pickled.
 
-Each process writes its own files, whose headers say where their parts belong. Any number of processes can read them.
-Each reads only the parts that it holds.
+Each process writes its own files. Any number of processes can read them, and each reads only the parts that it holds.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ def any_in(tensors: Iterable[Any]) -> bool:
 
 
 def write(folder: Path, tensors: Mapping[str, torch.Tensor], peers: Peers) -> None:
-    """Write this process's parts of tensors in host memory. A part that several processes hold is written once.
+    """Write this process's parts of tensors in host memory; an error on one process is raised on all.
 
-    An error on one process is raised on all.
+    A part that several processes hold is written once.
     """
     for known in ("TypedStorage is deprecated", ALONE):  # torch 2.9 itself causes the first
         warnings.filterwarnings("ignore", known)  # permanently: a thread cannot restore filters safely
@@ -68,11 +67,7 @@ def write(folder: Path, tensors: Mapping[str, torch.Tensor], peers: Peers) -> No
 
 
 def _number_files(tensors: Mapping[str, torch.Tensor], limit: int) -> dict[str, int]:
-    """Assign tensors to numbered files; return the number of each tensor, from 1.
-
-    Tensors of one number have at most `limit` bytes, unsharded, unless it is a single tensor. Each process writes its
-    own file of every number.
-    """
+    """Return the number of the file, from 1, for each tensor: at most `limit` bytes, unsharded, or a single tensor."""
     numbers, number, filled = {}, 1, 0
     for name, tensor in tensors.items():
         size = tensor.numel() * tensor.element_size()

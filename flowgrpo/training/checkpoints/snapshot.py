@@ -62,7 +62,7 @@ def take(
     Args:
         random_states: results of `random_states.random_state`, one per process.
         beta: coefficient of the KL term, which may adapt.
-        prompt_stats: prompt statistics as JSON values; the key `history` of `state.json`.
+        prompt_stats: the key `history` of `state.json`.
         versions: weights of earlier iterations, for rollouts with `run.staleness`.
         rollout: result of `Wing.rollout_state`; None is not written.
         own: result of `KeptGraphs.state`; None is not written.
@@ -144,10 +144,7 @@ def write(
 
 
 class Writer:
-    """Background writer of a run's checkpoints.
-
-    It writes one at a time, since each holds a copy of all trained tensors in host memory.
-    """
+    """Writer of a run's checkpoints, one at a time, since each holds a copy of all trained tensors in host memory."""
 
     def __init__(self, folder: Path, background: Background, *, keep: int, peers: Peers):
         self.peers = peers
@@ -199,7 +196,6 @@ def _write(path: Path, content: Any) -> None:
 
 
 def _end(partial: Path, target: Path, state: Mapping[str, Any], files: Mapping[str, str]) -> None:
-    """Write `state.json` and rename the folder."""
     state_file = partial / digests.STATE
     state_file.write_text(digests.seal(state, files))
     _flush(state_file)

@@ -16,10 +16,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Peers:
-    """The processes that do jobs together, all of them the same jobs in the same order.
-
-    They have a gloo group of their own. By default this process is alone.
-    """
+    """The processes that do the same jobs in the same order, over a gloo group; by default this process alone."""
 
     rank: int = 0
     group: distributed.ProcessGroup | None = None

@@ -16,15 +16,10 @@ from flowgrpo.training.prompts.prompt_groups import Groups
 
 @dataclass(frozen=True)
 class Assignment:
-    """The samples that each process makes.
+    """The samples that each process makes."""
 
-    Attributes:
-        hands: samples, or roots of trees, of each process. The processes of one data shard count as one.
-        process: index of this process in `hands`.
-    """
-
-    hands: Sequence[Sequence[Member]]
-    process: int
+    hands: Sequence[Sequence[Member]]  # samples, or roots of trees; the processes of a data shard count as one
+    process: int  # index of this process in `hands`
 
     @property
     def own(self) -> Sequence[Member]:

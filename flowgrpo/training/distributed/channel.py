@@ -1,7 +1,7 @@
 """Messages between trainers, generators and evaluators: weights, rollouts, evaluations.
 
-Messages use a gloo group of their own. Trainers post weights without waiting for the receiver. If they waited, a
-generator that sends a rollout and a trainer that sends weights would block each other.
+Trainers post weights without waiting for the receiver. If they waited, a generator that sends a rollout and a trainer
+that sends weights would block each other.
 """
 
 from __future__ import annotations
@@ -36,10 +36,7 @@ PATIENCE = timedelta(days=30)
 
 
 class Channel:
-    """Ordered messages between pairs of processes. Received GPU tensors are put on `device`.
-
-    All processes must create their channels together.
-    """
+    """Ordered messages between pairs of processes. All processes must create their channels together."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -71,10 +68,7 @@ class Channel:
             work.wait()
 
     def receive(self, sender: int) -> torch.Tensor:
-        """Wait for the next message from `sender` and return its bytes, for `unpacked`.
-
-        Raises RuntimeError if that process has ended.
-        """
+        """Wait for the next message from `sender` and return its bytes, for `unpacked`. Raises as `send`."""
         size = torch.empty(1, dtype=torch.int64)
         distributed.recv(size, sender, group=self._group)
         content = torch.empty(int(size), dtype=torch.uint8)
@@ -88,7 +82,6 @@ class Channel:
         return torch.load(buffer, map_location=place, weights_only=False)
 
     def _place(self, storage: torch.UntypedStorage, tag: str) -> torch.UntypedStorage | None:
-        """Put storages that were on a GPU on this process's device."""
         return None if tag == "cpu" else torch.serialization.default_restore_location(storage, str(self._device))
 
 

@@ -15,9 +15,8 @@ from flowgrpo.training.distributed.worker_roles import Roles
 class DataShard:
     """Data shard number `index` of `count`; by default all data on one process.
 
-    With `run.context_parallel`, several processes work on one shard, with the same rows, noise and rewards. They split
-    each call of the network, and each has a part of the gradient. Only the first of them contributes to counts and
-    gathers.
+    With `run.context_parallel`, several processes have the same rows, noise and rewards. They split each call of the
+    network, and each has a part of the gradient. Only the first of them contributes to counts and gathers.
     """
 
     index: int = 0
@@ -44,11 +43,7 @@ WHOLE = DataShard()
 
 
 def data_shards(accelerator: Accelerator, together: int, roles: Roles) -> list[DataShard]:
-    """Return the data shards that this process trains on, generates for or evaluates.
-
-    A collective call of all processes. Each shard has `together` processes, but only one if the run has generators or
-    evaluators.
-    """
+    """Return the data shards that this process trains on, generates for or evaluates; all processes call this together."""
     index, processes = accelerator.process_index, roles.trainers
     if roles.generates(index):
         return [DataShard(hand, processes) for hand in roles.every_hand(index)]

@@ -39,11 +39,8 @@ def stands_in() -> bool:
 class Lockstep:
     """The lockstep of processes that share sharded networks. Without networks it does nothing.
 
-    At first every process calls each network once inside `meeting`. Stand-ins repeat that call.
-
-    Args:
-        networks: the sharded networks, in the same order on every process.
-        as_reference: returns a context that swaps in the reference's weights; None if the networks are frozen.
+    At first every process calls each network once inside `meeting`. Stand-ins repeat that call. `as_reference` returns
+    a context that swaps in the reference's weights; it is None if the networks are frozen.
     """
 
     def __init__(
@@ -69,10 +66,7 @@ class Lockstep:
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
-        """Record the calls inside this context, which must be the same on all processes.
-
-        Raises InputError if a network is not called.
-        """
+        """Record the calls inside this context, equal on all processes; raise InputError if a network is not called."""
         self._meeting = True
         try:
             yield
@@ -171,5 +165,4 @@ def _device(network: torch.nn.Module) -> str:
 
 
 def _autocast(device: str) -> torch.dtype | None:
-    """Return autocast's dtype, or None if autocast is off."""
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

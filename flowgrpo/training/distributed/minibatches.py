@@ -35,15 +35,12 @@ def kept_whole(train: Train, algorithm: Any, generators: int = 0) -> str | None:
 
 
 def check_geometry(train: Train, algorithm: Any, processes: int, *, sharing: int = 1, generators: int = 0) -> None:
-    """Check that each part divides into equal numbers of roots, or of whole groups, for all processes.
+    """Raise InputError unless each part divides into equal numbers of roots, or of whole groups, for all trainers.
 
     Args:
         processes: number of trainers.
         sharing: processes that share the same roots (`run.context_parallel`).
         generators: number of generators.
-
-    Raises:
-        InputError: a number does not divide (the message gives the nearest that does), or there are too many samples.
     """
     if processes % sharing:
         most = processes // sharing * sharing
@@ -88,11 +85,8 @@ def of_roots(train: Train, roots: int, sizes: Sequence[int], *, seed: int, itera
 
     With `split: groups` the list of groups is cut into parts. With `split: samples`, roots are shuffled within the
     smallest sets of groups that give equal parts: one group if its roots divide, else groups as far apart as possible.
-    With `split: edges` all parts are 0, since `of_edges` divides edges instead.
-
-    Args:
-        roots: the usual number of roots in a group.
-        sizes: (G,) the number of roots in each group.
+    With `split: edges` all parts are 0, since `of_edges` divides edges instead. `roots` is the usual number of roots in
+    a group, `sizes` (G,) the number in each.
     """
     if train.split == "edges":
         return [[0] * size for size in sizes]
@@ -144,14 +138,11 @@ def evenly(things: Sequence[T], processes: int) -> list[Sequence[T]]:
 
 
 def of_edges(tree: Tree, keep: torch.Tensor, *, updates: int, seed: int, iteration: int) -> torch.Tensor:
-    """Return the optimizer step (nodes,) int64 that trains the edge to each node.
+    """Return the optimizer step (nodes,) int64 that trains the edge to each node, given a mask `keep` of trained edges.
 
     The edges of a group are shuffled and spread over all steps. The edges out of one state stay together, because they
     share its evaluation. BranchGRPO's released code instead takes an optimizer step for every 12 of the shuffled edges
     of a process's trees.
-
-    Args:
-        keep: (nodes,) bool, whether the edge to each node is trained.
     """
     leaving = defaultdict(list)  # state -> trained edges
     for evaluation in tree.evaluations:

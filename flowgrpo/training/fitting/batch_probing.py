@@ -1,9 +1,8 @@
 """Probing of batch sizes: try powers of two until they are no faster or do not fit into memory.
 
-A size fits if the peak memory of its calls stays below `MARGIN` of the free memory. The margin leaves room for other
-prompts and for later allocations. The memory of a size is predicted from the smaller sizes, and a size that will not
-fit is not tried. So a GPU need not run out of memory, and a host need not kill processes. Of the sizes that fit, the
-smallest that is nearly as fast as the fastest is chosen.
+A size fits if the peak memory of its calls stays below `MARGIN` of the free memory, which leaves room for other prompts
+and later allocations. A size that will not fit, by a prediction from the smaller sizes, is not tried. Of the sizes that
+fit, the smallest that is nearly as fast as the fastest is chosen.
 """
 
 from __future__ import annotations
@@ -31,29 +30,19 @@ clock = time.perf_counter
 
 @dataclass(frozen=True)
 class Timed:
-    """A kind of model call in a rollout or an update, to be timed.
+    """A kind of model call in a rollout or an update, to be timed."""
 
-    Attributes:
-        calls: number of such calls that each sample takes part in.
-        call: makes one call with the given number of rows.
-    """
-
-    calls: float
-    call: Callable[[int], object]
+    calls: float  # number of such calls that each sample takes part in
+    call: Callable[[int], object]  # makes one call with the given number of rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """Time and memory of a batch size.
-
-    Attributes:
-        seconds: time of all calls that its rows take part in, on the slowest process.
-        peak: peak memory in bytes, on the process where it is largest.
-    """
+    """Time and memory of a batch size."""
 
     rows: int
-    seconds: float
-    peak: int
+    seconds: float  # time of all calls that its rows take part in, on the slowest process
+    peak: int  # peak memory in bytes, on the process where it is largest
 
     @property
     def rate(self) -> float:
@@ -69,11 +58,7 @@ def taken_bytes(device: torch.device) -> int:
 
 
 def free_bytes(device: torch.device, processes: int) -> int:
-    """Return the bytes that a process can still allocate on its GPU, or of its share of the host's memory.
-
-    Args:
-        processes: number of the run's processes on this host, which share its memory equally.
-    """
+    """Return the bytes that a process can still allocate on its GPU, or of the host memory that `processes` share."""
     if device.type != "cuda":
         return psutil.virtual_memory().available // processes
     return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -83,11 +68,7 @@ class Memory:
     """Memory of a process's device during the probing of one kind of calls: peak usage by batch size, and its limit.
 
     The peak on a host may be that of the whole life of the process. Calls that stay below an earlier peak count as
-    fitting.
-
-    Args:
-        reserved: bytes that the run will allocate later.
-        processes: see `free_bytes`.
+    fitting. `reserved` are bytes that the run will allocate later.
     """
 
     def __init__(self, device: torch.device, reserved: int = 0, processes: int = 1):
@@ -97,10 +78,10 @@ class Memory:
         self._room = int(MARGIN * free_bytes(device, processes)) - reserved
 
     def holds(self, rows: int) -> bool:
-        """Predict whether calls of `rows` rows fit, from the smaller sizes; True if nothing is known.
+        """Predict whether calls of `rows` rows fit, linearly from the smaller sizes; True if nothing is known.
 
-        The prediction is linear in the rows. One size alone does not show the constant part of a call's memory, such as
-        the gradients of all weights. So a GPU always tries two rows.
+        One size alone does not show the constant part of a call's memory, such as the gradients of all weights. So a
+        GPU always tries two rows.
         """
         if not self._seen or (len(self._seen) == 1 and rows <= 2 and self._device.type == "cuda"):
             return True
@@ -148,25 +129,17 @@ def give_back(device: torch.device) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Prober:
-    """Trials of batch sizes. All processes call each method together.
-
-    Attributes:
-        memory: memory of this process's device.
-        everyone: gathers a value of each process into a list; a collective call.
-        clear: drops the gradients that a call has left.
-        alone: whether each process makes its calls alone, so that one may run out of memory without the others.
-    """
+    """Trials of batch sizes. All processes call each method together."""
 
     memory: Memory
-    everyone: Callable[[Any], list[Any]]
-    clear: Callable[[], None]
-    alone: bool
+    everyone: Callable[[Any], list[Any]]  # gathers a value of each process into a list; a collective call
+    clear: Callable[[], None]  # drops the gradients that a call has left
+    alone: bool  # whether each process makes its calls alone, so that one may run out of memory without the others
 
     def fits(self, timed: Sequence[Timed], rows: int) -> Tried | None:
         """Try calls of `rows` rows; return their time and memory, or None if they do not fit on some process.
 
-        Raises:
-            Exception: a call failed, or ran out of memory in a call that several processes make together.
+        Raises the error of a failed call; also out of memory, if several processes make the call together.
         """
         if not all(self.everyone(self.memory.holds(rows))):
             return None
@@ -176,10 +149,9 @@ class Prober:
         return Tried(rows=rows, seconds=max(each[0] for each in results), peak=max(each[1] for each in results))
 
     def sizes(self, timed: Sequence[Timed], most: int) -> list[Tried]:
-        """Try the powers of two up to `most`, until one does not fit or the last `PATIENCE` ones were no faster.
+        """Try the powers of two up to `most`, and return those that fit, ascending.
 
-        Returns:
-            The sizes that fit, ascending.
+        It stops when one does not fit or the last `PATIENCE` ones were no faster.
         """
         fitting: list[Tried] = []
         for rows in powers(most):
@@ -192,10 +164,7 @@ class Prober:
         return fitting
 
     def largest(self, timed: Sequence[Timed], rows: int) -> int:
-        """Return the largest of `rows`, its half, its quarter and so on that fits; 1 if none does.
-
-        They are tried in ascending order, so that the memory of the larger ones can be predicted.
-        """
+        """Return the largest of `rows`, its half, its quarter and so on that fits, tried in ascending order; else 1."""
         most = 1
         for size in sorted(rows >> halved for halved in range(rows.bit_length() - 1)):
             if self.fits(timed, size) is None:
@@ -244,8 +213,7 @@ def powers(most: int) -> Iterator[int]:
 def best(tried: Sequence[Tried], key: str = "train.micro_batch") -> Tried:
     """Return the smallest size that is nearly as fast as the fastest.
 
-    Raises:
-        InputError: there is no size, since not even one row fits; the message names the config key `key`.
+    Raises InputError, which names the config key `key`, if there is no size, since not even one row fits.
     """
     if not tried:
         raise InputError(

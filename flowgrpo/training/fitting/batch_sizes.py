@@ -1,9 +1,8 @@
 """Batch sizes that are `auto` in the config (`train.micro_batch`, `train.rollout_batch`), found by probing.
 
-They are probed before the first rollout of a new run (`training.fitting.batch_probing`). Sizes and measurements are
-written to `batches.json` in the run's folder. A resumed run takes the sizes of its checkpoint's iteration without a
-probe; on another machine it tests whether they fit. If a call runs out of memory later, its size is halved
-(`training.oom_retry`).
+They are probed before the first rollout of a new run and written to `batches.json` in its folder. A resumed run takes
+the sizes of its checkpoint's iteration; on another machine it tests whether they fit. If a call runs out of memory
+later, its size is halved (`training.oom_retry`).
 
 Batch sizes change samples by rounding only, since noise does not depend on them. A run with the found sizes written in
 its config has exactly the same numbers.
@@ -51,9 +50,8 @@ class ProbeCalls:
 class BatchSizes:
     """The probed batch sizes of a run. `prepare` puts them into the run's config.
 
-    Args:
-        probe_calls: returns the model calls that probe sizes.
-        copies_to_come: returns the bytes of network copies that rollouts have yet to allocate.
+    `probe_calls` returns the model calls that probe sizes, `copies_to_come` the bytes of copies that rollouts will
+    allocate.
     """
 
     def __init__(self, run: RunState, probe_calls: Callable[[], ProbeCalls], copies_to_come: Callable[[], int]):
@@ -64,12 +62,9 @@ class BatchSizes:
         self._alone = run.accelerator.num_processes == 1
 
     def prepare(self) -> None:
-        """Put the sizes into the config: those that a resumed run recorded, or else newly probed ones.
+        """Put the sizes that a resumed run recorded, or else newly probed ones, into the config. A collective call.
 
-        All processes call this together.
-
-        Raises:
-            InputError: not even one row fits, or the record of a resumed run cannot be read.
+        Raises InputError if not even one row fits, or if the record of a resumed run cannot be read.
         """
         if not self._asked:
             return
@@ -99,8 +94,7 @@ class BatchSizes:
     def to_come(self, call: int) -> int:
         """Return the bytes that a run will still allocate: moments, gradients, copies, and the memory of a call.
 
-        Args:
-            call: bytes of one call. A larger measurement of a probed update takes its place.
+        `call` are the bytes of one call. A larger measurement of a probed update takes its place.
         """
         train = self._run.config.train
         tried = [
@@ -113,11 +107,7 @@ class BatchSizes:
         return max(self._still_to_come(ROLLOUT) + call, update)
 
     def _read(self) -> dict[str, Any] | None:
-        """Return the record that the main process reads, on every process, since their disks may differ.
-
-        Raises:
-            InputError: the record cannot be read; raised on all processes.
-        """
+        """Return the main process's record on every process, since their disks may differ. Raises as `read`."""
         result: Any = None
         if self._run.accelerator.is_main_process:
             try:
@@ -130,7 +120,6 @@ class BatchSizes:
         return written
 
     def _found(self, keys: Sequence[str]) -> dict[str, int]:
-        """Probe and return the batch size of each key."""
         run, train, sizes = self._run, self._run.config.train, {}
         # Computed from the trainers on every process: generators and evaluators must try the same sizes.
         shards = run.roles.trainers // run.config.run.context_parallel
@@ -180,7 +169,6 @@ class BatchSizes:
             memory.begin()
 
     def _is_alone(self) -> bool:
-        """Return whether each process calls the model alone, not together with others."""
         run = self._run.config.run
         return self._alone or (run.sharding == "none" and run.context_parallel == 1)
 
@@ -253,11 +241,7 @@ def _as_json(tried: Tried, taken: int) -> dict[str, float]:
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """Return the record of probed sizes in a run's folder; None if there is none.
-
-    Raises:
-        InputError: the record cannot be read, or `BatchSizes` cannot have written it.
-    """
+    """Return the record of probed sizes in a run's folder, or None. Raises InputError if it cannot be read or is wrong."""
     path = folder / FILE
     if not path.is_file():
         return None
@@ -285,11 +269,7 @@ def with_sizes(config: RunConfig, sizes: dict[str, int]) -> RunConfig:
 
 
 def resolve_sizes(config: RunConfig, folder: Path) -> RunConfig:
-    """Return the config with the sizes last recorded in a run's folder in place of `auto`, if there are any.
-
-    Raises:
-        InputError: the record cannot be read.
-    """
+    """Return the config with the sizes last recorded in a run's folder, if any, in place of `auto`. Raises as `read`."""
     written = read(folder) if config.train.found else None
     last = written["held"][-1] if written and written["held"] else {}
     return with_sizes(config, {key: last[key] for key in config.train.found if key in last})

@@ -22,12 +22,7 @@ class _SavedTensor:
 
 
 class SavedTensorMeter(torch.autograd.graph.saved_tensors_hooks):
-    """A context that counts the bytes saved by graphs that are built in it: each storage once, without the weights.
-
-    Attributes:
-        now: bytes saved now.
-        peak: largest value of `now`.
-    """
+    """A context that counts the bytes, `now` and at the `peak`, saved by graphs built in it; weights do not count."""
 
     def __init__(self, weights: Iterable[Tensor]):
         self.now = self.peak = 0

@@ -24,10 +24,7 @@ class Groups:
 
 
 def build_groups(config: RunConfig, number: int, prompt_stats: PromptStats, iteration: int) -> Groups:
-    """Choose the groups of an iteration from `number` training prompts, by `prompts.pick`.
-
-    The result depends only on the arguments, so all processes choose the same groups.
-    """
+    """Choose the groups of an iteration from `number` training prompts, by `prompts.pick`; the same on all processes."""
     pick, train, seed = config.prompts.pick, config.train, config.run.seed
     if pick.by == "variance":
         generator = noise.generator(seed, "prompts", iteration)

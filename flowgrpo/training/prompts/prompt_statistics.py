@@ -1,7 +1,6 @@
-"""Reward statistics of each prompt: discounted count and sum, and the last iteration.
+"""Reward statistics of each prompt, for the baseline `tracker` (SPO) and the choice of prompts (VADE).
 
-The baseline `tracker` (SPO) and the choice of prompts (VADE) use them. They are equal on all processes and stored in
-checkpoints.
+They are equal on all processes and stored in checkpoints.
 """
 
 from __future__ import annotations
