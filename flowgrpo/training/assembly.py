@@ -17,11 +17,7 @@ from flowgrpo.training.workers.local_rollouts import LocalRollouts
 
 
 def build_loop(run: RunState, wing: Wing, *, frame_rate: float = FRAME_RATE) -> Loop:
-    """Build the training loop of a run. All processes must call it together.
-
-    Args:
-        frame_rate: frames per second of saved videos.
-    """
+    """Build the training loop of a run; `frame_rate` is that of saved videos. All processes must call it together."""
     batch_sizes = BatchSizes(run, wing.probe_calls, wing.copies_to_come)
     calls = guard_calls(wing, Retry(run, batch_sizes))
     background, samples, trees = Background(), SampleFolder(run.folder, frame_rate), TreeFolder(run.folder)

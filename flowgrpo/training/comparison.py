@@ -16,7 +16,7 @@ from flowgrpo.training.wing import Compared, Wing
 def compare(run: RunState, wing: Wing, units: CreditUnits, batch: Batch) -> Compared:
     """Compare the units of all processes; return the advantages of this process's units and metrics over all units.
 
-    A collective call. It also adds the rewards to the prompt statistics.
+    All processes call this together. It also adds the rewards to the prompt statistics.
     """
     algorithm, groups = run.config.algorithm, batch.groups
     gathered = run.collectives.gather_shares([(units, *batch.outcomes, batch.scores.lost)])

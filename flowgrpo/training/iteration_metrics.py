@@ -41,11 +41,7 @@ def of_iteration(
     moved: dict[str, Any],
     watch: Stopwatch,
 ) -> dict[str, Any]:
-    """Return the metrics of an iteration: counts over all processes, times and peak memory of this process.
-
-    Args:
-        moved: the result of `of_policy`.
-    """
+    """Return the metrics of an iteration: counts over all processes, times and peak memory of this process."""
     batch, updated = rollout.batch, run.evaluations - watch.evaluations
     counts = {
         "cost/model_evaluations": rollout.evaluations + updated,

@@ -31,28 +31,18 @@ from flowgrpo.training.workers.async_evaluation import AsyncEvaluation
 
 @dataclass(kw_only=True)
 class Loop:
-    """The iterations of a run.
+    """The iterations of a run."""
 
-    Attributes:
-        state: the state that the parts of the loop share.
-        wing: the functions of one kind of model.
-        calls: the wing's functions that call the model, retried when memory runs out.
-        rollouts: the source of samples.
-        evaluation: evaluates the held-out prompts, on this process or on evaluators.
-        background: writes files while the next iteration runs; `run` waits for it and raises its errors.
-        worker: the work of a generator or an evaluator; None on a process that trains.
-    """
-
-    state: RunState
+    state: RunState  # the state that the parts of the loop share
     wing: Wing
-    calls: ModelCalls
+    calls: ModelCalls  # the wing's functions that call the model, retried when memory runs out
     rollouts: Rollouts
-    evaluation: AsyncEvaluation
+    evaluation: AsyncEvaluation  # evaluates the held-out prompts, on this process or on evaluators
     checkpoints: RunCheckpoints
     batch_sizes: BatchSizes
-    background: Background
+    background: Background  # writes files while the next iteration runs; `run` waits for it and raises its errors
     trees: tree_store.TreeFolder
-    worker: Callable[[], None] | None = None
+    worker: Callable[[], None] | None = None  # the work of a generator or an evaluator; None on a process that trains
 
     def run(self) -> None:
         """Train to the last iteration.
@@ -152,7 +142,6 @@ class Loop:
             )
 
     def _record(self, parts: Sequence[tree_store.KeptTree]) -> None:
-        """Gather the trees of all processes and write them in the background, if this iteration's trees are saved."""
         state, asked = self.state, self.state.config.run.trees
         if asked is None or not asked.due(state.done, state.config.train.iterations):
             return

@@ -54,15 +54,14 @@ class Retry:
     ) -> T:
         """Run `work` and return its result; run it again with less memory whenever memory runs out.
 
+        Other errors are raised, and out of memory when nothing is left to free or to halve.
+
         Args:
             key: the batch size to halve, `UPDATE` or `ROLLOUT`.
             work: may change only gradients, the global random states and the count of evaluations.
             within: whether the work belongs to the current iteration, so that a resume would repeat it.
             undo: drops the results of the failed attempt.
             give_up: frees optional memory and returns a sentence about it; returns None if there is none to free.
-
-        Raises:
-            Exception: any other error of the work, or out of memory when nothing is left to free or to halve.
         """
         run = self._run
         if not self._alone:

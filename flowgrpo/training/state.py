@@ -117,8 +117,7 @@ class RunState:
     def groups(self, iteration: int) -> Groups:
         """Return the groups of an iteration on all processes.
 
-        They are chosen by the prompt statistics at the time of the weights that sample the iteration; see
-        `run.staleness`.
+        The prompt statistics that choose them are as old as the weights that sample; see `run.staleness`.
         """
         known = self.versions.known(iteration, self.prompt_stats)
         return build_groups(self.config, len(self.train_prompts), known, iteration)

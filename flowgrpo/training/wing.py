@@ -23,28 +23,18 @@ Rollout = Callable[[int, Groups], Batch]
 
 @dataclass(frozen=True)
 class Compared:
-    """The units of this process with their advantages.
-
-    Attributes:
-        advantages: (U,) one per unit.
-        trained: (U,) bool, whether the unit's edges are trained on.
-        line: metrics of the rewards and the groups, over all processes.
-    """
+    """The units of this process with their advantages."""
 
     units: CreditUnits
-    advantages: torch.Tensor
-    trained: torch.Tensor
-    line: dict[str, Any]
+    advantages: torch.Tensor  # (U,)
+    trained: torch.Tensor  # (U,) bool, whether the unit's edges are trained on
+    line: dict[str, Any]  # metrics of the rewards and the groups, over all processes
 
 
 class Minibatches(ABC):
-    """The optimizer steps of one iteration.
+    """The optimizer steps of one iteration."""
 
-    Attributes:
-        sized_by: the batch size of the model calls in `prepare`, a key of the section `train`.
-    """
-
-    sized_by: str
+    sized_by: str  # the batch size of the model calls in `prepare`, a key of the section `train`
 
     @abstractmethod
     def prepare(self) -> None:
@@ -88,11 +78,7 @@ class KeptGraphs:
 
 
 class Wing(ABC):
-    """The model-specific half of training: how samples are made, credited and trained on.
-
-    Attributes:
-        kept_graphs: the autograd graphs of rollouts that are kept for the update.
-    """
+    """The model-specific half of training: how samples are made, credited and trained on."""
 
     kept_graphs: KeptGraphs
 
@@ -100,10 +86,7 @@ class Wing(ABC):
     def rollout(self, iteration: int, groups: Groups) -> Batch:
         """Sample this process's share of the roots, decode and score the samples, and return them.
 
-        Args:
-            iteration: number of the iteration; together with the run's seed, it seeds every random number of the
-                rollout.
-            groups: the groups of the iteration, on all processes.
+        `groups` are those of all processes. All random numbers are seeded by the run's seed and the iteration's number.
         """
 
     @abstractmethod
@@ -129,9 +112,8 @@ class Wing(ABC):
     def start(self, rollout: Rollout, to_come: Callable[[int], int]) -> None:
         """Prepare the run, before its first evaluation or before a resumed run continues; by default do nothing.
 
-        Args:
-            rollout: the function `rollout`, retried with less memory when memory runs out.
-            to_come: returns the bytes that the run will still allocate, given the bytes of one call.
+        `rollout` is retried when memory runs out. `to_come` returns the bytes that the run will still allocate, given
+        those of one call.
         """
         return
 

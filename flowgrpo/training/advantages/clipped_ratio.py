@@ -26,8 +26,7 @@ def both_bounds(clip_range: float | list[float]) -> tuple[float, float]:
 def clip_loss(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
     """Return PPO's loss (E,): max(-A r, -A clip(r, 1 - low, 1 + high)).
 
-    If the log-probability is a mean over D dimensions, ratios stay within about 1e-3 of 1, so the clip range must be
-    small.
+    A good clip range depends on the log-probability: of a mean over D dimensions, ratios stay within about 1e-3 of 1.
     """
     return torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - low, 1 + high))
 

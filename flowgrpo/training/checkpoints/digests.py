@@ -1,4 +1,4 @@
-"""Digests of a checkpoint's files, stored in `state.json`: `files` are those of the others, `digest` is its own."""
+"""Digests of a checkpoint's files. `state.json` holds them: key `files` for the other files, key `digest` for itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def seal(state: Mapping[str, Any], files: Mapping[str, str]) -> str:
 
 
 def check_state(written: bytes, state: Mapping[str, Any]) -> None:
-    """Raise ValueError if `written`, the bytes of `state.json`, do not match the digest in `state`, if it has one."""
+    """Raise ValueError if `written`, the bytes of `state.json`, do not match its digest. A state without digest passes."""
     if state.keys() <= EARLIER:
         return
     content = {key: value for key, value in state.items() if key != "digest"}

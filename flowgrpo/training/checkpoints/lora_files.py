@@ -64,10 +64,7 @@ class LoraFile:
 
 
 def kept(settings: C, folder: Path) -> C:
-    """Return the config of a run that has begun, with the path of its initial LoRA replaced by the run's own copy.
-
-    Raises InputError if the copy is missing.
-    """
+    """Return the config of a begun run, with the run's own copy as LoRA path. Raises InputError if it is missing."""
     model, own = settings.model, str(folder / START)
     if model.merge is None and (model.lora is None or model.lora.path is None):
         return settings
@@ -186,10 +183,7 @@ def _read_file(path: str, file: Path) -> tuple[dict[str, torch.Tensor], dict[str
 
 
 def _read_run(path: str, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
-    """Return the adapters in a run's last checkpoint that evaluation uses, and peft's options.
-
-    They are the average of the weights, or the weights if there is no average.
-    """
+    """Return the adapters of a run's last checkpoint (the average if there is one), and peft's options."""
     model = read_map(folder / "config.yaml").get("model")
     lora = model.get("lora") if isinstance(model, dict) else None
     if not isinstance(lora, dict):

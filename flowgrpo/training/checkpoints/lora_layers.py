@@ -56,7 +56,7 @@ Table = Mapping[str, Target]
 
 
 class Index:
-    """A look-up of names in LoRA files: tables of layers and of parameters, by network. The first one needs no prefix."""
+    """A look-up of names in LoRA files, by network and name. Names of the first network need no prefix."""
 
     def __init__(self, layers: Mapping[str, Table], parameters: Mapping[str, Table]):
         self._layers = _add_prefixes(layers, dot_before_last=False)
@@ -145,7 +145,7 @@ def _matrices(file: LoraFile, name: str, roles: Mapping[str, torch.Tensor], alph
 
 
 def shifts_of(file: LoraFile) -> dict[str, torch.Tensor]:
-    """Return a file's shifts, named `LAYER.weight`, `LAYER.bias` or `LAYER.modulation`, without those in `layers_of`."""
+    """Return a file's shifts by `LAYER.weight`, `LAYER.bias` or `LAYER.modulation`, except those in `layers_of`."""
     found = {}
     layers = {match[1] for key in file.tensors if (match := MATRIX.fullmatch(key))}
     for key, tensor in file.tensors.items():

@@ -67,7 +67,7 @@ def write(folder: Path, tensors: Mapping[str, torch.Tensor], peers: Peers) -> No
 
 
 def _number_files(tensors: Mapping[str, torch.Tensor], limit: int) -> dict[str, int]:
-    """Return the number of the file, from 1, for each tensor: at most `limit` bytes, unsharded, or a single tensor."""
+    """Return the number, from 1, of each tensor's file. A file has at most `limit` unsharded bytes, or a single tensor."""
     numbers, number, filled = {}, 1, 0
     for name, tensor in tensors.items():
         size = tensor.numel() * tensor.element_size()

@@ -36,7 +36,10 @@ PATIENCE = timedelta(days=30)
 
 
 class Channel:
-    """Ordered messages between pairs of processes. All processes must create their channels together."""
+    """Ordered messages between pairs of processes. Received GPU tensors are put on `device`.
+
+    All processes must create their channels together.
+    """
 
     def __init__(self, device: torch.device):
         self._device = device

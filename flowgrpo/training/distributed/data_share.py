@@ -43,7 +43,10 @@ WHOLE = DataShard()
 
 
 def data_shards(accelerator: Accelerator, together: int, roles: Roles) -> list[DataShard]:
-    """Return the data shards that this process trains on, generates for or evaluates; all processes call this together."""
+    """Return the data shards that this process trains on, generates for or evaluates; all processes call this together.
+
+    Each shard has `together` processes, but only one if the run has generators or evaluators.
+    """
     index, processes = accelerator.process_index, roles.trainers
     if roles.generates(index):
         return [DataShard(hand, processes) for hand in roles.every_hand(index)]

@@ -35,7 +35,9 @@ def kept_whole(train: Train, algorithm: Any, generators: int = 0) -> str | None:
 
 
 def check_geometry(train: Train, algorithm: Any, processes: int, *, sharing: int = 1, generators: int = 0) -> None:
-    """Raise InputError unless each part divides into equal numbers of roots, or of whole groups, for all trainers.
+    """Check that each part divides into equal numbers of roots, or of whole groups, for all trainers.
+
+    Raises InputError with the nearest number that does, or if there are too many samples.
 
     Args:
         processes: number of trainers.

@@ -211,10 +211,7 @@ class BatchSizes:
             p.grad = None
 
     def _still_to_come(self, key: str) -> int:
-        """Return the bytes that a run will still allocate outside of calls of `key`.
-
-        They are moments, copies of networks and buffers for sums of gradients. For rollouts, gradients are added.
-        """
+        """Return the bytes that a run will still allocate outside of calls of `key`: moments, copies, gradients, sums."""
         run = self._run
         count = sum(local(p).numel() for p in run.weights.parameters)
         moments = 0 if run.optimizer.state else OPTIMIZERS[run.config.train.optimizer.name].bytes_per_number

@@ -22,7 +22,7 @@ class _SavedTensor:
 
 
 class SavedTensorMeter(torch.autograd.graph.saved_tensors_hooks):
-    """A context that counts the bytes, `now` and at the `peak`, saved by graphs built in it; weights do not count."""
+    """A context that counts the bytes that graphs built in it save, `now` and at the `peak`. Weights do not count."""
 
     def __init__(self, weights: Iterable[Tensor]):
         self.now = self.peak = 0

@@ -1,7 +1,6 @@
 """Choice of the weight files in a model's folder, and checks of the folder before any weights are loaded.
 
-A component's weights are one file, or shards that an index lists. File names of a variant contain its name, for example
-`diffusion_pytorch_model.fp16.safetensors`.
+A component's weights are one file, or shards that an index lists. Names of a variant's files contain its name.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Weights:
 def weights_of(names: Iterable[str], variant: str | None = None, stems: Collection[str] = ()) -> Weights | None:
     """Choose the weights of the variant among file names, or else plain weights, or else None.
 
-    `stems` limits the choice to file names that begin with one of them.
+    Only file names that begin with one of the `stems` are considered, if there are any.
     """
     weights = _by_variant(names, stems)
     return weights.get(variant) or weights.get(None)
@@ -85,7 +84,6 @@ def variants_of(names: Iterable[str]) -> list[str]:
 
 
 def _by_variant(names: Iterable[str], stems: Collection[str] = ()) -> dict[str | None, Weights]:
-    """Return the weights of each variant; see `weights_of`."""
     layouts: dict[str | None, dict[tuple[str, str], dict[str, list[str]]]] = {}
     for name in sorted(names):
         for kind, patterns in {"whole": WHOLE, "shards": SHARDS, "index": INDEX}.items():
@@ -195,10 +193,7 @@ def refuse_lack(folder: str, names: Iterable[str]) -> None:
 
 
 def shapes_of(folder: Path, weights: Weights) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a component's tensors by name, without reading their values.
-
-    Raises InputError if a shard is missing.
-    """
+    """Return the shapes of a component's tensors by name, from headers. Raises InputError if a shard is missing."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name in _list_files(folder, weights):
         if name.endswith(".safetensors"):
@@ -232,10 +227,7 @@ def _check_component(folder: Path, names: list[str], weights: Weights | None, *,
 
 
 def _list_files(folder: Path, weights: Weights) -> tuple[str, ...]:
-    """Return the names of the weight files: one file, or the shards that the index lists.
-
-    Raises InputError if the index or a shard is missing or wrong.
-    """
+    """Return the names of the weight files: one file, or the shards that the index lists, which must exist."""
     if not weights.sharded:
         return weights.files
     if weights.index is None:
@@ -260,7 +252,6 @@ def _list_files(folder: Path, weights: Weights) -> tuple[str, ...]:
 
 
 def _check_weights(file: Path) -> None:
-    """Raise InputError if the header or the size of a weight file shows damage."""
     if not file.is_file():
         raise InputError(f"{KEY}: {file} is a link to nothing")
     refuse_pointer(file)

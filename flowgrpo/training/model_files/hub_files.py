@@ -34,10 +34,7 @@ Shape = tuple[int, ...]
 
 @contextmanager
 def without_progress_bars(*libraries: str) -> Iterator[None]:
-    """Return a context without the progress bars of `diffusers` or `transformers` for loading and saving.
-
-    Download bars stay.
-    """
+    """Return a context in which `diffusers` or `transformers` show no progress bars, except those of downloads."""
     logs = [import_module(f"{library}.utils.logging") for library in libraries]
     logs = [log for log in logs if log.is_progress_bar_enabled()]
     for log in logs:
@@ -54,10 +51,8 @@ def refuse_too_large(
 ) -> None:
     """Raise InputError if a model needs more memory than the device has; suggest the options that save most.
 
-    Args:
-        path: model path in the message.
-        need: the needed `gpu_bytes` and `host_bytes`.
-        switches: returns the need with each memory option, by `key=value`.
+    `need` are the needed `gpu_bytes` and `host_bytes`. `switches` returns the same for each memory option, by
+    `key=value`.
     """
     on_gpu = device.type == "cuda"
     has = torch.cuda.get_device_properties(device).total_memory if on_gpu else psutil.virtual_memory().total
@@ -78,14 +73,8 @@ def refuse_too_large(
 def shapes(place: str, folder: str = "", variant: str | None = None, stems: Collection[str] = ()) -> dict[str, Shape]:
     """Return the shapes of all tensors by name, from the headers of the files; {} if there are no weights.
 
-    Args:
-        place: local folder or hub id.
-        folder: subfolder of a component.
-        variant: preferred variant.
-        stems: see `folder_files.weights_of`.
-
-    Raises:
-        InputError: only other variants have weights.
+    `place` is a local folder or hub id, `folder` the subfolder of a component; for `stems` see
+    `folder_files.weights_of`. Raises InputError if only other variants than `variant` have weights.
     """
     weights = weights_at(place, folder, variant, stems)
     if weights is None:
@@ -144,10 +133,7 @@ def local_place(place: str) -> str:
 
 @contextmanager
 def one_sentence(path: str, key: str = "model.path") -> Iterator[None]:
-    """Return a context that turns an error of loading a model into a one-sentence InputError that begins with `key`.
-
-    Out-of-memory errors pass unchanged.
-    """
+    """Return a context that turns errors of loading, except out of memory, into one sentence that begins with `key`."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The `local_dir_use_symlinks` argument")  # diffusers passes it
@@ -164,7 +150,6 @@ def stands_in_for(path: str, known: Container[str], file: str, look: Callable[[]
     """Return whether the built-in config of a hub id must replace a model that cannot be downloaded.
 
     Args:
-        path: hub id or folder.
         known: hub ids with a built-in config.
         file: a file of the model, whose download is tested.
         look: raises InputError if the model cannot be loaded. The error passes if there is no built-in config.

@@ -72,14 +72,13 @@ def check(
 ) -> None:
     """Check that files hold the weights of class `kind`; warn of unused tensors.
 
+    Raises InputError if weights are missing or of another shape, or a layer has weights that the class does not use.
+
     Args:
         model: name of the model in errors.
         place, folder, variant: see `hub_files.shapes`.
         config: a transformers config; None for the folder's config.json.
         all_used: raise for unused tensors instead of warning.
-
-    Raises:
-        InputError: weights are missing or of another shape, or a layer has weights that the class does not use.
     """
     stems = stems_of(kind)
     with hub_files.one_sentence(model):

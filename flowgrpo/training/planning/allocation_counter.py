@@ -44,13 +44,9 @@ OPERATIONS = {
 
 @dataclass(frozen=True)
 class Peaks:
-    """Peak bytes of a call as a function of its rows.
+    """Peak bytes of a call as a function of its rows."""
 
-    Attributes:
-        points: (fixed bytes, bytes per row) at each moment that may be the peak.
-    """
-
-    points: tuple[tuple[int, int], ...] = ((0, 0),)
+    points: tuple[tuple[int, int], ...] = ((0, 0),)  # fixed bytes and bytes per row at each moment that may be the peak
 
     def of(self, rows: int) -> int:
         """Return the peak bytes of a call with `rows` rows."""
@@ -65,7 +61,6 @@ class Peaks:
         return Peaks(tuple((fixed, -(-each // processes)) for fixed, each in self.points))
 
     def __or__(self, other: Peaks) -> Peaks:
-        """Return the peaks of two calls that run one after the other."""
         return Peaks(self.points + other.points)
 
 
@@ -73,11 +68,8 @@ class AllocationCounter(TorchDispatchMode):
     """A context that counts the live bytes, the FLOPs and the kernel launches of all operations in it.
 
     Tensors computed from weights alone (half-precision copies, dequantised layers) and gradients of weights count as
-    fixed bytes. All other tensors count as bytes per row.
-
-    Attributes:
-        operations: FLOPs since `restart`, of the functions in `OPERATIONS`.
-        launches: calls of PyTorch functions since `restart`, without views.
+    fixed bytes. All other tensors count as bytes per row. Since `restart`, `operations` are the FLOPs of the functions
+    in `OPERATIONS`, and `launches` the calls of PyTorch functions without views.
     """
 
     def __init__(self) -> None:
@@ -138,7 +130,6 @@ class AllocationCounter(TorchDispatchMode):
         return out
 
     def _is_once(self, function, args, kwargs) -> bool:
-        """Return whether the size of a result is independent of the rows."""
         of_weights = [
             self._sizes.get(x.untyped_storage()._cdata, (0, False))[1]
             for x in tree_leaves((args, kwargs))

@@ -46,11 +46,9 @@ class Messages:
 def build_messages(
     config: RunConfig, networks: Collection[Mapping[str, Shape]], *, width: int, trained: int, layout: Layout
 ) -> Messages:
-    """Return the collectives of a run, for calls of its largest network.
+    """Return the collectives of a run, for calls of its largest network; `width`, `trained`: see `TrialSizes`.
 
-    Args:
-        networks: shapes of the tensors of each trained or adapted network.
-        width, trained: see `memory_phases.TrialSizes`.
+    `networks` are the shapes of the tensors of each trained or adapted network.
     """
     among, full = layout.among, config.model.lora is None
     gather = scatter = spread = step = 0
@@ -84,10 +82,7 @@ def _shard_bytes(tensors: Mapping[str, Shape], among: int, size: Callable[[Mappi
 
 
 def _trained_bytes(tensors: Mapping[str, Shape], *, matrices: int) -> int:
-    """Return the bytes of trained weights: `matrices` bytes per number of a matrix, and 4 per number of other tensors.
-
-    Autocast casts only matrices.
-    """
+    """Return the bytes of trained weights: `matrices` per number of a matrix (autocast casts only these), else 4."""
     return sum(math.prod(shape) * (matrices if len(shape) > 1 else 4) for shape in tensors.values())
 
 

@@ -51,8 +51,7 @@ class Prices:
 def check_machines(config: RunConfig, of_node: int) -> None:
     """Raise InputError for runs whose time is not planned.
 
-    These have context parallelism, processes that do not train, or hsdp with different numbers of processes per
-    machine.
+    These have context parallelism, processes that do not train, or hsdp on machines with unequal numbers of processes.
     """
     processes = config.run.processes
     if config.run.context_parallel > 1:
@@ -69,11 +68,7 @@ def check_machines(config: RunConfig, of_node: int) -> None:
 
 
 def price_run(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) -> dict[str, Any]:
-    """Return the costs of a run as JSON values, in seconds and bytes.
-
-    Args:
-        work_of: returns the work of an iteration of the budget's run.
-    """
+    """Return the costs of a run as JSON values, in seconds and bytes; `work_of` returns the work of an iteration."""
     room = int(prices.gpu.memory * GIB)
     budget, batch_sizes = resolve_batches(budget, room)
     work, of_node = work_of(budget), budget.of_node
@@ -138,10 +133,7 @@ def _changes(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) 
 
 
 def _groups(config: RunConfig, least: int) -> Iterator[int]:
-    """Yield numbers of groups, from `least` up to the limit, that divide among optimizer steps and processes.
-
-    Each is about a fifth larger than the one before.
-    """
+    """Yield numbers of groups that divide among optimizer steps and processes, each about a fifth above the last."""
     train = config.train
     while True:
         most = min(least + train.updates * config.run.processes, MOST_SAMPLES // train.group_size + 1)
@@ -154,7 +146,6 @@ def _groups(config: RunConfig, least: int) -> Iterator[int]:
 
 
 def _refusal(config: RunConfig) -> str | None:
-    """Return why the groups of a run do not divide among its processes; None if they do."""
     try:
         check_geometry(config.train, config.algorithm, config.run.processes)
     except InputError as error:
@@ -163,7 +154,6 @@ def _refusal(config: RunConfig) -> str | None:
 
 
 def _limit(cost: Cost) -> str:
-    """Return the part (of `PARTS`) that takes the most seconds."""
     return max(PARTS, key=cost.seconds.__getitem__)
 
 

@@ -89,10 +89,7 @@ class Forward:
     networks: int = 1  # calls of networks; with sharding, each gathers its network
 
     def calls(self, *, forwards: int = 1, backward: bool = False, **shape: Any) -> Calls:
-        """Return calls that cost `forwards` forward passes; `shape` are the other fields of `Calls`.
-
-        With `backward`, the networks are gathered again and gradients are summed.
-        """
+        """Return calls that cost `forwards` forward passes; `shape` are the other fields of `Calls`."""
         return Calls(
             operations=forwards * self.operations,
             launches=forwards * self.launches,
@@ -118,7 +115,7 @@ def work_of(
         planned: the plan of the run, with its counts.
         rollout, update, evaluate: forward passes of a sampling step, of a scored state or view, and of an evaluation
             step.
-        parts: number of parts that the rollout's rows are divided into; no call mixes rows of two parts.
+        parts: see `Calls.parts`, for the rollout.
         numbers: numbers gathered per sample.
     """
     config, trial, g, counts = budget.config, budget.trial, planned["geometry"], planned["model_evaluations"]

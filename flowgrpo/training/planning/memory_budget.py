@@ -45,8 +45,7 @@ Setting = tuple[str, Any]
 def resolve_batches(budget: Budget, room: int) -> tuple[Budget, dict[str, int]]:
     """Replace batch sizes that are `auto` by numbers; return the changed budget, and the numbers by key.
 
-    Each is the largest size that the run would probe and that fits into `room` bytes, at least 1. The run itself may
-    choose a smaller one.
+    Each is the largest that fits into `room` bytes, at least 1. The run itself may choose a smaller one.
     """
     train, sizes = budget.config.train, {}
     largest = budget.largest(room)
@@ -61,8 +60,7 @@ def resolve_batches(budget: Budget, room: int) -> tuple[Budget, dict[str, int]]:
 def advise(budget: Budget, room: int) -> tuple[dict[str, Any], Budget] | None:
     """Return a minimal set of settings that make a run fit into `room` bytes, and the changed budget; None if none do.
 
-    Smaller batches come first, since they cost the least time. If not even one row fits, a switch is added. If no
-    further switch helps, a setting that changes the training is added.
+    Smaller batches come first, since they cost the least time; then switches; then settings that change the training.
     """
     settings: dict[str, Any] = {}
     after = budget
@@ -90,7 +88,7 @@ def best_relief(budget: Budget, name: str, prefixes: tuple[str, ...] = ("",)) ->
     """Return the setting that saves the most memory in phase `name`; None if none saves anything.
 
     Only settings whose key has one of the `prefixes` are tried. Settings that change the training are tried only if
-    neither a switch nor half the rows helps. Of equal savings, that of the cheapest setting is taken.
+    nothing else helps. Of equal savings, that of the cheapest setting is taken.
     """
     now = _phase(budget, name)
     if now is None:
@@ -125,8 +123,7 @@ def _find_helpful(budget: Budget, room: int, options: Sequence[Setting]) -> Sett
 def check_fit(budget: Budget, room: int, not_counted: Sequence[str]) -> dict[str, Any]:
     """Return as JSON values whether a run fits GPUs of `room` bytes, and settings that make it fit.
 
-    Args:
-        not_counted: names of rewards of unknown size.
+    `not_counted` are names of rewards of unknown size.
     """
     budget, rows = resolve_batches(budget, room)
     advised = advise(budget, room)

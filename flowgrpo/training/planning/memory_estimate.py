@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 def refuse(config: Config, device: torch.device, need: Callable[[Config], dict[str, int]]) -> None:
     """Raise InputError for a run that needs more memory than the device, or this machine, has.
 
-    Args:
-        need: returns the `gpu_bytes` and `host_bytes` that a config needs.
+    `need` returns the `gpu_bytes` and `host_bytes` that a config needs.
     """
     refuse_too_large(
         config.model.path, need(config), device, lambda: {key: need(other) for key, other in smaller(config)}

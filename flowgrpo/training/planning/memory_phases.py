@@ -1,7 +1,7 @@
 """Memory of a run: the peak of each phase, and the largest batches that fit.
 
-All numbers are computed from a trial, which measures model calls of one row on meta tensors. It gives fixed bytes and
-bytes per row.
+A trial measures fixed bytes and bytes per row, by model calls of one row on meta tensors. All numbers follow from
+these.
 """
 
 from __future__ import annotations
@@ -261,13 +261,9 @@ def switched(config: Any, key: str, value: Any) -> Any:
 
 
 def gathered(tensors: Mapping[str, Shape], size: Callable[[Mapping[str, Shape]], int]) -> int:
-    """Return the bytes that a call of a sharded network gathers.
+    """Return the bytes that a call of a sharded network gathers; `size` returns the bytes of tensors of given shapes.
 
     They are all tensors outside of blocks, and `GATHERED` times the largest block.
-
-    Args:
-        tensors: shapes of the network's tensors.
-        size: returns the bytes of tensors of given shapes.
     """
     blocks: dict[str, dict[str, Shape]] = defaultdict(dict)
     for name, shape in tensors.items():
@@ -293,9 +289,6 @@ def trained_bytes(config: RunConfig, trained: int, *, copies: int, among: int) -
 
 
 def step(config: RunConfig, trained: int, *, among: int) -> Peaks:
-    """Return the bytes that an optimizer step allocates.
-
-    They are two buffers of gradients if processes sum unsharded gradients, else 0.
-    """
+    """Return the bytes of an optimizer step: two buffers of gradients if processes sum unsharded gradients, else 0."""
     sums = config.run.processes > 1 and not (config.model.lora is None and among > 1)
     return Peaks(((2 * min(4 * trained, MESSAGE) if sums else 0, 0),))

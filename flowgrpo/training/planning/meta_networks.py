@@ -260,7 +260,6 @@ class MetaNetworks:
         return map_tensors(Tensor.clone, out)
 
     def _real(self, out: Any) -> Any:
-        """Replace the fake tensors in an output by real zeros."""
         fakes: list[Tensor] = []
         map_tensors(fakes.append, out)
         learns = torch.is_grad_enabled() and any(x.requires_grad for x in fakes)
@@ -276,10 +275,7 @@ class MetaNetworks:
 
 @contextmanager
 def few_objects() -> Iterator[None]:
-    """Freeze the millions of existing Python objects (`gc.freeze`), so that `MetaNetworks.phase` collects garbage fast.
-
-    At exit they are unfrozen, unless some were frozen already.
-    """
+    """Freeze existing Python objects (`gc.freeze`) in this context, so that `MetaNetworks.phase` collects garbage fast."""
     frozen_before = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
@@ -291,10 +287,7 @@ def few_objects() -> Iterator[None]:
 
 
 class _SmallTables(TorchDispatchMode):
-    """A context that puts results of more than `TABLE` elements on the meta device.
-
-    A table of positions can take ten seconds and GiB.
-    """
+    """A context that puts results of more than `TABLE` elements on the meta device; they can take ten seconds and GiB."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -313,8 +306,8 @@ class _SmallTables(TorchDispatchMode):
 def build_on_meta(make: Callable[[], torch.nn.Module], dtype: torch.dtype) -> torch.nn.Module:
     """Build a network of `dtype` with its parameters on the meta device.
 
-    Modules that the network's class keeps in float32 stay in float32, as with `from_pretrained`. Buffers have their
-    values, except tables of more than `TABLE` elements from which nothing else is computed.
+    As with `from_pretrained`, some modules stay in float32. Buffers have their values, except tables of more than
+    `TABLE` elements from which nothing else is computed.
     """
     try:
         with accelerate.init_empty_weights(), _SmallTables():
@@ -338,8 +331,7 @@ def build_on_meta(make: Callable[[], torch.nn.Module], dtype: torch.dtype) -> to
 def add_adapters(modules: dict[str, torch.nn.Module], lora: Lora | None, begun: Mapping[str, Adapter] | None) -> int:
     """Add adapters to meta networks, or unfreeze them without `lora`; return the number of trained parameters.
 
-    Args:
-        begun: adapters of `model.lora.path` that training starts from, by network; empty for new adapters.
+    `begun` are the adapters of `model.lora.path` that training starts from, by network; empty for new adapters.
     """
     adapters: LoraConfig | Mapping[str, Adapter] | None = begun
     if lora is not None and not begun:
@@ -359,7 +351,6 @@ def size(network: torch.nn.Module) -> int:
 
 
 def _kind(block: torch.nn.Module) -> Any:
-    """Return a key that is equal for blocks that differ only in the values of their weights."""
     weights = tuple((n, tuple(p.shape), p.dtype, p.requires_grad) for n, p in block.named_parameters())
     return type(block), weights
 

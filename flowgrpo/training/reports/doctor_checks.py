@@ -57,9 +57,7 @@ def warnings_heard() -> Iterator[list[str]]:
 def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor], warned: Sequence[str] = ()) -> Check:
     """Check that each reward varies within at least one group, and that there were no warnings.
 
-    Args:
-        values: rewards (B, R) of the samples of each group.
-        warned: warnings while the rewards were computed.
+    `values` are the rewards (B, R) of each group, `warned` the warnings while they were computed.
     """
     largest = {}
     for k, reward in enumerate(rewards):
@@ -80,9 +78,8 @@ def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor], warned: Se
 def memory_left(device: torch.device, remedy: str, planned: Callable[[int], dict[str, Any]]) -> Check:
     """Check the peak memory of the doctor's checks; on a GPU, also report the planned peak of the run.
 
-    Args:
-        remedy: advice if the memory is close to the limit.
-        planned: returns the memory plan of the run for a GPU with the given bytes.
+    `remedy` is advice if the memory is close to the limit. `planned` returns the run's memory plan for a GPU of some
+    bytes.
     """
     host, total_host = psutil.Process().memory_info().rss, psutil.virtual_memory().total
     value = f"host {_gib(host)} of {_gib(total_host)} GiB"

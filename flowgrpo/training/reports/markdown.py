@@ -39,5 +39,4 @@ def fenced(language: str, code: str) -> str:
 
 
 def _ticks(words: str, least: int) -> str:
-    """Return at least `least` backticks, and more than stand in a row anywhere in the text."""
     return "`" * max([least, *(len(run) + 1 for run in re.findall("`+", words))])

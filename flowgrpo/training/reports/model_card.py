@@ -1,7 +1,4 @@
-"""Model cards: training setup and scores of a run, and code that reproduces its samples.
-
-Prompts and answers can be any text. They are escaped in Markdown and quoted in shell commands.
-"""
+"""Model cards: training setup and scores of a run, and code that reproduces its samples; any text is escaped."""
 
 from __future__ import annotations
 
@@ -65,7 +62,7 @@ def heading(
     Args:
         kind: `lora`, or `full` for full weights.
         step: the exported iteration; later evaluations are not shown.
-        task, widget: the hub's `pipeline_tag` and `widget`; a widget is a list of maps of `text` and `output`.
+        task, widget: the hub's `pipeline_tag` and `widget`, a list of maps of `text` and `output`.
     """
     model, algorithm, train = settings.model, settings.algorithm, settings.train
     evaluated = [line for line in read_metrics(run) if line["phase"] == "eval" and line["step"] <= step]
@@ -165,10 +162,7 @@ def hub_name(path: str) -> str | None:
 
 
 def licence(path: str) -> dict[str, str]:
-    """Return the licence of a model, as keys of a model card, from the model's own card.
-
-    If that names no licence, the result is `other` with a link to the model.
-    """
+    """Return a model's licence from its own card, as keys of a card; without one, `other` with a link to the model."""
     if path in EMBEDDED:
         return {"license": "apache-2.0"}
     name = hub_name(path)

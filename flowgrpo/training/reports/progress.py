@@ -1,6 +1,6 @@
 """Progress display on stderr: one live line on a terminal, else a plain line from time to time.
 
-The display reads `phases.current_phase` in its own thread, at most twice a second.
+It reads `phases.current_phase` in its own thread, at most twice a second.
 """
 
 from __future__ import annotations
@@ -83,10 +83,7 @@ class Display:
             self.console.print(each, soft_wrap=True, highlight=False, markup=False)
 
     def begin(self, words: str) -> None:
-        """Print a first line. Without a terminal it is printed only before the next line.
-
-        So an error that ends the command early is its only output.
-        """
+        """Print a first line; without a terminal only before the next line, so that an early error is the only output."""
         if self.interactive:
             self.print(words)
         else:

@@ -38,8 +38,8 @@ LOGGER = logging.getLogger("flowgrpo")
 class Report:
     """The metric lines of a run, which the main process writes to a file, to trackers and to the terminal.
 
-    While the report is entered as a context, warnings of the logger `flowgrpo` on any process go to `log.txt`. Those of
-    the main process go to the terminal, too.
+    Inside this context, warnings of the logger `flowgrpo` on any process go to `log.txt`. Those of the main process go
+    to the terminal, too.
     """
 
     def __init__(self, folder: Path, accelerator: Accelerator, iterations: int):
@@ -148,10 +148,7 @@ class Report:
 
 
 def place(tracker: GeneralTracker, step: int, newest: int) -> dict[str, Any]:
-    """Return the step arguments of a tracker's `log`.
-
-    wandb drops data of steps before the newest one, so such data are logged with the newest step.
-    """
+    """Return the step arguments of a tracker's `log`. wandb drops earlier steps, so these get the newest step."""
     return {"step": None, "commit": False} if tracker.name == "wandb" and step < newest else {"step": step}
 
 

@@ -8,12 +8,7 @@ from typing import Any
 
 
 def overoptimized(lines: Sequence[Mapping[str, Any]], watched: Sequence[str], times: int) -> list[str]:
-    """Return a warning for each watched reward that fell in the last `times` evaluations while the trained one rose.
-
-    Args:
-        lines: all metric lines of the run.
-        watched: names of the rewards that are not trained on.
-    """
+    """Return a warning for each `watched` reward that fell in the last `times` evaluations while the trained one rose."""
     lines = [line for line in lines if line["phase"] == "eval"]
     trained = [line["reward/mean"] for line in lines]
     sentences = []

@@ -93,10 +93,7 @@ def save_sample(
      - audio (C, N) in [-1, 1]: 16-bit .wav
      - text: .json
 
-    Raises:
-        ValueError: the tensor has another shape.
-        InputError: its values are not finite.
-        OSError: the file cannot be written.
+    Raises ValueError for another shape, InputError if values are not finite, OSError if the file cannot be written.
     """
     if not is_finite(sample):
         raise InputError(

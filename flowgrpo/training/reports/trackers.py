@@ -70,13 +70,9 @@ def _check_login() -> None:
 
 
 def start(accelerator: Accelerator, settings: RunConfig, folder: Path, done: int) -> None:
-    """Start the trackers on the main process, and log the config.
+    """Start the trackers on the main process, and log the config; raise InputError if one cannot be started.
 
-    A resumed run continues the trackers' runs, whose ids are stored in `folder`. Raises InputError if a tracker cannot
-    be started.
-
-    Args:
-        done: number of finished iterations.
+    A run resumed after `done` iterations continues the trackers' runs, whose ids are stored in `folder`.
     """
     if not accelerator.is_main_process or not settings.run.trackers:
         return

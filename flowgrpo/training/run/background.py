@@ -38,10 +38,7 @@ class Background:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *trace: object) -> None:
-        """Wait for all jobs and raise their first error, or log it if the context itself failed.
-
-        A KeyboardInterrupt cancels the queued jobs.
-        """
+        """Wait for all jobs (Ctrl-C cancels them) and raise their first error, or log it if the context itself failed."""
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             return self._pool.shutdown(wait=False, cancel_futures=True)
         try:

@@ -34,10 +34,7 @@ _watchers: list[Callable[[], None]] = []
 
 @contextmanager
 def phase(name: str, total: int | None = None) -> Iterator[Phase]:
-    """Open a phase inside the open ones and yield it.
-
-    Raises OutOfMemory, with this phase's name, if memory ran out and no inner phase has raised OutOfMemory already.
-    """
+    """Open a phase inside the open ones and yield it. Out of memory is raised as OutOfMemory of the innermost phase."""
     opened = Phase(name=name, total=total, started=clock())
     _open.append(opened)
     _notify()

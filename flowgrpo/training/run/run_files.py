@@ -10,10 +10,7 @@ from flowgrpo.errors import InputError
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the metric lines of a run.
-
-    A truncated last line is skipped with a warning; a malformed line raises InputError.
-    """
+    """Return the metric lines of a run. A truncated last line is skipped; a malformed line raises InputError."""
     lines = tables.log(folder / "metrics.jsonl")
     for place, line in lines:
         if not isinstance(line.get("step"), int) or not isinstance(line.get("phase"), str):
@@ -30,10 +27,7 @@ def is_number(value: Any) -> bool:
 
 
 def read_manifest(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a manifest, which list a run's files.
-
-    A truncated last line is skipped with a warning; a malformed line raises InputError.
-    """
+    """Return the lines of a manifest, which list a run's files. Truncated and malformed lines: as `read_metrics`."""
     lines = tables.log(folder / "manifest.jsonl")
     for place, line in lines:
         file, rewards = line.get("file"), line.get("rewards", {})

@@ -24,8 +24,7 @@ BEGINNING = (LOCK, "start.safetensors", "engine", f"{CONFIG}.partial")  # files 
 def lock_folder(folder: Path) -> Iterator[None]:
     """Create and lock a run's folder for this process; delete it at exit if it is new and empty.
 
-    The kernel releases the lock when the process dies. Raises InputError if another process holds the lock, or if the
-    folder is not writable.
+    The lock ends with the process. Raises InputError if another process holds it, or if the folder is not writable.
     """
     with _created(folder, "run.dir"):
         handle = _lock(folder)
@@ -73,7 +72,6 @@ def replace_text(path: Path, text: str) -> None:
 
 @contextmanager
 def _created(folder: Path, place: str) -> Iterator[None]:
-    """Create a missing folder with its parents; at exit delete those that are still empty."""
     with _one_sentence(folder, place):
         new = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)

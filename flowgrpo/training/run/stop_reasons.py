@@ -13,13 +13,10 @@ from typing import Any
 class Stopped(Exception):
     """The base class of reasons to end a run.
 
-    Attributes:
-        status: exit status of the command.
-        rest: phrase about the checkpoint to resume from; the command to resume follows it.
-        overrides: options to append to the original command.
+    The command to resume follows `rest`, a phrase about the checkpoint. It appends `overrides` to the original command.
     """
 
-    status: int = 1
+    status: int = 1  # exit status of the command
 
     def __init__(self, sentence: str, rest: str, overrides: Sequence[str] = ("run.resume=true",)):
         super().__init__(sentence)

@@ -1,7 +1,6 @@
 """Scoring of an iteration's samples: group by group, in threads, while the next samples are made.
 
-A group-wise reward gets all samples of a group at once. If several processes have samples of a group, they send them to
-the first of these processes, which scores the whole group.
+A group-wise reward gets all samples of a group at once: the first process that has some collects and scores them.
 """
 
 from __future__ import annotations
@@ -27,19 +26,12 @@ Gather = Callable[[list[Any]], list[Any]]  # returns the objects of all processe
 
 @dataclass(frozen=True)
 class Piece:
-    """The samples of one group on this process.
+    """The samples of one group on this process."""
 
-    Attributes:
-        group: index of the group.
-        places: sort keys of the samples, which order all samples of the group over all processes.
-        samples: in the order of `places`.
-        rows: prompt and columns of each sample.
-    """
-
-    group: int
-    places: Sequence[Any]
-    samples: Samples
-    rows: Sequence[Row]
+    group: int  # index of the group
+    places: Sequence[Any]  # sort keys of the samples, which order all samples of the group over all processes
+    samples: Samples  # in the order of `places`
+    rows: Sequence[Row]  # prompt and columns of each sample
 
 
 def score_pieces(
@@ -110,14 +102,9 @@ def _score_divided(
     gather: Gather,
     share: DataShard,
 ) -> tuple[dict[int, Scores], float]:
-    """Score divided groups by the group-wise rewards.
+    """Score divided groups by the group-wise rewards; return all scores of `pieces`, and the seconds that it took.
 
-    Args:
-        scored: scores of this process's pieces by the other rewards, by group.
-        pieces: this process's pieces of divided groups, by group.
-
-    Returns:
-        The scores of these pieces by all rewards, and the seconds that group-wise rewards took on this process.
+    `scored` are the scores by the other rewards, `pieces` this process's pieces of divided groups, both by group.
     """
     gather([])  # wait until all processes have finished their network calls, since the next messages are pairwise
     whole_groups = {

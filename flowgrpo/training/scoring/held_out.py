@@ -27,14 +27,8 @@ def evaluate(
 ) -> list[Sample]:
     """Sample and score every prompt once, divided among processes. Prompt i always has seed i.
 
-    Args:
-        generate: samples rows.
-        share: the data shard, that is the prompts, of this process.
-        gather: returns the samples of all processes, given those of this one.
-        keep: number of prompts, from the first, whose samples keep `decoded` (on the CPU) if it is finite.
-
-    Returns:
-        All samples, in the order of the prompts, on every process.
+    All processes get all samples, in the order of the prompts. Those of the first `keep` prompts keep `decoded` (on the
+    CPU) if it is finite. `gather` returns the samples of all processes, given those of this one.
     """
     own_indices = list(range(share.index, len(prompts), share.count))
     samples = []

@@ -38,16 +38,11 @@ class Batch(Protocol):
 
 @dataclass(frozen=True)
 class Made:
-    """A process's samples of an iteration, with their cost.
-
-    Attributes:
-        evaluations: model evaluations of the rollout.
-        seconds: time of the rollout.
-    """
+    """A process's samples of an iteration, with their cost."""
 
     batch: Batch
-    evaluations: int
-    seconds: float
+    evaluations: int  # model evaluations of the rollout
+    seconds: float  # time of the rollout
 
 
 class Rollouts(Protocol):

@@ -31,17 +31,11 @@ LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Scores:
-    """Rewards of samples.
+    """Rewards of samples."""
 
-    Attributes:
-        values: (B, R) float64; NaN where a reward does not apply or the sample is lost.
-        lost: (B,) bool, samples that are not finite, or for which a reward failed in all attempts.
-        seconds: time spent inside the reward functions.
-    """
-
-    values: torch.Tensor
-    lost: torch.Tensor
-    seconds: float
+    values: torch.Tensor  # (B, R) float64; NaN where a reward does not apply or the sample is lost
+    lost: torch.Tensor  # (B,) bool, samples that are not finite, or for which a reward failed in all attempts
+    seconds: float  # time spent inside the reward functions
 
 
 @dataclass
@@ -59,11 +53,8 @@ class Scorer:
     memory, waiting for the scores raises `OutOfMemory` instead.
 
     Local rewards run one after another in one thread, so that they draw from global random generators in a fixed order.
-    A reward that waits for another machine (`remote = True` on the function) has its own thread. On a GPU each call has
-    its own stream.
-
-    A server that did not answer `SILENT` calls in a row is not called again by this scorer. So a server that hangs
-    costs a few timeouts, not one for each group.
+    A reward that waits for another machine (`remote = True` on the function) has its own thread; if its server did not
+    answer `SILENT` calls in a row, it is not called again. On a GPU each call has its own stream.
     """
 
     def __init__(self, rewards: Sequence[Reward]):
@@ -194,7 +185,6 @@ def _apply(reward: Reward, samples: Samples, rows: Sequence[Row], *, one_group: 
 
 
 def _select(samples: Samples, indices: Sequence[int]) -> Samples:
-    """Return the samples at some indices; if these are all, return the same object."""
     if len(indices) == len(samples):
         return samples
     return samples[indices] if isinstance(samples, torch.Tensor) else [samples[i] for i in indices]
@@ -228,11 +218,7 @@ def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row], silence: Sil
 
 
 def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> tuple[list[Reward], list[Reward]]:
-    """Load the training rewards and the evaluation rewards of a config.
-
-    Raises:
-        RewardError: a reward cannot be found, or two have the same name.
-    """
+    """Load a config's training and evaluation rewards; raise RewardError if one is missing or two have the same name."""
     loaded = [
         [
             replace(load_reward(use.use, use.weight, use.options, use.name), only=use.only, offset=use.offset)

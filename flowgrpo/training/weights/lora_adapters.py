@@ -143,10 +143,7 @@ def _split_common(values: Mapping[str, Number]) -> tuple[Number, dict[str, Numbe
 
 
 def alpha_in(options: Mapping[str, Any], path: str, rank: int) -> float:
-    """Return a layer's alpha by peft's options; the default is the rank, as in diffusers.
-
-    Raises ValueError if peft cannot have written the options.
-    """
+    """Return a layer's alpha by peft's options, or else its rank, like diffusers. Raises ValueError for wrong options."""
     alpha = _match(options.get("alpha_pattern") or {}, path)
     alpha = options.get("lora_alpha", rank) if alpha is None else alpha
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not alpha > 0:

@@ -1,7 +1,6 @@
 """Temporary low-precision copies of the linear layers in a network's blocks, for drafts and finishes.
 
-`int8` and `nf4` quantise only the weights; products are computed in the input's dtype. `bfloat16` multiplies in
-bfloat16.
+`int8` and `nf4` quantise only the weights; products are in the input's dtype. `bfloat16` multiplies in bfloat16.
 """
 
 from __future__ import annotations
@@ -58,10 +57,7 @@ def check(word: Copied, model: Any, key: str = KEY) -> None:
 
 
 class Copies:
-    """The copies for a run's drafts and finishes; they share one copy if they have the same precision.
-
-    Raises InputError as `LowPrecision`.
-    """
+    """The copies for a run's drafts and finishes, shared if their precisions are equal. Raises as `LowPrecision`."""
 
     def __init__(self, config: RunConfig, networks: Iterable[torch.nn.Module]):
         networks, frozen = list(networks), config.model.lora is not None
@@ -95,13 +91,8 @@ class Copies:
 class LowPrecision:
     """Low-precision copies of the linear layers in networks' blocks. Adapters on the layers stay active, uncopied.
 
-    Args:
-        word: precision of the copies.
-        frozen: whether the layers never change, so that they are copied only once.
-        key: config key in errors.
-
-    Raises:
-        InputError: a network has no such layers, or one that cannot be copied.
+    `frozen` layers never change, so they are copied only once. Raises InputError, with the config key `key`, if a
+    network has no such layers, or one that cannot be copied.
     """
 
     def __init__(self, networks: Iterable[torch.nn.Module], word: Copied, *, frozen: bool, key: str = KEY):
@@ -149,7 +140,6 @@ class LowPrecision:
 
 
 def _places(network: torch.nn.Module, word: Copied, key: str) -> Iterator[tuple[torch.nn.Module, str]]:
-    """Yield the parent module and the name of each layer to copy."""
     for path, layer in quantisation.layers_in_blocks(network, key).items():
         if word != "bfloat16":
             quantisation.check_layer(path, layer, word, key)
@@ -158,19 +148,12 @@ def _places(network: torch.nn.Module, word: Copied, key: str) -> Iterator[tuple[
 
 
 def _copy(layer: torch.nn.Linear, word: Copied) -> torch.nn.Linear:
-    """Return a low-precision copy of a layer; it shares the layer's bias."""
     with torch.no_grad():
         return quantisation.HalfLinear(layer) if word == "bfloat16" else quantisation.QuantisedLinear(layer, word)
 
 
 def size(tensors: Mapping[str, Shape], width: int, word: Copied | None) -> int:
-    """Return the bytes of the copies of a network's layers; 0 if `word` is None.
-
-    Args:
-        tensors: shapes of the network's tensors.
-        width: bytes of an uncopied weight.
-        word: precision of the copies.
-    """
+    """Return the bytes of the copies of a network's layers, whose weights have `width` bytes; 0 if `word` is None."""
     return 0 if word is None else sum(_layer_size(shape, width, word) for shape in quantisation.in_blocks(tensors))
 
 

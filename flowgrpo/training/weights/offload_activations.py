@@ -21,10 +21,10 @@ Tensor = torch.Tensor
 class _Copy:
     """A host copy of a storage's bytes at one version of its content."""
 
-    host: Tensor  # the bytes
-    device: torch.device  # device of the storage
-    source: StorageWeakRef  # the storage
-    version: int  # version of the content
+    host: Tensor
+    device: torch.device
+    source: StorageWeakRef
+    version: int
     returned: StorageWeakRef | None = None  # storage of the restored bytes on the device, while a view of it exists
 
     def is_of(self, tensor: Tensor) -> bool:
@@ -60,11 +60,7 @@ class _SavedView:
 class OffloadedTensors(torch.autograd.graph.saved_tensors_hooks):
     """A context in which autograd graphs save tensors in host memory (pinned for a GPU). Each storage is copied once.
 
-    Args:
-        weights: parameters and buffers, which are not copied.
-
-    Attributes:
-        copied: number of copied bytes.
+    The `weights` (parameters and buffers) are not copied. `copied` is the number of copied bytes.
     """
 
     def __init__(self, weights: Iterable[Tensor]):
@@ -102,7 +98,6 @@ class OffloadedTensors(torch.autograd.graph.saved_tensors_hooks):
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is strided and not of a subclass such as DTensor."""
     return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
 
 

@@ -36,20 +36,13 @@ class Bank(Strict):
         return range(max(0, newest + 1 - self.keep), newest + 1)
 
     def draw(self, step: int, *address: Any) -> int:
-        """Draw the number of a snapshot that exists after `step` optimizer steps.
-
-        `address` seeds the draw; see `samplers.noise`.
-        """
+        """Draw the number of a snapshot that exists after `step` optimizer steps; for `address` see `samplers.noise`."""
         numbers = self.numbers(step)
         return numbers[int(noise.generator(*address).integers(len(numbers)))]
 
 
 class Snapshots:
-    """The snapshots of a bank. Their tensors are in the order of `parameters`. Without a bank there are none.
-
-    Attributes:
-        kept: snapshots by number.
-    """
+    """The snapshots of a bank by number (`kept`), in the order of `parameters`. Without a bank there are none."""
 
     def __init__(self, bank: Bank | None, parameters: Sequence[Tensor]):
         self._bank, self._parameters, self._drawn = bank, parameters, 0

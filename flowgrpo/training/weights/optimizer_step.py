@@ -53,14 +53,12 @@ class UpdateStats:
         """Add the statistics of E edges.
 
         Args:
-            log_ratio: (E,).
             clipped: (E,) bool, whether the clip stops each edge.
             above: (E,) bool, whether the ratio that the clip tests is above 1.
             divergence: (E,) divergence from the reference, or None.
             loss: (E,), or None if its value has no meaning.
             step: the edges' step of the schedule, counted from 0, or None.
-            exact: whether the ratio must be 1 before the first update of an iteration. Only then the largest |log
-                ratio| is recorded.
+            exact: whether the ratio must be 1 before the first update. Only then the largest |log ratio| is recorded.
             anchored: whether the ratio compares with another policy. Otherwise it is always 1 and is not counted.
         """
         gap = log_ratio.abs()
@@ -97,10 +95,7 @@ def optimizer_step(
 ) -> None:
     """Sum the gradients over all processes, clip their norm, and take the step if the norm is finite.
 
-    Args:
-        stats: gets the norm, and whether the step was taken or skipped.
-        max_grad_norm: largest norm of the whole gradient.
-        reduce: sums a tensor over all processes; None for one process.
+    `stats` gets the norm, and whether the step was taken. `reduce` sums a tensor over processes; None for one process.
     """
     with _never_retried(), phase("update"):
         # Sharded gradients were summed in the backward pass. Sum the others, which also waits for all backward passes.
@@ -144,7 +139,6 @@ def _clip(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float:
 
 
 def _sum_gradients(parameters: Sequence[torch.nn.Parameter], reduce: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Sum the gradients over the processes in place."""
     reached = reduce(torch.tensor([float(p.grad is not None) for p in parameters]))
     for p, by in zip(parameters, reached.tolist(), strict=True):
         if by and p.grad is None:  # only other processes used this expert, or had rows to train on

@@ -30,11 +30,7 @@ class Version:
 
 
 class Versions:
-    """The earlier versions of a policy that later rollouts need; none without staleness.
-
-    Attributes:
-        kept: versions by iteration.
-    """
+    """The earlier versions of a policy that later rollouts need, `kept` by iteration; none without staleness."""
 
     def __init__(self, weights: Weights, staleness: int):
         self.weights, self.staleness = weights, staleness

@@ -172,13 +172,7 @@ def refuse_dynamic(module: torch.nn.Module) -> None:
 
 
 def size(tensors: Mapping[str, Shape], width: int, form: str | None) -> int:
-    """Return the bytes of a frozen network.
-
-    Args:
-        tensors: shapes of the network's tensors.
-        width: bytes of a weight that is not quantised.
-        form: key of `FORMS`; None if nothing is quantised.
-    """
+    """Return the bytes of a frozen network; unquantised weights (all, if `form` is None) have `width` bytes each."""
     return sum(
         math.prod(shape) * width if form is None or not _is_quantised(name, shape) else layer_size(shape, width, form)
         for name, shape in tensors.items()

@@ -96,18 +96,14 @@ def shard(
 ) -> Weights:
     """Shard networks if several processes share a copy of them (`applies`), and return their trained weights.
 
-    Blocks move to the device one at a time, so that a device never holds a whole network.
+    Blocks move to the device one at a time, so that a device never holds a whole network. Raises InputError as
+    `blocks`, if machines have different numbers of processes, or if torch cannot shard a quantised base.
 
     Args:
-        make: builds the trained weights. It is called before sharding for adapters, and after sharding for full
-            weights.
+        make: builds the trained weights: adapters before sharding, full weights after it.
         form: value of `run.sharding`: `fsdp2` shards over all processes, `hsdp` over the processes of a machine.
         full: whether all weights are trained, in float32.
         gather: dtype of autocast, in which matrices are gathered if `travels_in_half`; None for float32.
-
-    Raises:
-        InputError: as `blocks`; or machines have different numbers of processes; or torch cannot shard a quantised
-            base.
     """
     if not applies(form):
         return make()
@@ -125,7 +121,6 @@ def shard(
 
 
 def _cut_frozen(weights: Weights, mesh: DeviceMesh) -> None:
-    """Shard the frozen base, but not the adapters."""
     adapters = set(weights.parameters)
     try:
         for network in weights.modules.values():

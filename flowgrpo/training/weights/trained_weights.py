@@ -181,8 +181,8 @@ class Weights:
     def enable_training(self, on: bool) -> None:
         """Switch between the trained weights (`on`) and the weights before training.
 
-        Adapters are enabled or disabled. Full weights are swapped with a copy of the initial ones, so calls must
-        alternate. Raises RuntimeError if there is no copy.
+        Full weights are swapped with a copy of the initial ones, so calls must alternate. Raises RuntimeError without a
+        copy.
         """
         if self.lora is not None:
             self._enable_adapters(on)
@@ -251,12 +251,9 @@ class Weights:
 
     @torch.no_grad()
     def put_base(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Use another base without adapters as the reference.
+        """Use another base without adapters as the reference; `values` are its tensors by `NETWORK.PATH`.
 
         Raises KeyError if a parameter or buffer is missing.
-
-        Args:
-            values: tensors of the base by `NETWORK.PATH`.
         """
         self._reference, self._has_teacher = None, False  # not stored in checkpoints
         for network, module in self.modules.items():
@@ -272,7 +269,7 @@ class Weights:
             here.data, other.data = other.data, here.data
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors that a checkpoint stores, by prefixed name: trained tensors, average and earlier policies.
+        """Return the tensors that a checkpoint stores: trained tensors, average and earlier policies, by prefixed name.
 
         A reference is included only if it moves or is a teacher.
         """
@@ -303,8 +300,7 @@ class Half(torch.nn.Module):
 def _compute_in_input_dtype(module: torch.nn.Module) -> None:
     """Make the adapters of linear layers compute in the dtype of the base.
 
-    peft would cast their inputs to float32. That makes a copy for each adapter, which the graph keeps until its
-    backward pass.
+    peft would cast their inputs to float32, a copy for each adapter, which the graph keeps until its backward pass.
     """
     for layer in module.modules():
         if isinstance(layer, lora_layers.Linear):
@@ -341,11 +337,8 @@ def lora_config(
 ) -> LoraConfig:
     """Return peft's config of new adapters with Gaussian initialisation.
 
-    Args:
-        targets: names of layers, or `auto` for attention projections, or `all-linear` for all linear layers.
-
-    Raises:
-        InputError: a name matches no layer.
+    `targets` are names of layers, or `auto` (attention projections) or `all-linear`. Raises InputError if a name
+    matches no layer.
     """
     if targets == "all-linear":
         targets = _linear_layers(modules)
@@ -369,9 +362,9 @@ def lora_config(
 
 
 def adapter_size(tensors: Mapping[str, Shape], lora: Lora) -> int:
-    """Return the number of weights of new adapters on a network, given the shapes of its tensors.
+    """Estimate the number of weights of new adapters on a network, given the shapes of its tensors.
 
-    It is an estimate: with `all-linear`, small embeddings are counted as layers.
+    With `all-linear`, small embeddings are counted as layers.
     """
     assert lora.rank is not None
     assert lora.targets is not None

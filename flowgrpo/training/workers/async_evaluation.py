@@ -1,9 +1,8 @@
 """Held-out evaluations of a run, on the trainers or on evaluators (`run.evaluators`).
 
-Evaluators are processes that only evaluate. The first trainer sends them the averaged weights and continues to train.
-The evaluators divide the held-out prompts among themselves. The first evaluator sends the samples and their metric line
-back to the first trainer, whose background thread waits for them. Samples depend only on the weights and the seeds, so
-the numbers equal those of a run without evaluators.
+Evaluators only evaluate, and divide the held-out prompts among themselves. The first trainer sends them the averaged
+weights and continues to train, while its background thread waits for the samples and their metric line. Samples depend
+only on the weights and the seeds, so the numbers equal those of a run without evaluators.
 """
 
 from __future__ import annotations
@@ -49,12 +48,8 @@ class Question:
 class AsyncEvaluation:
     """The evaluations of a run. All processes construct theirs together.
 
-    Args:
-        eval_samples: samples and scores each held-out prompt with the current weights.
-
-    Attributes:
-        samples: folder of the samples.
-        after_evaluation: called with the run's folder once samples are written, in the background of the main process.
+    `eval_samples` samples and scores each held-out prompt with the current weights. `after_evaluation` is called with
+    the run's folder once samples are written, in the background of the main process.
     """
 
     def __init__(
@@ -84,11 +79,7 @@ class AsyncEvaluation:
             self._background.submit(partial(self._write_samples, result))
 
     def serve(self) -> None:
-        """Evaluate the weights that the first trainer sends, until training ends.
-
-        Raises:
-            Stopped: training was stopped.
-        """
+        """Evaluate the weights that the first trainer sends, until training ends; raise Stopped if it was stopped."""
         while not isinstance(asked := self._questions.unpacked(self._questions.receive(0)), End):
             self._run.weights.put(asked.weights)
             self._run.done = asked.step
@@ -132,7 +123,6 @@ class AsyncEvaluation:
         return Evaluation(line, samples)
 
     def _receive_result(self) -> None:
-        """Wait for the evaluators' next result, and report and write it."""
         with self._detecting_loss(self._ranks[0]):
             content = self._answers.receive(self._ranks[0])
         result = self._answers.unpacked(content)

@@ -1,9 +1,8 @@
 """Rollouts by generators (`run.generators`): processes that only roll out, with weights that are `run.staleness` old.
 
-Before each iteration the first trainer sends its state to every generator. Then each trainer receives its samples,
-which a generator has made meanwhile. The staleness is fixed, and the noise does not depend on the process. So the
-numbers equal those of a run whose trainers roll out themselves, and a resumed run repeats the rollouts that were under
-way.
+Before each iteration the first trainer sends its state to every generator, and each trainer receives the samples that a
+generator has made meanwhile. The staleness is fixed, and the noise does not depend on the process. So the numbers equal
+those of a run whose trainers roll out themselves, and a resumed run repeats the rollouts under way.
 """
 
 from __future__ import annotations
@@ -31,26 +30,18 @@ LOST = "process %d, which generated, has ended (%s); those that train make its s
 
 @dataclass(frozen=True)
 class TrainerState:
-    """The state of a trainer before an iteration, which a generator needs to roll out as the trainer would.
-
-    Attributes:
-        weights: the trained tensors, in the order of `Weights.parameters`.
-        prompt_stats: see `PromptStats.state`.
-        of_wing: see `Wing.rollout_state`.
-    """
+    """The state of a trainer before an iteration, which a generator needs to roll out as the trainer would."""
 
     iteration: int
-    weights: list[torch.Tensor]
-    prompt_stats: dict[str, Any]
-    of_wing: Any
+    weights: list[torch.Tensor]  # the trained tensors, in the order of `Weights.parameters`
+    prompt_stats: dict[str, Any]  # see `PromptStats.state`
+    of_wing: Any  # see `Wing.rollout_state`
 
 
 class AsyncRollout:
     """Rollouts by the generators of a run. All processes construct theirs together.
 
-    Args:
-        wing: its rollout state is sent to the generators.
-        local: makes samples on a generator, and on a trainer once its generator has ended.
+    `local` makes samples on a generator, and on a trainer once its generator has ended.
     """
 
     def __init__(self, run: RunState, wing: Wing, local: LocalRollouts):
@@ -93,11 +84,7 @@ class AsyncRollout:
             raise stopped
 
     def generate(self) -> None:
-        """Roll out for the trainers, until they end.
-
-        Raises:
-            Stopped: training was stopped.
-        """
+        """Roll out for the trainers, until they end; raise Stopped if training was stopped."""
         run, staleness, loaded = self._run, self._run.config.run.staleness, -1
         for iteration in range(run.done, run.config.train.iterations):
             for hand in self._roles.hands(self._rank, iteration):
@@ -113,7 +100,6 @@ class AsyncRollout:
         return message.raised()
 
     def _load(self, state: TrainerState) -> int:
-        """Load the state of a trainer; return its iteration."""
         run = self._run
         run.weights.put(state.weights)
         run.prompt_stats.restore(state.prompt_stats)
