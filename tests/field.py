@@ -125,3 +125,9 @@ def step_of_part(run, credited, part, optimizer):
 
 def weights_of(run):
     return {name: tensor.clone() for name, tensor in run.weights.tensors().items()}
+
+
+def differing(run, other):
+    """Return the names of a run's weights that another run does not have to the bit."""
+    others = weights_of(other)
+    return [name for name, tensor in weights_of(run).items() if not torch.equal(tensor, others[name])]

@@ -5,14 +5,7 @@ import math
 
 import pytest
 import torch
-from field import (
-    Network,
-    closeness,
-    lines,
-    settings,
-    trainer,
-    weights_of,
-)
+from field import Network, closeness, lines, settings, trainer, weights_of
 
 from flowgrpo.training.run.stop_reasons import Broken
 

@@ -9,7 +9,7 @@ import field
 import numpy as np
 import pytest
 import torch
-from field import MANY_DRAWS, Network, credit, lines, nearness, settings, step_in_place, weights_of
+from field import MANY_DRAWS, Network, credit, differing, lines, nearness, settings, step_in_place, weights_of
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import sample_presets
@@ -197,7 +197,7 @@ def test_a_moving_reference_and_its_coefficient_resume_bit_for_bit(tmp_path):
     assert [line["policy/kl"] > 1.5e-7 for line in lines(whole)] == [True] * 4
     assert whole.beta == rest.beta == 0.4
     assert lines(whole) == lines(rest)
-    assert all(torch.equal(tensor, weights_of(rest)[name]) for name, tensor in weights_of(whole).items())
+    assert not differing(whole, rest)
 
 
 def test_the_coefficient_of_the_divergence_adapts_to_its_target(tmp_path):
@@ -293,7 +293,7 @@ def test_a_calibrated_run_that_was_killed_resumes_bit_for_bit(tmp_path, calibrat
     assert rest.levels == calibrated.levels == json.loads(place.read_text())["levels"]
     assert lines(rest, "calibration") == lines(calibrated, "calibration")
     assert lines(rest) == lines(calibrated)
-    assert all(torch.equal(tensor, weights_of(rest)[name]) for name, tensor in weights_of(calibrated).items())
+    assert not differing(calibrated, rest)
 
 
 def test_a_reward_that_draws_is_the_same_beside_a_calibration_and_after_one(tmp_path):

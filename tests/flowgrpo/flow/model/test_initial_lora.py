@@ -148,8 +148,7 @@ LAYERS_OF_FLUX2 = {"linear1": "attn.to_qkv_mlp_proj", "linear2": "attn.to_out"}
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"use_rslora": True}, {"rank_pattern": {"linear2": 2}}, {"alpha_pattern": {"linear2": 7}}],
+    "options", [{}, {"use_rslora": True}, {"rank_pattern": {"linear2": 2}}, {"alpha_pattern": {"linear2": 7}}]
 )
 def test_pefts_options_hold_for_the_original_names_of_flux2(trained, tmp_path, options):
     made = trained("Flux2KleinPipeline")
@@ -353,9 +352,7 @@ def test_text_encoders_are_left_out_with_a_warning(trained, tmp_path):
 def test_what_the_config_says_otherwise_is_refused(trained, tmp_path, lora, said):
     made = trained("FluxPipeline")
     made.pipe.save_lora_weights(
-        tmp_path,
-        get_peft_model_state_dict(made.network),
-        transformer_lora_adapter_metadata={"r": 3, "lora_alpha": 5},
+        tmp_path, get_peft_model_state_dict(made.network), transformer_lora_adapter_metadata={"r": 3, "lora_alpha": 5}
     )
     with pytest.raises(InputError, match=said):
         initial_lora.adapters(Model(path=str(made.folder), lora={"path": str(tmp_path), **lora}))

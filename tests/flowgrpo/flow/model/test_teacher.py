@@ -273,11 +273,7 @@ def test_a_student_that_is_the_pipeline_that_teaches_has_nothing_to_learn(workpl
 @pytest.mark.parametrize(
     ("path", "words", "sentence"),
     [
-        (
-            "shapes",
-            [],
-            "the transformer of shapes is not built as that of .*: its .* is .*, the student's",
-        ),
+        ("shapes", [], "the transformer of shapes is not built as that of .*: its .* is .*, the student's"),
         ("nowhere", ["model.lora=null"], "there is no folder 'nowhere' and no built-in model of that name"),
         (None, ["model.quantise=int8"], "which model.quantise=int8 has made others of; set it to null, or name a LoRA"),
         (None, ["run.processes=2", "run.sharding=fsdp2"], "lies in shards; set run.sharding=none, or name a LoRA"),
