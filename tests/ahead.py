@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from field import closeness, lines, settings, trainer, weights_of
+from field import closeness, lines, resumed, settings, trainer, weights_of
 from torch import distributed
 
 from flowgrpo.training.distributed.channel import Channel, packed
@@ -103,12 +103,6 @@ def stopped(run, done):
     except Stopped as stop:
         return str(stop)
     return None
-
-
-def resumed(run):
-    run.resume()
-    run.run()
-    return run
 
 
 def lost(rank):

@@ -5,8 +5,8 @@ import time
 
 import torch
 from accelerate import Accelerator
-from ahead import resumed, shared_folder, stopped
-from field import closeness, lines, nearness, settings, trainer, weights_of
+from ahead import shared_folder, stopped
+from field import closeness, lines, nearness, resumed, settings, trainer, weights_of
 from torch import distributed
 
 from flowgrpo.training.run.stop_reasons import Stopped

@@ -131,3 +131,12 @@ def differing(run, other):
     """Return the names of a run's weights that another run does not have to the bit."""
     others = weights_of(other)
     return [name for name, tensor in weights_of(run).items() if not torch.equal(tensor, others[name])]
+
+
+def resumed(run, done=None):
+    """Resume a run, after `done` iterations if that is given, and run it to its end."""
+    run.resume()
+    if done is not None:
+        assert run.done == done
+    run.run()
+    return run

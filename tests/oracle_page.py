@@ -22,3 +22,13 @@ def on_page(heading: str) -> dict[str, str]:
 
 def numbers(line: str) -> list[float]:
     return [float(word) for word in re.findall(r"\d+(?:\.\d+)?", line.split("|", 2)[2])]
+
+
+def check_known(found):
+    """Check size and direction of the rows whose expected size is known."""
+    known = [each for each in found if each.expected is not None]
+    assert known
+    for each in known:
+        assert abs(each.size - each.expected) < 3 * each.error, each
+        assert each.error < 0.12 * each.expected, each
+        assert each.turned < 4, each  # the worst of nine steps, in standard errors

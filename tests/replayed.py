@@ -28,6 +28,19 @@ def adapted(policy, alpha=4, size=0.05):
     return weights
 
 
+def drift(policy, tree):
+    """Return the largest |log ratio| of a replay, whose gradients stay on the weights."""
+    largest = 0.0
+    for evaluation in tree.evaluations:
+        for edges in evaluation.trained:
+            velocity = policy.velocity(evaluation.state, evaluation.sigma, evaluation.rows)
+            mean, std = edge_transition(edges, evaluation.sigma, evaluation.state, velocity, tree.sigma_cap)
+            replayed = log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob)
+            replayed.sum().backward()
+            largest = max(largest, (replayed - edges.log_prob).abs().max().item())
+    return largest
+
+
 def trained(policy, device=None):
     """Return samples, log-probs and pictures of a rollout with LoRA, its drift, and the gradients of its replay.
 
@@ -47,14 +60,7 @@ def trained(policy, device=None):
             lambda shape, *address: noise.noise(shape, "test", *address),
             3,
         )
-    drift, log_probs = 0.0, []
-    for evaluation in tree.evaluations:
-        for edges in evaluation.trained:
-            velocity = policy.velocity(evaluation.state, evaluation.sigma, evaluation.rows)
-            mean, std = edge_transition(edges, evaluation.sigma, evaluation.state, velocity, tree.sigma_cap)
-            replayed = log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob)
-            replayed.sum().backward()
-            drift = max(drift, (replayed - edges.log_prob).abs().max().item())
-            log_probs.append(edges.log_prob)
+    moved = drift(policy, tree)
+    log_probs = [edges.log_prob for evaluation in tree.evaluations for edges in evaluation.trained]
     numbers = (tree.samples[0], torch.cat(log_probs), policy.decode(tree.samples, ROWS))
-    return numbers, drift, [p.grad for p in weights.parameters]
+    return numbers, moved, [p.grad for p in weights.parameters]

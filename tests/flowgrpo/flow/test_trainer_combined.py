@@ -6,7 +6,7 @@ import statistics
 import oracle
 import pytest
 import torch
-from field import TARGET, differing, lines, settings, trainer
+from field import TARGET, differing, lines, resumed, settings, trainer
 from gaussian_flow import gradient, moments
 
 from flowgrpo.training.advantages.reward_combination import Combination
@@ -98,9 +98,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path, form):
     whole = trainer(chosen(tmp_path / "a", form, **more), rewards=two())
     whole.run()
     trainer(chosen(tmp_path / "b", form, train__iterations=2), rewards=two()).run()
-    rest = trainer(chosen(tmp_path / "b", form, **more), rewards=two())
-    rest.resume()
-    rest.run()
+    rest = resumed(trainer(chosen(tmp_path / "b", form, **more), rewards=two()))
     assert lines(rest) == lines(whole)
     assert not differing(whole, rest)
 

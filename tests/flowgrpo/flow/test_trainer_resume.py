@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from field import closeness, differing, lines, settings, trainer
+from field import closeness, differing, lines, resumed, settings, trainer
 
 
 def judged_at_a_whim(samples, prompts):
@@ -27,10 +27,7 @@ def test_six_iterations_are_three_and_a_resume_and_three(tmp_path):
     half = trainer(settings(tmp_path / "b", train__iterations=3, eval__every=2), reward=judged_at_a_whim)
     half.run()
     torch.manual_seed(99), np.random.seed(99), random.seed(99)
-    rest = trainer(settings(tmp_path / "b"), reward=judged_at_a_whim)
-    rest.resume()
-    assert rest.done == 3
-    rest.run()
+    rest = resumed(trainer(settings(tmp_path / "b"), reward=judged_at_a_whim), 3)
     assert not differing(whole, rest)
     same = ("step", "reward/mean", "policy/grad_norm", "policy/mean_abs_log_ratio", "cost/model_evaluations")
     assert [[line[k] for k in same] for line in lines(whole)] == [[line[k] for k in same] for line in lines(rest)]
@@ -45,10 +42,7 @@ def test_the_rate_falls_over_the_run_and_goes_on_after_a_resume(tmp_path):
     assert [line["policy/learning_rate"] for line in lines(whole)] == pytest.approx(rates)
     for step in (4, 5, 6):  # as if it had been killed
         shutil.rmtree(tmp_path / "r" / "checkpoints" / f"step-{step:06d}")
-    rest = trainer(settings(tmp_path, **chosen))
-    rest.resume()
-    assert rest.done == 3
-    rest.run()
+    rest = resumed(trainer(settings(tmp_path, **chosen)), 3)
     assert not differing(whole, rest)
 
 

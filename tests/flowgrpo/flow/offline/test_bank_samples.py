@@ -3,7 +3,7 @@
 import pytest
 import shelf
 import torch
-from field import credit, differing, lines, settings, trainer
+from field import credit, differing, lines, resumed, settings, trainer
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
@@ -84,10 +84,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path, preset):
     whole = run_of(tmp_path / "a", preset)
     whole.run()
     run_of(tmp_path / "b", preset, train__iterations=2).run()
-    rest = run_of(tmp_path / "b", preset)
-    rest.resume()
-    assert rest.done == 2
-    rest.run()
+    rest = resumed(run_of(tmp_path / "b", preset), 2)
     assert lines(whole) == lines(rest)
     assert not differing(whole, rest)
     assert {line["policy/updates"] for line in lines(rest)} == {1}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import shelf
 import torch
-from field import credit, differing, lines, settings, trainer, weights_of
+from field import credit, differing, lines, resumed, settings, trainer, weights_of
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow import trainer as trainers
@@ -115,10 +115,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path, preset):
     whole = offline_run(tmp_path / "a", preset, groups=groups)
     whole.run()
     offline_run(tmp_path / "b", preset, groups=groups, train__iterations=2).run()
-    rest = offline_run(tmp_path / "b", preset, groups=groups)
-    rest.resume()
-    assert rest.done == 2
-    rest.run()
+    rest = resumed(offline_run(tmp_path / "b", preset, groups=groups), 2)
     assert lines(whole) == lines(rest)
     assert not differing(whole, rest)
 

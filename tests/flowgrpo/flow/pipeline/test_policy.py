@@ -6,6 +6,7 @@ import tiny
 import torch
 from cases import cases
 from diffusers.models.attention_dispatch import AttentionBackendName
+from replayed import drift
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
@@ -14,10 +15,10 @@ from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from flowgrpo.training.fitting.saved_tensor_meter import SavedTensorMeter
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from samplers import noise
-from samplers.kernels import Kernel, log_prob
+from samplers.kernels import Kernel
 from samplers.plans import chain
 from samplers.schedule import linear_sigmas
-from samplers.trees import Root, edge_transition, grow
+from samplers.trees import Root, grow
 
 PROMPTS = ["a red circle", "two blue square", "a green circle"]
 
@@ -40,19 +41,6 @@ def rolled_out(policy, micro_batch=4, kernel=Kernel("flow_sde", 0.7), count=8): 
             lambda shape, *address: noise.noise(shape, "test", *address),
             micro_batch,
         )
-
-
-def drift(policy, tree):
-    """Largest |log ratio| of a replay with gradient, and whether gradients came."""
-    largest = 0.0
-    for evaluation in tree.evaluations:
-        for edges in evaluation.trained:
-            velocity = policy.velocity(evaluation.state, evaluation.sigma, evaluation.rows)
-            mean, std = edge_transition(edges, evaluation.sigma, evaluation.state, velocity, tree.sigma_cap)
-            replayed = log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob)
-            replayed.sum().backward()
-            largest = max(largest, (replayed - edges.log_prob).abs().max().item())
-    return largest
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import cases
 from cut_back import cut_back
-from field import closeness, differing, lines, settings, trainer
+from field import closeness, differing, lines, resumed, settings, trainer
 from pictures import pictures
 from runs import metrics
 
@@ -128,9 +128,7 @@ def test_a_resumed_run_drafts_as_the_whole_one(tmp_path):
     whole.run()
     shutil.copytree(whole.folder, tmp_path / "parts" / "r")
     cut_back(tmp_path / "parts" / "r", 1)
-    parts = trainer(settings(tmp_path / "parts", train__iterations=2, **DRAFT), held_out=0)
-    parts.resume()
-    parts.run()
+    parts = resumed(trainer(settings(tmp_path / "parts", train__iterations=2, **DRAFT), held_out=0))
     assert lines(whole) == lines(parts)
     assert not differing(whole, parts)
 

@@ -11,7 +11,7 @@ import tiny
 import torch
 from cases import cases
 from cut_back import cut_back
-from field import MANY_DRAWS, credit, differing, lines, step_in_place
+from field import MANY_DRAWS, credit, differing, lines, resumed, step_in_place
 from opened import Opened
 
 from flowgrpo import config
@@ -161,10 +161,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path, finished, pre
     whole = finished(preset, dtype, False)
     shutil.copytree(whole.folder, tmp_path / "r")
     cut_back(tmp_path / "r", 1)
-    rest = run_of(tmp_path, preset, dtype, updates=2)
-    rest.resume()
-    assert rest.done == 1
-    rest.run()
+    rest = resumed(run_of(tmp_path, preset, dtype, updates=2), 1)
     assert lines(whole) == lines(rest)
     assert not differing(whole, rest)
     assert whole.scaler.state_dict() == rest.scaler.state_dict()

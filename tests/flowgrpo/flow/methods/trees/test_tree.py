@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from field import lines, settings, trainer, weights_of
+from field import lines, resumed, settings, trainer, weights_of
 
 from flowgrpo.cli import main
 from samplers.kernels import Kernel
@@ -102,9 +102,7 @@ def test_the_page_s_method_trains_and_resumes(place):
     sigmas, tree = whole.policy.sigmas, whole.rollout(2, whole.groups(2)).tree
     assert tree.trained_steps == [(Kernel("flow_sde", 0.7), sigmas[k], sigmas[k + 1]) for k in (0, 2, 4)]
     in_the_plane(place / "b", 1).run()
-    rest = in_the_plane(place / "b", 2)
-    rest.resume()
-    rest.run()
+    rest = resumed(in_the_plane(place / "b", 2))
     assert lines(rest) == told
     for name, tensor in weights_of(whole).items():
         assert torch.equal(weights_of(rest)[name], tensor)
