@@ -90,9 +90,9 @@ def test_a_part_equals_slices_with_adapters_and_without_to_the_bit(name):
     assert not torch.equal(half, whole)
     assert not torch.equal(half, base)
     if not policy.pins:  # otherwise slices of several steps are not walked
-        # Decoding a state that was walked in slices is exact for all but LTXConditionPipeline, which rounds otherwise.
+        # Decoding a state that was walked in slices is exact, except that LTX's pipelines with conditions round otherwise.
         gap = float((whole - by_hand(policy, rows, 0, count)).abs().max())
-        assert gap < 1e-5 if name == "LTXConditionPipeline" else gap == 0
+        assert gap < 1e-5 if name in ("LTXConditionPipeline", "LTXImageToVideoPipeline") else gap == 0
         assert float((half - by_hand(policy, rows, 0, (count + 1) // 2)).abs().max()) <= 2 * gap
         assert float((later - by_hand(policy, rows, (count + 1) // 2, count)).abs().max()) <= 2 * gap
     assert torch.equal(policy.generate(rows), whole)  # they act again
