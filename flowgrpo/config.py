@@ -52,7 +52,7 @@ def of_run(folder: Path, *, resolve: bool = True) -> RunConfig:
     if not (folder / "config.yaml").is_file():
         raise InputError(f"{folder}: there is no run here, a run's folder holds config.yaml")
     written = read_map(folder / "config.yaml")
-    for before, now, section in _renamed(written):
+    for before, now, section in _find_old_keys(written):
         _set(written, now, section.pop(before.rpartition(".")[2]))
     if resolve and (folder / "environment.json").is_file():
         started = tables.document(folder / "environment.json")
@@ -72,7 +72,7 @@ def validate(written: Mapping[str, Any]) -> RunConfig:
     kind = written.get("kind", "flow")
     if not isinstance(kind, str) or kind not in CONFIGS:
         raise InputError(f"kind: {kind!r} is unknown, {nearest(str(kind), CONFIGS)}")
-    for before, now, _ in _renamed(written):
+    for before, now, _ in _find_old_keys(written):
         raise InputError(f"{before}: it is called {now} now")
     return checked(CONFIGS[kind], written)
 
@@ -127,7 +127,7 @@ def _similar_file(path: Path) -> str:
     return f", did you mean {close[0]!r}?" if close else "; flowgrpo init has some to begin with"
 
 
-def _renamed(written: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+def _find_old_keys(written: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """Yield old keys in use: old name, new name, and the map that holds it."""
     for before, now in RENAMED.items():
         *sections, key = before.split(".")

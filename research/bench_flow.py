@@ -49,7 +49,7 @@ from flowgrpo.training.loop import Loop
 from flowgrpo.training.planning.gpu_scaling import Prices
 from flowgrpo.training.planning.gpu_types import GPUS
 from flowgrpo.training.wing import Compared
-from samplers.trees import Root, Tree, drawn_noise
+from samplers.trees import Root, Tree, draw_noise
 
 SAVING = ("brush", "branch")  # kinds of trees whose leaves share states
 EVERY = tuple(flow_sizes.KINDS)
@@ -106,7 +106,7 @@ def noises(tree: Tree) -> Work:
         for evaluation in tree.evaluations:
             for edges in evaluation.edges:
                 if edges.move.kernel.stochastic:
-                    drawn_noise(tree, edges, shape, 0, drawn)
+                    draw_noise(tree, edges, shape, 0, drawn)
 
     return work
 

@@ -79,7 +79,7 @@ def measured(run: Loop, warmups: Sequence[float]) -> dict[int, tuple[float, dict
             return
         totals, lags = rewards(), {}
         for warmup, slow in averages.tensors.items():
-            with run.state.weights.swapped(slow):
+            with run.state.weights.swap(slow):
                 lags[warmup] = difference(totals, rewards())
         found[run.state.done] = statistics.fmean(filter(math.isfinite, totals)), lags
         print(row(run.state.done, *found[run.state.done]), flush=True)

@@ -23,7 +23,7 @@ from flowgrpo.commands.kinds import KINDS
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.planning.gpu_scaling import Prices
 from flowgrpo.training.planning.iteration_cost import Work
-from flowgrpo.training.planning.memory_budget import GIB, ROLLOUT, UPDATE, Budget, at, switched
+from flowgrpo.training.planning.memory_budget import GIB, ROLLOUT, UPDATE, Budget, at, with_setting
 
 NAMES = ("flux1-dev", "qwen-image", "wan22-14b", "llada-8b")
 PROCESSES = (1, 8, 64, 512)
@@ -52,7 +52,7 @@ def cells(budget: Budget, of: Callable[[Budget], str]) -> list[str]:
         many = budget.on_processes(processes, times=processes)
         forms = ("none",) if processes == 1 else ("fsdp2", "hsdp")
         found.append(
-            " / ".join(of(replace(many, config=switched(many.config, "run.sharding", form))) for form in forms)
+            " / ".join(of(replace(many, config=with_setting(many.config, "run.sharding", form))) for form in forms)
         )
     return found
 

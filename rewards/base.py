@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from rewards.cards import BUILT_IN
 from rewards.memory import is_out_of_memory
-from rewards.process_state import kept, module_of
+from rewards.process_state import module_of, preserve
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +86,7 @@ class Reward:
         for name in [*inspect.signature(self.function).parameters][:2]:
             if name in given:
                 raise RewardError(f"{self} calls an argument {name!r}, so no column can have that name")
-        with kept(str(self), self.function, calls=True):
+        with preserve(str(self), self.function, calls=True):
             returned = self.function(samples, list(prompts), **given)
             values = self._read_values(returned, len(prompts))  # a generator runs only here
             if len(values) != len(prompts):
@@ -107,7 +107,7 @@ class Reward:
     def to(self, device: torch.device | str) -> None:
         """Move the reward to a device if it has a method `to`."""
         if hasattr(self.function, "to"):
-            with kept(str(self), self.function):
+            with preserve(str(self), self.function):
                 self.function.to(device)
 
     def _read_number(self, value: Any, i: int) -> float:
@@ -173,7 +173,7 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
     """
     reward = find(use)
     if inspect.isclass(reward) or isinstance(reward, partial):
-        with _one_sentence(f"the reward {use!r} could not be made", reward), kept(f"the reward {use!r}", reward):
+        with _one_sentence(f"the reward {use!r} could not be made", reward), preserve(f"the reward {use!r}", reward):
             reward = reward(**(options or {}))
     elif options:
         raise RewardError(f"the reward {use!r} is a function and takes no options, but got {', '.join(options)}")
@@ -205,7 +205,7 @@ def find(use: str) -> Any:
     if use in installed:
         module = installed[use].module
         sentence = f"the reward {use!r}: {installed[use].value} could not be imported"
-        with _one_sentence(sentence, module), kept(f"the reward {use!r}", module, imports=True):
+        with _one_sentence(sentence, module), preserve(f"the reward {use!r}", module, imports=True):
             return installed[use].load()
     hint = nearest(use, [*BUILT_IN, *installed])
     hint += "" if hint.endswith("?") else ", or write ./file.py:function"
@@ -246,7 +246,7 @@ def locate(use: str, what: str) -> Any:
     place, _, attribute = use.rpartition(":")
     if place.endswith(".py"):
         return _attribute(_load_file(Path(place), what), attribute, what)
-    with _one_sentence(f"{what}: {place} could not be imported", place), kept(what, place, imports=True):
+    with _one_sentence(f"{what}: {place} could not be imported", place), preserve(what, place, imports=True):
         module = importlib.import_module(place)
     return _attribute(module, attribute, what)
 
@@ -259,7 +259,7 @@ def _load_file(path: Path, what: str) -> Any:
     assert spec is not None  # the file ends in .py
     assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # for dataclasses and pickle
-    with _one_sentence(f"{what}: {path} could not be imported", spec.name), kept(what, path, imports=True):
+    with _one_sentence(f"{what}: {path} could not be imported", spec.name), preserve(what, path, imports=True):
         spec.loader.exec_module(module)
     return module
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rewards.base import RewardError, load_nested, locate
-from rewards.process_state import kept
+from rewards.process_state import preserve
 from rewards.served.chat import Chat, pictures, text
 from rewards.served.judge import fill_in
 
@@ -121,7 +121,7 @@ class Preference:
 
     def _compare(self, samples: torch.Tensor, prompt: str, pairs: Pairs) -> list[float | None]:
         assert self.compare is not None
-        with kept("the function that compares", self.compare, calls=True):
+        with preserve("the function that compares", self.compare, calls=True):
             outcomes = [self.compare(samples[i], samples[j], prompt) for i, j in pairs]
         for outcome in outcomes:
             if outcome is not None and not (isinstance(outcome, (int, float)) and 0 <= outcome <= 1):

@@ -158,7 +158,7 @@ _reported: set[tuple[str, str]] = set()
 
 
 @contextmanager
-def kept(what: str, plugin: Any, *, imports: bool = False, calls: bool = False) -> Iterator[None]:
+def preserve(what: str, plugin: Any, *, imports: bool = False, calls: bool = False) -> Iterator[None]:
     """Restore the state after a plug-in has run and warn once about each change. This package's own code is exempt.
 
     `plugin` is a function, a class, an object, the name of a module, or the path of a file, and `what` names it in the

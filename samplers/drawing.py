@@ -33,7 +33,7 @@ class Family:
         return own if self.scale == 1 else own * self.scale
 
 
-def drawn(families: Sequence[Family], shape: Sequence[int], noise: Callable[..., torch.Tensor]) -> torch.Tensor:
+def draw(families: Sequence[Family], shape: Sequence[int], noise: Callable[..., torch.Tensor]) -> torch.Tensor:
     """Return the noise (E, ...) of all E members of `families`, from a source `noise(shape, *address)`."""
     members = []
     for family in families:
@@ -87,7 +87,7 @@ def sendable(shape: Sequence[int], device: torch.device) -> torch.Tensor:
     )
 
 
-def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return the tensor on `device`; to a GPU it goes through pinned memory, so the CPU does not wait for the copy."""
     if device.type == "cuda" and tensor.device.type == "cpu" and torch.cuda.is_available():
         tensor = tensor.pin_memory()  # returns the tensor itself if it is pinned

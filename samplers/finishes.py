@@ -15,7 +15,7 @@ import torch
 
 from samplers.batches import batched
 from samplers.kernels import State
-from samplers.trees import Edges, Evaluate, Evaluation, Move, Node, Noise, Plan, Root, Tree, grow, stacked
+from samplers.trees import Edges, Evaluate, Evaluation, Move, Node, Noise, Plan, Root, Tree, grow, stack_states
 
 
 class Finish(Protocol):
@@ -53,7 +53,7 @@ def grow_and_finish(
         assert move.ode_stops is not None  # `grow` holds only such moves
         stops = (step, *move.ode_stops)
         for batch in batched(alike, micro_batch):
-            state = stacked([held.pop(i)[1] for i in batch])
+            state = stack_states([held.pop(i)[1] for i in batch])
             rows = [tree.nodes[i].root.row for i in batch]
             finals.append(finish(state, [tree.sigmas[stop] for stop in stops], rows))
             tree.leaves += _record(tree, batch, rows, move)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from samplers.drawing import sent
+from samplers.drawing import to_device
 
 Tensor = torch.Tensor
 SHARED = 2**15  # row length from which torch may split a sum over threads
@@ -237,6 +237,6 @@ def log_prob(next_state: State, mean: State, std: Tensor, form: str = "mean") ->
     std = std.reshape(-1)  # one for all rows, or one for each
     if len(std) == 1 and std.device.type == "cpu" and std.item() > 0:  # no copy to the device needed
         return LOG_PROBS[form](error, std.reshape(()))
-    std = sent(std, error.device)
+    std = to_device(std, error.device)
     moved = std > 0
     return torch.where(moved, LOG_PROBS[form](error, torch.where(moved, std, 1.0)), 0.0)

@@ -9,12 +9,12 @@ from typing import TypeVar
 import torch
 
 from samplers.batches import batched
-from samplers.trees import Edges, Evaluation, Move, Tree, stacked
+from samplers.trees import Edges, Evaluation, Move, Tree, stack_states
 
 T = TypeVar("T")
 
 
-def pruned(tree: Tree, keep: torch.Tensor, micro_batch: int, parts: torch.Tensor | None = None) -> Tree:
+def prune(tree: Tree, keep: torch.Tensor, micro_batch: int, parts: torch.Tensor | None = None) -> Tree:
     """Return the tree with only the trained edges in `keep` (nodes,), collected into evaluations of `micro_batch` rows.
 
     A row shares its batch with other rows than in the rollout, so its ratio is 1 only up to rounding. `parts` (nodes,)
@@ -46,16 +46,16 @@ def _gather(rows: list[tuple[Evaluation, int]], part: int, keep: torch.Tensor) -
         rows[0][0].sigma,
         [evaluation.rows[row] for evaluation, row in rows],
         part,
-        stacked([tuple(x[row] for x in _present(evaluation.state)) for evaluation, row in rows]),
+        stack_states([tuple(x[row] for x in _present(evaluation.state)) for evaluation, row in rows]),
         [
             Edges(
                 move,
                 picks[0][1].sigma_next,
                 torch.tensor([new for new, _, _ in picks]),
                 torch.stack([edges.nodes[e] for _, edges, e in picks]),
-                stacked([tuple(x[e] for x in _present(edges.next_state)) for _, edges, e in picks]),
+                stack_states([tuple(x[e] for x in _present(edges.next_state)) for _, edges, e in picks]),
                 torch.stack([_present(edges.log_prob)[e] for _, edges, e in picks]),
-                stacked([tuple(x[e] for x in _present(edges.mean)) for _, edges, e in picks])
+                stack_states([tuple(x[e] for x in _present(edges.mean)) for _, edges, e in picks])
                 if picks[0][1].mean
                 else None,
             )

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from samplers.batches import batched
-from samplers.drawing import Ahead, Family, drawn, sent
+from samplers.drawing import Ahead, Family, draw, to_device
 from samplers.kernels import ODE, Kernel, State, log_prob, transition
 
 TRUNK = "trunk"
@@ -118,7 +118,7 @@ class Edges:
         """Return for each edge the row of `state` that it leaves: (B, ...) -> (E, ...)."""
         if torch.equal(self.rows, torch.arange(len(state[0]))):
             return state
-        rows = sent(self.rows, state[0].device)
+        rows = to_device(self.rows, state[0].device)
         return tuple(x[rows] for x in state)
 
 
@@ -208,13 +208,13 @@ def grow(
     pending = defaultdict(list, {sigmas[0]: list(states)})
     device = start[0].device
     ahead = None if device.type == "cpu" else Ahead(noise, device)  # only with a GPU is the CPU free to draw ahead
-    draw = partial(drawn_noise, tree, noise=noise) if ahead is None else lambda edges, _, of: ahead((id(edges), of))
+    draw = partial(draw_noise, tree, noise=noise) if ahead is None else lambda edges, _, of: ahead((id(edges), of))
     while pending:
         sigma = max(pending)
         arrived = pending.pop(sigma)
         if sigma == 0:
             tree.leaves = arrived
-            tree.samples = stacked([states.pop(i) for i in arrived]) if arrived else ()
+            tree.samples = stack_states([states.pop(i) for i in arrived]) if arrived else ()
             continue
         moves = {}
         for i in arrived:
@@ -225,7 +225,7 @@ def grow(
             ending = [i for i, own in moves.items() if _ends_by_ode(own, len(sigmas) - 1)]
             held.update((i, (moves.pop(i)[0], states[i])) for i in ending)
         for batch in _batches(moves, tree, micro_batch):
-            state = stacked([states[i] for i in batch])
+            state = stack_states([states[i] for i in batch])
             kept = tree.nodes[batch[0]].root.part in keep_graphs and _trains(moves[batch[0]])
             evaluation = _record_evaluation(tree, batch, moves)
             if ahead is not None:
@@ -320,7 +320,7 @@ def _step(
     following = mean
     if kernel.stochastic:
         following = tuple(
-            m + std * sent(draw(edges, m.shape[1:], component), m.device) for component, m in enumerate(mean)
+            m + std * to_device(draw(edges, m.shape[1:], component), m.device) for component, m in enumerate(mean)
         )
     following = tuple(new.to(old.dtype) for new, old in zip(following, state, strict=True))
     if kernel.stochastic:
@@ -328,9 +328,9 @@ def _step(
     return following, mean
 
 
-def drawn_noise(tree: Tree, edges: Edges, shape: Sequence[int], component: int, noise: Noise) -> torch.Tensor:
+def draw_noise(tree: Tree, edges: Edges, shape: Sequence[int], component: int, noise: Noise) -> torch.Tensor:
     """Return the noise (E, ...) of the edges for one tensor of the state."""
-    return drawn(_families(tree, edges, component), shape, noise)
+    return draw(_families(tree, edges, component), shape, noise)
 
 
 def _begin(ahead: Ahead, tree: Tree, evaluation: Evaluation, state: State) -> None:
@@ -371,6 +371,6 @@ def edge_transition(
     return edges.gather(mean), std
 
 
-def stacked(states: Sequence[State]) -> State:
+def stack_states(states: Sequence[State]) -> State:
     """Return the states as one batched state."""
     return tuple(torch.stack(column) for column in zip(*states, strict=True))

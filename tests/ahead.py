@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from field import closeness, lines, resumed, settings, trainer, weights_of
 from torch import distributed
 
-from flowgrpo.training.distributed.channel import Channel, packed
+from flowgrpo.training.distributed.channel import Channel, pack
 from flowgrpo.training.run.stop_reasons import Stopped
 from rewards import Reward
 
@@ -124,10 +124,10 @@ def posted(rank):
     """Post six messages, at most two unrequested. Return how many are under way after each, or what was received."""
     post = Channel(torch.device("cpu"))
     if rank == 1:
-        return [post.unpacked(post.receive(0)) for _ in range(6)]
+        return [post.unpack(post.receive(0)) for _ in range(6)]
     found = []
     for number in range(6):
-        post.post(packed(number), 1, 2)
+        post.post(pack(number), 1, 2)
         found.append(len(post._under_way[1]))
     post.flush(1)
     return found

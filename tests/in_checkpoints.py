@@ -11,7 +11,7 @@ from in_shards import Chain, cut_in_shards, learning, of_all, rows
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training.checkpoints import checkpoint, snapshot
 from flowgrpo.training.distributed import agreement
-from flowgrpo.training.distributed.dtensors import gathered, local
+from flowgrpo.training.distributed.dtensors import gather_whole, local
 from flowgrpo.training.run import random_states
 from flowgrpo.training.weights.policy_versions import Versions
 from flowgrpo.training.weights.trained_weights import Weights
@@ -45,13 +45,13 @@ def trained(form, rank=0):
 def held(weights, optimizer, versions):
     """Gather all that a checkpoint must bring back."""
     moments = {
-        f"{number}.{key}": gathered(value.detach()).clone()
+        f"{number}.{key}": gather_whole(value.detach()).clone()
         for number, own in optimizer.state_dict()["state"].items()
         for key, value in own.items()
     }
-    older = {f"{i}.{name}": gathered(t).clone() for i, own in versions.tensors().items() for name, t in own.items()}
+    older = {f"{i}.{name}": gather_whole(t).clone() for i, own in versions.tensors().items() for name, t in own.items()}
     return {
-        "weights": {name: gathered(t).clone() for name, t in weights.tensors().items()},
+        "weights": {name: gather_whole(t).clone() for name, t in weights.tensors().items()},
         "moments": moments,
         "older": older,
         "updates": weights.updates,

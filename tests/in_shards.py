@@ -9,7 +9,7 @@ from torch import distributed
 from torch.distributed.fsdp import fully_shard
 
 from flowgrpo.schema.sections import Ema
-from flowgrpo.training.distributed.dtensors import gathered, local
+from flowgrpo.training.distributed.dtensors import gather_whole, local
 from flowgrpo.training.distributed.fsdp_lockstep import Lockstep, stands_in
 from flowgrpo.training.weights import sharding
 from flowgrpo.training.weights.optimizer_step import UpdateStats, optimizer_step
@@ -175,7 +175,7 @@ def unequal_updates_of_all(rank):
             reference = second(rows(1))
         weights.lockstep.backward(first(rows(1)).sum())
     weights.lockstep.join()
-    return reference, {name: gathered(p.grad) for name, p in weights.named.items()}
+    return reference, {name: gather_whole(p.grad) for name, p in weights.named.items()}
 
 
 def references_of_two(rank):
@@ -219,7 +219,7 @@ def experts_apart(rank):
     weights = of_all(modules)
     weights.lockstep.backward(modules["net"](rows(rank)).sum())
     weights.lockstep.join()
-    return {name: gathered(p.grad) for name, p in weights.named.items()}
+    return {name: gather_whole(p.grad) for name, p in weights.named.items()}
 
 
 def steps_of_all(rank):
@@ -235,7 +235,7 @@ def steps_of_all(rank):
     with torch.no_grad(), weights.averaged():
         averaged = modules["net1"](rows(0))
     weights.lockstep.join()
-    kept = {name: gathered(tensor).clone() for name, tensor in weights.tensors().items()}
+    kept = {name: gather_whole(tensor).clone() for name, tensor in weights.tensors().items()}
     return {
         "norm": stats.grad_norm,
         "averaged": averaged,
@@ -262,7 +262,7 @@ def in_half(rank):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         whole(**given)[0].float().square().sum().backward()
     gradients = {name: p.grad for name, p in whole.named_parameters()}
-    return found, gradients, {name: gathered(p.grad) for name, p in cut.named_parameters() if p.grad is not None}
+    return found, gradients, {name: gather_whole(p.grad) for name, p in cut.named_parameters() if p.grad is not None}
 
 
 def failing(rank):

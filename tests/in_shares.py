@@ -6,7 +6,7 @@ from accelerate import Accelerator
 from flowgrpo.data.prompts import Row
 from flowgrpo.training.distributed.assignment import Assignment
 from flowgrpo.training.distributed.collectives import Collectives
-from flowgrpo.training.distributed.data_share import data_shards
+from flowgrpo.training.distributed.data_shard import data_shards
 from flowgrpo.training.distributed.fsdp_lockstep import Lockstep
 from flowgrpo.training.distributed.worker_roles import Roles
 from flowgrpo.training.scoring.group_scores import Piece, score_pieces
@@ -42,8 +42,8 @@ def told(rank):
         if places:
             pieces.append(Piece(group, places, samples, [Row("a", index) for index in places]))
     rewards = [Reward("luck", luck), Reward("place", place, group_wise=True)]
-    scores = score_pieces(rewards, pieces, assignment, collectives.gather_shares, share=share)
-    return (share.index, share.count, share.leads), share.told(f"from {rank}"), scores.values, asked
+    scores = score_pieces(rewards, pieces, assignment, collectives.gather_shards, share=share)
+    return (share.index, share.count, share.leads), share.broadcast(f"from {rank}"), scores.values, asked
 
 
 def exchanged(rank):
@@ -53,9 +53,9 @@ def exchanged(rank):
     number = torch.tensor([10.0**rank])
     return {
         "sum": collectives.sum(number.clone()).tolist(),
-        "sum_shares": collectives.sum_shares(number).tolist(),
+        "sum_shards": collectives.sum_shards(number).tolist(),
         "kept": number.tolist(),
         "gather": collectives.gather([rank] * (1 + rank)),
-        "gather_shares": collectives.gather_shares([rank] * (1 + rank)),
+        "gather_shards": collectives.gather_shards([rank] * (1 + rank)),
         "totals": collectives.totals({"a": 1 + rank, "b": 5}),
     }

@@ -35,7 +35,7 @@ def tensors(samples, prompts='["a", "b"]', columns="{}"):
 def serving(reward, **options):
     """Serve a function from a thread, and yield the address."""
     with guard.listen("127.0.0.1", 0, None) as listening:
-        own = uvicorn.Server(guard.configured(app([Reward("bright", reward)], **options)))
+        own = uvicorn.Server(guard.configure(app([Reward("bright", reward)], **options)))
         thread = threading.Thread(target=own.run, args=([listening],))
         thread.start()
         try:

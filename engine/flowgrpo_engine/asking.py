@@ -24,7 +24,7 @@ class Pushes(Protocol):
         """Raise an `EngineError` if an engine used other weights."""
 
 
-def answered(run: RunState, ask: Callable[[], T]) -> T:
+def ask_engine(run: RunState, ask: Callable[[], T]) -> T:
     """Call `ask` on all processes together and return its result.
 
     Raises:
@@ -44,17 +44,17 @@ def answered(run: RunState, ask: Callable[[], T]) -> T:
 
 def on_main(run: RunState, ask: Callable[[], T]) -> T | None:
     """Call `ask` on the main process alone and return its result, None on the others; errors as of `answered`."""
-    return answered(run, ask if run.accelerator.is_main_process else lambda: None)
+    return ask_engine(run, ask if run.accelerator.is_main_process else lambda: None)
 
 
-def rolled_out(run: RunState, adapters: Pushes, roll: Callable[[], T]) -> T:
+def roll_out(run: RunState, adapters: Pushes, roll: Callable[[], T]) -> T:
     """Push the current weights, call `roll`, verify that the engines used these weights, and return the result.
 
     Raises:
         EngineLost: an engine is gone, or did something else; raised on all processes.
     """
     on_main(run, adapters.push)
-    result = answered(run, roll)
+    result = ask_engine(run, roll)
     on_main(run, adapters.verify)
     return result
 
@@ -67,7 +67,7 @@ def report_mismatch(run: RunState, local: Mismatch, *, unit: str, same: str) -> 
         unit: word for an entry of `Mismatch.each` in the warning.
         same: settings of the engine that may differ, in words for the warning.
     """
-    line = metrics(run.collectives.gather_shares([local]))
+    line = metrics(run.collectives.gather_shards([local]))
     if (gap := line["engine/mean_abs_log_ratio"]) is not None and gap > FAR:
         run.report.warn(
             f"step {run.done + 1}: the engine's log-probabilities are {gap:.3g} nats per {unit} from ours; are its {same} "

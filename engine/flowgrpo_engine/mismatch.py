@@ -47,7 +47,7 @@ class Mismatch:
     truncated: int
 
 
-def truncated(gap: torch.Tensor, most: float) -> torch.Tensor:
+def clip_weights(gap: torch.Tensor, most: float) -> torch.Tensor:
     """Return the weights min(exp(gap), most) of differences of log-probabilities."""
     return gap.clamp(max=math.log(most)).exp()
 

@@ -91,13 +91,13 @@ class Service:
         Raises:
             EngineError: the answer is something else.
         """
-        answer = parsed(self.ask(method, path, only=url, **content))
+        answer = parse(self.ask(method, path, only=url, **content))
         if not isinstance(answer, dict):
             raise EngineError(f"{url}{path} answered with something else than a JSON object")
         return answer
 
 
-def parsed(content: bytes) -> Any:
+def parse(content: bytes) -> Any:
     """Return the value of a JSON text; None if it is not JSON."""
     try:
         return json.loads(content)

@@ -32,10 +32,10 @@ def resolve_files(value: Any, folder: Path) -> Any:
     return str((folder / value).resolve()) if is_file_name(value) and os.path.isfile(folder / value) else value
 
 
-def loaded(value: Any) -> Any:
+def load_file(value: Any) -> Any:
     """Load the files that a value names: RGB PIL images, lists of them (video), or float32 (C, N) audio in [-1, 1]."""
     if isinstance(value, list):
-        return [loaded(item) for item in value]
+        return [load_file(item) for item in value]
     return _read(value) if is_file_name(value) else value
 
 

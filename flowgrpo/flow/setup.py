@@ -21,7 +21,7 @@ from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.model import context_parallel, initial_lora, memory_estimate, teacher
 from flowgrpo.flow.offline import stored_groups
 from flowgrpo.flow.pipeline import guidance
-from flowgrpo.flow.pipeline.call_arguments import checked_call
+from flowgrpo.flow.pipeline.call_arguments import check_call
 from flowgrpo.flow.pipeline.inputs.modality import expected_shape, frame_rate, sampling_rate
 from flowgrpo.flow.pipeline.loading.load import check_weights, load_policy, pipeline_class
 from flowgrpo.flow.pipeline.networks.attention import set_attention, try_attention
@@ -35,7 +35,7 @@ from flowgrpo.flow.rollouts.prompt_encoding import build_rows, encode_run, longe
 from flowgrpo.flow.trainer import flow_loop
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training.checkpoints import checkpoint
-from flowgrpo.training.distributed.data_share import data_shards
+from flowgrpo.training.distributed.data_shard import data_shards
 from flowgrpo.training.distributed.worker_roles import assign_roles
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.reports.samples import SAMPLING_RATE
@@ -81,7 +81,7 @@ def check(settings: Config, data: RunData) -> None:
     call = call_and_branches(settings, columns=data.train_prompts[0].columns)[0]
     stored_groups.check_model(settings, stored_groups.load_source(settings), call)
     if settings.train.draft is not None:
-        checked_call(pipeline_class(settings.model.path), settings.train.draft.call, "train.draft.call")
+        check_call(pipeline_class(settings.model.path), settings.train.draft.call, "train.draft.call")
     steps = call["num_inference_steps"]
     if steps is not None:  # otherwise the pipeline decides; `trainer` checks then
         predict_cost(settings, steps)  # raises InputError for axes that do not fit each other
@@ -101,7 +101,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData, engines: 
     memory_estimate.check(settings, accelerator.device, begun)
     done = checkpoint.step_to_resume(settings.run.folder / "checkpoints") if settings.run.resume else None
     roles = assign_roles(settings.run, accelerator.num_processes)
-    shares = data_shards(accelerator, settings.run.context_parallel, roles)
+    shards = data_shards(accelerator, settings.run.context_parallel, roles)
 
     def encode(policy: DiffusersPolicy) -> None:
         for part, key in ((data.train_prompts, "prompts.train"), (data.eval_prompts, "prompts.eval")):
@@ -112,7 +112,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData, engines: 
             data.train_prompts,
             data.eval_prompts if roles.samples_held_out(accelerator.process_index) else (),
             done=done or 0,
-            shares=shares,
+            shards=shards,
             rolls_out=not roles.evaluates(accelerator.process_index),
         )
 
@@ -150,7 +150,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData, engines: 
         weights,
         **vars(data),
         accelerator=accelerator,
-        shares=shares,
+        shards=shards,
         engine=engine,
         source=source,
         frame_rate=frame_rate(policy.pipe, policy.call | settings.eval.call),

@@ -133,7 +133,7 @@ class FlowWing(Wing):
             run.train_prompts,
             run.held_out,
             done=run.done,
-            shares=run.shares,
+            shards=run.shards,
             rolls_out=not run.roles.evaluates(run.accelerator.process_index),
         )
         with self.policy.call_overrides(**self.training_call):
@@ -184,12 +184,12 @@ class FlowWing(Wing):
         """Return this process's trees, whose leaves are the samples: grown by the policy, by an engine, or stored."""
         self.weights.draw_snapshot(self.config.run.seed, "bank", iteration)
         if self.source is not None:
-            return self._stored(self.source, iteration, groups)
+            return self._load_batch(self.source, iteration, groups)
         if self.engine is not None:
             return self._by_engine(self.engine, iteration, groups)
-        return self._grown(iteration, groups)
+        return self._grow_batch(iteration, groups)
 
-    def _stored(self, source: Source, iteration: int, groups: Groups) -> Batch:
+    def _load_batch(self, source: Source, iteration: int, groups: Groups) -> Batch:
         assignment, device = self.run.assignment(iteration, groups), self.run.accelerator.device
         return source.batch(groups, assignment, self.policy.sigmas, iteration=iteration, device=device)
 
@@ -200,19 +200,19 @@ class FlowWing(Wing):
         kernels = algorithm.kernel.kernels(len(self.policy.sigmas) - 1, self.levels)
         return algorithm, kernels, algorithm.plan(kernels, config.train.group_size, config.run.seed, iteration)
 
-    def _grown(self, iteration: int, groups: Groups) -> Batch:
+    def _grow_batch(self, iteration: int, groups: Groups) -> Batch:
         """Grow the trees by the policy, decode and score their leaves."""
         run, config, assignment = self.run, self.config, self.run.assignment(iteration, groups)
         algorithm, kernels, plan = self._plan(iteration)
         self.kept_graphs.growing = False
-        with self.weights.policy(algorithm.sampler), self.copies.kept():  # drafts use the sampling policy too
+        with self.weights.policy(algorithm.sampler), self.copies.keep():  # drafts use the sampling policy too
             starts = self._starts(iteration, groups)
             self.kept_graphs.growing = True
             roots = self._roots(iteration, groups, starts.starts)
             state_previews = StatePreviews(config, self.policy, run.rewards)
             watched = state_previews.watch(iteration, roots)
             scoring: dict[str, Any] = {"rewards": run.rewards, "assignment": assignment, "gather": run.gather_rolled}
-            scoring |= {"iteration": iteration, "micro_batch": config.train.rollout_rows, "share": run.share}
+            scoring |= {"iteration": iteration, "micro_batch": config.train.rollout_rows, "shard": run.shard}
             tree, scores = rollout(
                 self.policy,
                 plan,
@@ -226,7 +226,7 @@ class FlowWing(Wing):
                 **scoring,
             )
             finished = self.finishing.finished(algorithm, tree, scores, kernels=kernels, **scoring)
-            previews = state_previews.of(tree, scores, watched, leads=run.share.leads)
+            previews = state_previews.of(tree, scores, watched, leads=run.shard.leads)
         drafts = len(self._pool(iteration, groups).own)
         return Batch(groups, tree, scores, drafts, draft_rewards=starts.rewards, previews=previews, finished=finished)
 
@@ -243,7 +243,7 @@ class FlowWing(Wing):
             size,
             assignment=run.assignment(iteration, groups),
             gather=run.gather_rolled,
-            share=run.share,
+            shard=run.shard,
         )
         return Batch(groups, tree, scores, 0, engine=drawn)
 
@@ -256,7 +256,7 @@ class FlowWing(Wing):
     def observe(self, units: CreditUnits, batch: Batch) -> dict[str, Any]:
         """Update the shape of an adaptive tree; return how drafts, cheap finishes and the engine agree with the policy."""
         run, line = self.run, dict[str, Any]()
-        gather = run.collectives.gather_shares
+        gather = run.collectives.gather_shards
         if self.shaping is not None:
             self.shaping.learn(units, run.combination.weights, self.policy.sigmas, run.done)
         if batch.draft_rewards is not None:
@@ -276,7 +276,7 @@ class FlowWing(Wing):
     def after_update(self, moved: dict[str, Any]) -> None:
         """Update the old policy and the bank of snapshots; adapt the coefficient of the KL if it has a target."""
         self.weights.after_iteration()
-        self.run.beta = self.config.algorithm.objective.kl.adapted(self.run.beta, moved["policy/kl"])
+        self.run.beta = self.config.algorithm.objective.kl.adapt(self.run.beta, moved["policy/kl"])
 
     @override
     def eval_samples(self) -> list[Sample]:
@@ -291,8 +291,8 @@ class FlowWing(Wing):
                 run.eval_prompts,
                 [*run.rewards, *run.eval_rewards],
                 micro_batch=self.config.train.rollout_rows,
-                share=run.share,
-                gather=run.collectives.gather_shares,
+                shard=run.shard,
+                gather=run.collectives.gather_shards,
                 keep=self.config.eval.save,
             )
 
@@ -314,7 +314,7 @@ class FlowWing(Wing):
                 scaler=run.scaler,
                 objective=config.algorithm.objective,
                 max_grad_norm=config.train.max_grad_norm,
-                sum_shares=run.collectives.sum_shares,
+                sum_shards=run.collectives.sum_shards,
                 sum_processes=run.collectives.sum_gradients,
             )
 
@@ -347,7 +347,7 @@ class FlowWing(Wing):
                 numbers=groups.roots,
                 micro_batch=train.rollout_rows,
                 gather=run.gather_rolled,
-                share=run.share,
+                shard=run.shard,
             )
 
     def _row_at(self, iteration: int, groups: Groups, group: int, start: int) -> Row:
@@ -358,7 +358,7 @@ class FlowWing(Wing):
 
     def _pool(self, iteration: int, groups: Groups) -> Assignment:
         """Return the assignment of the starts that are sampled for a draft; it is empty without a draft."""
-        return assign_pool(self.config, groups, iteration=iteration, share=self.run.share)
+        return assign_pool(self.config, groups, iteration=iteration, shard=self.run.shard)
 
 
 def flow_loop(

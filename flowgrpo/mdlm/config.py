@@ -197,7 +197,7 @@ class TextConfig(RunConfig):
             )
         if self.run.processes > 1:
             worker_roles.check(self.run, self.run.processes)
-        check_geometry(self.train, self.algorithm, self.run.shares, generators=self.run.generators)
+        check_geometry(self.train, self.algorithm, self.run.shards, generators=self.run.generators)
         hints = self.algorithm.hints
         if hints.name != "none" and (hints.tail or 0) >= self.model.length:
             raise InputError(f"algorithm.hints.tail: {hints.tail} leaves no room in model.length = {self.model.length}")

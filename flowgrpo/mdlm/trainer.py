@@ -156,8 +156,8 @@ class TextWing(Wing):
             run.eval_prompts,
             [*run.rewards, *run.eval_rewards],
             micro_batch=config.train.rollout_rows,
-            share=run.share,
-            gather=run.collectives.gather_shares,
+            shard=run.shard,
+            gather=run.collectives.gather_shards,
             keep=config.eval.save,
         )
 

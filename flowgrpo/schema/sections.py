@@ -289,7 +289,7 @@ class Run(Strict):
         return Path(self.dir) / self.name
 
     @property
-    def shares(self) -> int:
+    def shards(self) -> int:
         """Return the number of data shards with `run.processes`; a context-parallel group has one shard."""
         return max(1, self.trainers(self.processes) // self.context_parallel)
 

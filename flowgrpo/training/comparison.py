@@ -19,10 +19,10 @@ def compare(run: RunState, wing: Wing, units: CreditUnits, batch: Batch) -> Comp
     All processes call this together. It also adds the rewards to the prompt statistics.
     """
     algorithm, groups = run.config.algorithm, batch.groups
-    gathered = run.collectives.gather_shares([(units, *batch.outcomes, batch.scores.lost)])
-    all_units, indices = CreditUnits.joined([each[0] for each in gathered])
+    gathered = run.collectives.gather_shards([(units, *batch.outcomes, batch.scores.lost)])
+    all_units, indices = CreditUnits.concatenate([each[0] for each in gathered])
     prompts = torch.tensor(groups.prompts)[all_units.comparison[:, 0]].tolist()
-    expected = run.prompt_stats.expected(prompts, run.done)
+    expected = run.prompt_stats.mean_rewards(prompts, run.done)
     weights, select = run.credited.weights, run.config.train.select
     advantages, trained = unit_selection.normalize_advantages(
         all_units, weights, expected=expected, baseline=algorithm.baseline, select=select
@@ -41,5 +41,5 @@ def compare(run: RunState, wing: Wing, units: CreditUnits, batch: Batch) -> Comp
         "groups/teaching": len(all_units.comparison[teaching, 0].unique()),
         **wing_metrics,
     }
-    own = indices[run.share.index]
+    own = indices[run.shard.index]
     return Compared(units, advantages[own], trained[own], line)

@@ -17,7 +17,7 @@ from flowgrpo.training.wing import Compared
 def of_policy(run: RunState, stats: Sequence[UpdateStats]) -> dict[str, Any]:
     """Return the `policy/*` metrics of an iteration's optimizer steps, over all processes."""
     rate = float(run.optimizer.param_groups[0]["lr"])
-    return metrics.of_policy(stats, run.collectives.gather_shares) | {"policy/learning_rate": rate}
+    return metrics.of_policy(stats, run.collectives.gather_shards) | {"policy/learning_rate": rate}
 
 
 class Stopwatch:

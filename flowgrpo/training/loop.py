@@ -68,7 +68,7 @@ class Loop:
                 with stop_reasons.stop_requests():  # the processes that train decide when to stop
                     return self.worker()
             saved = self.checkpoints.save_on(stop_reasons.EngineLost)
-            with self.rollouts.ended(), self.evaluation.ended(), saved:
+            with self.rollouts.closing(), self.evaluation.closing(), saved:
                 self.wing.start(self.calls.rollout, self.batch_sizes.to_come)
                 if state.done == 0:
                     self.evaluate()
@@ -145,7 +145,7 @@ class Loop:
         state, asked = self.state, self.state.config.run.trees
         if asked is None or not asked.due(state.done, state.config.train.iterations):
             return
-        everyone = state.collectives.gather_shares(list(parts))
+        everyone = state.collectives.gather_shards(list(parts))
         if state.accelerator.is_main_process:
             self.background.submit(partial(self.trees.write, everyone))
 

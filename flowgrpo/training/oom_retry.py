@@ -75,7 +75,7 @@ class Retry:
                     raise
                 phase, spared = getattr(error, "phase", None), give_up()
                 # Smaller calls of the model do not help a reward that runs out of memory.
-                halved = None if spared or phase == "rewards" else self._batch_sizes.halved(key)
+                halved = None if spared or phase == "rewards" else self._batch_sizes.halve(key)
                 if not (spared or halved):
                     raise
             # Free memory outside the handler: the error keeps the tensors of the failed call alive.

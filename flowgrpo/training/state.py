@@ -15,7 +15,7 @@ from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.distributed.assignment import Assignment, assign_roots
 from flowgrpo.training.distributed.collectives import Collectives, build_collectives
-from flowgrpo.training.distributed.data_share import DataShard, data_shards
+from flowgrpo.training.distributed.data_shard import DataShard, data_shards
 from flowgrpo.training.distributed.worker_roles import Roles, assign_roles
 from flowgrpo.training.prompts.prompt_groups import Groups, build_groups
 from flowgrpo.training.prompts.prompt_statistics import PromptStats
@@ -36,8 +36,8 @@ class RunState:
         weights: the trained weights of the policy.
         parameter_groups: the optimizer's groups; by default one group of all parameters.
         roles: which processes train, generate and evaluate.
-        shares: data shards of this process: one, or several if it is a generator.
-        share: the data shard it works on now.
+        shards: data shards of this process: one, or several if it is a generator.
+        shard: the data shard it works on now.
         done: number of finished iterations.
         beta: coefficient of the KL term; may adapt.
         combination: how the run's rewards are combined, for evaluations.
@@ -54,10 +54,10 @@ class RunState:
     eval_prompts: Sequence[Prompt] = ()
     eval_rewards: Sequence[Reward] = ()
     accelerator: Accelerator = field(default_factory=Accelerator)
-    shares: Sequence[DataShard] = ()
+    shards: Sequence[DataShard] = ()
     parameter_groups: list[dict[str, Any]] | None = None
     roles: Roles = field(init=False)
-    share: DataShard = field(init=False)
+    shard: DataShard = field(init=False)
     collectives: Collectives = field(init=False)
     optimizer: torch.optim.Optimizer = field(init=False)
     learning_rates: list[float] = field(init=False)
@@ -75,9 +75,9 @@ class RunState:
         config, train = self.config, self.config.train
         self.eval_prompts = self.eval_prompts[: config.eval.prompts]
         self.roles = assign_roles(config.run, self.accelerator.num_processes)
-        self.shares = self.shares or data_shards(self.accelerator, config.run.context_parallel, self.roles)
-        self.share = self.shares[0]
-        self.collectives = build_collectives(self.accelerator, self.share, self.weights.lockstep, self.roles)
+        self.shards = self.shards or data_shards(self.accelerator, config.run.context_parallel, self.roles)
+        self.shard = self.shards[0]
+        self.collectives = build_collectives(self.accelerator, self.shard, self.weights.lockstep, self.roles)
         groups = self.parameter_groups or [{"params": self.weights.parameters}]
         self.learning_rates = [group.get("lr", train.learning_rate) for group in groups]
         self.optimizer = optimizers.build(train, groups)
@@ -119,16 +119,16 @@ class RunState:
 
         The prompt statistics that choose them are as old as the weights that sample; see `run.staleness`.
         """
-        known = self.versions.known(iteration, self.prompt_stats)
+        known = self.versions.stats_at(iteration, self.prompt_stats)
         return build_groups(self.config, len(self.train_prompts), known, iteration)
 
     def assignment(self, iteration: int, groups: Groups) -> Assignment:
         """Return the roots of an iteration that each process samples from."""
-        return assign_roots(self.config, groups, iteration=iteration, share=self.share)
+        return assign_roots(self.config, groups, iteration=iteration, shard=self.shard)
 
     def gather_rolled(self, objects: list[Any]) -> list[Any]:
         """Gather objects of the processes that roll out together; a generator rolls out alone."""
-        return objects if self.roles.generators else self.collectives.gather_shares(objects)
+        return objects if self.roles.generators else self.collectives.gather_shards(objects)
 
     def set_learning_rate(self, number: int) -> None:
         """Set the learning rates of the iteration's optimizer step `number`, counted from 0."""

@@ -145,7 +145,7 @@ def listen(host: str, port: int, token: str | None) -> socket.socket:
     return listening
 
 
-def configured(application: Guard) -> uvicorn.Config:
+def configure(application: Guard) -> uvicorn.Config:
     """Return the configuration of uvicorn."""
     return uvicorn.Config(
         application, http=Connection, ws="none", lifespan="off", h11_max_incomplete_event_size=HEAD,

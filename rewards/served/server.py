@@ -37,7 +37,7 @@ from starlette.routing import Route
 from rewards.base import Reward, RewardError, nearest, one_line
 from rewards.memory import keep_freed_memory
 from rewards.process_state import own_directory
-from rewards.served.guard import Guard, configured
+from rewards.served.guard import Guard, configure
 from rewards.served.wire import CONTENT_TYPE, MOST_HEADER, NOT_FINITE, Batch, as_floats, decode, header_bytes
 
 ROOM = 4  # requests of maximum size held for each reward; others wait unread in their sockets
@@ -123,7 +123,7 @@ def read_token(variable: str) -> str:
 def run(application: Guard, listening: socket.socket) -> None:
     """Serve until interrupted, then raise KeyboardInterrupt, which uvicorn sometimes swallows."""
     keep_freed_memory()
-    uvicorn.Server(configured(application)).run(sockets=[listening])
+    uvicorn.Server(configure(application)).run(sockets=[listening])
     raise KeyboardInterrupt
 
 

@@ -9,7 +9,7 @@ from flowgrpo_engine import mismatch
 
 
 def test_a_weight_is_the_ratio_cut_at_the_most():
-    found = mismatch.truncated(torch.tensor([0.1, -0.2, 0.7]).double(), 2.0)
+    found = mismatch.clip_weights(torch.tensor([0.1, -0.2, 0.7]).double(), 2.0)
     assert found.tolist() == pytest.approx([math.exp(0.1), math.exp(-0.2), 2.0])
 
 

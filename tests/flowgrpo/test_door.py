@@ -139,7 +139,7 @@ def test_a_lazy_module_is_the_module():
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_source_says_of_a_reward_what_its_import_says(name):
     found, card = find(name), BUILT_IN[name]
-    said, options = command._imported(getattr(found, "func", found))
+    said, options = command._read_plugin(getattr(found, "func", found))
     assert command._read(card.target) == (said, options)
 
 

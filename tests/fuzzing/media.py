@@ -143,16 +143,16 @@ def readers(file: Path) -> dict[str, Callable[[], object]]:
         (folder / "alone").mkdir()
         (folder / "alone" / f"._{file.name}").write_bytes(b"\0\5\x16\7")
         (folder / "alone" / file.name).write_bytes(file.read_bytes())
-        for found in scoring.listed(folder / "alone"):
+        for found in scoring.list_files(folder / "alone"):
             scoring.read(folder / "alone" / found.name)
 
     def conditioned() -> None:
         columns = [prompt.columns for prompt in prompts.load(str(folder / "manifest.jsonl"))]
         conditions.check(columns, ["image"], "prompts.train")
-        conditions.loaded(columns[0]["image"])
+        conditions.load_file(columns[0]["image"])
 
     return {
-        "score": lambda: scoring.read(folder / scoring.listed(folder)[0].name),
+        "score": lambda: scoring.read(folder / scoring.list_files(folder)[0].name),
         "names": named,
         "prompts": conditioned,
         "gallery": lambda: write_gallery([folder], folder / "gallery.html"),

@@ -76,7 +76,7 @@ def test_two_that_run_at_once_leave_what_was_before_both(caplog):
     entered, leave = threading.Event(), threading.Event()
 
     def run():
-        with process_state.kept("it", Path("first.py")):
+        with process_state.preserve("it", Path("first.py")):
             torch.set_default_dtype(torch.float64)
             entered.set()
             leave.wait(5)
@@ -84,7 +84,7 @@ def test_two_that_run_at_once_leave_what_was_before_both(caplog):
     thread = threading.Thread(target=run)
     thread.start()
     entered.wait(5)
-    with process_state.kept("it", Path("second.py")):
+    with process_state.preserve("it", Path("second.py")):
         assert torch.get_default_dtype() == torch.float64
         leave.set()
         thread.join()
@@ -109,7 +109,7 @@ def test_a_call_beside_a_model_leaves_its_attention_alone(caplog, main_calls):
 
     def call():
         chosen.wait(5)
-        with process_state.kept("it", Path("mine.py"), calls=True):
+        with process_state.preserve("it", Path("mine.py"), calls=True):
             called.set()
             left.wait(5)
 

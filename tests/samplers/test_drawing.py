@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from samplers import noise
-from samplers.drawing import Ahead, Family, drawn
+from samplers.drawing import Ahead, Family, draw
 
 SHAPE = (3, 5)
 
@@ -23,7 +23,7 @@ FAMILIES = [
 @pytest.mark.parametrize("device", [None, "cuda"])
 def test_siblings_mix_their_own_noise_with_what_they_share(device):
     if device is None:
-        found = drawn(FAMILIES, SHAPE, source)
+        found = draw(FAMILIES, SHAPE, source)
     else:
         ahead = Ahead(source, torch.device(device))
         ahead.begin("these", FAMILIES, SHAPE)

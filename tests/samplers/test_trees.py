@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from samplers import noise
 from samplers.kernels import ODE, log_prob
 from samplers.plans import chain, twigs
-from samplers.pruning import pruned
+from samplers.pruning import prune
 from samplers.trees import TRUNK, TWIG, Move, edge_transition, grow, trained_steps
 
 
@@ -316,7 +316,7 @@ def trained_edges(tree):
 def test_a_pruned_tree_has_exactly_the_kept_edges_in_full_evaluations(share, micro_batch):
     tree = grown(forked, groups=4, size=1, parts=2, keep_means=True)
     keep = torch.from_numpy(noise.generator("keep", micro_batch).random(len(tree.nodes)) < share)
-    whole, left = trained_edges(tree), pruned(tree, keep, micro_batch)
+    whole, left = trained_edges(tree), prune(tree, keep, micro_batch)
     assert len(whole) == 4 * (2 + 4 + 8)
     kept = {node: edge for node, edge in whole.items() if keep[node]}
     assert 0 < len(kept) < len(whole)
@@ -336,12 +336,12 @@ def test_a_pruned_tree_has_exactly_the_kept_edges_in_full_evaluations(share, mic
 def test_pruning_nothing_leaves_every_trained_edge_and_pruning_all_leaves_none():
     tree = grown(mixed, keep_means=True)
     everything = torch.ones(len(tree.nodes), dtype=torch.bool)
-    assert trained_edges(pruned(tree, everything, 4)) == trained_edges(tree)
-    assert pruned(tree, ~everything, 4).evaluations == []
+    assert trained_edges(prune(tree, everything, 4)) == trained_edges(tree)
+    assert prune(tree, ~everything, 4).evaluations == []
 
 
 def test_of_two_trained_moves_of_one_state_either_can_be_pruned_and_without_means_there_are_none():
     tree = grown(lambda role, step: (Move(SDE, trained=True), Move(DANCE, trained=True)) if step == 0 else ())
     keep = torch.tensor([node.path[-1] == 0 for node in tree.nodes])  # the first of each two siblings, and the roots
-    left = pruned(tree, keep, 4)
+    left = prune(tree, keep, 4)
     assert {(edges.move.kernel, edges.mean) for e in left.evaluations for edges in e.edges} == {(SDE, None)}

@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from flowgrpo_engine.mismatch import Mismatch, truncated
+from flowgrpo_engine.mismatch import Mismatch, clip_weights
 from samplers.kernels import slope
 from samplers.trees import Edges, Evaluation, Tree
 
@@ -25,10 +25,10 @@ def edge_weights(tree: Tree, engine: torch.Tensor, truncate: float) -> torch.Ten
         truncate: C, the largest weight.
     """
     weights = torch.ones(len(tree.nodes), dtype=torch.float64)
-    for _, edges in _trained(tree):
+    for _, edges in _trained_edges(tree):
         assert edges.log_prob is not None
         difference = edges.log_prob.double().cpu() - engine[edges.nodes]
-        weights[edges.nodes] = truncated(difference, truncate)
+        weights[edges.nodes] = clip_weights(difference, truncate)
     return weights
 
 
@@ -41,7 +41,7 @@ def mismatch(tree: Tree, engine: torch.Tensor, truncate: float) -> Mismatch:
     """
     differences, weights, cut = [], [], 0
     joint = torch.zeros(len(tree.nodes), dtype=torch.float64)  # log-ratio of the edge to each node
-    for evaluation, edges in _trained(tree):
+    for evaluation, edges in _trained_edges(tree):
         assert edges.next_state is not None
         assert edges.log_prob is not None
         dimensions = sum(x[0].numel() for x in edges.next_state)
@@ -50,7 +50,7 @@ def mismatch(tree: Tree, engine: torch.Tensor, truncate: float) -> Mismatch:
         density = gap * _per_dimension(tree, evaluation, edges, dimensions)
         joint[edges.nodes] = torch.where(known, density, 0.0) * dimensions
         differences.append(density[known])
-        weights.append(truncated(gap[known], truncate))
+        weights.append(clip_weights(gap[known], truncate))
         cut += int((gap[known] > math.log(truncate)).sum())
     return Mismatch(
         each=torch.cat(differences),
@@ -60,7 +60,7 @@ def mismatch(tree: Tree, engine: torch.Tensor, truncate: float) -> Mismatch:
     )
 
 
-def _trained(tree: Tree) -> list[tuple[Evaluation, Edges]]:
+def _trained_edges(tree: Tree) -> list[tuple[Evaluation, Edges]]:
     return [(evaluation, edges) for evaluation in tree.evaluations for edges in evaluation.trained]
 
 

@@ -70,7 +70,7 @@ class Door:
         def ask() -> Any:
             return self.rollout.roll_out(plan, roots, micro_batch=micro_batch, keep_means=keep_means)
 
-        rolled = asking.rolled_out(run, self.rollout.adapters, ask)
+        rolled = asking.roll_out(run, self.rollout.adapters, ask)
         return rolled.tree, rolled.samples, Drawn(rolled.tree, rolled.engine, self.rollout.section.truncate)
 
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowgrpo.schema.engine import Engine
-from flowgrpo_engine.service import EngineError, Service, naming, parsed
+from flowgrpo_engine.service import EngineError, Service, naming, parse
 
 GENERATE, MODELS = "/generate", "/v1/models"
 
@@ -67,7 +67,7 @@ class Client:
 
         def ask(request: Request) -> list[dict[str, Any]]:
             count = len(request["input_ids"])
-            answer = parsed(self._service.ask("POST", GENERATE, json=dict(request), most_bytes=count * most_bytes))
+            answer = parse(self._service.ask("POST", GENERATE, json=dict(request), most_bytes=count * most_bytes))
             with naming(self.place):
                 if not isinstance(answer, list) or not all(isinstance(each, dict) for each in answer):
                     raise EngineError("answered with something else than a list of completions")

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from flowgrpo_engine.mismatch import Mismatch, truncated
+from flowgrpo_engine.mismatch import Mismatch, clip_weights
 
 Tensor = torch.Tensor
 
@@ -23,7 +23,7 @@ def token_weights(old: Tensor, engine: Tensor, truncate: float) -> Tensor:
         engine: the same under the engine, NaN where there is none.
         truncate: C, the largest weight.
     """
-    return truncated((old - engine).where(engine.isfinite(), 0.0), truncate)
+    return clip_weights((old - engine).where(engine.isfinite(), 0.0), truncate)
 
 
 def mismatch(old: Tensor, engine: Tensor, scored: Tensor, truncate: float) -> Mismatch:
@@ -38,6 +38,6 @@ def mismatch(old: Tensor, engine: Tensor, scored: Tensor, truncate: float) -> Mi
     return Mismatch(
         each=gap[known],
         joint=gap.where(known, 0.0).sum(1),
-        weights=truncated(gap[known], truncate),
+        weights=clip_weights(gap[known], truncate),
         truncated=int((gap[known] > math.log(truncate)).sum()),
     )

@@ -87,7 +87,7 @@ class Door:
                 micro_batch=micro_batch,
             )
 
-        rolled = asking.rolled_out(run, engine.adapters, ask)
+        rolled = asking.roll_out(run, engine.adapters, ask)
         if rolled.engine is None:
             return rolled.rollout, None
         return rolled.rollout, Drawn(rolled.rollout.commit_logp, rolled.engine, engine.section.truncate)

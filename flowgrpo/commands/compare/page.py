@@ -94,7 +94,7 @@ def _table(runs: Sequence[Run], attribute: str) -> dict[str, Any] | None:
 def _notes(runs: Sequence[Run], rows: Sequence[Match], settings: dict[str, Any] | None) -> list[str]:
     notes = []
     if not have_same_totals(runs):
-        counted = "; ".join(f"{run.letter}: {_counted(run)}" for run in runs)
+        counted = "; ".join(f"{run.letter}: {_format_weights(run)}" for run in runs)
         notes.append(
             f"The totals are of different rewards and cannot be compared ({counted}); rewards of the same name can."
         )
@@ -114,7 +114,7 @@ def _notes(runs: Sequence[Run], rows: Sequence[Match], settings: dict[str, Any] 
     return notes
 
 
-def _counted(run: Run) -> str:
+def _format_weights(run: Run) -> str:
     """Return the rewards of a run's total with their weights."""
     uses = run.config.get("rewards", [])
     parts = [name_of(use) if use["weight"] == 1 else f"{number(use['weight'])} × {name_of(use)}" for use in uses]

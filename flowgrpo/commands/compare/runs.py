@@ -12,7 +12,7 @@ from typing import Any
 from flowgrpo.commands.compare.differences import in_words
 from flowgrpo.commands.page_parts.cards import Card, Key, read_cards
 from flowgrpo.commands.page_parts.folder import input_errors, read_config
-from flowgrpo.commands.page_parts.history import COSTS, Metrics, held_out_means, of_phase, points, spent
+from flowgrpo.commands.page_parts.history import COSTS, Metrics, held_out_means, of_phase, points, training_cost
 from flowgrpo.commands.page_parts.numbers import Mean
 from flowgrpo.commands.page_parts.totals import Totals, name_of, watched_names
 from flowgrpo.data import tables
@@ -63,7 +63,9 @@ class Run:
     def held_out(self, reward: str, axis: str) -> list[tuple[float, float]]:
         """Return (x, mean) of each evaluation of a reward ("": the total); `axis` is `step` or a key of `COSTS`."""
         evaluations = points(self.metrics, "eval", f"reward/{reward}/mean" if reward else "reward/mean")
-        return [(step if axis == "step" else spent(self.metrics, axis, step), value) for step, value in evaluations]
+        return [
+            (step if axis == "step" else training_cost(self.metrics, axis, step), value) for step, value in evaluations
+        ]
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -115,7 +117,7 @@ def _read(folder: Path, index: int, name: str, folders: int) -> Run:
             trained=trained,
             method=config["algorithm"]["preset"] if config else None,
             means=held_out_means(metrics),
-            costs={cost: spent(metrics, cost) for cost in COSTS} if of_phase(metrics, "train") else {},
+            costs={cost: training_cost(metrics, cost) for cost in COSTS} if of_phase(metrics, "train") else {},
             watched=watched_names(config),
             cards=cards,
         )

@@ -12,7 +12,7 @@ from flowgrpo.commands.compare.page import comparison
 from flowgrpo.commands.page_parts.cards import gaps, read_cards
 from flowgrpo.commands.page_parts.curve import curve
 from flowgrpo.commands.page_parts.folder import input_errors, read_config, read_log, trained_weights
-from flowgrpo.commands.page_parts.history import held_out_means, of_phase, part_curves, points, spent
+from flowgrpo.commands.page_parts.history import held_out_means, of_phase, part_curves, points, training_cost
 from flowgrpo.commands.page_parts.media import LONGEST
 from flowgrpo.commands.page_parts.numbers import counts, difference, minutes, number
 from flowgrpo.commands.page_parts.pages import check_out, template, write_page
@@ -95,8 +95,8 @@ def _facts(config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[tuple[
         ("iterations", str(len(lines))),
     ]
     if lines:
-        facts.append(("training", minutes(spent(metrics, "seconds"))))
-        facts.append(("model evaluations", f"{spent(metrics, 'evaluations'):,}"))
+        facts.append(("training", minutes(training_cost(metrics, "seconds"))))
+        facts.append(("model evaluations", f"{training_cost(metrics, 'evaluations'):,}"))
         drifts = [m["policy/max_abs_log_ratio"] for m in lines if m["policy/max_abs_log_ratio"] is not None]
         facts += [("largest drift", f"{max(drifts):.0e}".replace("0e+00", "exactly 0"))] if drifts else []
     return facts

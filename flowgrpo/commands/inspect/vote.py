@@ -216,7 +216,7 @@ def vote(folders: Sequence[Path], file: Path | None, port: int) -> None:
         app = application(ballot, folders[0].resolve().name)
         print_line(f"votes    {ballot.file}")
         print_line(f"page     http://127.0.0.1:{listening.getsockname()[1]}/")
-        uvicorn.Server(guard.configured(app)).run(sockets=[listening])
+        uvicorn.Server(guard.configure(app)).run(sockets=[listening])
         raise KeyboardInterrupt  # uvicorn returns for no other reason
 
 

@@ -122,7 +122,7 @@ def watch(run: Path, port: int) -> None:
     Raises RewardError if the port is not available.
     """
     listening = guard.listen("127.0.0.1", port, None)
-    server = uvicorn.Server(guard.configured(application(run, lambda: server.should_exit)))
+    server = uvicorn.Server(guard.configure(application(run, lambda: server.should_exit)))
     print_line(f"{run.resolve().name}  http://127.0.0.1:{listening.getsockname()[1]}/")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a last line may be half written

@@ -67,7 +67,7 @@ class Card:
         first, last = rewards[0], rewards[-1]
         return None if len(rewards) < 2 or first is None or last is None else last - first
 
-    def gained(self, sample: Shown, name: str | None = None) -> str:
+    def format_gain(self, sample: Shown, name: str | None = None) -> str:
         """Format the difference between a sample's total, or one reward, and the first sample's."""
         if name is None:
             return difference(self.samples[0].reward, sample.reward)
@@ -80,9 +80,9 @@ class Card:
             {
                 "step": sample.step,
                 "reward": sample.reward,
-                "total": [number(sample.reward), self.gained(sample)],
+                "total": [number(sample.reward), self.format_gain(sample)],
                 "parts": {
-                    name: [number(sample.rewards.get(name)), self.gained(sample, name)]
+                    name: [number(sample.rewards.get(name)), self.format_gain(sample, name)]
                     for name in self.samples[-1].rewards
                 },
                 "bar": sample.bar,

@@ -70,7 +70,7 @@ def held_out_words(metrics: Metrics) -> str | None:
     return f"held-out reward {before} -> {after}" + (f" ({counts(*means)})" if unlike else "")
 
 
-def spent(metrics: Metrics, cost: str, step: int | None = None) -> float:
+def training_cost(metrics: Metrics, cost: str, step: int | None = None) -> float:
     """Return what training cost, by a key of `COSTS`, up to and including a step; raise KeyError if a line lacks it."""
     train = of_phase(metrics, "train")
     return sum(m[key] for m in train for key in COSTS[cost] if step is None or m["step"] <= step)

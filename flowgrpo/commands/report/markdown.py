@@ -15,7 +15,7 @@ from flowgrpo.commands.report.read import Report
 from flowgrpo.commands.report.signals import Signal
 from flowgrpo.commands.report.watched import Verdict
 from flowgrpo.data import tables
-from flowgrpo.training.reports.markdown import escaped, fenced, table_row
+from flowgrpo.training.reports.markdown import escape, fence, table_row
 from rewards.files import suffixes
 
 LONGEST = 600  # characters of a text; the rest is cut off
@@ -28,20 +28,20 @@ def markdown(report: Report, folder: Path) -> str:
 
 def _lines(report: Report, folder: Path) -> Iterator[str]:
     written = f", written {report.written}" if report.written else ""
-    yield f"# Report of {escaped(report.name)}\n\n{report.state}{written}\n"
+    yield f"# Report of {escape(report.name)}\n\n{report.state}{written}\n"
     if report.headline is not None:
         before, after = report.headline
         gain = difference(before.value, after.value)
         of = f"; {counts(before, after)}" if before.count != after.count else ""
         yield f"Mean held-out reward: {_mean(before)} before training, **{_mean(after)}** now ({gain}{of}).\n"
     if facts := [*report.asked, *report.versions]:
-        yield from _table("What was asked", ["", ""], [[label, escaped(text)] for label, text in facts])
+        yield from _table("What was asked", ["", ""], [[label, escape(text)] for label, text in facts])
     if report.config:
-        yield f"<details><summary>config.yaml</summary>\n\n{fenced('yaml', report.config.rstrip())}\n\n</details>\n"
+        yield f"<details><summary>config.yaml</summary>\n\n{fence('yaml', report.config.rstrip())}\n\n</details>\n"
     if report.cost is not None:
         yield from _cost(report.cost)
     if report.evaluations:
-        head = ["iteration", "held-out reward", *(escaped(name) for name in report.names)]
+        head = ["iteration", "held-out reward", *(escape(name) for name in report.names)]
         rows = [[str(e.step), _mean(e.mean), *map(number, e.parts)] for e in report.evaluations]
         yield from _table("Evaluations", head, rows)
     if report.signals:
@@ -89,19 +89,19 @@ def _signals(signals: Sequence[Signal]) -> Iterator[str]:
 def _verdict(verdict: Verdict) -> Iterator[str]:
     yield "## Watched rewards\n"
     for alarm in verdict.alarms:
-        yield f"**{escaped(alarm)}**\n"
+        yield f"**{escape(alarm)}**\n"
     if not verdict.alarms:
         yield f"{verdict.sentence}\n"
     if verdict.watched:
         head = ["watched only", "first", "last", "falls in a row while the trained reward rises"]
-        rows = [[escaped(w.name), number(w.first), number(w.last), str(w.streak)] for w in verdict.watched]
+        rows = [[escape(w.name), number(w.first), number(w.last), str(w.streak)] for w in verdict.watched]
         yield from _table(None, head, rows)
 
 
 def _spectrum(report: Report) -> Iterator[str]:
     yield f"## The spectrum of its trees\n\n{report.spectrum.sentence}\n"
     if report.spectrum.bars:
-        rows = [[str(bar.step), escaped(bar.level), number(bar.deviation, 2)] for bar in report.spectrum.bars]
+        rows = [[str(bar.step), escape(bar.level), number(bar.deviation, 2)] for bar in report.spectrum.bars]
         yield from _table(None, ["step", "noise", "standard deviation"], rows)
 
 
@@ -116,16 +116,16 @@ def _extremes(extremes: Extremes, folder: Path) -> Iterator[str]:
 def _sample_row(card: Card, folder: Path) -> list[str]:
     (sample,) = card.samples
     if sample.answer is not None:
-        shown = escaped(_cut(str(tables.document(sample.file)["text"])))
+        shown = escape(_cut(str(tables.document(sample.file)["text"])))
     else:
         is_picture = suffixes.suffix_of(sample.file) in suffixes.BROWSER_PICTURES
         shown = f"{'!' * is_picture}[sample]({quote(os.path.relpath(sample.file, folder))})"
     return [
         shown,
-        escaped(_cut(card.prompt)),
+        escape(_cut(card.prompt)),
         "–" if card.seed is None else str(card.seed),
         number(sample.reward),
-        ", ".join(f"{escaped(name)} {number(value)}" for name, value in sample.rewards.items()),
+        ", ".join(f"{escape(name)} {number(value)}" for name, value in sample.rewards.items()),
     ]
 
 
@@ -140,4 +140,4 @@ def _warnings(report: Report) -> Iterator[str]:
         return
     left = f", the last {len(report.warnings)}" if report.warned > len(report.warnings) else ""
     yield f"{report.warned} in log.txt{left}:\n"
-    yield fenced("text", "\n".join(report.warnings)) + "\n"
+    yield fence("text", "\n".join(report.warnings)) + "\n"

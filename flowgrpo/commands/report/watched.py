@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowgrpo.commands.page_parts.history import Metrics, of_phase
-from flowgrpo.training.reports.reward_hacking import overoptimization_streak, overoptimized
+from flowgrpo.training.reports.reward_hacking import find_overoptimized, overoptimization_streak
 
 NONE = (
     "No reward is only watched, so nothing here tells whether the trained one is exploited. Name one in eval_rewards that a "
@@ -48,7 +48,7 @@ def verdict(metrics: Metrics, names: Sequence[str], times: int) -> Verdict:
         known = [value for value in values if value is not None]
         if known:
             watched.append(Watched(name, known[0], known[-1], overoptimization_streak(trained, values)))
-    alarms = overoptimized(evaluated, names, times)
+    alarms = find_overoptimized(evaluated, names, times)
     if len(evaluated) < 2:
         return Verdict(watched, alarms, "The watch compares evaluations, and there are not two yet.")
     row = "" if times == 1 else f" {times} evaluations in a row"

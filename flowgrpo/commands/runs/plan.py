@@ -76,7 +76,7 @@ def show(
     `full` adds the resolved config, which JSON always has. Raises InputError if the config cannot be run.
     """
     if machines is not None:
-        settings = memory_budget.switched(settings, "run.processes", machines.gpus)
+        settings = memory_budget.with_setting(settings, "run.processes", machines.gpus)
         gpu_scaling.check_machines(settings, machines.of_node)
     sharding.check(settings)
     kind = KINDS[settings.kind]

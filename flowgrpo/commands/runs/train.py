@@ -171,7 +171,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
             f"{len(train_prompts)}; take shuffle, or fewer train.groups"
         )
     data = RunData(train_prompts, eval_prompts, rewards, eval_rewards)
-    begun = lora_files.kept(settings, folder) if settings.run.resume else settings
+    begun = lora_files.with_kept_lora(settings, folder) if settings.run.resume else settings
     if (engines := load_engines(begun)) is not None:
         engines.check(begun, train_prompts)
         engines.greet(begun.run.engine)
@@ -188,7 +188,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
     with phase("loading"):
         trainer = kind.setup.trainer(begun, accelerator, data, engines)
     with phase("rewards"):
-        for reward in (*rewards, *eval_rewards) if trainer.state.share.leads else ():
+        for reward in (*rewards, *eval_rewards) if trainer.state.shard.leads else ():
             reward.to(accelerator.device)
 
     trainer.evaluation.after_evaluation = _write_gallery

@@ -76,10 +76,10 @@ def options_of(use: str) -> Options | None:
 
 
 def _describe(use: str) -> tuple[str | None, Options | None]:
-    return _read(BUILT_IN[use].target) if use in BUILT_IN else _imported(find(use))
+    return _read(BUILT_IN[use].target) if use in BUILT_IN else _read_plugin(find(use))
 
 
-def _imported(reward: Any) -> tuple[str | None, Options | None]:
+def _read_plugin(reward: Any) -> tuple[str | None, Options | None]:
     """Return the docstring of a function or a class, and the options of a class; None for a function."""
     if not inspect.isclass(reward):
         return inspect.getdoc(reward), None

@@ -82,7 +82,7 @@ def score_folder(folder: Path, rewards: Sequence[Reward], batch_size: int = BATC
     on stderr names files that are left out. Returns a row per file with `file`, `prompt` and `rewards`, a map from
     names to numbers, None where a reward does not apply.
     """
-    files = listed(folder)
+    files = list_files(folder)
     scores: list[dict[str, float | None]] = [{} for _ in files]
     for reward in rewards:
         with open_display(), phase(f"scoring by {reward.name}", len(files)) as scoring:
@@ -93,7 +93,7 @@ def score_folder(folder: Path, rewards: Sequence[Reward], batch_size: int = BATC
                     for i, value in zip(alike, values, strict=True):
                         scores[i][reward.name] = value
                 scoring.advance(len(indices))
-    if sentence := left_out(folder, files):
+    if sentence := describe_unscored(folder, files):
         say(f"--samples: {sentence}")
     return [
         {"file": file.name, "prompt": file.prompt, "rewards": values}
@@ -116,7 +116,7 @@ def _cell(value: float | None) -> str:
     return "none" if value is None else f"{value:.3f}"
 
 
-def listed(folder: Path) -> list[File]:
+def list_files(folder: Path) -> list[File]:
     """Return the files of a folder, by its manifest or by their names; raise InputError if some or all are missing."""
     if not folder.is_dir():
         raise InputError(f"--samples: there is no folder {folder}")
@@ -127,11 +127,11 @@ def listed(folder: Path) -> list[File]:
         check_inside(folder, name, "--samples")
     if not names:
         nothing = f"--samples: {folder} holds no manifest.jsonl and no picture, video or sound"
-        raise InputError("; ".join(filter(None, (nothing, left_out(folder, [])))))
+        raise InputError("; ".join(filter(None, (nothing, describe_unscored(folder, [])))))
     return [File(name, Path(name).stem.replace("_", " "), {}) for name in names]
 
 
-def left_out(folder: Path, files: Sequence[File]) -> str | None:
+def describe_unscored(folder: Path, files: Sequence[File]) -> str | None:
     """Return a sentence on the files that are not scored, except hidden ones; None if there are none.
 
     Beside a manifest only samples count, because a run writes other files too.
@@ -221,7 +221,7 @@ def read(path: Path) -> Sample:
             )
         return document["text"]
     try:
-        loaded = media.frames(path) if suffix in suffixes.MULTI_FRAME else conditions.loaded(str(path))
+        loaded = media.frames(path) if suffix in suffixes.MULTI_FRAME else conditions.load_file(str(path))
     except media.MediaError as error:
         raise InputError(f"--samples: {error}") from error
     if isinstance(loaded, torch.Tensor):

@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, built_in, choose, interleave, rows
+from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, choose, interleave, row_functions, rows
 from flowgrpo.data.generators.tasks import SPLITS
 from flowgrpo.data.tables import Row
 from rewards.objects.rules import COLOURS, RELATIONS
@@ -145,7 +145,7 @@ SETS = {
     "two_relations": PromptSet(two_relations),
 }
 
-BUILT_IN: dict[str, Callable[[], list[Row]]] = built_in(SETS) | {
+BUILT_IN: dict[str, Callable[[], list[Row]]] = row_functions(SETS) | {
     f"compositions:{split}": lambda split=split: interleave([rows(name, one, split) for name, one in SETS.items()])
     for split in SPLITS
 }

@@ -63,7 +63,7 @@ def interleave(parts: Sequence[Sequence[Row]]) -> list[Row]:
     return [row for _, row in sorted(placed, key=lambda pair: pair[0])]
 
 
-def built_in(sets: Mapping[str, PromptSet]) -> dict[str, Callable[[], list[Row]]]:
+def row_functions(sets: Mapping[str, PromptSet]) -> dict[str, Callable[[], list[Row]]]:
     """Return a function for the rows of each set and split, by `name:split`."""
     return {f"{name}:{split}": partial(rows, name, one, split) for name, one in sets.items() for split in SPLITS}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, built_in, choose
+from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, choose, row_functions
 
 SIDEWAYS = ("from left to right", "from right to left", "towards the camera", "away from the camera")
 TURNS = ("clockwise", "counterclockwise")
@@ -58,4 +58,4 @@ def motion(rng: np.random.Generator) -> Draft:
 
 
 SETS = {"motion": PromptSet(motion, train=512, eval=64)}
-BUILT_IN = built_in(SETS)
+BUILT_IN = row_functions(SETS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, built_in, choose
+from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, choose, row_functions
 
 # Sources with their sounds, and places.
 KINDS = (
@@ -88,4 +88,4 @@ def sound(rng: np.random.Generator) -> Draft:
 
 
 SETS = {"sounds": PromptSet(sound, train=512, eval=64)}
-BUILT_IN = built_in(SETS)
+BUILT_IN = row_functions(SETS)

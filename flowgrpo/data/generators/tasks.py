@@ -88,7 +88,7 @@ def _draw_rows(task: str, split: str, count: int, seed: int) -> list[Row]:
     return list(rows.values())
 
 
-def mixed(tasks: Iterable[str], split: str, count: int, seed: int = 0) -> list[Row]:
+def mix_tasks(tasks: Iterable[str], split: str, count: int, seed: int = 0) -> list[Row]:
     """Return `count` problems of each task, alternating."""
     parts = [problems(task, split, count, seed) for task in tasks]
     return [row for turn in zip(*parts, strict=True) for row in turn]
@@ -211,5 +211,5 @@ _COUNTS = {"train": 1024, "eval": 512}
 _SETS = {"+".join(some): some for size in (1, 2) for some in combinations(TASKS, size)} | {"tasks": tuple(TASKS)}
 
 BUILT_IN: dict[str, Callable[[], list[Row]]] = {
-    f"{name}:{s}": partial(mixed, some, s, _COUNTS[s]) for name, some in _SETS.items() for s in SPLITS
+    f"{name}:{s}": partial(mix_tasks, some, s, _COUNTS[s]) for name, some in _SETS.items() for s in SPLITS
 }

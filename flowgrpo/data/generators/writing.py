@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, built_in, choose
+from flowgrpo.data.generators.drafts import Draft, Part, PromptSet, choose, row_functions
 
 NOUNS = """
 anchor apple arrow autumn bakery barley basket beacon bicycle blossom bottle breeze bridge bronze butter cabin candle
@@ -82,4 +82,4 @@ def _text(rng: np.random.Generator) -> tuple[str, tuple[Part, ...]]:
 
 
 SETS = {"ocr": PromptSet(writing, train=1024, eval=128)}
-BUILT_IN = built_in(SETS)
+BUILT_IN = row_functions(SETS)

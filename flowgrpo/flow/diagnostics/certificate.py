@@ -39,12 +39,12 @@ def certify(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: 
     policy.check(rows)
     stock = in_flow_euler(build())
     expected = [stock_sample(stock, call, row) for row in rows]
-    whole = [encoded_once(policy, rows), equals_stock(policy, rows, expected)]
+    whole = [check_encoding(policy, rows), equals_stock(policy, rows, expected)]
     weights = Weights(policy.modules, None)  # trainable from here on, which changes how some layers compute
     tree, ran = roll_out_stochastic(policy, rows)
     return [
         *whole,
-        decoded(policy, tree, expected),
+        check_decoding(policy, tree, expected),
         any_micro_batch(policy, rows, tree),
         *drift_and_gradients(policy, weights, tree, ran),
         bfloat16_drift(build, call, rows),
@@ -74,7 +74,7 @@ def stock_sample(pipe: DiffusionPipeline, call: dict[str, Any], row: Row) -> tor
         return pipe(**arguments, generator=generator, **{**call, **row.columns})[0].float()
 
 
-def encoded_once(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
+def check_encoding(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
     """Check that no text encoder runs after preparation, even if offloaded."""
     policy.prepare(rows)
     policy.offload()
@@ -112,7 +112,7 @@ def roll_out_stochastic(policy: DiffusersPolicy, rows: Sequence[Row]) -> tuple[T
 
 
 @torch.no_grad()
-def decoded(policy: DiffusersPolicy, tree: Tree, expected: Sequence[torch.Tensor]) -> Check:
+def check_decoding(policy: DiffusersPolicy, tree: Tree, expected: Sequence[torch.Tensor]) -> Check:
     """Check that decoded stochastic samples are finite and have the stock samples' shape."""
     samples = policy.decode(tree.samples, [tree.nodes[i].root.row for i in tree.leaves])
     shape, finite = tuple(samples.shape[1:]), bool(samples.isfinite().all())

@@ -19,14 +19,14 @@ import torch
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.config import Algorithm, Config
-from flowgrpo.flow.diagnostics.spectrum import VarianceShare, nested, spectrum
+from flowgrpo.flow.diagnostics.spectrum import VarianceShare, plan_nested, spectrum
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
 from flowgrpo.flow.rollouts.rollout import edge_noise, rollout, walk
 from flowgrpo.flow.rollouts.state_preview import Foretold, estimates_by_state, small
 from flowgrpo.training.advantages import unit_selection
 from flowgrpo.training.advantages.reward_combination import Combination
-from flowgrpo.training.reports.tree_store import known
+from flowgrpo.training.reports.tree_store import finite_or_none
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.scoring.scorer import Scorer
 from rewards import Reward
@@ -34,7 +34,7 @@ from samplers import noise
 from samplers.batches import batched
 from samplers.kernels import Kernel, State, slope
 from samplers.levels import DEFAULT_LEVELS
-from samplers.trees import TRUNK, TWIG, Move, Plan, Root, Tree, drawn_noise, grow, stacked
+from samplers.trees import TRUNK, TWIG, Move, Plan, Root, Tree, draw_noise, grow, stack_states
 
 REDRAWN, STILL = "redrawn", "still"
 SIDE = 96  # longest side of a picture, pixels
@@ -130,7 +130,7 @@ def explain(
         sample, still, steps = _redraw(policy, scoring, row, method, redraws=redraws, fresh=fresh)
     with phase("measuring steps"):
         roots = [Root(1 + row.seed, index, row) for index in range(chains)]  # group 0 is that of the method's rollout
-        plan, seed = nested(method.moves, method.splits), config.run.seed
+        plan, seed = plan_nested(method.moves, method.splits), config.run.seed
         tree = walk(policy, plan, roots, micro_batch=scoring.size, seed=seed, iteration=iteration)
         totals = torch.tensor(scoring.totals(tree), dtype=torch.float64)
         shares, variance = spectrum(tree, totals)
@@ -166,10 +166,10 @@ class _Scoring:
         with Scorer(self.rewards) as scorer:
             for batch in batched(states, self.size):
                 rows = [row] * len(batch)
-                samples = self.policy.decode(stacked(batch), rows)
+                samples = self.policy.decode(stack_states(batch), rows)
                 totals = self.combination.total(scorer.submit(samples, rows)().values).tolist()
                 pairs = zip(totals, samples, strict=True)
-                looks += [Look(reward=known(total), picture=small(sample, SIDE)) for total, sample in pairs]
+                looks += [Look(reward=finite_or_none(total), picture=small(sample, SIDE)) for total, sample in pairs]
         return looks
 
     def totals(self, tree: Tree) -> list[float]:
@@ -224,7 +224,7 @@ def _credit(
         units, combination.weights, expected=unknown, baseline=algorithm.baseline, select=config.train.select
     )
     values = advantages.tolist()
-    return {node: known(values[unit]) for node, unit in enumerate(units.of_edge.tolist()) if unit >= 0}
+    return {node: finite_or_none(values[unit]) for node, unit in enumerate(units.of_edge.tolist()) if unit >= 0}
 
 
 def _first_walk(tree: Tree, credit: Mapping[int, float | None], drawn: Any) -> Trajectory:
@@ -249,7 +249,7 @@ def _first_walk(tree: Tree, credit: Mapping[int, float | None], drawn: Any) -> T
     for step, (_, _, edges, place) in first.items():
         moves[step] = Move(edges.move.kernel, noise_scale=edges.move.noise_scale)
         noises[step] = tuple(
-            drawn_noise(tree, edges, shape, c, drawn)[place] / edges.move.noise_scale for c, shape in enumerate(shapes)
+            draw_noise(tree, edges, shape, c, drawn)[place] / edges.move.noise_scale for c, shape in enumerate(shapes)
         )
     return Trajectory(moves, noises, {step: credit.get(node) for step, (_, node, _, _) in first.items()}, False)
 
@@ -274,7 +274,7 @@ def _redraw(
         if not move.kernel.stochastic:
             continue
         _, std = slope(move.kernel, policy.sigmas[step], policy.sigmas[step + 1], tree.sigma_cap)
-        others = [leaf for leaf, way in ways.items() if _left_at(tree, way) == step]
+        others = [leaf for leaf, way in ways.items() if _branch_step(tree, way) == step]
         steps.append(
             Step(
                 index=step,
@@ -292,7 +292,7 @@ def _redraw(
     return sample, still, steps
 
 
-def _left_at(tree: Tree, way: Sequence[int]) -> int | None:
+def _branch_step(tree: Tree, way: Sequence[int]) -> int | None:
     """Return the step at which a redraw left the trunk; None for other leaves."""
     redrawn = [node for node in way if tree.nodes[node].role == REDRAWN]
     parent = tree.nodes[redrawn[-1]].parent if redrawn else None

@@ -42,7 +42,7 @@ def explain_sample(
             raise InputError(
                 f"explain: the reward {reward.name!r} compares the samples of a group, and a sample alone has none"
             )
-    settings = lora_files.kept(settings, run)
+    settings = lora_files.with_kept_lora(settings, run)
     without = {"attention": None, "compile": False}  # these settings fit the training machine, maybe not this one
     settings = settings.model_copy(update={"model": settings.model.model_copy(update=without)})
     chosen = held_out[prompt]

@@ -52,7 +52,7 @@ class VarianceShare:
         return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
-def nested(moves: Sequence[Move], splits: Iterable[int]) -> Plan:
+def plan_nested(moves: Sequence[Move], splits: Iterable[int]) -> Plan:
     """Plan chains with one move per step; at each step of `splits` a second chain leaves and takes the same moves."""
     parting = frozenset(splits)
 
@@ -124,7 +124,7 @@ def check(
     ]
     before = policy.evaluations
     with phase("measuring steps"), warnings_heard():  # `group_spread` reports failed rewards
-        plan = nested([*map(Move, kernels[:-1]), Move()], splits)
+        plan = plan_nested([*map(Move, kernels[:-1]), Move()], splits)
         tree, scores = rollout(policy, plan, roots, rewards=rewards, micro_batch=size, seed=0, iteration=0)
     shares, variance = spectrum(tree, Combination.of(rewards, baseline).total(scores.values))
     cost = f"{policy.evaluations - before} evaluations, {len(tree.leaves)} samples"

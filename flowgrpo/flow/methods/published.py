@@ -33,7 +33,7 @@ _EIGHTH = {**_AVERAGE, "every": 8}
 _KEYS = {"steps": "model.call.num_inference_steps", "rate": "train.learning_rate", "norm": "train.max_grad_norm"}
 
 
-def _guided(scale: float, guidance: str = "pipeline") -> dict[str, Any]:
+def _guidance(scale: float, guidance: str = "pipeline") -> dict[str, Any]:
     return {"model.guidance": guidance, "model.call.guidance_scale": scale}
 
 
@@ -45,13 +45,13 @@ def _loop(**numbers: Any) -> dict[str, Any]:
 # TempFlow-GRPO's base config, which has the learning rate, was not available.
 _TEMPFLOW = _loop(steps=10, groups=48, group_size=24, updates=2, split="samples", ema=_EIGHTH)
 _FLOW_GRPO = {**_TEMPFLOW, **_loop(rate=3e-4, norm=1.0)}
-_FLUX = {**_guided(3.5), **_loop(split="samples", rate=1e-5, norm=1.0, ema=None)}  # FLUX.1's embedded guidance
+_FLUX = {**_guidance(3.5), **_loop(split="samples", rate=1e-5, norm=1.0, ema=None)}  # FLUX.1's embedded guidance
 _STUDY = {**_loop(steps=10, groups=48, group_size=24, updates=1, rate=3e-4, norm=5.0, ema=_AVERAGE), **_UNGUIDED}
-_SMALL = {**_loop(updates=1, rate=3e-4, norm=1.0, ema=_EIGHTH), **_guided(4.5, "rollout")}  # Flow-GRPO, DGPO
+_SMALL = {**_loop(updates=1, rate=3e-4, norm=1.0, ema=_EIGHTH), **_guidance(4.5, "rollout")}  # Flow-GRPO, DGPO
 _PAIR = {**_loop(steps=40, groups=1, group_size=24), **_SMALL}  # configs for one GPU
 
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "flow_grpo": {**_FLOW_GRPO, **_guided(4.5)},
+    "flow_grpo": {**_FLOW_GRPO, **_guidance(4.5)},
     "flow_grpo_fast": {**_FLOW_GRPO, **_UNGUIDED},
     "flow_grpo_window": {},
     "mix_grpo": {**_FLUX, **_loop(steps=25, groups=32, group_size=12, updates=4)},
@@ -59,8 +59,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "pref_grpo": {**_FLUX, **_loop(steps=25, groups=64, group_size=8, updates=2)},
     # GSM8K and Qwen3-1.7B on two GPUs. The source trains twice on each batch.
     "mc_grpo": _loop(groups=16, group_size=9, updates=1, rate=2e-6, ema=None),
-    "grpo_guard": {**_FLOW_GRPO, **_guided(4.5), "train.learning_rate": 1e-4},
-    "tempflow": {**_TEMPFLOW, **_guided(4.5)},
+    "grpo_guard": {**_FLOW_GRPO, **_guidance(4.5), "train.learning_rate": 1e-4},
+    "tempflow": {**_TEMPFLOW, **_guidance(4.5)},
     "tempflow_fast": {},
     "adaptive": {},
     # The paper has a weight average of decay 0.995, which the code does not use. An optimizer step takes 12 of 436
@@ -70,7 +70,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "dense_grpo": _loop(steps=10, group_size=24, rate=3e-4),  # its global batch is 144
     "stepwise_flow_grpo": _loop(steps=10),
     "vgpo": _loop(steps=10),
-    "sage_grpo": {**_guided(6.0), **_loop(steps=20, groups=16, group_size=4, updates=1, rate=1e-5, norm=1.0, ema=None)},
+    "sage_grpo": {
+        **_guidance(6.0),
+        **_loop(steps=20, groups=16, group_size=4, updates=1, rate=1e-5, norm=1.0, ema=None),
+    },
     "ctpo": _loop(groups=512, group_size=8, updates=16, split="groups", rate=1e-6),  # the loop of a language model
     "flow_dppo": {
         **_loop(steps=10, groups=48, group_size=16, updates=2, rate=3e-4),

@@ -82,7 +82,7 @@ def read(path: LoraPath, networks: Mapping[str, Outline], model: str) -> dict[st
         file = lora_files.read(each)
         if name is not None and name not in networks:
             raise InputError(f"{KEY}: {model} has no network {name!r}, {nearest(name, networks)}")
-        found |= placed(file, networks if name is None else {name: networks[name]}, model)
+        found |= assign_adapters(file, networks if name is None else {name: networks[name]}, model)
     return found
 
 
@@ -108,7 +108,7 @@ def outlines(path: str) -> dict[str, Outline]:
     return networks
 
 
-def placed(file: LoraFile, networks: Mapping[str, Outline], path: str) -> dict[str, Adapter]:
+def assign_adapters(file: LoraFile, networks: Mapping[str, Outline], path: str) -> dict[str, Adapter]:
     """Return a file's adapters by network; layers are found by diffusers' names, `layer_names`, or the pipeline class.
 
     The pipeline class may translate names (`lora_state_dict`); this is tried for files with other names. Raise
@@ -118,14 +118,14 @@ def placed(file: LoraFile, networks: Mapping[str, Outline], path: str) -> dict[s
     unknown = lora_layers.unknown(file, index)
     pipeline = load.pipeline_class(path) if unknown else None
     if not hasattr(pipeline, "lora_state_dict"):
-        return lora_layers.placed(file, index, networks, path)
+        return lora_layers.assign_adapters(file, index, networks, path)
     refused = InputError(f"{KEY}: {file.place} has an adapter for {unknown[0]}, and {path} has no such layer")
     for spelled in (_simplify_options(file), _respell(file)):
         translated = _translate(pipeline, spelled)
         if not translated or translated.keys() == spelled.tensors.keys():  # unknown names are left unchanged
             continue
         try:
-            return lora_layers.placed(replace(spelled, tensors=translated), index, networks, path)
+            return lora_layers.assign_adapters(replace(spelled, tensors=translated), index, networks, path)
         except InputError as error:
             refused = error
     raise refused

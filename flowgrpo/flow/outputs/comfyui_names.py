@@ -115,12 +115,14 @@ def rename(network: torch.nn.Module, state: State, shifts: State | None = None) 
         written[down] = torch.cat([state[part + DOWN] for part in present]).contiguous()
         ups = [state[part + UP] * (scales[part] / scales[present[0]]) for part in present]
         written[up] = (
-            ups[0].contiguous() if len(parts) == 1 else _stacked(network, dict(zip(present, ups, strict=True)), parts)
+            ups[0].contiguous()
+            if len(parts) == 1
+            else _stack_parts(network, dict(zip(present, ups, strict=True)), parts)
         )
         written[alpha] = torch.tensor(float(scales[present[0]] * len(written[down])))
         if any(part + BIAS in state for part in present):
             biases = {part: state[part + BIAS] * scales[part] for part in present if part + BIAS in state}
-            written[bias] = _stacked(network, biases, parts)
+            written[bias] = _stack_parts(network, biases, parts)
         for key in (up, bias) if names.swaps(name, (len(written[up]), written[down].shape[1])) else ():
             if key in written:
                 written[key] = torch.cat(written[key].chunk(2)[::-1])
@@ -134,7 +136,7 @@ def _layer(network: torch.nn.Module, path: str) -> Any:
     return network.get_submodule(path)
 
 
-def _stacked(network: torch.nn.Module, found: State, parts: Sequence[str]) -> torch.Tensor:
+def _stack_parts(network: torch.nn.Module, found: State, parts: Sequence[str]) -> torch.Tensor:
     """Join a fused layer's parts: matrices (rows, rank) block-diagonally, biases (rows,) in order; zeros if missing."""
     sizes = {part: _layer(network, part).out_features for part in parts}
     if next(iter(found.values())).ndim == 1:

@@ -48,7 +48,7 @@ def check(settings: Config, run: Path, found: Path, *, comfyui: bool) -> None:
     with `comfyui`, if layers have no known names in ComfyUI; without it, if that LoRA has shifts, which diffusers' file
     cannot hold.
     """
-    kept = lora_files.kept(settings, run)
+    kept = lora_files.with_kept_lora(settings, run)
     load.check_weights(settings.model.path, settings.model.variant)
     prompts.load_split(settings.prompts, "eval")
     begun = {} if settings.model.lora is None else initial_lora.adapters(kept.model)
@@ -80,7 +80,9 @@ def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool
         with policy.call_overrides(**settings.eval.call):
             policy.prepare(rows, "eval.call")
 
-    policy, weights = setup.policy_and_weights(lora_files.kept(settings, run), default_device(), encode, learns=False)
+    policy, weights = setup.policy_and_weights(
+        lora_files.with_kept_lora(settings, run), default_device(), encode, learns=False
+    )
     step = checkpoint.load_averaged(found, weights)
     if weights.lora is None:  # full weights are written without a variant
         settings = settings.model_copy(update={"model": settings.model.model_copy(update={"variant": None})})
@@ -199,7 +201,7 @@ def _card(
         snippet=_snippet(policy, settings, adapter=adapter, call=call, row=row),
         command=_command(settings, adapter, call=call, row=row),
         made="sample",
-        samples=[Shown(s.row, _shown(s.after), s.before and _shown(s.before)) for s in samples],
+        samples=[Shown(s.row, _format_file(s.after), s.before and _format_file(s.before)) for s in samples],
         notes=_notes(comfyui, settings.eval.adapter_steps, kind),
     )
 
@@ -221,7 +223,7 @@ def _notes(comfyui: list[str], part: Sequence[float] | None, kind: str) -> list[
     return ["", *lines, ""]
 
 
-def _shown(file: str) -> str:
+def _format_file(file: str) -> str:
     suffix = suffixes.suffix_of(file)
     if suffix in suffixes.SOUNDS:
         return f'<audio controls src="{file}">[{file}]({file})</audio>'
@@ -233,7 +235,7 @@ def _shown(file: str) -> str:
 def _command(settings: Config, adapter: LoraPath, *, call: dict[str, Any], row: Row) -> str:
     model, part = settings.model, _adapter_steps(settings)
     given = [name for name, value in row.columns.items() if value is not None and name != "sampling_rate"]
-    lora = adapter if isinstance(adapter, str) else model_card.written(adapter)
+    lora = adapter if isinstance(adapter, str) else model_card.format_value(adapter)
     line = model_card.command(
         [
             *("flowgrpo", "sample"),
@@ -243,7 +245,7 @@ def _command(settings: Config, adapter: LoraPath, *, call: dict[str, Any], row: 
             *(["--variant", model.variant] if model.variant else []),
             *(["--adapter-steps", part_text(part)] if part else []),
             *("--out", "samples"),
-            *(f"{key}={model_card.written(value)}" for key, value in call.items()),
+            *(f"{key}={model_card.format_value(value)}" for key, value in call.items()),
         ]
     )
     return f"# rows.jsonl holds a line with {', '.join(map(json.dumps, ['prompt', *given]))}\n{line}" if given else line

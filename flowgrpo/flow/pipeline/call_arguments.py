@@ -100,7 +100,7 @@ def _is_literal(node: ast.expr) -> bool:
     return True
 
 
-def checked_call(pipeline: type, call: dict[str, Any], key: str = "model.call") -> dict[str, Any]:
+def check_call(pipeline: type, call: dict[str, Any], key: str = "model.call") -> dict[str, Any]:
     """Return a copy of `call` if the pipeline takes all of its arguments; errors name `key`, its place in the config.
 
     Raise InputError if an argument is unknown, has a wrong value, or is set by flowgrpo.

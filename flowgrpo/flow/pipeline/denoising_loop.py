@@ -18,7 +18,7 @@ from diffusers import DiffusionPipeline
 from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow.pipeline.call_arguments import RESERVED, checked_call
+from flowgrpo.flow.pipeline.call_arguments import RESERVED, check_call
 from flowgrpo.flow.pipeline.inputs import masked_state, strength
 from flowgrpo.flow.pipeline.inputs.image_cache import EncodedPictures
 from flowgrpo.flow.pipeline.inputs.latents import LatentSlot, LatentSlots, Source
@@ -27,7 +27,7 @@ from flowgrpo.flow.pipeline.inputs.prompt_embeddings import EmbeddingCache, Embe
 from flowgrpo.flow.pipeline.networks import attention, traits
 from flowgrpo.flow.pipeline.networks.switches import remember_device
 from flowgrpo.training.distributed.fsdp_lockstep import stands_in
-from flowgrpo.training.run.random_states import seeded
+from flowgrpo.training.run.random_states import fixed_seed
 from samplers.kernels import State
 from samplers.scheduler import FlowSDEScheduler, StepRecord
 
@@ -70,7 +70,7 @@ class DenoisingLoop:
         strength.follow(pipe, self.scheduler)
         pipe.set_progress_bar_config(disable=True)
         self._run = inspect.unwrap(type(pipe).__call__)  # without the decorator torch.no_grad
-        self.call = checked_call(type(pipe), call or {})
+        self.call = check_call(type(pipe), call or {})
         remember_device(pipe)
         self.takes = set(inspect.signature(self._run).parameters) - {"self", *RESERVED}
         self.embeddings = EmbeddingCache(pipe, text_encoders)
@@ -119,7 +119,7 @@ class DenoisingLoop:
         """Return a context with other call arguments, for example for evaluation; the value None removes an argument."""
         before = self.call, self._sigmas, self.latents.slots, self._first_state, self.pins
         merged = {k: v for k, v in {**self.call, **call}.items() if v is not None}
-        checked_call(type(self.pipe), call, "eval.call")
+        check_call(type(self.pipe), call, "eval.call")
         self.call, self._sigmas, self._first_state = merged, None, ()
         self.latents.slots, self.pins = self._located.get(self._call_key, ([], False))
         try:
@@ -176,7 +176,7 @@ class DenoisingLoop:
         with (
             # The cache of autocast would keep a copy of every weight until the call ends.
             torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None, cache_enabled=False),
-            seeded(devices),  # for draws without a generator
+            fixed_seed(devices),  # for draws without a generator
             self.pictures.at_hand(),
         ):
             try:
@@ -313,7 +313,7 @@ class DenoisingLoop:
         return repr({k: fingerprint(v) for k, v in row.columns.items() if k in self.takes})
 
     def _conditions(self, row: Row) -> dict[str, Any]:
-        return {k: conditions.loaded(v) for k, v in row.columns.items() if k in self.takes and v is not None}
+        return {k: conditions.load_file(v) for k, v in row.columns.items() if k in self.takes and v is not None}
 
     def _probe_step(self, rows: Sequence[Row]) -> None:
         """Find out whether the loop pins a part of the state, and whether the call takes latents as an argument.

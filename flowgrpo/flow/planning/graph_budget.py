@@ -83,7 +83,7 @@ class RolloutGraphs(KeptGraphs):
         cost = most_graphs(config, len(policy.sigmas) - 1, run.done) if may_keep else None
         if cost is None or not cost.graphs:
             return
-        rows, size = -(-cost.graphs // run.share.count), cost.call_rows
+        rows, size = -(-cost.graphs // run.shard.count), cost.call_rows
         (row,) = build_rows(longest_and_shortest(run.train_prompts)[:1])
         try:
             with preserve_random_state():

@@ -31,8 +31,8 @@ from flowgrpo.training.planning.memory_phases import (
     Phase,
     measure_once,
     rewards_of,
-    switched,
     trained_bytes,
+    with_setting,
 )
 from flowgrpo.training.planning.meta_networks import few_objects
 from flowgrpo.training.scoring.group_scores import WAITING
@@ -55,12 +55,12 @@ class FlowBudget(Budget):
     @override
     def on_processes(self, processes: int, *, times: float = 1) -> FlowBudget:
         counts = {name: math.ceil(getattr(self, name) * times) for name in ("states", "graphs", "samples")}
-        return replace(self.switched("run.processes", processes), **counts)
+        return replace(self.with_setting("run.processes", processes), **counts)
 
     @override
     def phases(self) -> list[Phase]:
         config, model, train, trial = self.config, self.config.model, self.config.train, self.trial
-        shares, rows, loaded = config.run.shares, train.rollout_rows, self.loaded()
+        shards, rows, loaded = config.run.shards, train.rollout_rows, self.loaded_bytes()
         encoders = sum(size for name, size in loaded.items() if name.startswith(ENCODERS))
         away = sum(loaded.get(name, 0) for name in DECODERS) if model.vae == "offload" else 0
         later = self.loads_later and model.text_encoders != "keep"
@@ -72,16 +72,16 @@ class FlowBudget(Budget):
         stay = {
             "weights": weights,
             **trained_bytes(config, trial.trained, copies=policy_copies(config), among=self.layout.among),
-            "states": -(-self.states // shares) * trial.state + graphs,
+            "states": -(-self.states // shards) * trial.state + graphs,
         }
         # Low-precision copies of fully trained weights exist only while starts are drafted.
         drafting = stay | {"weights": weights + (0 if model.lora else copies)}
-        waiting = min(-(-self.samples // shares), WAITING * self.group) * trial.rollout.sample
+        waiting = min(-(-self.samples // shards), WAITING * self.group) * trial.rollout.sample
         decoding = drafting | {"weights": drafting["weights"] + away, "samples": waiting}
         scoring = stay | {"samples": waiting + self.group * trial.rollout.sample}  # a group, and the samples that wait
         encoding = {"weights": sum(size for name, size in loaded.items() if not (later and is_network(name)))}
-        degree, gathered, decode = config.run.context_parallel, self.gathered(), self._decode(trial.rollout)
-        sample = trial.rollout.step.shared(degree).beside(max(self.layer(), self._copied_layer()) + gathered)
+        degree, gathered, decode = config.run.context_parallel, self.gathered_bytes(), self._decode(trial.rollout)
+        sample = trial.rollout.step.split(degree).beside(max(self.layer(), self._copied_layer()) + gathered)
         phases = [
             Phase(name="encode", rows=1, key=None, fixed=encoding, calls=Peaks(((0, trial.encode),))),
             Phase(name="rollout", rows=rows, key=ROLLOUT, fixed=drafting, calls=sample),
@@ -90,7 +90,7 @@ class FlowBudget(Budget):
             Phase(name="update", rows=train.update_rows, key=UPDATE, fixed=stay, calls=self.update_calls()),
         ]
         if trial.evaluate is not None:
-            held_out = trial.evaluate.step.shared(degree).beside(self.layer() + gathered)
+            held_out = trial.evaluate.step.split(degree).beside(self.layer() + gathered)
             held_out |= self._decode(trial.evaluate).beside(away)
             phases.append(Phase(name="evaluate", rows=rows, key=ROLLOUT, fixed=stay, calls=held_out))
         return phases
@@ -101,7 +101,7 @@ class FlowBudget(Budget):
         run, trial = self.config.run, self.trial
         graph = trial.graph_checkpointed if self.config.model.gradient_checkpointing else trial.graph
         graph = replace(graph, each=-(-graph.each // run.context_parallel))
-        rows = -(-self.graphs // run.shares)
+        rows = -(-self.graphs // run.shards)
         return graph.of(rows, times=self.graph_times, size=self.config.train.rollout_rows)
 
     @override
@@ -130,7 +130,7 @@ class FlowBudget(Budget):
         """Return the bytes that the largest layer of such a copy needs to rebuild its weights in a call."""
         if not low_precision_copies.of_copies(self.config).keys() - {"bfloat16"}:
             return 0
-        return quantisation.made_anew(self.trial.shapes.values(), self._linear_width)
+        return quantisation.dequantised_bytes(self.trial.shapes.values(), self._linear_width)
 
     @property
     def _linear_width(self) -> int:
@@ -153,7 +153,7 @@ def budget_of(config: Config, of_node: int = OF_NODE) -> Iterator[FlowBudget]:
     longest = max(stored.train_prompts(config), key=lambda p: len(p.text))
     call = {**embedded.default_call(config.model.path), **config.model.call}
     with meta_pipeline.configs(config.model.path) as folder, few_objects():
-        local = switched(switched(config, "model.path", folder), "model.call", call)
+        local = with_setting(with_setting(config, "model.path", folder), "model.call", call)
         row = Row(longest.text, 0, longest.columns)
         measure = measure_once(local, lambda other: trial(other, folder, row))
         steps = call_and_branches(local, columns=longest.columns)[0]["num_inference_steps"]

@@ -21,7 +21,7 @@ from flowgrpo.flow.pipeline.loading import load, meta_pipeline
 from flowgrpo.flow.pipeline.networks import traits
 from flowgrpo.flow.pipeline.networks.switches import ENTRANCES, checkpoint_gradients, decoders, tile
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.flow.rollouts.prompt_encoding import changed, eval_call
+from flowgrpo.flow.rollouts.prompt_encoding import changed_arguments, eval_call
 from flowgrpo.flow.updates.rollout_graphs import Kept
 from flowgrpo.training.planning.allocation_counter import Peaks
 from flowgrpo.training.planning.memory_phases import TrialSizes
@@ -87,7 +87,7 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
         meta.empty(network, ENTRANCES if decodes else ("forward",), run_all=decodes, reads_once=reads_once)
     evaluation = eval_call(config, policy)
     with policy.call_overrides(**guidance.training_call(model.guidance, policy)):
-        other = changed(evaluation, policy)
+        other = changed_arguments(evaluation, policy)
         with torch.no_grad(), meta.phase() as live:
             policy.prepare([row])
             if other:

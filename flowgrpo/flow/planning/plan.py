@@ -15,7 +15,7 @@ from flowgrpo.flow.methods.objectives.policy_gradient import TrainedStep
 from flowgrpo.flow.methods.published import NOT_SAID, PUBLISHED
 from flowgrpo.flow.model import initial_lora, memory_estimate
 from flowgrpo.flow.offline import stored_groups
-from flowgrpo.flow.pipeline.call_arguments import checked_call, unguided
+from flowgrpo.flow.pipeline.call_arguments import check_call, unguided
 from flowgrpo.flow.pipeline.guidance import guidance_branches
 from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.loading.load import planned_class
@@ -24,7 +24,7 @@ from flowgrpo.flow.planning.tree_diagram import LEGEND, draw_tree
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
 from flowgrpo.schema import published
 from flowgrpo.schema.imports.lazy import lazy
-from flowgrpo.training.planning.memory_phases import switched
+from flowgrpo.training.planning.memory_phases import with_setting
 from flowgrpo.training.reports.progress import BACKWARD
 from flowgrpo.training.scoring import scorer
 from samplers.schedule import euler_sigmas, linear_sigmas
@@ -55,7 +55,7 @@ def plan(config: Config) -> dict[str, Any]:
         initial_lora.check_switched(begun, config)
         return _plan(config) | {"memory": memory_estimate.memory_estimate(config, begun=begun)}
     with known.folder(config.model.path, with_tokenizers=False) as folder:
-        return _plan(switched(config, "model.path", folder)) | {"config": config.model_dump(mode="json")}
+        return _plan(with_setting(config, "model.path", folder)) | {"config": config.model_dump(mode="json")}
 
 
 def _plan(config: Config) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         f"{g['steps']}, in batches of at most {g['rollout_batch']}; {g['trained_edges']} trained edges in "
         f"{g['update_batches']} batches of at most {g['micro_batch']}"
     )
-    evaluations = f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration{_spared(planned)}"
+    evaluations = f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration{_format_spared(planned)}"
     draft = f"{planned['drafted']} of the samples decoded, to choose starts from"
     calibration = f"{before['model_evaluations']:,} model evaluations, {before['decoded']:,} decoded, once"
     comparison = (
@@ -173,7 +173,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _spared(planned: dict[str, Any]) -> str:
+def _format_spared(planned: dict[str, Any]) -> str:
     """Return a text on the evaluations that kept graphs save (`flow.updates.rollout_graphs`); empty if none."""
     if not planned["graphs"]:
         return ""
@@ -258,7 +258,7 @@ def sigma_table(path: str, num_steps: int) -> list[float]:
 def uneven(config: Config, sigmas: list[float]) -> list[str]:
     """Return warnings if a trained step dominates the loss or the divergence; see `UNEVEN` and `UNEVEN_KL`."""
     algorithm = config.algorithm
-    steps, sigma_cap = _trained_steps(config, sigmas), sigmas[1]
+    steps, sigma_cap = _find_trained_steps(config, sigmas), sigmas[1]
     form, sentences = algorithm.kernel.log_prob, []
     pulls = _extremes(steps, algorithm.objective.pulls(steps, sigma_cap), UNEVEN)
     if pulls is not None:
@@ -277,7 +277,7 @@ def uneven(config: Config, sigmas: list[float]) -> list[str]:
     return sentences
 
 
-def _trained_steps(config: Config, sigmas: list[float]) -> list[TrainedStep]:
+def _find_trained_steps(config: Config, sigmas: list[float]) -> list[TrainedStep]:
     """Return the steps trained in any of `LOOKS` iterations spread over the run."""
     train, algorithm = config.train, config.algorithm
     kernels = algorithm.kernel.kernels(len(sigmas) - 1)
@@ -316,7 +316,7 @@ def check_columns(config: Config, rows: Sequence[Prompt], over: dict[str, Any] |
     }
     written = {(n, repr(row.columns[n])): (n, row) for row in rows for n in (numbers | {STEPS}) & row.columns.keys()}
     for name, row in written.values():
-        checked_call(pipeline, {name: row.columns[name]} if row.columns[name] is not None else {}, key)
+        check_call(pipeline, {name: row.columns[name]} if row.columns[name] is not None else {}, key)
     steps = {
         call_and_branches(config, over, row.columns)[0][STEPS]: row for name, row in written.values() if name == STEPS
     }
@@ -343,8 +343,8 @@ def call_and_branches(
     """
     pipeline = planned_class(config.model.path)
     call = {**embedded.default_call(config.model.path), **config.model.call}
-    checked_call(pipeline, call)
-    checked_call(pipeline, over or {}, key)
+    check_call(pipeline, call)
+    check_call(pipeline, over or {}, key)
     call = {k: v for k, v in {**call, **(over or {})}.items() if v is not None}
     parameters = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
     call.setdefault("num_inference_steps", parameters["num_inference_steps"].default)

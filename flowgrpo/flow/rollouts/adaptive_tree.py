@@ -81,7 +81,7 @@ class Shaping:
             ]
             older = max((first for first in self.shapes if first <= iteration + 1), default=0)
             self.shapes = {first: shape for first, shape in self.shapes.items() if first >= older}
-            self.shapes[coming] = tree.reshaped(kernels, variances)
+            self.shapes[coming] = tree.reshape(kernels, variances)
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, of JSON types."""

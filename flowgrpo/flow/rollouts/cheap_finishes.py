@@ -23,7 +23,7 @@ from flowgrpo.training.advantages.baseline import weighted_sum
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.distributed.assignment import Assignment
-from flowgrpo.training.distributed.data_share import WHOLE, DataShard
+from flowgrpo.training.distributed.data_shard import WHOLE, DataShard
 from flowgrpo.training.reports.metrics import mean
 from flowgrpo.training.run.random_states import preserve_random_state
 from flowgrpo.training.scoring.group_scores import Gather
@@ -78,7 +78,7 @@ class Finishing:
         iteration: int,
         assignment: Assignment,
         gather: Gather,
-        share: DataShard = WHOLE,
+        shard: DataShard = WHOLE,
     ) -> Finished | None:
         """Return statistics of an iteration's finishes; None if they are not cheap and no check is due.
 
@@ -113,7 +113,7 @@ class Finishing:
             return policy.decode(tuple(x[list(leaves)] for x in again.samples), rows)
 
         with preserve_random_state(), unheard():
-            exactly = score_leaves(again, decode, rewards, micro_batch, assignment=of_group, gather=gather, share=share)
+            exactly = score_leaves(again, decode, rewards, micro_batch, assignment=of_group, gather=gather, shard=shard)
         exact_values = self._values(exact, again, exactly)
         pairs = [
             Pair(siblings, value, exact_values[key][1])

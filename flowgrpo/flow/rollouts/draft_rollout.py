@@ -21,7 +21,7 @@ from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.advantages.unit_selection import extremes
 from flowgrpo.training.distributed.assignment import Assignment
-from flowgrpo.training.distributed.data_share import WHOLE, DataShard
+from flowgrpo.training.distributed.data_shard import WHOLE, DataShard
 from flowgrpo.training.reports.metrics import mean
 from flowgrpo.training.scoring.group_scores import Gather, Piece, score_pieces
 from flowgrpo.training.weights.low_precision_copies import Copies
@@ -83,7 +83,7 @@ def run_draft(
     numbers: Sequence[int],
     micro_batch: int,
     gather: Gather,
-    share: DataShard = WHOLE,
+    shard: DataShard = WHOLE,
 ) -> Chosen:
     """Sample a pool of starts by ODE; return the best and the worst starts of each group (Sol-RL, arXiv 2604.06916).
 
@@ -100,7 +100,7 @@ def run_draft(
             samples = torch.cat([policy.generate(batch) for batch in batched(group_rows, micro_batch)])
             yield Piece(group, starts, samples, group_rows)
 
-    total = combination.total(score_pieces(rewards, pieces(), pool, gather, share=share).values).tolist()
+    total = combination.total(score_pieces(rewards, pieces(), pool, gather, shard=shard).values).tolist()
     totals = dict(zip(pool.own, total, strict=True))
     everyone = {member: value for process in gather([totals]) for member, value in process.items()}
     starts: list[list[int]] = []

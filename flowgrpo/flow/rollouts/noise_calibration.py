@@ -90,7 +90,7 @@ def search(run: RunState, levels: list[float], roll_out: Callable[[int, list[flo
         batch = roll_out(past - settings.rounds, levels)
         decoded += batch.decoded
         signs = step_signs(batch.tree, run.combination.total(batch.scores.values))
-        positive, negative = run.collectives.sum_shares(signs)
+        positive, negative = run.collectives.sum_shards(signs)
         rounds.append({"levels": levels, "positive": positive.tolist(), "negative": negative.tolist()})
         steps = level_steps(kernel.name, batch.tree, settings.step)
         levels = adjust_levels(levels, positive, negative, steps=steps, difference=settings.difference, highest=highest)

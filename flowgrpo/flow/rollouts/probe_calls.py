@@ -16,7 +16,7 @@ import torch
 
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.flow.pipeline.policy import Policy
-from flowgrpo.flow.rollouts.prompt_encoding import build_rows, changed, longest_and_shortest
+from flowgrpo.flow.rollouts.prompt_encoding import build_rows, changed_arguments, longest_and_shortest
 from flowgrpo.training.fitting.batch_probing import Timed
 from flowgrpo.training.fitting.batch_sizes import ProbeCalls
 from flowgrpo.training.weights.trained_weights import Weights
@@ -73,6 +73,6 @@ def probe_calls(
     others = [
         Timed(0, sample_with(arguments, some_prompts))
         for arguments, some_prompts in ((call, held_out), (draft, prompts))
-        if some_prompts and changed(arguments, policy)
+        if some_prompts and changed_arguments(arguments, policy)
     ]
     return ProbeCalls(rollout=[Timed(steps, step), Timed(1, decode), *others], update=[Timed(steps, learn)])

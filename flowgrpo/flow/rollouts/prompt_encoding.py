@@ -13,7 +13,7 @@ from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.training.distributed.assignment import assign_pool, assign_roots
-from flowgrpo.training.distributed.data_share import WHOLE, DataShard
+from flowgrpo.training.distributed.data_shard import WHOLE, DataShard
 from flowgrpo.training.prompts.prompt_groups import build_groups
 from flowgrpo.training.prompts.prompt_statistics import PromptStats
 
@@ -26,14 +26,14 @@ def encode_run(
     eval_prompts: Sequence[Prompt],
     *,
     done: int = 0,
-    shares: Sequence[DataShard] = (WHOLE,),
+    shards: Sequence[DataShard] = (WHOLE,),
     rolls_out: bool = True,
 ) -> None:
     """Encode the training prompts that a process will sample, if it `rolls_out`, and its evaluation prompts.
 
     `shares` are the data shards of the process: one, or several for a generator. A resumed run has `done` iterations.
     """
-    indices = indices_ahead(config, len(train_prompts), done=done, shares=shares) if rolls_out else ()
+    indices = indices_ahead(config, len(train_prompts), done=done, shards=shards) if rolls_out else ()
     ahead = [train_prompts[i] for i in indices]
     rows = build_rows([*longest_and_shortest(train_prompts), *ahead])
     evaluation = eval_call(config, policy)
@@ -46,8 +46,8 @@ def encode_run(
             with policy.call_overrides(**config.train.draft.call):
                 policy.prepare(rows, "train.draft.call")
     held_out = longest_and_shortest(eval_prompts)
-    for share in shares:
-        held_out += eval_prompts[share.index :: share.count]
+    for shard in shards:
+        held_out += eval_prompts[shard.index :: shard.count]
     with policy.call_overrides(**evaluation):
         policy.prepare(build_rows(held_out), "eval.call" if config.eval.call else "model.call")
 
@@ -58,12 +58,12 @@ def eval_call(config: Config, policy: Policy) -> dict[str, Any]:
     return {**guided, **config.eval.call}
 
 
-def changed(call: Mapping[str, Any], policy: Policy) -> set[str]:
+def changed_arguments(call: Mapping[str, Any], policy: Policy) -> set[str]:
     """Return the names of the arguments in `call` that differ from the policy's, except the number of steps."""
     return {key for key, value in call.items() if policy.call.get(key) != value} - {"num_inference_steps"}
 
 
-def indices_ahead(config: Config, number: int, *, done: int, shares: Sequence[DataShard]) -> list[int]:
+def indices_ahead(config: Config, number: int, *, done: int, shards: Sequence[DataShard]) -> list[int]:
     """Return the indices of the training prompts that a process will sample, without repeats.
 
     `number` is the number of training prompts; other arguments are those of `encode_run`.
@@ -76,8 +76,8 @@ def indices_ahead(config: Config, number: int, *, done: int, shares: Sequence[Da
     indices: dict[int, None] = {}  # an ordered set
     for iteration in ahead:
         groups = build_groups(config, number, stats, iteration)
-        for assign, share in product((assign_roots, assign_pool), shares):
-            assignment = assign(config, groups, iteration=iteration, share=share)
+        for assign, shard in product((assign_roots, assign_pool), shards):
+            assignment = assign(config, groups, iteration=iteration, shard=shard)
             indices |= dict.fromkeys(groups.prompts[group] for group, _ in assignment.own)
     return list(indices)
 

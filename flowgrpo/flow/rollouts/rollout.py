@@ -14,7 +14,7 @@ from flowgrpo.flow.methods.credit.rules import trunk_ends
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.rollouts.state_preview import StatePreview
 from flowgrpo.training.distributed.assignment import Assignment
-from flowgrpo.training.distributed.data_share import WHOLE, DataShard
+from flowgrpo.training.distributed.data_shard import WHOLE, DataShard
 from flowgrpo.training.prompts.prompt_groups import Groups
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.scoring.group_scores import Gather, Piece, score_pieces
@@ -112,7 +112,7 @@ def rollout(
     micro_batch: int,
     assignment: Assignment | None = None,
     gather: Gather = list,
-    share: DataShard = WHOLE,
+    shard: DataShard = WHOLE,
     **growth: Any,
 ) -> tuple[Tree, Scores]:
     """Grow and score the trees of one iteration; return them as one tree, and the scores in the order of its leaves.
@@ -124,7 +124,7 @@ def rollout(
     def decode(leaves: Sequence[int], own: Sequence[Row]) -> torch.Tensor:
         return policy.decode(tuple(x[list(leaves)] for x in tree.samples), own)
 
-    return tree, score_leaves(tree, decode, rewards, micro_batch, assignment=assignment, gather=gather, share=share)
+    return tree, score_leaves(tree, decode, rewards, micro_batch, assignment=assignment, gather=gather, shard=shard)
 
 
 @torch.no_grad()
@@ -177,7 +177,7 @@ def score_leaves(
     *,
     assignment: Assignment | None = None,
     gather: Gather = list,
-    share: DataShard = WHOLE,
+    shard: DataShard = WHOLE,
 ) -> Scores:
     """Decode the leaves of a tree, score them, and return the scores in the order of the leaves.
 
@@ -188,7 +188,7 @@ def score_leaves(
         by_group[tree.nodes[leaf].root.group].append(index)
     for indices in by_group.values():  # an order that does not depend on the assignment to processes
         indices.sort(key=lambda index: tree.nodes[tree.leaves[index]].path)
-    scores = score_pieces(rewards, _decode_groups(decode, tree, by_group, micro_batch), assignment, gather, share=share)
+    scores = score_pieces(rewards, _decode_groups(decode, tree, by_group, micro_batch), assignment, gather, shard=shard)
     order = torch.tensor([index for indices in by_group.values() for index in indices]).argsort()
     return Scores(scores.values[order], scores.lost[order], scores.seconds)
 

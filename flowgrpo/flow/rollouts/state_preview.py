@@ -24,7 +24,7 @@ from rewards import Reward
 from samplers.batches import batched
 from samplers.finishes import Finish
 from samplers.kernels import State
-from samplers.trees import Evaluate, Root, Tree, stacked
+from samplers.trees import Evaluate, Root, Tree, stack_states
 
 BARS = 40  # number of bars in the picture of a sound
 GREY = (127, 127, 127, 255)  # RGBA of the bars, visible on light and dark pages
@@ -125,7 +125,7 @@ class StatePreviews:
                 for batch in batched(places, most):
                     rows = [previews[i].root.row for i in batch]
                     states = [state for i in batch if (state := previews[i].state) is not None]  # none is left out
-                    state = tuple(x.to(tree.samples[0].device) for x in stacked(states))
+                    state = tuple(x.to(tree.samples[0].device) for x in stack_states(states))
                     samples = self.policy.decode(state, rows)
                     if not estimated:
                         rewards = scores.values[[leaves[previews[i].node] for i in batch]]

@@ -93,7 +93,7 @@ def credit_edges(run: RunState, policy: Policy, batch: Batch, compared: Compared
     units = replace(compared.units, weight=compared.units.weight.where(known, 0.0))  # a lost sample weighs nothing
     if algorithm.likelihood.name == "elbo":
         trained = compared.trained & known
-        return _noised(run, policy, batch, units, advantages=compared.advantages, trained=trained, row_at=row_at)
+        return _build_noised(run, policy, batch, units, advantages=compared.advantages, trained=trained, row_at=row_at)
     return Credited(
         tree=build_replay_tree(
             config,
@@ -112,7 +112,7 @@ def credit_edges(run: RunState, policy: Policy, batch: Batch, compared: Compared
     )
 
 
-def _noised(
+def _build_noised(
     run: RunState,
     policy: Policy,
     batch: Batch,

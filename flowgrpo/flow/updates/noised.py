@@ -24,7 +24,7 @@ from flowgrpo.training.weights.optimizer_step import UpdateStats
 from flowgrpo.training.weights.trained_weights import Weights
 from samplers import noise
 from samplers.batches import batched
-from samplers.drawing import sent
+from samplers.drawing import to_device
 from samplers.kernels import State
 from samplers.trees import Node, Tree
 
@@ -91,7 +91,7 @@ class Noised:
         for component, samples in enumerate(self.tree.samples):
             clean = samples[[draw.leaf for draw in call.draws]].float()
             drawn = torch.stack([self._noise(draw, component, clean.shape[1:]) for draw in call.draws])
-            drawn = sent(drawn, clean.device)
+            drawn = to_device(drawn, clean.device)
             state.append(((1 - call.sigma) * clean + call.sigma * drawn).to(samples.dtype))
             target.append(drawn - clean)
         return tuple(state), flatten_state(tuple(target))
@@ -192,10 +192,10 @@ class Matching:
     shares: dict[Draw, Tensor] = field(default_factory=dict)
     centre: tuple[float, float] = ABSENT
 
-    def losses(self, part: int, stats: UpdateStats, sum_shares: Sum) -> Iterator[Tensor]:
+    def losses(self, part: int, stats: UpdateStats, sum_shards: Sum) -> Iterator[Tensor]:
         """Yield for each call of a part the weighted sum of its losses."""
         if self.objective.couples != "nothing":
-            self._couple(part, sum_shares)
+            self._couple(part, sum_shards)
         for call in self.noised.of_part(part):
             yield self._loss(call, stats)
 
@@ -257,7 +257,7 @@ class Matching:
             return flatten_state(self.policy.velocity(state, call.sigma, self.noised.rows(call))) - target
 
     @torch.no_grad()
-    def _couple(self, part: int, sum_shares: Sum) -> None:
+    def _couple(self, part: int, sum_shards: Sum) -> None:
         """Compute the log ratios of a part without gradient, and from them `coefficients` and `shares`, or `centre`."""
         ratios: dict[Draw, Tensor] = {}
         likelihood = self.noised.likelihood
@@ -270,7 +270,7 @@ class Matching:
             ratios |= dict(zip(call.draws, live - anchor, strict=True))
             self.anchored |= dict(zip(call.draws, anchor, strict=True))
         if self.objective.couples == "step":
-            self._centre(ratios, sum_shares)
+            self._centre(ratios, sum_shards)
             return
         self.coefficients = {draw: 0 * ratio for draw, ratio in ratios.items()}
         self.shares = dict(self.coefficients)
@@ -286,11 +286,11 @@ class Matching:
                 for draw, coefficient in zip(draws, self.objective.coefficients(ell, advantage), strict=True):
                     self.coefficients[draw], self.shares[draw] = coefficient, share
 
-    def _centre(self, ratios: dict[Draw, Tensor], sum_shares: Sum) -> None:
+    def _centre(self, ratios: dict[Draw, Tensor], sum_shards: Sum) -> None:
         self.weights.lockstep.join()  # before the next collective
         assert isinstance(self.objective, Centred)
         good = optimality(self.noised.advantages[[draw.leaf for draw in ratios]].double(), self.objective.most)
         log_ratios = torch.stack(list(ratios.values())).double().cpu() if ratios else good
         sums = torch.stack([log_ratios.sum(), good.sum(), torch.tensor(float(len(ratios)), dtype=torch.float64)])
-        ratio, good, count = sum_shares(sums).tolist()
+        ratio, good, count = sum_shards(sums).tolist()
         self.centre = ratio / max(count, 1.0), good / max(count, 1.0)

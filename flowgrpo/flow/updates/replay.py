@@ -10,7 +10,7 @@ from flowgrpo.flow.config import Config
 from flowgrpo.flow.updates import rollout_graphs
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.distributed.minibatches import of_edges
-from samplers.pruning import pruned
+from samplers.pruning import prune
 from samplers.trees import Tree
 
 Tensor = torch.Tensor
@@ -31,7 +31,7 @@ def build_replay_tree(
     keep, train = finite(tree), config.train
     if broken := int((~keep).sum()):
         LOGGER.warning("%d steps of samples have a log-probability that is not finite and are not trained on", broken)
-    not_pruned = config.algorithm.tree.pruned(tree, units.to_edges(advantages))
+    not_pruned = config.algorithm.tree.kept_edges(tree, units.to_edges(advantages))
     if not_pruned is not None:
         keep &= not_pruned
     if not trained.all():
@@ -43,7 +43,7 @@ def build_replay_tree(
     parts = None
     if train.split == "edges":
         parts = of_edges(tree, keep, updates=train.updates, seed=config.run.seed, iteration=iteration)
-    return pruned(tree, keep, train.update_rows, parts)
+    return prune(tree, keep, train.update_rows, parts)
 
 
 def finite(tree: Tree) -> Tensor:

@@ -11,7 +11,7 @@ from flowgrpo.flow.rollouts.rollout import Batch
 from flowgrpo.flow.rollouts.state_preview import StatePreview
 from flowgrpo.flow.updates.update import Credited
 from flowgrpo.training.advantages.reward_combination import Combination
-from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, encode_picture, known
+from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, encode_picture, finite_or_none
 from samplers.kernels import slope
 from samplers.trees import TWIG
 
@@ -59,8 +59,8 @@ def _state_fields(each: StatePreview, combination: Combination) -> Fields:
     if each.picture is not None:
         fields["picture"] = encode_picture(each.picture)
     if each.rewards is not None:
-        fields["rewards"] = tuple(known(value) for value in each.rewards.tolist())
-        fields["total"] = known(float(combination.total(each.rewards[None])[0]))
+        fields["rewards"] = tuple(finite_or_none(value) for value in each.rewards.tolist())
+        fields["total"] = finite_or_none(float(combination.total(each.rewards[None])[0]))
     return fields
 
 
@@ -82,7 +82,7 @@ def _edge_fields(batch: Batch, credited: Credited, kept: Collection[int | None])
                     "noise": edges.move.noise_scale * std,
                     "trained": edges.move.trained,
                     "weight": credited.step_weights.get((kernel, *sigmas), 1.0),
-                    "log_prob": None if log_probs is None else known(log_probs[place]),
+                    "log_prob": None if log_probs is None else finite_or_none(log_probs[place]),
                 }
     if noised is None:
         trained = {node for e in credited.tree.evaluations for edges in e.trained for node in edges.nodes.tolist()}
@@ -97,12 +97,12 @@ def _edge_fields(batch: Batch, credited: Credited, kept: Collection[int | None])
             continue
         edge = fields.setdefault(node, {})
         edge["trained"] = edge.get("trained", False) or noised is not None
-        advantage = known(advantages[unit])
+        advantage = finite_or_none(advantages[unit])
         edge |= {
             "updated": node in trained and advantage is not None,
             "unit": unit,
             "compared": tuple(compared[unit]),
             "advantage": advantage,
-            "weight": known(edge.get("weight", 1.0) * weights[unit]),
+            "weight": finite_or_none(edge.get("weight", 1.0) * weights[unit]),
         }
     return fields

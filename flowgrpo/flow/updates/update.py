@@ -67,7 +67,7 @@ def update_part(
     scaler: torch.amp.GradScaler,
     objective: PolicyGradient,
     max_grad_norm: float,
-    sum_shares: Callable[[torch.Tensor], torch.Tensor],
+    sum_shards: Callable[[torch.Tensor], torch.Tensor],
     sum_processes: Callable[[torch.Tensor], torch.Tensor] | None,
 ) -> UpdateStats:
     """Take one optimizer step on the edges or samples of one part; return its statistics on this process.
@@ -78,7 +78,7 @@ def update_part(
 
     Args:
         scaler: gradient scaler for float16; may be disabled.
-        sum_shares: sums a tensor over the data shards.
+        sum_shards: sums a tensor over the data shards.
         sum_processes: sums a tensor over all processes; those of one data shard each have a part of its gradient. None
             for one process.
     """
@@ -88,7 +88,7 @@ def update_part(
         local = sum(float(credited.weights(edges).sum()) for e in evaluations for edges in e.trained)
     else:
         local = credited.noised.weight(part)
-    total = float(sum_shares(torch.tensor(local, dtype=torch.float64)))
+    total = float(sum_shards(torch.tensor(local, dtype=torch.float64)))
     if total == 0:
         rollout_graphs.drop(evaluations)
         return stats
@@ -100,7 +100,7 @@ def update_part(
         matching = Matching(
             policy=policy, weights=weights, objective=objective, noised=credited.noised, beta=credited.beta
         )
-        losses = matching.losses(part, stats, sum_shares)
+        losses = matching.losses(part, stats, sum_shards)
     for loss in losses:
         weights.lockstep.backward(scaler.scale(loss / total))
     optimizer_step(

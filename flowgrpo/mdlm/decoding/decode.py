@@ -242,7 +242,7 @@ def _step(predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: C
         logits = cache.logits(step.ids, step.attention_mask, step.row, **columns)
     elif decoder.guided:
         scale = setting(decoder.cfg_scale, step)
-        logits = predictor.guided(step.ids, step.attention_mask, scale, prompt=step.prompt, **columns)
+        logits = predictor.guide(step.ids, step.attention_mask, scale, prompt=step.prompt, **columns)
     else:
         layers = decoder.hidden_layers
         logits, hidden = predictor.logits_and_hidden(step.ids, step.attention_mask, layers=layers, **columns)

@@ -136,7 +136,7 @@ def build(
     if block_size is not None:
         if words["region"].name == "ascending":
             raise InputError(f"{place}.region: ascending blocks are not this model's own, take blocks")
-        region = regions.counted(region, block_size, f"{place}.region")
+        region = regions.fit_blocks(region, block_size, f"{place}.region")
     pad_id = None if predictor is None else predictor.pad_id
     steps = _steps(committer, others.steps, length, place)
     frame = Frame(region=region, steps=steps, eos_id=eos_id, pad_id=pad_id, place=place)
@@ -145,7 +145,7 @@ def build(
         _ = frame.end  # raises InputError for a model without an end token
     decoder = Decoder(
         proposal=words["proposal"],
-        scorer=words["scorer"].loaded(None if predictor is None else predictor.hidden_size, f"{place}.scorer"),
+        scorer=words["scorer"].load(None if predictor is None else predictor.hidden_size, f"{place}.scorer"),
         modifiers=changes,
         committer=committer,
         frame=frame,

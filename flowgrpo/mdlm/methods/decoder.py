@@ -51,9 +51,9 @@ class Decoding(Others, Choice):
         block_size: int | None = None,
     ) -> Decoder:
         """Build the decoder for answers of some length; see `flowgrpo.mdlm.decoding.decoders.build`."""
-        return build(self.written(), length, eos_id, predictor, block_size, place=place)
+        return build(self.dump(), length, eos_id, predictor, block_size, place=place)
 
-    def written(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Any]:
         """Return the name of the row and the changes to it, as `build` takes them."""
         return {"name": self.name, **self.model_dump(exclude_defaults=True)}
 
@@ -62,6 +62,6 @@ class Rollouts(Decoding):
     """The decoder of training: at temperature 1 by default."""
 
     @override
-    def written(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Any]:
         proposal = {"name": self.proposal} if isinstance(self.proposal, str) else self.proposal or {}
-        return {**super().written(), "proposal": {"temperature": 1.0, **proposal}}
+        return {**super().dump(), "proposal": {"temperature": 1.0, **proposal}}

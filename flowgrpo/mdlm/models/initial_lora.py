@@ -51,7 +51,7 @@ def adapters(model: TextModel, file: LoraFile | None, network: torch.nn.Module) 
     released = {name: layers[path] for name, path in architectures.own_paths(network, names).items() if path in layers}
     parameters = lora_layers.names_in(NETWORK, outline.parameters)
     index = Index({NETWORK: layers | released}, {NETWORK: parameters})
-    placed = lora_layers.placed(file, index, {NETWORK: outline}, model.path)
+    placed = lora_layers.assign_adapters(file, index, {NETWORK: outline}, model.path)
     if model.lora is not None:
         lora_layers.refuse_shifts_alone(placed.values())
     return placed

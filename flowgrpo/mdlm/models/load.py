@@ -13,7 +13,7 @@ import torch
 from flowgrpo.data import embedded, tables
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.decoding.network.block_attention import Attention, known_block_size
+from flowgrpo.mdlm.decoding.network.block_attention import Attention, find_block_size
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.model_files import folder_files, weight_check
@@ -76,7 +76,7 @@ def load_predictor(
     """
     model_path, tokenizer_path = model_paths(path)
     config = config_of(model_path)
-    block_size = known_block_size(config, attention, block_size)
+    block_size = find_block_size(config, attention, block_size)
     check_weights(path, variant)
     known = architectures.architecture(config)
     with _one_sentence(path, "no readable weights", config, trust_remote_code), without_progress_bars("transformers"):
@@ -87,7 +87,7 @@ def load_predictor(
             options = {"dtype": dtype, "variant": variant, "trust_remote_code": trust_remote_code}
             with weight_check.silent():
                 model, info = kind.from_pretrained(model_path, output_loading_info=True, **options)
-            weight_check.refuse(weight_check.loaded(info, model), type(model).__name__, path)
+            weight_check.refuse(weight_check.compare_loaded(info, model), type(model).__name__, path)
     if quantise:
         quantisation.quantise(model, quantise)
     with _one_sentence(path, "no tokenizer", config, trust_remote_code):
@@ -175,7 +175,7 @@ def config_of(place: str) -> dict[str, Any]:
 
 def block_size_of(path: str, attention: Attention | None, block_size: int | None) -> int | None:
     """Return the tokens of a block of a model that is not loaded, None for full attention; see `load_predictor`."""
-    return known_block_size(config_of(model_paths(path)[0]), attention, block_size)
+    return find_block_size(config_of(model_paths(path)[0]), attention, block_size)
 
 
 def is_pipeline(path: str) -> bool:

@@ -43,7 +43,7 @@ def check(settings: TextConfig, run: Path, found: Path, *, comfyui: bool) -> Non
     """
     if comfyui:
         raise InputError("--comfyui: ComfyUI runs no masked-diffusion language models; leave it out")
-    model = lora_files.kept(settings, run).model
+    model = lora_files.with_kept_lora(settings, run).model
     started = None if model.lora is None else model.lora.path
     if isinstance(started, str):
         for shifted in lora_layers.shifts_of(lora_files.read(started)):
@@ -62,7 +62,7 @@ def export(settings: TextConfig, run: Path, found: Path, out: Path, *, comfyui: 
     tokenizer, in the same layout as the base model. A learned schedule goes to `schedule.safetensors`. `eval.decoder`
     answers the sample prompts one at a time. `comfyui` is always false here, since `check` refuses it.
     """
-    policy, weights = policy_and_weights(lora_files.kept(settings, run), default_device(), learns=False)
+    policy, weights = policy_and_weights(lora_files.with_kept_lora(settings, run), default_device(), learns=False)
     step = checkpoint.load_averaged(found, weights)
     out.mkdir(parents=True, exist_ok=True)
     chosen = prompts.load_split(settings.prompts, "eval")[:SAMPLES]
@@ -161,7 +161,7 @@ def _card(
         command=_command(settings, kind, rows[0]),
         made="answer",
         samples=[
-            Shown(row, markdown.escaped(a.text), None if old is None else markdown.escaped(old))
+            Shown(row, markdown.escape(a.text), None if old is None else markdown.escape(old))
             for row, a, old in zip(rows, answers, befores, strict=True)
         ],
     )
@@ -180,7 +180,7 @@ def _dtype(model: TextModel) -> str:
 
 
 def _snippet(settings: TextConfig, kind: str, row: Row) -> str:
-    model, lora, decoder = settings.model, kind == "lora", settings.eval.decoder.written()
+    model, lora, decoder = settings.model, kind == "lora", settings.eval.decoder.dump()
     learned = settings.algorithm.schedule.name != "none" and decoder["name"] == "scheduled"
     place = repr(model.path if lora else ".")
     loading = _loading(model) | {k: v for k in ("quantise", "variant") if (v := getattr(model, k)) is not None}
@@ -212,11 +212,11 @@ def _command(settings: TextConfig, kind: str, row: Row) -> str:
     model = settings.model
     place = [model.path, "--adapter", "."] if kind == "lora" else ["."]
     given: dict[str, Any] = {"length": model.length} if model.path != DIGITS or kind == "full" else {}
-    given |= {**_loading(model), **({"chat": True} if model.chat else {}), "decoder": settings.eval.decoder.written()}
+    given |= {**_loading(model), **({"chat": True} if model.chat else {}), "decoder": settings.eval.decoder.dump()}
     options = ["--prompt", row.prompt, "--seed", str(row.seed), "--dtype", _dtype(model)]
     for option, word in {"--quantise": model.quantise, "--variant": model.variant}.items():
         options += [] if word is None else [option, word]
     options += ["--out", "samples"]
     return model_card.command(
-        ["flowgrpo", "sample", *place, *options, *(f"{k}={model_card.written(v)}" for k, v in given.items())]
+        ["flowgrpo", "sample", *place, *options, *(f"{k}={model_card.format_value(v)}" for k, v in given.items())]
     )

@@ -43,7 +43,7 @@ class TextBudget(Budget):
         config, trial, rows = self.config, self.trial, self.config.train.rollout_rows
         trained = trained_bytes(config, trial.trained, copies=policy_copies(config), among=self.layout.among)
         stay = {"weights": self.resident(), **trained}
-        rebuilt = self.layer() + self.gathered()
+        rebuilt = self.layer() + self.gathered_bytes()
         decode, update = trial.decode.beside(rebuilt), self.update_calls()
         phases = [
             Phase(name="rollout", rows=rows, key=ROLLOUT, fixed=stay, calls=decode),

@@ -128,7 +128,7 @@ def _measure_decoding(
             if cache is not None:
                 logits = cache.logits(ids, mask, torch.tensor([0]), start=start, stop=stop)
             elif decoder.guided:
-                logits = predictor.guided(ids, None, 1.0, prompt=prompt, start=start, stop=stop)
+                logits = predictor.guide(ids, None, 1.0, prompt=prompt, start=start, stop=stop)
             else:
                 layers = decoder.hidden_layers
                 logits, hidden = predictor.logits_and_hidden(ids, None, start=start, stop=stop, layers=layers)

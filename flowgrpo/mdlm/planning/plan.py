@@ -31,7 +31,7 @@ from flowgrpo.mdlm.models.load import block_size_of, check_weights
 from flowgrpo.mdlm.rollouts.rollout import scores_engine
 from flowgrpo.schema import published
 from flowgrpo.training.model_files.hub_files import stands_in_for
-from flowgrpo.training.planning.memory_phases import switched
+from flowgrpo.training.planning.memory_phases import with_setting
 from flowgrpo.training.reports.progress import BACKWARD
 from flowgrpo.training.scoring import scorer
 
@@ -62,7 +62,7 @@ def here(config: TextConfig) -> Iterator[TextConfig]:
         yield config
         return
     with known.text_folder(path) as folder:
-        yield switched(config, "model.path", folder)
+        yield with_setting(config, "model.path", folder)
 
 
 def _plan(config: TextConfig) -> dict[str, Any]:

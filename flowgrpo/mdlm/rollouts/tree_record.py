@@ -16,7 +16,7 @@ from flowgrpo.mdlm.rollouts.rollout import Batch
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.reports.samples import Text
-from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, encode_picture, known
+from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, encode_picture, finite_or_none
 
 MOMENTS = 8  # recorded canvases of an answer, besides the start
 MASKED = "▢"
@@ -56,14 +56,14 @@ def build_kept_trees(
         for place in places:
             steps = max(1, 1 + max(texts[place].steps))
             nodes += _chain(texts[place], steps, len(nodes), config.algorithm.decoder.name)
-            advantage = known(advantages[place])
+            advantage = finite_or_none(advantages[place])
             nodes[-1] = replace(
                 nodes[-1],
                 estimated=False,
-                rewards=tuple(known(value) for value in rewards[place]),
-                total=known(totals[place]),
+                rewards=tuple(finite_or_none(value) for value in rewards[place]),
+                total=finite_or_none(totals[place]),
                 trained=True,
-                updated=trained[place] and advantage is not None and known(totals[place]) is not None,
+                updated=trained[place] and advantage is not None and finite_or_none(totals[place]) is not None,
                 unit=place,
                 compared=(group,),
                 advantage=advantage,

@@ -112,7 +112,7 @@ class Baseline(Choice):
         """Return the name of the active option that drops edges from the update; None if none is active."""
         return "drop_zero" if self.drop_zero else None
 
-    def dropped(self, advantages: Tensor, values: Tensor, comparison: Tensor) -> Tensor:
+    def drop_mask(self, advantages: Tensor, values: Tensor, comparison: Tensor) -> Tensor:
         """Return a mask (U,) of units whose edges leave the update; `values` (U,) are total rewards, NaN if lost."""
         return (advantages == 0) & self.drop_zero
 
@@ -210,8 +210,8 @@ class Median(Baseline):
         return "drop_pivot" if self.drop_pivot else super().drops
 
     @override
-    def dropped(self, advantages: Tensor, values: Tensor, comparison: Tensor) -> Tensor:
-        return super().dropped(advantages, values, comparison) | (set_pivots(values, comparison) & self.drop_pivot)
+    def drop_mask(self, advantages: Tensor, values: Tensor, comparison: Tensor) -> Tensor:
+        return super().drop_mask(advantages, values, comparison) | (set_pivots(values, comparison) & self.drop_pivot)
 
 
 class Tracker(Baseline):

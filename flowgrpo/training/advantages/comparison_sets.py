@@ -73,7 +73,7 @@ class NestedSets:
     alike: Tensor  # (U,) float64 covariance between the noise of a unit and of its kin, below 1
 
     @classmethod
-    def joined(cls, parts: Sequence[NestedSets], order: Tensor) -> NestedSets:
+    def concatenate(cls, parts: Sequence[NestedSets], order: Tensor) -> NestedSets:
         """Concatenate the sets of several processes, and reorder the units."""
         names = ("members", "weight", "kin", "alike")
         return cls(*(torch.cat([getattr(part, name) for part in parts])[order] for name in names))

@@ -34,7 +34,7 @@ class CreditUnits:
         return len(self.comparison.unique(dim=0)) < len(self.comparison)
 
     @classmethod
-    def joined(cls, parts: Sequence[CreditUnits]) -> tuple[CreditUnits, list[Tensor]]:
+    def concatenate(cls, parts: Sequence[CreditUnits]) -> tuple[CreditUnits, list[Tensor]]:
         """Merge the units of several processes; return all units, and the indices of each process's units among them.
 
         They are sorted by group and root, so that ties are broken alike for any number of processes. Their `of_edge` is
@@ -55,6 +55,6 @@ class CreditUnits:
             torch.empty(0, dtype=torch.long),
             root=root[order],
             anchor=None if parts[0].anchor is None else every("anchor"),
-            nested=None if parts[0].nested is None else NestedSets.joined(nested, order),
+            nested=None if parts[0].nested is None else NestedSets.concatenate(nested, order),
         )
         return joined, list(order.argsort().split([len(part.values) for part in parts]))

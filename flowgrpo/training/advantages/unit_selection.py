@@ -96,7 +96,7 @@ def normalize_advantages(
     )
     if only_trained:
         total = total.where(trained, torch.nan)
-    return advantages, trained & ~baseline.dropped(advantages, total, units.comparison)
+    return advantages, trained & ~baseline.drop_mask(advantages, total, units.comparison)
 
 
 def select_units(values: Tensor, comparison: Tensor, select: Select | None) -> Tensor:

@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 from flowgrpo.training.checkpoints import digests, shards
-from flowgrpo.training.distributed.dtensors import local, placed_as
+from flowgrpo.training.distributed.dtensors import local, shard_like
 from flowgrpo.training.run import random_states, run_folder
 from flowgrpo.training.run.run_files import is_number
 from flowgrpo.training.run.stop_reasons import is_lost
@@ -235,7 +235,7 @@ def _read_weights(checkpoint: Path, tensors: Mapping[str, torch.Tensor], shapes:
     else:
         with safe_open(checkpoint / WHOLE, "pt") as file:
             for name, tensor in tensors.items():
-                tensor.copy_(placed_as(file.get_tensor(name), tensor))
+                tensor.copy_(shard_like(file.get_tensor(name), tensor))
     if not all(bool(local(tensor).isfinite().all()) for tensor in tensors.values()):
         raise ValueError("its tensors are not finite, the run has diverged")
 

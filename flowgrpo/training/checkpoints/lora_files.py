@@ -63,7 +63,7 @@ class LoraFile:
         return sum(tensor.numel() for key, tensor in self.tensors.items() if not key.endswith(".alpha"))
 
 
-def kept(settings: C, folder: Path) -> C:
+def with_kept_lora(settings: C, folder: Path) -> C:
     """Return the config of a begun run, with the run's own copy as LoRA path. Raises InputError if it is missing."""
     model, own = settings.model, str(folder / START)
     if model.merge is None and (model.lora is None or model.lora.path is None):

@@ -169,7 +169,7 @@ def unknown(file: LoraFile, index: Index) -> list[str]:
     return sorted(name for name in layers_of(file) if index.layer(name) is None)
 
 
-def placed(file: LoraFile, index: Index, networks: Mapping[str, Outline], model: str) -> dict[str, Adapter]:
+def assign_adapters(file: LoraFile, index: Index, networks: Mapping[str, Outline], model: str) -> dict[str, Adapter]:
     """Return a file's adapters by network. `model` is the model's name in errors.
 
     Raises InputError if a name has no target, a shape differs, or two names have the same target.

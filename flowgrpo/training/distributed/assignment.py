@@ -9,7 +9,7 @@ from functools import cached_property
 
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.distributed import minibatches
-from flowgrpo.training.distributed.data_share import DataShard
+from flowgrpo.training.distributed.data_shard import DataShard
 from flowgrpo.training.distributed.minibatches import Member
 from flowgrpo.training.prompts.prompt_groups import Groups
 
@@ -42,23 +42,23 @@ def assign_minibatches(config: RunConfig, groups: Groups, iteration: int) -> lis
     return minibatches.of_roots(config.train, roots, groups.roots, seed=config.run.seed, iteration=iteration)
 
 
-def assign_roots(config: RunConfig, groups: Groups, *, iteration: int, share: DataShard) -> Assignment:
+def assign_roots(config: RunConfig, groups: Groups, *, iteration: int, shard: DataShard) -> Assignment:
     """Assign the roots of an iteration to data shards; see `minibatches.of_processes`."""
     of_roots = assign_minibatches(config, groups, iteration)
     hands = minibatches.of_processes(
-        config.train, config.algorithm, of_roots, share.count, generators=config.run.generators
+        config.train, config.algorithm, of_roots, shard.count, generators=config.run.generators
     )
-    return Assignment(hands, share.index)
+    return Assignment(hands, shard.index)
 
 
-def assign_pool(config: RunConfig, groups: Groups, *, iteration: int, share: DataShard) -> Assignment:
+def assign_pool(config: RunConfig, groups: Groups, *, iteration: int, shard: DataShard) -> Assignment:
     """Assign the draft samples of an iteration (`train.draft`); generators draft for their own groups only."""
     draft = config.train.draft if config.kind == "flow" else None
     sizes = [0 if draft is None else draft.pool * roots for roots in groups.roots]
     if config.run.generators:
-        hands = assign_roots(config, groups, iteration=iteration, share=share).hands
+        hands = assign_roots(config, groups, iteration=iteration, shard=shard).hands
         own_groups = (dict.fromkeys(group for group, _ in hand) for hand in hands)
         drafts = [[(group, start) for group in own for start in range(sizes[group])] for own in own_groups]
-        return Assignment(drafts, share.index)
+        return Assignment(drafts, shard.index)
     every = [(group, start) for group, size in enumerate(sizes) for start in range(size)]
-    return Assignment(minibatches.evenly(every, share.count), share.index)
+    return Assignment(minibatches.evenly(every, shard.count), shard.index)

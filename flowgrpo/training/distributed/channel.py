@@ -24,7 +24,7 @@ class End:
 
     stopped: Stopped | None
 
-    def raised(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raise `Stopped` if the run was stopped."""
         if self.stopped is not None:
             raise self.stopped
@@ -49,7 +49,7 @@ class Channel:
 
     def send(self, message: Any, to: int) -> None:
         """Send a message and wait until it is received. Raises RuntimeError if the other process has ended."""
-        for content in packed(message):
+        for content in pack(message):
             distributed.send(content, to, group=self._group)
 
     def post(self, message: Packed, to: int, behind: int) -> None:
@@ -78,7 +78,7 @@ class Channel:
         distributed.recv(content, sender, group=self._group)
         return content
 
-    def unpacked(self, content: torch.Tensor) -> Any:
+    def unpack(self, content: torch.Tensor) -> Any:
         """Unpickle a message of any type. It must come from a process of this run, since unpickling can run code."""
         buffer = io.BytesIO(content.numpy().data)
         place: Any = self._place  # torch's type lacks None, which leaves a storage where it is
@@ -88,7 +88,7 @@ class Channel:
         return None if tag == "cpu" else torch.serialization.default_restore_location(storage, str(self._device))
 
 
-def packed(message: Any) -> Packed:
+def pack(message: Any) -> Packed:
     """Pickle a message of any type."""
     buffer = io.BytesIO()
     torch.save(message, buffer)

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import distributed
 
-from flowgrpo.training.distributed.data_share import DataShard
+from flowgrpo.training.distributed.data_shard import DataShard
 from flowgrpo.training.distributed.fsdp_lockstep import Lockstep
 from flowgrpo.training.distributed.worker_roles import Roles
 
@@ -25,7 +25,7 @@ class Collectives:
     """Collectives over all trainers, or over all evaluators."""
 
     accelerator: Accelerator
-    share: DataShard  # only its first process contributes to sums and gathers over shards
+    shard: DataShard  # only its first process contributes to sums and gathers over shards
     lockstep: Lockstep  # `join` is called before each collective
     _: KW_ONLY
     count: int  # number of participating processes
@@ -40,23 +40,23 @@ class Collectives:
         """A function that sums a gradient over all processes; None if there is only one process."""
         return None if self.count == 1 else self._sum
 
-    def sum_shares(self, tensor: torch.Tensor) -> torch.Tensor:
+    def sum_shards(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum of a tensor over the data shards."""
-        return self.sum(tensor if self.share.leads else torch.zeros_like(tensor))
+        return self.sum(tensor if self.shard.leads else torch.zeros_like(tensor))
 
     def gather(self, objects: list[Any]) -> list[Any]:
         """Concatenate the lists of all processes, in the order of ranks."""
         return self._gather(objects)
 
-    def gather_shares(self, objects: list[Any]) -> list[Any]:
+    def gather_shards(self, objects: list[Any]) -> list[Any]:
         """Concatenate the lists of all data shards, in the order of their indices."""
-        return self.gather(objects if self.share.leads else [])
+        return self.gather(objects if self.shard.leads else [])
 
     def totals(self, counts: dict[str, int]) -> dict[str, int]:
         """Return the sum of each count over the data shards. All processes must give the same names."""
         if not counts:
             return {}
-        sums = self.sum_shares(torch.tensor(list(counts.values()), dtype=torch.float64)).tolist()
+        sums = self.sum_shards(torch.tensor(list(counts.values()), dtype=torch.float64)).tolist()
         return {name: int(total) for name, total in zip(counts, sums, strict=True)}
 
     def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -74,13 +74,13 @@ class Collectives:
         return [each for own in lists for each in own]
 
 
-def build_collectives(accelerator: Accelerator, share: DataShard, lockstep: Lockstep, roles: Roles) -> Collectives:
+def build_collectives(accelerator: Accelerator, shard: DataShard, lockstep: Lockstep, roles: Roles) -> Collectives:
     """Build the collectives of this process's role; a collective call of all processes."""
     if roles.trainers == accelerator.num_processes:
-        return Collectives(accelerator, share, lockstep, count=roles.trainers)
+        return Collectives(accelerator, shard, lockstep, count=roles.trainers)
     trainers = distributed.new_group(range(roles.trainers), timeout=LONGEST)
     evaluators = distributed.new_group(roles.ranks_of_evaluators, timeout=LONGEST) if roles.evaluators else None
     evaluates = roles.evaluates(accelerator.process_index)
     count, group = (roles.evaluators, evaluators) if evaluates else (roles.trainers, trainers)
     own_group = cast("distributed.ProcessGroup | None", group)  # new_group returns an int to non-members only
-    return Collectives(accelerator, share, lockstep, count=count, group=own_group)
+    return Collectives(accelerator, shard, lockstep, count=count, group=own_group)

@@ -13,14 +13,14 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def placed_as(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def shard_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Shard a tensor, which every process holds whole, like `like`; return it unchanged if `like` is not sharded."""
     if not isinstance(like, DTensor):
         return tensor
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-def gathered(tensor: torch.Tensor) -> torch.Tensor:
+def gather_whole(tensor: torch.Tensor) -> torch.Tensor:
     """Return the whole tensor. This is a collective call if the tensor is sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 

@@ -27,7 +27,7 @@ Member = tuple[int, int]  # a sample or the root of a tree: its group, and its i
 MOST_SAMPLES = 1 << 20  # in an iteration
 
 
-def kept_whole(train: Train, algorithm: Any, generators: int = 0) -> str | None:
+def whole_groups_setting(train: Train, algorithm: Any, generators: int = 0) -> str | None:
     """Return the `key=value` that keeps each group on one process; None if processes may share groups."""
     if train.split == "edges":
         return "train.split=edges"
@@ -51,24 +51,24 @@ def check_geometry(train: Train, algorithm: Any, processes: int, *, sharing: int
             f"run.context_parallel: {processes} {'process does' if processes == 1 else 'processes do'} not divide into "
             f"groups of {sharing}, take run.processes={choices}"
         )
-    roots, whole = algorithm.roots(train.group_size), kept_whole(train, algorithm, generators)
+    roots, whole = algorithm.roots(train.group_size), whole_groups_setting(train, algorithm, generators)
     if train.groups * train.group_size > MOST_SAMPLES:
         raise InputError(
             f"train.groups: {train.groups} groups of train.group_size = {train.group_size} samples are more than "
             f"{MOST_SAMPLES} in an iteration, take less"
         )
-    together, shares = _count_together(train, roots), processes // sharing
+    together, shards = _count_together(train, roots), processes // sharing
     among = f"{processes} processes" if sharing == 1 else f"{processes} processes of which each {sharing} work together"
     least = 1 if whole else together * roots // train.updates  # of a part
-    unit = together * (shares // math.gcd(shares, least))
+    unit = together * (shards // math.gcd(shards, least))
     if train.groups % unit == 0:
         return
     below = train.groups // unit * unit
     choices = " or ".join(str(n) for n in (below, below + unit) if n)
     what = f"{train.groups} groups"
-    if train.split == "samples" or (shares > 1 and not whole):
+    if train.split == "samples" or (shards > 1 and not whole):
         what += f" of {roots} {'sample' if roots == train.group_size else 'start'}{'s' * (roots > 1)}"
-    if whole and shares > 1:
+    if whole and shards > 1:
         what += f", whole because of {whole},"
     into = f"into train.updates = {train.updates} parts on {among}"
     if train.split == "edges":
@@ -113,7 +113,7 @@ def of_processes(
     Processes get equal numbers of roots of each part, and few groups are divided among processes. If group sizes differ
     (`prompts.pick.budget: knapsack`), the numbers may differ by one.
     """
-    whole, apart = kept_whole(train, algorithm, generators), len(parts)
+    whole, apart = whole_groups_setting(train, algorithm, generators), len(parts)
     if train.split == "samples":
         apart //= _count_together(train, algorithm.roots(train.group_size))
     # Groups that were shuffled together become neighbours.

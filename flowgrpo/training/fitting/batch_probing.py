@@ -50,7 +50,7 @@ class Tried:
         return self.rows / self.seconds
 
 
-def taken_bytes(device: torch.device) -> int:
+def used_bytes(device: torch.device) -> int:
     """Return the bytes allocated now: on a GPU by its tensors, on the host by this process."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
@@ -74,7 +74,7 @@ class Memory:
     def __init__(self, device: torch.device, reserved: int = 0, processes: int = 1):
         self._device = device
         self._seen: list[tuple[int, int]] = []  # the last two sizes: rows, and peak bytes above `_taken`
-        self._taken = self._before = taken_bytes(device)
+        self._taken = self._before = used_bytes(device)
         self._room = int(MARGIN * free_bytes(device, processes)) - reserved
 
     def holds(self, rows: int) -> bool:

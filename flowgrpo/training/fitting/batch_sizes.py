@@ -125,7 +125,7 @@ class BatchSizes:
         shards = run.roles.trainers // run.config.run.context_parallel
         most = train.part_rows // shards
         for key in keys:
-            taken = batch_probing.taken_bytes(self._run.accelerator.device)
+            taken = batch_probing.used_bytes(self._run.accelerator.device)
             with self._probing(key) as (prober, timed):
                 tried = prober.sizes(timed, max(1, most))
             self._tried[key] = [_as_json(each, taken) for each in tried]
@@ -178,7 +178,7 @@ class BatchSizes:
         sizes = {key: getattr(self._run.config.train, key) for key in self._asked}
         return {key: rows for key, rows in sizes.items() if rows != AUTO}
 
-    def halved(self, key: str) -> dict[str, int] | None:
+    def halve(self, key: str) -> dict[str, int] | None:
         """Return half the size of `key`, by the key that sets it; None if it was not probed or is 1."""
         train = self._run.config.train
         asked = UPDATE if key == ROLLOUT and train.rollout_batch is None else key

@@ -102,7 +102,7 @@ def weights_at(
     return folder_files.weights_of(file_names(place, folder), variant, stems)
 
 
-def downloaded(place: str) -> str:
+def cached_folder(place: str) -> str:
     """Return the folder of a hub model in the local cache."""
     return huggingface_hub.snapshot_download(place, local_files_only=True)
 
@@ -128,7 +128,7 @@ def _hub_shapes(place: str, file: str) -> dict[str, Shape]:
 
 def local_place(place: str) -> str:
     """Return a folder or hub id unchanged, but for a hub id its cached folder if the hub does not answer."""
-    return place if Path(place).is_dir() or hub.is_reachable() else downloaded(place)
+    return place if Path(place).is_dir() or hub.is_reachable() else cached_folder(place)
 
 
 @contextmanager

@@ -99,7 +99,7 @@ def check(
     refuse(difference, kind.__name__, f"{model}: {f'{folder}/{file}'.lstrip('/')}", all_used)
 
 
-def loaded(info: Mapping[str, Any], network: torch.nn.Module) -> Difference:
+def compare_loaded(info: Mapping[str, Any], network: torch.nn.Module) -> Difference:
     """Return the differences that `from_pretrained` of transformers found: `info` is its `output_loading_info`."""
     return Difference(
         missing=frozenset(info["missing_keys"]),
@@ -171,7 +171,7 @@ def _compare_transformers(kind: Any, config: Any, tensors: dict[str, torch.Tenso
         output_loading_info=True,
         ignore_mismatched_sizes=True,
     )
-    difference = loaded(info, network)
+    difference = compare_loaded(info, network)
     return difference if quantised is None else _compare_layers(difference, tensors)
 
 

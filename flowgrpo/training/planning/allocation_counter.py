@@ -56,7 +56,7 @@ class Peaks:
         """Return the peaks with `fixed` bytes added to every point."""
         return Peaks(tuple((fixed + constant, each) for constant, each in self.points))
 
-    def shared(self, processes: int) -> Peaks:
+    def split(self, processes: int) -> Peaks:
         """Return the peaks of one of `processes` that share each call: the bytes per row are divided among them."""
         return Peaks(tuple((fixed, -(-each // processes)) for fixed, each in self.points))
 

@@ -20,7 +20,7 @@ from flowgrpo.training.planning.memory_budget import (
     Budget,
     as_overrides,
     resolve_batches,
-    switched,
+    with_setting,
 )
 
 NODES = (1, 8, 64)  # numbers of machines that the table lists
@@ -137,7 +137,7 @@ def _groups(config: RunConfig, least: int) -> Iterator[int]:
     train = config.train
     while True:
         most = min(least + train.updates * config.run.processes, MOST_SAMPLES // train.group_size + 1)
-        fitting = (n for n in range(least, most) if _refusal(switched(config, "train.groups", n)) is None)
+        fitting = (n for n in range(least, most) if _refusal(with_setting(config, "train.groups", n)) is None)
         groups = next(fitting, None)
         if groups is None:
             return

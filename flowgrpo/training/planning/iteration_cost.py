@@ -17,7 +17,7 @@ from typing import Any
 
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.distributed.gpu_layout import Layout
-from flowgrpo.training.distributed.minibatches import kept_whole
+from flowgrpo.training.distributed.minibatches import whole_groups_setting
 from flowgrpo.training.planning.collective_traffic import Messages, reward_bytes
 from flowgrpo.training.planning.gpu_types import Gpu
 from flowgrpo.training.planning.memory_budget import Budget
@@ -120,7 +120,9 @@ def work_of(
     """
     config, trial, g, counts = budget.config, budget.trial, planned["geometry"], planned["model_evaluations"]
     train, evaluation, samples = config.train, planned["evaluation"], g["samples"]
-    trees = g["groups"] if kept_whole(train, config.algorithm) else g["groups"] * g.get("roots", g["group_size"])
+    trees = (
+        g["groups"] if whole_groups_setting(train, config.algorithm) else g["groups"] * g.get("roots", g["group_size"])
+    )
     width, views = samples // trees, g.get("views", 1)
     scored = samples * g.get("views", g["guidance_branches"])  # rows of one sweep of the update
     learning = planned["with_gradient"] / scored

@@ -19,7 +19,7 @@ from flowgrpo.training.planning.memory_phases import (
     at,
     at_key,
     rewards_of,
-    switched,
+    with_setting,
 )
 
 __all__ = [
@@ -35,7 +35,7 @@ __all__ = [
     "lines",
     "resolve_batches",
     "rewards_of",
-    "switched",
+    "with_setting",
 ]
 
 PARTS = ("weights", "trained", "optimizer", "gradients", "states", "samples", "activations")
@@ -52,7 +52,7 @@ def resolve_batches(budget: Budget, room: int) -> tuple[Budget, dict[str, int]]:
     for name in train.found:
         key = f"train.{name}"
         shares = (ROLLOUT, UPDATE) if key == UPDATE and train.rollout_batch is None else (key,)
-        samples = train.groups * train.group_size // train.updates // budget.config.run.shares
+        samples = train.groups * train.group_size // train.updates // budget.config.run.shards
         sizes[key] = 1 << max(1, min(samples, *(largest[share] for share in shares))).bit_length() - 1
     return budget.with_settings(sizes), sizes
 
@@ -69,7 +69,7 @@ def advise(budget: Budget, room: int) -> tuple[dict[str, Any], Budget] | None:
         if setting is None:
             return None
         key, value = setting
-        settings[key], after = value, after.switched(key, value)
+        settings[key], after = value, after.with_setting(key, value)
     for key in list(settings):
         fewer = {other: value for other, value in settings.items() if other != key}
         without = budget.with_settings(fewer)
@@ -99,7 +99,7 @@ def best_relief(budget: Budget, name: str, prefixes: tuple[str, ...] = ("",)) ->
         sizes.append((replace(now, rows=half).total, (key, half)))
     for options in (budget.switches(), budget.resorts()):
         phases = [
-            (option, _phase(budget.switched(*option), name)) for option in options if option[0].startswith(prefixes)
+            (option, _phase(budget.with_setting(*option), name)) for option in options if option[0].startswith(prefixes)
         ]
         sizes += [(phase.total, option) for option, phase in phases if phase is not None]
         total, best = min(sizes, key=lambda each: each[0], default=(now.total, None))
@@ -114,7 +114,7 @@ def _phase(budget: Budget, name: str) -> Phase | None:
 
 def _find_helpful(budget: Budget, room: int, options: Sequence[Setting]) -> Setting | None:
     """Return the first setting that makes a run fit, or else the first that saves memory; None if none does."""
-    others = [(option, budget.switched(*option)) for option in options]
+    others = [(option, budget.with_setting(*option)) for option in options]
     helpful = [(option, other) for option, other in others if other.smallest() < budget.smallest()]
     fitting = [option for option, other in helpful if other.fits(room)]
     return next(iter([*fitting, *(option for option, _ in helpful)]), None)
@@ -141,7 +141,7 @@ def check_fit(budget: Budget, room: int, not_counted: Sequence[str]) -> dict[str
         "largest": budget.largest(room),
         "switches": [
             {"set": {key: value}, "peak": other.peak(), "largest": other.largest(room)}
-            for key, value, other in ((*switch, budget.switched(*switch)) for switch in budget.switches())
+            for key, value, other in ((*switch, budget.with_setting(*switch)) for switch in budget.switches())
         ],
         "rewards_not_counted": list(not_counted),
         "graphs": budget.kept_graphs(room),

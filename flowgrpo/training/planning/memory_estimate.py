@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowgrpo.schema.lora import Lora
 from flowgrpo.training.model_files.hub_files import refuse_too_large
-from flowgrpo.training.planning.memory_phases import Config, switched
+from flowgrpo.training.planning.memory_phases import Config, with_setting
 from flowgrpo.training.weights import low_precision_copies, quantisation, sharding
 
 if TYPE_CHECKING:
@@ -47,4 +47,4 @@ def smaller(config: Config) -> Iterator[tuple[str, Config]]:
         section, _, name = key.partition(".")
         if section != "model" or name in type(model).model_fields:
             word = "{}" if isinstance(value, Lora) else "null" if value is None else value
-            yield f"{key}={word}", switched(config, key, value)
+            yield f"{key}={word}", with_setting(config, key, value)

@@ -114,7 +114,7 @@ class Budget(ABC):
 
     def on_processes(self, processes: int, *, times: float = 1) -> Self:
         """Return the budget on another number of processes, with `times` as many samples per iteration."""
-        return self.switched("run.processes", processes)
+        return self.with_setting("run.processes", processes)
 
     def switches(self) -> list[tuple[str, Any]]:
         """Return the switches that are possible and not set yet, cheapest first."""
@@ -144,16 +144,16 @@ class Budget(ABC):
         )
         return [(key, value) for key, value, possible in resorts if possible]
 
-    def switched(self, key: str, value: Any) -> Self:
+    def with_setting(self, key: str, value: Any) -> Self:
         """Return the budget with one config key changed."""
-        config = switched(self.config, key, value)
+        config = with_setting(self.config, key, value)
         return replace(self, config=config, trial=self.measure(config) if key in MEASURED else self.trial)
 
     def with_settings(self, settings: Mapping[str, Any]) -> Self:
         """Return the budget with several config keys changed."""
-        return functools.reduce(lambda budget, setting: budget.switched(*setting), settings.items(), self)
+        return functools.reduce(lambda budget, setting: budget.with_setting(*setting), settings.items(), self)
 
-    def loaded(self) -> dict[str, int]:
+    def loaded_bytes(self) -> dict[str, int]:
         """Return the bytes of each component as loaded, with the quantisation of the config."""
         trial, form = self.trial, self.config.model.quantise
         saved = {
@@ -166,29 +166,33 @@ class Budget(ABC):
         """Return the bytes of the frozen components that each process holds."""
         learning = self.trial.shapes.keys() if self.config.model.lora is None else ()
         shared = dict.fromkeys(self.trial.shapes, self.layout.among)
-        return sum(-(-size // shared.get(name, 1)) for name, size in self.loaded().items() if name not in learning)
+        return sum(
+            -(-size // shared.get(name, 1)) for name, size in self.loaded_bytes().items() if name not in learning
+        )
 
-    def gathered(self) -> int:
+    def gathered_bytes(self) -> int:
         """Return the bytes that a call of the largest sharded network gathers; 0 without sharding."""
         model, trial = self.config.model, self.trial
         if self.layout.among == 1:
             return 0
         width = trial.width if model.lora else 4  # trained weights are sent in float32 or smaller
         size = functools.partial(quantisation.size, width=width, form=model.quantise)
-        return max(gathered(tensors, size) for tensors in trial.shapes.values())
+        return max(gathered_bytes(tensors, size) for tensors in trial.shapes.values())
 
     def layer(self) -> int:
         """Return the bytes of the weights that one quantised layer dequantises; 0 if the trial measured them."""
         if self.config.model.quantise is None or self.trial.dequantises:
             return 0
-        return quantisation.made_anew(self.trial.shapes.values(), self.trial.width)
+        return quantisation.dequantised_bytes(self.trial.shapes.values(), self.trial.width)
 
     def update_calls(self) -> Peaks:
         """Return the peak bytes of the calls with gradient in an update, and of its optimizer step."""
         config, trial = self.config, self.trial
         checkpointed = trial.update_checkpointed if config.model.gradient_checkpointing else None
-        blocks = self.gathered() * (1 if config.model.lora else 2)  # trained weights have gradients of the same size
-        calls = (checkpointed or trial.update).shared(config.run.context_parallel).beside(self.layer() + blocks)
+        blocks = self.gathered_bytes() * (
+            1 if config.model.lora else 2
+        )  # trained weights have gradients of the same size
+        calls = (checkpointed or trial.update).split(config.run.context_parallel).beside(self.layer() + blocks)
         return calls | step(config, trial.trained, among=self.layout.among)
 
     def kept_graphs(self, room: int) -> dict[str, Any]:
@@ -250,17 +254,17 @@ def at_key(config: Any, key: str) -> Any:
     return functools.reduce(getattr, key.split("."), config)
 
 
-def switched(config: Any, key: str, value: Any) -> Any:
+def with_setting(config: Any, key: str, value: Any) -> Any:
     """Return a config or section with a dotted key changed. A map as the value of `lora` becomes a `Lora`."""
     head, _, rest = key.partition(".")
     if rest:
-        value = switched(getattr(config, head), rest, value)
+        value = with_setting(getattr(config, head), rest, value)
     elif head == "lora" and isinstance(value, Mapping):
         value = Lora(**value)
     return config.model_copy(update={head: value})
 
 
-def gathered(tensors: Mapping[str, Shape], size: Callable[[Mapping[str, Shape]], int]) -> int:
+def gathered_bytes(tensors: Mapping[str, Shape], size: Callable[[Mapping[str, Shape]], int]) -> int:
     """Return the bytes that a call of a sharded network gathers; `size` returns the bytes of tensors of given shapes.
 
     They are all tensors outside of blocks, and `GATHERED` times the largest block.

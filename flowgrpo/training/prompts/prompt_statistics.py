@@ -27,7 +27,7 @@ class PromptStats:
         count, total = torch.tensor(stats, dtype=torch.float64).reshape(-1, 2).unbind(1)
         return count, total
 
-    def expected(self, prompts: Iterable[int], iteration: int) -> Tensor:
+    def mean_rewards(self, prompts: Iterable[int], iteration: int) -> Tensor:
         """Return the discounted mean reward (P,) of each prompt so far, float64; NaN for unseen prompts."""
         count, total = self.counts(prompts, iteration)
         return total / count

@@ -86,12 +86,12 @@ def memory_left(device: torch.device, remedy: str, planned: Callable[[int], dict
     ok = host < 0.9 * total_host
     if device.type == "cuda":
         used, total = peak_bytes(device), torch.cuda.get_device_properties(device).total_memory
-        value = f"GPU {_gib(used)} of {_gib(total)} GiB at its peak, {_planned(planned, total)}, {value}"
+        value = f"GPU {_gib(used)} of {_gib(total)} GiB at its peak, {_format_peak(planned, total)}, {value}"
         ok = ok and used < 0.9 * total
     return Check("memory", ok, value, "" if ok else f"close to the limit: {remedy}")
 
 
-def _planned(planned: Callable[[int], dict[str, Any]], total: int) -> str:
+def _format_peak(planned: Callable[[int], dict[str, Any]], total: int) -> str:
     """Return a phrase with the planned peak of the run and its phase, or with the reason why there is no plan."""
     try:
         phases = planned(total)["phases"]

@@ -15,13 +15,13 @@ def table_row(words: Sequence[str]) -> str:
     return f"| {' | '.join(words)} |"
 
 
-def escaped(words: str) -> str:
+def escape(words: str) -> str:
     """Return a text as one line of Markdown that shows it literally, in table cells too."""
     lines = re.split("\r\n|\r|\n", words)
-    return "<br>".join("".join(_shown(character) for character in readable(line)) for line in lines)
+    return "<br>".join("".join(_escape_character(character) for character in readable(line)) for line in lines)
 
 
-def _shown(character: str) -> str:
+def _escape_character(character: str) -> str:
     plain = character.isalnum() or character in PLAIN or ord(character) > 0x7F
     return character if plain else f"&#{ord(character)};"
 
@@ -32,7 +32,7 @@ def span(words: str) -> str:
     return f"{ticks}{space}{words}{space}{ticks}"
 
 
-def fenced(language: str, code: str) -> str:
+def fence(language: str, code: str) -> str:
     """Return a Markdown code block, with enough backticks that the code cannot end it."""
     ticks = _ticks(code, 3)
     return f"{ticks}{language}\n{code}\n{ticks}"

@@ -16,7 +16,7 @@ from flowgrpo.data.embedded import EMBEDDED, place_of
 from flowgrpo.data.prompts import Row
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.model_files.hub_files import HUB_ID
-from flowgrpo.training.reports.markdown import escaped, fenced, span, table_row
+from flowgrpo.training.reports.markdown import escape, fence, span, table_row
 from flowgrpo.training.run.run_files import read_manifest, read_metrics
 
 HUB = "https://huggingface.co"
@@ -47,10 +47,10 @@ def text(
         notes: lines below the command.
     """
     rows = [["prompt", "seed", f"{made} before training", made], ["---"] * 4]
-    rows += [[escaped(s.row.prompt), str(s.row.seed), s.before or "", s.after] for s in samples]
+    rows += [[escape(s.row.prompt), str(s.row.seed), s.before or "", s.after] for s in samples]
     if all(sample.before is None for sample in samples):
         rows = [[prompt, seed, after] for prompt, seed, _, after in rows]
-    code = [fenced("python", snippet), "", "Or from the command line:", "", fenced("sh", command), ""]
+    code = [fence("python", snippet), "", "Or from the command line:", "", fence("sh", command), ""]
     return "\n".join([*head, *code, *notes, *map(table_row, rows), ""])
 
 
@@ -80,7 +80,7 @@ def heading(
     }
     front = yaml.safe_dump(facts, sort_keys=False, default_flow_style=None, allow_unicode=True, width=10_000).strip()
     lines = [
-        *("---", front, "---", f"# {escaped(settings.run.name)}, step {step}", ""),
+        *("---", front, "---", f"# {escape(settings.run.name)}, step {step}", ""),
         f"{span(model.path)} aligned by flowgrpo: preset `{algorithm.preset}`, "
         f"{train.groups} prompts x {train.group_size} samples, learning rate {train.learning_rate:g}, "
         f"rewards {', '.join(span(use.use) for use in settings.rewards)}.",
@@ -119,17 +119,17 @@ def before(run: Path, row: Row) -> Path | None:
 
 def command(words: Iterable[str]) -> str:
     """Return words as one POSIX shell command line, quoted, with control characters escaped."""
-    return " ".join(map(_quoted, words))
+    return " ".join(map(_quote, words))
 
 
-def _quoted(word: str) -> str:
+def _quote(word: str) -> str:
     if not re.search("[\x01-\x08\x0b-\x1f\x7f]", word):
         return shlex.quote(word)
     numbered = re.sub(r"[\x01-\x1f\x7f'\\]", lambda found: f"\\{ord(found[0]):03o}", word)
     return f"$'{numbered}'"
 
 
-def written(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value as one line of YAML that the command line can read."""
     line = json.dumps(value, ensure_ascii=False)
     return re.sub("[\x7f-\x9f\u2028\u2029\ufeff]", lambda found: f"\\u{ord(found[0]):04x}", line)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 
-def overoptimized(lines: Sequence[Mapping[str, Any]], watched: Sequence[str], times: int) -> list[str]:
+def find_overoptimized(lines: Sequence[Mapping[str, Any]], watched: Sequence[str], times: int) -> list[str]:
     """Return a warning for each `watched` reward that fell in the last `times` evaluations while the trained one rose."""
     lines = [line for line in lines if line["phase"] == "eval"]
     trained = [line["reward/mean"] for line in lines]

@@ -72,7 +72,7 @@ def encode_picture(picture: np.ndarray) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def known(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """Return a number, or None (for JSON) if it is not finite."""
     return value if math.isfinite(value) else None
 

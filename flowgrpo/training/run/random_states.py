@@ -44,7 +44,7 @@ def preserve_random_state() -> Iterator[None]:
 
 
 @contextmanager
-def seeded(devices: Sequence[int] = ()) -> Iterator[None]:
+def fixed_seed(devices: Sequence[int] = ()) -> Iterator[None]:
     """Seed torch's global generators, of the CPU and the given CUDA devices, with 0; restore their state at exit."""
     with torch.random.fork_rng(devices, device_type="cuda"):
         torch.default_generator.manual_seed(0)

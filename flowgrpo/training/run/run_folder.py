@@ -26,7 +26,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
     The lock ends with the process. Raises InputError if another process holds it, or if the folder is not writable.
     """
-    with _created(folder, "run.dir"):
+    with _create(folder, "run.dir"):
         handle = _lock(folder)
         try:
             yield
@@ -53,7 +53,7 @@ def next_free_folder(folder: Path) -> Path:
 
 def check_writable(folder: Path, place: str) -> None:
     """Raise InputError, naming `place`, if files cannot be written to a folder. The folder need not exist."""
-    with _created(folder, place), _one_sentence(folder, place):
+    with _create(folder, place), _one_sentence(folder, place):
         probe = folder / f".{os.getpid()}.probe"
         probe.write_bytes(b"0")
         probe.unlink()
@@ -71,7 +71,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def _created(folder: Path, place: str) -> Iterator[None]:
+def _create(folder: Path, place: str) -> Iterator[None]:
     with _one_sentence(folder, place):
         new = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from torch import distributed
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.training.distributed.assignment import Assignment
-from flowgrpo.training.distributed.data_share import WHOLE, DataShard
+from flowgrpo.training.distributed.data_shard import WHOLE, DataShard
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.scoring.scorer import Samples, Scorer, Scores
 from rewards import Reward
@@ -40,7 +40,7 @@ def score_pieces(
     assignment: Assignment | None = None,
     gather: Gather = list,
     *,
-    share: DataShard = WHOLE,
+    shard: DataShard = WHOLE,
 ) -> Scores:
     """Return the scores of this process's samples, in the order of the pieces.
 
@@ -50,15 +50,15 @@ def score_pieces(
         pieces: the pieces of this process, one for each of its groups.
         assignment: the assignment of samples to processes; None if no group is divided.
         gather: gathers objects over processes; by default over this process alone.
-        share: the data shard of the pieces. Its first process scores them and broadcasts the scores to the others.
+        shard: the data shard of the pieces. Its first process scores them and broadcasts the scores to the others.
     """
     divided = assignment.divided if assignment is not None and any(reward.group_wise for reward in rewards) else {}
-    if not share.leads:
+    if not shard.leads:
         for _ in pieces:  # make the samples: the processes of a shard call the network together
             pass
         for _ in range(2 if divided else 0):  # join the gathers of the first process
             gather([])
-        return share.told(None)
+        return shard.broadcast(None)
     divided_pieces: dict[int, Piece] = {}
     groups: list[int] = []
     scored: list[Scores] = []
@@ -80,11 +80,11 @@ def score_pieces(
             by_group = dict(zip(groups, scored, strict=True))
             if assignment is not None and divided:
                 finished, seconds = _score_divided(
-                    rewards, by_group, divided_pieces, assignment=assignment, gather=gather, share=share
+                    rewards, by_group, divided_pieces, assignment=assignment, gather=gather, shard=shard
                 )
                 by_group |= finished
     every = by_group.values()
-    return share.told(
+    return shard.broadcast(
         Scores(
             torch.cat([each.values for each in every]),
             torch.cat([each.lost for each in every]),
@@ -100,7 +100,7 @@ def _score_divided(
     *,
     assignment: Assignment,
     gather: Gather,
-    share: DataShard,
+    shard: DataShard,
 ) -> tuple[dict[int, Scores], float]:
     """Score divided groups by the group-wise rewards; return all scores of `pieces`, and the seconds that it took.
 
@@ -108,7 +108,7 @@ def _score_divided(
     """
     gather([])  # wait until all processes have finished their network calls, since the next messages are pairwise
     whole_groups = {
-        group: _collect_group(group, pieces, assignment, share) for group in assignment.divided if group in pieces
+        group: _collect_group(group, pieces, assignment, shard) for group in assignment.divided if group in pieces
     }
     asked = [reward.group_wise for reward in rewards]
     results: dict[tuple[int, Hashable], tuple[list[float], bool]] = {}
@@ -130,17 +130,17 @@ def _score_divided(
     return finished, seconds
 
 
-def _collect_group(group: int, pieces: dict[int, Piece], assignment: Assignment, share: DataShard) -> Piece | None:
+def _collect_group(group: int, pieces: dict[int, Piece], assignment: Assignment, shard: DataShard) -> Piece | None:
     """Return a whole group on the first process that has samples of it; the others send theirs and return None."""
     home, *others = assignment.divided[group]
     if assignment.process != home:
         sent = [(pieces[group].places, pieces[group].samples)]
-        distributed.send_object_list(sent, dst=share.first_of(home))
+        distributed.send_object_list(sent, dst=shard.first_of(home))
         return None
     piece = pieces[group]
     every = list(zip(piece.places, piece.samples, strict=True))
     for other in others:
-        every += zip(*_receive(share.first_of(other)), strict=True)
+        every += zip(*_receive(shard.first_of(other)), strict=True)
     every.sort(key=lambda each: each[0])
     samples = [sample for _, sample in every]
     if isinstance(piece.samples, torch.Tensor):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from flowgrpo.data.prompts import Prompt, Row
-from flowgrpo.training.distributed.data_share import DataShard
+from flowgrpo.training.distributed.data_shard import DataShard
 from flowgrpo.training.reports.samples import Sample, Text, is_finite
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.scoring.scorer import Scorer
@@ -21,7 +21,7 @@ def evaluate(
     rewards: Sequence[Reward],
     *,
     micro_batch: int,
-    share: DataShard,
+    shard: DataShard,
     gather: Callable[[list[Sample]], list[Sample]],
     keep: int = 0,
 ) -> list[Sample]:
@@ -30,15 +30,15 @@ def evaluate(
     All processes get all samples, in the order of the prompts. Those of the first `keep` prompts keep `decoded` (on the
     CPU) if it is finite. `gather` returns the samples of all processes, given those of this one.
     """
-    own_indices = list(range(share.index, len(prompts), share.count))
+    own_indices = list(range(shard.index, len(prompts), shard.count))
     samples = []
     with phase("evaluating", len(prompts)) as evaluating, Scorer(rewards) as scorer:
         for indices in batched(own_indices, micro_batch):
             rows = [Row(prompts[i].text, i, prompts[i].columns) for i in indices]
             decoded = generate(rows)
             scored = decoded if isinstance(decoded, torch.Tensor) else [one.text for one in decoded]
-            evaluating.advance(len(rows) * share.count)  # an estimate: other processes are about as far
-            if not share.leads:
+            evaluating.advance(len(rows) * shard.count)  # an estimate: other processes are about as far
+            if not shard.leads:
                 continue
             values = scorer.submit(scored, rows, one_group=False)().values.tolist()
             for index, row, value, one in zip(indices, rows, values, decoded, strict=True):

@@ -51,5 +51,5 @@ class Rollouts(Protocol):
     def next(self, iteration: int) -> Made:
         """Return this process's samples of an iteration."""
 
-    def ended(self) -> AbstractContextManager[object]:
+    def closing(self) -> AbstractContextManager[object]:
         """Return a context that ends the generators, if any, at its exit."""

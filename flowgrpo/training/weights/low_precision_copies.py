@@ -80,11 +80,11 @@ class Copies:
         return sum(each.to_come for each in self._copies.values())
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def keep(self) -> Iterator[None]:
         """Return a context that makes each copy only once. The copied layers must not change inside it."""
         with ExitStack() as stack:
             for each in self._copies.values():
-                stack.enter_context(each.kept())
+                stack.enter_context(each.keep())
             yield
 
 
@@ -109,7 +109,7 @@ class LowPrecision:
         return sum(_layer_size(tuple(weight.shape), weight.element_size(), self._word) for weight in weights)
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def keep(self) -> Iterator[None]:
         """Return a context that makes the copies only once; at its exit they are dropped unless layers are frozen."""
         self._keeps = True
         try:

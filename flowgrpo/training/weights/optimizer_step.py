@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from flowgrpo.training.distributed.dtensors import gathered, local
+from flowgrpo.training.distributed.dtensors import gather_whole, local
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.weights.optimizers import MESSAGE
 from flowgrpo.training.weights.trained_weights import Weights
@@ -131,7 +131,7 @@ def _clip(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float:
     kinds = [own for own in kinds if own]
     if not kinds:
         return 0.0
-    norms = [gathered(torch.nn.utils.get_total_norm([p.grad for p in own if p.grad is not None])) for own in kinds]
+    norms = [gather_whole(torch.nn.utils.get_total_norm([p.grad for p in own if p.grad is not None])) for own in kinds]
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     for own in kinds:
         torch.nn.utils.clip_grads_with_norm_(own, max_norm, norm)

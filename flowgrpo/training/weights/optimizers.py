@@ -87,7 +87,7 @@ def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     for index, p in zip(indices, parameters(optimizer), strict=False):  # `load_state_dict` raises for another length
         for key, value in moments.get(index, {}).items():
             if isinstance(value, torch.Tensor) and value.shape == p.shape:
-                moments[index][key] = dtensors.placed_as(value, p)
+                moments[index][key] = dtensors.shard_like(value, p)
     # Whether the step is fused depends on this machine, not on the machine that wrote the checkpoint.
     fused = [group["fused"] for group in optimizer.param_groups if "fused" in group]
     groups = [{**group, **({"fused": fused[0]} if fused else {})} for group in state["param_groups"]]

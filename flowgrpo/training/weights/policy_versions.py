@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flowgrpo.training.distributed.dtensors import placed_as
+from flowgrpo.training.distributed.dtensors import shard_like
 from flowgrpo.training.prompts.prompt_statistics import PromptStats
 from flowgrpo.training.weights.old_policies import clones
 from flowgrpo.training.weights.trained_weights import Weights
@@ -54,11 +54,11 @@ class Versions:
         if version is None:
             yield
             return
-        with self.weights.swapped(version.weights):
+        with self.weights.swap(version.weights):
             yield
             self.weights.lockstep.join()  # before swapping back: other processes may still gather these weights
 
-    def known(self, iteration: int, now: PromptStats) -> PromptStats:
+    def stats_at(self, iteration: int, now: PromptStats) -> PromptStats:
         """Return the prompt statistics of the version that rolls out `iteration`; `now` are the current statistics."""
         version = self.of(iteration)
         if version is None:
@@ -82,7 +82,7 @@ class Versions:
         likes = {name: p.detach() for name, p in self.weights.named.items()}
         self.kept = {
             int(iteration): Version(
-                [placed_as(by_name[name], like).to(like.device).clone() for name, like in likes.items()],
+                [shard_like(by_name[name], like).to(like.device).clone() for name, like in likes.items()],
                 prompt_stats[iteration],
             )
             for iteration, by_name in tensors.items()

@@ -185,7 +185,7 @@ def layer_size(shape: Shape, width: int, form: str) -> int:
     return math.prod(shape) * FORMS[form].bits // 8 + scales * width
 
 
-def made_anew(networks: Iterable[Mapping[str, Shape]], width: int) -> int:
+def dequantised_bytes(networks: Iterable[Mapping[str, Shape]], width: int) -> int:
     """Return the bytes that the largest layer needs to dequantise its weights: code values, and values times scales."""
     return 2 * width * max((math.prod(shape) for tensors in networks for shape in in_blocks(tensors)), default=0)
 

@@ -17,7 +17,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.lora import Lora
 from flowgrpo.schema.sections import Ema
-from flowgrpo.training.distributed.dtensors import follow, local, placed_as
+from flowgrpo.training.distributed.dtensors import follow, local, shard_like
 from flowgrpo.training.distributed.fsdp_lockstep import Lockstep
 from flowgrpo.training.model_files.hub_files import Shape
 from flowgrpo.training.weights.lora_adapters import Adapter
@@ -157,7 +157,7 @@ class Weights:
 
     def averaged(self) -> AbstractContextManager[None]:
         """Return a context in which networks compute with the average, if there is one."""
-        return nullcontext() if self.ema is None else self.swapped(self.ema)
+        return nullcontext() if self.ema is None else self.swap(self.ema)
 
     @contextmanager
     def reference(self) -> Iterator[None]:
@@ -205,15 +205,15 @@ class Weights:
             return self.reference()
         values = self._old if name == "old" else self.snapshots.drawn
         assert values is not None
-        return self.swapped(values)
+        return self.swap(values)
 
     def as_reference(self) -> AbstractContextManager[None]:
         """Return a context with the reference's copy swapped in, which does not involve the lockstep."""
         assert self._reference is not None
-        return self.swapped(self._reference)
+        return self.swap(self._reference)
 
     @contextmanager
-    def swapped(self, values: Sequence[torch.Tensor]) -> Iterator[None]:
+    def swap(self, values: Sequence[torch.Tensor]) -> Iterator[None]:
         """Return a context with other trained tensors. Inside it, `values` hold the live tensors."""
         self._swap(values)
         try:
@@ -247,7 +247,7 @@ class Weights:
         """Copy whole (unsharded) tensors, by the names of `named`, into the reference."""
         assert self._reference is not None
         for copied, name in zip(self._reference, self.named, strict=True):
-            local(copied).copy_(local(placed_as(values[name], copied)))
+            local(copied).copy_(local(shard_like(values[name], copied)))
 
     @torch.no_grad()
     def put_base(self, values: Mapping[str, torch.Tensor]) -> None:

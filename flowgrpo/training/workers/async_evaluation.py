@@ -19,9 +19,9 @@ import torch
 from torch import distributed
 
 from flowgrpo.training.checkpoints import checkpoint
-from flowgrpo.training.distributed.channel import PATIENCE, Channel, End, packed
+from flowgrpo.training.distributed.channel import PATIENCE, Channel, End, pack
 from flowgrpo.training.reports import metrics, trackers
-from flowgrpo.training.reports.reward_hacking import overoptimized
+from flowgrpo.training.reports.reward_hacking import find_overoptimized
 from flowgrpo.training.reports.samples import Sample, SampleFolder
 from flowgrpo.training.run import random_states
 from flowgrpo.training.run.background import Background
@@ -80,16 +80,16 @@ class AsyncEvaluation:
 
     def serve(self) -> None:
         """Evaluate the weights that the first trainer sends, until training ends; raise Stopped if it was stopped."""
-        while not isinstance(asked := self._questions.unpacked(self._questions.receive(0)), End):
+        while not isinstance(asked := self._questions.unpack(self._questions.receive(0)), End):
             self._run.weights.put(asked.weights)
             self._run.done = asked.step
             result = self._evaluate_weights()
             if self._rank == self._ranks[0]:
                 self._answers.send(result, 0)
-        asked.raised()
+        asked.raise_if_stopped()
 
     @contextmanager
-    def ended(self) -> Iterator[None]:
+    def closing(self) -> Iterator[None]:
         """Return a context that waits for all evaluations at its exit, and then ends the evaluators."""
         stopped, run = None, self._run
         try:
@@ -125,7 +125,7 @@ class AsyncEvaluation:
     def _receive_result(self) -> None:
         with self._detecting_loss(self._ranks[0]):
             content = self._answers.receive(self._ranks[0])
-        result = self._answers.unpacked(content)
+        result = self._answers.unpack(content)
         self._report(result)
         self._write_samples(result)
 
@@ -133,7 +133,7 @@ class AsyncEvaluation:
         run = self._run
         run.report.write(result.line)
         watched = [reward.name for reward in run.eval_rewards]
-        for sentence in overoptimized(run.report.lines, watched, run.config.eval.watch):
+        for sentence in find_overoptimized(run.report.lines, watched, run.config.eval.watch):
             run.report.warn(sentence)
         trackers.log_pictures(run.accelerator, result.samples, result.line["step"], newest=run.report.newest)
 
@@ -147,7 +147,7 @@ class AsyncEvaluation:
         self._post(Question(self._run.done, weights), behind=1)
 
     def _post(self, message: Question | End, behind: int) -> None:
-        content = packed(message)
+        content = pack(message)
         for rank in self._ranks:
             with self._detecting_loss(rank):
                 self._questions.post(content, rank, behind)

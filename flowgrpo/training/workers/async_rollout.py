@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from flowgrpo.training.distributed.channel import PATIENCE, Channel, End, packed
+from flowgrpo.training.distributed.channel import PATIENCE, Channel, End, pack
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.run.stop_reasons import Stopped
 from flowgrpo.training.scoring.rollout_batch import Made
@@ -63,7 +63,7 @@ class AsyncRollout:
         return rollout or self._local.next(iteration)
 
     @contextmanager
-    def ended(self) -> Iterator[None]:
+    def closing(self) -> Iterator[None]:
         """Return a context that ends the generators at its exit. The rollouts that they made ahead are dropped."""
         stopped = None
         try:
@@ -89,15 +89,15 @@ class AsyncRollout:
         for iteration in range(run.done, run.config.train.iterations):
             for hand in self._roles.hands(self._rank, iteration):
                 while loaded < max(run.done, iteration - staleness):
-                    message = self._post.unpacked(self._post.receive(0))
+                    message = self._post.unpack(self._post.receive(0))
                     if isinstance(message, End):
-                        return message.raised()
+                        return message.raise_if_stopped()
                     loaded = self._load(message)
-                run.share = next(share for share in run.shares if share.index == hand)
+                run.shard = next(shard for shard in run.shards if shard.index == hand)
                 self._post.send(self._local.next(iteration), hand)
-        while not isinstance(message := self._post.unpacked(self._post.receive(0)), End):
+        while not isinstance(message := self._post.unpack(self._post.receive(0)), End):
             pass
-        return message.raised()
+        return message.raise_if_stopped()
 
     def _load(self, state: TrainerState) -> int:
         run = self._run
@@ -113,13 +113,13 @@ class AsyncRollout:
         if generator not in self._lost:
             with self._detecting_loss(generator):
                 content = self._post.receive(generator)
-        return None if content is None else self._post.unpacked(content)
+        return None if content is None else self._post.unpack(content)
 
     def _send(self, message: TrainerState | End) -> None:
         # Older messages have surely been received: the trainers have the samples of the last iteration, whose generator
         # needed the state of `staleness` iterations earlier. Generators that take turns may be `turns` further behind.
         behind = self._run.config.run.staleness + self._roles.turns + 1
-        content = packed(message)
+        content = pack(message)
         for generator in self._living():
             with self._detecting_loss(generator):
                 self._post.post(content, generator, behind)

@@ -25,6 +25,6 @@ class LocalRollouts:
             batch = self._rollout(iteration, run.groups(iteration))
         return Made(batch, run.evaluations - evaluations, time.perf_counter() - started)
 
-    def ended(self) -> AbstractContextManager[None]:
+    def closing(self) -> AbstractContextManager[None]:
         """Return an empty context, since there are no generators to end."""
         return nullcontext()

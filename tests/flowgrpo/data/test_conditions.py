@@ -19,18 +19,18 @@ def test_files_of_a_row_are_found_beside_the_prompt_file_and_texts_stay_texts(tm
     file = str(tmp_path / "pictures" / "red.png")
     assert row.columns == {"image": file, "images": [file], "text": "write logo.png", "n": 3}
     conditions.check([row.columns], {"image", "images"}, "prompts.train")
-    picture = conditions.loaded(row.columns["image"])
+    picture = conditions.load_file(row.columns["image"])
     assert (picture.mode, picture.size, picture.getpixel((0, 0))) == ("RGB", (4, 2), (255, 0, 0))
-    assert conditions.loaded(row.columns["images"]) == [picture]
+    assert conditions.load_file(row.columns["images"]) == [picture]
     assert conditions.resolve_files("a" * 300 + ".png", tmp_path) == "a" * 300 + ".png"  # a text that ends so
-    assert conditions.loaded(row.columns["n"]) == 3
+    assert conditions.load_file(row.columns["n"]) == 3
 
 
 def test_a_picture_is_turned_as_its_camera_says(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # orientation: turn by a quarter
     Image.new("RGB", (4, 2)).save(tmp_path / "turned.jpg", exif=exif)
-    assert conditions.loaded(str(tmp_path / "turned.jpg")).size == (2, 4)
+    assert conditions.load_file(str(tmp_path / "turned.jpg")).size == (2, 4)
 
 
 @pytest.mark.parametrize("name", ["a.tiff", "a.TIF", "a.jfif", "a.bmp"])
@@ -40,20 +40,20 @@ def test_pictures_of_every_suffix_are_read(tmp_path, name):
     (tmp_path / "rows.jsonl").write_text(f'{{"prompt": "a", "image": "{name}"}}')
     (row,) = prompts.load(str(tmp_path / "rows.jsonl"))
     conditions.check([row.columns], {"image"}, "prompts.train")
-    assert np.allclose(conditions.loaded(row.columns["image"]).getpixel((0, 0)), (200, 60, 30), atol=3)
+    assert np.allclose(conditions.load_file(row.columns["image"]).getpixel((0, 0)), (200, 60, 30), atol=3)
 
 
 @pytest.mark.parametrize(("kind", "silent"), [(np.uint8, 128), (np.int16, 0), (np.float32, 0)])
 def test_sounds_are_between_minus_one_and_one(tmp_path, kind, silent):
     low = np.iinfo(kind).min if np.issubdtype(kind, np.integer) else -1
     wavfile.write(tmp_path / "a.wav", 8000, np.array([[silent, silent], [silent, low]], dtype=kind))
-    assert torch.equal(conditions.loaded(str(tmp_path / "a.wav")), torch.tensor([[0.0, 0.0], [0.0, -1.0]]))
+    assert torch.equal(conditions.load_file(str(tmp_path / "a.wav")), torch.tensor([[0.0, 0.0], [0.0, -1.0]]))
 
 
 def test_an_animation_is_a_list_of_pictures(tmp_path):
     frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue", "green")]
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
-    assert [frame.size for frame in conditions.loaded(str(tmp_path / "a.gif"))] == [(4, 4)] * 3
+    assert [frame.size for frame in conditions.load_file(str(tmp_path / "a.gif"))] == [(4, 4)] * 3
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from flowgrpo import config
 from flowgrpo.data import configs, known
-from flowgrpo.flow.pipeline.call_arguments import checked_call, outline
+from flowgrpo.flow.pipeline.call_arguments import check_call, outline
 from flowgrpo.flow.pipeline.loading import load, meta_pipeline
 from flowgrpo.mdlm.models import architectures
 from flowgrpo.training.weights import trained_weights
@@ -68,7 +68,7 @@ def test_a_known_pipeline_has_the_size_that_is_published_and_what_its_configs_na
     for one in (each for each in written if each.model.path == name):
         assert trained_weights.lora_config(1, 1, one.model.lora.targets, {"transformer": network}).target_modules
         for call in (one.model.call, one.eval.call):
-            assert checked_call(outline(index["_class_name"]), call) == call
+            assert check_call(outline(index["_class_name"]), call) == call
 
 
 @pytest.mark.parametrize("name", known.texts())

@@ -13,7 +13,7 @@ from flowgrpo.commands.runs import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import build
-from flowgrpo.mdlm.decoding.network.block_attention import known_block_size
+from flowgrpo.mdlm.decoding.network.block_attention import find_block_size
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.doctor import examine
 from flowgrpo.mdlm.methods.presets import PRESETS
@@ -102,9 +102,9 @@ KNOWN = [
 def test_what_a_model_type_attends_to_is_known_or_asked_for(known, written, expected):
     if isinstance(expected, str):
         with pytest.raises(InputError, match=expected):
-            known_block_size(known, **written)
+            find_block_size(known, **written)
     else:
-        assert known_block_size(known, **written) == expected
+        assert find_block_size(known, **written) == expected
 
 
 @pytest.mark.parametrize("kind", ["sdar", "Fast_dLLM_Qwen"])

@@ -121,7 +121,7 @@ class Depthwise(Credit):
         row = {edge: unit for unit, edge in enumerate(edges)}
         above = torch.zeros(len(edges), len(ends), dtype=torch.bool)
         score = torch.zeros(len(edges), len(ends), dtype=torch.float64)
-        log_prob = _summed_log_probs(tree) if self.weights == "path" else None
+        log_prob = _sum_log_probs(tree) if self.weights == "path" else None
         for column, line in enumerate(ancestors):
             below = 0.0
             for edge in line:  # from the leaf upwards: `below` is the path's log-probability given the node
@@ -267,7 +267,7 @@ def edge_units(tree: Tree, edges: list[int], values: Tensor, comparison: Sequenc
     )
 
 
-def _summed_log_probs(tree: Tree) -> Tensor:
+def _sum_log_probs(tree: Tree) -> Tensor:
     """Return the log-probability (nodes,) of the edge to each node, summed over dimensions; 0 for an ODE step."""
     total = torch.zeros(len(tree.nodes), dtype=torch.float64)
     dimensions = sum(x[0].numel() for x in tree.samples)

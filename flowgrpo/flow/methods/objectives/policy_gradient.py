@@ -81,7 +81,7 @@ def noise_aware(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
     return [std * len(stds) / sum(stds) for std in stds]
 
 
-def equalised(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
+def equalise(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
     """Return the weight of each step: (median of N) / N, SAGE-GRPO's equaliser (arXiv 2603.21872).
 
     N is `samplers.kernels.pull`, the size of the step's gradient, so that the weighted gradients have equal sizes. For
@@ -93,7 +93,7 @@ def equalised(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
     return [middle / size if size > 0 else 1.0 for size in sizes]
 
 
-STEP_WEIGHTS = {"noise_aware": noise_aware, "equalised": equalised}
+STEP_WEIGHTS = {"noise_aware": noise_aware, "equalised": equalise}
 
 
 def exact_kl(inputs: LossInputs) -> Tensor:
@@ -161,7 +161,7 @@ class Divergence(Strict):
             raise InputError("algorithm.objective.kl.beta: 0 switches previous and target off, raise it")
         return self
 
-    def adapted(self, beta: float, measured: float | None) -> float:
+    def adapt(self, beta: float, measured: float | None) -> float:
         """Return the coefficient of the next iteration, from the last one and the measured divergence.
 
         PPO's rule (arXiv 1707.06347, section 4): double it if the divergence is above 1.5 target, halve it if the

@@ -9,7 +9,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.methods.trees.tree import Finish, Rooted, divided
+from flowgrpo.flow.methods.trees.tree import Finish, Rooted, count_roots
 from flowgrpo.schema.imports.lazy import lazy
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Adaptive(Rooted):
 
     @override
     def roots(self, group_size: int) -> int:
-        return divided(group_size, self.branches, "algorithm.tree.branches children of each seed")
+        return count_roots(group_size, self.branches, "algorithm.tree.branches children of each seed")
 
     @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
@@ -111,7 +111,7 @@ class Adaptive(Rooted):
         steps = len(kernels)
         return [min(self._steps or steps, steps - 1 - step) + self.sample_cost for step in range(self._end(kernels))]
 
-    def reshaped(self, kernels: Sequence[Kernel], variances: Sequence[float]) -> list[int]:
+    def reshape(self, kernels: Sequence[Kernel], variances: Sequence[float]) -> list[int]:
         """Return new numbers of children of the steps, within the first shape's cost; `variances` as in `neyman`."""
         costs = self.costs(kernels)
         return neyman(variances, costs, sum(n * cost for n, cost in zip(self.first(kernels), costs, strict=True)))
@@ -124,4 +124,4 @@ class Adaptive(Rooted):
         """Return the tree in the shape with the most samples."""
         costs = self.costs(kernels)
         only = [float(cost == min(costs)) for cost in costs]
-        return self.model_copy(update={"profile": self.reshaped(kernels, only)})
+        return self.model_copy(update={"profile": self.reshape(kernels, only)})

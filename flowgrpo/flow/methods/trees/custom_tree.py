@@ -16,10 +16,10 @@ from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.credit.rules import trunk_ends
-from flowgrpo.flow.methods.trees.tree import Rooted, divided
+from flowgrpo.flow.methods.trees.tree import Rooted, count_roots
 from flowgrpo.schema.imports.lazy import lazy
 from rewards.base import locate, nearest
-from rewards.process_state import kept
+from rewards.process_state import preserve
 
 if TYPE_CHECKING:
     from samplers import kernels as formulas
@@ -48,7 +48,7 @@ class Custom(Rooted):
 
     @override
     def roots(self, group_size: int) -> int:
-        return divided(group_size, self.trajectories, "algorithm.tree.trajectories of each root")
+        return count_roots(group_size, self.trajectories, "algorithm.tree.trajectories of each root")
 
     @override
     def check(self, tree: Tree) -> None:
@@ -69,7 +69,7 @@ class Custom(Rooted):
         except TypeError as error:
             takes = ", ".join(list(inspect.signature(function).parameters)[1:]) or "none"
             raise InputError(f"algorithm.tree.options: {error}; {self.function} has the options {takes}") from None
-        with _check_move_fields(self.function), kept("algorithm.tree.function", function, calls=True):
+        with _check_move_fields(self.function), preserve("algorithm.tree.function", function, calls=True):
             plan = function(arguments, **self.options)
         if not callable(plan):
             raise InputError(
@@ -77,7 +77,7 @@ class Custom(Rooted):
             )
 
         def moves(role: str, step: int) -> Sequence[Move]:
-            with _check_move_fields(self.function), kept("algorithm.tree.function", function, calls=True):
+            with _check_move_fields(self.function), preserve("algorithm.tree.function", function, calls=True):
                 return plan(role, step)
 
         return moves

@@ -81,7 +81,7 @@ class Rooted(Choice):
         """Return the number of roots of a group; raise InputError if whole trees do not make up `group_size`."""
         return group_size
 
-    def pruned(self, tree: Tree, advantages: Tensor) -> Tensor | None:
+    def kept_edges(self, tree: Tree, advantages: Tensor) -> Tensor | None:
         """Return a mask (nodes,) of the edges that stay in the update, from advantages (nodes,); None: all stay."""
         return None
 
@@ -187,7 +187,7 @@ class Brush(Rooted):
 
     @override
     def roots(self, group_size: int) -> int:
-        return divided(group_size, self.branches, "algorithm.tree.branches children of each seed")
+        return count_roots(group_size, self.branches, "algorithm.tree.branches children of each seed")
 
     @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
@@ -240,10 +240,10 @@ class Branching(Rooted):
     @override
     def roots(self, group_size: int) -> int:
         leaves = self.factor ** self._count(group_size)
-        return divided(group_size, leaves, f"leaves of a tree with algorithm.tree.factor {self.factor}")
+        return count_roots(group_size, leaves, f"leaves of a tree with algorithm.tree.factor {self.factor}")
 
     @override
-    def pruned(self, tree: Tree, advantages: Tensor) -> Tensor | None:
+    def kept_edges(self, tree: Tree, advantages: Tensor) -> Tensor | None:
         if self.prune is None or self.prune.rule == "depth":
             return None
         if self.prune.rule == "parent_top1":
@@ -337,7 +337,7 @@ class Twigs(Rooted):
         return plans.twigs(kernels, range(self._end(kernels)), min(bounds, default=None), self.root)
 
 
-def divided(group_size: int, by: int, what: str) -> int:
+def count_roots(group_size: int, by: int, what: str) -> int:
     """Return the number of roots of a group if each grows `by` samples; raise InputError if `by` does not divide it."""
     if group_size % by:
         below = group_size // by * by

@@ -16,7 +16,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.inputs.call_cache import CallCache
 from flowgrpo.flow.pipeline.inputs.cut_prompts import CutPrompts
 from flowgrpo.flow.pipeline.networks.traits import ENCODERS
-from samplers.drawing import sent
+from samplers.drawing import to_device
 
 PLAIN = (str, int, float, type(None), torch.device, torch.dtype)
 
@@ -206,7 +206,7 @@ def _pad(row: torch.Tensor, length: int) -> torch.Tensor:
 
 def _to(output: Any, device: torch.device | str) -> Any:
     if isinstance(output, torch.Tensor):
-        return sent(output, torch.device(device))
+        return to_device(output, torch.device(device))
     if isinstance(output, (tuple, list)):
         return type(output)(_to(item, device) for item in output)
     return output

@@ -20,7 +20,7 @@ from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.model_files import folder_files, weight_check
 from flowgrpo.training.model_files.hub_files import (
     HUB_ID,
-    downloaded,
+    cached_folder,
     file_names,
     index_map,
     one_sentence,
@@ -87,7 +87,7 @@ def _check_downloaded(path: str, names: Collection[str], variant: str | None) ->
         if weight_check.is_checked(kind):
             weights = weights_at(place_of(path), name, variant, weight_check.stems_of(kind))
             if weights is not None and not weights.has_headers:
-                weight_check.check(path, downloaded(path), kind, name, variant=variant)
+                weight_check.check(path, cached_folder(path), kind, name, variant=variant)
 
 
 def check_weights(
@@ -188,7 +188,7 @@ def check_files(path: str, variant: str | None = None, *, or_plain: bool = False
     components, folder = components_of(path), Path(place_of(path))
     if folder.is_dir():
         if not all((folder / name).is_dir() for name in components):
-            components = {name: entry for name, entry in components.items() if name in loaded_components(path)}
+            components = {name: entry for name, entry in components.items() if name in list_components(path)}
         readers = {
             n: None if folder_files.WITHOUT.search(kind) else library for n, (library, kind) in components.items()
         }
@@ -204,7 +204,7 @@ def components_of(path: str) -> dict[str, tuple[str, str]]:
     return {name: tuple(kind) for name, kind in pairs.items() if all(isinstance(word, str) for word in kind)}
 
 
-def loaded_components(path: str) -> set[str]:
+def list_components(path: str) -> set[str]:
     """Return the components that diffusers loads from the folder, not those that the class builds itself."""
     kind = pipeline_class(path)
     return set(kind._get_signature_keys(kind)[0])

@@ -34,7 +34,7 @@ BLOCK_TYPES = {
 REFUSED = {"diffusion_gemma": "its canvas holds random tokens where others have masks"}
 
 
-def known_block_size(
+def find_block_size(
     config: Mapping[str, Any], attention: Attention | None = None, block_size: int | None = None
 ) -> int | None:
     """Return the tokens of a block of a model; None if its attention is full.

@@ -103,7 +103,7 @@ class MaskPredictor:
         states = (getattr(out, "hidden_states", None) or ()) if layers else ()
         if len(states) < layers:
             raise InputError(f"model: it returns {len(states)} hidden states, a learned commitment takes {layers}")
-        hidden = tuple(self.aligned(state, mask) for state in states[-layers:]) if layers else ()
+        hidden = tuple(self.align(state, mask) for state in states[-layers:]) if layers else ()
         return logits, hidden
 
     def columns(
@@ -113,7 +113,7 @@ class MaskPredictor:
 
         `ids` and `mask` (B, T) are the model's inputs. The head computes only these columns if it can.
         """
-        align = partial(self.aligned, mask=mask, start=start, stop=stop)
+        align = partial(self.align, mask=mask, start=start, stop=stop)
         select = self.selects and (self.shift or stop - start < ids.shape[1])  # else the head needs all columns anyway
         with self._head_sees(align) if select else nullcontext():
             out = evaluate()
@@ -238,7 +238,7 @@ class MaskPredictor:
             return self.form, None
         return self.padded_form, attention_mask.bool()
 
-    def guided(
+    def guide(
         self,
         ids: Tensor,
         attention_mask: Tensor | None,
@@ -298,7 +298,7 @@ class MaskPredictor:
         mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
         return mask.masked_fill(~visible, torch.finfo(dtype).min)[:, None].expand(-1, -1, queries, -1)
 
-    def aligned(self, out: Tensor, mask: Tensor | None, start: int = 0, stop: int | None = None) -> Tensor:
+    def align(self, out: Tensor, mask: Tensor | None, start: int = 0, stop: int | None = None) -> Tensor:
         """Return outputs (B, stop - start, ...) shifted so that output i predicts token i.
 
         With `shift` a row's first token, which no output predicts, takes the output at its own place.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from typing_extensions import override
 
 from flowgrpo.mdlm.decoding.controller import controller_files
-from flowgrpo.mdlm.decoding.tokens.logit_chunks import joined, portions
+from flowgrpo.mdlm.decoding.tokens.logit_chunks import concatenate, portions
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep
 from flowgrpo.mdlm.decoding.tokens.token_proposals import Proposed
 from flowgrpo.schema.base import Choice, named
@@ -30,7 +30,7 @@ class Scoring(Choice):
     """The config section of a scorer."""
 
     @abstractmethod
-    def loaded(self, hidden_size: int | None, place: str) -> Callable[[DecodeStep, Proposed], Tensor]:
+    def load(self, hidden_size: int | None, place: str) -> Callable[[DecodeStep, Proposed], Tensor]:
         """Return the function (step, proposals) -> scores (N,).
 
         `hidden_size` is the width of the model's hidden states, None if not known yet; `place` is the scorer's dotted key.
@@ -45,7 +45,7 @@ class Scorer(Scoring):
     hidden_layers: ClassVar[int] = 0  # number of hidden states that it reads
 
     @override
-    def loaded(self, hidden_size: int | None, place: str) -> Scorer:
+    def load(self, hidden_size: int | None, place: str) -> Scorer:
         return self
 
     @abstractmethod
@@ -126,7 +126,7 @@ class LearnedScorer(Scoring):
     """Folder of a controller that flowgrpo mdlm tracelock wrote."""
 
     @override
-    def loaded(self, hidden_size: int | None, place: str) -> trace_lock.Learned:
+    def load(self, hidden_size: int | None, place: str) -> trace_lock.Learned:
         place = f"{place}.controller"
         controller_files.check_there(Path(self.controller), place)
         return trace_lock.Learned(trace_lock.load_controller(self.controller, hidden_size, place))
@@ -136,4 +136,4 @@ SCORERS = named(Confidence, Sampled, Margin, Entropy, Uniform, LeftToRight, Lear
 
 
 def _in_portions(logits: Tensor, compute: Callable[[slice], Tensor]) -> Tensor:
-    return joined([compute(rows) for rows in portions(logits)])
+    return concatenate([compute(rows) for rows in portions(logits)])

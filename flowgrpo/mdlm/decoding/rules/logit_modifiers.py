@@ -87,12 +87,12 @@ class HeldBack(Modifier):
     tokens: Tokens = []
     """Further tokens that are held back like the end."""
 
-    def held(self, frame: Frame) -> tuple[int, ...]:
+    def tokens_held(self, frame: Frame) -> tuple[int, ...]:
         """Return all tokens to hold back."""
         return (frame.end, *([] if frame.pad_id is None else [frame.pad_id]), *self.tokens)
 
     @override
     def __call__(self, step: DecodeStep, proposed: Proposed, scores: Tensor) -> Tensor:
-        tokens = torch.tensor(self.held(step.frame), device=scores.device)
+        tokens = torch.tensor(self.tokens_held(step.frame), device=scores.device)
         none_yet = ~torch.isin(step.completion, tokens).any(1)[step.owner]
         return scores.masked_fill(none_yet & torch.isin(proposed.tokens, tokens), torch.finfo(scores.dtype).min)

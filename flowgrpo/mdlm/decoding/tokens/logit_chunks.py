@@ -17,6 +17,6 @@ def portions(logits: Tensor) -> Iterator[slice]:
         yield slice(first, first + size)
 
 
-def joined(parts: list[Tensor]) -> Tensor:
+def concatenate(parts: list[Tensor]) -> Tensor:
     """Concatenate the results of all portions; a single one is returned without a copy."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)

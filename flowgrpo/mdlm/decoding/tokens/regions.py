@@ -122,7 +122,7 @@ class AscendingBlocks(Layout):
         return ascending(length, self.blocks, place)
 
 
-def counted(region: Region, block_size: int, place: str) -> Region:
+def fit_blocks(region: Region, block_size: int, place: str) -> Region:
     """Return a region whose blocks are counted from the prompt: a block-causal model's own blocks, or equal parts of them.
 
     A region of one block, or of blocks that span several of the model's, becomes the model's own blocks. Raises InputError

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from flowgrpo.mdlm.decoding.tokens.logit_chunks import joined, portions
+from flowgrpo.mdlm.decoding.tokens.logit_chunks import concatenate, portions
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep, Setting, setting
 from flowgrpo.schema.base import Choice, Count
 from flowgrpo.schema.imports.heavy import Tensor, torch
@@ -50,7 +50,7 @@ class Sample(Choice):
 
         def log_probs(rows: slice) -> Tensor:
             part = logits[rows] if scale is None else logits[rows] / scale[rows]
-            return filtered(part.log_softmax(-1), self.top_p, self.top_k)
+            return filter_tokens(part.log_softmax(-1), self.top_p, self.top_k)
 
         tokens, log_prob = [], []
         for rows in portions(logits):
@@ -63,7 +63,7 @@ class Sample(Choice):
                     chosen = torch.where(chosen < logits.shape[-1], chosen, logits[rows].argmax(-1))
             tokens.append(chosen)
             log_prob.append(table.gather(-1, chosen[:, None])[:, 0])
-        return Proposed(joined(tokens), logits, log_probs, joined(log_prob))
+        return Proposed(concatenate(tokens), logits, log_probs, concatenate(log_prob))
 
     def _tempered(self, step: DecodeStep, logits: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Return the random numbers (N,) of the tokens and the temperatures (N, 1) that divide their logits.
@@ -88,7 +88,7 @@ def categorical(log_probs: Tensor, uniform: Tensor) -> Tensor:
     return torch.searchsorted(cumulated, uniform[:, None] * cumulated[:, -1:], right=True)[:, 0]
 
 
-def filtered(log_probs: Tensor, top_p: float = 1.0, top_k: int | None = None) -> Tensor:
+def filter_tokens(log_probs: Tensor, top_p: float = 1.0, top_k: int | None = None) -> Tensor:
     """Return log-probabilities (N, V), renormalised over the tokens that stay; -inf elsewhere.
 
     The token that reaches `top_p` stays, so at least one does (nucleus sampling, Holtzman et al., arXiv 1904.09751).

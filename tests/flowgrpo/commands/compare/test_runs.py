@@ -4,7 +4,7 @@ import pytest
 from planted import sampled, trained_run
 
 from flowgrpo.commands.compare.runs import find_redefined, have_same_totals, read_runs, unique_names
-from flowgrpo.commands.page_parts.history import spent
+from flowgrpo.commands.page_parts.history import training_cost
 from flowgrpo.errors import InputError
 
 EVALUATED = {0: {"reward/mean": 0.25}, 2: {"reward/mean": 0.5}, 4: {"reward/mean": None}, 6: {"reward/mean": 0.75}}
@@ -49,8 +49,8 @@ def test_held_out_evaluations_are_no_cost_of_training():
         {"step": 1, "phase": "train", "cost/model_evaluations": 7},
         {"step": 2, "phase": "train", "cost/model_evaluations": 5},
     ]
-    assert [spent(lines, "evaluations", step) for step in (0, 1, 2)] == [0, 7, 12]
-    assert spent(lines, "evaluations") == 12
+    assert [training_cost(lines, "evaluations", step) for step in (0, 1, 2)] == [0, 7, 12]
+    assert training_cost(lines, "evaluations") == 12
 
 
 def test_totals_compare_where_the_same_rewards_are_added_alike(tmp_path):

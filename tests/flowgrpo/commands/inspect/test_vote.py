@@ -102,7 +102,7 @@ def test_two_ballots_do_not_write_one_file(tmp_path):
 def serving(ballot):
     """A client of a ballot's page."""
     listening = guard.listen("127.0.0.1", 0, None)
-    server = uvicorn.Server(guard.configured(application(ballot, "mine")))
+    server = uvicorn.Server(guard.configure(application(ballot, "mine")))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     with httpx.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", trust_env=False) as client:

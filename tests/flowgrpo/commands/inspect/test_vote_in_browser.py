@@ -25,7 +25,7 @@ def served(tmp_path):
     (tmp_path / "manifest.jsonl").write_text(written(lines))
     ballot = Ballot(pairs_of([tmp_path]), tmp_path / "votes.jsonl")
     listening = guard.listen("127.0.0.1", 0, None)
-    server = uvicorn.Server(guard.configured(application(ballot, "mine")))
+    server = uvicorn.Server(guard.configure(application(ballot, "mine")))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     yield f"http://127.0.0.1:{listening.getsockname()[1]}/", ballot

@@ -11,7 +11,7 @@ from planted_run import written
 from runs import CALL
 
 from flowgrpo.cli import main
-from flowgrpo.commands.scores.score import listed, read, score_folder
+from flowgrpo.commands.scores.score import list_files, read, score_folder
 from flowgrpo.errors import InputError
 from flowgrpo.training.reports.samples import save_sample
 from rewards import Reward
@@ -112,7 +112,7 @@ def test_of_a_folder_of_other_files_the_first_are_named(tmp_path):
         if name is not None:
             (tmp_path / name).write_bytes(APPLE_DOUBLE)
         with pytest.raises(InputError, match=NOTHING + said):
-            listed(tmp_path)
+            list_files(tmp_path)
 
 
 def test_pictures_that_a_manifest_does_not_name_are_said_to_be_left_out(folder, capsys):

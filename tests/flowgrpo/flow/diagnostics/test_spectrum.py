@@ -8,7 +8,7 @@ import torch
 from gaussian_flow import REWARDS, moments, schedule, step, velocity
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.flow.diagnostics.spectrum import EVALUATIONS, FEWEST, check, geometry, nested, spectrum
+from flowgrpo.flow.diagnostics.spectrum import EVALUATIONS, FEWEST, check, geometry, plan_nested, spectrum
 from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from flowgrpo.flow.rollouts.rollout import rollout
 from flowgrpo.training.advantages.baseline import GroupMean
@@ -36,7 +36,7 @@ def grown(splits, starts, reward="linear", groups=1):
     policy = FieldPolicy(Exact(), (1,), SIGMAS)
     called = Reward(reward, lambda samples, prompts: REWARDS[reward](samples[:, 0]))
     roots = [Root(g, i, Row("", 1000 * g + i, {})) for g in range(groups) for i in range(starts)]
-    plan = nested([Move(SDE)] * (len(SIGMAS) - 2) + [Move()], splits)
+    plan = plan_nested([Move(SDE)] * (len(SIGMAS) - 2) + [Move()], splits)
     tree, scores = rollout(policy, plan, roots, rewards=[called], micro_batch=4096, seed=0, iteration=0)
     return tree, scores.values[:, 0]
 
@@ -92,7 +92,7 @@ def counted(steps, splits, starts):
     """The tree on states of one number."""
     sigmas, roots = [1 - i / steps for i in range(steps + 1)], [Root(0, i, None) for i in range(starts)]
     still, flat = lambda x, *_: x, lambda shape, *_: torch.zeros(shape)
-    plan = nested([Move(SDE)] * (steps - 1) + [Move()], splits)
+    plan = plan_nested([Move(SDE)] * (steps - 1) + [Move()], splits)
     return grow(plan, sigmas, roots, (torch.zeros(starts, 1),), still, flat, 64)
 
 

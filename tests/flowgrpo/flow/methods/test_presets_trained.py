@@ -15,7 +15,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import sample_presets
 from flowgrpo.flow.methods.presets import PRESETS
 from flowgrpo.flow.rollouts import noise_calibration
-from samplers.pruning import pruned
+from samplers.pruning import prune
 
 FEW_DRAWS = {"likelihood": {"draws": 3}}  # of a schedule of six steps
 SMALLER = {"dense_grpo": {"kernel": {"calibrate": {"rounds": 1}}}, **dict.fromkeys(MANY_DRAWS, FEW_DRAWS)}
@@ -134,7 +134,7 @@ def test_any_edges_can_leave_the_update_without_a_trace(tmp_path, preset):
     dropped = sorted(trained_nodes(rolled.tree))[::3]
     keep = torch.ones(len(rolled.tree.nodes), dtype=torch.bool)
     keep[dropped] = False
-    gathered = gradient(run, replace(credited, tree=pruned(rolled.tree, keep, 16)))
+    gathered = gradient(run, replace(credited, tree=prune(rolled.tree, keep, 16)))
     torch.testing.assert_close(gradient(run, without(credited, rolled.tree, dropped)), gathered, rtol=0, atol=1e-6)
     assert (gradient(run, credited) - gathered).abs().max() > 1e-3
 

@@ -49,7 +49,7 @@ def test_the_worse_one_of_a_stored_pair_is_sampled_by_the_drawn_snapshot(tmp_pat
                 (leaf,) = [i for i, n in enumerate(batch.tree.leaves) if place(batch.tree, n) == (group, index)]
                 if index == worst:
                     seed = noise.seed(run.config.run.seed, "start", iteration, group, index)
-                    with torch.no_grad(), run.weights.swapped([p.clone() for p in stood[number]]):
+                    with torch.no_grad(), run.weights.swap([p.clone() for p in stood[number]]):
                         expected = run.policy.generate([Row(TEXTS[prompt], seed, {})])[0]
                     torch.testing.assert_close(made[leaf], expected)
                     replaced.append(leaf)

@@ -12,7 +12,7 @@ from flowgrpo.flow import trainer as trainers
 from flowgrpo.flow.offline import stored_groups
 from flowgrpo.flow.planning.iteration_forecast import predict_cost
 from flowgrpo.training.distributed.assignment import assign_roots
-from flowgrpo.training.distributed.data_share import DataShard
+from flowgrpo.training.distributed.data_shard import DataShard
 from rewards import Reward
 
 ISSUE = ["gdro", "dpo", "rwr", "awm"]

@@ -157,8 +157,8 @@ def test_what_changes_the_learning_is_offered_where_it_applies():
     every = {"train.optimizer.name", "train.ema", "model.dtype", "model.lora"}
     assert keys_of(budget(model__lora=None).resorts()) == every
     assert keys_of(budget(model__dtype="bfloat16", train__ema=None).resorts()) == {"train.optimizer.name"}
-    assert budget(model__lora=None).switched("model.lora", {}).config.model.lora.rank == 16
-    assert budget().switched("train.optimizer.name", "adamw8bit").config.train.optimizer.name == "adamw8bit"
+    assert budget(model__lora=None).with_setting("model.lora", {}).config.model.lora.rank == 16
+    assert budget().with_setting("train.optimizer.name", "adamw8bit").config.train.optimizer.name == "adamw8bit"
 
 
 @pytest.mark.parametrize(

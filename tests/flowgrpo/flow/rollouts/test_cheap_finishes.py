@@ -302,6 +302,6 @@ def test_a_pipeline_that_pins_is_one_sentence(tmp_path):
 def test_no_copy_is_made_where_none_is_asked_for(tmp_path):
     chosen = settings(tmp_path, algorithm=BRUSH, train__group_size=6)
     copies = Copies(chosen, [torch.nn.Linear(2, 2)])
-    with copies.kept(), copies.drafting(), copies.finishing():
+    with copies.keep(), copies.drafting(), copies.finishing():
         pass
     assert (copies._of_drafts, copies._of_finishes) == (None, None)

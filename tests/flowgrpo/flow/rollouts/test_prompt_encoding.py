@@ -18,7 +18,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.loading import weightless_networks
 from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from flowgrpo.flow.rollouts import prompt_encoding
-from flowgrpo.training.distributed.data_share import DataShard
+from flowgrpo.training.distributed.data_shard import DataShard
 
 SMALL = [
     *("train.iterations=1", "train.groups=1", "train.group_size=2", "train.updates=1", "train.replay=always"),

@@ -20,7 +20,7 @@ from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.weights.trained_weights import Weights
 from samplers.kernels import Kernel, log_prob, transition
 from samplers.plans import branch, chain
-from samplers.pruning import pruned
+from samplers.pruning import prune
 from samplers.trees import Root, edge_transition, grow
 
 PREFIX = {"name": "prefix_ratio", "clip_range": [0.05, 0.1], "dual": 1.5}
@@ -208,7 +208,7 @@ def test_a_step_that_left_the_update_is_not_in_the_paths_below_it():
     left = next(node for node, (_, edges, _) in trained(tree).items() if tree.nodes[node].step == 2)
     keep = torch.ones(len(tree.nodes), dtype=torch.bool)
     keep[left] = False
-    earlier, position = entered(pruned(tree, keep, 4), torch.ones(len(tree.nodes)))
+    earlier, position = entered(prune(tree, keep, 4), torch.ones(len(tree.nodes)))
     below = next(i for i, node in enumerate(tree.nodes) if node.parent == left)
     assert (earlier[below], position[below]) == (1.0, 2)
     assert math.isclose(sum(earlier.values()), 6 * (0 + 1 + 2) - 2)
@@ -288,7 +288,7 @@ def test_in_expectation_a_gradient_is_that_of_the_new_path_to_its_step_and_the_o
     def slope(objective):
         same, scaler = (lambda x: x), torch.amp.GradScaler("cpu", enabled=False)
         options = {"optimizer": torch.optim.SGD([velocity], lr=0.0), "scaler": scaler, "max_grad_norm": math.inf}
-        options |= {"weights": weights, "sum_shares": same, "sum_processes": same}
+        options |= {"weights": weights, "sum_shards": same, "sum_processes": same}
         update_part(policy, credited, 0, objective=objective, **options)
         return -3 * velocity.grad.clone()  # the loss is the mean over the three edges of a path
 

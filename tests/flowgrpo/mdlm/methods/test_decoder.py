@@ -21,8 +21,8 @@ def test_a_decoder_that_was_written_out_is_read_back(model):
 
 def test_what_was_not_written_is_the_rows_own():
     decoder = checked(Decoding, {"name": "eoser", "steps": 2, "cfg_scale": 0.0})
-    assert decoder.written() == {"name": "eoser", "steps": 2}
-    assert checked(Rollouts, {"proposal": "sample"}).written()["proposal"] == {"name": "sample", "temperature": 1.0}
+    assert decoder.dump() == {"name": "eoser", "steps": 2}
+    assert checked(Rollouts, {"proposal": "sample"}).dump()["proposal"] == {"name": "sample", "temperature": 1.0}
 
 
 def test_errors_say_where_the_decoder_was_written():

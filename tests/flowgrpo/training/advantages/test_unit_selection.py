@@ -22,12 +22,12 @@ from samplers import noise
 
 def test_history_forgets_by_half_lives():
     stats = PromptStats(half_life=2.0)
-    assert stats.expected([7], 0).isnan().all()
+    assert stats.mean_rewards([7], 0).isnan().all()
     stats.add([7, 7, 7], torch.tensor([1.0, 0.0, math.nan]), 0)
     assert [x.tolist() for x in stats.counts([7, 8], 0)] == [[2, 0], [1, 0]]
     assert [x.item() for x in stats.counts([7], 4)] == [0.5, 0.25]
     stats.add([7], torch.tensor([1.0]), 4)
-    assert stats.expected([7], 4).item() == pytest.approx((0.25 + 1) / 1.5)
+    assert stats.mean_rewards([7], 4).item() == pytest.approx((0.25 + 1) / 1.5)
     other = PromptStats(2.0)
     other.restore(stats.state())
     assert other.counts([7], 9)[0] == stats.counts([7], 9)[0]

@@ -10,9 +10,9 @@ from flowgrpo.training.checkpoints.lora_layers import (
     Index,
     Outline,
     Target,
+    assign_adapters,
     layers_of,
     names_in,
-    placed,
     refuse_shifts_alone,
     shifts_of,
 )
@@ -41,7 +41,7 @@ def put(tensors, **options):
     fused = {"block.qk": Target("net", ("q", "k")), "block.swapped": Target("net", ("k",), True)}
     layers = {"net": fused | names_in("net", outline.layers)}
     parameters = {"net": {"block.modulation": Target("net", ("table",))} | names_in("net", outline.parameters)}
-    return placed(file(tensors, **options), Index(layers, parameters), {"net": outline}, "this")["net"]
+    return assign_adapters(file(tensors, **options), Index(layers, parameters), {"net": outline}, "this")["net"]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_shifts_of_a_network_without_matrices_stay():
     layers = {name: names_in(name, each.layers) for name, each in outlines.items()}
     parameters = {name: names_in(name, each.parameters) for name, each in outlines.items()}
     tensors = pair("one.out") | {"two.norm.diff": torch.ones(2)}
-    found = placed(file(tensors), Index(layers, parameters), outlines, "this")
+    found = assign_adapters(file(tensors), Index(layers, parameters), outlines, "this")
     assert found["one"].layers.keys() == {"out"}
     assert (found["two"].layers, found["two"].shifts["norm.weight"].tolist()) == ({}, [1, 1])
 

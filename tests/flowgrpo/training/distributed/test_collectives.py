@@ -16,10 +16,10 @@ def test_shares_count_once_and_processes_each(answers):
     for rank, found in enumerate(answers["exchanged"]):
         assert found == {
             "sum": [1111.0],
-            "sum_shares": [101.0],
+            "sum_shards": [101.0],
             "kept": [10.0**rank],
             "gather": [0, 1, 1, 2, 2, 2, 3, 3, 3, 3],
-            "gather_shares": [0, 2, 2, 2],
+            "gather_shards": [0, 2, 2, 2],
             "totals": {"a": 4, "b": 10},
         }
 

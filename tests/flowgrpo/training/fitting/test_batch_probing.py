@@ -241,7 +241,7 @@ def test_of_a_host_the_first_half_that_fits_is_taken(monkeypatch):
 
 
 def test_this_host_forgets_the_most_that_was_taken():
-    before = batch_probing.taken_bytes(HOST)
+    before = batch_probing.used_bytes(HOST)
     torch.ones(2**26).sum()  # 256 MiB
     assert batch_probing.peak_bytes(HOST) >= before + 2**27
     batch_probing.free(HOST)

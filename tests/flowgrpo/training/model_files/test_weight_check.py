@@ -168,6 +168,6 @@ def test_files_of_the_hub_without_headers_are_held_against_the_class_once_they_a
     monkeypatch.setattr(load, "place_of", lambda path: path)
     monkeypatch.setattr(load, "index_of", lambda path: json.loads((model / "model_index.json").read_text()))
     monkeypatch.setattr(load, "weights_at", lambda path, *args: hub_files.weights_at(str(model), *args))
-    monkeypatch.setattr(load, "downloaded", lambda path: str(model))
+    monkeypatch.setattr(load, "cached_folder", lambda path: str(model))
     with pytest.raises(InputError, match=r"owner/name: text_encoder/pytorch_model.bin lacks 1 of the 37 weights"):
         load._check_downloaded("owner/name", {"text_encoder", "vae"}, None)

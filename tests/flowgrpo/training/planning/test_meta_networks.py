@@ -6,7 +6,7 @@ import transformers
 from torch import nn
 
 from flowgrpo.data.tensor_maps import map_tensors
-from flowgrpo.training.planning import meta_networks as hollow
+from flowgrpo.training.planning import meta_networks as networks
 from flowgrpo.training.planning.meta_networks import AllocationCounter, MetaNetworks, build_on_meta, few_objects, size
 
 
@@ -33,9 +33,9 @@ class Layers(nn.Module):
         return {"out": x, "seen": [x.mean()]}
 
 
-def hollow_of(network, hollow):
+def hollow_of(network, networks):
     made = build_on_meta(network, torch.float32).requires_grad_(True)
-    hollow.empty(made)
+    networks.empty(made)
     return made
 
 
@@ -45,12 +45,12 @@ def test_keys_and_values_of_blocks_that_are_not_run_are_counted():
     )
     peaks, runs = [], []
     for run_all in (True, False):
-        hollow = MetaNetworks()
+        networks = MetaNetworks()
         made = build_on_meta(lambda: transformers.LlamaModel(config), torch.float32)
         for layer in made.layers:
             layer.self_attn.register_forward_hook(lambda *_: runs.append(1))
-        hollow.empty(made, run_all=run_all, reads_once=True)
-        with torch.no_grad(), hollow.phase() as counted:
+        networks.empty(made, run_all=run_all, reads_once=True)
+        with torch.no_grad(), networks.phase() as counted:
             made(torch.ones(1, 64, dtype=torch.long), output_hidden_states=True)
             peaks.append(counted.peak)
     assert len(runs) == 6 + 2
@@ -76,13 +76,13 @@ def test_live_counts_what_is_allocated_and_freed():
 
 
 def test_a_hollow_network_allocates_what_a_real_one_does():
-    hollow, live, x = MetaNetworks(), AllocationCounter(), torch.randn(8, 16, 64)
-    real, made = Layers(), hollow_of(Layers, hollow)
+    networks, live, x = MetaNetworks(), AllocationCounter(), torch.randn(8, 16, 64)
+    real, made = Layers(), hollow_of(Layers, networks)
     for tensor in (*real.parameters(), *real.buffers()):
         live.ignore(tensor)
     with live:
         real(x)["out"].square().mean().backward()
-    with hollow.phase() as counted:
+    with networks.phase() as counted:
         made(x)["out"].square().mean().backward()
         peak = counted.peak
     assert peak == pytest.approx(live.peak, rel=0.05)
@@ -91,17 +91,17 @@ def test_a_hollow_network_allocates_what_a_real_one_does():
 
 
 def test_outputs_are_real_zeros_of_the_same_shape_and_the_backward_runs_once():
-    hollow = MetaNetworks()
-    made, x = hollow_of(Layers, hollow), torch.randn(2, 3, 64)
+    networks = MetaNetworks()
+    made, x = hollow_of(Layers, networks), torch.randn(2, 3, 64)
     out = made(x)
     assert type(out["out"]) is torch.Tensor
     assert torch.equal(out["out"], torch.zeros(2, 3, 64))
     assert float(out["seen"][0].detach()) == 0
-    before = hollow.live.now
+    before = networks.live.now
     out["out"].sum().backward()
     del out
     gc.collect()
-    assert hollow.live.now < before + size(made)  # the graph is gone, the gradients are there
+    assert networks.live.now < before + size(made)  # the graph is gone, the gradients are there
     assert all(p.grad is not None for p in made.parameters())
 
 
@@ -112,18 +112,18 @@ def test_real_masks_choose_as_many_rows_as_they_do():
 
 
 def test_a_repeated_call_is_not_run_again_and_keeps_as_much():
-    hollow = MetaNetworks()
-    made, x = hollow_of(Layers, hollow), torch.randn(4, 16, 64)
+    networks = MetaNetworks()
+    made, x = hollow_of(Layers, networks), torch.randn(4, 16, 64)
     calls = []
     made.layers[0].register_forward_hook(lambda *_: calls.append(1))
-    with hollow.phase() as live:
+    with networks.phase() as live:
         first = made(x)
         once = live.now
         again = made(x)
         assert live.now == 2 * once > 0
         assert len(calls) == 1
         (first["out"] + again["out"]).sum().backward()
-    with hollow.phase() as live, torch.no_grad():
+    with networks.phase() as live, torch.no_grad():
         outs = [made(x)["out"] for _ in range(3)]
         assert live.now == 0
         assert len(calls) == 2
@@ -167,7 +167,7 @@ class Positions(torch.nn.Module):
         super().__init__()
         positions = torch.arange(count, dtype=torch.float64)
         self.register_buffer("pairs", torch.outer(positions, positions).sin().float())
-        self.register_buffer("odd", (torch.arange(2 * hollow.BROADCAST) % 2).nonzero())
+        self.register_buffer("odd", (torch.arange(2 * networks.BROADCAST) % 2).nonzero())
 
 
 def test_a_large_table_has_no_numbers_and_a_small_one_has_its_own():
@@ -176,7 +176,7 @@ def test_a_large_table_has_no_numbers_and_a_small_one_has_its_own():
     assert (large.pairs.shape, large.pairs.dtype) == ((4097, 4097), torch.bfloat16)
     assert torch.equal(small.pairs, Positions(64).pairs.bfloat16())
     for made in (large, small):
-        assert len(made.odd) == hollow.BROADCAST
+        assert len(made.odd) == networks.BROADCAST
     assert size(large) - size(small) == 2 * (4097**2 - 64**2)
 
 
@@ -185,7 +185,7 @@ def test_a_network_that_computes_with_its_large_table_is_built_all_the_same():
         def __init__(self):
             super().__init__()
             table = torch.outer(torch.arange(4200.0), torch.arange(4100.0))
-            assert table.numel() > hollow.TABLE
+            assert table.numel() > networks.TABLE
             self.register_buffer("places", torch.cat([table, torch.zeros(1, 4100)]))
 
     assert build_on_meta(Placed, torch.float32).places.shape == (4201, 4100)

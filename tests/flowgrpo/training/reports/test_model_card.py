@@ -16,9 +16,9 @@ from flowgrpo.training.reports import markdown, model_card
 @pytest.mark.parametrize("prompt", HOSTILE)
 def test_a_prompt_is_itself_in_table_code_and_command(prompt, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    negative = f"negative_prompt={model_card.written(prompt)}"
+    negative = f"negative_prompt={model_card.format_value(prompt)}"
     command = model_card.command(["flowgrpo", "sample", "--prompt", prompt, negative])
-    samples = [model_card.Shown(Row(prompt, 3), markdown.escaped(prompt))]
+    samples = [model_card.Shown(Row(prompt, 3), markdown.escape(prompt))]
     snippet = f"prompt = {prompt!r}"
     page = model_card.text(["# a card", ""], snippet=snippet, command=command, made="answer", samples=samples)
     assert table(page) == [[as_shown(prompt), "3", as_shown(prompt)]]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flowgrpo.training.reports.reward_hacking import overoptimization_streak, overoptimized
+from flowgrpo.training.reports.reward_hacking import find_overoptimized, overoptimization_streak
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,6 @@ def test_rewards_part_where_one_rises_and_the_other_falls(trained, watched, time
 def test_the_sentence_names_the_step_the_reward_and_how_often():
     lines = [{"step": step, "phase": "eval", "reward/mean": step, "reward/w/mean": -step} for step in (0, 4, 8)]
     said = "step 8: the reward rose and 'w', which is only watched, fell 2 evaluations in a row"
-    assert [sentence.partition(";")[0] for sentence in overoptimized(lines, ["w"], 2)] == [said]
-    assert overoptimized(lines, ["w"], 3) == []
-    assert overoptimized(lines, ["unknown"], 1) == []
+    assert [sentence.partition(";")[0] for sentence in find_overoptimized(lines, ["w"], 2)] == [said]
+    assert find_overoptimized(lines, ["w"], 3) == []
+    assert find_overoptimized(lines, ["unknown"], 1) == []

@@ -44,7 +44,7 @@ def read_back(folder, weights):
     layers = {name: names_in(name, outline.layers) for name, outline in outlines.items()}
     parameters = {name: names_in(name, outline.parameters) for name, outline in outlines.items()}
     file = lora_files.read(str(folder / lora_files.START))
-    return lora_layers.placed(file, Index(layers, parameters), outlines, "it")
+    return lora_layers.assign_adapters(file, Index(layers, parameters), outlines, "it")
 
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))

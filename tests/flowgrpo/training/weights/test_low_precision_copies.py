@@ -94,7 +94,7 @@ def test_copies_that_are_kept_are_made_once_and_gone_behind_the_context(frozen):
     """Of layers that change; those of frozen ones stay as ever."""
     copies, seen = LowPrecision([network()], "int8", frozen=frozen), []
     for _ in range(2):
-        with copies.kept():
+        with copies.keep():
             for _ in range(2):
                 with copies.computing():
                     seen.append(copies._copies[0])
@@ -117,7 +117,7 @@ def test_adapters_act_with_the_values_that_they_have(word):
     like = adapted(by_hand)
     for values in ([p.detach().clone() for p in weights.parameters], [2 * p.detach() for p in weights.parameters]):
         like.put(values)
-        with torch.no_grad(), weights.swapped(values), copies.computing():
+        with torch.no_grad(), weights.swap(values), copies.computing():
             assert torch.equal(module(X), by_hand(X))
 
 

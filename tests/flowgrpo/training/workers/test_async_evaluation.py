@@ -126,4 +126,4 @@ def test_roles_stand_in_their_order():
 
 def test_groups_are_dealt_to_those_that_train():
     written = {"kind": "mdlm", "model": {"path": "digits"}, "rewards": ["solved"], "train": {"groups": 4}}
-    assert config.validate(written | {"run": {"processes": 5, "evaluators": 1}}).run.shares == 4
+    assert config.validate(written | {"run": {"processes": 5, "evaluators": 1}}).run.shards == 4

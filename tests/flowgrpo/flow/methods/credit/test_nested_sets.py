@@ -217,7 +217,7 @@ def test_joined_units_of_two_processes_give_the_numbers_of_one():
     credit = Nested(group=0.5, between=0.3, siblings=0.2)
     alone = [grow(plan, SIGMAS, [Root(10, i, None)], start, lambda x, sigma, rows: x, drawn, 4) for i in (0, 1)]
     parts = [credit.units(grown, column(own), ONE) for grown, own in zip(alone, rewards, strict=True)]
-    together, places = CreditUnits.joined([parts[1], parts[0]])
+    together, places = CreditUnits.concatenate([parts[1], parts[0]])
     whole = credit.units(tree(plan, 1, 2), column([*rewards[0], *rewards[1]]), ONE)
     for i, own in ((1, places[0]), (0, places[1])):
         torch.testing.assert_close(worth(together)[own], worth(whole)[whole.root == i])

@@ -14,7 +14,7 @@ from flowgrpo.flow.methods.objectives.policy_gradient import (
     LossInputs,
     NormalisedRatio,
     SoftGate,
-    equalised,
+    equalise,
     noise_aware,
     plain_ratio,
     previous_kl,
@@ -114,9 +114,9 @@ def test_exact_and_previous_kl_are_divergences_of_two_gaussians():
     ],
 )
 def test_the_coefficient_doubles_and_halves_within_its_bounds(beta, measured, following):
-    assert Divergence(beta=0.01, target=0.1, max_beta=0.1).adapted(beta, measured) == pytest.approx(following)
-    assert Divergence(beta=0.01).adapted(beta, measured) == beta
-    assert Divergence(beta=0.01, target=0.1, max_beta=0.1).adapted(beta, None) == beta
+    assert Divergence(beta=0.01, target=0.1, max_beta=0.1).adapt(beta, measured) == pytest.approx(following)
+    assert Divergence(beta=0.01).adapt(beta, measured) == beta
+    assert Divergence(beta=0.01, target=0.1, max_beta=0.1).adapt(beta, None) == beta
 
 
 def sd3_steps(count):
@@ -158,13 +158,13 @@ def test_equalised_weights_make_all_steps_pull_as_the_median_one(name, level):
 
 def test_equalised_weights_of_sage_run_over_two_orders():
     """Of the twenty N the figures take the tenth for the median, as torch.median does."""
-    weights = equalised([(Kernel("manifold", 0.5), *pair) for pair in pairwise(SAGE)], SAGE[1])
+    weights = equalise([(Kernel("manifold", 0.5), *pair) for pair in pairwise(SAGE)], SAGE[1])
     assert weights[0] / weights[-1] == pytest.approx(148, abs=1)
     assert weights == sorted(weights, reverse=True)
     assert weights[0] == pytest.approx(8.15, abs=0.01)
     assert weights[-1] == pytest.approx(0.055, abs=5e-4)
     without_noise = [(Kernel("cps", 0.8), 0.9, 0.5), (Kernel("cps", 0.8), 0.5, 0.0)]
-    assert equalised(without_noise, 0.9)[1] == 1
+    assert equalise(without_noise, 0.9)[1] == 1
 
 
 def moved(noise, shift, std):
@@ -282,7 +282,7 @@ def test_a_step_weight_scales_the_policy_loss_and_not_the_divergence(weight):
         scaler=torch.amp.GradScaler("cpu", enabled=False),
         objective=Clip(kl=Divergence(form="velocity", beta=beta)),
         max_grad_norm=1e9,
-        sum_shares=lambda x: x,
+        sum_shards=lambda x: x,
         sum_processes=lambda x: x,
     )
     policy_slope = -advantage * (-0.25 * noise / (2 * level * math.sqrt(0.25)))

@@ -73,11 +73,11 @@ def test_costs_are_the_evaluations_that_finish_a_child_and_its_sample():
 
 
 def test_a_later_shape_costs_what_the_first_did_at_most():
-    shape = tree(branches=6).reshaped(KERNELS, [1.0, 1.0, 1.0, 100.0])
+    shape = tree(branches=6).reshape(KERNELS, [1.0, 1.0, 1.0, 100.0])
     assert shape == [3, 3, 3, 33]  # by Neyman's rule 2.7, 2.9, 3.3 and 34
     assert cost([4, 3, 2, 1], shape) == 6 * (4 + 3 + 2 + 1)
     own = tree(branches=6, profile=[2, 2, 2, 30])
-    assert cost([4, 3, 2, 1], own.reshaped(KERNELS, [1.0] * 4)) <= 48
+    assert cost([4, 3, 2, 1], own.reshape(KERNELS, [1.0] * 4)) <= 48
     assert tree(branches=6).widest(KERNELS).profile == [2, 2, 2, 42]
 
 

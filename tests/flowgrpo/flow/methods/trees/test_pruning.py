@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from flowgrpo.flow.methods.trees.pruning import extremes, parent_top1
 from flowgrpo.flow.methods.trees.tree import Branch, Pruning
 from samplers.kernels import Kernel
-from samplers.pruning import pruned
+from samplers.pruning import prune
 from samplers.schedule import linear_sigmas
 from samplers.trees import TRUNK, Root, grow
 
@@ -96,8 +96,8 @@ def test_equally_many_edges_stay_whatever_the_rewards(rewards):
 @pytest.mark.parametrize("rule", ["parent_top1", "extremes"])
 def test_the_update_has_the_trained_edges_that_stay(rule):
     tree = Branch(prune=Pruning(rule=rule))
-    keep = tree.pruned(ONE_TREE, advantages(ONE_TREE, SEVERAL[0]))
-    left = pruned(ONE_TREE, keep, 4)
+    keep = tree.kept_edges(ONE_TREE, advantages(ONE_TREE, SEVERAL[0]))
+    left = prune(ONE_TREE, keep, 4)
     trained = torch.cat([edges.nodes for evaluation in left.evaluations for edges in evaluation.trained])
     # 138 edges without the last, ODE, ones of eight chains.
     assert sorted(trained.tolist()) == [i for i, node in enumerate(ONE_TREE.nodes) if keep[i] and 0 < node.step < 20]
@@ -108,7 +108,7 @@ def test_the_update_has_the_trained_edges_that_stay(rule):
 @pytest.mark.parametrize("fraction", [0.01, 0.125, 0.375])
 def test_the_fraction_is_of_the_chains_at_either_end(fraction):
     tree = Branch(prune=Pruning(rule="extremes", fraction=fraction))
-    keep = tree.pruned(ONE_TREE, advantages(ONE_TREE, SEVERAL[1]))
+    keep = tree.kept_edges(ONE_TREE, advantages(ONE_TREE, SEVERAL[1]))
     count = max(1, int(fraction * 16))  # one at either end at least
     assert kept_leaves(ONE_TREE, keep) == [i for i in range(16) if i < count or i >= 16 - count]
 
@@ -163,4 +163,4 @@ def test_a_depth_window_of_five_leaves_as_many_edges_as_half_the_chains():
     trained = sum(len(edges.nodes) for evaluation in tree.evaluations for edges in evaluation.trained)
     assert trained + 16 == 138  # and the last, ODE, edge of each leaf
     for rule in (None, Pruning(rule="depth")):  # by which every chain stays
-        assert Branch(prune=rule).pruned(ONE_TREE, torch.zeros(len(ONE_TREE.nodes))) is None
+        assert Branch(prune=rule).kept_edges(ONE_TREE, torch.zeros(len(ONE_TREE.nodes))) is None

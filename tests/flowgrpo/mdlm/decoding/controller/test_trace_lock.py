@@ -165,7 +165,7 @@ def test_padding_is_held_back_like_the_end(predictor):
     spec = {"name": "low_confidence", "modifiers": [{"name": "held_back", "tokens": [3]}]}
     for known, tokens in ((predictor, (EOS, PAD, 3)), (None, (EOS, 3))):
         decoder = build(spec, LENGTH, EOS, known)
-        assert decoder.modifiers[0].held(decoder.frame) == tokens
+        assert decoder.modifiers[0].tokens_held(decoder.frame) == tokens
 
 
 @pytest.mark.parametrize(

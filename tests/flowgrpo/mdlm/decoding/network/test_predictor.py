@@ -62,7 +62,7 @@ def test_guidance_pushes_away_from_a_masked_prompt():
     blind = IDS.clone()
     blind[:, :3] = MASK
     c, u = predictor.logits(IDS)[..., :MASK], predictor.logits(blind)[..., :MASK]
-    guided = predictor.guided(IDS, None, torch.tensor([0.0, 1.5]), prompt=3)
+    guided = predictor.guide(IDS, None, torch.tensor([0.0, 1.5]), prompt=3)
     torch.testing.assert_close(guided[0, :, :MASK], c[0])
     torch.testing.assert_close(guided[1, :, :MASK], (u + 2.5 * (c - u))[1])
     assert (guided[..., MASK] == -torch.inf).all()

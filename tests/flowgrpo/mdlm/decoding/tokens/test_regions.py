@@ -6,7 +6,7 @@ from predictors import random_table
 
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import build
-from flowgrpo.mdlm.decoding.tokens.regions import ascending, ascending_sizes, counted, even
+from flowgrpo.mdlm.decoding.tokens.regions import ascending, ascending_sizes, even, fit_blocks
 
 PROMPT = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6], [5, 3, 5, 8]])
 SEEDS = [(0, "decode", group) for group in range(3)]
@@ -44,6 +44,6 @@ WHOLE = [(0, 4), (4, 8), (8, 10)]
 )
 def test_blocks_of_a_model_begin_where_the_prompt_s_end(prompt, told):
     """Of 4 tokens, counted from the prompt's first; a prompt of 3 has one token of its block left for the answer."""
-    parts = counted(even(10), 4, "decoder.region").parts(torch.tensor(prompt))
+    parts = fit_blocks(even(10), 4, "decoder.region").parts(torch.tensor(prompt))
     for row, blocks in enumerate(told):
         assert [(int(start[row]), int(end[row])) for start, end in parts if start[row] < end[row]] == blocks

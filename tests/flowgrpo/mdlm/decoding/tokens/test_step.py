@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flowgrpo.mdlm.decoding.tokens.regions import counted, even
+from flowgrpo.mdlm.decoding.tokens.regions import even, fit_blocks
 from flowgrpo.mdlm.decoding.tokens.step import Draws, Frame
 from samplers import noise
 
@@ -20,5 +20,5 @@ def test_numbers_are_those_of_row_purpose_and_step(purpose, row, step):
 @pytest.mark.parametrize(("steps", "length", "told"), [(12, 12, 4), (6, 12, 2), (5, 10, 2), (10, 10, 4)])
 def test_a_block_of_a_block_causal_model_has_its_part_of_the_steps(steps, length, told):
     """Blocks of 4: of 10 tokens there are two and a half."""
-    frame = Frame(region=counted(even(length), 4, "decoder.region"), steps=steps)
+    frame = Frame(region=fit_blocks(even(length), 4, "decoder.region"), steps=steps)
     assert frame.block_steps == told

@@ -26,7 +26,7 @@ class DataShard:
     leads: bool = True  # whether this is the first process of the shard, which scores its samples
     group: distributed.ProcessGroup | None = None  # gloo group of the shard's processes, if there are several
 
-    def told(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Return the value that the shard's first process gives; a collective call of the shard's processes."""
         if self.group is None:
             return value
