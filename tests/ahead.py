@@ -138,10 +138,10 @@ def unreadable(rank):
     run = begun(Path(tempfile.mkdtemp()), run__generators=1, run__staleness=1)
     if rank == 0:
 
-        def unpacked(content):
+        def unpack(content):
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-        run.rollouts._post.unpacked = unpacked
+        run.rollouts._post.unpack = unpack
     run.run()
 
 

@@ -42,7 +42,7 @@ def told(rank):
         if places:
             pieces.append(Piece(group, places, samples, [Row("a", index) for index in places]))
     rewards = [Reward("luck", luck), Reward("place", place, group_wise=True)]
-    scores = score_pieces(rewards, pieces, assignment, collectives.gather_shards, share=share)
+    scores = score_pieces(rewards, pieces, assignment, collectives.gather_shards, shard=share)
     return (share.index, share.count, share.leads), share.broadcast(f"from {rank}"), scores.values, asked
 
 

@@ -75,7 +75,7 @@ def test_processes_take_their_parts_of_an_iteration(tmp_path):
     run = offline_run(tmp_path, "rwr", train__split="samples")
     groups, places = run.groups(3), {"iteration": 3, "device": torch.device("cpu")}
     whole = run.rollout(3, groups)
-    deals = [assign_roots(run.config, groups, iteration=3, share=DataShard(index, 2)) for index in range(2)]
+    deals = [assign_roots(run.config, groups, iteration=3, shard=DataShard(index, 2)) for index in range(2)]
     parts = [run.source.batch(groups, assignment, run.policy.sigmas, **places) for assignment in deals]
     assert [len(part.tree.leaves) for part in parts] == [6, 6]
     found = {}

@@ -206,7 +206,7 @@ def test_what_a_copy_of_drafts_does_not_go_with_is_not_offered():
     keys = keys_of(drafting.switches())
     assert "train.draft.precision" in keys
     assert not keys & {"model.quantise", "run.sharding"}
-    without = keys_of(drafting.switched("train.draft.precision", None).switches())
+    without = keys_of(drafting.with_setting("train.draft.precision", None).switches())
     assert without - keys == {"model.quantise", "run.sharding"}
     assert "train.draft.precision" not in without
 

@@ -109,7 +109,7 @@ def test_the_policy_that_samples_drafts(tmp_path):
     """By nft that is the old policy, which after an iteration is not the live one: the draft still ranks to the digit."""
     algorithm = {**BY_EULER, "likelihood": FOLLOWING}
     run = trainer(settings(tmp_path, algorithm=algorithm, train__iterations=3, **DRAFT), held_out=0)
-    apart, real, swapped = [], run._starts, run.weights.swapped
+    apart, real, swapped = [], run._starts, run.weights.swap
 
     def starts(iteration, groups):
         here = [p.detach().clone() for p in run.weights.parameters]

@@ -107,7 +107,7 @@ def test_what_is_ahead_is_what_the_iterations_draw(workplace):
     chosen = config.load("tiny.yaml", {"train.groups": 4, "train.iterations": 5})
 
     def ahead(done, process, processes):
-        return set(prompt_encoding.indices_ahead(chosen, 100, done=done, shares=[DataShard(process, processes)]))
+        return set(prompt_encoding.indices_ahead(chosen, 100, done=done, shards=[DataShard(process, processes)]))
 
     assert ahead(2, 0, 2) | ahead(2, 1, 2) == ahead(2, 0, 1)
     assert len(ahead(2, 0, 1)) <= 12
