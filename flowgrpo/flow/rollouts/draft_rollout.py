@@ -42,7 +42,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Foretold:
-    """Total reward of one root in the draft, and the mean total reward of its final samples."""
+    """One root's total reward in the draft, and the mean over its final samples."""
 
     group: int
     draft: float
@@ -160,7 +160,7 @@ def spearman(a: Tensor, b: Tensor) -> float:
 def halves_kept(a: Tensor, b: Tensor) -> float:
     """Return the share of indices in the better half of both tensors (B,), or in the worse half of both; NaN if B < 2.
 
-    If B is odd, the better half has one more. Equal values at the middle count as in the mean over random orders.
+    If B is odd, the better half has one more. Ties at the middle are broken at random; the share is the mean over all orders.
     """
     a, b = _better_half_chances(a), _better_half_chances(b)
     return float((a * b + (1 - a) * (1 - b)).mean()) if len(a) > 1 else torch.nan

@@ -85,7 +85,7 @@ class FlowMinibatches(Minibatches):
 def credit_edges(run: RunState, policy: Policy, batch: Batch, compared: Compared, *, row_at: RowAt) -> Credited:
     """Return the edges that the update replays, or the samples that it scores, with their advantages and weights.
 
-    `row_at` returns the row of a start; it is used if a bank's snapshot samples that start again.
+    `row_at` returns a start's row; it is used only if a kept old policy (bank) samples that start again.
     """
     config, tree = cast("Config", run.config), batch.tree
     algorithm = config.algorithm

@@ -1,4 +1,4 @@
-"""Log ratios of the path to each edge, summed up while an optimizer step goes from noise to data."""
+"""Log ratios summed along the path to each edge, while an optimizer step replays from noise to data."""
 
 from __future__ import annotations
 

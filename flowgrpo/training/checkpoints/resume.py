@@ -37,7 +37,7 @@ def checkpoint_written(checkpoints: Path) -> None:
 def describe_resume(step: int | None, lines: Sequence[Mapping[str, Any]]) -> str:
     """Describe from where a run resumes.
 
-    Without a checkpoint (`step` None), the iterations in its metric `lines` are repeated.
+    Without a checkpoint (`step` None), the iterations in the metric `lines` are run again.
     """
     if step is not None:
         return f"run.resume: goes on from the checkpoint of step {step}"

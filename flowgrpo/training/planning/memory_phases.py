@@ -117,7 +117,7 @@ class Budget(ABC):
         return self.with_setting("run.processes", processes)
 
     def switches(self) -> list[tuple[str, Any]]:
-        """Return the switches that are possible and not set yet, cheapest first."""
+        """Return the memory-saving settings that are possible and not set yet, cheapest first."""
         config, model = self.config, self.config.model
         needs_base = low_precision_copies.of_copies(config) or config.exchanges_base  # the base must stay unquantised
         possible = {
@@ -211,7 +211,7 @@ class Budget(ABC):
         return {key: min(counts) for key, counts in rows.items()}
 
     def peak(self, rows: dict[str, int] | None = None) -> int:
-        """Return the bytes of the largest phase; `rows` replaces batch sizes of the config, by key."""
+        """Return the bytes of the largest phase; `rows` (key: size) overrides batch sizes."""
         return max(phase.total for phase in at(self.phases(), rows or {}))
 
     def smallest(self) -> int:

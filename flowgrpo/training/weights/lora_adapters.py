@@ -78,7 +78,7 @@ class Adapter:
         )
 
     def inject(self, network: torch.nn.Module) -> LoraConfig:
-        """Inject adapters in float32 into a network, add the shifts to its weights, and return peft's config.
+        """Inject float32 adapters into a network, add `shifts` to its parameters, and return peft's config.
 
         Raises InputError if a shifted weight is quantised.
         """

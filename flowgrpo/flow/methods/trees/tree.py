@@ -320,7 +320,7 @@ class BranchWindow(Branching):
 
 
 class Twigs(Rooted):
-    """Chains as in `chain`, with an ODE twig at every state that measures its value."""
+    """Chains as in `chain`; an ODE side path (twig) from each state measures its value."""
 
     name: Literal["twigs"] = "twigs"
     length: int | None = Field(None, ge=1)

@@ -1,7 +1,7 @@
 """Training examples of TraceLock (arXiv 2605.24697 and its code): the steps of finished decodes.
 
 At each step a frozen predictor proposes its likeliest token for every masked position; a proposal is correct if the
-finished answer holds that token. Step maps give every canvas, so one evaluation of each canvas gives its proposals.
+finished answer holds that token. Step maps restore each step's canvas; evaluating it once gives its proposals.
 """
 
 from __future__ import annotations

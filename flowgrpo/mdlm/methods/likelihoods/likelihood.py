@@ -125,7 +125,7 @@ def coupled(answers: Answers) -> Views:
 
 
 class Coupled(Likelihood):
-    """The whole answer, a random part, and the rest (coupled-GRPO)."""
+    """Three views hide the whole answer, a random part of it, and the rest (coupled-GRPO)."""
 
     name: Literal["coupled"] = "coupled"
     weights: Literal["released", "unbiased"] = "released"

@@ -1,6 +1,6 @@
 """Weights (B, L) of tokens in the loss; the loss is a weighted sum in place of a mean.
 
-A whole answer weighs the sum of its tokens' weights. Weights belong to one optimizer step: compute them for all its rows at
+An answer's weight is the sum of its tokens' weights. Weights belong to one optimizer step: compute them for all its rows at
 once, then cut them into micro-batches. `reduce` sums a tensor over the processes. Weights sum to 1 over all processes,
 except those of `fixed_length`.
 
